@@ -1,0 +1,1 @@
+//! After the run: traces in, snapshots and reports out.

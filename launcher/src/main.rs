@@ -1,0 +1,2 @@
+//! The binary `memtrace`.
+fn main() {}
