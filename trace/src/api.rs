@@ -1,0 +1,159 @@
+//! The CUDA functions we know: wire number, exported symbol, layer, and what they do to memory.
+//!
+//! The numbers are part of the trace file: never reuse or change one. A function we do not know keeps its number and
+//! has no name.
+
+use crate::event::Source;
+
+/// A CUDA function, by wire number (see [`Api::symbol`]).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+#[repr(transparent)]
+pub struct Api(pub u16);
+
+/// The kind of memory a function deals with.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Memory {
+    /// Device memory at an address.
+    Device,
+    /// Device memory from a stream-ordered pool.
+    Pool,
+    /// Managed (unified) memory.
+    Managed,
+    /// Page-locked host memory, allocated by CUDA.
+    Host,
+    /// The program's own host memory, page-locked by CUDA.
+    Registered,
+    /// An array or mipmapped array: an opaque handle.
+    Array,
+    /// Physical memory behind a VMM handle.
+    Physical,
+    /// A mapping of physical memory, or a reservation of addresses: no memory of its own.
+    Address,
+    /// Memory of another process, opened here: no memory of its own.
+    Imported,
+}
+
+macro_rules! apis {
+    ($($number:literal $symbol:ident $source:ident $memory:ident $verb:ident;)*) => {
+        #[allow(non_upper_case_globals)]
+        impl Api {
+            $(
+                #[doc = concat!("`", stringify!($symbol), "`")]
+                pub const $symbol: Api = Api($number);
+            )*
+
+            /// Every function, in order of number.
+            pub const ALL: &'static [Api] = &[$(Api($number)),*];
+
+            /// The exported symbol's name.
+            pub const fn symbol(self) -> Option<&'static str> {
+                match self.0 {
+                    $($number => Some(stringify!($symbol)),)*
+                    _ => None,
+                }
+            }
+
+            /// The layer the function belongs to.
+            pub const fn source(self) -> Option<Source> {
+                match self.0 {
+                    $($number => Some(Source::$source),)*
+                    _ => None,
+                }
+            }
+
+            /// The kind of memory the function deals with. A free names what its usual partner allocates: what was
+            /// really freed is known from the address.
+            pub const fn memory(self) -> Option<Memory> {
+                match self.0 {
+                    $($number => Some(Memory::$memory),)*
+                    _ => None,
+                }
+            }
+
+            /// Whether the function gives memory back.
+            pub const fn frees(self) -> bool {
+                match self.0 {
+                    $($number => apis!(@frees $verb),)*
+                    _ => false,
+                }
+            }
+        }
+    };
+    (@frees gets) => { false };
+    (@frees frees) => { true };
+}
+
+impl Api {
+    /// No CUDA function.
+    pub const NONE: Api = Api(0);
+}
+
+apis! {
+    1 cuMemAlloc_v2 Driver Device gets;
+    2 cuMemAllocPitch_v2 Driver Device gets;
+    3 cuMemAllocManaged Driver Managed gets;
+    4 cuMemAllocAsync Driver Pool gets;
+    5 cuMemAllocAsync_ptsz Driver Pool gets;
+    6 cuMemAllocFromPoolAsync Driver Pool gets;
+    7 cuMemAllocFromPoolAsync_ptsz Driver Pool gets;
+    8 cuMemFreeAsync Driver Pool frees;
+    9 cuMemFreeAsync_ptsz Driver Pool frees;
+    10 cuMemFree_v2 Driver Device frees;
+    11 cuMemCreate Driver Physical gets;
+    12 cuMemRelease Driver Physical frees;
+    13 cuMemMap Driver Address gets;
+    14 cuMemUnmap Driver Address frees;
+    15 cuMemAddressReserve Driver Address gets;
+    16 cuMemAddressFree Driver Address frees;
+    17 cuMemHostAlloc Driver Host gets;
+    18 cuMemAllocHost_v2 Driver Host gets;
+    19 cuMemHostRegister_v2 Driver Registered gets;
+    20 cuMemHostUnregister Driver Registered frees;
+    21 cuMemFreeHost Driver Host frees;
+    22 cuArrayCreate_v2 Driver Array gets;
+    23 cuArray3DCreate_v2 Driver Array gets;
+    24 cuArrayDestroy Driver Array frees;
+    25 cuMipmappedArrayCreate Driver Array gets;
+    26 cuMipmappedArrayDestroy Driver Array frees;
+    27 cuIpcOpenMemHandle_v2 Driver Imported gets;
+    28 cuIpcCloseMemHandle Driver Imported frees;
+    64 cudaMalloc Runtime Device gets;
+    65 cudaMallocPitch Runtime Device gets;
+    66 cudaMalloc3D Runtime Device gets;
+    67 cudaMallocManaged Runtime Managed gets;
+    68 cudaMallocAsync Runtime Pool gets;
+    69 cudaMallocAsync_ptsz Runtime Pool gets;
+    70 cudaMallocFromPoolAsync Runtime Pool gets;
+    71 cudaMallocFromPoolAsync_ptsz Runtime Pool gets;
+    72 cudaFreeAsync Runtime Pool frees;
+    73 cudaFreeAsync_ptsz Runtime Pool frees;
+    74 cudaFree Runtime Device frees;
+    75 cudaMallocHost Runtime Host gets;
+    76 cudaHostAlloc Runtime Host gets;
+    77 cudaHostRegister Runtime Registered gets;
+    78 cudaHostUnregister Runtime Registered frees;
+    79 cudaFreeHost Runtime Host frees;
+    80 cudaMallocArray Runtime Array gets;
+    81 cudaMalloc3DArray Runtime Array gets;
+    82 cudaFreeArray Runtime Array frees;
+    83 cudaMallocMipmappedArray Runtime Array gets;
+    84 cudaFreeMipmappedArray Runtime Array frees;
+    85 cudaIpcOpenMemHandle Runtime Imported gets;
+    86 cudaIpcCloseMemHandle Runtime Imported frees;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_unique_and_named_by_their_layer() {
+        for (i, api) in Api::ALL.iter().enumerate() {
+            assert!(!Api::ALL[..i].contains(api), "{api:?} twice");
+            let symbol = api.symbol().unwrap();
+            let runtime = symbol.starts_with("cuda");
+            assert_eq!(api.source(), Some(if runtime { Source::Runtime } else { Source::Driver }), "{symbol}");
+        }
+        assert_eq!(Api(9999).symbol(), None);
+    }
+}

@@ -1,0 +1,171 @@
+//! Time: one cheap read an event, converted to the wall clock afterwards.
+//!
+//! A *tick* is one count of the processor's invariant time-stamp counter (x86-64) or virtual counter (AArch64); where there is
+//! none, a nanosecond of `CLOCK_MONOTONIC`. The launcher and the traced process run on one machine and read the same
+//! counter. The launcher writes [`ClockPoint`]s into the trace; [`Calibration`] interpolates between them.
+
+// The real atomics, not `crate::sync`'s: the clock is no part of any model.
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// Which counter [`now`] reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Counter {
+    Unknown = 0,
+    Hardware = 1,
+    Monotonic = 2,
+}
+
+static COUNTER: AtomicU32 = AtomicU32::new(Counter::Unknown as u32);
+
+/// The present moment, in ticks.
+#[inline]
+pub fn now() -> u64 {
+    match COUNTER.load(Relaxed) {
+        1 => hardware(),
+        2 => monotonic_ns(),
+        _ => {
+            let counter = if hardware_is_invariant() { Counter::Hardware } else { Counter::Monotonic };
+            COUNTER.store(counter as u32, Relaxed);
+            now()
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn hardware() -> u64 {
+    // SAFETY: every x86-64 processor has RDTSC, and Linux does not forbid it unless asked to (PR_SET_TSC).
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn hardware_is_invariant() -> bool {
+    // CPUID leaf 0x8000_0007, EDX bit 8: invariant TSC (Intel SDM vol. 3B 18.17.1, AMD APM vol. 3 E.4.6).
+    use core::arch::x86_64::__cpuid;
+    __cpuid(0x8000_0000).eax >= 0x8000_0007 && __cpuid(0x8000_0007).edx & (1 << 8) != 0
+}
+
+#[cfg(target_arch = "aarch64")]
+#[inline]
+fn hardware() -> u64 {
+    let ticks: u64;
+    // SAFETY: CNTVCT_EL0 is readable from user space on Linux.
+    unsafe { core::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack)) };
+    ticks
+}
+
+#[cfg(target_arch = "aarch64")]
+fn hardware_is_invariant() -> bool {
+    true
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn hardware() -> u64 {
+    monotonic_ns()
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn hardware_is_invariant() -> bool {
+    false
+}
+
+fn clock_ns(clock: libc::clockid_t) -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is a valid timespec; the call cannot fail for the two clocks used here.
+    unsafe { libc::clock_gettime(clock, &mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// `CLOCK_MONOTONIC`, in nanoseconds.
+pub fn monotonic_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+/// The same moment on three clocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ClockPoint {
+    /// Ticks of [`now`].
+    pub ticks: u64,
+    /// `CLOCK_MONOTONIC`, nanoseconds.
+    pub monotonic_ns: u64,
+    /// `CLOCK_REALTIME`, nanoseconds since the epoch.
+    pub realtime_ns: u64,
+}
+
+impl ClockPoint {
+    /// Reads the three clocks as close together as can be: the best of a few tries.
+    pub fn read() -> ClockPoint {
+        let mut best: Option<(u64, ClockPoint)> = None;
+        for _ in 0..5 {
+            let before = now();
+            let monotonic_ns = monotonic_ns();
+            let realtime_ns = clock_ns(libc::CLOCK_REALTIME);
+            let after = now();
+            let spread = after.wrapping_sub(before);
+            if best.is_none_or(|(s, _)| spread < s) {
+                best = Some((spread, ClockPoint { ticks: before.wrapping_add(spread / 2), monotonic_ns, realtime_ns }));
+            }
+        }
+        best.map(|(_, p)| p).unwrap_or_default()
+    }
+}
+
+/// Converts ticks to nanoseconds of the epoch.
+///
+/// The rate comes from the first and the last [`ClockPoint`] and the wall clock from the first, so that time never runs
+/// backwards in a trace although the wall clock may be stepped during the run.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Calibration {
+    first: ClockPoint,
+    ns_per_tick: f64,
+}
+
+impl Calibration {
+    /// From all points of a trace, in order. Without two distinct points a tick is taken for a nanosecond.
+    pub fn new(points: &[ClockPoint]) -> Calibration {
+        let first = points.first().copied().unwrap_or_default();
+        let last = points.last().copied().unwrap_or_default();
+        let ticks = last.ticks.saturating_sub(first.ticks);
+        let ns = last.monotonic_ns.saturating_sub(first.monotonic_ns);
+        let ns_per_tick = if ticks > 0 && ns > 0 { ns as f64 / ticks as f64 } else { 1.0 };
+        Calibration { first, ns_per_tick }
+    }
+
+    /// Nanoseconds since the epoch of this tick.
+    pub fn epoch_ns(&self, ticks: u64) -> u64 {
+        let delta = ticks.wrapping_sub(self.first.ticks) as i64;
+        (self.first.realtime_ns as i64 + (delta as f64 * self.ns_per_tick) as i64).max(0) as u64
+    }
+
+    /// Length of one tick.
+    pub fn ns_per_tick(&self) -> f64 {
+        self.ns_per_tick
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_convert_to_the_wall_clock() {
+        let point = |ticks, ns| ClockPoint { ticks, monotonic_ns: ns, realtime_ns: 1_000_000_000 + ns };
+        let c = Calibration::new(&[point(1_000, 0), point(2_000, 10_000), point(3_000, 1_000)]);
+        assert_eq!(c.ns_per_tick(), 0.5);
+        assert_eq!(c.epoch_ns(1_000), 1_000_000_000);
+        assert_eq!(c.epoch_ns(3_000), 1_000_001_000);
+        assert_eq!(c.epoch_ns(0), 999_999_500);
+    }
+
+    #[test]
+    fn a_trace_without_points_still_converts() {
+        assert_eq!(Calibration::new(&[]).epoch_ns(17), 17);
+    }
+
+    #[test]
+    fn the_counter_moves_forward() {
+        let a = now();
+        let b = now();
+        assert!(b >= a);
+    }
+}

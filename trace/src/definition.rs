@@ -1,0 +1,257 @@
+//! Definitions: what the small numbers in events mean. The same bytes travel through the ring and lie in the trace file.
+//!
+//! A definition may arrive after the first event that uses it, may arrive twice, and is never taken back.
+
+use crate::error::{Error, Result};
+use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
+use crate::wire::{Cursor, put_str, put_varint};
+
+/// The longest encoded definition, in bytes. Longer strings are cut and counted before encoding.
+pub const MAX_DEFINITION: usize = 16 * 1024;
+
+/// What a definition defines. Borrowed from the bytes it was decoded from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Definition<'a> {
+    /// One line of one function.
+    Frame {
+        /// The id being defined.
+        id: FrameId,
+        /// The function's name, as a traceback prints it (`co_name`).
+        name: &'a str,
+        /// The qualified name (`co_qualname`), where the interpreter knows it; else the name.
+        qualname: &'a str,
+        /// The file's name, as the code object has it.
+        filename: &'a str,
+        /// The line, 0 when unknown.
+        line: u32,
+        /// The first line of the function, 0 when unknown.
+        first_line: u32,
+    },
+    /// A stack: `frame` on top of (called from) `parent`.
+    Stack {
+        /// The id being defined.
+        id: StackId,
+        /// The caller's stack; `NONE` when `frame` is the outermost.
+        parent: StackId,
+        /// The innermost frame.
+        frame: FrameId,
+    },
+    /// An autograd node being run.
+    Context {
+        /// The id being defined.
+        id: ContextId,
+        /// The node's type, e.g. `ConvolutionBackward0`, as C++ names it without namespaces of PyTorch's own.
+        node: &'a str,
+        /// The Python stack of the forward call that made the node; `NONE` when unknown.
+        forward: StackId,
+    },
+    /// A loaded object.
+    Module {
+        /// The id being defined.
+        id: ModuleId,
+        /// Its path as the loader has it.
+        path: &'a str,
+    },
+    /// A thread.
+    Thread {
+        /// The id being defined.
+        id: ThreadId,
+        /// The kernel's thread id.
+        tid: u32,
+        /// The kernel's name for it (`comm`).
+        name: &'a str,
+    },
+    /// A private memory pool (CUDA graph or `MemPool`).
+    Pool {
+        /// The id used in events.
+        id: u16,
+        /// PyTorch's `MempoolId_t`.
+        pool: (u64, u64),
+    },
+    /// A GPU.
+    Device {
+        /// The ordinal the process uses.
+        ordinal: u32,
+        /// Its marketing name.
+        name: &'a str,
+        /// All of its memory, in bytes.
+        total: u64,
+        /// What was in use when the process first allocated there (`cuMemGetInfo`, this process's context included).
+        used_before: u64,
+        /// The PCI bus id, e.g. `0000:17:00.0`.
+        pci: &'a str,
+    },
+    /// What a part of the recorder did or could not do: a topic such as `torch.tracker` and a sentence.
+    Notice {
+        /// Which part.
+        topic: &'a str,
+        /// What about it.
+        text: &'a str,
+    },
+}
+
+mod kind {
+    pub(super) const FRAME: u8 = 1;
+    pub(super) const STACK: u8 = 2;
+    pub(super) const CONTEXT: u8 = 3;
+    pub(super) const MODULE: u8 = 4;
+    pub(super) const THREAD: u8 = 5;
+    pub(super) const POOL: u8 = 6;
+    pub(super) const DEVICE: u8 = 7;
+    pub(super) const NOTICE: u8 = 8;
+}
+
+impl<'a> Definition<'a> {
+    /// Appends the encoding: kind (1 byte), length of the rest (varint), then the fields in order of declaration.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let mut body = Vec::with_capacity(64);
+        let kind = self.encode_body(&mut body);
+        out.push(kind);
+        put_varint(out, body.len() as u64);
+        out.extend_from_slice(&body);
+    }
+
+    fn encode_body(&self, out: &mut Vec<u8>) -> u8 {
+        match *self {
+            Definition::Frame { id, name, qualname, filename, line, first_line } => {
+                put_varint(out, id.0.into());
+                put_str(out, name);
+                put_str(out, qualname);
+                put_str(out, filename);
+                put_varint(out, line.into());
+                put_varint(out, first_line.into());
+                kind::FRAME
+            }
+            Definition::Stack { id, parent, frame } => {
+                put_varint(out, id.0.into());
+                put_varint(out, parent.0.into());
+                put_varint(out, frame.0.into());
+                kind::STACK
+            }
+            Definition::Context { id, node, forward } => {
+                put_varint(out, id.0.into());
+                put_str(out, node);
+                put_varint(out, forward.0.into());
+                kind::CONTEXT
+            }
+            Definition::Module { id, path } => {
+                put_varint(out, id.0.into());
+                put_str(out, path);
+                kind::MODULE
+            }
+            Definition::Thread { id, tid, name } => {
+                put_varint(out, id.0.into());
+                put_varint(out, tid.into());
+                put_str(out, name);
+                kind::THREAD
+            }
+            Definition::Pool { id, pool } => {
+                put_varint(out, id.into());
+                put_varint(out, pool.0);
+                put_varint(out, pool.1);
+                kind::POOL
+            }
+            Definition::Device { ordinal, name, total, used_before, pci } => {
+                put_varint(out, ordinal.into());
+                put_str(out, name);
+                put_varint(out, total);
+                put_varint(out, used_before);
+                put_str(out, pci);
+                kind::DEVICE
+            }
+            Definition::Notice { topic, text } => {
+                put_str(out, topic);
+                put_str(out, text);
+                kind::NOTICE
+            }
+        }
+    }
+
+    /// Reads one definition. `Ok(None)` is a kind this build does not know (skipped). Trailing bytes inside a known
+    /// kind are fields of a newer minor version and are ignored.
+    pub fn decode(cursor: &mut Cursor<'a>) -> Result<Option<Definition<'a>>> {
+        let kind = cursor.byte()?;
+        let len = usize::try_from(cursor.varint()?).map_err(|_| Error::Malformed { what: "definition length" })?;
+        let mut c = Cursor::new(cursor.bytes(len)?);
+        Ok(Some(match kind {
+            kind::FRAME => Definition::Frame {
+                id: FrameId(c.varint32()?),
+                name: c.str()?,
+                qualname: c.str()?,
+                filename: c.str()?,
+                line: c.varint32()?,
+                first_line: c.varint32()?,
+            },
+            kind::STACK => Definition::Stack {
+                id: StackId(c.varint32()?),
+                parent: StackId(c.varint32()?),
+                frame: FrameId(c.varint32()?),
+            },
+            kind::CONTEXT => {
+                Definition::Context { id: ContextId(c.varint32()?), node: c.str()?, forward: StackId(c.varint32()?) }
+            }
+            kind::MODULE => Definition::Module { id: ModuleId(c.varint32()?), path: c.str()? },
+            kind::THREAD => {
+                Definition::Thread { id: ThreadId(c.varint32()?), tid: c.varint32()?, name: c.str()? }
+            }
+            kind::POOL => Definition::Pool {
+                id: u16::try_from(c.varint()?).map_err(|_| Error::Malformed { what: "pool id" })?,
+                pool: (c.varint()?, c.varint()?),
+            },
+            kind::DEVICE => Definition::Device {
+                ordinal: c.varint32()?,
+                name: c.str()?,
+                total: c.varint()?,
+                used_before: c.varint()?,
+                pci: c.str()?,
+            },
+            kind::NOTICE => Definition::Notice { topic: c.str()?, text: c.str()? },
+            _ => return Ok(None),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_kind_round_trips() {
+        let all = [
+            Definition::Frame { id: FrameId(1), name: "f", qualname: "A.f", filename: "ü.py", line: 7, first_line: 3 },
+            Definition::Stack { id: StackId(9), parent: StackId(8), frame: FrameId(1) },
+            Definition::Context { id: ContextId(2), node: "MmBackward0", forward: StackId(9) },
+            Definition::Module { id: ModuleId(3), path: "/lib/libcudart.so.13" },
+            Definition::Thread { id: ThreadId(1), tid: 4242, name: "pt_autograd_0" },
+            Definition::Pool { id: 1, pool: (0, 7) },
+            Definition::Device { ordinal: 0, name: "H200", total: 1 << 37, used_before: 5 << 20, pci: "0000:01:00.0" },
+            Definition::Notice { topic: "torch.tracker", text: "attached" },
+        ];
+        let mut bytes = Vec::new();
+        for d in &all {
+            d.encode(&mut bytes);
+        }
+        let mut cursor = Cursor::new(&bytes);
+        for d in &all {
+            assert_eq!(Definition::decode(&mut cursor).unwrap().as_ref(), Some(d));
+        }
+        assert!(cursor.is_empty());
+    }
+
+    #[test]
+    fn an_unknown_kind_is_skipped() {
+        let mut bytes = vec![200, 3, 1, 2, 3];
+        Definition::Notice { topic: "a", text: "b" }.encode(&mut bytes);
+        let mut cursor = Cursor::new(&bytes);
+        assert_eq!(Definition::decode(&mut cursor).unwrap(), None);
+        assert!(matches!(Definition::decode(&mut cursor).unwrap(), Some(Definition::Notice { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes: Vec<u8>) {
+            let _ = Definition::decode(&mut Cursor::new(&bytes));
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What the launcher tells the preloaded library: one environment variable, parsed once.
+
+/// The environment variable that carries [`Options`] and turns the library on.
+pub const ENV: &str = "MEMTRACE_SESSION";
+
+/// Whether CPU tensors are recorded.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Cpu {
+    /// Until the program turns out to use a CUDA device.
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// Which stacks are taken.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Stacks {
+    /// Python frames.
+    #[default]
+    Python,
+    /// Native frames.
+    Native,
+    /// Both, merged.
+    Both,
+    /// None.
+    None,
+}
+
+/// Everything the library needs to know.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Names the launcher's socket: see [`crate::shm::handshake`].
+    pub token: String,
+    /// Whether CPU tensors are recorded.
+    pub cpu: Cpu,
+    /// Which stacks are taken.
+    pub stacks: Stacks,
+}
+
+macro_rules! names {
+    ($type:ident { $($variant:ident = $name:literal),* }) => {
+        impl $type {
+            /// The name on the command line.
+            pub const fn name(self) -> &'static str {
+                match self { $($type::$variant => $name,)* }
+            }
+
+            /// The value of this name.
+            pub fn parse(name: &str) -> Option<$type> {
+                match name { $($name => Some($type::$variant),)* _ => None }
+            }
+        }
+    };
+}
+
+names!(Cpu { Auto = "auto", Always = "always", Never = "never" });
+names!(Stacks { Python = "python", Native = "native", Both = "both", None = "none" });
+
+impl Options {
+    /// The value of the environment variable: `token;cpu=auto;stacks=python`.
+    pub fn encode(&self) -> String {
+        format!("{};cpu={};stacks={}", self.token, self.cpu.name(), self.stacks.name())
+    }
+
+    /// Reads [`Self::encode`]'s form. Unknown keys and values are ignored: launcher and library are of one build, and
+    /// the library may not fail.
+    pub fn parse(value: &str) -> Option<Options> {
+        let mut parts = value.split(';');
+        let token = parts.next().filter(|t| !t.is_empty() && t.len() <= 64)?;
+        let mut options = Options { token: token.to_owned(), cpu: Cpu::default(), stacks: Stacks::default() };
+        for (key, value) in parts.filter_map(|p| p.split_once('=')) {
+            match key {
+                "cpu" => options.cpu = Cpu::parse(value).unwrap_or_default(),
+                "stacks" => options.stacks = Stacks::parse(value).unwrap_or_default(),
+                _ => {}
+            }
+        }
+        Some(options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_round_trip() {
+        let options = Options { token: "0123abcd".into(), cpu: Cpu::Never, stacks: Stacks::Both };
+        assert_eq!(Options::parse(&options.encode()), Some(options));
+        assert_eq!(Options::parse(""), None);
+        assert_eq!(Options::parse("t;cpu=what;x=1;y").unwrap().cpu, Cpu::Auto);
+    }
+}

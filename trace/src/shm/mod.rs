@@ -1,0 +1,8 @@
+//! Shared memory between the traced process and the launcher: one segment a process, one ring a thread.
+//!
+//! It lives for one run and one build ([`layout::BUILD`]): nothing here is a stable format.
+
+pub mod handshake;
+pub mod layout;
+pub mod ring;
+pub mod segment;

@@ -1,0 +1,366 @@
+//! The queue between one thread of the traced process and the launcher: single producer, single consumer, fixed slots.
+//!
+//! The rule: the producer writes slots in `[tail, head + RING_SLOTS)` and then publishes them with one release store of
+//! `tail`; the consumer reads slots in `[head, tail)` and then gives them back with one release store of `head`. Neither
+//! waits for the other here; what to do when a ring is full is the caller's choice.
+//!
+//! A producer killed between a write and its publication loses what it had not published, and nothing else.
+
+use crate::event::{SLOT_WORDS, Slot, SlotKind};
+use crate::sync::{AtomicU64, Ordering};
+
+/// A slot as both sides share it. Words are atomic so that a race is never undefined behaviour, whatever the other
+/// process does; relaxed accesses compile to plain moves.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct SharedSlot([AtomicU64; SLOT_WORDS]);
+
+impl SharedSlot {
+    /// A zeroed slot.
+    #[cfg(any(test, loom))]
+    pub fn zeroed() -> SharedSlot {
+        SharedSlot(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+
+    #[inline]
+    fn store(&self, slot: &Slot) {
+        for (shared, word) in self.0.iter().zip(slot) {
+            shared.store(*word, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn load(&self) -> Slot {
+        std::array::from_fn(|i| self.0[i].load(Ordering::Relaxed))
+    }
+}
+
+/// The memory of one ring.
+#[derive(Clone, Copy, Debug)]
+pub struct Ring<'a> {
+    tail: &'a AtomicU64,
+    head: &'a AtomicU64,
+    slots: &'a [SharedSlot],
+}
+
+/// The ring had no room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Full;
+
+impl<'a> Ring<'a> {
+    /// A ring over this memory. `slots.len()` must be a power of two.
+    pub fn new(tail: &'a AtomicU64, head: &'a AtomicU64, slots: &'a [SharedSlot]) -> Ring<'a> {
+        debug_assert!(slots.len().is_power_of_two());
+        Ring { tail, head, slots }
+    }
+
+    #[inline]
+    fn slot(&self, position: u64) -> Option<&'a SharedSlot> {
+        // The mask keeps the index in range; `get` instead of indexing so that no panic is compiled in.
+        self.slots.get(position as usize & (self.slots.len().wrapping_sub(1)))
+    }
+}
+
+/// The writing end. One a ring: the ring's owner keeps it.
+#[derive(Debug)]
+pub struct Producer<'a> {
+    ring: Ring<'a>,
+    /// Next position to write; ahead of the shared tail while a record is held back.
+    next: u64,
+    /// The last head seen: read again only when the ring looks full.
+    head: u64,
+}
+
+impl<'a> Producer<'a> {
+    /// Goes on where the ring's last owner stopped.
+    pub fn new(ring: Ring<'a>) -> Producer<'a> {
+        let next = ring.tail.load(Ordering::Acquire);
+        let head = ring.head.load(Ordering::Acquire);
+        Producer { ring, next, head }
+    }
+
+    /// How many slots can be written now.
+    #[inline]
+    fn room(&mut self, wanted: u64) -> bool {
+        let capacity = self.ring.slots.len() as u64;
+        if self.next.wrapping_sub(self.head).wrapping_add(wanted) <= capacity {
+            return true;
+        }
+        self.head = self.ring.head.load(Ordering::Acquire);
+        self.next.wrapping_sub(self.head).wrapping_add(wanted) <= capacity
+    }
+
+    /// Writes one slot without publishing it. [`Self::amend`] may change it until [`Self::publish`].
+    #[inline]
+    pub fn write(&mut self, slot: &Slot) -> Result<(), Full> {
+        if !self.room(1) {
+            return Err(Full);
+        }
+        if let Some(shared) = self.ring.slot(self.next) {
+            shared.store(slot);
+        }
+        self.next = self.next.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Writes again over the last slot, which has not been published.
+    #[inline]
+    pub fn amend(&mut self, slot: &Slot) {
+        if let Some(shared) = self.ring.slot(self.next.wrapping_sub(1)) {
+            shared.store(slot);
+        }
+    }
+
+    /// Publishes everything written so far.
+    #[inline]
+    pub fn publish(&mut self) {
+        self.ring.tail.store(self.next, Ordering::Release);
+    }
+
+    /// Writes and publishes an encoded definition: a head slot with its length, then the bytes.
+    pub fn write_definition(&mut self, bytes: &[u8]) -> Result<(), Full> {
+        let body = bytes.len().div_ceil(size_of::<Slot>()) as u64;
+        if !self.room(body + 1) {
+            return Err(Full);
+        }
+        let mut head = [0; SLOT_WORDS];
+        head[0] = bytes.len() as u64;
+        head[6] = SlotKind::Definition as u64;
+        if let Some(shared) = self.ring.slot(self.next) {
+            shared.store(&head);
+        }
+        for (i, chunk) in bytes.chunks(size_of::<Slot>()).enumerate() {
+            let mut slot = [0; SLOT_WORDS];
+            for (word, bytes) in slot.iter_mut().zip(chunk.chunks(8)) {
+                let mut padded = [0; 8];
+                for (to, from) in padded.iter_mut().zip(bytes) {
+                    *to = *from;
+                }
+                *word = u64::from_le_bytes(padded);
+            }
+            if let Some(shared) = self.ring.slot(self.next.wrapping_add(1 + i as u64)) {
+                shared.store(&slot);
+            }
+        }
+        self.next = self.next.wrapping_add(body + 1);
+        self.publish();
+        Ok(())
+    }
+}
+
+/// What the consumer took from a ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record<'a> {
+    /// One slot that holds an event.
+    Event(Slot),
+    /// An encoded definition.
+    Definition(&'a [u8]),
+}
+
+/// What the consumer found that no producer of ours writes. The ring is emptied: its framing is lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Corrupt;
+
+/// The reading end.
+#[derive(Debug)]
+pub struct Consumer<'a> {
+    ring: Ring<'a>,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Consumer<'a> {
+    /// Reads from the shared head.
+    pub fn new(ring: Ring<'a>) -> Consumer<'a> {
+        Consumer { ring, buffer: Vec::new() }
+    }
+
+    /// Slots published and not yet consumed. A value beyond the capacity is the mark of a corrupt ring.
+    pub fn pending(&self) -> u64 {
+        self.ring.tail.load(Ordering::Acquire).wrapping_sub(self.ring.head.load(Ordering::Relaxed))
+    }
+
+    /// Hands every published record to `take`, gives the slots back, and returns how many slots that were.
+    ///
+    /// Nothing read here is trusted: positions and lengths may be anything, and the worst outcome is `Err(Corrupt)`
+    /// with the ring emptied.
+    pub fn drain(&mut self, mut take: impl FnMut(Record<'_>)) -> Result<u64, Corrupt> {
+        let head = self.ring.head.load(Ordering::Relaxed);
+        let tail = self.ring.tail.load(Ordering::Acquire);
+        let available = tail.wrapping_sub(head);
+        let result = if available > self.ring.slots.len() as u64 {
+            Err(Corrupt)
+        } else {
+            self.read(head, available, &mut take)
+        };
+        self.ring.head.store(tail, Ordering::Release);
+        result.map(|()| available)
+    }
+
+    fn read(&mut self, head: u64, available: u64, take: &mut impl FnMut(Record<'_>)) -> Result<(), Corrupt> {
+        let mut at = 0;
+        while at < available {
+            let slot = self.ring.slot(head.wrapping_add(at)).ok_or(Corrupt)?.load();
+            at += 1;
+            match SlotKind::of(&slot) {
+                Some(SlotKind::Event) => take(Record::Event(slot)),
+                Some(SlotKind::Definition) => {
+                    let len = slot[0];
+                    let body = len.div_ceil(size_of::<Slot>() as u64);
+                    // A definition is published whole, so it must lie whole in what is available.
+                    if body > available - at {
+                        return Err(Corrupt);
+                    }
+                    self.buffer.clear();
+                    for i in 0..body {
+                        let slot = self.ring.slot(head.wrapping_add(at + i)).ok_or(Corrupt)?.load();
+                        self.buffer.extend(slot.iter().flat_map(|w| w.to_le_bytes()));
+                    }
+                    self.buffer.truncate(len as usize);
+                    take(Record::Definition(&self.buffer));
+                    at += body;
+                }
+                None => return Err(Corrupt),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::event::Event;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    fn event(seq: u64) -> Slot {
+        Event { seq, ..Event::EMPTY }.to_slot()
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Event,
+        Definition(Vec<u8>),
+        Hold,
+        Drain,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => Just(Step::Event),
+            2 => prop::collection::vec(any::<u8>(), 0..300).prop_map(Step::Definition),
+            1 => Just(Step::Hold),
+            2 => Just(Step::Drain),
+        ]
+    }
+
+    #[derive(Clone, Debug, PartialEq)]
+    enum Owned {
+        Event(u64),
+        Definition(Vec<u8>),
+    }
+
+    proptest! {
+        /// The ring against a plain queue.
+        #[test]
+        fn behaves_like_a_queue(steps in prop::collection::vec(step(), 0..200)) {
+            let (tail, head) = (AtomicU64::new(u64::MAX - 5), AtomicU64::new(u64::MAX - 5));
+            let slots: Vec<_> = (0..16).map(|_| SharedSlot::zeroed()).collect();
+            let ring = Ring::new(&tail, &head, &slots);
+            let (mut producer, mut consumer) = (Producer::new(ring), Consumer::new(ring));
+            let (mut model, mut held) = (VecDeque::new(), Vec::new());
+            let mut used = 0;
+            for (seq, s) in steps.into_iter().enumerate() {
+                let seq = seq as u64 + 1;
+                match s {
+                    Step::Event | Step::Hold => {
+                        let ok = producer.write(&event(seq)).is_ok();
+                        prop_assert_eq!(ok, used < 16);
+                        if ok {
+                            used += 1;
+                            held.push(Owned::Event(seq));
+                            if matches!(s, Step::Event) {
+                                producer.publish();
+                                model.extend(held.drain(..));
+                            }
+                        }
+                    }
+                    Step::Definition(bytes) => {
+                        let need = 1 + bytes.len().div_ceil(64);
+                        let ok = producer.write_definition(&bytes).is_ok();
+                        prop_assert_eq!(ok, used + need <= 16);
+                        if ok {
+                            used += need;
+                            model.extend(held.drain(..));
+                            model.push_back(Owned::Definition(bytes));
+                        }
+                    }
+                    Step::Drain => {
+                        let mut seen = Vec::new();
+                        let taken = consumer.drain(|r| seen.push(match r {
+                            Record::Event(slot) => Owned::Event(slot[0]),
+                            Record::Definition(bytes) => Owned::Definition(bytes.to_vec()),
+                        }));
+                        prop_assert!(taken.is_ok());
+                        used -= taken.unwrap_or(0) as usize;
+                        prop_assert_eq!(seen, model.drain(..).collect::<Vec<_>>());
+                    }
+                }
+            }
+        }
+
+        /// A hostile producer can cause an error, never a panic or an endless loop.
+        #[test]
+        fn any_memory_is_drained_or_refused(words: [u64; 64], tail: u64, head: u64) {
+            let (tail, head) = (AtomicU64::new(tail), AtomicU64::new(head));
+            let slots: Vec<_> = (0..8).map(|_| SharedSlot::zeroed()).collect();
+            for (slot, words) in slots.iter().zip(words.chunks(8)) {
+                slot.store(&words.try_into().unwrap());
+            }
+            let mut consumer = Consumer::new(Ring::new(&tail, &head, &slots));
+            let _ = consumer.drain(|_| {});
+            prop_assert_eq!(consumer.pending(), 0);
+        }
+    }
+
+    #[test]
+    fn amended_before_publication() {
+        let (tail, head) = (AtomicU64::new(0), AtomicU64::new(0));
+        let slots: Vec<_> = (0..4).map(|_| SharedSlot::zeroed()).collect();
+        let ring = Ring::new(&tail, &head, &slots);
+        let (mut producer, mut consumer) = (Producer::new(ring), Consumer::new(ring));
+        producer.write(&event(1)).unwrap();
+        assert_eq!(consumer.drain(|_| panic!("not published")), Ok(0));
+        producer.amend(&event(2));
+        producer.publish();
+        assert_eq!(consumer.drain(|r| assert_eq!(r, Record::Event(event(2)))), Ok(1));
+    }
+
+    #[test]
+    fn two_threads() {
+        let (tail, head) = (AtomicU64::new(0), AtomicU64::new(0));
+        let slots: Vec<_> = (0..64).map(|_| SharedSlot::zeroed()).collect();
+        let ring = Ring::new(&tail, &head, &slots);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut producer = Producer::new(ring);
+                for seq in 1..=100_000 {
+                    while producer.write(&event(seq)).is_err() {
+                        std::thread::yield_now();
+                    }
+                    producer.publish();
+                }
+            });
+            let mut consumer = Consumer::new(ring);
+            let mut expected = 1;
+            while expected <= 100_000 {
+                consumer
+                    .drain(|r| {
+                        assert_eq!(r, Record::Event(event(expected)));
+                        expected += 1;
+                    })
+                    .unwrap();
+            }
+        });
+    }
+}
