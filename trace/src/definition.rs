@@ -191,9 +191,7 @@ impl<'a> Definition<'a> {
                 Definition::Context { id: ContextId(c.varint32()?), node: c.str()?, forward: StackId(c.varint32()?) }
             }
             kind::MODULE => Definition::Module { id: ModuleId(c.varint32()?), path: c.str()? },
-            kind::THREAD => {
-                Definition::Thread { id: ThreadId(c.varint32()?), tid: c.varint32()?, name: c.str()? }
-            }
+            kind::THREAD => Definition::Thread { id: ThreadId(c.varint32()?), tid: c.varint32()?, name: c.str()? },
             kind::POOL => Definition::Pool {
                 id: u16::try_from(c.varint()?).map_err(|_| Error::Malformed { what: "pool id" })?,
                 pool: (c.varint()?, c.varint()?),

@@ -20,7 +20,9 @@ pub enum Error {
         found: Vec<u8>,
     },
     /// A newer memtrace wrote the file.
-    #[error("trace format {found} is newer than this memtrace reads ({supported}); read it with a memtrace at least as new as the one that wrote it")]
+    #[error(
+        "trace format {found} is newer than this memtrace reads ({supported}); read it with a memtrace at least as new as the one that wrote it"
+    )]
     TooNew {
         /// The file's version.
         found: Version,

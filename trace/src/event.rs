@@ -257,11 +257,8 @@ impl Event {
     /// pool (16); word 7: slack or result (32), module (32).
     #[inline]
     pub const fn to_slot(&self) -> Slot {
-        let (narrow, wide) = if self.source.is_torch() {
-            (self.pool, self.slack)
-        } else {
-            (self.api.0, self.result as u32)
-        };
+        let (narrow, wide) =
+            if self.source.is_torch() { (self.pool, self.slack) } else { (self.api.0, self.result as u32) };
         [
             self.seq,
             self.ticks,

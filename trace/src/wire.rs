@@ -86,7 +86,8 @@ impl<'a> Cursor<'a> {
 
     /// The next `len` bytes.
     pub fn bytes(&mut self, len: usize) -> Result<&'a [u8]> {
-        let (bytes, rest) = self.rest.split_at_checked(len).ok_or(Error::Malformed { what: "record: it ends early" })?;
+        let (bytes, rest) =
+            self.rest.split_at_checked(len).ok_or(Error::Malformed { what: "record: it ends early" })?;
         self.rest = rest;
         Ok(bytes)
     }

@@ -129,7 +129,10 @@ mod tests {
         let file = std::fs::File::open("/dev/null").unwrap();
         send_fd(a.as_fd(), file.as_fd()).unwrap();
         let got = recv_fd(b.as_fd()).unwrap();
-        assert_eq!(std::fs::read_link(format!("/proc/self/fd/{}", got.as_raw_fd())).unwrap().to_str(), Some("/dev/null"));
+        assert_eq!(
+            std::fs::read_link(format!("/proc/self/fd/{}", got.as_raw_fd())).unwrap().to_str(),
+            Some("/dev/null")
+        );
     }
 
     #[test]

@@ -187,11 +187,8 @@ impl<'a> Consumer<'a> {
         let head = self.ring.head.load(Ordering::Relaxed);
         let tail = self.ring.tail.load(Ordering::Acquire);
         let available = tail.wrapping_sub(head);
-        let result = if available > self.ring.slots.len() as u64 {
-            Err(Corrupt)
-        } else {
-            self.read(head, available, &mut take)
-        };
+        let result =
+            if available > self.ring.slots.len() as u64 { Err(Corrupt) } else { self.read(head, available, &mut take) };
         self.ring.head.store(tail, Ordering::Release);
         result.map(|()| available)
     }

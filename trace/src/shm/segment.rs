@@ -139,7 +139,11 @@ mod tests {
         producer.publish();
         let mut seen = Vec::new();
         Consumer::new(launcher.ring(last).unwrap())
-            .drain(|r| if let Record::Event(s) = r { seen.push(s) })
+            .drain(|r| {
+                if let Record::Event(s) = r {
+                    seen.push(s)
+                }
+            })
             .unwrap();
         assert_eq!(seen, [slot]);
         assert!(launcher.ring(RING_COUNT).is_none());

@@ -1,0 +1,406 @@
+//! A block of events as columns: what repeats is said once, what moves is said as a difference, then zstd.
+//!
+//! ```text
+//! prefix (32 bytes)  count u32, 0 u32, first_seq u64, first_ticks u64, last_ticks u64     not compressed
+//! columns            9 x (length varint, bytes)                                            compressed
+//!   0 shapes         dictionary of what comes in few combinations: source, action, device, flags, pool or api, stream,
+//!                    module, thread
+//!   1 shape          index into it, per event
+//!   2 seq            zigzag(difference - 1)
+//!   3 ticks          zigzag(difference)
+//!   4 addr           index into the block's dictionary of addresses; index == its size: a new one, then
+//!                    zigzag(difference from the last new one)
+//!   5 size           0: as last time at this address; else size + 1
+//!   6 stack          as addr
+//!   7 context        as addr
+//!   8 extra          where SLACK_KNOWN: slack; CUDA calls: zigzag(result); else nothing
+//! ```
+//!
+//! A training loop asks for the same addresses from the same stacks in the same order, step after step: indices that
+//! are the same in every step are what zstd folds away.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+
+use crate::api::Api;
+use crate::error::{Error, Result};
+use crate::event::{Action, Event, Flags, Source};
+use crate::ids::{ContextId, ModuleId, StackId, ThreadId};
+use crate::wire::{Cursor, put_varint, unzigzag, zigzag};
+
+/// Events of a full block.
+pub(super) const BLOCK_EVENTS: usize = 16 * 1024;
+/// Size of the uncompressed prefix.
+pub(super) const PREFIX: usize = 32;
+const COLUMNS: usize = 9;
+
+/// What a block is about, readable without decoding it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Prefix {
+    pub(super) count: u32,
+    pub(super) first_seq: u64,
+    pub(super) first_ticks: u64,
+    pub(super) last_ticks: u64,
+}
+
+impl Prefix {
+    pub(super) fn of(events: &[Event]) -> Prefix {
+        Prefix {
+            count: events.len() as u32,
+            first_seq: events.first().map_or(0, |e| e.seq),
+            first_ticks: events.iter().map(|e| e.ticks).min().unwrap_or(0),
+            last_ticks: events.iter().map(|e| e.ticks).max().unwrap_or(0),
+        }
+    }
+
+    /// What the first event's differences of seq and ticks are taken from.
+    fn bases(&self) -> (u64, u64) {
+        (self.first_seq.wrapping_sub(1), self.first_ticks)
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; PREFIX] {
+        let mut b = [0; PREFIX];
+        b[0..4].copy_from_slice(&self.count.to_le_bytes());
+        b[8..16].copy_from_slice(&self.first_seq.to_le_bytes());
+        b[16..24].copy_from_slice(&self.first_ticks.to_le_bytes());
+        b[24..32].copy_from_slice(&self.last_ticks.to_le_bytes());
+        b
+    }
+
+    pub(super) fn from_bytes(b: &[u8]) -> Option<Prefix> {
+        let word = |at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
+        Some(Prefix {
+            count: u32::from_le_bytes(b.get(0..4)?.try_into().ok()?),
+            first_seq: word(8)?,
+            first_ticks: word(16)?,
+            last_ticks: word(24)?,
+        })
+    }
+}
+
+/// What comes in few combinations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Shape {
+    source: Source,
+    action: Action,
+    device: i16,
+    flags: Flags,
+    narrow: u16,
+    stream: u64,
+    module: ModuleId,
+    thread: ThreadId,
+}
+
+impl Shape {
+    fn of(e: &Event) -> Shape {
+        Shape {
+            source: e.source,
+            action: e.action,
+            device: e.device,
+            flags: e.flags,
+            narrow: if e.source.is_torch() { e.pool } else { e.api.0 },
+            stream: e.stream,
+            module: e.module,
+            thread: e.thread,
+        }
+    }
+
+    fn has_extra(&self) -> bool {
+        !self.source.is_torch() || self.flags.contains(Flags::SLACK_KNOWN)
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.push(self.source as u8);
+        out.push(self.action as u8);
+        put_varint(out, zigzag(self.device.into()));
+        put_varint(out, self.flags.0.into());
+        put_varint(out, self.narrow.into());
+        put_varint(out, self.stream);
+        put_varint(out, self.module.0.into());
+        put_varint(out, self.thread.0.into());
+    }
+
+    fn decode(c: &mut Cursor<'_>) -> Result<Shape> {
+        const BAD: Error = Error::Malformed { what: "event shape" };
+        let narrow = |v: u64| u16::try_from(v).map_err(|_| BAD);
+        Ok(Shape {
+            source: Source::from_wire(c.byte()?).ok_or(BAD)?,
+            action: Action::from_wire(c.byte()?).ok_or(BAD)?,
+            device: i16::try_from(unzigzag(c.varint()?)).map_err(|_| BAD)?,
+            flags: Flags(narrow(c.varint()?)?),
+            narrow: narrow(c.varint()?)?,
+            stream: c.varint()?,
+            module: ModuleId(c.varint32()?),
+            thread: ThreadId(c.varint32()?),
+        })
+    }
+}
+
+impl Hash for Shape {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let small = self.source as u64
+            | (self.action as u64) << 3
+            | (self.device as u16 as u64) << 8
+            | (self.flags.0 as u64) << 24
+            | (self.narrow as u64) << 40;
+        state.write_u64(small);
+        state.write_u64(self.stream);
+        state.write_u64(u64::from(self.module.0) << 32 | u64::from(self.thread.0));
+    }
+}
+
+/// Multiply-and-rotate over words: the keys are our own numbers, not an adversary's strings.
+#[derive(Default)]
+struct WordHasher(u64);
+
+impl Hasher for WordHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.write_u64((*b).into());
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 29)
+    }
+}
+
+type WordMap<K, V> = HashMap<K, V, BuildHasherDefault<WordHasher>>;
+
+/// Numbers said by index after the first time.
+#[derive(Default)]
+struct Dictionary {
+    index: WordMap<u64, u32>,
+    last_new: u64,
+    column: Vec<u8>,
+}
+
+impl Dictionary {
+    /// Writes `value`; returns its index and whether it is new.
+    fn put(&mut self, value: u64) -> (usize, bool) {
+        let next = self.index.len() as u32;
+        let index = *self.index.entry(value).or_insert(next);
+        put_varint(&mut self.column, index.into());
+        if index == next {
+            put_varint(&mut self.column, zigzag(value.wrapping_sub(self.last_new) as i64));
+            self.last_new = value;
+        }
+        (index as usize, index == next)
+    }
+}
+
+/// The reading side of [`Dictionary`].
+struct DictionaryReader<'a> {
+    column: Cursor<'a>,
+    values: Vec<u64>,
+    last_new: u64,
+}
+
+impl<'a> DictionaryReader<'a> {
+    fn new(column: Cursor<'a>) -> DictionaryReader<'a> {
+        DictionaryReader { column, values: Vec::new(), last_new: 0 }
+    }
+
+    #[inline]
+    fn get(&mut self) -> Result<(usize, u64)> {
+        let index = self.column.varint()? as usize;
+        if index == self.values.len() {
+            self.last_new = self.last_new.wrapping_add(unzigzag(self.column.varint()?) as u64);
+            self.values.push(self.last_new);
+        }
+        let value = self.values.get(index).ok_or(Error::Malformed { what: "index into a block's dictionary" })?;
+        Ok((index, *value))
+    }
+
+    fn get32(&mut self) -> Result<u32> {
+        u32::try_from(self.get()?.1).map_err(|_| Error::Malformed { what: "id: more than 32 bits" })
+    }
+}
+
+/// The columns of `events`, uncompressed. `prefix` is theirs.
+pub(super) fn encode(prefix: &Prefix, events: &[Event], out: &mut Vec<u8>) {
+    let mut shapes: WordMap<Shape, u32> = WordMap::default();
+    let mut columns: [Vec<u8>; COLUMNS] = Default::default();
+    let (mut addrs, mut stacks, mut contexts) = (Dictionary::default(), Dictionary::default(), Dictionary::default());
+    let mut sizes: Vec<u64> = Vec::new();
+    let (mut seq, mut ticks) = prefix.bases();
+    for e in events {
+        let shape = Shape::of(e);
+        let next = shapes.len() as u32;
+        let index = *shapes.entry(shape).or_insert(next);
+        if index == next {
+            shape.encode(&mut columns[0]);
+        }
+        put_varint(&mut columns[1], index.into());
+        put_varint(&mut columns[2], zigzag(e.seq.wrapping_sub(seq).wrapping_sub(1) as i64));
+        seq = e.seq;
+        put_varint(&mut columns[3], zigzag(e.ticks.wrapping_sub(ticks) as i64));
+        ticks = e.ticks;
+        let (at, new) = addrs.put(e.addr);
+        if new {
+            sizes.push(0);
+        }
+        if new || sizes[at] != e.size || e.size == 0 {
+            // A size of u64::MAX wraps to 0, "as last time": no allocation is that large, and decoding stays total.
+            put_varint(&mut columns[5], e.size.wrapping_add(1));
+            sizes[at] = e.size;
+        } else {
+            columns[5].push(0);
+        }
+        stacks.put(e.stack.0.into());
+        contexts.put(e.context.0.into());
+        if shape.has_extra() {
+            let extra = if e.source.is_torch() { e.slack.into() } else { zigzag(e.result.into()) };
+            put_varint(&mut columns[8], extra);
+        }
+    }
+    columns[4] = addrs.column;
+    columns[6] = stacks.column;
+    columns[7] = contexts.column;
+    out.clear();
+    for column in &columns {
+        put_varint(out, column.len() as u64);
+        out.extend_from_slice(column);
+    }
+}
+
+/// The events of a block.
+pub(super) fn decode(prefix: &Prefix, raw: &[u8], out: &mut Vec<Event>) -> Result<()> {
+    out.clear();
+    let count = prefix.count as usize;
+    // Every event costs at least one byte in six columns, so a count beyond that is a lie.
+    if count > raw.len() {
+        return Err(Error::Malformed { what: "event count of a block" });
+    }
+    let mut whole = Cursor::new(raw);
+    let mut columns: [Cursor<'_>; COLUMNS] = std::array::from_fn(|_| Cursor::new(&[]));
+    for column in &mut columns {
+        let len = usize::try_from(whole.varint()?).map_err(|_| Error::Malformed { what: "column length" })?;
+        *column = Cursor::new(whole.bytes(len)?);
+    }
+    let [mut shape_table, mut shape_column, mut seqs, mut times, addrs, mut size_column, stacks, contexts, mut extras] =
+        columns;
+    let mut shapes = Vec::new();
+    while !shape_table.is_empty() {
+        shapes.push(Shape::decode(&mut shape_table)?);
+    }
+    let mut addrs = DictionaryReader::new(addrs);
+    let mut stacks = DictionaryReader::new(stacks);
+    let mut contexts = DictionaryReader::new(contexts);
+    let mut sizes: Vec<u64> = Vec::new();
+    let (mut seq, mut ticks) = prefix.bases();
+    out.reserve(count);
+    for _ in 0..count {
+        let shape: &Shape =
+            shapes.get(shape_column.varint()? as usize).ok_or(Error::Malformed { what: "event shape" })?;
+        seq = seq.wrapping_add(1).wrapping_add(unzigzag(seqs.varint()?) as u64);
+        ticks = ticks.wrapping_add(unzigzag(times.varint()?) as u64);
+        let (at, addr) = addrs.get()?;
+        if at == sizes.len() {
+            sizes.push(0);
+        }
+        let code = size_column.varint()?;
+        let place = sizes.get_mut(at).ok_or(Error::Malformed { what: "address of a block" })?;
+        if code != 0 {
+            *place = code - 1;
+        }
+        let size = *place;
+        let extra = if shape.has_extra() { extras.varint()? } else { 0 };
+        let torch = shape.source.is_torch();
+        out.push(Event {
+            seq,
+            ticks,
+            addr,
+            size,
+            stream: shape.stream,
+            stack: StackId(stacks.get32()?),
+            context: ContextId(contexts.get32()?),
+            source: shape.source,
+            action: shape.action,
+            device: shape.device,
+            flags: shape.flags,
+            api: if torch { Api::NONE } else { Api(shape.narrow) },
+            pool: if torch { shape.narrow } else { 0 },
+            slack: if torch { extra as u32 } else { 0 },
+            result: if torch { 0 } else { unzigzag(extra) as i32 },
+            module: shape.module,
+            thread: shape.thread,
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(in crate::file) fn any_event() -> impl Strategy<Value = Event> {
+        let small = prop_oneof![0u64..8, any::<u64>().prop_map(|v| v >> 1)];
+        let words = prop::collection::vec(small, 5);
+        (words, any::<[u32; 4]>(), any::<i16>(), any::<[u16; 2]>(), any::<i32>(), 0u8..5, 0u8..9).prop_filter_map(
+            "a known action",
+            |(w, i, device, n, result, source, action)| {
+                let mut slot = Event {
+                    seq: w[0],
+                    ticks: w[1],
+                    addr: w[2],
+                    size: w[3],
+                    stream: w[4],
+                    stack: StackId(i[0]),
+                    context: ContextId(i[1] % 3),
+                    source: Source::from_wire(source)?,
+                    action: Action::from_wire(action)?,
+                    device,
+                    flags: Flags(n[0]),
+                    api: Api(n[1]),
+                    pool: n[1],
+                    slack: i[2],
+                    result,
+                    module: ModuleId(i[3]),
+                    thread: ThreadId(i[3] % 5),
+                };
+                // As a ring slot would carry it; slack travels only where it is known.
+                slot = Event::from_slot(&slot.to_slot(), slot.thread)?;
+                if !slot.flags.contains(Flags::SLACK_KNOWN) {
+                    slot.slack = 0;
+                }
+                Some(slot)
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_round_trip(events in prop::collection::vec(any_event(), 1..50)) {
+            let prefix = Prefix::of(&events);
+            prop_assert_eq!(Prefix::from_bytes(&prefix.to_bytes()), Some(prefix));
+            let (mut raw, mut back) = (Vec::new(), Vec::new());
+            encode(&prefix, &events, &mut raw);
+            decode(&prefix, &raw, &mut back).unwrap();
+            prop_assert_eq!(back, events);
+        }
+
+        #[test]
+        fn any_bytes_are_decoded_or_refused(raw: Vec<u8>, count: u32) {
+            let prefix = Prefix { count, first_seq: 1, first_ticks: 0, last_ticks: 0 };
+            let _ = decode(&prefix, &raw, &mut Vec::new());
+        }
+
+        #[test]
+        fn flipped_bytes_are_decoded_or_refused(
+            events in prop::collection::vec(any_event(), 1..20), at: prop::sample::Index, flip in 1u8..,
+        ) {
+            let prefix = Prefix::of(&events);
+            let mut raw = Vec::new();
+            encode(&prefix, &events, &mut raw);
+            let at = at.index(raw.len());
+            raw[at] ^= flip;
+            let _ = decode(&prefix, &raw, &mut Vec::new());
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The tables that a trace's definitions add up to.
+
+use std::collections::BTreeMap;
+
+use crate::definition::Definition;
+use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
+
+/// One line of one function.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Frame {
+    /// As a traceback prints it.
+    pub name: Box<str>,
+    /// The qualified name, where known; else the name.
+    pub qualname: Box<str>,
+    /// As the code object has it.
+    pub filename: Box<str>,
+    /// 0 when unknown.
+    pub line: u32,
+    /// First line of the function, 0 when unknown.
+    pub first_line: u32,
+}
+
+/// A node of the stack tree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StackNode {
+    /// The caller's stack.
+    pub parent: StackId,
+    /// The innermost frame.
+    pub frame: FrameId,
+}
+
+/// An autograd node.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Context {
+    /// The node's type.
+    pub node: Box<str>,
+    /// The stack of the forward call that made it.
+    pub forward: StackId,
+}
+
+/// A thread.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Thread {
+    /// The kernel's id.
+    pub tid: u32,
+    /// The kernel's name.
+    pub name: Box<str>,
+}
+
+/// A GPU, as the process saw it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Device {
+    /// Marketing name.
+    pub name: Box<str>,
+    /// All of its memory, in bytes.
+    pub total: u64,
+    /// In use when the process first allocated there, in bytes.
+    pub used_before: u64,
+    /// PCI bus id.
+    pub pci: Box<str>,
+}
+
+/// What a part of the recorder reported.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Notice {
+    /// Which part, e.g. `torch.tracker`.
+    pub topic: Box<str>,
+    /// What about it.
+    pub text: Box<str>,
+}
+
+/// All definitions of a trace. Entry 0 of each table is "none".
+#[derive(Clone, Debug, Default)]
+pub struct Definitions {
+    /// By [`FrameId`].
+    pub frames: Vec<Frame>,
+    /// By [`StackId`].
+    pub stacks: Vec<StackNode>,
+    /// By [`ContextId`].
+    pub contexts: Vec<Context>,
+    /// By [`ModuleId`]: the paths.
+    pub modules: Vec<Box<str>>,
+    /// By [`ThreadId`].
+    pub threads: Vec<Thread>,
+    /// By pool id: PyTorch's `MempoolId_t`.
+    pub pools: BTreeMap<u16, (u64, u64)>,
+    /// By ordinal.
+    pub devices: BTreeMap<u32, Device>,
+    /// In order of arrival, without repetitions.
+    pub notices: Vec<Notice>,
+}
+
+/// Ids are dense; one that is further than this beyond the table is damage, not a reason to allocate.
+const MAX_GAP: usize = 1 << 20;
+
+fn set<T: Default + Clone>(table: &mut Vec<T>, index: usize, value: T) -> bool {
+    if index >= table.len() + MAX_GAP {
+        return false;
+    }
+    if index >= table.len() {
+        table.resize(index + 1, T::default());
+    }
+    table[index] = value;
+    true
+}
+
+impl Definitions {
+    /// Adds one definition; false when its id cannot be right.
+    pub(super) fn add(&mut self, definition: &Definition<'_>) -> bool {
+        match *definition {
+            Definition::Frame { id, name, qualname, filename, line, first_line } => set(
+                &mut self.frames,
+                id.index(),
+                Frame { name: name.into(), qualname: qualname.into(), filename: filename.into(), line, first_line },
+            ),
+            // A parent has a smaller id than its child: this is what makes walking to the root end.
+            Definition::Stack { id, parent, frame } => {
+                parent < id && set(&mut self.stacks, id.index(), StackNode { parent, frame })
+            }
+            Definition::Context { id, node, forward } => {
+                set(&mut self.contexts, id.index(), Context { node: node.into(), forward })
+            }
+            Definition::Module { id, path } => set(&mut self.modules, id.index(), path.into()),
+            Definition::Thread { id, tid, name } => {
+                set(&mut self.threads, id.index(), Thread { tid, name: name.into() })
+            }
+            Definition::Pool { id, pool } => {
+                self.pools.insert(id, pool);
+                true
+            }
+            Definition::Device { ordinal, name, total, used_before, pci } => {
+                let device = Device { name: name.into(), total, used_before, pci: pci.into() };
+                self.devices.insert(ordinal, device);
+                true
+            }
+            Definition::Notice { topic, text } => {
+                let notice = Notice { topic: topic.into(), text: text.into() };
+                if !self.notices.contains(&notice) {
+                    self.notices.push(notice);
+                }
+                true
+            }
+        }
+    }
+
+    /// The frames of a stack, innermost first. A stack or frame that was never defined (its definition was lost) ends
+    /// the walk with a `None`.
+    pub fn walk(&self, stack: StackId) -> impl Iterator<Item = (StackId, Option<&Frame>)> {
+        let mut at = stack;
+        std::iter::from_fn(move || {
+            if at.is_none() {
+                return None;
+            }
+            let id = at;
+            let Some(node) = self.stacks.get(at.index()).filter(|n| !n.frame.is_none()) else {
+                at = StackId::NONE;
+                return Some((id, None));
+            };
+            at = node.parent;
+            Some((id, self.frame(node.frame)))
+        })
+    }
+
+    /// A frame by id; `None` when it was never defined.
+    pub fn frame(&self, id: FrameId) -> Option<&Frame> {
+        if id.is_none() {
+            None
+        } else {
+            self.frames.get(id.index()).filter(|f| !f.filename.is_empty() || !f.name.is_empty())
+        }
+    }
+
+    /// A context by id.
+    pub fn context(&self, id: ContextId) -> Option<&Context> {
+        if id.is_none() { None } else { self.contexts.get(id.index()).filter(|c| !c.node.is_empty()) }
+    }
+
+    /// A module's path by id.
+    pub fn module(&self, id: ModuleId) -> Option<&str> {
+        if id.is_none() { None } else { self.modules.get(id.index()).map(|p| &**p).filter(|p| !p.is_empty()) }
+    }
+
+    /// A thread by id.
+    pub fn thread(&self, id: ThreadId) -> Option<&Thread> {
+        if id.is_none() { None } else { self.threads.get(id.index()).filter(|t| t.tid != 0) }
+    }
+}

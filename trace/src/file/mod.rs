@@ -1,0 +1,15 @@
+//! The trace file, `.mtr`: what a process recorded, for years. `trace/FORMAT.md` has the byte tables.
+//!
+//! The constraints it was made under: a file cut anywhere is readable up to the cut; damage in the middle costs the
+//! damaged frame and is counted; a reader never believes a number it has not checked; at most 8 bytes an event;
+//! windows of events can be found without decoding the rest.
+
+mod block;
+mod definitions;
+mod frame;
+mod reader;
+mod writer;
+
+pub use definitions::{Context, Definitions, Device, Frame, Notice, StackNode, Thread};
+pub use reader::{BlockInfo, Damage, Events, LostBlock, Reader};
+pub use writer::{End, Writer};
