@@ -1,1 +1,17 @@
 //! After the run: traces in, snapshots and reports out.
+//!
+//! The way through the crate: [`load`] opens a run and streams its events, [`model`] replays them into the state of the
+//! allocators, [`passes`] draw conclusions by named [`rules`], [`export`] writes files for other programs and [`report`]
+//! writes for people. Nothing here keeps events in memory: what is kept grows with live blocks and distinct stacks.
+
+pub mod error;
+pub mod export;
+pub mod load;
+pub mod model;
+pub mod passes;
+pub mod report;
+pub mod rules;
+
+pub use error::{Error, Result};
+pub use load::{Process, Run, open_run};
+pub use report::{FinishOptions, Progress, Summary, TextOptions, Written, finish_run, summarize};

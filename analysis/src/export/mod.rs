@@ -1,0 +1,5 @@
+//! Files for other programs.
+
+mod snapshot;
+
+pub use snapshot::{SnapshotOptions, SnapshotReport, snapshot};

@@ -1,0 +1,140 @@
+//! `run.json`: what the launcher knows of a run. The launcher writes it through [`Manifest`]; every field may be absent,
+//! because a run folder outlives the launcher that was writing it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// The manifest's file name in the run folder.
+pub const RUN_MANIFEST: &str = "run.json";
+
+/// How a process ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Exit {
+    /// The exit status, when it exited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<i32>,
+}
+
+impl Exit {
+    /// From `waitpid`'s status word.
+    pub fn from_wait_status(status: i32) -> Exit {
+        // WIFEXITED, WEXITSTATUS, WTERMSIG of wait(2).
+        match status & 0x7f {
+            0 => Exit { code: Some((status >> 8) & 0xff), signal: None },
+            signal => Exit { code: None, signal: Some(signal) },
+        }
+    }
+
+    /// Whether the process ended well; `None` when it is not known how it ended.
+    pub fn success(&self) -> Option<bool> {
+        match (self.code, self.signal) {
+            (_, Some(_)) => Some(false),
+            (Some(code), None) => Some(code == 0),
+            (None, None) => None,
+        }
+    }
+}
+
+/// A process of the run.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ManifestProcess {
+    /// The process id.
+    pub pid: u32,
+    /// The parent's process id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ppid: Option<u32>,
+    /// The command line.
+    pub argv: Vec<String>,
+    /// The environment of interest: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `SLURM_*`, ...
+    pub env: BTreeMap<String, String>,
+    /// How it ended, where the launcher saw it.
+    pub exit: Exit,
+    /// The trace's file name in the run folder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
+}
+
+/// The content of `run.json`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Manifest {
+    /// The version of memtrace that ran.
+    pub memtrace: String,
+    /// The command and its arguments.
+    pub command: Vec<String>,
+    /// The folder it was started in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub directory: Option<String>,
+    /// The host's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The process id of the command itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// When the command was started, nanoseconds since the epoch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_ns: Option<u64>,
+    /// When it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_ns: Option<u64>,
+    /// How the command ended.
+    pub exit: Exit,
+    /// Every process that recorded anything, and others worth knowing.
+    pub processes: Vec<ManifestProcess>,
+    /// What the launcher itself lost, by name.
+    pub losses: BTreeMap<String, u64>,
+    /// Whatever else the launcher wrote: kept, not interpreted.
+    #[serde(flatten)]
+    pub more: BTreeMap<String, serde_json::Value>,
+}
+
+impl Manifest {
+    /// Reads the manifest of a run folder. `Ok(None)` when there is none; an unreadable one is a message for the report,
+    /// because the traces beside it are still good.
+    pub fn read(folder: &Path) -> Result<Option<Manifest>> {
+        let path = folder.join(RUN_MANIFEST);
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(Error::io(format!("cannot read {}", path.display()))(e)),
+        };
+        serde_json::from_str(&text)
+            .map(Some)
+            .map_err(|e| Error::io(format!("cannot read {}", path.display()))(e.into()))
+    }
+
+    /// What is said of the process with this id.
+    pub fn process(&self, pid: u32) -> Option<&ManifestProcess> {
+        self.processes.iter().find(|p| p.pid == pid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wait_statuses_are_told_apart() {
+        assert_eq!(Exit::from_wait_status(0), Exit { code: Some(0), signal: None });
+        assert_eq!(Exit::from_wait_status(0x0100), Exit { code: Some(1), signal: None });
+        assert_eq!(Exit::from_wait_status(9), Exit { code: None, signal: Some(9) });
+        assert_eq!(Exit::from_wait_status(139), Exit { code: None, signal: Some(11) });
+    }
+
+    #[test]
+    fn any_subset_of_the_fields_is_a_manifest() {
+        let manifest: Manifest = serde_json::from_str(r#"{"command":["python","x.py"],"new":1}"#).unwrap();
+        assert_eq!(manifest.command, ["python", "x.py"]);
+        assert_eq!(manifest.exit.success(), None);
+        assert_eq!(manifest.more["new"], 1);
+        assert_eq!(serde_json::from_str::<Manifest>("{}").unwrap(), Manifest::default());
+    }
+}

@@ -1,0 +1,11 @@
+//! From paths to streams of events: run folders, their manifests, and the recordings of single processes.
+
+mod manifest;
+mod process;
+mod recording;
+mod run;
+
+pub use manifest::{Exit, Manifest, ManifestProcess, RUN_MANIFEST};
+pub use process::{Process, ProcessInfo};
+pub use recording::{LostEvents, MemoryRecording, Recording, TraceRecording};
+pub use run::{Problem, Run, open_run};

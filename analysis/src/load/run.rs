@@ -1,0 +1,108 @@
+//! A run: a folder of traces with its manifest, or a single trace.
+
+use std::path::{Path, PathBuf};
+
+use super::manifest::Manifest;
+use super::process::Process;
+use super::recording::TraceRecording;
+use crate::error::{Error, Result};
+
+/// The extension of trace files.
+const TRACE_EXTENSION: &str = "mtr";
+
+/// A file of the run that could not be used, and why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Problem {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong and what to do.
+    pub text: String,
+}
+
+/// A run, opened.
+#[derive(Debug)]
+pub struct Run {
+    path: PathBuf,
+    manifest: Manifest,
+    processes: Vec<Process>,
+    problems: Vec<Problem>,
+}
+
+impl Run {
+    /// A run made of processes at hand.
+    pub fn from_processes(path: &Path, manifest: Manifest, processes: Vec<Process>) -> Run {
+        Run { path: path.to_owned(), manifest, processes, problems: Vec::new() }
+    }
+
+    /// The path that was opened: a run folder or a trace.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the launcher noted; empty when there is no `run.json`.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The processes that recorded anything, by rank, then by process id.
+    pub fn processes(&self) -> &[Process] {
+        &self.processes
+    }
+
+    /// Files that could not be used.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+}
+
+/// Opens a run folder or a `.mtr` file.
+///
+/// A folder opens when at least one of its traces does; the others are listed in [`Run::problems`].
+pub fn open_run(path: impl AsRef<Path>) -> Result<Run> {
+    let path = path.as_ref();
+    let metadata = std::fs::metadata(path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::NoSuchRun { path: path.to_owned() },
+        _ => Error::io(format!("cannot open {}", path.display()))(e),
+    })?;
+    if metadata.is_dir() {
+        return open_folder(path);
+    }
+    let recording = TraceRecording::open(path)?;
+    // A trace inside a run folder still has its manifest beside it.
+    let manifest = path.parent().and_then(|folder| Manifest::read(folder).ok().flatten()).unwrap_or_default();
+    let process = Process::new(path, Box::new(recording), &manifest);
+    Ok(Run { path: path.to_owned(), manifest, processes: vec![process], problems: Vec::new() })
+}
+
+fn open_folder(folder: &Path) -> Result<Run> {
+    let mut problems = Vec::new();
+    let manifest = match Manifest::read(folder) {
+        Ok(manifest) => manifest.unwrap_or_default(),
+        Err(e) => {
+            problems.push(Problem { path: folder.join(super::RUN_MANIFEST), text: e.to_string() });
+            Manifest::default()
+        }
+    };
+    let entries = std::fs::read_dir(folder).map_err(Error::io(format!("cannot list {}", folder.display())))?;
+    let mut traces: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|e| e == TRACE_EXTENSION))
+        .collect();
+    traces.sort();
+    if traces.is_empty() {
+        return Err(Error::NoTraces { path: folder.to_owned() });
+    }
+    let mut processes = Vec::new();
+    for path in &traces {
+        match TraceRecording::open(path) {
+            Ok(recording) => processes.push(Process::new(path, Box::new(recording), &manifest)),
+            Err(e) => problems.push(Problem { path: path.clone(), text: e.to_string() }),
+        }
+    }
+    if processes.is_empty() {
+        let first = problems.last().map(|p| p.text.clone()).unwrap_or_default();
+        return Err(Error::NoReadableTrace { path: folder.to_owned(), count: traces.len(), first });
+    }
+    processes.sort_by_key(|p| (p.rank().unwrap_or(u32::MAX), p.pid()));
+    Ok(Run { path: folder.to_owned(), manifest, processes, problems })
+}

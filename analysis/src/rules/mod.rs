@@ -1,0 +1,1 @@
+//! What the events add up to: the allocators' state, replayed.
