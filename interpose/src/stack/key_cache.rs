@@ -1,0 +1,232 @@
+//! Which frame a code address stands for: a cache of bounded size in front of the slow way (reading the text).
+//!
+//! A key says how to recognise a frame again without reading its text. Many keys may stand for one frame (the same
+//! function compiled again), and keys die with their code; so this is a cache: three ways a set, one cache line a set,
+//! old entries are written over. What it forgets is found again by text, under the same id. A program that makes
+//! fresh code for ever therefore costs time, not memory.
+//!
+//! Lookups take no lock: each set has a sequence number that is odd while the set is being written. Writers need the
+//! [`Locked`] proof.
+
+use std::sync::atomic::{
+    AtomicPtr, AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+    fence,
+};
+
+use memtrace_trace::ids::FrameId;
+
+use super::digest::fold;
+use super::lock::Locked;
+use super::pages;
+
+const SETS_LOG2: u32 = 14;
+const SETS: usize = 1 << SETS_LOG2;
+const WAYS: usize = 3;
+
+/// Recognises a frame. Two words that mean nothing here; whoever makes keys sees to it that one key never stands for
+/// two different frames, over the whole life of the process. Kinds are kept apart by the top bit of the first word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct FrameKey {
+    place: u64,
+    detail: u64,
+}
+
+impl FrameKey {
+    const NATIVE: u64 = 1 << 63;
+
+    /// `code`: address of the code object; `instruction`: where in it, as the walker reads it; `generation`: tells
+    /// apart code objects that had the same address one after the other.
+    #[inline]
+    pub(super) fn python(code: usize, instruction: u32, generation: u32) -> FrameKey {
+        FrameKey { place: code as u64 & !Self::NATIVE, detail: u64::from(generation) << 32 | u64::from(instruction) }
+    }
+
+    /// `address`: of an instruction; `generation`: tells apart objects that were loaded at the same address.
+    #[allow(dead_code, reason = "native stacks come with the native unwinder")]
+    pub(super) fn native(address: usize, generation: u32) -> FrameKey {
+        FrameKey { place: address as u64 | Self::NATIVE, detail: u64::from(generation) << 32 }
+    }
+
+    #[inline]
+    fn set(self) -> usize {
+        fold(self.place ^ self.detail.rotate_left(17), 0x9E37_79B9_7F4A_7C15) as usize % SETS
+    }
+}
+
+/// What a key stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Meaning(u32);
+
+impl Meaning {
+    /// Not looked up yet.
+    pub(super) const UNKNOWN: Meaning = Meaning(0);
+    /// Something a traceback does not show; the stack goes on with its caller.
+    pub(super) const HIDDEN: Meaning = Meaning(u32::MAX);
+    /// A frame for which there was no room: the stack is cut there, and that is counted.
+    pub(super) const REFUSED: Meaning = Meaning(u32::MAX - 1);
+
+    /// A frame; `NONE` means it was refused an id.
+    pub(super) fn frame(id: FrameId) -> Meaning {
+        if id.is_none() { Self::REFUSED } else { Meaning(id.0) }
+    }
+
+    /// The frame, unless it is one of the special meanings.
+    #[inline]
+    pub(super) fn id(self) -> Option<FrameId> {
+        let special = self == Self::UNKNOWN || self == Self::HIDDEN || self == Self::REFUSED;
+        (!special).then_some(FrameId(self.0))
+    }
+}
+
+#[repr(C, align(64))]
+struct Set {
+    sequence: AtomicU32,
+    meanings: [AtomicU32; WAYS],
+    places: [AtomicU64; WAYS],
+    details: [AtomicU64; WAYS],
+}
+
+const _: () = assert!(size_of::<Set>() == 64, "one set is one cache line");
+
+/// See the module.
+pub(super) struct KeyCache {
+    sets: AtomicPtr<Set>,
+    evictions: AtomicU64,
+}
+
+impl KeyCache {
+    pub(super) const fn new() -> KeyCache {
+        KeyCache { sets: AtomicPtr::new(std::ptr::null_mut()), evictions: AtomicU64::new(0) }
+    }
+
+    /// How many entries were written over.
+    pub(super) fn evictions(&self) -> u64 {
+        self.evictions.load(Relaxed)
+    }
+
+    #[inline]
+    fn set(&self, key: FrameKey) -> Option<&Set> {
+        let sets = self.sets.load(Acquire);
+        if sets.is_null() {
+            return None;
+        }
+        // SAFETY: `SETS` zeroed (valid) sets are mapped there for ever, and the index is below `SETS`.
+        Some(unsafe { &*sets.add(key.set()) })
+    }
+
+    /// What `key` stands for; `UNKNOWN` when the cache does not know or the set is being written.
+    #[inline]
+    pub(super) fn find(&self, key: FrameKey) -> Meaning {
+        let Some(set) = self.set(key) else {
+            return Meaning::UNKNOWN;
+        };
+        let before = set.sequence.load(Acquire);
+        let mut found = Meaning::UNKNOWN;
+        for ((place, detail), meaning) in set.places.iter().zip(&set.details).zip(&set.meanings) {
+            if place.load(Relaxed) == key.place && detail.load(Relaxed) == key.detail {
+                found = Meaning(meaning.load(Relaxed));
+            }
+        }
+        fence(Acquire);
+        let torn = before & 1 != 0 || set.sequence.load(Relaxed) != before;
+        if torn { Meaning::UNKNOWN } else { found }
+    }
+
+    /// Remembers what `key` stands for, in place of an older entry if need be. Without memory: forgets at once.
+    pub(super) fn insert(&self, key: FrameKey, meaning: Meaning, _locked: &Locked<'_>) {
+        if self.sets.load(Relaxed).is_null()
+            && let Some(memory) = pages::reserve(SETS * size_of::<Set>())
+        {
+            self.sets.store(memory.as_ptr().cast(), Release);
+        }
+        let Some(set) = self.set(key) else {
+            return;
+        };
+        let sequence = set.sequence.load(Relaxed);
+        set.sequence.store(sequence.wrapping_add(1), Relaxed);
+        fence(Release);
+        let ways = || set.places.iter().zip(&set.details).zip(&set.meanings);
+        let mine =
+            ways().find(|((place, detail), _)| place.load(Relaxed) == key.place && detail.load(Relaxed) == key.detail);
+        let free = || ways().find(|(_, meaning)| meaning.load(Relaxed) == Meaning::UNKNOWN.0);
+        let oldest = || {
+            self.evictions.fetch_add(1, Relaxed);
+            ways().nth((sequence >> 1) as usize % WAYS)
+        };
+        if let Some(((place, detail), slot)) = mine.or_else(free).or_else(oldest) {
+            place.store(key.place, Relaxed);
+            detail.store(key.detail, Relaxed);
+            slot.store(meaning.0, Relaxed);
+        }
+        set.sequence.store(sequence.wrapping_add(2), Release);
+    }
+
+    /// Forgets everything. No other thread may be using the cache.
+    pub(super) fn reset(&self, _locked: &Locked<'_>) {
+        if let Some(sets) = std::ptr::NonNull::new(self.sets.load(Relaxed)) {
+            // SAFETY: the range came from `reserve`; zeroed sets are empty sets.
+            unsafe { pages::discard(sets.cast(), SETS * size_of::<Set>()) };
+        }
+        self.evictions.store(0, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::lock::Lock;
+    use super::*;
+
+    #[test]
+    fn remembers_forgets_and_never_confuses() {
+        let (cache, lock) = (KeyCache::new(), Lock::new());
+        let key = |n: u64| FrameKey::python(0x7f00_0000_0000 + n as usize * 32, (n % 100) as u32, (n % 3) as u32);
+        assert_eq!(cache.find(key(1)), Meaning::UNKNOWN);
+        let count = (SETS * WAYS * 2) as u64;
+        for n in 0..count {
+            cache.insert(key(n), Meaning::frame(FrameId(n as u32 + 1)), &lock.lock());
+        }
+        let known = (0..count)
+            .filter(|n| match cache.find(key(*n)).id() {
+                Some(id) => {
+                    assert_eq!(id, FrameId(*n as u32 + 1));
+                    true
+                }
+                None => false,
+            })
+            .count();
+        assert!(known > SETS * WAYS * 8 / 10, "{known}");
+        assert!(cache.evictions() > 0);
+        cache.reset(&lock.force());
+        assert_eq!(cache.find(key(count - 1)), Meaning::UNKNOWN);
+    }
+
+    #[test]
+    fn readers_see_whole_entries_while_a_set_is_rewritten() {
+        let (cache, lock) = (KeyCache::new(), Lock::new());
+        let key = |n: u32| FrameKey::python(0x1000 + n as usize, n, n);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..20 {
+                    for n in 1..60_000 {
+                        cache.insert(key(n + round), Meaning::frame(FrameId(n + round)), &lock.lock());
+                    }
+                }
+            });
+            scope.spawn(|| {
+                for _ in 0..40 {
+                    for n in 1..60_000 {
+                        if let Some(id) = cache.find(key(n)).id() {
+                            assert_eq!(id, FrameId(n));
+                        }
+                    }
+                }
+            });
+        });
+    }
+
+    #[test]
+    fn a_native_frame_is_not_a_python_frame() {
+        assert_ne!(FrameKey::native(0x1000, 1), FrameKey::python(0x1000, 0, 1));
+    }
+}

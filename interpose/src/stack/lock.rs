@@ -1,0 +1,86 @@
+//! The one lock of the stack tables: a futex, because a lock of the standard library or of pthreads may be hooked,
+//! cannot be forced open in a forked child, or allocates.
+//!
+//! Held for a few hundred nanoseconds while a new entry is written; never while anything foreign is called.
+
+use std::sync::atomic::{
+    AtomicU32,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+const FREE: u32 = 0;
+const TAKEN: u32 = 1;
+const AWAITED: u32 = 2;
+
+/// A lock without an owner's data: what it protects takes a [`Locked`] as proof.
+pub(super) struct Lock(AtomicU32);
+
+/// Proof that the lock is held; dropping it lets go.
+pub(super) struct Locked<'a>(&'a Lock);
+
+impl Lock {
+    pub(super) const fn new() -> Lock {
+        Lock(AtomicU32::new(FREE))
+    }
+
+    pub(super) fn lock(&self) -> Locked<'_> {
+        for _ in 0..64 {
+            if self.0.compare_exchange_weak(FREE, TAKEN, Acquire, Relaxed).is_ok() {
+                return Locked(self);
+            }
+            std::hint::spin_loop();
+        }
+        while self.0.swap(AWAITED, Acquire) != FREE {
+            self.futex(libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, AWAITED);
+        }
+        Locked(self)
+    }
+
+    /// Takes the lock whoever holds it. Only for a forked child, where the holder does not exist.
+    pub(super) fn force(&self) -> Locked<'_> {
+        self.0.store(TAKEN, Relaxed);
+        Locked(self)
+    }
+
+    fn futex(&self, operation: libc::c_int, value: u32) {
+        // SAFETY: the futex word is a live atomic of ours; without a timeout the kernel reads nothing else.
+        unsafe {
+            libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, value, std::ptr::null::<libc::timespec>());
+        }
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if self.0.0.swap(FREE, Release) == AWAITED {
+            self.0.futex(libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    #[test]
+    fn one_at_a_time() {
+        let lock = Lock::new();
+        let inside = AtomicU32::new(0);
+        let sum = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        let held = lock.lock();
+                        assert_eq!(inside.fetch_add(1, Relaxed), 0);
+                        sum.store(sum.load(Relaxed) + 1, Relaxed);
+                        inside.fetch_sub(1, Relaxed);
+                        drop(held);
+                    }
+                });
+            }
+        });
+        assert_eq!(sum.load(Relaxed), 80_000);
+    }
+}

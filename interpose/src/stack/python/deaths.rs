@@ -1,0 +1,128 @@
+//! Notices when a code object's memory is about to be freed.
+//!
+//! A frame is recognised by the address of its code object and by the instruction. That is exact only while the code
+//! object lives: programs that `exec` generated code, and compilers such as torch.fx and Dynamo, free code objects, and
+//! the allocator likes to hand out the same address next. Comparing some fields does not help: name, file name and
+//! line table of the next one often have the same addresses, too, and only their contents differ.
+//!
+//! So the type's `tp_dealloc` is replaced by a function that counts the death and goes on to the original. The program
+//! cannot see it: `tp_dealloc` is not visible from Python, the type cannot be subclassed, and a code object dies as
+//! it did before. One aligned pointer is exchanged, in memory that the interpreter itself wrote when it made the type
+//! ready. CPython 3.12 has `PyCode_AddWatcher` for this purpose, but that needs the GIL and one of eight slots.
+//!
+//! Each death changes the generation of the bucket that the address falls into, then the total. A death in the same
+//! bucket as a living code object makes that one be looked up again by text, which costs time only.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{
+    AtomicPtr, AtomicU32, AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+
+use super::super::digest::fold;
+use super::reason::Reason;
+
+const BUCKETS: usize = 1 << 14;
+
+/// `destructor`. "C-unwind": a weak reference's callback runs Python code inside, where `pthread_exit` may unwind us.
+type Destructor = unsafe extern "C-unwind" fn(*mut c_void);
+
+static ORIGINAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static TOTAL: AtomicUsize = AtomicUsize::new(0);
+static GENERATIONS: [AtomicU32; BUCKETS] = [const { AtomicU32::new(0) }; BUCKETS];
+
+#[inline]
+fn bucket(code: usize) -> &'static AtomicU32 {
+    static NEVER: AtomicU32 = AtomicU32::new(0);
+    let index = fold(code as u64, 0x9E37_79B9_7F4A_7C15) as usize % BUCKETS;
+    GENERATIONS.get(index).unwrap_or(&NEVER)
+}
+
+/// How many code objects have died since [`watch`].
+#[inline]
+pub(super) fn total() -> usize {
+    TOTAL.load(Acquire)
+}
+
+/// Changes whenever a code object at this address dies.
+#[inline]
+pub(super) fn generation(code: usize) -> u32 {
+    bucket(code).load(Acquire)
+}
+
+fn record(code: usize) {
+    bucket(code).fetch_add(1, AcqRel);
+    TOTAL.fetch_add(1, AcqRel);
+}
+
+/// # Safety
+/// Called by the interpreter, in place of [`ORIGINAL`], with a code object that nobody refers to any more.
+unsafe extern "C-unwind" fn code_dealloc(code: *mut c_void) {
+    record(code.addr());
+    let original = ORIGINAL.load(Acquire);
+    if original.is_null() {
+        return; // Cannot be: it is stored before this function is.
+    }
+    // SAFETY: it was read from `tp_dealloc` of the same type, so it is a destructor for this object.
+    let original: Destructor = unsafe { std::mem::transmute(original) };
+    // SAFETY: passed on as it came.
+    unsafe { original(code) };
+}
+
+/// Starts to watch. Further calls do nothing.
+///
+/// # Safety
+/// `slot` is the address of `PyCode_Type.tp_dealloc`.
+pub(super) unsafe fn watch(slot: usize) -> Result<(), Reason> {
+    let slot = ptr::with_exposed_provenance_mut::<*mut c_void>(slot);
+    let ours = code_dealloc as Destructor as *mut c_void;
+    // SAFETY: the slot is an aligned pointer inside the type object, written by nobody once the type is ready.
+    let slot = unsafe { AtomicPtr::from_ptr(slot) };
+    let original = slot.load(Acquire);
+    if original.is_null() {
+        return Err(Reason::CodeType);
+    }
+    // Also true when another tool has put its function over ours: ours is then called by theirs.
+    if original == ours || !ORIGINAL.load(Acquire).is_null() {
+        return Ok(());
+    }
+    ORIGINAL.store(original, Release);
+    match slot.compare_exchange(original, ours, AcqRel, Relaxed) {
+        Ok(_) => Ok(()),
+        Err(_) => {
+            ORIGINAL.store(ptr::null_mut(), Release);
+            Err(Reason::CodeType)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static FREED: AtomicUsize = AtomicUsize::new(0);
+
+    unsafe extern "C-unwind" fn free(code: *mut c_void) {
+        FREED.store(code.addr(), Relaxed);
+    }
+
+    #[test]
+    fn a_death_is_counted_before_the_original_runs_and_watching_twice_is_watching_once() {
+        let slot = AtomicPtr::new(free as Destructor as *mut c_void);
+        let address = slot.as_ptr().expose_provenance();
+        for _ in 0..2 {
+            // SAFETY: the slot holds a destructor.
+            unsafe { watch(address) }.unwrap();
+        }
+        let dealloc = slot.load(Relaxed);
+        assert_ne!(dealloc, free as Destructor as *mut c_void);
+        let (total, other, this) = (total(), generation(0x2000), generation(0x1000));
+        // SAFETY: the slot holds our destructor, which calls `free`, which takes any address.
+        unsafe { std::mem::transmute::<*mut c_void, Destructor>(dealloc)(ptr::without_provenance_mut(0x1000)) };
+        assert_eq!(FREED.load(Relaxed), 0x1000);
+        assert_eq!(super::total(), total + 1);
+        assert_eq!(generation(0x1000), this + 1);
+        assert_eq!(generation(0x2000), other);
+    }
+}

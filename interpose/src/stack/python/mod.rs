@@ -1,0 +1,25 @@
+//! CPython stacks, read in place without the GIL.
+//!
+//! - [`layout`]: where things lie, per version, as tables of offsets; 3.13 and later publish theirs.
+//! - [`verify`](verify): checks a layout against things that are exported or public, before anything relies on it.
+//! - [`walk`]: the frames of the calling thread, on the event path.
+//! - [`text`], [`lines`]: names and line numbers, only when something is first seen.
+//! - [`deaths`]: notices when a code object's memory is about to be freed.
+//! - [`process`]: puts them together, once per process.
+//!
+//! No function of CPython that needs the GIL, allocates or takes a lock is called. What is called:
+//! `PyGILState_GetThisThreadState` (a thread-specific value), `Py_GetVersion` (once), and during verification
+//! `PyCode_Addr2Line` (computes from immutable bytes).
+
+mod deaths;
+mod layout;
+mod lines;
+mod memory;
+mod process;
+mod reason;
+mod text;
+mod verify;
+mod walk;
+
+pub use process::Python;
+pub use reason::Reason;

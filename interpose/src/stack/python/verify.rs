@@ -1,0 +1,238 @@
+//! Checks a layout before anything relies on it.
+//!
+//! First against what the interpreter exports: object sizes in its type objects, the offsets it publishes. Then, on
+//! the first thread that runs Python code, against its live frames: the thread state holds this thread's id; every frame
+//! leads to an object whose type *is* `PyCode_Type`; names are `PyUnicode_Type` objects with sane lengths; tables are
+//! `PyBytes_Type` objects; the instruction lies inside the code; our line is the one `PyCode_Addr2Line` gives; the
+//! chain ends. All reads go through the kernel ([`CheckedMemory`]), so a wrong layout gives a reason, not a crash.
+
+use super::layout::{
+    BYTES_DATA, Bytecode, InstructionKind, Layout, LinesKind, OB_SIZE, OB_TYPE, Published, TP_BASICSIZE, TP_ITEMSIZE,
+};
+use super::lines;
+use super::memory::CheckedMemory;
+use super::reason::Reason;
+use super::text::Storage;
+use super::walk::Frames;
+
+/// Frames that are checked. Deeper ones are as good as these.
+const CHECKED_FRAMES: usize = 64;
+/// Longest chain that is followed to see that it ends.
+const LONGEST_CHAIN: usize = 10_000;
+/// Longest string, line table or code that is believed.
+const LONGEST: usize = 1 << 28;
+/// Longest line table that is compared with `PyCode_Addr2Line`.
+const COMPARED_TABLE: usize = 4096;
+
+/// `PyCode_Addr2Line`.
+pub(super) type AddressToLine = unsafe extern "C" fn(*mut std::ffi::c_void, i32) -> i32;
+
+/// Addresses of the exported type objects.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Types {
+    pub(super) code: usize,
+    pub(super) frame: usize,
+    pub(super) unicode: usize,
+    pub(super) bytes: usize,
+}
+
+/// Whether exported facts agree with the layout. `runtime`: address of `_PyRuntime`, 0 when not exported.
+pub(super) fn check_exports(layout: &Layout, types: &Types, runtime: usize) -> Result<(), Reason> {
+    let memory = CheckedMemory::open()?;
+    let size = |address: usize| memory.size(address).ok_or(Reason::TypeSizes);
+    let code = (size(types.code + TP_BASICSIZE)?, size(types.code + TP_ITEMSIZE)?);
+    let frame = (size(types.frame + TP_BASICSIZE)?, size(types.frame + TP_ITEMSIZE)?);
+    let unicode = size(types.unicode + TP_BASICSIZE)?;
+    let expected = &layout.sizes;
+    let same = code == expected.code
+        && frame.1 == expected.frame.1
+        && expected.frame.0.is_none_or(|basic| basic == frame.0)
+        && unicode == expected.unicode;
+    if !same {
+        return Err(Reason::TypeSizes);
+    }
+    if layout.version.minor >= 13 {
+        let mut words = [0; Published::WORDS];
+        for (word, offset) in words.iter_mut().zip((0..).step_by(8)) {
+            *word = memory.word(runtime + offset).ok_or(Reason::PublishedOffsets)?;
+        }
+        Published::new(&words).ok_or(Reason::PublishedOffsets)?.agrees_3_13(layout)?;
+    }
+    Ok(())
+}
+
+/// What came of looking at live frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Seen {
+    /// At least one Python frame, and all as expected.
+    Frames,
+    /// No Python frame: ask again later.
+    Nothing,
+}
+
+/// Checks the frames of the calling thread.
+pub(super) struct LiveCheck<'a> {
+    pub(super) layout: &'a Layout,
+    pub(super) types: &'a Types,
+    pub(super) address_to_line: AddressToLine,
+    pub(super) memory: CheckedMemory,
+}
+
+impl LiveCheck<'_> {
+    /// `thread`: the calling thread's thread state; `thread_id`: what `pthread_self` gives.
+    pub(super) fn run(&self, thread: usize, thread_id: usize) -> Result<Seen, Reason> {
+        let layout = self.layout;
+        if self.memory.size(thread + layout.thread.thread_id) != Some(thread_id) {
+            return Err(Reason::ThreadState);
+        }
+        let mut frame = self.memory.size(thread + layout.thread.frame).ok_or(Reason::ThreadState)?;
+        if let Some(current) = layout.thread.cframe_current
+            && frame != 0
+        {
+            frame = self.memory.size(frame + current).ok_or(Reason::ThreadState)?;
+        }
+        let mut seen = Seen::Nothing;
+        for depth in 0..LONGEST_CHAIN {
+            if frame == 0 {
+                return Ok(seen);
+            }
+            if !frame.is_multiple_of(8) {
+                return Err(Reason::FrameChain);
+            }
+            if depth < CHECKED_FRAMES && !self.is_shim(frame)? {
+                self.check_frame(frame)?;
+                seen = Seen::Frames;
+            }
+            frame = self.memory.size(frame + layout.frame.previous).ok_or(Reason::FrameChain)?;
+        }
+        Ok(seen)
+    }
+
+    fn is_shim(&self, frame: usize) -> Result<bool, Reason> {
+        let Some(owner) = self.layout.frame.owner else {
+            return Ok(false);
+        };
+        let mut owned_by = [0];
+        if !self.memory.read(frame + owner.offset, &mut owned_by) || owned_by > [8] {
+            return Err(Reason::FrameChain);
+        }
+        Ok(owned_by >= [owner.first_shim])
+    }
+
+    fn check_frame(&self, frame: usize) -> Result<(), Reason> {
+        let layout = &self.layout.frame;
+        let code = self.memory.size(frame + layout.code).ok_or(Reason::FrameChain)? & layout.code_mask;
+        if !self.is(code, self.types.code) {
+            return Err(Reason::NotACodeObject);
+        }
+        let instruction = self.memory.half(frame + layout.instruction).ok_or(Reason::FrameChain)?;
+        self.check_instruction(frame, code, instruction)?;
+        self.check_code(code)?;
+        self.check_line(code, instruction)
+    }
+
+    fn is(&self, object: usize, wanted: usize) -> bool {
+        object != 0 && object.is_multiple_of(8) && self.memory.size(object + OB_TYPE) == Some(wanted)
+    }
+
+    /// The instruction lies inside the code, at an even offset.
+    fn check_instruction(&self, frame: usize, code: usize, instruction: u32) -> Result<(), Reason> {
+        let size = |address| self.memory.size(address).ok_or(Reason::CodeObject);
+        let bytes = match self.layout.code.bytecode {
+            Bytecode::Bytes { code: field } => {
+                let object = size(code + field)?;
+                if !self.is(object, self.types.bytes) {
+                    return Err(Reason::CodeObject);
+                }
+                size(object + OB_SIZE)?
+            }
+            Bytecode::Inline { start, .. } => {
+                // The layout keeps only the low half of the pointer; here all of it must point into the code.
+                let pointer = size(frame + self.layout.frame.instruction)?;
+                let units = size(code + OB_SIZE)?;
+                let first = code + start;
+                // One unit before the first instruction means "not started" in 3.11 and 3.12.
+                if self.layout.frame.instruction_kind == InstructionKind::Pointer
+                    && !(first.wrapping_sub(2)..first.saturating_add(units.saturating_mul(2))).contains(&pointer)
+                {
+                    return Err(Reason::Instruction);
+                }
+                units.saturating_mul(2)
+            }
+        };
+        let offset = Frames::instruction_offset(self.layout, code, instruction);
+        let inside = offset < 0 || (offset as usize) < bytes;
+        if bytes < LONGEST && offset >= -2 && inside && (offset % 2 == 0 || offset == -1) {
+            Ok(())
+        } else {
+            Err(Reason::Instruction)
+        }
+    }
+
+    fn check_code(&self, code: usize) -> Result<(), Reason> {
+        let layout = &self.layout.code;
+        for field in [Some(layout.name), Some(layout.filename), layout.qualname].into_iter().flatten() {
+            let string = self.memory.size(code + field).ok_or(Reason::CodeObject)?;
+            if !self.is_string(string) {
+                return Err(Reason::CodeObject);
+            }
+        }
+        Ok(())
+    }
+
+    /// A string whose kind, length and characters make sense together: its last character is there, and what follows
+    /// it is the terminating zero.
+    fn is_string(&self, string: usize) -> bool {
+        let layout = &self.layout.text;
+        let (Some(state), Some(length)) =
+            (self.memory.half(string + layout.state), self.memory.size(string + layout.length))
+        else {
+            return false;
+        };
+        let Some(storage) = Storage::of(layout, state) else {
+            return false;
+        };
+        if !self.is(string, self.types.unicode) || length > LONGEST {
+            return false;
+        }
+        if !storage.compact {
+            return true;
+        }
+        let start = string + if storage.ascii { layout.ascii_data } else { layout.compact_data };
+        let mut end = [1; 4];
+        let width = storage.kind as usize;
+        let terminated = end.get_mut(..width).is_some_and(|end| self.memory.read(start + length * width, end));
+        terminated && end.iter().take(width).all(|byte| *byte == 0)
+    }
+
+    /// Our line and `PyCode_Addr2Line`'s. That is called only now that the code object is known to be one.
+    fn check_line(&self, code: usize, instruction: u32) -> Result<(), Reason> {
+        let layout = &self.layout.code;
+        let field = |offset| self.memory.size(code + offset).ok_or(Reason::CodeObject);
+        let table = field(layout.lines)?;
+        if !self.is(table, self.types.bytes) {
+            return Err(Reason::CodeObject);
+        }
+        let first_line = self.memory.half(code + layout.first_line).ok_or(Reason::CodeObject)?;
+        let length = self.memory.size(table + OB_SIZE).ok_or(Reason::CodeObject)?;
+        if length > LONGEST || first_line > i32::MAX as u32 {
+            return Err(Reason::CodeObject);
+        }
+        let mut buffer = [0; COMPARED_TABLE];
+        let Some(bytes) = buffer.get_mut(..length) else {
+            return Ok(());
+        };
+        if !self.memory.read(table + BYTES_DATA, bytes) {
+            return Err(Reason::CodeObject);
+        }
+        let offset = Frames::instruction_offset(self.layout, code, instruction);
+        let ours = lines::line_at(layout.lines_kind, bytes, first_line, offset);
+        // `PyCode_Addr2Line` of 3.8 and 3.9 has no notion of "not started": it answers the first line, too.
+        debug_assert!(layout.lines_kind != LinesKind::Lnotab || offset >= -1);
+        let object = std::ptr::with_exposed_provenance_mut(code);
+        // SAFETY: the object's type is `PyCode_Type` and it is alive, as its frame is on this thread's stack. The
+        // function computes from the line table, without the GIL's protection of anything it changes.
+        let theirs = unsafe { (self.address_to_line)(object, offset) };
+        if ours == u32::try_from(theirs).unwrap_or(0) { Ok(()) } else { Err(Reason::LineNumber) }
+    }
+}

@@ -1,0 +1,195 @@
+//! The frames of the calling thread, in live memory.
+//!
+//! The event path. Nothing is checked here: the layout has been verified ([`super::verify`]), and the calling thread's
+//! frames, their code objects and their strings cannot change or go away while the thread is inside our hook.
+
+use std::ptr::with_exposed_provenance;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use memtrace_trace::ids::FrameId;
+
+use super::super::definition::{DefinitionSink, FrameText};
+use super::super::intern::Interner;
+use super::super::key_cache::Meaning;
+use super::super::thread::{Chain, Identity, Step};
+use super::layout::{BYTES_DATA, Bytecode, InstructionKind, Layout, OB_SIZE};
+use super::text::{self, Buffer};
+use super::{deaths, lines};
+
+/// Longest converted (non-ASCII) file name and name, in bytes of UTF-8.
+const LONGEST_FILENAME: usize = 4096;
+const LONGEST_NAME: usize = 1024;
+
+/// Frames in memory, laid out in one way.
+pub(super) struct Frames {
+    layout: Layout,
+    texts_cut: AtomicU64,
+}
+
+/// # Safety
+/// A readable, aligned value of a plain type lies at `address`.
+#[inline]
+unsafe fn load<T: Copy>(address: usize) -> T {
+    // SAFETY: as promised by the caller.
+    unsafe { with_exposed_provenance::<T>(address).read() }
+}
+
+impl Frames {
+    pub(super) const fn new(layout: Layout) -> Frames {
+        Frames { layout, texts_cut: AtomicU64::new(0) }
+    }
+
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// How many texts were cut because they are longer than a buffer.
+    pub(super) fn texts_cut(&self) -> u64 {
+        self.texts_cut.load(Relaxed)
+    }
+
+    /// The innermost frame of a thread, 0 when it runs no Python code.
+    ///
+    /// # Safety
+    /// `thread` is the calling thread's live thread state.
+    #[inline]
+    pub(super) unsafe fn leaf(&self, thread: usize) -> usize {
+        let layout = &self.layout.thread;
+        // SAFETY: the field lies inside the thread state.
+        let frame = unsafe { load::<usize>(thread + layout.frame) };
+        match layout.cframe_current {
+            // SAFETY: a thread state always has a cframe, which lives as long as it is in use.
+            Some(current) if frame != 0 => unsafe { load(frame + current) },
+            _ => frame,
+        }
+    }
+
+    /// The offset of the instruction from the start of the code, in bytes; negative: not started.
+    pub(super) fn instruction_offset(layout: &Layout, code: usize, instruction: u32) -> i32 {
+        match (layout.frame.instruction_kind, layout.code.bytecode) {
+            (InstructionKind::Index { unit }, _) => instruction.cast_signed().saturating_mul(unit),
+            (InstructionKind::Pointer, Bytecode::Inline { start, .. }) => {
+                // Code objects are smaller than 2 GiB, so the low halves suffice.
+                instruction.wrapping_sub((code + start) as u32).cast_signed()
+            }
+            (InstructionKind::Pointer, Bytecode::Bytes { .. }) => -1,
+        }
+    }
+
+    /// What a traceback prints for a frame.
+    ///
+    /// # Safety
+    /// `code` is a live code object.
+    unsafe fn frame(
+        &self,
+        code: usize,
+        instruction: u32,
+        interner: &Interner,
+        sink: &mut dyn DefinitionSink,
+    ) -> FrameId {
+        let layout = &self.layout.code;
+        let string = |offset| {
+            // SAFETY: the field lies inside the code object.
+            unsafe { load::<usize>(code + offset) }
+        };
+        let mut filename = Buffer::<LONGEST_FILENAME>::new();
+        let mut name = Buffer::<LONGEST_NAME>::new();
+        let mut qualname = Buffer::<LONGEST_NAME>::new();
+        // SAFETY: fields of the code object, which lives as long as its frame: longer than this call.
+        let first_line = unsafe { load::<u32>(code + layout.first_line) };
+        // SAFETY: as above.
+        let line = unsafe { self.line(code, instruction, first_line) };
+        // SAFETY: as above: a code object owns its strings.
+        let name_text = unsafe { text::read(&self.layout.text, string(layout.name), &mut name) };
+        let text = FrameText {
+            name: name_text,
+            qualname: match layout.qualname {
+                // SAFETY: as above.
+                Some(offset) => unsafe { text::read(&self.layout.text, string(offset), &mut qualname) },
+                None => name_text,
+            },
+            // SAFETY: as above.
+            filename: unsafe { text::read(&self.layout.text, string(layout.filename), &mut filename) },
+            line,
+            first_line,
+        };
+        let id = interner.frame(&text, sink);
+        if filename.was_cut() || name.was_cut() || qualname.was_cut() {
+            self.texts_cut.fetch_add(1, Relaxed);
+        }
+        id
+    }
+
+    /// # Safety
+    /// `code` is a live code object.
+    unsafe fn line(&self, code: usize, instruction: u32, first_line: u32) -> u32 {
+        let layout = &self.layout.code;
+        let offset = Self::instruction_offset(&self.layout, code, instruction);
+        // SAFETY: the field lies inside the code object.
+        let table = unsafe { load::<usize>(code + layout.lines) };
+        // SAFETY: it is a bytes object, which the code object owns.
+        let length = unsafe { load::<usize>(table + OB_SIZE) };
+        // SAFETY: a bytes object has `ob_size` bytes there, which never change.
+        let bytes = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(table + BYTES_DATA), length) };
+        lines::line_at(layout.lines_kind, bytes, first_line, offset)
+    }
+}
+
+impl Chain for Frames {
+    #[inline]
+    unsafe fn step(&self, frame: usize) -> Step {
+        let layout = &self.layout.frame;
+        // SAFETY: the fields lie inside a frame of the present chain.
+        unsafe {
+            Step {
+                code: load::<usize>(frame + layout.code) & layout.code_mask,
+                instruction: load(frame + layout.instruction),
+                previous: load(frame + layout.previous),
+            }
+        }
+    }
+
+    #[inline]
+    fn deaths(&self) -> usize {
+        deaths::total()
+    }
+
+    #[inline]
+    fn generation(&self, code: usize) -> u32 {
+        deaths::generation(code)
+    }
+
+    /// Hidden are what CPython's tracebacks leave out (`_PyFrame_IsIncomplete`): marks left by C code, and frames whose
+    /// prologue has not finished, unless a generator owns them. The owner is not part of a key, so what depends on
+    /// it is not remembered.
+    #[cold]
+    unsafe fn identify(
+        &self,
+        frame: usize,
+        step: Step,
+        interner: &Interner,
+        sink: &mut dyn DefinitionSink,
+    ) -> Identity {
+        let mut lasting = true;
+        if let Some(owner) = self.layout.frame.owner {
+            // SAFETY: the field lies inside a frame of the present chain.
+            let owned_by = unsafe { load::<u8>(frame + owner.offset) };
+            if owned_by >= owner.first_shim {
+                return Identity { meaning: Meaning::HIDDEN, lasting };
+            }
+            if let Bytecode::Inline { first_traceable, .. } = self.layout.code.bytecode {
+                // SAFETY: the frame's code object is alive.
+                let first = unsafe { load::<i32>(step.code + first_traceable) }.saturating_mul(2);
+                if Self::instruction_offset(&self.layout, step.code, step.instruction) < first {
+                    lasting = false;
+                    if owned_by != owner.generator {
+                        return Identity { meaning: Meaning::HIDDEN, lasting };
+                    }
+                }
+            }
+        }
+        // SAFETY: the frame's code object is alive.
+        let id = unsafe { self.frame(step.code, step.instruction, interner, sink) };
+        Identity { meaning: Meaning::frame(id), lasting }
+    }
+}

@@ -1,0 +1,353 @@
+//! Random programs against a naive model: a stack is a list of texts, its id is looked up in a map from lists.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+
+use memtrace_trace::ids::FrameId;
+
+use super::super::definition::FrameText;
+use super::*;
+
+/// A repeatable source of choices.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((self.0 >> 33) as usize) % limit
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+#[derive(Clone)]
+struct FakeFrame {
+    address: usize,
+    code: usize,
+    instruction: u32,
+}
+
+/// An interpreter with a few addresses for frames and codes, so that all are re-used all the time. Reading a frame that
+/// is not on the present stack fails the test.
+#[derive(Default)]
+struct Machine {
+    /// Root first.
+    stack: Vec<FakeFrame>,
+    /// What lives at a code address: its name.
+    codes: HashMap<usize, String>,
+    generations: HashMap<usize, u32>,
+    deaths: usize,
+    /// Instructions from here on are hidden, unless the frame's address is odd; that is decided anew each time.
+    hidden_from: u32,
+    resolved: Cell<usize>,
+}
+
+impl Machine {
+    fn leaf(&self) -> usize {
+        self.stack.last().map_or(0, |frame| frame.address)
+    }
+
+    fn position(&self, frame: usize) -> usize {
+        self.stack.iter().position(|f| f.address == frame).expect("only frames of the present chain are read")
+    }
+
+    fn hidden(&self, frame: &FakeFrame) -> bool {
+        frame.instruction >= self.hidden_from && frame.address & 8 == 0
+    }
+
+    fn kill(&mut self, code: usize) {
+        if self.codes.remove(&code).is_some() {
+            *self.generations.entry(code).or_default() += 1;
+            self.deaths += 1;
+        }
+    }
+
+    fn expected(&self) -> Vec<(String, u32)> {
+        let shown = self.stack.iter().filter(|frame| !self.hidden(frame));
+        shown.map(|frame| (self.codes[&frame.code].clone(), frame.instruction)).collect()
+    }
+}
+
+impl Chain for Machine {
+    unsafe fn step(&self, frame: usize) -> Step {
+        let at = self.position(frame);
+        let previous = at.checked_sub(1).map_or(0, |below| self.stack[below].address);
+        Step { code: self.stack[at].code, instruction: self.stack[at].instruction, previous }
+    }
+
+    fn deaths(&self) -> usize {
+        self.deaths
+    }
+
+    fn generation(&self, code: usize) -> u32 {
+        self.generations.get(&code).copied().unwrap_or(0)
+    }
+
+    unsafe fn identify(
+        &self,
+        frame: usize,
+        step: Step,
+        interner: &Interner,
+        sink: &mut dyn DefinitionSink,
+    ) -> Identity {
+        let found = &self.stack[self.position(frame)];
+        assert_eq!((found.code, found.instruction), (step.code, step.instruction));
+        self.resolved.set(self.resolved.get() + 1);
+        let lasting = step.instruction < self.hidden_from;
+        if self.hidden(found) {
+            return Identity { meaning: Meaning::HIDDEN, lasting };
+        }
+        let name = &self.codes[&step.code];
+        let text = FrameText { name, qualname: name, filename: "f.py", line: step.instruction, first_line: 1 };
+        Identity { meaning: Meaning::frame(interner.frame(&text, sink)), lasting }
+    }
+}
+
+/// Rebuilds stacks from definitions.
+#[derive(Default)]
+struct Tree {
+    frames: HashMap<FrameId, (String, u32)>,
+    stacks: HashMap<StackId, (StackId, FrameId)>,
+}
+
+impl DefinitionSink for Tree {
+    fn frame(&mut self, id: FrameId, text: &FrameText<'_>) {
+        assert_eq!(self.frames.insert(id, (text.name.to_owned(), text.line)), None);
+    }
+
+    fn stack(&mut self, id: StackId, parent: StackId, frame: FrameId) {
+        assert_eq!(self.stacks.insert(id, (parent, frame)), None);
+    }
+}
+
+impl Tree {
+    fn stack_of(&self, mut id: StackId) -> Vec<(String, u32)> {
+        let mut frames = Vec::new();
+        while !id.is_none() {
+            let (parent, frame) = self.stacks[&id];
+            frames.push(self.frames[&frame].clone());
+            id = parent;
+        }
+        frames.reverse();
+        frames
+    }
+}
+
+fn capture(machine: &Machine, thread: &mut ThreadStacks, interner: &Interner, tree: &mut Tree) -> StackId {
+    // SAFETY: the fake machine's leaf is the innermost frame of its present chain.
+    unsafe { thread.capture(machine, machine.leaf(), interner, tree) }
+}
+
+/// One step of a random program.
+fn act(machine: &mut Machine, dice: &mut Dice, deepest: usize) {
+    let address = |machine: &Machine, dice: &mut Dice| {
+        // Mostly where a stack of frames would put it; now and then anywhere, as generators are.
+        let usual = 0x1000 + machine.stack.len() * 8;
+        let candidate = if dice.one_in(4) { 0x9000 + dice.below(40) * 8 } else { usual };
+        let taken = |address| machine.stack.iter().any(|frame| frame.address == address);
+        [candidate, usual].into_iter().find(|address| !taken(*address)).unwrap_or(0x20000 + machine.stack.len() * 8)
+    };
+    match dice.below(10) {
+        0..=3 if machine.stack.len() < deepest => {
+            let code = 0x5000 + dice.below(6) * 16;
+            let name = format!("f{}", dice.below(4));
+            machine.codes.entry(code).or_insert(name);
+            let frame = FakeFrame { address: address(machine, dice), code, instruction: dice.below(4) as u32 };
+            machine.stack.push(frame);
+        }
+        4..=6 => {
+            machine.stack.pop();
+        }
+        7 => {
+            for _ in 0..dice.below(deepest) {
+                machine.stack.pop();
+            }
+        }
+        8 => {
+            let code = 0x5000 + dice.below(6) * 16;
+            if machine.stack.iter().all(|frame| frame.code != code) {
+                machine.kill(code);
+            }
+        }
+        _ => {}
+    }
+    if let Some(leaf) = machine.stack.last_mut()
+        && dice.one_in(2)
+    {
+        leaf.instruction = dice.below(4) as u32;
+    }
+}
+
+#[test]
+fn random_programs_give_the_stacks_of_the_naive_model() {
+    for seed in 0..60 {
+        let mut dice = Dice(seed);
+        let interner = Interner::new();
+        let mut thread = ThreadStacks::new();
+        let mut tree = Tree::default();
+        let mut model: HashMap<Vec<(String, u32)>, StackId> = HashMap::from([(vec![], StackId::NONE)]);
+        let mut machine = Machine { hidden_from: if seed % 3 == 0 { 3 } else { u32::MAX }, ..Machine::default() };
+        let deepest = [3, 12, 40][seed as usize % 3];
+        for step in 0..2500 {
+            act(&mut machine, &mut dice, deepest);
+            if dice.one_in(3) {
+                continue;
+            }
+            let id = capture(&machine, &mut thread, &interner, &mut tree);
+            let expected = machine.expected();
+            assert_eq!(tree.stack_of(id), expected, "seed {seed}, step {step}");
+            assert_eq!(*model.entry(expected).or_insert(id), id, "seed {seed}, step {step}: one stack, two ids");
+            if dice.one_in(1000) {
+                interner.reset();
+                tree = Tree::default();
+                model = HashMap::from([(vec![], StackId::NONE)]);
+            }
+        }
+        assert_eq!(interner.counts().stacks as usize, tree.stacks.len());
+        thread.release();
+    }
+}
+
+#[test]
+fn a_known_stack_is_not_looked_up() {
+    let interner = Interner::new();
+    let (mut thread, mut tree) = (ThreadStacks::new(), Tree::default());
+    let mut machine = Machine { hidden_from: u32::MAX, ..Machine::default() };
+    for n in 0..30 {
+        machine.codes.insert(0x5000 + n, format!("f{n}"));
+        machine.stack.push(FakeFrame { address: 0x1000 + n * 8, code: 0x5000 + n, instruction: 1 });
+    }
+    let id = capture(&machine, &mut thread, &interner, &mut tree);
+    assert_eq!(machine.resolved.get(), 30);
+    assert_eq!(capture(&machine, &mut thread, &interner, &mut tree), id);
+    // Another code's death: nothing of ours is looked up again.
+    machine.codes.insert(0x9000, "other".into());
+    machine.kill(0x9000);
+    assert_eq!(capture(&machine, &mut thread, &interner, &mut tree), id);
+    machine.stack.pop();
+    assert_ne!(capture(&machine, &mut thread, &interner, &mut tree), id);
+    assert_eq!(machine.resolved.get(), 30);
+    // A thread with nothing in its memory finds the frames in the key cache.
+    let mut other = ThreadStacks::new();
+    capture(&machine, &mut other, &interner, &mut tree);
+    assert_eq!(machine.resolved.get(), 30);
+    thread.release();
+    other.release();
+}
+
+#[test]
+fn fresh_code_with_the_same_text_does_not_grow_the_tables() {
+    let interner = Interner::new();
+    let (mut thread, mut tree) = (ThreadStacks::new(), Tree::default());
+    let mut machine = Machine { hidden_from: u32::MAX, ..Machine::default() };
+    for n in 0..100_000 {
+        let code = 0x10_0000 + n * 16;
+        machine.codes.insert(code, "lambda".into());
+        machine.stack = vec![FakeFrame { address: 0x1000, code, instruction: 7 }];
+        capture(&machine, &mut thread, &interner, &mut tree);
+    }
+    let counts = interner.counts();
+    assert_eq!((counts.stacks, counts.frames), (1, 1));
+    assert!(counts.keys_evicted > 0, "{counts:?}");
+    thread.release();
+}
+
+#[test]
+fn a_chain_without_end_is_cut_and_counted() {
+    struct Endless;
+    impl Chain for Endless {
+        unsafe fn step(&self, frame: usize) -> Step {
+            Step { code: 0x5000, instruction: 0, previous: frame + 8 }
+        }
+        fn deaths(&self) -> usize {
+            0
+        }
+        fn generation(&self, _code: usize) -> u32 {
+            0
+        }
+        unsafe fn identify(
+            &self,
+            _frame: usize,
+            _step: Step,
+            interner: &Interner,
+            sink: &mut dyn DefinitionSink,
+        ) -> Identity {
+            let text = FrameText { name: "f", qualname: "f", filename: "f.py", line: 1, first_line: 1 };
+            Identity { meaning: Meaning::frame(interner.frame(&text, sink)), lasting: true }
+        }
+    }
+    let interner = Interner::new();
+    let (mut thread, mut tree) = (ThreadStacks::new(), Tree::default());
+    for round in 1..=2 {
+        // SAFETY: the fake chain does not read memory.
+        let id = unsafe { thread.capture(&Endless, 0x1000, &interner, &mut tree) };
+        assert_eq!(tree.stack_of(id).len(), MAX_DEPTH);
+        assert_eq!(interner.counts().depth_cut, round);
+    }
+    thread.release();
+}
+
+#[test]
+fn threads_share_one_tree() {
+    let interner = Interner::new();
+    let results: Vec<(Tree, HashMap<Vec<(String, u32)>, StackId>)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|seed| {
+                let interner = &interner;
+                scope.spawn(move || {
+                    let mut dice = Dice(seed % 2);
+                    let (mut thread, mut tree) = (ThreadStacks::new(), Tree::default());
+                    let mut model = HashMap::new();
+                    // All threads have the same code at the same addresses; none of it dies.
+                    let mut machine = Machine { hidden_from: u32::MAX, ..Machine::default() };
+                    for n in 0..6 {
+                        machine.codes.insert(0x5000 + n * 16, format!("f{n}"));
+                    }
+                    for _ in 0..6000 {
+                        act(&mut machine, &mut dice, 12);
+                        for n in 0..6 {
+                            machine.codes.insert(0x5000 + n * 16, format!("f{n}"));
+                        }
+                        machine.deaths = 0;
+                        machine.generations.clear();
+                        let id = capture(&machine, &mut thread, interner, &mut tree);
+                        assert_eq!(*model.entry(machine.expected()).or_insert(id), id);
+                    }
+                    thread.release();
+                    (tree, model)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    // Each definition was delivered to exactly one of the threads, and all agree on the ids.
+    let (mut all, mut ids) = (Tree::default(), HashMap::new());
+    for (tree, model) in results {
+        for (id, frame) in tree.frames {
+            assert_eq!(all.frames.insert(id, frame), None);
+        }
+        for (id, stack) in tree.stacks {
+            assert_eq!(all.stacks.insert(id, stack), None);
+        }
+        for (stack, id) in model {
+            assert_eq!(*ids.entry(stack).or_insert(id), id);
+        }
+    }
+    for (stack, id) in ids {
+        assert_eq!(all.stack_of(id), stack);
+    }
+}
+
+#[test]
+fn synthetic_frames_sit_on_any_stack() {
+    let interner = Interner::new();
+    let mut tree = Tree::default();
+    let text = |name| FrameText { name, qualname: name, filename: "", line: 0, first_line: 0 };
+    let node = interner.push(StackId::NONE, &text("MmBackward0"), &mut tree);
+    let kernel = interner.push(node, &text("at::empty"), &mut tree);
+    assert_eq!(tree.stack_of(kernel), [("MmBackward0".into(), 0), ("at::empty".into(), 0)]);
+    assert_eq!(interner.push(node, &text("at::empty"), &mut tree), kernel);
+    assert_ne!(interner.push(kernel, &text("at::empty"), &mut tree), kernel);
+}

@@ -1,0 +1,106 @@
+"""The stack probe through ctypes, and the comparison of what it sees with what Python itself says."""
+
+import ctypes
+import os
+import sys
+
+LIBRARY = os.environ["STACKPROBE"]
+
+
+class Probe:
+    """`released`: CDLL, which gives up the GIL during a call; otherwise PyDLL, which keeps it."""
+
+    def __init__(self, released):
+        self.library = (ctypes.CDLL if released else ctypes.PyDLL)(LIBRARY)
+        self.capture = self.library.probe_capture
+        self.capture.restype = ctypes.c_uint32
+        self.stack_text = self.library.probe_stack
+        self.stack_text.restype = ctypes.c_size_t
+        self.reason_text = self.library.probe_reason
+        self.reason_text.restype = ctypes.c_size_t
+        self.count_of = self.library.probe_count
+        self.count_of.restype = ctypes.c_uint64
+        for name in ("probe_time_unchanged", "probe_time_once", "probe_time_nothing"):
+            getattr(self.library, name).restype = ctypes.c_double
+
+    def text(self, function, *arguments):
+        size = 1 << 16
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            length = function(*arguments, buffer, ctypes.c_size_t(size))
+            if length <= size:
+                return buffer.raw[:length].decode("utf-8")
+            size = length
+
+    def reason(self):
+        return self.text(self.reason_text)
+
+    def stack(self, identity):
+        """Innermost first: (name, qualified name, file, line, first line)."""
+        frames = []
+        for frame in self.text(self.stack_text, identity).split("\x1e")[:-1]:
+            fields = frame.split("\x1f")
+            if len(fields) != 5:
+                raise AssertionError(frame)
+            frames.append((fields[0], fields[1], fields[2], int(fields[3]), int(fields[4])))
+        return frames
+
+    COUNTS = ("stacks", "frames", "stacks_cut", "frames_refused", "depth_cut", "no_memory", "keys_evicted", "missed",
+              "texts_cut", "again")
+
+    def count(self, name):
+        return self.count_of(self.COUNTS.index(name))
+
+
+def shown(text):
+    """As the recorder writes it: lone surrogates replaced."""
+    return "".join("\ufffd" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
+
+
+def described(frame):
+    """What Python says of a frame and its callers, in the probe's form."""
+    frames = []
+    while frame is not None:
+        code = frame.f_code
+        qualname = getattr(code, "co_qualname", code.co_name)
+        frames.append((shown(code.co_name), shown(qualname), shown(code.co_filename), frame.f_lineno or 0,
+                       code.co_firstlineno))
+        frame = frame.f_back
+    return frames
+
+
+class Mismatch(AssertionError):
+    pass
+
+
+def compare(got, want):
+    if got != want:
+        lines = ["the probe saw %d frames, Python has %d" % (len(got), len(want))]
+        for index in range(max(len(got), len(want))):
+            mine = got[index] if index < len(got) else None
+            theirs = want[index] if index < len(want) else None
+            if mine != theirs:
+                lines.append("  at %d: probe %r, Python %r" % (index, mine, theirs))
+            if len(lines) > 6:
+                break
+        raise Mismatch("\n".join(lines))
+
+
+class Checker:
+    """Callable: takes the caller's stack both ways and compares."""
+
+    def __init__(self, probe):
+        self.probe = probe
+        self.checks = 0
+        self.last = 0
+
+    def __call__(self, *_ignored):
+        probe = self.probe
+        # One line, so that this frame's own line is the same for both.
+        identity, want = probe.capture(), described(sys._getframe())
+        compare(probe.stack(identity), want)
+        again = probe.capture()
+        compare(probe.stack(again), [(want[0][0], want[0][1], want[0][2], want[0][3] + 2, want[0][4])] + want[1:])
+        self.checks += 1
+        self.last = identity
+        return 0

@@ -1,0 +1,212 @@
+//! The C interface. All functions may be called from any thread that runs Python code.
+
+use std::cell::UnsafeCell;
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_void};
+use std::fmt::Write as _;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use memtrace_trace::ids::{FrameId, StackId};
+
+use crate::stack::{DefinitionSink, FrameText, Interner, Python, Reason, ThreadStacks};
+
+static PYTHON: OnceLock<Result<Python, Reason>> = OnceLock::new();
+static INTERNER: Interner = Interner::new();
+static DEFINITIONS: Mutex<Option<Definitions>> = Mutex::new(None);
+
+thread_local! {
+    static STACKS: UnsafeCell<ThreadStacks> = const { UnsafeCell::new(ThreadStacks::new()) };
+}
+
+/// Everything that was ever defined, by id.
+#[derive(Default)]
+struct Definitions {
+    frames: HashMap<FrameId, String>,
+    stacks: HashMap<StackId, (StackId, FrameId)>,
+    /// Definitions of an id that already had one.
+    again: u64,
+}
+
+struct Keep;
+
+fn definitions() -> MutexGuard<'static, Option<Definitions>> {
+    DEFINITIONS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl DefinitionSink for Keep {
+    fn frame(&mut self, id: FrameId, text: &FrameText<'_>) {
+        let FrameText { name, qualname, filename, line, first_line } = *text;
+        let line = format!("{name}\x1f{qualname}\x1f{filename}\x1f{line}\x1f{first_line}");
+        let mut guard = definitions();
+        let all = guard.get_or_insert_default();
+        all.again += u64::from(all.frames.insert(id, line).is_some());
+    }
+
+    fn stack(&mut self, id: StackId, parent: StackId, frame: FrameId) {
+        let mut guard = definitions();
+        let all = guard.get_or_insert_default();
+        all.again += u64::from(all.stacks.insert(id, (parent, frame)).is_some());
+    }
+}
+
+/// Takes definitions and forgets them: for measuring.
+struct Forget;
+
+impl DefinitionSink for Forget {
+    fn frame(&mut self, _id: FrameId, text: &FrameText<'_>) {
+        std::hint::black_box(text);
+    }
+
+    fn stack(&mut self, id: StackId, _parent: StackId, _frame: FrameId) {
+        std::hint::black_box(id);
+    }
+}
+
+fn resolve(name: &CStr) -> *mut c_void {
+    // SAFETY: a C string; the lookup has no other precondition.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+}
+
+fn python() -> Result<&'static Python, Reason> {
+    PYTHON.get_or_init(|| Python::detect(resolve)).as_ref().map_err(|reason| *reason)
+}
+
+fn take(sink: &mut impl DefinitionSink) -> StackId {
+    let Ok(python) = python() else {
+        return StackId::NONE;
+    };
+    // SAFETY: the reference ends with this call, and a capture does not call back into the probe.
+    STACKS.with(|stacks| python.capture(unsafe { &mut *stacks.get() }, &INTERNER, sink))
+}
+
+/// 0 when stacks are taken, 1 when not yet known, else 2 and `probe_reason` says why not.
+#[unsafe(no_mangle)]
+pub extern "C" fn probe_state() -> u32 {
+    match python().map(Python::verified) {
+        Ok(Ok(true)) => 0,
+        Ok(Ok(false)) => 1,
+        Ok(Err(_)) | Err(_) => 2,
+    }
+}
+
+/// Why not, as text; empty when there is no reason.
+///
+/// # Safety
+/// `into` has room for `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probe_reason(into: *mut c_char, size: usize) -> usize {
+    let reason = match python().map(Python::verified) {
+        Ok(Ok(_)) => String::new(),
+        Ok(Err(reason)) | Err(reason) => reason.to_string(),
+    };
+    // SAFETY: as promised by the caller.
+    unsafe { copy(&reason, into, size) }
+}
+
+/// Takes the calling thread's stack.
+#[unsafe(no_mangle)]
+pub extern "C" fn probe_capture() -> u32 {
+    take(&mut Keep).0
+}
+
+/// Writes a stack, innermost frame first: per frame name, qualname, file, line, first line, separated by 0x1f; frames are
+/// separated by 0x1e. Returns the length, which may be more than `size`.
+///
+/// # Safety
+/// `into` has room for `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probe_stack(id: u32, into: *mut c_char, size: usize) -> usize {
+    let mut text = String::new();
+    let guard = definitions();
+    let mut id = StackId(id);
+    while let Some(all) = guard.as_ref()
+        && !id.is_none()
+    {
+        match all.stacks.get(&id) {
+            Some((parent, frame)) => {
+                let frame = all.frames.get(frame).map_or("undefined frame", String::as_str);
+                let _ = write!(text, "{frame}\x1e");
+                id = *parent;
+            }
+            None => {
+                text.push_str("undefined stack\x1e");
+                break;
+            }
+        }
+    }
+    // SAFETY: as promised by the caller.
+    unsafe { copy(&text, into, size) }
+}
+
+/// # Safety
+/// `into` has room for `size` bytes.
+unsafe fn copy(text: &str, into: *mut c_char, size: usize) -> usize {
+    // SAFETY: as promised by the caller; the text is not longer than what is copied.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), into.cast(), text.len().min(size)) };
+    text.len()
+}
+
+/// One of the counts: 0 stacks, 1 frames, 2 stacks cut, 3 frames refused, 4 depth cut, 5 no memory, 6 keys evicted,
+/// 7 captures missed, 8 texts cut, 9 definitions delivered twice.
+#[unsafe(no_mangle)]
+pub extern "C" fn probe_count(which: u32) -> u64 {
+    let counts = INTERNER.counts();
+    let (missed, cut) = python().map_or((0, 0), Python::missed_and_cut);
+    match which {
+        0 => counts.stacks.into(),
+        1 => counts.frames.into(),
+        2 => counts.stacks_cut,
+        3 => counts.frames_refused,
+        4 => counts.depth_cut,
+        5 => counts.no_memory,
+        6 => counts.keys_evicted,
+        7 => missed,
+        8 => cut,
+        _ => definitions().as_ref().map_or(0, |all| all.again),
+    }
+}
+
+/// What a forked child does first: forgets all definitions.
+#[unsafe(no_mangle)]
+pub extern "C" fn probe_reset() {
+    INTERNER.reset();
+    if let Ok(python) = python() {
+        python.reset();
+    }
+    *definitions() = None;
+}
+
+/// Gives back the calling thread's memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn probe_release() {
+    // SAFETY: no capture is running on this thread.
+    STACKS.with(|stacks| unsafe { (*stacks.get()).release() });
+}
+
+/// Mean time of a capture of an unchanged stack, in nanoseconds.
+#[unsafe(no_mangle)]
+pub extern "C" fn probe_time_unchanged(rounds: u32) -> f64 {
+    take(&mut Forget);
+    let start = Instant::now();
+    for _ in 0..rounds {
+        std::hint::black_box(take(&mut Forget));
+    }
+    start.elapsed().as_nanos() as f64 / f64::from(rounds)
+}
+
+/// Time of one capture, in nanoseconds, the clock's own share (about 20 ns) included.
+#[unsafe(no_mangle)]
+pub extern "C" fn probe_time_once() -> f64 {
+    let start = Instant::now();
+    std::hint::black_box(take(&mut Forget));
+    start.elapsed().as_nanos() as f64
+}
+
+/// Time of nothing, measured as `probe_time_once` does.
+#[unsafe(no_mangle)]
+pub extern "C" fn probe_time_nothing() -> f64 {
+    let start = Instant::now();
+    std::hint::black_box(());
+    start.elapsed().as_nanos() as f64
+}
