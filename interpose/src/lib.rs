@@ -1,3 +1,25 @@
 //! The library that is preloaded into the traced process.
 //!
-//! It must never change what the program sees: see "Laws" in ARCHITECTURE.md.
+//! Its first law: the target must not notice. A hook calls the original with the arguments it got and returns what the
+//! original returned, whatever happens in between. A process that never touches GPU memory pays for loading this
+//! library and nothing else: no mapping, no connection, no thread, no lock before the first event.
+//!
+//! ```text
+//! hooks -> guard -> emit -> ring
+//!   |        \-> stack
+//!   \-> real (the originals), objects (who is loaded, who called)
+//! ```
+
+#![warn(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, clippy::expect_used)]
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+compile_error!("memtrace's preloaded library knows Linux on x86-64 only: hooks/entry.rs and objects.rs are what to port");
+
+mod emit;
+mod guard;
+mod hooks;
+mod local;
+mod objects;
+mod process;
+mod real;
+mod stack;

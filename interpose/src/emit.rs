@@ -1,0 +1,122 @@
+//! From a record to the ring: numbering, the clock, what to do when the ring is full.
+//!
+//! A full ring means that the launcher is behind. The hook then waits, because a flight recorder that loses events is worth
+//! little; but it waits for a bounded time, because the target must not hang with a launcher that is stopped or gone.
+//! After one wait that failed, events are dropped (and counted) at once until there is room again.
+
+use std::sync::atomic::Ordering;
+
+use memtrace_trace::clock;
+use memtrace_trace::counters::Counter;
+use memtrace_trace::definition::{Definition, MAX_DEFINITION};
+use memtrace_trace::event::{Event, Slot};
+use memtrace_trace::ids::{FrameId, StackId};
+use memtrace_trace::shm::ring::{Full, Producer};
+
+use crate::process::Process;
+use crate::stack::{DefinitionSink, FrameText};
+
+/// The longest string in a definition, in bytes.
+const MAX_STRING: usize = MAX_DEFINITION / 4;
+/// How long a hook waits for room, in steps: a few spins, then naps of 50 us, a quarter of a second in all.
+const SPINS: u32 = 200;
+const NAPS: u32 = 5_000;
+const NAP_NS: libc::c_long = 50_000;
+
+/// Gives the event its number and its time. Called at the moment that the event describes: under the allocator's lock, so that
+/// numbers are in the allocator's order.
+#[inline]
+pub(crate) fn stamp(process: &Process, event: &mut Event) {
+    event.seq = process.segment.header().next_seq.0.fetch_add(1, Ordering::Relaxed);
+    event.ticks = clock::now();
+}
+
+/// Writes a slot without publishing it. False when it was dropped.
+#[inline]
+pub(crate) fn write(process: &Process, producer: &mut Producer<'_>, slot: &Slot) -> bool {
+    if producer.write(slot).is_ok() {
+        return true;
+    }
+    let written = wait(process, producer, |p| p.write(slot));
+    if !written {
+        process.count(Counter::EventsDropped, 1);
+    }
+    written
+}
+
+/// Writes and publishes a definition.
+pub(crate) fn define(process: &Process, producer: &mut Producer<'_>, definition: &Definition<'_>) {
+    let mut bytes = Vec::with_capacity(256);
+    definition.encode(&mut bytes);
+    let written = bytes.len() <= MAX_DEFINITION
+        && (producer.write_definition(&bytes).is_ok() || wait(process, producer, |p| p.write_definition(&bytes)));
+    if !written {
+        process.count(Counter::DefinitionsDropped, 1);
+    }
+}
+
+#[cold]
+fn wait(process: &Process, producer: &mut Producer<'_>, mut again: impl FnMut(&mut Producer<'_>) -> Result<(), Full>) -> bool {
+    producer.publish();
+    let closed = &process.segment.header().closed.0;
+    if closed.load(Ordering::Relaxed) != 0 || process.stalled.load(Ordering::Relaxed) != 0 {
+        // One look without waiting: the launcher may be draining again.
+        let written = again(producer).is_ok();
+        if written {
+            process.stalled.store(0, Ordering::Relaxed);
+        }
+        return written;
+    }
+    process.count(Counter::RingWaits, 1);
+    for turn in 0..SPINS + NAPS {
+        if again(producer).is_ok() {
+            return true;
+        }
+        if closed.load(Ordering::Relaxed) != 0 {
+            return false;
+        }
+        if turn < SPINS {
+            std::hint::spin_loop();
+        } else {
+            let nap = libc::timespec { tv_sec: 0, tv_nsec: NAP_NS };
+            // SAFETY: a valid timespec; being woken early by a signal is fine.
+            unsafe { libc::nanosleep(&nap, std::ptr::null_mut()) };
+        }
+    }
+    process.stalled.store(1, Ordering::Relaxed);
+    false
+}
+
+/// Cuts a string to the limit, at a character.
+fn cut<'a>(process: &Process, text: &'a str) -> &'a str {
+    if text.len() <= MAX_STRING {
+        return text;
+    }
+    process.count(Counter::StringsCut, 1);
+    let end = (0..=MAX_STRING).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    text.get(..end).unwrap_or_default()
+}
+
+/// Sends what the interner finds new to the ring.
+pub(crate) struct RingSink<'a> {
+    pub(crate) process: &'a Process,
+    pub(crate) producer: &'a mut Producer<'static>,
+}
+
+impl DefinitionSink for RingSink<'_> {
+    fn frame(&mut self, id: FrameId, text: &FrameText<'_>) {
+        let definition = Definition::Frame {
+            id,
+            name: cut(self.process, text.name),
+            qualname: cut(self.process, text.qualname),
+            filename: cut(self.process, text.filename),
+            line: text.line,
+            first_line: text.first_line,
+        };
+        define(self.process, self.producer, &definition);
+    }
+
+    fn stack(&mut self, id: StackId, parent: StackId, frame: FrameId) {
+        define(self.process, self.producer, &Definition::Stack { id, parent, frame });
+    }
+}

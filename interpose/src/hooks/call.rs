@@ -1,0 +1,225 @@
+//! One hooked CUDA call, from its door to its event.
+//!
+//! The order of things is the order in which they may be seen: memory is recorded after the call that obtained it has
+//! returned and before a call that releases it is made, so that no other thread can be given the address in between. A
+//! release that fails is taken back ([`Action::Retract`]).
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use memtrace_trace::counters::Counter;
+use memtrace_trace::event::{Action, Event, Flags, Source};
+
+use super::entry;
+use super::registry::Hook;
+use super::torch;
+use crate::guard::{Guard, thread};
+use crate::objects::{self, Caller, MODULES};
+use crate::process::Process;
+use crate::real::{self, Original};
+
+/// `CUDA_ERROR_UNKNOWN` and `cudaErrorUnknown`: what a call answers whose original cannot be found.
+pub(super) const UNKNOWN: i32 = 999;
+
+/// A call under way.
+pub(super) struct Call {
+    hook: &'static Hook,
+    caller: Option<Caller>,
+    /// Made by PyTorch's caching allocator, for one of its segments.
+    in_allocator: bool,
+}
+
+/// What a call obtained.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Memory {
+    pub(super) addr: u64,
+    pub(super) size: u64,
+    pub(super) stream: u64,
+}
+
+impl Call {
+    /// First thing in a body: the caller's address is overwritten by the next stub that runs.
+    #[inline]
+    pub(super) fn begin(hook: &'static Hook) -> Call {
+        let caller = objects::containing(entry::caller());
+        let direct = caller.is_some_and(|c| torch::is_allocator(c.file_name()));
+        if direct {
+            torch::tracker::attach();
+        }
+        let nested = !hook.is_runtime() && thread(|t| t.runtime_depth.get()) > 0;
+        let in_allocator = direct || nested && thread(|t| t.runtime_in_allocator.get());
+        Call { hook, caller, in_allocator }
+    }
+
+    /// The original; null when there is none.
+    pub(super) fn original(&self) -> *mut c_void {
+        let found = if self.hook.is_runtime() {
+            runtime_original(self.hook, self.caller.as_ref())
+        } else {
+            driver_original(self.hook)
+        };
+        if found.is_null()
+            && let Some(process) = Process::if_started()
+        {
+            process.count(Counter::OriginalsMissing, 1);
+        }
+        found
+    }
+
+    /// Makes the call. For a runtime call, driver calls inside are nested ones.
+    #[inline]
+    pub(super) fn make(&self, original: impl FnOnce() -> i32) -> (i32, bool) {
+        if !self.hook.is_runtime() {
+            return (original(), false);
+        }
+        // No destructor restores these: a C function of the runtime does not throw.
+        let outer = thread(|t| {
+            let outer = (t.nested_seen.replace(false), t.runtime_in_allocator.replace(self.in_allocator));
+            t.runtime_depth.set(t.runtime_depth.get() + 1);
+            outer
+        });
+        let result = original();
+        let seen = thread(|t| {
+            t.runtime_depth.set(t.runtime_depth.get() - 1);
+            t.runtime_in_allocator.set(outer.1);
+            t.nested_seen.replace(outer.0)
+        });
+        (result, seen)
+    }
+
+    /// Records what the call obtained, or that it failed.
+    pub(super) fn obtained(&self, action: Action, result: i32, nested_seen: bool, memory: impl FnOnce() -> Memory) {
+        let memory = memory();
+        if result == 0 && memory.addr == 0 {
+            return; // a request for nothing
+        }
+        if self.in_allocator && result == 0 && action != Action::Reserve {
+            thread(|t| t.last_segment.set((memory.addr, memory.size)));
+        }
+        self.record(action, memory, result, nested_seen);
+    }
+
+    /// Records a release before it is made; gives the event's number for [`Self::failed`].
+    pub(super) fn releasing(&self, action: Action, memory: Memory) -> u64 {
+        if memory.addr == 0 { 0 } else { self.record(action, memory, 0, false) }
+    }
+
+    /// A release that had been recorded has failed.
+    pub(super) fn failed(&self, seq: u64, result: i32) {
+        if seq != 0 {
+            self.record(Action::Retract, Memory { addr: seq, size: 0, stream: 0 }, result, false);
+        }
+    }
+
+    fn record(&self, action: Action, memory: Memory, result: i32, nested_seen: bool) -> u64 {
+        let Some(mut guard) = Guard::enter() else { return 0 };
+        let mut flags = torch::moment(&guard);
+        if self.in_allocator {
+            flags = flags.with(Flags::IN_ALLOCATOR);
+        }
+        if nested_seen {
+            flags = flags.with(Flags::HAS_NESTED);
+        }
+        if !self.hook.is_runtime() && thread(|t| t.runtime_depth.get()) > 0 {
+            flags = flags.with(Flags::NESTED);
+            thread(|t| t.nested_seen.set(true));
+        }
+        let module = self.caller.as_ref().map_or(Default::default(), |c| objects::module_id(c, &mut guard));
+        let device = if self.hook.is_host() { -1 } else { current_device() };
+        if device >= 0 && matches!(action, Action::Alloc | Action::Map) {
+            guard.device_seen(device, if result == 0 { memory.size } else { 0 });
+        }
+        let stack = guard.stack();
+        guard.emit(Event {
+            addr: memory.addr,
+            size: memory.size,
+            stream: memory.stream,
+            stack,
+            context: thread(|t| t.context.get()),
+            source: if self.hook.is_runtime() { Source::Runtime } else { Source::Driver },
+            action,
+            device,
+            flags,
+            api: self.hook.api,
+            result,
+            module,
+            ..Event::EMPTY
+        })
+    }
+}
+
+/// A handle of the driver, when it is loaded.
+pub(super) fn driver() -> *mut c_void {
+    static DRIVER: Original = Original::new();
+    DRIVER.get(|| real::loaded(c"libcuda.so.1"))
+}
+
+/// A function of the driver, by name, not one of ours.
+pub(super) fn driver_function(cache: &Original, name: &std::ffi::CStr) -> *mut c_void {
+    cache.get(|| {
+        let driver = driver();
+        if driver.is_null() { driver } else { real::lookup(driver, name) }
+    })
+}
+
+fn driver_original(hook: &Hook) -> *mut c_void {
+    driver_function(&hook.original, hook.symbol)
+}
+
+/// The device of the calling thread's context; -1 when there is none.
+fn current_device() -> i16 {
+    static GET_DEVICE: Original = Original::new();
+    let function = driver_function(&GET_DEVICE, c"cuCtxGetDevice");
+    if function.is_null() {
+        return -1;
+    }
+    let mut device = -1;
+    // SAFETY: `CUresult cuCtxGetDevice(CUdevice *)`.
+    let result = unsafe {
+        let get: unsafe extern "C" fn(*mut i32) -> i32 = std::mem::transmute(function);
+        get(&mut device)
+    };
+    if result == 0 { i16::try_from(device).unwrap_or(-1) } else { -1 }
+}
+
+/// Originals of runtime functions, by hook and calling module: a process may hold several runtimes, and each caller has its own.
+static RUNTIME: [[AtomicPtr<c_void>; MODULES]; super::registry::RUNTIME_HOOKS] =
+    [const { [const { AtomicPtr::new(std::ptr::null_mut()) }; MODULES] }; super::registry::RUNTIME_HOOKS];
+
+fn runtime_original(hook: &'static Hook, caller: Option<&Caller>) -> *mut c_void {
+    let place = caller
+        .and_then(objects::module_index)
+        .and_then(|module| RUNTIME.get(hook.runtime_index())?.get(module));
+    if let Some(known) = place.map(|p| p.load(Ordering::Relaxed)).filter(|p| !p.is_null()) {
+        return known;
+    }
+    let ours = hook.entry as *mut c_void;
+    let sound = |found: *mut c_void| !found.is_null() && found != ours;
+    // 1. What the caller itself is linked with. 2. What it was given by dlsym. 3. The executable's. 4. Any runtime there is.
+    let own = caller.map(|c| real::loaded(c.path())).filter(|h| !h.is_null() && !caller.is_some_and(|c| c.path().is_empty()));
+    let mut found = own.map_or(std::ptr::null_mut(), |handle| real::lookup(handle, hook.symbol));
+    if !sound(found) {
+        found = hook.original.peek();
+    }
+    if !sound(found) {
+        found = real::lookup(libc::RTLD_NEXT, hook.symbol);
+    }
+    if !sound(found) {
+        found = objects::find(|o| {
+            let name = o.file_name();
+            if !name.starts_with(b"libcudart.so") && !name.starts_with(b"libcudart-") {
+                return None;
+            }
+            let handle = o.handle();
+            Some(real::lookup(handle, hook.symbol)).filter(|f| !handle.is_null() && sound(*f))
+        })
+        .unwrap_or(std::ptr::null_mut());
+    }
+    if !sound(found) {
+        return std::ptr::null_mut();
+    }
+    if let Some(place) = place {
+        place.store(found, Ordering::Relaxed);
+    }
+    found
+}

@@ -1,0 +1,278 @@
+//! The bodies of the hooked CUDA functions: which argument is the address, which the size.
+//!
+//! Signatures are those of cuda.h and cuda_runtime_api.h; both name the same machine types in CUDA 12 and 13.
+
+#![allow(non_snake_case)]
+
+use std::ffi::c_void;
+
+use memtrace_trace::event::Action;
+
+use super::call::{Call, Memory, UNKNOWN};
+use super::entry::entry;
+use super::registry::{HOOKS, index};
+
+/// `CUipcMemHandle`, `cudaIpcMemHandle_t`: 64 opaque bytes, by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct IpcHandle([u64; 8]);
+
+/// `cudaExtent`, by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Extent {
+    width: usize,
+    height: usize,
+    depth: usize,
+}
+
+/// `cudaPitchedPtr`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct PitchedPtr {
+    ptr: u64,
+    pitch: usize,
+    xsize: usize,
+    ysize: usize,
+}
+
+/// `cudaChannelFormatDesc`: bits of each channel, then the kind.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct ChannelFormat {
+    bits: [i32; 4],
+    kind: i32,
+}
+
+/// `CUDA_ARRAY_DESCRIPTOR`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct ArrayDescriptor {
+    width: usize,
+    height: usize,
+    format: u32,
+    channels: u32,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Array3dDescriptor {
+    width: usize,
+    height: usize,
+    depth: usize,
+    format: u32,
+    channels: u32,
+    flags: u32,
+}
+
+/// Reads through a pointer that the program gave; 0 for null.
+fn at<T: Copy + Default>(pointer: *const T) -> T {
+    if pointer.is_null() {
+        return T::default();
+    }
+    // SAFETY: the original has just used the same pointer in the same way and reported success.
+    unsafe { pointer.read_unaligned() }
+}
+
+fn elements(width: usize, height: usize, depth: usize) -> u64 {
+    (width.max(1) as u64).saturating_mul(height.max(1) as u64).saturating_mul(depth.max(1) as u64)
+}
+
+/// Bytes of one element of an array, from `CUarray_format`: 8-, 16- and 32-bit integers and floats (cuda.h); other formats are
+/// block-compressed or planar and are counted as one byte a channel.
+fn format_bytes(format: u32) -> u64 {
+    match format {
+        0x02 | 0x09 | 0x10 => 2,
+        0x03 | 0x0a | 0x20 => 4,
+        _ => 1,
+    }
+}
+
+fn array_2d(descriptor: *const ArrayDescriptor) -> u64 {
+    if descriptor.is_null() {
+        return 0;
+    }
+    // SAFETY: as in `at`.
+    let d = unsafe { descriptor.read_unaligned() };
+    elements(d.width, d.height, 1) * format_bytes(d.format) * u64::from(d.channels.max(1))
+}
+
+fn array_3d(descriptor: *const Array3dDescriptor) -> u64 {
+    if descriptor.is_null() {
+        return 0;
+    }
+    // SAFETY: as in `at`.
+    let d = unsafe { descriptor.read_unaligned() };
+    elements(d.width, d.height, d.depth) * format_bytes(d.format) * u64::from(d.channels.max(1))
+}
+
+fn channel_array(format: *const ChannelFormat, extent: Extent) -> u64 {
+    if format.is_null() {
+        return 0;
+    }
+    // SAFETY: as in `at`.
+    let f = unsafe { format.read_unaligned() };
+    let bits: u64 = f.bits.iter().map(|b| (*b).max(0) as u64).sum();
+    elements(extent.width, extent.height, extent.depth) * bits.div_ceil(8)
+}
+
+/// The bytes of all levels of a mipmapped array whose first level has `base` bytes: each next one has a quarter (an eighth
+/// in three dimensions).
+fn mipmaps(base: u64, levels: u32, three_dimensional: bool) -> u64 {
+    let shift = if three_dimensional { 3 } else { 2 };
+    (0..levels.min(32)).map(|level| (base >> (shift * level)).max(1)).sum()
+}
+
+/// The size of an imported allocation: what `cuMemGetAddressRange` says of it.
+fn imported_size(addr: u64) -> u64 {
+    static RANGE: crate::real::Original = crate::real::Original::new();
+    let function = super::call::driver_function(&RANGE, c"cuMemGetAddressRange_v2");
+    if function.is_null() {
+        return 0;
+    }
+    let (mut base, mut size) = (0u64, 0usize);
+    // SAFETY: `CUresult cuMemGetAddressRange_v2(CUdeviceptr *, size_t *, CUdeviceptr)`.
+    let result = unsafe {
+        let range: unsafe extern "C" fn(*mut u64, *mut usize, u64) -> i32 = std::mem::transmute(function);
+        range(&mut base, &mut size, addr)
+    };
+    if result == 0 { size as u64 } else { 0 }
+}
+
+macro_rules! hooks {
+    ($($name:ident($($arg:ident: $type:ty),*) $verb:ident $action:ident { $($field:ident: $value:expr),* })*) => {
+        $(
+            #[doc = concat!("`", stringify!($name), "`.")]
+            pub(super) mod $name {
+                use super::*;
+
+                entry!($name => body);
+
+                unsafe extern "C-unwind" fn body($($arg: $type),*) -> i32 {
+                    let Some(hook) = HOOKS.get(index::$name) else { return UNKNOWN };
+                    let call = Call::begin(hook);
+                    let original = call.original();
+                    if original.is_null() {
+                        return UNKNOWN;
+                    }
+                    // SAFETY: the original of this very symbol, which has this signature.
+                    let original: unsafe extern "C-unwind" fn($($type),*) -> i32 =
+                        unsafe { std::mem::transmute(original) };
+                    hooks!(@$verb call $action { $($field: $value),* } {
+                        // SAFETY: the arguments that the program passed for this function.
+                        unsafe { original($($arg),*) }
+                    })
+                }
+            }
+        )*
+    };
+    (@gets $call:ident $action:ident { $($field:ident: $value:expr),* } $original:block) => {{
+        let (result, nested) = $call.make(|| $original);
+        $call.obtained(Action::$action, result, nested, || {
+            // A failed call has written no address.
+            let memory = Memory { $($field: $value as u64,)* ..Memory::default() };
+            if result == 0 { memory } else { Memory { addr: 0, ..memory } }
+        });
+        result
+    }};
+    (@frees $call:ident $action:ident { $($field:ident: $value:expr),* } $original:block) => {{
+        let seq = $call.releasing(Action::$action, Memory { $($field: $value as u64,)* ..Memory::default() });
+        let (result, _) = $call.make(|| $original);
+        if result != 0 {
+            $call.failed(seq, result);
+        }
+        result
+    }};
+}
+
+hooks! {
+    cuMemAlloc_v2(out: *mut u64, size: usize) gets Alloc { addr: at(out), size: size }
+    cuMemAllocPitch_v2(out: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) gets Alloc {
+        addr: at(out), size: at(pitch).max(width) * height
+    }
+    cuMemAllocManaged(out: *mut u64, size: usize, flags: u32) gets Alloc { addr: at(out), size: size }
+    cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) gets Alloc { addr: at(out), size: size, stream: stream }
+    cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64) gets Alloc { addr: at(out), size: size, stream: stream }
+    cuMemAllocFromPoolAsync(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) gets Alloc {
+        addr: at(out), size: size, stream: stream
+    }
+    cuMemAllocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) gets Alloc {
+        addr: at(out), size: size, stream: stream
+    }
+    cuMemFreeAsync(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
+    cuMemFreeAsync_ptsz(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
+    cuMemFree_v2(addr: u64) frees FreeCompleted { addr: addr }
+    cuMemCreate(out: *mut u64, size: usize, properties: *const c_void, flags: u64) gets Alloc { addr: at(out), size: size }
+    cuMemRelease(handle: u64) frees FreeCompleted { addr: handle }
+    cuMemMap(addr: u64, size: usize, offset: usize, handle: u64, flags: u64) gets Map {
+        addr: addr, size: size, stream: handle
+    }
+    cuMemUnmap(addr: u64, size: usize) frees Unmap { addr: addr, size: size }
+    cuMemAddressReserve(out: *mut u64, size: usize, alignment: usize, hint: u64, flags: u64) gets Reserve {
+        addr: at(out), size: size
+    }
+    cuMemAddressFree(addr: u64, size: usize) frees Unreserve { addr: addr, size: size }
+    cuMemHostAlloc(out: *mut u64, size: usize, flags: u32) gets Alloc { addr: at(out), size: size }
+    cuMemAllocHost_v2(out: *mut u64, size: usize) gets Alloc { addr: at(out), size: size }
+    cuMemHostRegister_v2(addr: u64, size: usize, flags: u32) gets Alloc { addr: addr, size: size }
+    cuMemHostUnregister(addr: u64) frees FreeCompleted { addr: addr }
+    cuMemFreeHost(addr: u64) frees FreeCompleted { addr: addr }
+    cuArrayCreate_v2(out: *mut u64, descriptor: *const ArrayDescriptor) gets Alloc {
+        addr: at(out), size: array_2d(descriptor)
+    }
+    cuArray3DCreate_v2(out: *mut u64, descriptor: *const Array3dDescriptor) gets Alloc {
+        addr: at(out), size: array_3d(descriptor)
+    }
+    cuArrayDestroy(handle: u64) frees FreeCompleted { addr: handle }
+    cuMipmappedArrayCreate(out: *mut u64, descriptor: *const Array3dDescriptor, levels: u32) gets Alloc {
+        addr: at(out), size: mipmaps(array_3d(descriptor), levels, false)
+    }
+    cuMipmappedArrayDestroy(handle: u64) frees FreeCompleted { addr: handle }
+    cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, flags: u32) gets Alloc {
+        addr: at(out), size: imported_size(at(out))
+    }
+    cuIpcCloseMemHandle(addr: u64) frees FreeCompleted { addr: addr }
+    cudaMalloc(out: *mut u64, size: usize) gets Alloc { addr: at(out), size: size }
+    cudaMallocPitch(out: *mut u64, pitch: *mut usize, width: usize, height: usize) gets Alloc {
+        addr: at(out), size: at(pitch).max(width) * height
+    }
+    cudaMalloc3D(out: *mut PitchedPtr, extent: Extent) gets Alloc {
+        addr: at(out.cast::<u64>()),
+        size: at(out.cast::<usize>().wrapping_add(1)).max(extent.width) * extent.height * extent.depth
+    }
+    cudaMallocManaged(out: *mut u64, size: usize, flags: u32) gets Alloc { addr: at(out), size: size }
+    cudaMallocAsync(out: *mut u64, size: usize, stream: u64) gets Alloc { addr: at(out), size: size, stream: stream }
+    cudaMallocAsync_ptsz(out: *mut u64, size: usize, stream: u64) gets Alloc { addr: at(out), size: size, stream: stream }
+    cudaMallocFromPoolAsync(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) gets Alloc {
+        addr: at(out), size: size, stream: stream
+    }
+    cudaMallocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) gets Alloc {
+        addr: at(out), size: size, stream: stream
+    }
+    cudaFreeAsync(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
+    cudaFreeAsync_ptsz(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
+    cudaFree(addr: u64) frees FreeCompleted { addr: addr }
+    cudaMallocHost(out: *mut u64, size: usize) gets Alloc { addr: at(out), size: size }
+    cudaHostAlloc(out: *mut u64, size: usize, flags: u32) gets Alloc { addr: at(out), size: size }
+    cudaHostRegister(addr: u64, size: usize, flags: u32) gets Alloc { addr: addr, size: size }
+    cudaHostUnregister(addr: u64) frees FreeCompleted { addr: addr }
+    cudaFreeHost(addr: u64) frees FreeCompleted { addr: addr }
+    cudaMallocArray(out: *mut u64, format: *const ChannelFormat, width: usize, height: usize, flags: u32) gets Alloc {
+        addr: at(out), size: channel_array(format, Extent { width, height, depth: 1 })
+    }
+    cudaMalloc3DArray(out: *mut u64, format: *const ChannelFormat, extent: Extent, flags: u32) gets Alloc {
+        addr: at(out), size: channel_array(format, extent)
+    }
+    cudaFreeArray(handle: u64) frees FreeCompleted { addr: handle }
+    cudaMallocMipmappedArray(
+        out: *mut u64, format: *const ChannelFormat, extent: Extent, levels: u32, flags: u32
+    ) gets Alloc {
+        addr: at(out), size: mipmaps(channel_array(format, extent), levels, extent.depth > 1)
+    }
+    cudaFreeMipmappedArray(handle: u64) frees FreeCompleted { addr: handle }
+    cudaIpcOpenMemHandle(out: *mut u64, handle: IpcHandle, flags: u32) gets Alloc {
+        addr: at(out), size: imported_size(at(out))
+    }
+    cudaIpcCloseMemHandle(addr: u64) frees FreeCompleted { addr: addr }
+}

@@ -1,0 +1,196 @@
+//! How CUDA functions are reached that nobody links with: `dlsym` and the driver's own `cuGetProcAddress`.
+//!
+//! `dlsym` is a stub that jumps to the real one with everything as it came, so that `RTLD_NEXT` and `RTLD_DEFAULT` see their
+//! caller; only for the names of hooked functions is the answer ours. `dlopen` is not interposed: the caller's RPATH
+//! would be lost.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use memtrace_trace::counters::Counter;
+
+use super::call::{driver, driver_function};
+use super::entry::entry;
+use super::registry::{self, Hook};
+use crate::process::Process;
+use crate::real::{self, Original};
+
+/// The exported `dlsym`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(naked)]
+unsafe extern "C" fn dlsym() {
+    std::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {replacement}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "test rax, rax",
+        "jne 2f",
+        "mov rax, qword ptr [rip + {real}]",
+        "test rax, rax",
+        "je 2f",
+        "jmp rax",
+        "2:",
+        "ret",
+        replacement = sym replacement,
+        real = sym real::DLSYM,
+    )
+}
+
+/// Our answer to `dlsym(handle, name)`; null leaves it to the real one, which has been found by then.
+unsafe extern "C" fn replacement(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    const NO: *mut c_void = std::ptr::null_mut();
+    if real::dlsym_address().is_null() || name.is_null() || handle == libc::RTLD_NEXT {
+        return NO;
+    }
+    // SAFETY: dlsym's name is a C string.
+    let symbol = unsafe { CStr::from_ptr(name) };
+    if !symbol.to_bytes().starts_with(b"cu") {
+        return NO;
+    }
+    if let Some(entry) = proc_address_entry(symbol.to_bytes()) {
+        let found = real::lookup(handle, symbol);
+        return if found.is_null() || found == entry { NO } else { entry };
+    }
+    let Some(hook) = registry::by_symbol(symbol.to_bytes()) else { return NO };
+    let entry = hook.entry as *mut c_void;
+    let found = real::lookup(handle, symbol);
+    if found.is_null() || found == entry {
+        return NO;
+    }
+    if adopt(hook, found) { entry } else { NO }
+}
+
+/// Takes `found` for the hook's original. False when the hook has another one already: then the program gets what it asked for,
+/// unhooked; a runtime's calls are still seen in the driver.
+fn adopt(hook: &Hook, found: *mut c_void) -> bool {
+    let known = hook.original.peek();
+    if known.is_null() {
+        hook.original.set(found);
+    }
+    known.is_null() || known == found
+}
+
+/// Our own `cuGetProcAddress` of this exported name.
+fn proc_address_entry(name: &[u8]) -> Option<*mut c_void> {
+    match name {
+        b"cuGetProcAddress" => Some(cuGetProcAddress as *mut c_void),
+        b"cuGetProcAddress_v2" => Some(cuGetProcAddress_v2 as *mut c_void),
+        _ => None,
+    }
+}
+
+static GET_PROC_ADDRESS: Original = Original::new();
+static GET_PROC_ADDRESS_V2: Original = Original::new();
+
+entry!(cuGetProcAddress => get_proc_address);
+entry!(cuGetProcAddress_v2 => get_proc_address_v2);
+
+/// `CUDA_ERROR_NOT_FOUND`.
+const NOT_FOUND: c_int = 500;
+/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
+const PER_THREAD_STREAM: u64 = 1 << 1;
+
+/// CUDA 11.3 to 11.8.
+unsafe extern "C-unwind" fn get_proc_address(
+    name: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+) -> c_int {
+    let original = driver_function(&GET_PROC_ADDRESS, c"cuGetProcAddress");
+    if original.is_null() {
+        return NOT_FOUND;
+    }
+    // SAFETY: cuda.h's signature before CUDA 12.
+    let original: unsafe extern "C-unwind" fn(*const c_char, *mut *mut c_void, c_int, u64) -> c_int =
+        unsafe { std::mem::transmute(original) };
+    // SAFETY: the program's own arguments.
+    let result = unsafe { original(name, out, version, flags) };
+    if result == 0 {
+        // SAFETY: the original has read the name and written the pointer.
+        unsafe { wrap(name, out, version, flags) };
+    }
+    result
+}
+
+/// CUDA 12 and later.
+unsafe extern "C-unwind" fn get_proc_address_v2(
+    name: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    status: *mut c_int,
+) -> c_int {
+    let original = driver_function(&GET_PROC_ADDRESS_V2, c"cuGetProcAddress_v2");
+    if original.is_null() {
+        return NOT_FOUND;
+    }
+    // SAFETY: cuda.h's signature from CUDA 12 on.
+    let original: unsafe extern "C-unwind" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int =
+        unsafe { std::mem::transmute(original) };
+    // SAFETY: the program's own arguments.
+    let result = unsafe { original(name, out, version, flags, status) };
+    if result == 0 {
+        // SAFETY: the original has read the name and written the pointer.
+        unsafe { wrap(name, out, version, flags) };
+    }
+    result
+}
+
+/// Replaces an entry point that the driver has just given out.
+///
+/// # Safety
+/// `name` and `out` must be what a successful `cuGetProcAddress` was called with.
+unsafe fn wrap(name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64) {
+    if name.is_null() || out.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let (symbol, found) = unsafe { (CStr::from_ptr(name), *out) };
+    if found.is_null() {
+        return;
+    }
+    if symbol.to_bytes() == b"cuGetProcAddress" {
+        let (entry, original) = if version >= 12000 {
+            (cuGetProcAddress_v2 as *mut c_void, &GET_PROC_ADDRESS_V2)
+        } else {
+            (cuGetProcAddress as *mut c_void, &GET_PROC_ADDRESS)
+        };
+        if original.peek().is_null() {
+            original.set(found);
+        }
+        if original.peek() == found {
+            // SAFETY: the caller's promise.
+            unsafe { *out = entry };
+        }
+        return;
+    }
+    let Some(hook) = registry::by_entry_point(symbol.to_bytes(), version, flags & PER_THREAD_STREAM != 0) else {
+        return;
+    };
+    if newer_interface(symbol, found) || !adopt(hook, found) {
+        if let Some(process) = Process::if_started() {
+            process.count(Counter::UnwrappedEntryPoints, 1);
+        }
+        return;
+    }
+    // SAFETY: the caller's promise; the stub has the interface of the function it stands for.
+    unsafe { *out = hook.entry as *mut c_void };
+}
+
+/// Whether the driver gave out an interface newer than the ones we know (`..._v3`), whose arguments may differ.
+fn newer_interface(symbol: &CStr, found: *mut c_void) -> bool {
+    let driver = driver();
+    if driver.is_null() {
+        return false;
+    }
+    ["_v3", "_v4", "_v5"].iter().any(|suffix| {
+        let mut name = symbol.to_bytes().to_vec();
+        name.extend_from_slice(suffix.as_bytes());
+        std::ffi::CString::new(name).is_ok_and(|name| real::lookup(driver, &name) == found)
+    })
+}
+

@@ -1,0 +1,12 @@
+//! Every function that is interposed. [`registry`] lists the CUDA ones; `torch` has PyTorch's; `loader` is how both are reached.
+
+mod call;
+mod cuda;
+mod device;
+mod entry;
+mod loader;
+mod registry;
+mod torch;
+
+pub(crate) use device::describe as describe_device;
+pub(crate) use torch::TorchState;

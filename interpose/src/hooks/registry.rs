@@ -1,0 +1,136 @@
+//! The list of hooked CUDA functions. One line and a body (in [`super::cuda`]) is all that a new hook takes; the export list, the
+//! originals and the look-up tables are made from the lines.
+
+use std::ffi::CStr;
+
+use memtrace_trace::api::{Api, Memory};
+
+use super::cuda;
+use crate::real::Original;
+
+/// One hooked function.
+pub(super) struct Hook {
+    pub(super) api: Api,
+    pub(super) symbol: &'static CStr,
+    /// The exported stub.
+    pub(super) entry: unsafe extern "C" fn(),
+    /// Driver: the original. Runtime: the original that `dlsym` gave out first; see `call::runtime_original`.
+    pub(super) original: Original,
+}
+
+impl Hook {
+    /// Whether the function is the runtime's (`cuda...`) or the driver's (`cu...`).
+    #[inline]
+    pub(super) fn is_runtime(&self) -> bool {
+        self.api.0 >= FIRST_RUNTIME
+    }
+
+    /// Whether the function deals with host memory.
+    pub(super) fn is_host(&self) -> bool {
+        matches!(self.api.memory(), Some(Memory::Host | Memory::Registered))
+    }
+
+    /// Index among the runtime's functions.
+    pub(super) fn runtime_index(&self) -> usize {
+        usize::from(self.api.0.saturating_sub(FIRST_RUNTIME))
+    }
+}
+
+/// Wire numbers from here on are the runtime's.
+const FIRST_RUNTIME: u16 = Api::cudaMalloc.0;
+/// Room for the runtime's functions.
+pub(super) const RUNTIME_HOOKS: usize = 32;
+
+macro_rules! registry {
+    ($($name:ident)*) => {
+        /// Every hook.
+        pub(super) static HOOKS: [Hook; Api::ALL.len()] = [$(Hook {
+            api: Api::$name,
+            symbol: match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => c"",
+            },
+            entry: cuda::$name::$name,
+            original: Original::new(),
+        }),*];
+
+        /// Each hook's own entry in [`HOOKS`], for its body.
+        #[allow(non_upper_case_globals)]
+        pub(super) mod index {
+            registry!(@count 0usize, $($name)*);
+        }
+    };
+    (@count $at:expr, $name:ident $($rest:ident)*) => {
+        pub(in super::super) const $name: usize = $at;
+        registry!(@count $at + 1, $($rest)*);
+    };
+    (@count $at:expr,) => {};
+}
+
+registry! {
+    cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemAllocManaged
+    cuMemAllocAsync cuMemAllocAsync_ptsz cuMemAllocFromPoolAsync cuMemAllocFromPoolAsync_ptsz
+    cuMemFreeAsync cuMemFreeAsync_ptsz cuMemFree_v2
+    cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemAddressReserve cuMemAddressFree
+    cuMemHostAlloc cuMemAllocHost_v2 cuMemHostRegister_v2 cuMemHostUnregister cuMemFreeHost
+    cuArrayCreate_v2 cuArray3DCreate_v2 cuArrayDestroy cuMipmappedArrayCreate cuMipmappedArrayDestroy
+    cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle
+    cudaMalloc cudaMallocPitch cudaMalloc3D cudaMallocManaged
+    cudaMallocAsync cudaMallocAsync_ptsz cudaMallocFromPoolAsync cudaMallocFromPoolAsync_ptsz
+    cudaFreeAsync cudaFreeAsync_ptsz cudaFree
+    cudaMallocHost cudaHostAlloc cudaHostRegister cudaHostUnregister cudaFreeHost
+    cudaMallocArray cudaMalloc3DArray cudaFreeArray cudaMallocMipmappedArray cudaFreeMipmappedArray
+    cudaIpcOpenMemHandle cudaIpcCloseMemHandle
+}
+
+/// The hook of this exported name.
+pub(super) fn by_symbol(name: &[u8]) -> Option<&'static Hook> {
+    HOOKS.iter().find(|h| h.symbol.to_bytes() == name)
+}
+
+/// The driver hook for a name and version as `cuGetProcAddress` takes them. The names have no version suffix there; the version is
+/// the CUDA release whose interface is wanted, and `_v2` interfaces came with the release given here (cuda.h).
+pub(super) fn by_entry_point(name: &[u8], version: i32, per_thread_stream: bool) -> Option<&'static Hook> {
+    let since = |v2: i32, suffix: &'static str| if version >= v2 { Some(suffix) } else { None };
+    let suffix = match name {
+        b"cuMemAlloc" | b"cuMemAllocPitch" | b"cuMemFree" | b"cuMemAllocHost" | b"cuArrayCreate" | b"cuArray3DCreate" => {
+            since(3020, "_v2")?
+        }
+        b"cuMemHostRegister" => since(6050, "_v2")?,
+        b"cuIpcOpenMemHandle" => since(11000, "_v2")?,
+        b"cuMemAllocAsync" | b"cuMemAllocFromPoolAsync" | b"cuMemFreeAsync" if per_thread_stream => "_ptsz",
+        _ => "",
+    };
+    HOOKS.iter().find(|h| {
+        !h.is_runtime() && h.symbol.to_bytes().strip_suffix(suffix.as_bytes()).is_some_and(|base| base == name)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_registry_and_the_contract_list_the_same_functions() {
+        let mut hooked: Vec<_> = HOOKS.iter().map(|h| h.api).collect();
+        hooked.sort();
+        assert_eq!(hooked, Api::ALL);
+        for hook in HOOKS {
+            assert_eq!(hook.symbol.to_str().ok(), hook.api.symbol());
+            assert!(!hook.is_runtime() || hook.runtime_index() < RUNTIME_HOOKS);
+        }
+    }
+
+    #[test]
+    fn entry_points_are_found_by_base_name_and_version() {
+        let symbol = |name: &str, version, ptds| {
+            by_entry_point(name.as_bytes(), version, ptds).and_then(|h| h.api.symbol())
+        };
+        assert_eq!(symbol("cuMemAlloc", 12000, false), Some("cuMemAlloc_v2"));
+        assert_eq!(symbol("cuMemAlloc", 2000, false), None);
+        assert_eq!(symbol("cuMemAllocAsync", 12000, true), Some("cuMemAllocAsync_ptsz"));
+        assert_eq!(symbol("cuMemCreate", 12000, true), Some("cuMemCreate"));
+        assert_eq!(symbol("cudaMalloc", 12000, false), None);
+        assert_eq!(symbol("cuMemAlloc_v2", 12000, false), None);
+    }
+}

@@ -1,0 +1,400 @@
+//! Backward, named: which autograd node a thread is running, and which forward call made that node.
+//!
+//! Two functions of libtorch_cpu, both called through its PLT by the same names in every version from 2.4 to 2.15:
+//!
+//! - `at::sequence_number::get_and_increment()` is called on the forward thread when a node is made. The Python stack of that
+//!   moment is remembered under (forward thread, number). `AccumulateGrad` takes no number; its constructor is
+//!   interposed, and the stack is remembered under the node's address.
+//! - `torch::autograd::Engine::evaluate_function(...)` runs one node. While it runs, allocations of this thread belong to the node.
+//!
+//! `Node` (torch/csrc/autograd/function.h): after `enable_shared_from_this`, `sequence_nr_` at 24, `thread_id_` at 48. Believed
+//! only when numbers found there are numbers that were handed out; the type's name comes from the vtable's type info.
+
+use std::ffi::{CStr, CString, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use memtrace_trace::counters::Counter;
+use memtrace_trace::definition::Definition;
+use memtrace_trace::ids::{ContextId, StackId};
+
+use super::exported_by;
+use crate::guard::{Guard, thread};
+use crate::process::Process;
+use crate::real::Original;
+
+/// Forward stacks remembered; a node older than this many later ones has lost its stack, and that is counted.
+const FORWARD_SLOTS: usize = 1 << 20;
+/// Distinct (node type, forward stack) pairs; a node beyond that has no context, and that is counted.
+const CONTEXT_SLOTS: usize = 1 << 16;
+/// How often a node's number must not have been handed out, with never one that was, until the layout is given up.
+const MISSES_ALLOWED: u32 = 64;
+/// `AccumulateGrad`'s sequence number.
+const NO_NUMBER: u64 = u64::MAX;
+
+/// What is known of autograd in this process.
+pub(super) struct State {
+    forward: Table,
+    contexts: Table,
+    contexts_lock: AtomicU32,
+    context_count: AtomicU32,
+    hits: AtomicU32,
+    misses: AtomicU32,
+}
+
+/// A zeroed array of words in anonymous memory, mapped when first used: pages cost memory when they are touched.
+struct Table {
+    words: AtomicPtr<AtomicU64>,
+    len: usize,
+}
+
+impl Table {
+    const fn new(len: usize) -> Table {
+        Table { words: AtomicPtr::new(std::ptr::null_mut()), len }
+    }
+
+    /// The array; empty when it cannot be mapped.
+    #[inline]
+    fn words(&self) -> &[AtomicU64] {
+        let mut words = self.words.load(Ordering::Acquire);
+        if words.is_null() {
+            words = self.map();
+            if words.is_null() {
+                return &[];
+            }
+        }
+        // SAFETY: `map` made it of this length; it is never unmapped.
+        unsafe { std::slice::from_raw_parts(words, self.len) }
+    }
+
+    #[cold]
+    fn map(&self) -> *mut AtomicU64 {
+        let bytes = self.len * size_of::<AtomicU64>();
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
+        let fresh = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if fresh == libc::MAP_FAILED {
+            return std::ptr::null_mut();
+        }
+        let fresh = fresh.cast::<AtomicU64>();
+        match self.words.compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => fresh,
+            Err(other) => {
+                // SAFETY: our own mapping, which nobody has seen.
+                unsafe { libc::munmap(fresh.cast(), bytes) };
+                other
+            }
+        }
+    }
+}
+
+impl State {
+    pub(super) fn new() -> State {
+        State {
+            forward: Table::new(FORWARD_SLOTS),
+            contexts: Table::new(CONTEXT_SLOTS * 2),
+            contexts_lock: AtomicU32::new(0),
+            context_count: AtomicU32::new(0),
+            hits: AtomicU32::new(0),
+            misses: AtomicU32::new(0),
+        }
+    }
+
+    /// Remembers the forward stack of a node: `owner` is the forward thread's number, or for a node without a sequence number
+    /// its address.
+    fn remember(&self, owner: u64, number: u64, stack: StackId) {
+        let (slot, check) = place(owner, number);
+        if let Some(word) = self.forward.words().get(slot) {
+            word.store(check | u64::from(stack.0), Ordering::Relaxed);
+        }
+    }
+
+    fn recall(&self, owner: u64, number: u64) -> Option<StackId> {
+        let (slot, check) = place(owner, number);
+        let word = self.forward.words().get(slot)?.load(Ordering::Relaxed);
+        (word & CHECK == check && word != 0).then_some(StackId(word as u32))
+    }
+
+    /// Whether node layouts have proved wrong.
+    fn given_up(&self) -> bool {
+        self.hits.load(Ordering::Relaxed) == 0 && self.misses.load(Ordering::Relaxed) >= MISSES_ALLOWED
+    }
+}
+
+const CHECK: u64 = 0xffff_ffff_0000_0000;
+
+/// Where in the table a node's stack lies, and the upper half of its word. Numbers that follow each other lie side by side, so a
+/// slot is used again only after a million later nodes of the same thread.
+fn place(owner: u64, number: u64) -> (usize, u64) {
+    let spread = owner.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let slot = number.wrapping_add(spread >> 40) as usize % FORWARD_SLOTS;
+    let mut hash = (number ^ spread).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    hash ^= hash >> 32;
+    hash = hash.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    (slot, (hash & CHECK) | 1 << 63)
+}
+
+const GET_AND_INCREMENT: &CStr = c"_ZN2at15sequence_number17get_and_incrementEv";
+const CURRENT_THREAD: &CStr = c"_ZN2at14RecordFunction15currentThreadIdEv";
+const EVALUATE: &CStr = c"_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
+const ACCUMULATE: &CStr = c"_ZN5torch8autograd14AccumulateGradC1EN2at6TensorE";
+
+fn libtorch_cpu(cache: &Original, name: &CStr) -> *mut c_void {
+    cache.get(|| exported_by(b"libtorch_cpu.so", name))
+}
+
+/// `uint64_t at::sequence_number::get_and_increment()`.
+#[cfg_attr(not(test), unsafe(export_name = "_ZN2at15sequence_number17get_and_incrementEv"))]
+extern "C-unwind" fn get_and_increment() -> u64 {
+    static ORIGINAL: Original = Original::new();
+    let original = libtorch_cpu(&ORIGINAL, GET_AND_INCREMENT);
+    if original.is_null() {
+        return 0;
+    }
+    // SAFETY: the original of this symbol.
+    let number = unsafe {
+        let original: unsafe extern "C-unwind" fn() -> u64 = std::mem::transmute(original);
+        original()
+    };
+    if Process::if_started().is_some()
+        && let Some(owner) = forward_thread()
+        && let Some(mut guard) = Guard::enter()
+    {
+        let stack = guard.stack();
+        guard.process.torch.autograd.remember(owner, number, stack);
+    }
+    number
+}
+
+/// PyTorch's own number of the calling thread, which nodes carry.
+fn forward_thread() -> Option<u64> {
+    static ORIGINAL: Original = Original::new();
+    let original = libtorch_cpu(&ORIGINAL, CURRENT_THREAD);
+    if original.is_null() {
+        return None;
+    }
+    // SAFETY: `static uint64_t at::RecordFunction::currentThreadId()`: a thread-local counter. The node being made
+    // asks for it too.
+    unsafe {
+        let original: unsafe extern "C-unwind" fn() -> u64 = std::mem::transmute(original);
+        Some(original())
+    }
+}
+
+/// `torch::autograd::AccumulateGrad::AccumulateGrad(at::Tensor)`; a class with a destructor is passed by address.
+#[cfg_attr(not(test), unsafe(export_name = "_ZN5torch8autograd14AccumulateGradC1EN2at6TensorE"))]
+extern "C-unwind" fn accumulate_grad(node: *mut c_void, tensor: *mut c_void) {
+    static ORIGINAL: Original = Original::new();
+    let original = libtorch_cpu(&ORIGINAL, ACCUMULATE);
+    if original.is_null() {
+        return;
+    }
+    // SAFETY: the original of this symbol, with the arguments as they came.
+    unsafe {
+        let original: unsafe extern "C-unwind" fn(*mut c_void, *mut c_void) = std::mem::transmute(original);
+        original(node, tensor);
+    }
+    if Process::if_started().is_some()
+        && let Some(mut guard) = Guard::enter()
+    {
+        let stack = guard.stack();
+        guard.process.torch.autograd.remember(node as u64, NO_NUMBER, stack);
+    }
+}
+
+/// The thread's state before a node, put back when the node is done, also by an exception.
+struct Restore {
+    context: ContextId,
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        thread(|t| {
+            t.context.set(self.context);
+            t.backward_depth.set(t.backward_depth.get().saturating_sub(1));
+        });
+    }
+}
+
+/// `void torch::autograd::Engine::evaluate_function(std::shared_ptr<GraphTask>&, Node*, InputBuffer&, const
+/// std::shared_ptr<ReadyQueue>&)`.
+#[cfg_attr(not(test), unsafe(export_name = "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE"))]
+extern "C-unwind" fn evaluate_function(
+    engine: *mut c_void,
+    graph_task: *mut c_void,
+    node: *mut c_void,
+    inputs: *mut c_void,
+    ready_queue: *mut c_void,
+) {
+    static ORIGINAL: Original = Original::new();
+    let original = libtorch_cpu(&ORIGINAL, EVALUATE);
+    if original.is_null() {
+        return;
+    }
+    let context = context_of(node);
+    let _restore = thread(|t| {
+        t.backward_depth.set(t.backward_depth.get() + 1);
+        Restore { context: t.context.replace(context) }
+    });
+    // SAFETY: the original of this symbol, with the arguments as they came. A C++ exception passes through this frame and runs
+    // the destructor above.
+    unsafe {
+        let original: unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void, *mut c_void) =
+            std::mem::transmute(original);
+        original(engine, graph_task, node, inputs, ready_queue);
+    }
+}
+
+/// The context of a node: its type and the forward stack that made it.
+fn context_of(node: *mut c_void) -> ContextId {
+    let Some(process) = Process::if_started() else { return ContextId::NONE };
+    let state = &process.torch.autograd;
+    if node.is_null() || state.given_up() {
+        return ContextId::NONE;
+    }
+    // SAFETY: a live node: the engine is about to run it. It begins with its vtable pointer and is at least 56 bytes.
+    let (vtable, number, owner) = unsafe {
+        let node = node.cast::<u64>();
+        (node.read(), node.add(3).read(), node.add(6).read())
+    };
+    let forward = if number == NO_NUMBER { state.recall(node as u64, NO_NUMBER) } else { state.recall(owner, number) };
+    match forward {
+        Some(_) if number != NO_NUMBER => {
+            state.hits.store(1, Ordering::Relaxed);
+        }
+        None if number != NO_NUMBER && state.hits.load(Ordering::Relaxed) == 0 => {
+            if state.misses.fetch_add(1, Ordering::Relaxed) + 1 == MISSES_ALLOWED
+                && let Some(mut guard) = Guard::enter()
+            {
+                guard.notice(
+                    "torch.autograd",
+                    "node layout not recognised: backward allocations carry no node and no forward call",
+                );
+            }
+        }
+        None if number != NO_NUMBER => process.count(Counter::ForwardStacksLost, 1),
+        _ => {}
+    }
+    intern(process, vtable, forward.unwrap_or(StackId::NONE))
+}
+
+/// The id of (node type, forward stack). Two words a slot: the vtable's address; the forward stack and the id.
+fn intern(process: &'static Process, vtable: u64, forward: StackId) -> ContextId {
+    let state = &process.torch.autograd;
+    let words = state.contexts.words();
+    let spread = (vtable ^ u64::from(forward.0) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let start = (spread >> 40) as usize;
+    for probe in 0..64 {
+        let slot = (start + probe) % CONTEXT_SLOTS;
+        let (Some(key), Some(value)) = (words.get(slot * 2), words.get(slot * 2 + 1)) else { break };
+        let known = value.load(Ordering::Acquire);
+        if known == 0 {
+            break;
+        }
+        if key.load(Ordering::Relaxed) == vtable && (known >> 32) as u32 == forward.0 {
+            return ContextId(known as u32);
+        }
+    }
+    let name = type_name(vtable);
+    let Some(mut guard) = Guard::enter() else { return ContextId::NONE };
+    while state.contexts_lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        std::hint::spin_loop();
+    }
+    let mut outcome = None;
+    for probe in 0..64 {
+        let slot = (start + probe) % CONTEXT_SLOTS;
+        let (Some(key), Some(value)) = (words.get(slot * 2), words.get(slot * 2 + 1)) else { break };
+        let known = value.load(Ordering::Relaxed);
+        if known == 0 {
+            let id = state.context_count.fetch_add(1, Ordering::Relaxed) + 1;
+            key.store(vtable, Ordering::Relaxed);
+            value.store(u64::from(forward.0) << 32 | u64::from(id), Ordering::Release);
+            outcome = Some((ContextId(id), true));
+            break;
+        }
+        if key.load(Ordering::Relaxed) == vtable && (known >> 32) as u32 == forward.0 {
+            outcome = Some((ContextId(known as u32), false));
+            break;
+        }
+    }
+    state.contexts_lock.store(0, Ordering::Release);
+    match outcome {
+        Some((id, new)) => {
+            if new {
+                guard.define(&Definition::Context { id, node: &name, forward });
+            }
+            id
+        }
+        None => {
+            process.count(Counter::StacksCut, 1);
+            ContextId::NONE
+        }
+    }
+}
+
+/// A class's name without namespaces, from its vtable: the word before the first function is the type info, whose second word
+/// is the mangled name (Itanium C++ ABI 2.9).
+fn type_name(vtable: u64) -> String {
+    // SAFETY: a live object's vtable, of a library compiled with type information, as PyTorch always is.
+    let mangled: CString = unsafe {
+        let type_info = (vtable as *const *const *const std::ffi::c_char).sub(1).read();
+        if type_info.is_null() {
+            return String::from("Node");
+        }
+        CStr::from_ptr(type_info.add(1).read()).to_owned()
+    };
+    last_component(mangled.to_bytes())
+}
+
+/// `N5torch8autograd9generated12AddBackward0E` -> `AddBackward0`.
+fn last_component(mangled: &[u8]) -> String {
+    let mut rest = mangled.strip_prefix(b"N").unwrap_or(mangled);
+    let mut last: &[u8] = mangled;
+    loop {
+        let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
+        let (number, tail) = rest.split_at(digits);
+        let len = number.iter().fold(0usize, |n, d| n.saturating_mul(10).saturating_add(usize::from(d - b'0')));
+        if len == 0 || len > tail.len() {
+            break;
+        }
+        let (component, after) = tail.split_at(len);
+        last = component;
+        rest = after;
+    }
+    String::from_utf8_lossy(last).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_component_of_a_mangled_name() {
+        assert_eq!(last_component(b"N5torch8autograd9generated20ConvolutionBackward0E"), "ConvolutionBackward0");
+        assert_eq!(last_component(b"N5torch8autograd14AccumulateGradE"), "AccumulateGrad");
+        assert_eq!(last_component(b"5Plain"), "Plain");
+        assert_eq!(last_component(b"odd"), "odd");
+        assert_eq!(last_component(b"N5torch8autograd7CppNodeI4MineEE"), "CppNode");
+    }
+
+    #[test]
+    fn forward_stacks_are_recalled_by_thread_and_number() {
+        let state = State::new();
+        for number in 0..1000 {
+            state.remember(1, number, StackId(number as u32 + 1));
+            state.remember(2, number, StackId(number as u32 + 5000));
+        }
+        let right = (0..1000).filter(|n| state.recall(1, *n) == Some(StackId(*n as u32 + 1))).count();
+        assert!(right >= 999 || state.recall(2, 3) == Some(StackId(5003)), "{right}");
+        assert_eq!(state.recall(3, 5), None);
+        state.remember(1, 7 + FORWARD_SLOTS as u64, StackId(9));
+        assert_eq!(state.recall(1, 7), None);
+    }
+}

@@ -1,0 +1,96 @@
+//! PyTorch: its CUDA allocator's own tracker, the profiler's reporter (fallback, and CPU tensors), autograd.
+//!
+//! Everything that rests on a private layout is checked at run time against something independent before it is believed, and
+//! switched off with a notice where the check fails.
+
+mod autograd;
+mod reporter;
+pub(super) mod tracker;
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use memtrace_trace::event::Flags;
+
+use crate::guard::{Guard, thread};
+use crate::objects;
+use crate::real::{self, Original};
+
+/// What is known of this process's PyTorch.
+pub(crate) struct TorchState {
+    /// See [`tracker`].
+    tracker: tracker::State,
+    /// See [`autograd`].
+    autograd: autograd::State,
+    /// PyTorch's pool ids, by ours.
+    pools: tracker::Pools,
+    /// Set once a CUDA device is in use: CPU tensors are then left alone, unless asked for.
+    cpu_off: AtomicU32,
+}
+
+impl TorchState {
+    pub(crate) fn new() -> TorchState {
+        TorchState {
+            tracker: tracker::State::new(),
+            autograd: autograd::State::new(),
+            pools: tracker::Pools::new(),
+            cpu_off: AtomicU32::new(0),
+        }
+    }
+
+    /// A CUDA device is in use.
+    pub(crate) fn device_in_use(&self) {
+        self.cpu_off.store(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether an object's calls are those of PyTorch's CUDA caching allocator.
+pub(super) fn is_allocator(file_name: &[u8]) -> bool {
+    file_name.starts_with(b"libc10_cuda")
+}
+
+/// A function that libc10 exports, as libc10 itself would find it.
+fn libc10(cache: &Original, name: &CStr) -> *mut std::ffi::c_void {
+    cache.get(|| exported_by(b"libc10.so", name))
+}
+
+/// A symbol that the object of this file name exports; not ours.
+fn exported_by(file_name: &[u8], name: &CStr) -> *mut std::ffi::c_void {
+    let Some(object) = objects::named(file_name) else { return std::ptr::null_mut() };
+    let handle = object.handle();
+    if handle.is_null() { handle } else { real::lookup(handle, name) }
+}
+
+/// The facts about this moment that PyTorch knows: is autograd recording, is this thread running backward.
+#[inline]
+pub(super) fn moment(guard: &Guard) -> Flags {
+    let mut flags = Flags::default();
+    if thread(|t| t.backward_depth.get()) > 0 {
+        flags = flags.with(Flags::IN_BACKWARD);
+    }
+    if !guard.process.torch.seen() {
+        return flags;
+    }
+    static GRAD_MODE: Original = Original::new();
+    let function = libc10(&GRAD_MODE, c"_ZN3c108GradMode10is_enabledEv");
+    if !function.is_null() {
+        // SAFETY: `static bool c10::GradMode::is_enabled()`, which reads a thread-local.
+        let enabled = unsafe {
+            let is_enabled: unsafe extern "C" fn() -> bool = std::mem::transmute(function);
+            is_enabled()
+        };
+        flags = flags.with(Flags::GRAD_KNOWN);
+        if enabled {
+            flags = flags.with(Flags::GRAD_ENABLED);
+        }
+    }
+    flags
+}
+
+impl TorchState {
+    /// Whether PyTorch has called one of our hooks in this process, so that its libraries are loaded.
+    #[inline]
+    fn seen(&self) -> bool {
+        reporter::SEEN.load(Ordering::Relaxed) != 0
+    }
+}

@@ -1,0 +1,169 @@
+//! `c10::reportMemoryUsageToProfiler`: libc10 and libc10_cuda call it through their PLT for every block they hand out or take back.
+//!
+//! It serves three ends: the rounded size of a block that the tracker has just reported; the fallback where the tracker cannot
+//! be attached; CPU tensors, whose events are only sent while `c10::memoryProfilingEnabled()` says true.
+//!
+//! `c10::Device` is two bytes, type and index, passed in one register (c10/core/Device.h).
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use memtrace_trace::counters::Counter;
+use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::options::Cpu;
+
+use super::{libc10, moment};
+use crate::guard::{Guard, thread};
+use crate::process::{Process, session_options};
+use crate::real::Original;
+
+/// Set once PyTorch has called here: its libraries are loaded.
+pub(super) static SEEN: AtomicU32 = AtomicU32::new(0);
+
+/// `c10::DeviceType::CPU` and `CUDA` (c10/core/DeviceType.h).
+const CPU: u8 = 0;
+const CUDA: u8 = 1;
+/// The allocator's totals are noted with every so many of its reports.
+const TOTALS_EVERY: u32 = 1024;
+
+/// `bool c10::memoryProfilingEnabled()`.
+#[cfg_attr(not(test), unsafe(export_name = "_ZN3c1022memoryProfilingEnabledEv"))]
+extern "C-unwind" fn memory_profiling_enabled() -> bool {
+    SEEN.store(1, Ordering::Relaxed);
+    if cpu_recorded() {
+        return true;
+    }
+    static ORIGINAL: Original = Original::new();
+    let original = libc10(&ORIGINAL, c"_ZN3c1022memoryProfilingEnabledEv");
+    if original.is_null() {
+        return false;
+    }
+    // SAFETY: the original of this symbol.
+    unsafe {
+        let original: unsafe extern "C-unwind" fn() -> bool = std::mem::transmute(original);
+        original()
+    }
+}
+
+/// Whether CPU tensors are recorded. Decided without connecting to the launcher: a process that imports torch and allocates
+/// nothing stays untouched.
+fn cpu_recorded() -> bool {
+    const UNKNOWN: u32 = 0;
+    const NO: u32 = 1;
+    const AUTO: u32 = 2;
+    const YES: u32 = 3;
+    static MODE: AtomicU32 = AtomicU32::new(UNKNOWN);
+    let mut mode = MODE.load(Ordering::Relaxed);
+    if mode == UNKNOWN {
+        mode = match session_options().map(|o| o.cpu) {
+            None | Some(Cpu::Never) => NO,
+            Some(Cpu::Auto) => AUTO,
+            Some(Cpu::Always) => YES,
+        };
+        MODE.store(mode, Ordering::Relaxed);
+    }
+    match mode {
+        YES => true,
+        AUTO => Process::if_started().is_none_or(|p| p.torch.cpu_off.load(Ordering::Relaxed) == 0),
+        _ => false,
+    }
+}
+
+/// `void c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, c10::Device)`.
+#[cfg_attr(not(test), unsafe(export_name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"))]
+extern "C-unwind" fn report_memory_usage(
+    address: *mut c_void,
+    size: i64,
+    allocated: usize,
+    reserved: usize,
+    device: u16,
+) {
+    SEEN.store(1, Ordering::Relaxed);
+    let [kind, index] = device.to_le_bytes();
+    match kind {
+        CUDA => cuda_block(address as u64, size, allocated as u64, reserved as u64, i16::from(index as i8)),
+        CPU if cpu_recorded() => cpu_block(address as u64, size),
+        _ => {}
+    }
+    static ORIGINAL: Original = Original::new();
+    let original = libc10(&ORIGINAL, c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
+    if original.is_null() {
+        return;
+    }
+    // SAFETY: the original of this symbol, with the arguments as they came.
+    unsafe {
+        let original: unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, u16) = std::mem::transmute(original);
+        original(address, size, allocated, reserved, device);
+    }
+}
+
+fn cuda_block(addr: u64, size: i64, allocated: u64, reserved: u64, device: i16) {
+    let Some(mut guard) = Guard::enter() else { return };
+    let process = guard.process;
+    if process.torch.tracker.attached() {
+        if size > 0 && !guard.amend(addr, size as u64) {
+            process.count(Counter::ReporterMismatches, 1);
+        }
+        if process.torch.tracker.count_report() % TOTALS_EVERY == 0 {
+            let flags = moment(&guard);
+            guard.emit(Event {
+                addr: allocated,
+                size: reserved,
+                action: Action::Totals,
+                source: Source::Torch,
+                device,
+                flags,
+                ..Event::EMPTY
+            });
+        }
+    } else {
+        fallback(&mut guard, Source::TorchReporter, addr, size, device);
+    }
+}
+
+fn cpu_block(addr: u64, size: i64) {
+    if let Some(mut guard) = Guard::enter() {
+        fallback(&mut guard, Source::TorchCpu, addr, size, -1);
+    }
+}
+
+fn fallback(guard: &mut Guard, source: Source, addr: u64, size: i64, device: i16) {
+    let flags = moment(guard);
+    let stack = guard.stack();
+    let context = thread(|t| t.context.get());
+    let action = if size >= 0 { Action::Alloc } else { Action::FreeCompleted };
+    guard.emit(Event { addr, size: size.unsigned_abs(), stack, context, source, action, device, flags, ..Event::EMPTY });
+}
+
+/// `void c10::reportOutOfMemoryToProfiler(int64_t, size_t, size_t, c10::Device)`.
+#[cfg_attr(not(test), unsafe(export_name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE"))]
+extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, reserved: usize, device: u16) {
+    let [kind, index] = device.to_le_bytes();
+    if kind == CUDA
+        && let Some(mut guard) = Guard::enter()
+        && !guard.process.torch.tracker.attached()
+    {
+        let flags = moment(&guard);
+        let stack = guard.stack();
+        guard.emit(Event {
+            size: size.unsigned_abs(),
+            stack,
+            context: thread(|t| t.context.get()),
+            source: Source::TorchReporter,
+            action: Action::Oom,
+            device: i16::from(index as i8),
+            flags,
+            ..Event::EMPTY
+        });
+    }
+    static ORIGINAL: Original = Original::new();
+    let original = libc10(&ORIGINAL, c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE");
+    if original.is_null() {
+        return;
+    }
+    // SAFETY: the original of this symbol, with the arguments as they came.
+    unsafe {
+        let original: unsafe extern "C-unwind" fn(i64, usize, usize, u16) = std::mem::transmute(original);
+        original(size, allocated, reserved, device);
+    }
+}

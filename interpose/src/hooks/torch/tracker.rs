@@ -1,0 +1,372 @@
+//! The CUDA caching allocator's own callback: `CUDAAllocator::attachAllocatorTraceTracker(std::function<void(const TraceEntry&)>)`.
+//!
+//! Attached at the first CUDA call that the allocator makes: its mutex is recursive and this thread holds it, and its trackers are
+//! not being called at that moment, so the very first `segment_alloc` is seen.
+//!
+//! What is private here, and what it is checked against:
+//! - *the vtable slot* differs by version; libtorch exports both the vtable of `CUDAPluggableAllocator` and its own method of that
+//!   name, so the slot is where the one holds the other;
+//! - *the class*: only `NativeCachingAllocator`, by its type info; other allocators throw when asked;
+//! - *`std::function`*: libstdc++'s, 32 bytes: 16 of functor, manager, invoker (bits/std_function.h);
+//! - *`TraceEntry`*: the first segment event must carry the address and the size of the CUDA call that this thread has just
+//!   made, and a time near now. Otherwise the tracker is ignored and the reporter takes over.
+//!
+//! The callback runs under the allocator's lock: it takes no lock of Python's, calls nothing of PyTorch's but one thread-local
+//! read, and does not block (but for a full ring, see [`crate::emit`]).
+
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use memtrace_trace::clock;
+use memtrace_trace::counters::Counter;
+use memtrace_trace::definition::Definition;
+use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::ids::StackId;
+
+use super::{exported_by, moment};
+use crate::guard::{Guard, thread};
+use crate::objects;
+use crate::process::Process;
+
+/// How far attaching has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Phase {
+    /// Not tried.
+    New = 0,
+    /// A thread is attaching.
+    Attaching = 1,
+    /// Attached; the layout is not verified yet.
+    Attached = 2,
+    /// Verified: `pool` is at 48 and `time` at 64 (PyTorch 2.7 and later).
+    WithPool = 3,
+    /// Verified: `time` is at 48.
+    WithoutPool = 4,
+    /// Not to be had; the reporter takes over.
+    Off = 5,
+}
+
+/// The tracker's state.
+pub(super) struct State {
+    phase: AtomicU32,
+    reports: AtomicU32,
+}
+
+impl State {
+    pub(super) fn new() -> State {
+        State { phase: AtomicU32::new(Phase::New as u32), reports: AtomicU32::new(0) }
+    }
+
+    /// Whether allocator events come from here (or are about to: the first one verifies).
+    #[inline]
+    pub(super) fn attached(&self) -> bool {
+        matches!(self.phase.load(Ordering::Relaxed), 2..=4)
+    }
+
+    /// Counts a report of the reporter.
+    pub(super) fn count_report(&self) -> u32 {
+        self.reports.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    fn set(&self, phase: Phase) {
+        self.phase.store(phase as u32, Ordering::Relaxed);
+    }
+}
+
+/// How many private pools get an id of their own; later ones share the last.
+const POOLS: usize = 4096;
+
+/// PyTorch's pool ids seen so far: a pool's id is its place plus one.
+pub(super) struct Pools {
+    lock: AtomicU32,
+    known: AtomicU32,
+    ids: Box<[[AtomicU64; 2]]>,
+}
+
+impl Pools {
+    pub(super) fn new() -> Pools {
+        Pools { lock: AtomicU32::new(0), known: AtomicU32::new(0), ids: (0..POOLS).map(|_| [const { AtomicU64::new(0) }; 2]).collect() }
+    }
+}
+
+/// `libstdc++`'s `std::function<void(const TraceEntry&)>`.
+#[repr(C)]
+struct StdFunction {
+    functor: [u64; 2],
+    manager: unsafe extern "C" fn(*mut u64, *const u64, u32) -> bool,
+    invoker: unsafe extern "C-unwind" fn(*const u64, *const u8),
+}
+
+/// Operations of a `std::function`'s manager: 0 type info, 1 pointer to the functor, 2 clone, 3 destroy.
+unsafe extern "C" fn manage(to: *mut u64, from: *const u64, operation: u32) -> bool {
+    if !to.is_null() {
+        let value = match operation {
+            0 => 0, // no type info: nobody asks for our target's type
+            1 => from as u64,
+            _ => return false,
+        };
+        // SAFETY: `to` is the caller's storage for one pointer.
+        unsafe { *to = value };
+    }
+    false
+}
+
+const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
+const PLUGGABLE_VTABLE: &CStr = c"_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
+const PLUGGABLE_METHOD: &[u8] =
+    b"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator27attachAllocatorTraceTracker";
+/// No allocator interface has as many virtual functions.
+const VTABLE_LIMIT: usize = 160;
+
+/// Attaches, once. Called from inside the allocator, outside any guard.
+pub(in super::super) fn attach() {
+    let Some(process) = Process::current() else { return };
+    let state = &process.torch.tracker;
+    if state.phase.load(Ordering::Relaxed) != Phase::New as u32
+        || state
+            .phase
+            .compare_exchange(Phase::New as u32, Phase::Attaching as u32, Ordering::Relaxed, Ordering::Relaxed)
+            .is_err()
+    {
+        return;
+    }
+    // Until the outcome is known the phase is Attaching: other threads go on without waiting.
+    let outcome = find_method();
+    match outcome {
+        Ok((allocator, method, slot)) => {
+            state.set(Phase::Attached);
+            let function = StdFunction { functor: [0; 2], manager: manage, invoker: on_entry };
+            // SAFETY: `method` is the slot of attachAllocatorTraceTracker(std::function) in the vtable of `allocator`; a class
+            // with a destructor is passed by the address of the caller's copy (Itanium C++ ABI 3.1.1).
+            unsafe {
+                let method: unsafe extern "C-unwind" fn(*mut c_void, *const StdFunction) = std::mem::transmute(method);
+                method(allocator, &function);
+            }
+            if let Some(mut guard) = Guard::enter() {
+                guard.notice("torch.tracker", &format!("attached by vtable slot {slot}"));
+            }
+        }
+        Err(reason) => {
+            state.set(Phase::Off);
+            if let Some(mut guard) = Guard::enter() {
+                guard.notice("torch.tracker", &format!("not attached: {reason}; using the profiler's reporter"));
+            }
+        }
+    }
+}
+
+/// The allocator object, the address of its method, and the method's slot.
+fn find_method() -> Result<(*mut c_void, usize, usize), &'static str> {
+    let pointer = exported_by(b"libc10_cuda.so", ALLOCATOR).cast::<*mut c_void>();
+    if pointer.is_null() {
+        return Err("libc10_cuda exports no allocator pointer");
+    }
+    // SAFETY: `std::atomic<CUDAAllocator*> allocator`, exported data of libc10_cuda.
+    let allocator = unsafe { *pointer };
+    if allocator.is_null() {
+        return Err("the allocator is not set yet");
+    }
+    // SAFETY: an object with virtual functions begins with its vtable pointer; the word before the first function is its
+    // type info, whose second word is its name (Itanium C++ ABI 2.5, 2.9).
+    let (vtable, class) = unsafe {
+        let vtable = *allocator.cast::<*const usize>();
+        let type_info = vtable.sub(1).read() as *const *const std::ffi::c_char;
+        (vtable, CStr::from_ptr(type_info.add(1).read()))
+    };
+    let class = class.to_bytes();
+    if !class.windows(22).any(|w| w == b"NativeCachingAllocator") {
+        return Err("the allocator is not PyTorch's native caching allocator");
+    }
+    let slot = method_slot().ok_or("libtorch exports no CUDAPluggableAllocator to find the vtable slot with")?;
+    // SAFETY: the slot lies in the vtable of a class of the same interface.
+    let method = unsafe { vtable.add(slot).read() };
+    let home = objects::containing(method);
+    if !home.is_some_and(|o| super::is_allocator(o.file_name())) {
+        return Err("the vtable slot does not lead into libc10_cuda");
+    }
+    Ok((allocator, method, slot))
+}
+
+fn method_slot() -> Option<usize> {
+    for library in [&b"libtorch_cuda.so"[..], b"libtorch_python.so"] {
+        let Some(object) = objects::named(library) else { continue };
+        let vtable = exported_by(library, PLUGGABLE_VTABLE).cast::<usize>();
+        let Some(method) = object.symbol_with_prefix(PLUGGABLE_METHOD) else { continue };
+        if vtable.is_null() {
+            continue;
+        }
+        // The first two words are the offset to top and the type info.
+        // SAFETY: reads at most VTABLE_LIMIT words of a data symbol; a vtable of this class is followed by others in the
+        // same section, so the words exist even past its end.
+        let found = (0..VTABLE_LIMIT).find(|slot| unsafe { vtable.add(2 + slot).read() } == method);
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
+}
+
+/// `TraceEntry`, as far as it is read: offsets from PyTorch's c10/core/CachingDeviceAllocator.h (2.11) and
+/// c10/cuda/CUDACachingAllocator.h (2.4).
+struct TraceEntry(*const u8);
+
+impl TraceEntry {
+    fn word(&self, offset: usize) -> u64 {
+        // SAFETY: the smallest TraceEntry is 80 bytes (2.2: seven fields and two words of time); no offset here is beyond.
+        unsafe { self.0.add(offset).cast::<u64>().read_unaligned() }
+    }
+
+    fn action(&self) -> u32 {
+        self.word(0) as u32
+    }
+
+    fn device(&self) -> i16 {
+        i16::from((self.word(0) >> 32) as u8 as i8)
+    }
+
+    fn addr(&self) -> u64 {
+        self.word(8)
+    }
+
+    fn stream(&self) -> u64 {
+        self.word(32)
+    }
+
+    fn size(&self) -> u64 {
+        self.word(40)
+    }
+}
+
+/// PyTorch calls here, under the allocator's lock.
+unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
+    let entry = TraceEntry(entry);
+    let Some(mut guard) = Guard::enter() else { return };
+    let state = &guard.process.torch.tracker;
+    let with_pool = match state.phase.load(Ordering::Relaxed) {
+        3 => true,
+        4 => false,
+        2 => match verify(&entry) {
+            Ok(phase) => {
+                state.set(phase);
+                let layout = if phase == Phase::WithPool { "with pool id" } else { "without pool id" };
+                guard.notice("torch.tracker", &format!("TraceEntry verified, {layout}"));
+                phase == Phase::WithPool
+            }
+            Err(reason) => {
+                state.set(Phase::Off);
+                guard.notice("torch.tracker", &format!("ignored: {reason}; using the profiler's reporter"));
+                return;
+            }
+        },
+        _ => return,
+    };
+    let Some(action) = u8::try_from(entry.action()).ok().and_then(Action::from_wire).filter(|a| *a <= Action::Annotate)
+    else {
+        guard.process.count(Counter::UnknownActions, 1);
+        return;
+    };
+    let pool = if with_pool { pool_id(&mut guard, (entry.word(48), entry.word(56))) } else { 0 };
+    let device = entry.device();
+    let addr = entry.addr();
+    let stack = stack_for(&mut guard, action, addr);
+    let flags = moment(&guard);
+    let event = Event {
+        addr,
+        size: entry.size(),
+        stream: entry.stream(),
+        stack,
+        context: thread(|t| t.context.get()),
+        source: Source::Torch,
+        action,
+        device,
+        flags,
+        pool,
+        ..Event::EMPTY
+    };
+    if action == Action::Alloc {
+        guard.hold(event);
+    } else {
+        guard.emit(event);
+    }
+}
+
+/// A completion that follows its request on the same thread has the request's stack: nothing ran in between.
+#[inline]
+fn stack_for(guard: &mut Guard, action: Action, addr: u64) -> StackId {
+    if action == Action::FreeCompleted
+        && let (last, stack) = thread(|t| t.last_free.replace((0, StackId::NONE)))
+        && last == addr
+        && addr != 0
+    {
+        return stack;
+    }
+    let stack = guard.stack();
+    let remembered = if action == Action::FreeRequested { (addr, stack) } else { (0, StackId::NONE) };
+    thread(|t| t.last_free.set(remembered));
+    stack
+}
+
+/// Checks the first entry against what this thread has just seen in CUDA.
+fn verify(entry: &TraceEntry) -> Result<Phase, &'static str> {
+    let (addr, size) = thread(|t| t.last_segment.get());
+    let same = match entry.action() {
+        3 => entry.addr() == addr && entry.size() == size,
+        // An expandable segment is mapped piece by piece; the last piece lies in what is reported.
+        5 => addr >= entry.addr() && addr.wrapping_add(size) <= entry.addr().wrapping_add(entry.size()),
+        _ => false,
+    };
+    if !same || size == 0 {
+        return Err("the first entry does not name the segment that CUDA has just given");
+    }
+    if near(entry.word(64)) && entry.word(48) < 1 << 32 && entry.word(56) < 1 << 32 {
+        Ok(Phase::WithPool)
+    } else if near(entry.word(48)) {
+        Ok(Phase::WithoutPool)
+    } else {
+        Err("the first entry carries no time near now")
+    }
+}
+
+/// Whether a time of PyTorch's clock (`c10::getApproximateTime`: the time-stamp counter on x86-64) is within seconds of now.
+fn near(time: u64) -> bool {
+    const SECONDS: u64 = 20_000_000_000;
+    time.abs_diff(clock::now()) < SECONDS || time.abs_diff(clock::monotonic_ns()) < SECONDS
+}
+
+/// Our id of a pool; 0 is the default one.
+#[inline]
+fn pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
+    if pool == (0, 0) { 0 } else { private_pool_id(guard, pool) }
+}
+
+#[cold]
+fn private_pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
+    let pools = &guard.process.torch.pools;
+    let find = |known: u32| {
+        pools.ids.iter().take(known as usize).position(|id| {
+            id.first().is_some_and(|a| a.load(Ordering::Relaxed) == pool.0)
+                && id.last().is_some_and(|b| b.load(Ordering::Relaxed) == pool.1)
+        })
+    };
+    if let Some(place) = find(pools.known.load(Ordering::Acquire)) {
+        return place as u16 + 1;
+    }
+    while pools.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        std::hint::spin_loop();
+    }
+    let known = pools.known.load(Ordering::Relaxed);
+    let place = find(known).unwrap_or_else(|| {
+        let place = (known as usize).min(POOLS - 1);
+        if let Some([a, b]) = pools.ids.get(place) {
+            a.store(pool.0, Ordering::Relaxed);
+            b.store(pool.1, Ordering::Relaxed);
+        }
+        pools.known.store(place as u32 + 1, Ordering::Release);
+        place
+    });
+    pools.lock.store(0, Ordering::Release);
+    let id = place as u16 + 1;
+    guard.define(&Definition::Pool { id, pool });
+    id
+}
+

@@ -1,0 +1,294 @@
+//! The loaded objects of this process: which one an address belongs to, which one has a name, what one exports.
+//!
+//! Constraints: reads only the loader's own structures and mapped, read-only parts of objects; loads nothing.
+
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use memtrace_trace::definition::Definition;
+use memtrace_trace::ids::ModuleId;
+
+use crate::guard::Guard;
+use crate::real::{self, Original};
+
+/// A loaded object.
+#[derive(Clone, Debug)]
+pub(crate) struct Object {
+    /// Where it was loaded: what its own addresses are relative to.
+    pub(crate) base: usize,
+    /// Its path as the loader has it; empty for the executable.
+    pub(crate) path: CString,
+    dynamic: usize,
+}
+
+impl Object {
+    /// The file name.
+    pub(crate) fn file_name(&self) -> &[u8] {
+        let path = self.path.to_bytes();
+        path.rsplit(|b| *b == b'/').next().unwrap_or(path)
+    }
+
+    /// A handle for `dlsym`, whose scope is the object and what it depends on.
+    pub(crate) fn handle(&self) -> *mut c_void {
+        if self.path.is_empty() { std::ptr::null_mut() } else { real::loaded(&self.path) }
+    }
+
+    /// The address of the first exported symbol that begins with `prefix`: for C++ names whose parameters differ by
+    /// version. A linear search through the object's own symbol table; for rare use.
+    pub(crate) fn symbol_with_prefix(&self, prefix: &[u8]) -> Option<usize> {
+        let tables = self.symbol_tables()?;
+        for index in 0..tables.count {
+            // SAFETY: the index is below the table's length, as the hash table states it.
+            let symbol = unsafe { &*(tables.symbols as *const libc::Elf64_Sym).add(index) };
+            if symbol.st_shndx == 0 || symbol.st_name as usize >= tables.strings_size {
+                continue;
+            }
+            let name = tables.strings + symbol.st_name as usize;
+            // SAFETY: inside the string table, which ends with a NUL.
+            let name = unsafe { CStr::from_ptr(name as *const _) };
+            if name.to_bytes().starts_with(prefix) {
+                return Some(self.base + symbol.st_value as usize);
+            }
+        }
+        None
+    }
+
+    fn symbol_tables(&self) -> Option<SymbolTables> {
+        const DT_NULL: i64 = 0;
+        const DT_STRTAB: i64 = 5;
+        const DT_SYMTAB: i64 = 6;
+        const DT_STRSZ: i64 = 10;
+        const DT_GNU_HASH: i64 = 0x6fff_fef5;
+        let (mut strings, mut strings_size, mut symbols, mut hash) = (0, 0, 0, 0);
+        let mut entry = self.dynamic as *const [i64; 2];
+        if entry.is_null() {
+            return None;
+        }
+        loop {
+            // SAFETY: the dynamic section is an array that ends with DT_NULL.
+            let [tag, value] = unsafe { entry.read() };
+            // glibc relocates these pointers in place; other loaders do not: both are accepted.
+            let address = |v: i64| {
+                let v = v as usize;
+                if v < self.base { self.base + v } else { v }
+            };
+            match tag {
+                DT_NULL => break,
+                DT_STRTAB => strings = address(value),
+                DT_SYMTAB => symbols = address(value),
+                DT_STRSZ => strings_size = value as usize,
+                DT_GNU_HASH => hash = address(value),
+                _ => {}
+            }
+            // SAFETY: not past the end, which is DT_NULL.
+            entry = unsafe { entry.add(1) };
+        }
+        if strings == 0 || symbols == 0 || hash == 0 {
+            return None;
+        }
+        Some(SymbolTables { strings, strings_size, symbols, count: gnu_hash_count(hash) })
+    }
+}
+
+struct SymbolTables {
+    strings: usize,
+    strings_size: usize,
+    symbols: usize,
+    count: usize,
+}
+
+/// How many symbols a `DT_GNU_HASH` table covers: one more than the last index of its longest chain.
+fn gnu_hash_count(table: usize) -> usize {
+    let word = |index: usize| {
+        // SAFETY: the caller gives the address of a hash table, and the indices below follow its layout: four words of
+        // header, the bloom filter, the buckets, the chains, whose last word of each has bit 0 set.
+        unsafe { (table as *const u32).add(index).read() }
+    };
+    let (buckets, first, bloom) = (word(0) as usize, word(1) as usize, word(2) as usize);
+    let bucket_at = 4 + bloom * 2;
+    let chain_at = bucket_at + buckets;
+    let mut last = (0..buckets).map(|b| word(bucket_at + b) as usize).max().unwrap_or(0);
+    if last < first {
+        return first;
+    }
+    while word(chain_at + last - first) & 1 == 0 {
+        last += 1;
+    }
+    last + 1
+}
+
+/// Calls `visit` for every loaded object until it returns a value.
+pub(crate) fn find<T>(visit: impl FnMut(&Object) -> Option<T>) -> Option<T> {
+    struct State<F, T> {
+        visit: F,
+        found: Option<T>,
+    }
+    unsafe extern "C" fn step<F: FnMut(&Object) -> Option<T>, T>(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        data: *mut c_void,
+    ) -> c_int {
+        // SAFETY: dl_iterate_phdr passes its own info and our pointer, both valid for the call.
+        let (info, state) = unsafe { (&*info, &mut *data.cast::<State<F, T>>()) };
+        let path = if info.dlpi_name.is_null() {
+            CString::default()
+        } else {
+            // SAFETY: a C string of the loader's.
+            unsafe { CStr::from_ptr(info.dlpi_name) }.to_owned()
+        };
+        let mut dynamic = 0;
+        for index in 0..usize::from(info.dlpi_phnum) {
+            // SAFETY: the loader gives dlpi_phnum program headers.
+            let header = unsafe { &*info.dlpi_phdr.add(index) };
+            if header.p_type == libc::PT_DYNAMIC {
+                dynamic = info.dlpi_addr as usize + header.p_vaddr as usize;
+            }
+        }
+        state.found = (state.visit)(&Object { base: info.dlpi_addr as usize, path, dynamic });
+        c_int::from(state.found.is_some())
+    }
+    let mut state = State { visit, found: None };
+    // SAFETY: the callback matches the type that `data` points at and neither outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(step_of(&state)), (&raw mut state).cast()) };
+    return state.found;
+
+    fn step_of<F: FnMut(&Object) -> Option<T>, T>(
+        _: &State<F, T>,
+    ) -> unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int {
+        step::<F, T>
+    }
+}
+
+/// The loaded object with this file name, e.g. `libc10.so`; the first one where there are several.
+pub(crate) fn named(file_name: &[u8]) -> Option<Object> {
+    find(|o| (o.file_name() == file_name).then(|| o.clone()))
+}
+
+/// A loaded object as the loader's fast look-up gives it.
+#[derive(Clone, Copy)]
+pub(crate) struct Caller {
+    /// Where the object starts in memory: its identity while it is loaded.
+    pub(crate) start: usize,
+    path: *const libc::c_char,
+}
+
+impl Caller {
+    /// Its path as the loader has it; empty for the executable.
+    pub(crate) fn path(&self) -> &CStr {
+        if self.path.is_null() {
+            return c"";
+        }
+        // SAFETY: a C string that lives as long as the object is loaded; it is executing a call right now.
+        unsafe { CStr::from_ptr(self.path) }
+    }
+
+    /// The file name.
+    pub(crate) fn file_name(&self) -> &[u8] {
+        let path = self.path().to_bytes();
+        path.rsplit(|b| *b == b'/').next().unwrap_or(path)
+    }
+}
+
+/// `struct dl_find_object` of glibc 2.35 and later (dlfcn.h).
+#[repr(C)]
+struct DlFindObject {
+    flags: u64,
+    map_start: *mut c_void,
+    map_end: *mut c_void,
+    link_map: *mut LinkMap,
+    eh_frame: *mut c_void,
+    reserved: [u64; 7],
+}
+
+/// The public head of `struct link_map` (link.h).
+#[repr(C)]
+struct LinkMap {
+    addr: usize,
+    name: *const libc::c_char,
+}
+
+/// The object that `address` lies in. Lock-free where glibc offers it (`_dl_find_object`, 2.35), since a hook may run under the
+/// allocator's lock.
+pub(crate) fn containing(address: usize) -> Option<Caller> {
+    static FIND_OBJECT: Original = Original::new();
+    static MISSING: AtomicU32 = AtomicU32::new(0);
+    if MISSING.load(Ordering::Relaxed) == 0 {
+        let find = FIND_OBJECT.get(|| real::lookup(libc::RTLD_DEFAULT, c"_dl_find_object"));
+        if !find.is_null() {
+            // SAFETY: glibc's documented type.
+            let find: unsafe extern "C" fn(*mut c_void, *mut DlFindObject) -> c_int =
+                unsafe { std::mem::transmute(find) };
+            // SAFETY: plain data for the call to fill.
+            let mut found: DlFindObject = unsafe { std::mem::zeroed() };
+            // SAFETY: any address may be asked for.
+            if unsafe { find(address as *mut c_void, &mut found) } != 0 || found.link_map.is_null() {
+                return None;
+            }
+            // SAFETY: the loader's own record of a loaded object.
+            let path = unsafe { (*found.link_map).name };
+            return Some(Caller { start: found.map_start as usize, path });
+        }
+        MISSING.store(1, Ordering::Relaxed);
+    }
+    // SAFETY: plain data for dladdr to fill.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: any address may be asked for.
+    if unsafe { libc::dladdr(address as *const c_void, &mut info) } == 0 {
+        return None;
+    }
+    Some(Caller { start: info.dli_fbase as usize, path: info.dli_fname })
+}
+
+/// How many objects can have a module id; later ones are "none".
+pub(crate) const MODULES: usize = 256;
+
+/// The start addresses of objects that called CUDA, by module index; 0 is free. Of this image, not of a recording: a forked
+/// child has the same objects.
+static STARTS: [AtomicUsize; MODULES] = [const { AtomicUsize::new(0) }; MODULES];
+
+/// The calling object's index.
+pub(crate) fn module_index(caller: &Caller) -> Option<usize> {
+    for (index, place) in STARTS.iter().enumerate() {
+        let start = place.load(Ordering::Relaxed);
+        if start == caller.start {
+            return Some(index);
+        }
+        if start == 0 {
+            match place.compare_exchange(0, caller.start, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(index),
+                Err(now) if now == caller.start => return Some(index),
+                Err(_) => {}
+            }
+        }
+    }
+    None
+}
+
+/// Which modules this recording has defined, one bit each.
+pub(crate) struct DefinedModules([AtomicU64; MODULES / 64]);
+
+impl DefinedModules {
+    pub(crate) const fn new() -> DefinedModules {
+        DefinedModules([const { AtomicU64::new(0) }; MODULES / 64])
+    }
+}
+
+/// The calling object's id, defined in the trace when it is new.
+pub(crate) fn module_id(caller: &Caller, guard: &mut Guard) -> ModuleId {
+    let Some(index) = module_index(caller) else { return ModuleId::NONE };
+    let id = ModuleId(index as u32 + 1);
+    let bit = 1 << (index % 64);
+    if let Some(word) = guard.process.modules.0.get(index / 64)
+        && word.load(Ordering::Relaxed) & bit == 0
+        && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
+    {
+        let path = caller.path().to_string_lossy();
+        let path = if path.is_empty() { executable() } else { path.into_owned() };
+        guard.define(&Definition::Module { id, path: &path });
+    }
+    id
+}
+
+fn executable() -> String {
+    std::fs::read_link("/proc/self/exe").map(|p| p.to_string_lossy().into_owned()).unwrap_or_default()
+}

@@ -1,0 +1,266 @@
+//! This process's recording: found out once, at the first event; found out anew in a forked child.
+//!
+//! A fork is noticed without a hook: [`Process::alive`] points into a page that the kernel wipes in the child
+//! (`MADV_WIPEONFORK`), whichever way the child was made.
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use memtrace_trace::counters::Counter;
+use memtrace_trace::options::{self, Options};
+use memtrace_trace::shm::handshake::{Hello, address, recv_fd};
+use memtrace_trace::shm::layout::RING_COUNT;
+use memtrace_trace::shm::segment::Segment;
+
+use crate::hooks::TorchState;
+use crate::local::Local;
+use crate::objects::DefinedModules;
+use crate::stack::{Interner, Python};
+
+/// Everything a recording process has. Never freed: hooks on other threads may be using it.
+pub(crate) struct Process {
+    pub(crate) options: Options,
+    pub(crate) segment: Segment,
+    pub(crate) interner: Interner,
+    pub(crate) modules: DefinedModules,
+    pub(crate) torch: TorchState,
+    python: AtomicPtr<Python>,
+    /// When to look for an interpreter again: the number of looks that found none.
+    python_misses: AtomicU64,
+    python_reported: AtomicU32,
+    /// One a ring; used by the ring's owner alone.
+    locals: Box<[Local]>,
+    alive: &'static AtomicU32,
+    /// Which devices have been described, one bit each.
+    pub(crate) devices: AtomicU64,
+    /// Set while events do not fit and waiting has failed: the launcher is stopped or gone.
+    pub(crate) stalled: AtomicU32,
+}
+
+/// Null: not yet known. [`off`]: this process records nothing.
+static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+/// The thread id that is finding out, 0 when nobody is.
+static STARTING: AtomicU32 = AtomicU32::new(0);
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+/// The page that forks wipe.
+static ALIVE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+
+/// A pointer that is neither null nor a process.
+fn off() -> *mut Process {
+    std::ptr::without_provenance_mut(align_of::<Process>())
+}
+
+pub(crate) fn thread_id() -> u32 {
+    // SAFETY: no arguments; cannot fail.
+    unsafe { libc::syscall(libc::SYS_gettid) as u32 }
+}
+
+impl Process {
+    /// This process's recording; `None` when it has none. The first call connects to the launcher.
+    #[inline]
+    pub(crate) fn current() -> Option<&'static Process> {
+        let process = CURRENT.load(Ordering::Acquire);
+        if !process.is_null() && process != off() {
+            // SAFETY: neither null nor the marker, so it was made by `start` and is never freed.
+            let process = unsafe { &*process };
+            if process.alive.load(Ordering::Relaxed) != 0 {
+                return Some(process);
+            }
+        } else if process == off() {
+            return None;
+        }
+        Process::find_out()
+    }
+
+    /// The same, but without connecting: `None` also before the first event.
+    #[inline]
+    pub(crate) fn if_started() -> Option<&'static Process> {
+        if CURRENT.load(Ordering::Acquire).is_null() { None } else { Process::current() }
+    }
+
+    #[cold]
+    fn find_out() -> Option<&'static Process> {
+        let me = thread_id();
+        loop {
+            match STARTING.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => break,
+                // A forked child whose parent was starting on another thread: that thread is not here.
+                Err(other) if !thread_exists(other) => {
+                    let _ = STARTING.compare_exchange(other, 0, Ordering::Relaxed, Ordering::Relaxed);
+                }
+                Err(_) => {
+                    // SAFETY: no arguments. The other thread only talks to the launcher, with a time limit.
+                    unsafe { libc::sched_yield() };
+                }
+            }
+        }
+        let known = CURRENT.load(Ordering::Acquire);
+        // SAFETY: as in `current`.
+        let process = if std::ptr::eq(known, off()) || !known.is_null() && unsafe { (*known).alive.load(Ordering::Relaxed) } != 0 {
+            known
+        } else {
+            let process = start().map_or(off(), |p| Box::into_raw(Box::new(p)));
+            CURRENT.store(process, Ordering::Release);
+            process
+        };
+        STARTING.store(0, Ordering::Release);
+        // SAFETY: as in `current`.
+        (process != off()).then(|| unsafe { &*process })
+    }
+
+    /// What belongs to ring `index`. Only the ring's owner may call.
+    #[inline]
+    pub(crate) fn local(&self, index: usize) -> Option<&Local> {
+        self.locals.get(index)
+    }
+
+    /// The interpreter, when there is one and its layout was verified.
+    #[inline]
+    pub(crate) fn python(&self) -> Option<&Python> {
+        let python = self.python.load(Ordering::Acquire);
+        // SAFETY: null or a box leaked by `set_python`.
+        unsafe { python.as_ref() }
+    }
+
+    /// Whether it is time to look for an interpreter: at the 1st, 2nd, 4th, 8th ... event without one.
+    #[inline]
+    pub(crate) fn should_look_for_python(&self) -> bool {
+        self.python_misses.fetch_add(1, Ordering::Relaxed).wrapping_add(1).is_power_of_two()
+    }
+
+    /// No interpreter will be looked for any more.
+    pub(crate) fn stop_looking_for_python(&self) {
+        self.python_misses.store(1 << 63 | 1, Ordering::Relaxed);
+    }
+
+    /// Whether the interpreter's state has been reported.
+    #[inline]
+    pub(crate) fn python_reported(&self) -> bool {
+        self.python_reported.load(Ordering::Relaxed) != 0
+    }
+
+    /// Marks it as reported; true for the one who does.
+    pub(crate) fn set_python_reported(&self) -> bool {
+        self.python_reported.swap(1, Ordering::Relaxed) == 0
+    }
+
+    pub(crate) fn set_python(&self, python: Python) {
+        self.python.store(Box::into_raw(Box::new(python)), Ordering::Release);
+    }
+
+    /// Adds to a counter of the shared header.
+    pub(crate) fn count(&self, counter: Counter, by: u64) {
+        if let Some(place) = self.segment.header().counters.0.get(counter as usize) {
+            place.fetch_add(by, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Whether this thread of this process exists.
+pub(crate) fn thread_exists(tid: u32) -> bool {
+    // SAFETY: signal 0 sends nothing.
+    let sent = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid as libc::pid_t, 0) == 0 };
+    sent || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
+fn start() -> Option<Process> {
+    let options = session_options()?;
+    let alive = alive_page()?;
+    let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
+    let segment = connect(&options.token, generation)?;
+    alive.store(1, Ordering::Relaxed);
+    Some(Process {
+        options,
+        segment,
+        interner: Interner::new(),
+        modules: DefinedModules::new(),
+        torch: TorchState::new(),
+        python: AtomicPtr::new(std::ptr::null_mut()),
+        python_misses: AtomicU64::new(0),
+        python_reported: AtomicU32::new(0),
+        locals: (0..RING_COUNT).map(|_| Local::new()).collect(),
+        alive,
+        devices: AtomicU64::new(0),
+        stalled: AtomicU32::new(0),
+    })
+}
+
+/// The options in the environment. The environment is read when first asked for, which is before the program's own code
+/// can have changed it only for early events; the launcher's variable is not one that programs touch.
+pub(crate) fn session_options() -> Option<Options> {
+    // `std::env::var` takes std's own lock, which the target's C code does not know: getenv is what it would use itself.
+    let name = std::ffi::CString::new(options::ENV).ok()?;
+    // SAFETY: a C string.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    if value.is_null() {
+        return None;
+    }
+    // SAFETY: the environment's strings are C strings.
+    let value = unsafe { std::ffi::CStr::from_ptr(value) };
+    Options::parse(value.to_str().ok()?)
+}
+
+/// A word that reads 0 in every forked child until it is set again.
+fn alive_page() -> Option<&'static AtomicU32> {
+    let known = ALIVE.load(Ordering::Relaxed);
+    if !known.is_null() {
+        // SAFETY: mapped below and never unmapped.
+        return Some(unsafe { &*known });
+    }
+    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
+    let page = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            4096,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if page == libc::MAP_FAILED {
+        return None;
+    }
+    // SAFETY: our own page. Linux 4.14 and later; without it a child could write into its parent's rings, so no recording.
+    if unsafe { libc::madvise(page, 4096, libc::MADV_WIPEONFORK) } != 0 {
+        return None;
+    }
+    ALIVE.store(page.cast(), Ordering::Relaxed);
+    // SAFETY: a page of zeroes, aligned, never unmapped.
+    Some(unsafe { &*page.cast::<AtomicU32>() })
+}
+
+/// Asks the launcher for a segment. No descriptor stays open.
+fn connect(token: &str, generation: u32) -> Option<Segment> {
+    let (address, len) = address(token).ok()?;
+    // SAFETY: plain socket calls on a descriptor that is ours from the first line on.
+    let socket = unsafe {
+        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return None;
+        }
+        let socket = OwnedFd::from_raw_fd(fd);
+        let limit = libc::timeval { tv_sec: 2, tv_usec: 0 };
+        for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+            libc::setsockopt(
+                fd,
+                libc::SOL_SOCKET,
+                option,
+                (&raw const limit).cast(),
+                size_of::<libc::timeval>() as libc::socklen_t,
+            );
+        }
+        if libc::connect(fd, (&raw const address).cast(), len) != 0 {
+            return None;
+        }
+        socket
+    };
+    let hello = Hello::new(generation).to_bytes();
+    // SAFETY: the buffer is valid for its length; no SIGPIPE.
+    let sent = unsafe { libc::send(socket.as_raw_fd(), hello.as_ptr().cast(), hello.len(), libc::MSG_NOSIGNAL) };
+    if sent != hello.len() as isize {
+        return None;
+    }
+    let fd = recv_fd(socket.as_fd()).ok()?;
+    Segment::map(fd.as_fd()).ok()
+}

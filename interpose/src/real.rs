@@ -1,0 +1,80 @@
+//! The real `dlsym`, which we interpose, and the originals found with it.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+
+/// The real `dlsym`; null until [`dlsym_address`] has found it.
+pub(crate) static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Finds the next `dlsym` after ours, by version, since the plain name is ours: glibc 2.34 moved it into libc and gave it a
+/// new version; the older one is the architecture's first.
+pub(crate) extern "C" fn dlsym_address() -> *mut c_void {
+    let known = DLSYM.load(Ordering::Relaxed);
+    if !known.is_null() {
+        return known;
+    }
+    for version in [c"GLIBC_2.34", c"GLIBC_2.2.5"] {
+        // SAFETY: valid C strings. RTLD_NEXT is taken from this library, which is what is meant here.
+        let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
+        if !found.is_null() {
+            DLSYM.store(found, Ordering::Relaxed);
+            return found;
+        }
+    }
+    std::ptr::null_mut()
+}
+
+/// The real `dlsym(handle, name)`; null when there is no such symbol.
+pub(crate) fn lookup(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    let dlsym = dlsym_address();
+    if dlsym.is_null() {
+        return dlsym;
+    }
+    // SAFETY: the address is that of a function of this type.
+    let dlsym: Dlsym = unsafe { std::mem::transmute(dlsym) };
+    // SAFETY: the handle is one of dlopen's or a special one; the name is a C string.
+    unsafe { dlsym(handle, name.as_ptr()) }
+}
+
+/// A handle of an object that is loaded already, or null. The reference it takes is kept on purpose: what we hold
+/// originals of must not be unloaded.
+pub(crate) fn loaded(path: &CStr) -> *mut c_void {
+    const FLAGS: c_int = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+    // SAFETY: a C string; RTLD_NOLOAD loads nothing and runs nothing.
+    unsafe { libc::dlopen(path.as_ptr(), FLAGS) }
+}
+
+/// An original's address, found once.
+pub(crate) struct Original {
+    address: AtomicPtr<c_void>,
+}
+
+impl Original {
+    pub(crate) const fn new() -> Original {
+        Original { address: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// The address, or what `find` finds; null is asked for again next time.
+    #[inline]
+    pub(crate) fn get(&self, find: impl FnOnce() -> *mut c_void) -> *mut c_void {
+        let known = self.address.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known;
+        }
+        let found = find();
+        self.set(found);
+        found
+    }
+
+    /// What is known now.
+    #[inline]
+    pub(crate) fn peek(&self) -> *mut c_void {
+        self.address.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, address: *mut c_void) {
+        self.address.store(address, Ordering::Relaxed);
+    }
+}
