@@ -1,0 +1,29 @@
+"""PyTorch's own recorder, run in the same process as ours: what every recorded event is compared with.
+
+`start()` before the first CUDA allocation, `finish()` at the end: writes PyTorch's snapshot as JSON to the file named by
+MEMTRACE_TEST_ORACLE, with the allocator's own statistics under the key "statistics". Without the variable both do nothing.
+"""
+
+import json
+import os
+
+import torch
+
+PATH = os.environ.get("MEMTRACE_TEST_ORACLE")
+
+
+def start():
+    if PATH:
+        torch.cuda.memory._record_memory_history(max_entries=10**7, stacks="python")
+
+
+def finish():
+    if not PATH:
+        return
+    torch.cuda.synchronize()
+    statistics = [torch.cuda.memory_stats(d) for d in range(torch.cuda.device_count())]
+    snapshot = torch.cuda.memory._snapshot()
+    torch.cuda.memory._record_memory_history(enabled=None)
+    snapshot["statistics"] = statistics
+    with open(PATH, "w") as f:
+        json.dump(snapshot, f)
