@@ -1,14 +1,31 @@
-//! The memory_viz snapshot.
+//! The memory_viz snapshot: a pickle that pytorch.org/memory_viz, `python -m torch.cuda._memory_viz` and their kin open.
+//!
+//! Events are streamed from the recording into the file, one device after the other; the segments follow from the replay. What
+//! the readers demand: every event, block and segment is a dictionary of its own; times grow strictly on a device; a live
+//! block always lies in a live segment; the final segments hold exactly what is live; and, if any event has a category, one has
+//! the category `unknown` (or the viewer throws).
+//!
+//! Where PyTorch's allocator was not in charge (CUDA calls, CPU tensors), every allocation is a segment of its own. CPU
+//! tensors, which are written only where a process used no device, appear as device 0.
 
 use std::io::Write;
 
-use crate::error::Result;
+use memtrace_trace::clock::Calibration;
+use memtrace_trace::event::{Action, Event};
+use memtrace_trace::ids::{ContextId, StackId};
+
+use super::frames::Frames;
+use super::pickle::{List, Pickle, Word, Words};
+use super::sources::Sources;
+use crate::error::{Error, Result};
 use crate::load::Process;
+use crate::model::{Allocator, Block, BlockState, Change, Replay, Segment};
+use crate::passes::{Phase, PhaseTracker, StackTable};
 
 /// What a snapshot is to hold.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SnapshotOptions {
-    /// Leave source lines of backward blocks' forward frames out (they are read from the program's files otherwise).
+    /// Leave source lines out of backward blocks' forward frames (they are read from the program's files otherwise).
     pub no_sources: bool,
 }
 
@@ -23,8 +40,300 @@ pub struct SnapshotReport {
     pub bytes: u64,
 }
 
-/// Writes the snapshot of one process as a pickle that PyTorch's tools and pytorch.org/memory_viz open.
-pub fn snapshot(process: &Process, out: impl Write, options: &SnapshotOptions) -> Result<SnapshotReport> {
-    let _ = (process, out, options);
-    Ok(SnapshotReport::default())
+/// Writes the snapshot of one process as a pickle. `progress` hears how many of the process's events have been read.
+///
+/// # Errors
+///
+/// The sink's.
+pub fn snapshot(
+    process: &Process,
+    out: impl Write,
+    options: &SnapshotOptions,
+    progress: &mut dyn FnMut(u64),
+) -> Result<SnapshotReport> {
+    let writer = Writer::new(process, out, options);
+    writer.write(process, progress).map_err(Error::io("cannot write the snapshot"))
+}
+
+struct Writer<'a, W: Write> {
+    pickle: Pickle<W>,
+    words: Words,
+    frames: Frames<'a>,
+    calibration: Calibration,
+    unknown_written: bool,
+    report: SnapshotReport,
+}
+
+/// One device's events on their way into the file.
+struct Trace {
+    list: List,
+    time_us: u64,
+    tracker: PhaseTracker,
+    last_free: Event,
+}
+
+/// One event as it goes into the file.
+struct Row<'e> {
+    action: Word,
+    e: &'e Event,
+    stack: StackId,
+    context: ContextId,
+    category: Option<Phase>,
+}
+
+impl<'a, W: Write> Writer<'a, W> {
+    fn new(process: &'a Process, out: W, options: &SnapshotOptions) -> Writer<'a, W> {
+        let calibration = process.recording().calibration();
+        let ended = process.survey().ticks.map(|(_, last)| calibration.epoch_ns(last));
+        let sources = Sources::new(process.directory(), ended, options.no_sources);
+        Writer {
+            pickle: Pickle::new(out),
+            words: Words::new(),
+            frames: Frames::new(process.definitions(), sources),
+            calibration,
+            unknown_written: false,
+            report: SnapshotReport::default(),
+        }
+    }
+
+    fn write(mut self, process: &Process, progress: &mut dyn FnMut(u64)) -> std::io::Result<SnapshotReport> {
+        let lanes = &process.survey().lanes;
+        let last = lanes.keys().next_back().copied().unwrap_or(-1).max(0);
+        let mut segments = Vec::new();
+        self.pickle.begin_dict();
+        self.pickle.str("device_traces");
+        let mut traces = self.pickle.begin_list();
+        for index in 0..=last {
+            self.pickle.item(&mut traces);
+            let device = if index == 0 && lanes.contains_key(&-1) { -1 } else { index };
+            if lanes.contains_key(&device) {
+                segments.push((index, self.write_trace(process, device, progress)?));
+            } else {
+                let empty = self.pickle.begin_list();
+                self.pickle.end_list(empty);
+            }
+        }
+        self.pickle.end_list(traces);
+        self.pickle.str("segments");
+        let mut list = self.pickle.begin_list();
+        for (device, segments) in &segments {
+            for segment in segments {
+                self.pickle.item(&mut list);
+                self.put_segment(process, *device, segment);
+                self.pickle.drain()?;
+            }
+        }
+        self.pickle.end_list(list);
+        self.put_settings(process, segments.iter().any(|(_, s)| s.iter().any(|s| s.expandable)));
+        self.pickle.str("external_annotations");
+        let annotations = self.pickle.begin_list();
+        self.pickle.end_list(annotations);
+        self.pickle.end_dict();
+        self.report.segments = segments.iter().map(|(_, s)| s.len() as u64).sum();
+        self.report.bytes = self.pickle.finish()?;
+        Ok(self.report)
+    }
+
+    /// Streams one device's events; gives its segments at the end.
+    fn write_trace(
+        &mut self,
+        process: &Process,
+        device: i16,
+        progress: &mut dyn FnMut(u64),
+    ) -> std::io::Result<Vec<Segment>> {
+        let definitions = process.definitions();
+        let mut replay = Replay::new(process.survey(), Some(device));
+        let mut trace = Trace {
+            list: self.pickle.begin_list(),
+            time_us: 0,
+            tracker: PhaseTracker::new(StackTable::new(definitions)),
+            last_free: Event::EMPTY,
+        };
+        let mut failed = None;
+        let mut done = 0;
+        process.recording().stream(&mut |events| {
+            if failed.is_some() {
+                return;
+            }
+            for e in events {
+                replay.apply(e, |replay, slot, e, change| {
+                    self.put_change(&mut trace, &replay.devices()[slot].allocator, e, change);
+                });
+                // A block of events can be some megabytes of pickle.
+                if let Err(e) = self.pickle.drain() {
+                    failed = Some(e);
+                    return;
+                }
+            }
+            done += events.len() as u64;
+            progress(done);
+        });
+        if let Some(e) = failed {
+            return Err(e);
+        }
+        self.pickle.end_list(trace.list);
+        Ok(replay.devices().first().map(|d| d.allocator.segments()).unwrap_or_default())
+    }
+
+    #[inline]
+    fn put_change(&mut self, trace: &mut Trace, allocator: &Allocator, e: &Event, change: Change) {
+        let row = |action| Row { action, e, stack: e.stack, context: e.context, category: None };
+        match change {
+            Change::Alloc(id) => {
+                let phase = trace.tracker.observe(e).phase;
+                let block = allocator.block(id);
+                if block.implied {
+                    let segment = Event { size: block.size, ..*e };
+                    self.put_row(trace, Row { e: &segment, ..row(Word::SegmentAlloc) });
+                }
+                self.put_row(trace, Row { category: Some(phase), ..row(Word::Alloc) });
+            }
+            Change::FreeRequested(id) => {
+                trace.tracker.observe(e);
+                trace.last_free = *e;
+                let told = Event { size: allocator.block(id).requested, ..*e };
+                self.put_row(trace, Row { e: &told, ..row(Word::FreeRequested) });
+            }
+            Change::FreeCompleted(_, block) => {
+                let mut told = Event { size: block.requested, ..*e };
+                // A completion that follows its request at once is recorded without a second stack.
+                let at_once = trace.last_free.addr == e.addr && e.stack.is_none() && e.context.is_none();
+                if at_once {
+                    (told.stack, told.context) = (trace.last_free.stack, trace.last_free.context);
+                }
+                let (stack, context) = (told.stack, told.context);
+                self.put_row(trace, Row { e: &told, stack, context, ..row(Word::FreeCompleted) });
+                if block.implied {
+                    told.size = block.size;
+                    self.put_row(trace, Row { e: &told, stack, context, ..row(Word::SegmentFree) });
+                }
+            }
+            Change::SegmentGained | Change::SegmentLost => {
+                let action = match e.action {
+                    Action::SegmentAlloc => Word::SegmentAlloc,
+                    Action::SegmentFree => Word::SegmentFree,
+                    Action::SegmentMap => Word::SegmentMap,
+                    _ => Word::SegmentUnmap,
+                };
+                self.put_row(trace, row(action));
+            }
+            Change::Oom => {
+                trace.tracker.observe(e);
+                self.put_row(trace, row(Word::Oom));
+            }
+            Change::Snapshot => self.put_row(trace, row(Word::Snapshot)),
+            Change::None => {}
+        }
+    }
+
+    #[inline]
+    fn put_row(&mut self, trace: &mut Trace, row: Row<'_>) {
+        let Row { action, e, stack, context, category } = row;
+        let (out, words) = (&mut self.pickle, &mut self.words);
+        // Two events of one microsecond: readers key events by time.
+        trace.time_us = (self.calibration.epoch_ns(e.ticks) / 1000).max(trace.time_us + 1);
+        out.item(&mut trace.list);
+        out.begin_dict();
+        words.put(out, Word::Action);
+        words.put(out, action);
+        words.put(out, if action == Word::Oom { Word::DeviceFree } else { Word::Addr });
+        out.uint(e.addr);
+        words.put(out, Word::Size);
+        out.uint(e.size);
+        words.put(out, Word::Stream);
+        out.uint(e.stream);
+        words.put(out, Word::TimeUs);
+        out.uint(trace.time_us);
+        words.put(out, Word::CompileContext);
+        words.put(out, Word::NotAvailable);
+        words.put(out, Word::UserMetadata);
+        words.put(out, Word::Empty);
+        words.put(out, Word::Frames);
+        self.frames.put(out, words, stack, context);
+        if !context.is_none() && self.frames.has_forward(e) {
+            words.put(out, Word::ForwardFrames);
+            self.frames.put_forward(out, context);
+        }
+        if !self.unknown_written {
+            // The viewer throws on a file with categories that lacks this one.
+            self.unknown_written = true;
+            words.put(out, Word::Category);
+            words.put(out, Word::Unknown);
+        } else if let Some(phase) = category {
+            words.put(out, Word::Category);
+            words.put(out, Word::of(phase.name()).unwrap_or(Word::Unknown));
+        }
+        out.end_dict();
+        self.report.events += 1;
+    }
+
+    fn put_segment(&mut self, process: &Process, device: i16, segment: &Segment) {
+        let pool = process.definitions().pools.get(&segment.pool).copied().unwrap_or((0, 0));
+        let sum = |of: fn(&Block) -> u64| segment.blocks.iter().map(of).sum::<u64>();
+        let (out, words) = (&mut self.pickle, &mut self.words);
+        out.begin_dict();
+        words.put(out, Word::Device);
+        out.int(device.into());
+        words.put(out, Word::Address);
+        out.uint(segment.addr);
+        words.put(out, Word::TotalSize);
+        out.uint(segment.size);
+        words.put(out, Word::AllocatedSize);
+        out.uint(sum(|b| if b.state == BlockState::Allocated { b.size } else { 0 }));
+        words.put(out, Word::ActiveSize);
+        out.uint(sum(|b| if b.is_active() { b.size } else { 0 }));
+        words.put(out, Word::RequestedSize);
+        out.uint(sum(|b| if b.is_active() { b.requested } else { 0 }));
+        words.put(out, Word::Stream);
+        out.uint(segment.stream);
+        words.put(out, Word::SegmentType);
+        words.put(out, if segment.small { Word::Small } else { Word::Large });
+        words.put(out, Word::SegmentPoolId);
+        out.pair(pool.0, pool.1);
+        words.put(out, Word::IsExpandable);
+        out.bool(segment.expandable);
+        words.put(out, Word::Frames);
+        self.frames.put(out, words, segment.stack, ContextId::NONE);
+        words.put(out, Word::Blocks);
+        let mut blocks = out.begin_list();
+        for block in &segment.blocks {
+            out.item(&mut blocks);
+            out.begin_dict();
+            words.put(out, Word::Address);
+            out.uint(block.addr);
+            words.put(out, Word::Size);
+            out.uint(block.size);
+            words.put(out, Word::RequestedSize);
+            out.uint(block.requested);
+            words.put(out, Word::State);
+            words.put(
+                out,
+                match block.state {
+                    BlockState::Allocated => Word::ActiveAllocated,
+                    BlockState::PendingFree => Word::ActivePendingFree,
+                    BlockState::Inactive | BlockState::Unmapped => Word::Inactive,
+                },
+            );
+            words.put(out, Word::Frames);
+            self.frames.put(out, words, block.stack, block.context);
+            out.end_dict();
+        }
+        out.end_list(blocks);
+        out.end_dict();
+    }
+
+    fn put_settings(&mut self, process: &Process, expandable: bool) {
+        let conf = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"]
+            .iter()
+            .find_map(|name| process.info().env.get(*name))
+            .map_or("", String::as_str);
+        let out = &mut self.pickle;
+        out.str("allocator_settings");
+        out.begin_dict();
+        out.str("PYTORCH_CUDA_ALLOC_CONF");
+        out.str(conf);
+        out.str("expandable_segments");
+        out.bool(expandable);
+        out.end_dict();
+    }
 }

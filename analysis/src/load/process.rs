@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use memtrace_trace::file::Definitions;
 use serde::Deserialize;
 
 use super::manifest::{Exit, Manifest};
 use super::recording::Recording;
+use crate::model::Survey;
 
 /// What the recorder noted about a process; every field may be missing.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -24,6 +26,8 @@ pub struct ProcessInfo {
     pub env: BTreeMap<String, String>,
     /// The host's name.
     pub host: Option<String>,
+    /// The folder it ran in.
+    pub cwd: Option<PathBuf>,
 }
 
 /// A recorded process.
@@ -32,6 +36,7 @@ pub struct Process {
     info: ProcessInfo,
     exit: Exit,
     recording: Box<dyn Recording>,
+    survey: OnceLock<Survey>,
 }
 
 impl fmt::Debug for Process {
@@ -64,7 +69,10 @@ impl Process {
         if exit == Exit::default() && manifest.pid == Some(info.pid) {
             exit = manifest.exit;
         }
-        Process { path: path.to_owned(), info, exit, recording }
+        if info.cwd.is_none() {
+            info.cwd = manifest.directory.as_ref().map(PathBuf::from);
+        }
+        Process { path: path.to_owned(), info, exit, recording, survey: OnceLock::new() }
     }
 
     /// The trace's path.
@@ -80,6 +88,16 @@ impl Process {
     /// Who it was.
     pub fn info(&self) -> &ProcessInfo {
         &self.info
+    }
+
+    /// The folder it ran in, where that is known.
+    pub fn directory(&self) -> Option<&Path> {
+        self.info.cwd.as_deref()
+    }
+
+    /// Which devices there are and whose events tell about each: one quick pass over the events, the first time.
+    pub fn survey(&self) -> &Survey {
+        self.survey.get_or_init(|| Survey::of(self.recording()))
     }
 
     /// How it ended, where that is known.

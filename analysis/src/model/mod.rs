@@ -1,1 +1,14 @@
-//! What the events add up to: the allocators' state, replayed.
+//! What the events add up to: the allocators' state, replayed event by event.
+//!
+//! The state grows with live blocks, never with events.
+
+mod address_map;
+mod allocator;
+mod physical;
+mod replay;
+mod survey;
+
+pub use allocator::{Allocator, Anomalies, Block, BlockId, BlockState, Peak, Segment, Usage};
+pub use physical::{Effect, Held, Owner, OwnerUse, Physical, Place};
+pub use replay::{Change, DeviceReplay, Replay};
+pub use survey::{Lane, Survey};

@@ -1,1 +1,8 @@
-//! What the events add up to: the allocators' state, replayed.
+//! Conclusions: one file, one result each. Passes take events and changes one by one and keep what grows with live blocks
+//! and distinct stacks.
+
+mod phase;
+mod stacks;
+
+pub use phase::{Moment, Phase, PhaseTracker, Verdict};
+pub use stacks::{StackFacts, StackTable};

@@ -1,1 +1,10 @@
-//! What the events add up to: the allocators' state, replayed.
+//! What is known of PyTorch's and other libraries' code, as data: every rule has a name, and every verdict names its
+//! rule. A rule says what a frame, a node or a library means; how verdicts combine is the passes' business.
+
+mod libraries;
+mod optimizers;
+mod phases;
+
+pub use libraries::{LibraryRule, library_name};
+pub use optimizers::{OptimizerRule, optimizer_of};
+pub use phases::{FrameRule, Meaning, frame_rule};

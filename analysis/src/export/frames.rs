@@ -1,0 +1,188 @@
+//! Frames of the snapshot, each written once and referred to afterwards.
+//!
+//! A block of the backward pass has no Python stack of its own, or only the one that called `backward()`. It is shown as
+//!
+//! ```text
+//! [autograd] runs the backward of the call below : 0 : ConvolutionBackward0
+//! model.py : 6 : forward
+//! train.py : 11 : <module>
+//! [autograd] was called from : 0 : backward          only where the thread had Python frames
+//! train.py : 12 : <module>
+//! ```
+//!
+//! Frames whose file name begins with [`SYNTHETIC`] are ours; what lies between the two is the forward call, what comes after
+//! the second (or everything, where there is no synthetic frame) is what PyTorch itself would have recorded.
+
+use std::collections::HashMap;
+use std::io::Write;
+
+use memtrace_trace::event::Event;
+use memtrace_trace::file::Definitions;
+use memtrace_trace::ids::{ContextId, FrameId, StackId};
+
+use super::pickle::{List, Memo, Pickle, Word, Words};
+use super::sources::Sources;
+
+/// How the file names of synthetic frames begin.
+pub const SYNTHETIC: &str = "[autograd]";
+
+const NODE_FILE: &str = "[autograd] runs the backward of the call below";
+const NODE_ALONE_FILE: &str = "[autograd] runs";
+const CALLER_FILE: &str = "[autograd] was called from";
+
+/// See the module.
+pub(super) struct Frames<'a> {
+    definitions: &'a Definitions,
+    sources: Sources,
+    strings: HashMap<Box<str>, Memo>,
+    frames: Vec<Option<Memo>>,
+    stacks: Vec<Option<Memo>>,
+    in_context: HashMap<(StackId, ContextId), Memo>,
+    nodes: HashMap<(&'a str, &'static str), Memo>,
+    forward: HashMap<StackId, Memo>,
+}
+
+impl<'a> Frames<'a> {
+    pub(super) fn new(definitions: &'a Definitions, sources: Sources) -> Frames<'a> {
+        Frames {
+            definitions,
+            sources,
+            strings: HashMap::new(),
+            frames: vec![None; definitions.frames.len()],
+            stacks: vec![None; definitions.stacks.len().max(1)],
+            in_context: HashMap::new(),
+            nodes: HashMap::new(),
+            forward: HashMap::new(),
+        }
+    }
+
+    /// Writes the list of frames of a stack in a context.
+    #[inline]
+    pub(super) fn put<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words, stack: StackId, context: ContextId) {
+        if context.is_none() {
+            // A stack that was never defined shares the place of "none".
+            let index = if stack.index() < self.stacks.len() { stack.index() } else { 0 };
+            match self.stacks[index] {
+                Some(memo) => out.get(memo),
+                None => {
+                    let (mut list, memo) = out.begin_shared_list();
+                    self.stacks[index] = Some(memo);
+                    self.put_stack(out, words, &mut list, StackId(index as u32));
+                    out.end_list(list);
+                }
+            }
+        } else if let Some(memo) = self.in_context.get(&(stack, context)) {
+            out.get(*memo);
+        } else {
+            let (list, memo) = out.begin_shared_list();
+            self.in_context.insert((stack, context), memo);
+            self.put_in_context(out, words, list, stack, context);
+        }
+    }
+
+    /// Whether an event has forward frames.
+    pub(super) fn has_forward(&self, e: &Event) -> bool {
+        self.definitions.context(e.context).is_some_and(|c| !c.forward.is_none())
+    }
+
+    /// Writes the forward call of an event's node as PyTorch's anomaly mode does: traceback-formatted strings, outermost
+    /// call first.
+    pub(super) fn put_forward<W: Write>(&mut self, out: &mut Pickle<W>, context: ContextId) {
+        let stack = self.definitions.context(context).map_or(StackId::NONE, |c| c.forward);
+        if let Some(memo) = self.forward.get(&stack) {
+            out.get(*memo);
+            return;
+        }
+        let (mut list, memo) = out.begin_shared_list();
+        self.forward.insert(stack, memo);
+        let mut frames: Vec<_> = self.definitions.walk(stack).filter_map(|(_, frame)| frame).collect();
+        frames.reverse();
+        for frame in frames {
+            let mut text = format!("  File \"{}\", line {}, in {}\n", frame.filename, frame.line, frame.name);
+            if let Some(line) = self.sources.line(&frame.filename, frame.line) {
+                text.push_str("    ");
+                text.push_str(line);
+                text.push('\n');
+            }
+            out.item(&mut list);
+            self.put_string(out, &text);
+        }
+        out.end_list(list);
+    }
+
+    fn put_in_context<W: Write>(
+        &mut self,
+        out: &mut Pickle<W>,
+        words: &mut Words,
+        mut list: List,
+        stack: StackId,
+        context: ContextId,
+    ) {
+        let definitions = self.definitions;
+        let (node, forward) =
+            definitions.context(context).map_or(("unknown node", StackId::NONE), |c| (&*c.node, c.forward));
+        let file = if forward.is_none() { NODE_ALONE_FILE } else { NODE_FILE };
+        out.item(&mut list);
+        self.put_synthetic(out, words, node, file);
+        self.put_stack(out, words, &mut list, forward);
+        if !stack.is_none() {
+            out.item(&mut list);
+            self.put_synthetic(out, words, "backward", CALLER_FILE);
+            self.put_stack(out, words, &mut list, stack);
+        }
+        out.end_list(list);
+    }
+
+    fn put_stack<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words, list: &mut List, stack: StackId) {
+        let definitions = self.definitions;
+        let mut at = stack;
+        while let Some(node) = definitions.stacks.get(at.index()).filter(|_| !at.is_none()) {
+            if definitions.frame(node.frame).is_some() {
+                out.item(list);
+                self.put_frame(out, words, node.frame);
+            }
+            at = node.parent;
+        }
+    }
+
+    fn put_frame<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words, id: FrameId) {
+        if let Some(memo) = self.frames[id.index()] {
+            out.get(memo);
+            return;
+        }
+        let frame = &self.definitions.frames[id.index()];
+        self.frames[id.index()] = Some(out.begin_shared_dict());
+        words.put(out, Word::Name);
+        self.put_string(out, &frame.name);
+        words.put(out, Word::Filename);
+        self.put_string(out, &frame.filename);
+        words.put(out, Word::Line);
+        out.uint(frame.line.into());
+        out.end_dict();
+    }
+
+    fn put_synthetic<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words, name: &'a str, file: &'static str) {
+        if let Some(memo) = self.nodes.get(&(name, file)) {
+            out.get(*memo);
+            return;
+        }
+        self.nodes.insert((name, file), out.begin_shared_dict());
+        words.put(out, Word::Name);
+        self.put_string(out, name);
+        words.put(out, Word::Filename);
+        self.put_string(out, file);
+        words.put(out, Word::Line);
+        out.uint(0);
+        out.end_dict();
+    }
+
+    fn put_string<W: Write>(&mut self, out: &mut Pickle<W>, text: &str) {
+        match self.strings.get(text) {
+            Some(memo) => out.get(*memo),
+            None => {
+                let memo = out.shared_str(text);
+                self.strings.insert(text.into(), memo);
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Source lines of the traced program, for traceback-formatted frames.
+//!
+//! A file is only quoted when it is certainly the one that ran: it exists and has not been changed since the recording began.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// Files larger than this are no Python source anybody wrote.
+const MAX_FILE: u64 = 16 << 20;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Sources {
+    directory: Option<PathBuf>,
+    changed_before: Option<SystemTime>,
+    off: bool,
+    files: HashMap<Box<str>, Option<Vec<String>>>,
+}
+
+impl Sources {
+    /// Relative names are looked up in `directory`; files changed after `recording_ended_ns` are not quoted.
+    pub(super) fn new(directory: Option<&Path>, recording_ended_ns: Option<u64>, off: bool) -> Sources {
+        Sources {
+            directory: directory.map(Path::to_owned),
+            changed_before: recording_ended_ns.map(|ns| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns)),
+            off,
+            files: HashMap::new(),
+        }
+    }
+
+    /// The line, stripped, where it is known and not blank.
+    pub(super) fn line(&mut self, filename: &str, line: u32) -> Option<&str> {
+        if self.off || line == 0 {
+            return None;
+        }
+        if !self.files.contains_key(filename) {
+            let lines = self.read(filename);
+            self.files.insert(filename.into(), lines);
+        }
+        let text = self.files.get(filename)?.as_ref()?.get(line as usize - 1)?;
+        (!text.is_empty()).then_some(text)
+    }
+
+    fn read(&self, filename: &str) -> Option<Vec<String>> {
+        if filename.starts_with('<') {
+            return None;
+        }
+        let path = Path::new(filename);
+        let path = if path.is_relative() { self.directory.as_ref()?.join(path) } else { path.to_owned() };
+        let metadata = std::fs::metadata(&path).ok()?;
+        let unchanged = match (metadata.modified().ok(), self.changed_before) {
+            (Some(modified), Some(limit)) => modified <= limit,
+            _ => true,
+        };
+        if !metadata.is_file() || metadata.len() > MAX_FILE || !unchanged {
+            return None;
+        }
+        let text = std::fs::read(&path).ok()?;
+        Some(String::from_utf8_lossy(&text).lines().map(|line| line.trim().to_owned()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_come_from_unchanged_files_only() {
+        let dir = std::env::temp_dir().join(format!("memtrace-sources-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("x.py"), "a = 1\n    return f(x)  \n\n").unwrap();
+        let mut sources = Sources::new(Some(&dir), None, false);
+        assert_eq!(sources.line("x.py", 2), Some("return f(x)"));
+        assert_eq!(sources.line("x.py", 3), None);
+        assert_eq!(sources.line("x.py", 9), None);
+        assert_eq!(sources.line("<string>", 1), None);
+        assert_eq!(Sources::new(Some(&dir), Some(1), false).line("x.py", 2), None);
+        assert_eq!(Sources::new(None, None, false).line("x.py", 2), None);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,272 @@
+//! What the CUDA driver handed out to this process, by who asked for it.
+//!
+//! Bytes are counted once: a driver call nested in a runtime call counts, the runtime call only says who the caller was.
+//! Memory behind VMM handles counts from its creation until it is both released and unmapped, as the driver keeps it.
+//! A failed call counts nothing; a free that turns out to have failed is taken back.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use memtrace_trace::api::Memory;
+use memtrace_trace::event::{Action, Event, Flags, Source};
+use memtrace_trace::ids::ModuleId;
+
+use super::address_map::AddressMap;
+
+/// Frees that may still be retracted. A retraction follows its free on the same thread, with at most a few events of
+/// other threads between.
+const RETRACTABLE: usize = 256;
+
+/// Who holds memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Owner {
+    /// PyTorch's caching allocator: its segments.
+    CachingAllocator,
+    /// Another caller, by the object that made the call.
+    Module(ModuleId),
+}
+
+/// One piece of memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// The device, -1 for host memory.
+    pub device: i16,
+    /// Its size.
+    pub size: u64,
+    /// Who holds it.
+    pub owner: Owner,
+    /// What kind of memory it is.
+    pub memory: Memory,
+}
+
+/// What an owner holds on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OwnerUse {
+    /// Bytes now.
+    pub now: u64,
+    /// Bytes at most.
+    pub peak: u64,
+    /// Pieces obtained.
+    pub allocations: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Handle {
+    held: Held,
+    mappings: u32,
+    released: bool,
+}
+
+/// Device or host.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Place {
+    /// A device, by ordinal.
+    Device(i16),
+    /// Page-locked host memory.
+    Host,
+}
+
+/// What an event did to memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Effect {
+    /// Memory was obtained; the address of memory behind a VMM handle is the handle.
+    Obtained(u64, Held),
+    /// Memory was given back.
+    Released(u64, Held),
+    /// A free did not happen after all.
+    Restored(u64, Held),
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Physical {
+    held: AddressMap<Held>,
+    handles: HashMap<u64, Handle>,
+    mappings: BTreeMap<u64, (u64, u64)>,
+    retractable: VecDeque<(u64, u64, Held)>,
+    uses: BTreeMap<(Place, Owner), OwnerUse>,
+    totals: BTreeMap<Place, OwnerUse>,
+    failed_calls: u64,
+    unmatched_frees: u64,
+    effects: Vec<Effect>,
+}
+
+impl Physical {
+    /// What each owner holds.
+    pub fn uses(&self) -> &BTreeMap<(Place, Owner), OwnerUse> {
+        &self.uses
+    }
+
+    /// What is held altogether.
+    pub fn total(&self, place: Place) -> OwnerUse {
+        self.totals.get(&place).copied().unwrap_or_default()
+    }
+
+    /// Bytes that are held on a device outside PyTorch's caching allocator now.
+    pub fn outside_allocator(&self, device: i16) -> u64 {
+        let place = Place::Device(device);
+        let allocator = self.uses.get(&(place, Owner::CachingAllocator)).map_or(0, |u| u.now);
+        self.total(place).now.saturating_sub(allocator)
+    }
+
+    /// What is at an address.
+    pub fn find(&self, addr: u64) -> Option<&Held> {
+        self.held.get(&addr)
+    }
+
+    /// Calls that failed.
+    pub fn failed_calls(&self) -> u64 {
+        self.failed_calls
+    }
+
+    /// Frees of memory whose allocation was not recorded.
+    pub fn unmatched_frees(&self) -> u64 {
+        self.unmatched_frees
+    }
+
+    /// Takes one driver or runtime event and says what it did; events of others do nothing.
+    pub fn apply(&mut self, e: &Event) -> &[Effect] {
+        self.effects.clear();
+        if e.source.is_torch() {
+            return &[];
+        }
+        if e.action == Action::Retract {
+            self.retract(e.addr);
+            return &self.effects;
+        }
+        if e.result != 0 {
+            self.failed_calls += 1;
+            return &[];
+        }
+        match e.action {
+            Action::Alloc | Action::SegmentAlloc => self.obtain(e),
+            Action::FreeRequested | Action::FreeCompleted | Action::SegmentFree => self.give_back(e),
+            Action::Map => self.map(e),
+            Action::Unmap => self.unmap(e),
+            _ => {}
+        }
+        &self.effects
+    }
+
+    fn owner(e: &Event) -> Owner {
+        if e.flags.contains(Flags::IN_ALLOCATOR) { Owner::CachingAllocator } else { Owner::Module(e.module) }
+    }
+
+    fn obtain(&mut self, e: &Event) {
+        let memory = e.api.memory().unwrap_or(Memory::Device);
+        if e.source == Source::Runtime && e.flags.contains(Flags::HAS_NESTED) {
+            // The same bytes; but this caller is who wanted them, not the runtime that called the driver.
+            if let Some(mut held) = self.held.get(&e.addr).copied() {
+                self.subtract(&held);
+                held.owner = Self::owner(e);
+                self.add(&held, 0);
+                self.held.insert(e.addr, held);
+                return;
+            }
+        }
+        let host = matches!(memory, Memory::Host | Memory::Registered);
+        let held = Held { device: if host { -1 } else { e.device }, size: e.size, owner: Self::owner(e), memory };
+        match memory {
+            Memory::Address | Memory::Imported => {}
+            Memory::Physical => {
+                self.handles.insert(e.addr, Handle { held, mappings: 0, released: false });
+                self.add(&held, 1);
+                self.effects.push(Effect::Obtained(e.addr, held));
+            }
+            _ => {
+                if let Some(old) = self.held.insert(e.addr, held) {
+                    self.subtract(&old);
+                    self.effects.push(Effect::Released(e.addr, old));
+                }
+                self.add(&held, 1);
+                self.effects.push(Effect::Obtained(e.addr, held));
+            }
+        }
+    }
+
+    fn give_back(&mut self, e: &Event) {
+        if e.api.memory() == Some(Memory::Physical) {
+            if let Some(handle) = self.handles.get_mut(&e.addr) {
+                handle.released = true;
+                self.drop_unused_handle(e.addr);
+            } else {
+                self.unmatched_frees += 1;
+            }
+            return;
+        }
+        if e.addr == 0 || e.api.memory() == Some(Memory::Imported) {
+            return;
+        }
+        match self.held.remove(&e.addr) {
+            Some(held) => {
+                self.subtract(&held);
+                self.effects.push(Effect::Released(e.addr, held));
+                self.retractable.push_back((e.seq, e.addr, held));
+                if self.retractable.len() > RETRACTABLE {
+                    self.retractable.pop_front();
+                }
+            }
+            // The runtime's free took it before the driver call nested in it came.
+            None if e.flags.contains(Flags::NESTED) => {}
+            None => self.unmatched_frees += 1,
+        }
+    }
+
+    fn retract(&mut self, seq: u64) {
+        if let Some(at) = self.retractable.iter().rposition(|(s, ..)| *s == seq)
+            && let Some((_, addr, held)) = self.retractable.remove(at)
+        {
+            self.held.insert(addr, held);
+            self.add(&held, 0);
+            self.effects.push(Effect::Restored(addr, held));
+        }
+    }
+
+    fn map(&mut self, e: &Event) {
+        if let Some(handle) = self.handles.get_mut(&e.stream) {
+            handle.mappings += 1;
+        }
+        self.mappings.insert(e.addr, (e.size, e.stream));
+    }
+
+    fn unmap(&mut self, e: &Event) {
+        let end = e.addr.saturating_add(e.size.max(1));
+        let starts: Vec<u64> = self.mappings.range(e.addr..end).map(|(start, _)| *start).collect();
+        for start in starts {
+            if let Some((_, id)) = self.mappings.remove(&start)
+                && let Some(handle) = self.handles.get_mut(&id)
+            {
+                handle.mappings = handle.mappings.saturating_sub(1);
+                self.drop_unused_handle(id);
+            }
+        }
+    }
+
+    fn drop_unused_handle(&mut self, id: u64) {
+        if let Some(handle) = self.handles.get(&id).filter(|h| h.released && h.mappings == 0).copied() {
+            self.handles.remove(&id);
+            self.subtract(&handle.held);
+            self.effects.push(Effect::Released(id, handle.held));
+        }
+    }
+
+    /// Where memory lies.
+    pub fn place_of(held: &Held) -> Place {
+        if matches!(held.memory, Memory::Host | Memory::Registered) { Place::Host } else { Place::Device(held.device) }
+    }
+
+    fn add(&mut self, held: &Held, allocations: u64) {
+        let place = Self::place_of(held);
+        for counts in [self.uses.entry((place, held.owner)).or_default(), self.totals.entry(place).or_default()] {
+            counts.now += held.size;
+            counts.peak = counts.peak.max(counts.now);
+            counts.allocations += allocations;
+        }
+    }
+
+    fn subtract(&mut self, held: &Held) {
+        let place = Self::place_of(held);
+        for counts in [self.uses.entry((place, held.owner)).or_default(), self.totals.entry(place).or_default()] {
+            counts.now = counts.now.saturating_sub(held.size);
+        }
+    }
+}

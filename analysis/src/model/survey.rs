@@ -1,0 +1,113 @@
+//! A first look over a recording: which devices there are and whose events tell about each.
+//!
+//! A device's blocks are told by the best source it has: PyTorch's own tracker, else PyTorch's reporter, else the CUDA
+//! calls themselves. CPU tensors are a "device" of their own, which counts only where there is no other.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::api::Memory;
+use memtrace_trace::event::{Action, Event, Flags, Source};
+
+use crate::load::{LostEvents, Recording};
+
+/// Whose events tell about a device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Lane {
+    /// CPU tensors.
+    Cpu,
+    /// CUDA calls: every allocation is its own segment.
+    Cuda,
+    /// PyTorch's profiler reporter: block sizes, no segments.
+    Reporter,
+    /// PyTorch's allocator tracker: everything.
+    Torch,
+}
+
+impl Lane {
+    /// The name in `summary.json`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Lane::Cpu => "torch_cpu",
+            Lane::Cuda => "cuda_calls",
+            Lane::Reporter => "torch_reporter",
+            Lane::Torch => "torch",
+        }
+    }
+
+    /// The lane an event belongs to, with its device; `None` for events that are no block's life.
+    #[inline]
+    pub fn of(e: &Event) -> Option<(i16, Lane)> {
+        match e.source {
+            Source::Torch => Some((e.device, Lane::Torch)),
+            Source::TorchReporter => Some((e.device, Lane::Reporter)),
+            Source::TorchCpu => Some((-1, Lane::Cpu)),
+            Source::Driver | Source::Runtime => {
+                let life = matches!(e.action, Action::Alloc | Action::FreeRequested | Action::FreeCompleted);
+                let device_memory = !matches!(
+                    e.api.memory(),
+                    Some(Memory::Host | Memory::Registered | Memory::Address | Memory::Imported)
+                );
+                let own = !e.flags.contains(Flags::IN_ALLOCATOR);
+                (life && own && device_memory && e.result == 0 && e.device >= 0).then_some((e.device, Lane::Cuda))
+            }
+        }
+    }
+}
+
+/// See the module.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Survey {
+    /// The lane of each device; -1 is the CPU.
+    pub lanes: BTreeMap<i16, Lane>,
+    /// Events on each lane.
+    pub events: BTreeMap<(i16, Lane), u64>,
+    /// All events.
+    pub total_events: u64,
+    /// Earliest and latest moment, in ticks.
+    pub ticks: Option<(u64, u64)>,
+    /// What could not be decoded.
+    pub lost: LostEvents,
+}
+
+impl Survey {
+    /// Streams a recording once.
+    pub fn of(recording: &dyn Recording) -> Survey {
+        let mut survey = Survey::default();
+        let mut last: Option<((i16, Lane), u64)> = None;
+        let mut events = BTreeMap::<(i16, Lane), u64>::new();
+        let mut first = u64::MAX;
+        let mut latest = 0;
+        let mut total = 0;
+        let lost = recording.stream(&mut |block| {
+            total += block.len() as u64;
+            for e in block {
+                first = first.min(e.ticks);
+                latest = latest.max(e.ticks);
+                let Some(key) = Lane::of(e) else { continue };
+                match &mut last {
+                    Some((k, n)) if *k == key => *n += 1,
+                    _ => {
+                        if let Some((k, n)) = last.replace((key, 1)) {
+                            *events.entry(k).or_default() += n;
+                        }
+                    }
+                }
+            }
+        });
+        if let Some((k, n)) = last {
+            *events.entry(k).or_default() += n;
+        }
+        for (device, lane) in events.keys() {
+            let best = survey.lanes.entry(*device).or_insert(*lane);
+            *best = (*best).max(*lane);
+        }
+        if survey.lanes.keys().any(|device| *device >= 0) {
+            survey.lanes.remove(&-1);
+        }
+        survey.events = events;
+        survey.total_events = total;
+        survey.ticks = (total > 0).then_some((first, latest));
+        survey.lost = lost;
+        survey
+    }
+}

@@ -1,0 +1,342 @@
+//! Phases and steps: what the program was doing at each event.
+//!
+//! Most events say it themselves: an autograd node is running (backward), or the stack has a frame that a rule knows.
+//! Such verdicts depend on the stack, the node and the flags only. What is left, plain user code, is judged by its place
+//! in the program: before the first forward it is loading, between forward and backward it belongs to the forward (the
+//! loss), before the forward of a step it brings data.
+//!
+//! A step ends when an optimizer's step has run and the program goes on to something that is not the optimizer. Where no
+//! optimizer ever shows in the recording, a step ends when gradients were cleared after a backward; where there is not
+//! even that, with each backward; and without any backward, each time the program calls its model anew. An optimizer
+//! that allocates in its first step only (SGD with momentum) is taken to step after as many backward passes as the first
+//! time.
+
+use memtrace_trace::event::{Action, Event, Flags};
+use memtrace_trace::ids::{FrameId, StackId, ThreadId};
+
+use super::stacks::StackTable;
+use crate::rules::Meaning;
+
+/// What the program is doing.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Building, moving and filling models; everything before the first forward.
+    Load,
+    /// Bringing a batch to the device.
+    Data,
+    /// The forward computation, loss included.
+    Forward,
+    /// The autograd engine.
+    Backward,
+    /// Forward computations repeated during backward.
+    Recompute,
+    /// The optimizer, clipping and clearing gradients included.
+    Optimizer,
+    /// Forward computations without gradients.
+    Eval,
+    /// Anything else.
+    #[default]
+    Other,
+}
+
+impl Phase {
+    /// All phases, in the order of a report.
+    pub const ALL: [Phase; 8] = [
+        Phase::Load,
+        Phase::Data,
+        Phase::Forward,
+        Phase::Backward,
+        Phase::Recompute,
+        Phase::Optimizer,
+        Phase::Eval,
+        Phase::Other,
+    ];
+
+    /// The name in files and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Phase::Load => "load",
+            Phase::Data => "data",
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Recompute => "recompute",
+            Phase::Optimizer => "optimizer",
+            Phase::Eval => "eval",
+            Phase::Other => "other",
+        }
+    }
+}
+
+/// A phase and why.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Verdict {
+    /// The phase.
+    pub phase: Phase,
+    /// The rule that gave it.
+    pub rule: &'static str,
+    /// The frame it rests on; `NONE` where the evidence is a node, a flag or the place in the program.
+    pub evidence: FrameId,
+    meaning: Option<Meaning>,
+    /// Whether it depends on the stack, node and flags only.
+    by_itself: bool,
+}
+
+/// Where the program is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Moment {
+    /// The phase.
+    pub phase: Phase,
+    /// The step, from 0; `None` before the first one.
+    pub step: Option<u32>,
+    /// How often the phase has changed.
+    pub run: u32,
+    /// How many backward passes have begun.
+    pub backwards: u32,
+    /// How many optimizer steps have begun.
+    pub optimizers: u32,
+}
+
+/// What ends a step in this recording.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum StepEnd {
+    Optimizer,
+    ZeroGrad,
+    Backward,
+    ModelCall,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct PhaseTracker {
+    table: StackTable,
+    step_end: StepEnd,
+    now: Moment,
+    main_thread: ThreadId,
+    step_over: bool,
+    backwards_in_step: u32,
+    backwards_of_first_step: Option<u32>,
+    optimizers_seen: u32,
+    optimizer_running: bool,
+    model_call: StackId,
+    last: Verdict,
+}
+
+const START: Verdict = Verdict {
+    phase: Phase::Load,
+    rule: "before the first forward",
+    evidence: FrameId::NONE,
+    meaning: None,
+    by_itself: false,
+};
+
+impl PhaseTracker {
+    /// For a recording with these stacks.
+    pub fn new(table: StackTable) -> PhaseTracker {
+        let step_end = if table.any(Meaning::OptimizerStep) || table.any(Meaning::OptimizerState) {
+            StepEnd::Optimizer
+        } else if table.any(Meaning::ZeroGrad) {
+            StepEnd::ZeroGrad
+        } else if table.has_nodes() || table.any(Meaning::Engine) {
+            StepEnd::Backward
+        } else {
+            StepEnd::ModelCall
+        };
+        PhaseTracker {
+            table,
+            step_end,
+            now: Moment { phase: Phase::Load, step: None, run: 0, backwards: 0, optimizers: 0 },
+            main_thread: ThreadId::NONE,
+            step_over: false,
+            backwards_in_step: 0,
+            backwards_of_first_step: None,
+            optimizers_seen: 0,
+            optimizer_running: false,
+            model_call: StackId::NONE,
+            last: START,
+        }
+    }
+
+    /// Where the program is.
+    pub fn now(&self) -> &Moment {
+        &self.now
+    }
+
+    /// The facts about stacks.
+    pub fn stacks(&self) -> &StackTable {
+        &self.table
+    }
+
+    /// Takes an event of a block's life and says in which phase it happened.
+    #[inline]
+    pub fn observe(&mut self, e: &Event) -> Verdict {
+        let verdict = self.judge(e);
+        if verdict.by_itself || e.action == Action::Alloc {
+            self.advance(e, &verdict);
+        }
+        self.last = verdict;
+        verdict
+    }
+
+    /// The verdict about one event where the program is now.
+    fn judge(&self, e: &Event) -> Verdict {
+        let facts = self.table.facts(e.stack);
+        let in_backward = e.flags.contains(Flags::IN_BACKWARD) || !e.context.is_none();
+        let grad_off = e.flags.contains(Flags::GRAD_KNOWN) && !e.flags.contains(Flags::GRAD_ENABLED);
+        let meaning = facts.rule.map(|r| r.meaning);
+        let by_rule = |phase| Verdict {
+            phase,
+            rule: facts.rule.map_or("", |r| r.name),
+            evidence: facts.frame,
+            meaning,
+            by_itself: true,
+        };
+        let by_itself = |phase, rule| Verdict { phase, rule, evidence: FrameId::NONE, meaning, by_itself: true };
+        match meaning {
+            Some(Meaning::OptimizerStep | Meaning::OptimizerState | Meaning::GradientWork | Meaning::ZeroGrad) => {
+                return by_rule(Phase::Optimizer);
+            }
+            Some(Meaning::Data) => return by_rule(Phase::Data),
+            _ => {}
+        }
+        if in_backward || facts.in_engine {
+            if facts.in_checkpoint {
+                return Verdict { rule: "recompute: checkpoint inside backward", ..by_rule(Phase::Recompute) };
+            }
+            if meaning != Some(Meaning::Engine) && self.table.recomputes(e.context) {
+                return by_itself(Phase::Recompute, "recompute: CheckpointFunctionBackward");
+            }
+            return match (e.context.is_none(), in_backward) {
+                (false, _) => by_itself(Phase::Backward, "backward: autograd node"),
+                (true, true) => by_itself(Phase::Backward, "backward: inside the engine"),
+                (true, false) => by_rule(Phase::Backward),
+            };
+        }
+        match meaning {
+            Some(Meaning::Engine) => by_rule(Phase::Backward),
+            Some(Meaning::Load) => by_rule(Phase::Load),
+            Some(Meaning::Checkpoint) => by_rule(Phase::Forward),
+            // A reentrant checkpoint runs its forward without gradients.
+            Some(Meaning::Compute) if grad_off && !facts.in_checkpoint => by_rule(Phase::Eval),
+            Some(Meaning::Compute) => by_rule(Phase::Forward),
+            Some(Meaning::Aside) => by_rule(Phase::Other),
+            _ if facts.made_node => by_itself(Phase::Forward, "forward: made an autograd node"),
+            _ => self.judge_by_place(e, grad_off),
+        }
+    }
+
+    /// Plain user code: its place in the program decides.
+    fn judge_by_place(&self, e: &Event, grad_off: bool) -> Verdict {
+        let place = |phase, rule| Verdict { phase, rule, evidence: FrameId::NONE, meaning: None, by_itself: false };
+        if e.action != Action::Alloc {
+            return place(self.now.phase, "free: where the program is");
+        }
+        let grad_on = e.flags.contains(Flags::GRAD_KNOWN) && !grad_off;
+        match self.now.phase {
+            _ if self.now.step.is_none() => place(Phase::Load, "load: before the first forward"),
+            Phase::Forward => place(Phase::Forward, "forward: beside the model, before backward"),
+            Phase::Eval => place(Phase::Eval, "eval: beside the model"),
+            Phase::Backward | Phase::Recompute if grad_off => {
+                place(Phase::Optimizer, "optimizer: without gradients, after backward")
+            }
+            Phase::Optimizer if grad_off => place(Phase::Optimizer, "optimizer: without gradients, beside the step"),
+            Phase::Optimizer | Phase::Data if grad_on => place(Phase::Data, "data: between steps"),
+            Phase::Data => place(Phase::Data, "data: between steps"),
+            _ => place(Phase::Other, "other: no rule"),
+        }
+    }
+
+    /// Moves on to what an event shows.
+    fn advance(&mut self, e: &Event, verdict: &Verdict) {
+        let phase = verdict.phase;
+        // Loaders on their own threads do not move the program.
+        if phase == Phase::Data && e.thread != self.main_thread && !self.main_thread.is_none() {
+            return;
+        }
+        let model_called = self.model_called(e, phase);
+        if phase == self.now.phase && verdict.meaning == self.last.meaning && !model_called {
+            return;
+        }
+        let alloc = e.action == Action::Alloc;
+        let computes = matches!(phase, Phase::Forward | Phase::Backward | Phase::Eval);
+        if alloc && self.now.step.is_none() && computes {
+            self.now.step = Some(0);
+            self.main_thread = e.thread;
+            self.step_over = false;
+        } else if alloc {
+            if phase == Phase::Forward && !self.step_over && self.step_ended_unseen() {
+                self.step_over = true;
+                self.now.optimizers += u32::from(self.step_end == StepEnd::Optimizer);
+            }
+            let begins = matches!(phase, Phase::Forward | Phase::Data | Phase::Backward) && self.step_over;
+            if begins || model_called {
+                self.now.step = self.now.step.map(|s| s + 1);
+                self.step_over = false;
+                self.backwards_in_step = 0;
+            }
+        }
+        if phase == Phase::Backward && alloc && !matches!(self.now.phase, Phase::Backward | Phase::Recompute) {
+            self.now.backwards += 1;
+            self.backwards_in_step += 1;
+        }
+        if phase == Phase::Optimizer {
+            self.advance_optimizer(verdict.meaning);
+        } else if alloc && matches!(phase, Phase::Forward | Phase::Backward | Phase::Data | Phase::Eval) {
+            self.optimizer_running = false;
+        }
+        if phase != self.now.phase && !(self.now.step.is_none() && phase == Phase::Other) {
+            self.now.phase = phase;
+            self.now.run += 1;
+        }
+    }
+
+    /// The optimizer showed, by its step or by clearing gradients after a backward.
+    fn advance_optimizer(&mut self, meaning: Option<Meaning>) {
+        let shows = match meaning {
+            Some(Meaning::OptimizerStep | Meaning::OptimizerState) => true,
+            // Gradients that are cleared before the first backward of a step say nothing.
+            Some(Meaning::ZeroGrad) => self.backwards_in_step > 0,
+            _ => false,
+        };
+        if !shows || self.optimizer_running {
+            return;
+        }
+        self.optimizer_running = true;
+        self.now.optimizers += u32::from(!self.step_over);
+        self.step_over |= matches!(self.step_end, StepEnd::Optimizer | StepEnd::ZeroGrad);
+        self.optimizers_seen += 1;
+        self.backwards_of_first_step.get_or_insert(self.backwards_in_step.max(1));
+    }
+
+    /// Whether a forward that begins now belongs to a new step although no optimizer was seen.
+    fn step_ended_unseen(&self) -> bool {
+        match self.step_end {
+            StepEnd::Optimizer => {
+                self.optimizers_seen <= 1
+                    && self.backwards_of_first_step.is_some_and(|first| self.backwards_in_step >= first)
+            }
+            StepEnd::Backward => self.backwards_in_step > 0,
+            StepEnd::ZeroGrad | StepEnd::ModelCall => false,
+        }
+    }
+
+    /// Whether an inference-only program calls its model anew: the outermost computing frame is entered from the program's
+    /// main thread after something else had run.
+    fn model_called(&mut self, e: &Event, phase: Phase) -> bool {
+        if self.step_end != StepEnd::ModelCall || e.action != Action::Alloc {
+            return false;
+        }
+        if !matches!(phase, Phase::Forward | Phase::Eval) {
+            return false;
+        }
+        let call = self.table.facts(e.stack).outermost_compute;
+        if call.is_none() {
+            return false;
+        }
+        let anew = self.model_call == call && !matches!(self.now.phase, Phase::Forward | Phase::Eval);
+        if self.model_call.is_none() {
+            self.model_call = call;
+        }
+        anew
+    }
+}
