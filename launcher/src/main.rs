@@ -1,2 +1,40 @@
-//! The binary `memtrace`.
-fn main() {}
+//! The binary `memtrace`: runs a program, records what fills its GPU memory, and reports.
+//!
+//! `memtrace [run] -- COMMAND` goes: `preflight` (can this be recorded?) -> `folder` -> `library` (the preloaded recorder) ->
+//! `drain` (takes what processes record, in the background) -> `child` and `signals` (be as if we were not there) -> `manifest`
+//! -> the closing page.
+
+mod child;
+mod cli;
+mod commands;
+mod drain;
+mod epoll;
+mod folder;
+mod gpu;
+mod host;
+mod inherited;
+mod library;
+mod manifest;
+mod preflight;
+mod proc;
+mod session;
+mod signals;
+mod witness;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = match cli::Cli::read(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(bad) => return ExitCode::from(bad.print()),
+    };
+    ExitCode::from(match cli.command {
+        cli::Command::Run(run) => commands::run::run(run),
+    })
+}
+
+/// Prints one line of ours on stderr. A closed stderr is no reason to die.
+fn say(line: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "memtrace: {line}");
+}

@@ -1,0 +1,62 @@
+//! Builds the preloaded library (`memtrace-interpose`) and lets the program embed it, so that the two are always of one build.
+//!
+//! Cargo cannot depend on a cdylib, so this runs a cargo of its own with its own target folder. `MEMTRACE_EMBED_LIBRARY` names
+//! a library built elsewhere instead.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+const NAME: &str = "libmemtrace_interpose.so";
+
+fn main() {
+    println!("cargo::rerun-if-env-changed=MEMTRACE_EMBED_LIBRARY");
+    let library = match env::var_os("MEMTRACE_EMBED_LIBRARY") {
+        Some(path) => PathBuf::from(path),
+        None => build(),
+    };
+    println!("cargo::rerun-if-changed={}", library.display());
+    let content = fs::read(&library).unwrap_or_else(|e| panic!("cannot read {}: {e}", library.display()));
+    println!("cargo::rustc-env=MEMTRACE_EMBEDDED_LIBRARY={}", library.display());
+    println!("cargo::rustc-env=MEMTRACE_EMBEDDED_HASH={:016x}", fnv1a(&content));
+}
+
+fn build() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for changed in ["interpose", "trace/src", "trace/Cargo.toml", "Cargo.toml", "Cargo.lock"] {
+        println!("cargo::rerun-if-changed={}", root.join(changed).display());
+    }
+    let manifest = root.join("interpose/Cargo.toml");
+    assert!(manifest.exists(), "{} is missing: build memtrace from its repository", manifest.display());
+    let var = |name: &str| env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
+    let target_dir = PathBuf::from(var("OUT_DIR")).join("interpose");
+    let (host, target) = (var("HOST"), var("TARGET"));
+
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--release", "--package", "memtrace-interpose", "--manifest-path"]).arg(manifest);
+    cargo.arg("--target-dir").arg(&target_dir);
+    let mut out = target_dir.clone();
+    if host != target {
+        cargo.args(["--target", &target]);
+        out.push(&target);
+    }
+    // The library is the same however the program is built: flags of the outer build (clippy's wrapper, coverage, loom) do not
+    // reach it.
+    for name in [
+        "CARGO_ENCODED_RUSTFLAGS",
+        "RUSTFLAGS",
+        "RUSTC_WRAPPER",
+        "RUSTC_WORKSPACE_WRAPPER",
+        "CARGO_BUILD_TARGET",
+        "CARGO_TARGET_DIR",
+    ] {
+        cargo.env_remove(name);
+    }
+    let status = cargo.status().unwrap_or_else(|e| panic!("cannot run cargo: {e}"));
+    assert!(status.success(), "the preloaded library does not build; see above");
+    out.join("release").join(NAME)
+}
+
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, b| (hash ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3))
+}

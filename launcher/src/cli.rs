@@ -1,0 +1,164 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use memtrace_trace::options;
+
+/// Records what fills the GPU memory of a program, and says so when the program ends.
+#[derive(Parser, Debug)]
+#[command(name = "memtrace", version, subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    override_usage = "memtrace [run] [OPTIONS] -- COMMAND [ARGS]...\n       memtrace <report|export> RUN [OPTIONS]"
+)]
+#[command(after_help = "`run` may be left out: memtrace -- python train.py\n\n\
+    Exit status of `run`: the command's own (128+n for signal n); 125 when memtrace cannot start, 126 when the command \
+    cannot be executed, 127 when it is not found. Other commands: 0 fine, 2 bad usage or unreadable input.")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Run a command and record its GPU memory (the default)
+    Run(Run),
+    // More subcommands: one variant here, one thin file in `commands`.
+}
+
+/// `memtrace run`.
+#[derive(Args, Debug)]
+pub(crate) struct Run {
+    /// Folder for the recording; must be new or empty [default: memtrace-<program>-<time>]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+    /// Which call stacks to record
+    #[arg(long, value_enum, default_value_t = Stacks::Python)]
+    pub(crate) stacks: Stacks,
+    /// Whether to record CPU tensors (auto: only where no CUDA device is used)
+    #[arg(long, value_enum, default_value_t = Cpu::Auto)]
+    pub(crate) cpu: Cpu,
+    /// Print nothing but errors
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    /// Record only: write no snapshot, no summary
+    #[arg(long)]
+    pub(crate) no_snapshot: bool,
+    /// The command to record, and its arguments
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// `--stacks`.
+#[derive(Clone, Copy, ValueEnum, Debug)]
+pub(crate) enum Stacks {
+    /// Python frames
+    Python,
+    /// Native frames
+    Native,
+    /// Both, merged
+    Both,
+    /// None
+    None,
+}
+
+/// `--cpu`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+pub(crate) enum Cpu {
+    /// Until the program turns out to use a CUDA device
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+impl From<Stacks> for options::Stacks {
+    fn from(stacks: Stacks) -> options::Stacks {
+        match stacks {
+            Stacks::Python => options::Stacks::Python,
+            Stacks::Native => options::Stacks::Native,
+            Stacks::Both => options::Stacks::Both,
+            Stacks::None => options::Stacks::None,
+        }
+    }
+}
+
+impl From<Cpu> for options::Cpu {
+    fn from(cpu: Cpu) -> options::Cpu {
+        match cpu {
+            Cpu::Auto => options::Cpu::Auto,
+            Cpu::Always => options::Cpu::Always,
+            Cpu::Never => options::Cpu::Never,
+        }
+    }
+}
+
+/// What stands first on the command line when `run` does not have to be said.
+const WORDS: &[&str] = &["run", "help", "--help", "-h", "--version", "-V"];
+
+impl Cli {
+    /// Reads the command line. The error knows its exit code.
+    pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, BadUsage> {
+        let mut arguments: Vec<OsString> = arguments.into_iter().collect();
+        let first = arguments.get(1).and_then(|a| a.to_str());
+        let is_run = first == Some("run") || !first.is_some_and(|f| WORDS.contains(&f));
+        if is_run && arguments.len() > 1 && first != Some("run") {
+            arguments.insert(1, "run".into());
+        }
+        Cli::try_parse_from(arguments).map_err(|error| BadUsage { error, is_run })
+    }
+}
+
+/// The command line cannot be understood, or asks for help.
+#[derive(Debug)]
+pub(crate) struct BadUsage {
+    error: clap::Error,
+    is_run: bool,
+}
+
+impl BadUsage {
+    /// Prints the message where it belongs, and gives the exit code.
+    pub(crate) fn print(&self) -> u8 {
+        // Nothing can be done when even this cannot be printed.
+        let _ = self.error.print();
+        match self.error.exit_code() {
+            0 => 0,
+            _ if self.is_run => crate::preflight::CANNOT,
+            _ => 2,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Result<Cli, u8> {
+        Cli::read(std::iter::once("memtrace").chain(line.split_whitespace()).map(OsString::from)).map_err(|e| e.print())
+    }
+
+    fn command(line: &str) -> Vec<String> {
+        let Command::Run(run) = read(line).unwrap().command;
+        run.command.iter().map(|a| a.to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn run_may_be_left_out() {
+        assert_eq!(command("-- python train.py --lr 1"), ["python", "train.py", "--lr", "1"]);
+        assert_eq!(command("run -- python -c x"), ["python", "-c", "x"]);
+        assert_eq!(command("-o out --quiet -- a -- b"), ["a", "--", "b"]);
+        assert_eq!(command("python -o x"), ["python", "-o", "x"]);
+    }
+
+    #[test]
+    fn exit_codes_of_bad_usage() {
+        assert_eq!(read("--").unwrap_err(), 125);
+        assert_eq!(read("--no-such-option -- x").unwrap_err(), 125);
+        assert_eq!(read("--stacks wrong -- x").unwrap_err(), 125);
+        assert_eq!(read("--help").unwrap_err(), 0);
+        assert_eq!(read("-V").unwrap_err(), 0);
+    }
+}

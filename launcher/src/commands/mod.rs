@@ -1,0 +1,3 @@
+//! One thin file a subcommand.
+
+pub(crate) mod run;

@@ -1,0 +1,111 @@
+//! `memtrace run`: the whole way from a command line to a recording.
+
+use std::time::Instant;
+
+use anyhow::Context;
+use memtrace_trace::options::{self, Options};
+
+use crate::child::{self, Child};
+use crate::cli::{Cpu, Run};
+use crate::drain::pump::Drain;
+use crate::drain::{Outcome, RunFolder};
+use crate::inherited::State;
+use crate::manifest::{Manifest, Summary};
+use crate::preflight::{self, CANNOT, NOT_EXECUTABLE, NOT_FOUND, Refusal};
+use crate::signals::Signals;
+use crate::witness::Witness;
+use crate::{folder, gpu, host, library, say, session};
+
+/// Runs the command and gives the exit code: the command's own, or ours when it could not be started.
+pub(crate) fn run(run: Run) -> u8 {
+    match start(&run) {
+        Ok(code) => code,
+        Err(refusal) => {
+            say(&refusal.message);
+            refusal.code
+        }
+    }
+}
+
+impl From<anyhow::Error> for Refusal {
+    fn from(error: anyhow::Error) -> Refusal {
+        Refusal { code: CANNOT, message: format!("{error:#}") }
+    }
+}
+
+fn start(run: &Run) -> Result<u8, Refusal> {
+    let state = State::take();
+    let (program, arguments) = run.command.split_first().context("no command given")?;
+    preflight::check(program, arguments)?;
+    let start_ns = host::epoch_ns();
+    let path = folder::create(run.output.as_deref(), &run.command, &host::stamp(start_ns))?;
+    let mut manifest = Manifest::begin(&path, &run.command, start_ns);
+    manifest.write().with_context(|| format!("cannot write into {}; choose another folder with -o", path.display()))?;
+
+    let library = library::path(&path)?;
+    let token = session::token()?;
+    let listener = session::listen(&token)?;
+    let cpu = if run.cpu == Cpu::Auto && gpu::is_usable() { options::Cpu::Never } else { run.cpu.into() };
+    let options = Options { token, cpu, stacks: run.stacks.into() };
+    // SAFETY: no thread has been started yet.
+    unsafe { session::enter(&library, &options) };
+    let signals = Signals::block().context("cannot block signals")?;
+    // Without a witness a signal to the whole group is passed on once too often; that is no reason not to record.
+    let witness = Witness::start().ok();
+    let drain = Drain::start(listener, RunFolder(path.clone()))?;
+
+    let began = Instant::now();
+    let child = match Child::spawn(&run.command, state) {
+        Ok(child) => child,
+        Err(e) => {
+            // Rare after preflight: nothing was recorded, so nothing is left behind.
+            drop(drain.finish());
+            std::fs::remove_dir_all(&path).ok();
+            let code = if e.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
+            return Err(Refusal { code, message: format!("cannot execute {}: {e}", program.to_string_lossy()) });
+        }
+    };
+    manifest.started(child.pid() as u32);
+    let status = signals.watch(&child, witness.as_ref());
+    let wall = began.elapsed();
+    drop(witness);
+    let outcome = drain.finish();
+    child.collect();
+    // From here on a Ctrl-C ends us, not the command.
+    signals.unblock(&state);
+
+    let outcome = outcome.unwrap_or_else(|e| {
+        say(&format!("{e:#}"));
+        Outcome::default()
+    });
+    let summary = manifest.finish(status, outcome);
+    if let Err(e) = manifest.write() {
+        say(&format!("cannot write {}: {e}", path.join("run.json").display()));
+    }
+    report(run, &path, &summary, wall);
+    Ok(child::exit_code(status))
+}
+
+/// What is said on stderr at the end.
+fn report(run: &Run, path: &std::path::Path, summary: &Summary, wall: std::time::Duration) {
+    for problem in &summary.problems {
+        say(problem);
+    }
+    if run.quiet {
+        return;
+    }
+    let command: Vec<_> = run.command.iter().map(|a| a.to_string_lossy()).collect();
+    let command: String = command.join(" ").chars().take(120).collect();
+    if summary.processes == 0 {
+        say(&format!("{command}    {}    nothing recorded: no process allocated GPU memory", summary.ending));
+    } else {
+        say(&format!(
+            "{command}    {}    {:.1} s, {} events, {} lost    {}",
+            summary.ending,
+            wall.as_secs_f64(),
+            summary.events,
+            summary.lost,
+            path.display()
+        ));
+    }
+}

@@ -1,0 +1,312 @@
+//! Puts the events of all rings of one process back into one order.
+//!
+//! The rule. Every event carries `seq`, its place in the process-wide order, without gaps.
+//! - An event is released when every smaller number has been released or given up.
+//! - A missing number is given up when an event with a larger number has waited for [`PATIENCE`], when the waiting events
+//!   would exceed [`WINDOW`], or at the end. It is counted.
+//! - An event whose number had been given up comes late: it is released at once, out of order, and counted.
+//!
+//! So a reader of the output sees ascending numbers but for late events, and `lost` is the number of events that never came.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use memtrace_trace::event::Event;
+
+/// How long a missing event is waited for. A thread that was interrupted between taking its number and publishing its event
+/// is back long before that, unless it was killed or stopped.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+/// The most places held at once, present and missing together: 20 MiB of events.
+pub(crate) const WINDOW: usize = 1 << 18;
+
+/// Marks are this far apart at least, so that there are few of them.
+const MARK_SPACING: Duration = Duration::from_millis(50);
+/// A window that has grown beyond this is given back when it is empty.
+const KEEP_CAPACITY: usize = 1 << 14;
+
+/// "An event with this number was here at that moment."
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    seq: u64,
+    at: Duration,
+}
+
+/// The reorder window of one process.
+#[derive(Debug)]
+pub(crate) struct Merge {
+    /// The smallest number neither released nor given up.
+    next: u64,
+    /// Place `i` is for number `next + i`. The last place is always taken; the first is free, or there would be something
+    /// to release.
+    window: VecDeque<Option<Event>>,
+    marks: VecDeque<Mark>,
+    given_up: u64,
+    late: u64,
+}
+
+impl Default for Merge {
+    fn default() -> Merge {
+        Merge { next: 1, window: VecDeque::new(), marks: VecDeque::new(), given_up: 0, late: 0 }
+    }
+}
+
+impl Merge {
+    /// Events that never came (so far).
+    pub(crate) fn lost(&self) -> u64 {
+        self.given_up.saturating_sub(self.late)
+    }
+
+    /// Events that came after they had been given up.
+    pub(crate) fn late(&self) -> u64 {
+        self.late
+    }
+
+    /// Whether events are being held back.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.window.is_empty()
+    }
+
+    /// The smallest number neither released nor given up.
+    #[cfg(test)]
+    fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Takes one event; whatever may be released goes to `release`, in order.
+    pub(crate) fn insert(&mut self, event: Event, release: &mut impl FnMut(Event)) {
+        let Some(ahead) = event.seq.checked_sub(self.next) else {
+            self.late += 1;
+            return release(event);
+        };
+        if ahead == 0 && self.window.is_empty() {
+            self.next += 1;
+            return release(event);
+        }
+        if ahead >= WINDOW as u64 {
+            self.advance_to(event.seq - WINDOW as u64 + 1, release);
+            self.release_ready(release);
+            // What was released may have brought `next` closer, so that the event is now the very next one.
+            if event.seq == self.next && self.window.is_empty() {
+                self.next += 1;
+                return release(event);
+            }
+        }
+        let place = (event.seq - self.next) as usize;
+        if self.window.len() <= place {
+            self.window.resize(place + 1, None);
+        }
+        match self.window.get_mut(place) {
+            Some(free @ None) => *free = Some(event),
+            // A number used twice: no producer of ours does that. Nothing is thrown away.
+            _ => {
+                self.late += 1;
+                release(event);
+            }
+        }
+        self.release_ready(release);
+    }
+
+    fn release_ready(&mut self, release: &mut impl FnMut(Event)) {
+        while let Some(Some(_)) = self.window.front() {
+            if let Some(Some(event)) = self.window.pop_front() {
+                self.next += 1;
+                release(event);
+            }
+        }
+    }
+
+    /// Gives up every missing number below `seq` and releases what was there.
+    fn advance_to(&mut self, seq: u64, release: &mut impl FnMut(Event)) {
+        while self.next < seq {
+            match self.window.pop_front() {
+                Some(Some(event)) => {
+                    self.next += 1;
+                    release(event);
+                }
+                Some(None) => {
+                    self.next += 1;
+                    self.given_up += 1;
+                }
+                None => {
+                    self.given_up = self.given_up.saturating_add(seq - self.next);
+                    self.next = seq;
+                }
+            }
+        }
+    }
+
+    /// Called regularly, after the rings were drained. `now` is time during which the rings were being drained: it must not
+    /// run while the launcher itself was stopped.
+    pub(crate) fn tick(&mut self, now: Duration, release: &mut impl FnMut(Event)) {
+        if self.window.is_empty() {
+            self.marks.clear();
+            if self.window.capacity() > KEEP_CAPACITY {
+                self.window = VecDeque::new();
+            }
+            return;
+        }
+        let highest = self.next + (self.window.len() as u64 - 1);
+        if self.marks.back().is_none_or(|m| m.seq < highest && now.saturating_sub(m.at) >= MARK_SPACING) {
+            self.marks.push_back(Mark { seq: highest, at: now });
+        }
+        while let Some(mark) = self.marks.front().copied().filter(|m| now.saturating_sub(m.at) >= PATIENCE) {
+            self.marks.pop_front();
+            self.advance_to(mark.seq, release);
+            self.release_ready(release);
+        }
+    }
+
+    /// The end: everything is released, and what is missing below `issued` (the first number never handed out) is lost.
+    pub(crate) fn finish(&mut self, issued: u64, release: &mut impl FnMut(Event)) {
+        let highest = self.next + self.window.len() as u64;
+        self.advance_to(highest, release);
+        // A number far beyond what was seen is not believed: the header is the traced process's to scribble over.
+        if issued.saturating_sub(self.next) <= u64::from(u32::MAX) {
+            self.advance_to(issued, release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn event(seq: u64) -> Event {
+        Event { seq, ..Event::EMPTY }
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Insert(u64),
+        Tick(u64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![8 => (1u64..60).prop_map(Step::Insert), 1 => (0u64..1500).prop_map(Step::Tick)];
+        prop::collection::vec(step, 0..150)
+    }
+
+    /// The rule, stupidly: a set of waiting numbers with the time of their arrival.
+    #[derive(Default)]
+    struct Model {
+        next: u64,
+        waiting: Vec<(u64, Duration)>,
+        given_up: u64,
+        late: u64,
+        out: Vec<u64>,
+    }
+
+    impl Model {
+        fn ready(&mut self) {
+            while let Some(i) = self.waiting.iter().position(|w| w.0 == self.next) {
+                self.out.push(self.waiting.swap_remove(i).0);
+                self.next += 1;
+            }
+        }
+        fn advance(&mut self, to: u64) {
+            while self.next < to {
+                if self.waiting.iter().any(|w| w.0 == self.next) {
+                    self.ready();
+                } else {
+                    self.given_up += 1;
+                    self.next += 1;
+                }
+            }
+            self.ready();
+        }
+    }
+
+    proptest! {
+        /// Ticks in the model are at multiples large enough that the marks' spacing plays no part.
+        #[test]
+        fn follows_the_rule(steps in steps()) {
+            let mut merge = Merge::default();
+            let mut out = Vec::new();
+            let mut model = Model { next: 1, ..Model::default() };
+            let mut now = Duration::ZERO;
+            let mut seen = BTreeSet::new();
+            for step in steps {
+                match step {
+                    Step::Insert(seq) => {
+                        if !seen.insert(seq) {
+                            continue;
+                        }
+                        merge.insert(event(seq), &mut |e| out.push(e.seq));
+                        if seq < model.next {
+                            model.late += 1;
+                            model.out.push(seq);
+                        } else {
+                            // Time of arrival is the next tick's: that is when it is noticed.
+                            model.waiting.push((seq, Duration::MAX));
+                            model.ready();
+                        }
+                    }
+                    Step::Tick(ms) => {
+                        now += MARK_SPACING + Duration::from_millis(ms);
+                        merge.tick(now, &mut |e| out.push(e.seq));
+                        model.waiting.iter_mut().filter(|w| w.1 == Duration::MAX).for_each(|w| w.1 = now);
+                        let old = model.waiting.iter().filter(|w| now - w.1 >= PATIENCE).map(|w| w.0).max();
+                        if let Some(old) = old {
+                            model.advance(old);
+                        }
+                    }
+                }
+                prop_assert_eq!(&out, &model.out);
+                prop_assert_eq!(merge.next(), model.next);
+                prop_assert_eq!((merge.given_up, merge.late()), (model.given_up, model.late));
+                prop_assert_eq!(merge.is_waiting(), !model.waiting.is_empty());
+            }
+            merge.finish(80, &mut |e| out.push(e.seq));
+            model.advance(80);
+            prop_assert_eq!(&out, &model.out);
+            prop_assert_eq!(merge.given_up, model.given_up);
+            prop_assert_eq!(out.len(), seen.len());
+            prop_assert_eq!(merge.lost() as usize, 79 - seen.len());
+        }
+
+        #[test]
+        fn any_numbers_are_survived(seqs in prop::collection::vec(any::<u64>(), 0..20), issued: u64) {
+            let mut merge = Merge::default();
+            let mut count = 0;
+            for &seq in &seqs {
+                merge.insert(event(seq & (u64::MAX >> 1)), &mut |_| count += 1);
+            }
+            merge.finish(issued, &mut |_| count += 1);
+            prop_assert_eq!(count, seqs.len());
+            prop_assert!(!merge.is_waiting());
+        }
+    }
+
+    #[test]
+    fn a_full_window_gives_up_the_oldest_gap() {
+        let mut merge = Merge::default();
+        let mut out = Vec::new();
+        for seq in 2..=WINDOW as u64 {
+            merge.insert(event(seq), &mut |e| out.push(e.seq));
+        }
+        assert!(out.is_empty());
+        merge.insert(event(WINDOW as u64 + 1), &mut |e| out.push(e.seq));
+        assert_eq!(out.len(), WINDOW);
+        assert_eq!((merge.lost(), merge.late()), (1, 0));
+        merge.insert(event(1), &mut |e| out.push(e.seq));
+        assert_eq!((merge.lost(), merge.late()), (0, 1));
+    }
+
+    #[test]
+    fn many_gaps_cost_one_wait() {
+        let mut merge = Merge::default();
+        let mut out = Vec::new();
+        for seq in (2..1000).step_by(2) {
+            merge.insert(event(seq), &mut |e| out.push(e.seq));
+        }
+        merge.tick(SECOND, &mut |e| out.push(e.seq));
+        assert!(out.is_empty());
+        merge.tick(2 * SECOND, &mut |e| out.push(e.seq));
+        assert_eq!(out.len(), 499);
+        assert_eq!(merge.lost(), 499);
+    }
+}

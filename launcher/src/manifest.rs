@@ -1,0 +1,335 @@
+//! `run.json`: what was run, by whom, how it ended, and what was lost. Written when the run begins (so that a killed launcher
+//! leaves one) and again when it ends.
+//!
+//! All times are nanoseconds since the epoch, with a readable twin; nothing is ever removed from this format, and readers
+//! ignore fields they do not know.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use memtrace_trace::counters::{Counter, CounterValues};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::drain::{Outcome, Recorded, Written};
+use crate::folder;
+use crate::host::{self, Host};
+
+/// Raised when a field changes its meaning.
+const VERSION: u32 = 1;
+
+/// The whole file.
+#[derive(Serialize, Debug)]
+pub(crate) struct Manifest {
+    #[serde(skip)]
+    path: PathBuf,
+    /// [`VERSION`].
+    version: u32,
+    /// The version of memtrace that made the run.
+    memtrace: &'static str,
+    /// The command line.
+    command: Vec<String>,
+    /// The folder it was run in.
+    cwd: String,
+    host: Host,
+    /// `running` until the end: a run that says so although nothing runs lost its launcher.
+    state: State,
+    start: String,
+    start_ns: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    end: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    end_ns: Option<u64>,
+    /// The command's own process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
+    /// How the command ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ending: Option<Ending>,
+    /// Every process image that recorded something, in order of their starts.
+    processes: Vec<Process>,
+    losses: Losses,
+}
+
+/// Whether the run is over.
+#[derive(Serialize, Clone, Copy, Debug)]
+#[serde(rename_all = "snake_case")]
+enum State {
+    Running,
+    Ended,
+}
+
+/// How a process ended.
+#[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Ending {
+    /// With this exit status.
+    Exited(i32),
+    /// Killed by this signal.
+    Signaled(i32),
+}
+
+impl Ending {
+    /// From the status of `wait(2)`.
+    pub(crate) fn of(wait_status: i32) -> Ending {
+        if libc::WIFSIGNALED(wait_status) {
+            Ending::Signaled(libc::WTERMSIG(wait_status))
+        } else {
+            Ending::Exited(libc::WEXITSTATUS(wait_status))
+        }
+    }
+
+    /// In words.
+    pub(crate) fn words(self) -> String {
+        match self {
+            Ending::Exited(0) => "ended well".to_owned(),
+            Ending::Exited(code) => format!("exit status {code}"),
+            Ending::Signaled(signal) => format!("killed by {}", signal_name(signal)),
+        }
+    }
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT (Ctrl-C)",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGILL => "SIGILL",
+        libc::SIGTRAP => "SIGTRAP",
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGFPE => "SIGFPE",
+        libc::SIGKILL => "SIGKILL",
+        libc::SIGUSR1 => "SIGUSR1",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGUSR2 => "SIGUSR2",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGALRM => "SIGALRM",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGXCPU => "SIGXCPU",
+        libc::SIGXFSZ => "SIGXFSZ",
+        libc::SIGSYS => "SIGSYS",
+        other => return format!("signal {other}"),
+    };
+    name.to_owned()
+}
+
+/// One process image that recorded something.
+#[derive(Serialize, Debug)]
+struct Process {
+    pid: u32,
+    /// Its trace, in this folder.
+    file: String,
+    /// The trace's own info object: ppid, argv, exe, env, host.
+    #[serde(flatten)]
+    info: BTreeMap<String, Value>,
+    /// When the recording began: at the first event.
+    recording_start_ns: u64,
+    end_ns: u64,
+    /// `exited`, `replaced by exec` or `still running`.
+    end_reason: &'static str,
+    /// How it ended, where that could be learned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ending: Option<Ending>,
+    /// Events taken from the process.
+    events: u64,
+    /// Events that were numbered and never arrived.
+    lost: u64,
+    /// Events that stand out of order in the trace.
+    late: u64,
+    /// Events that did not reach the file.
+    unwritten: u64,
+    /// Bytes of the trace.
+    bytes: u64,
+    /// Times the process's memory held what no producer writes.
+    corrupt: u64,
+    /// Definitions refused: malformed, or beyond the bound.
+    definitions_refused: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    write_error: Option<String>,
+    /// The process's counters that are not 0.
+    counters: BTreeMap<String, u64>,
+    notices: Vec<Notice>,
+}
+
+/// What a part of the recorder said.
+#[derive(Serialize, Debug)]
+struct Notice {
+    topic: String,
+    text: String,
+}
+
+/// Sums over all processes.
+#[derive(Serialize, Default, Debug)]
+struct Losses {
+    events: u64,
+    lost: u64,
+    late: u64,
+    unwritten: u64,
+    dropped: u64,
+    /// Processes that asked to be recorded and were not, by reason.
+    refused: BTreeMap<String, u64>,
+}
+
+/// What the closing words need.
+#[derive(Debug)]
+pub(crate) struct Summary {
+    /// Process images that recorded something.
+    pub(crate) processes: usize,
+    /// Events taken.
+    pub(crate) events: u64,
+    /// Events lost, anywhere.
+    pub(crate) lost: u64,
+    /// How the command ended, in words.
+    pub(crate) ending: String,
+    /// What must be said even when all else is quiet.
+    pub(crate) problems: Vec<String>,
+}
+
+impl Manifest {
+    /// A run that is about to begin.
+    pub(crate) fn begin(folder: &Path, command: &[OsString], start_ns: u64) -> Manifest {
+        Manifest {
+            path: folder.join("run.json"),
+            version: VERSION,
+            memtrace: env!("CARGO_PKG_VERSION"),
+            command: command.iter().map(|a| a.to_string_lossy().into_owned()).collect(),
+            cwd: std::env::current_dir().map(|d| d.to_string_lossy().into_owned()).unwrap_or_default(),
+            host: Host::read(),
+            state: State::Running,
+            start: host::rfc3339(start_ns),
+            start_ns,
+            end: None,
+            end_ns: None,
+            pid: None,
+            ending: None,
+            processes: Vec::new(),
+            losses: Losses::default(),
+        }
+    }
+
+    /// The command runs.
+    pub(crate) fn started(&mut self, pid: u32) {
+        self.pid = Some(pid);
+    }
+
+    /// The command has ended and everything is written.
+    pub(crate) fn finish(&mut self, wait_status: i32, outcome: Outcome) -> Summary {
+        let end_ns = host::epoch_ns();
+        let ending = Ending::of(wait_status);
+        self.state = State::Ended;
+        self.end = Some(host::rfc3339(end_ns));
+        self.end_ns = Some(end_ns);
+        self.ending = Some(ending);
+        let mut written: BTreeMap<String, Written> = outcome.written.into_iter().map(|w| (w.file.clone(), w)).collect();
+        self.processes = outcome.recorded.into_iter().map(|r| process(&mut written, r)).collect();
+        self.processes.sort_by_key(|p| p.recording_start_ns);
+        self.losses = Losses {
+            events: self.processes.iter().map(|p| p.events).sum(),
+            lost: self.processes.iter().map(|p| p.lost).sum(),
+            late: self.processes.iter().map(|p| p.late).sum(),
+            unwritten: self.processes.iter().map(|p| p.unwritten).sum(),
+            dropped: self.processes.iter().filter_map(|p| p.counters.get(Counter::EventsDropped.name())).sum(),
+            refused: outcome.refused.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect(),
+        };
+        Summary {
+            processes: self.processes.len(),
+            events: self.losses.events,
+            lost: self.losses.lost + self.losses.unwritten,
+            ending: ending.words(),
+            problems: self.problems(),
+        }
+    }
+
+    fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let failed: Vec<&Process> = self.processes.iter().filter(|p| p.write_error.is_some()).collect();
+        if let Some(first) = failed.first() {
+            let unwritten: u64 = failed.iter().map(|p| p.unwritten).sum();
+            problems.push(format!(
+                "{} of {} traces could not be written ({}): {unwritten} events are missing, what was written before is sound; \
+                 make room or choose another folder with -o",
+                failed.len(),
+                self.processes.len(),
+                first.write_error.as_deref().unwrap_or_default(),
+            ));
+        }
+        for (reason, count) in &self.losses.refused {
+            problems.push(format!("{count} processes were not recorded: {reason}"));
+        }
+        let running = self.processes.iter().filter(|p| p.end_reason == "still running").count();
+        if running > 0 {
+            problems.push(format!("{running} processes outlived the command; their recording ends with it"));
+        }
+        problems
+    }
+
+    /// Writes the file.
+    pub(crate) fn write(&self) -> io::Result<()> {
+        let mut text = serde_json::to_vec_pretty(self)?;
+        text.push(b'\n');
+        folder::write_atomically(&self.path, &text)
+    }
+}
+
+fn process(written: &mut BTreeMap<String, Written>, r: Recorded) -> Process {
+    let written = written.remove(&r.file);
+    let mut info: BTreeMap<String, Value> = match r.info {
+        Value::Object(map) => map.into_iter().collect(),
+        _ => BTreeMap::new(),
+    };
+    info.remove("pid");
+    let (bytes, unwritten, write_error) = written.map_or((0, r.events, None), |w| (w.bytes, w.unwritten, w.error));
+    Process {
+        pid: r.pid,
+        file: r.file,
+        info,
+        recording_start_ns: r.start_ns,
+        end_ns: r.end_ns,
+        end_reason: r.reason,
+        ending: r.wait_status.map(Ending::of),
+        events: r.events,
+        lost: r.lost,
+        late: r.late,
+        unwritten,
+        bytes,
+        corrupt: r.corrupt,
+        definitions_refused: r.definitions_refused,
+        write_error,
+        counters: named(&r.counters),
+        notices: r.notices.into_iter().map(|(topic, text)| Notice { topic, text }).collect(),
+    }
+}
+
+fn named(counters: &CounterValues) -> BTreeMap<String, u64> {
+    let all = counters.iter().enumerate().filter(|(_, v)| **v != 0);
+    all.map(|(i, v)| (Counter::from_index(i).map_or_else(|| format!("counter_{i}"), |c| c.name().to_owned()), *v))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_in_json() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut manifest = Manifest::begin(dir.path(), &["a".into(), "b c".into()], 1_000_000_000);
+        manifest.write().unwrap();
+        let read = || serde_json::from_slice::<Value>(&std::fs::read(dir.path().join("run.json")).unwrap()).unwrap();
+        assert_eq!(read()["state"], "running");
+        manifest.started(7);
+        let summary =
+            manifest.finish(libc::SIGKILL, Outcome { refused: vec![("another user", 2)], ..Outcome::default() });
+        manifest.write().unwrap();
+        let run = read();
+        assert_eq!(run["state"], "ended");
+        assert_eq!(run["ending"]["signaled"], 9);
+        assert_eq!(run["command"][1], "b c");
+        assert_eq!(run["losses"]["refused"]["another user"], 2);
+        assert_eq!(summary.ending, "killed by SIGKILL");
+        assert_eq!(summary.problems.len(), 1);
+    }
+}

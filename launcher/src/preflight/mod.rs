@@ -1,0 +1,246 @@
+//! Looks at the command before anything is started: can it be found, run, and recorded?
+//!
+//! Every refusal is one line with the mend, and an exit code as env(1) has them.
+
+mod elf;
+mod resolve;
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use elf::{Bytes, Kind};
+use resolve::NotFound;
+
+/// The exit code when memtrace itself cannot do its work.
+pub(crate) const CANNOT: u8 = 125;
+/// The exit code for a command that was found and cannot be executed.
+pub(crate) const NOT_EXECUTABLE: u8 = 126;
+/// The exit code for a command that was not found.
+pub(crate) const NOT_FOUND: u8 = 127;
+
+/// How many interpreters of interpreters the kernel follows (`fs/exec.c`).
+const MAX_SCRIPTS: usize = 5;
+
+/// Why the command is not started.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct Refusal {
+    /// The exit code.
+    pub(crate) code: u8,
+    /// What is wrong and how to mend it.
+    pub(crate) message: String,
+}
+
+fn refuse<T>(code: u8, message: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal { code, message: message.into() })
+}
+
+/// Finds the program that would be executed and makes sure that it can be recorded.
+pub(crate) fn check(command: &OsStr, arguments: &[OsString]) -> Result<PathBuf, Refusal> {
+    let shown = command.to_string_lossy();
+    let path = resolve::resolve(command).map_err(|e| match e {
+        NotFound::Missing => {
+            let mut message = format!("{shown}: command not found");
+            if is_python(command) && Path::new(command).exists() {
+                message += &format!("; to run this file: memtrace -- python {shown}");
+            } else if shown.contains(char::is_whitespace) {
+                message += "; give the command and its arguments as separate words, without quotes around them";
+            } else {
+                message += "; check the spelling and PATH";
+            }
+            Refusal { code: NOT_FOUND, message }
+        }
+        NotFound::Directory => {
+            Refusal { code: NOT_EXECUTABLE, message: format!("{shown}: is a directory; name a program") }
+        }
+        NotFound::Forbidden(path) => {
+            let path = path.display();
+            let mend = if is_python(command) {
+                let rest: String = arguments.iter().map(|a| format!(" {}", a.to_string_lossy())).collect();
+                format!("to run it: memtrace -- python {shown}{rest}")
+            } else {
+                format!("make it so with: chmod +x {path}")
+            };
+            Refusal { code: NOT_EXECUTABLE, message: format!("{path}: not executable; {mend}") }
+        }
+    })?;
+    check_file(&path, 0)?;
+    Ok(path)
+}
+
+fn is_python(command: &OsStr) -> bool {
+    Path::new(command).extension().is_some_and(|e| e == "py")
+}
+
+/// Checks one program, and the interpreters it needs.
+fn check_file(path: &Path, depth: usize) -> Result<(), Refusal> {
+    let shown = path.display();
+    if depth > MAX_SCRIPTS {
+        return refuse(NOT_EXECUTABLE, format!("{shown}: too many scripts that interpret scripts"));
+    }
+    check_privileges(path)?;
+    // A program that may be executed but not read cannot be judged: it is left to the kernel.
+    let Ok(file) = File::open(path) else { return Ok(()) };
+    if let Some(line) = file.at(0, 256).strip_prefix(b"#!") {
+        return check_interpreter(path, line, depth);
+    }
+    match elf::kind(&file) {
+        // No magic at all: execvp hands it to the shell.
+        Kind::NotElf => check_file(Path::new("/bin/sh"), depth + 1),
+        Kind::Dynamic { interpreter } => {
+            if interpreter.file_name().is_some_and(|n| n.as_bytes().starts_with(b"ld-musl")) {
+                return refuse(
+                    CANNOT,
+                    format!(
+                        "{shown}: is a musl program, and the recorder needs glibc; run it with a glibc build of the interpreter"
+                    ),
+                );
+            }
+            if !interpreter.exists() {
+                return refuse(
+                    NOT_FOUND,
+                    format!("{shown}: its loader {} does not exist; install it", interpreter.display()),
+                );
+            }
+            Ok(())
+        }
+        // The dynamic loader itself has no loader, and preloads all the same.
+        Kind::Static if is_loader(path) => Ok(()),
+        Kind::Static => refuse(
+            CANNOT,
+            format!("{shown}: is statically linked, so nothing can be preloaded; run a dynamically linked build of it"),
+        ),
+        Kind::Foreign { what } => refuse(
+            CANNOT,
+            format!(
+                "{shown}: is {what}, and this memtrace records {} programs; use a memtrace built for it",
+                elf::OURS
+            ),
+        ),
+    }
+}
+
+fn is_loader(path: &Path) -> bool {
+    let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    target.file_name().is_some_and(|n| n.as_bytes().starts_with(b"ld-linux") || n.as_bytes().starts_with(b"ld-2."))
+}
+
+fn check_interpreter(script: &Path, line: &[u8], depth: usize) -> Result<(), Refusal> {
+    let line = line.split(|b| *b == b'\n').next().unwrap_or_default();
+    let name = line.trim_ascii().split(|b| *b == b' ' || *b == b'\t').next().unwrap_or_default();
+    let shown = script.display();
+    if name.is_empty() {
+        return refuse(NOT_EXECUTABLE, format!("{shown}: names no interpreter after #!; mend its first line"));
+    }
+    let interpreter = Path::new(OsStr::from_bytes(name));
+    if !interpreter.exists() {
+        let hint = if name.ends_with(b"\r") { " (the file has DOS line ends)" } else { "" };
+        let name = String::from_utf8_lossy(name);
+        return refuse(
+            NOT_FOUND,
+            format!("{shown}: its interpreter {name:?} does not exist{hint}; mend the first line"),
+        );
+    }
+    check_file(interpreter, depth + 1)
+}
+
+/// The loader ignores LD_PRELOAD for programs that gain privileges by being executed (`AT_SECURE`).
+fn check_privileges(path: &Path) -> Result<(), Refusal> {
+    // SAFETY: plain calls.
+    let (uid, gid, no_new) =
+        unsafe { (libc::geteuid(), libc::getegid(), libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)) };
+    let Ok(meta) = std::fs::metadata(path) else { return Ok(()) };
+    if no_new == 1 || is_on_nosuid(path) {
+        return Ok(());
+    }
+    let mode = meta.mode();
+    let what = if mode & libc::S_ISUID != 0 && meta.uid() != uid {
+        "setuid"
+    } else if mode & libc::S_ISGID != 0 && mode & libc::S_IXGRP != 0 && meta.gid() != gid {
+        "setgid"
+    } else if uid != 0 && has_capabilities(path) {
+        "privileged (it has file capabilities)"
+    } else {
+        return Ok(());
+    };
+    let shown = path.display();
+    refuse(
+        CANNOT,
+        format!(
+            "{shown}: is {what}, so the system lets nothing be preloaded; run memtrace behind it: {shown} ... memtrace -- ..."
+        ),
+    )
+}
+
+fn path_c(path: &Path) -> Option<std::ffi::CString> {
+    std::ffi::CString::new(path.as_os_str().as_bytes()).ok()
+}
+
+fn is_on_nosuid(path: &Path) -> bool {
+    let Some(path) = path_c(path) else { return false };
+    // SAFETY: a valid path, and plain data that the call fills.
+    unsafe {
+        let mut stat: libc::statvfs = std::mem::zeroed();
+        libc::statvfs(path.as_ptr(), &mut stat) == 0 && stat.f_flag & libc::ST_NOSUID != 0
+    }
+}
+
+fn has_capabilities(path: &Path) -> bool {
+    let Some(path) = path_c(path) else { return false };
+    // SAFETY: valid strings; without a buffer the call only tells the size.
+    unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn file(dir: &tempfile::TempDir, name: &str, content: &[u8], mode: u32) -> PathBuf {
+        let path = dir.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    fn refusal(path: &Path) -> Refusal {
+        check(path.as_os_str(), &[]).unwrap_err()
+    }
+
+    #[test]
+    fn the_shell_is_fine() {
+        assert!(check(OsStr::new("sh"), &[]).is_ok());
+    }
+
+    #[test]
+    fn every_refusal_names_a_mend() {
+        let dir = tempfile::tempdir().unwrap();
+        let r = check(OsStr::new("no-such-command-here"), &[]).unwrap_err();
+        assert_eq!(r.code, NOT_FOUND);
+        assert!(r.message.contains("check the spelling"));
+        let r = check(OsStr::new("python train.py"), &[]).unwrap_err();
+        assert!(r.code == NOT_FOUND && r.message.contains("separate words"));
+        let r = refusal(&file(&dir, "train.py", b"print()", 0o644));
+        assert!(r.code == NOT_EXECUTABLE && r.message.contains("memtrace -- python"), "{r:?}");
+        let r = refusal(&file(&dir, "tool", b"x", 0o644));
+        assert!(r.code == NOT_EXECUTABLE && r.message.contains("chmod +x"));
+        let r = refusal(dir.path());
+        assert!(r.code == NOT_EXECUTABLE && r.message.contains("directory"));
+        let r = refusal(&file(&dir, "bad", b"#!/no/such/interpreter\n", 0o755));
+        assert!(r.code == NOT_FOUND && r.message.contains("/no/such/interpreter"));
+        let r = refusal(&file(&dir, "dos", b"#!/bin/sh\r\n", 0o755));
+        assert!(r.code == NOT_FOUND && r.message.contains("DOS"));
+        let loops = file(&dir, "loop", b"", 0o755);
+        std::fs::write(&loops, format!("#!{}\n", loops.display())).unwrap();
+        assert_eq!(refusal(&loops).code, NOT_EXECUTABLE);
+    }
+
+    #[test]
+    fn a_script_without_a_first_line_goes_to_the_shell() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(&dir, "plain", b"echo hello\n", 0o755);
+        assert!(check(path.as_os_str(), &[]).is_ok());
+    }
+}

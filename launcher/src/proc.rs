@@ -1,0 +1,194 @@
+//! What `/proc` says about a process. Everything may be missing (hidden, gone) and everything is bounded.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::PathBuf;
+
+use serde_json::{Map, Value, json};
+
+/// The longest command line kept, in bytes.
+const COMMAND_LIMIT: u64 = 64 * 1024;
+/// The largest environment looked through, in bytes.
+const ENVIRONMENT_LIMIT: u64 = 1024 * 1024;
+
+/// The `/proc` folder of one process.
+#[derive(Debug)]
+pub(crate) struct ProcessDir {
+    path: PathBuf,
+    /// Whether the process calls its threads by the numbers we see: not so in a pid namespace of its own.
+    same_namespace: bool,
+}
+
+impl ProcessDir {
+    /// The folder of process `pid` (in our namespace).
+    pub(crate) fn of(pid: u32) -> ProcessDir {
+        let path = PathBuf::from(format!("/proc/{pid}"));
+        let levels = |dir: &str| {
+            let status = read_limited(&format!("{dir}/status"), 64 * 1024).ok()?;
+            let line =
+                String::from_utf8_lossy(&status).lines().find_map(|l| l.strip_prefix("NSpid:").map(str::to_owned))?;
+            Some(line.split_whitespace().count())
+        };
+        let same_namespace = match (levels(&path.to_string_lossy()), levels("/proc/self")) {
+            (Some(theirs), Some(ours)) => theirs == ours,
+            // A kernel without NSpid (before 4.1) or a hidden /proc: then threads are never declared dead.
+            _ => false,
+        };
+        ProcessDir { path, same_namespace }
+    }
+
+    fn read(&self, name: &str, limit: u64) -> Option<Vec<u8>> {
+        read_limited(&self.path.join(name), limit).ok()
+    }
+
+    /// The kernel's name of a thread.
+    pub(crate) fn thread_name(&self, tid: u32) -> Option<String> {
+        if !self.same_namespace {
+            return None;
+        }
+        let name = self.read(&format!("task/{tid}/comm"), 64)?;
+        Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
+    }
+
+    /// Whether the process has a thread `tid`; `None` when that cannot be known.
+    pub(crate) fn has_thread(&self, tid: u32) -> Option<bool> {
+        if !self.same_namespace {
+            return None;
+        }
+        match std::fs::symlink_metadata(self.path.join(format!("task/{tid}"))) {
+            Ok(_) => Some(true),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => self.path.join("task").exists().then_some(false),
+            Err(_) => None,
+        }
+    }
+
+    /// The threads of the process, or `None` when that cannot be known.
+    pub(crate) fn threads(&self) -> Option<Vec<u32>> {
+        if !self.same_namespace {
+            return None;
+        }
+        let entries = std::fs::read_dir(self.path.join("task")).ok()?;
+        Some(entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
+    }
+
+    /// Fields of `/proc/PID/stat` after the command's name: 0 is the state, 1 the parent, 19 the start time in clock ticks.
+    fn stat(&self) -> Option<Vec<String>> {
+        let stat = self.read("stat", 4096)?;
+        let stat = String::from_utf8_lossy(&stat).into_owned();
+        Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
+    }
+
+    /// When the process started, in clock ticks since boot: with the pid, this names a process for good.
+    pub(crate) fn start_time(&self) -> Option<u64> {
+        self.stat()?.get(19)?.parse().ok()
+    }
+
+    /// The state's letter, `T` for stopped.
+    pub(crate) fn state(&self) -> Option<char> {
+        self.stat()?.first()?.chars().next()
+    }
+
+    fn list(&self, name: &str, limit: u64) -> Vec<String> {
+        let Some(bytes) = self.read(name, limit) else { return Vec::new() };
+        let bytes = bytes.strip_suffix(b"\0").unwrap_or(&bytes);
+        if bytes.is_empty() {
+            return Vec::new();
+        }
+        bytes.split(|b| *b == 0).map(|s| String::from_utf8_lossy(s).into_owned()).collect()
+    }
+
+    /// The environment variables that explain a training process. They are the ones it was started with.
+    fn environment(&self) -> Map<String, Value> {
+        let pairs = self.list("environ", ENVIRONMENT_LIMIT);
+        let pairs = pairs.iter().filter_map(|p| p.split_once('=')).filter(|(name, _)| is_of_interest(name));
+        pairs
+            .map(|(name, value)| (name.to_owned(), Value::from(value.chars().take(4096).collect::<String>())))
+            .collect()
+    }
+
+    /// The info object of a trace: who recorded it.
+    pub(crate) fn info(&self, pid: u32) -> Value {
+        let stat = self.stat().unwrap_or_default();
+        let exe = std::fs::read_link(self.path.join("exe")).ok();
+        json!({
+            "memtrace": env!("CARGO_PKG_VERSION"),
+            "pid": pid,
+            "ppid": stat.get(1).and_then(|p| p.parse::<u32>().ok()),
+            "argv": self.list("cmdline", COMMAND_LIMIT),
+            "exe": exe.map(|p| p.to_string_lossy().into_owned()),
+            "start_ns": stat.get(19).and_then(|t| t.parse().ok()).and_then(crate::host::boot_ticks_to_epoch_ns),
+            "env": self.environment(),
+            "host": crate::host::name(),
+        })
+    }
+}
+
+/// Whether a variable says something about the process's place in a job or about its memory, and is no secret.
+fn is_of_interest(name: &str) -> bool {
+    const NAMES: &[&str] = &[
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "NODE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "PYTHONHASHSEED",
+    ];
+    const PREFIXES: &[&str] = &[
+        "SLURM_",
+        "OMPI_COMM_WORLD_",
+        "PMI_",
+        "PMIX_RANK",
+        "CUDA_",
+        "NVIDIA_",
+        "PYTORCH_",
+        "TORCH",
+        "NCCL_",
+        "XLA_",
+        "JAX_",
+    ];
+    const SECRETS: &[&str] = &["TOKEN", "JWT", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "_KEY"];
+    (NAMES.contains(&name) || PREFIXES.iter().any(|p| name.starts_with(p))) && !SECRETS.iter().any(|s| name.contains(s))
+}
+
+fn read_limited(path: &(impl AsRef<std::path::Path> + ?Sized), limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_described() {
+        let dir = ProcessDir::of(std::process::id());
+        let info = dir.info(std::process::id());
+        assert_eq!(info["pid"], std::process::id());
+        assert!(info["argv"][0].as_str().unwrap().contains("memtrace"));
+        assert!(info["start_ns"].as_u64().unwrap() > 1_600_000_000_000_000_000);
+        // SAFETY: a plain call.
+        let tid = unsafe { libc::gettid() } as u32;
+        assert_eq!(dir.has_thread(tid), Some(true));
+        assert!(dir.threads().unwrap().contains(&tid));
+        assert_eq!(dir.has_thread(u32::MAX >> 1), Some(false));
+        assert!(dir.thread_name(tid).is_some());
+    }
+
+    #[test]
+    fn a_missing_process_is_no_error() {
+        let dir = ProcessDir::of(u32::MAX >> 1);
+        assert_eq!(dir.has_thread(1), None);
+        assert_eq!(dir.start_time(), None);
+        assert!(dir.info(1)["argv"].as_array().unwrap().is_empty());
+    }
+
+    #[test]
+    fn secrets_are_left_out() {
+        assert!(is_of_interest("SLURM_PROCID") && is_of_interest("RANK"));
+        assert!(!is_of_interest("SLURM_JWT") && !is_of_interest("HOME") && !is_of_interest("NVIDIA_API_KEY"));
+    }
+}
