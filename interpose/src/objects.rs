@@ -28,6 +28,52 @@ impl Object {
         path.rsplit(|b| *b == b'/').next().unwrap_or(path)
     }
 
+    /// The slots through which this object calls functions of others, for those functions that `wanted` names: (address of the
+    /// slot, what `wanted` gave). Looks at the undefined symbols first, so an object that imports none of them costs little.
+    pub(crate) fn import_slots(&self, mut wanted: impl FnMut(&[u8]) -> Option<usize>) -> Vec<(usize, usize)> {
+        const DT_RELA: i64 = 7;
+        const DT_RELASZ: i64 = 8;
+        const DT_JMPREL: i64 = 23;
+        const DT_PLTRELSZ: i64 = 2;
+        const R_X86_64_GLOB_DAT: u32 = 6;
+        const R_X86_64_JUMP_SLOT: u32 = 7;
+        /// A table with more entries than this belongs to a giant whose data relocations are not worth reading.
+        const MOST_RELOCATIONS: usize = 200_000;
+        let Some(tables) = self.symbol_tables() else { return Vec::new() };
+        let targets: Vec<(u32, usize)> = (1..tables.first_defined)
+            .filter_map(|index| Some((index as u32, wanted(self.symbol_name(&tables, index)?)?)))
+            .collect();
+        if targets.is_empty() {
+            return Vec::new();
+        }
+        let (mut rela, mut rela_size, mut jmprel, mut jmprel_size) = (0, 0, 0, 0);
+        self.each_dynamic(|tag, value, address| match tag {
+            DT_RELA => rela = address,
+            DT_RELASZ => rela_size = value,
+            DT_JMPREL => jmprel = address,
+            DT_PLTRELSZ => jmprel_size = value,
+            _ => {}
+        });
+        let mut slots = Vec::new();
+        for (table, size) in [(jmprel, jmprel_size), (rela, rela_size)] {
+            let count = size / size_of::<libc::Elf64_Rela>();
+            if table == 0 || count > MOST_RELOCATIONS {
+                continue;
+            }
+            for index in 0..count {
+                // SAFETY: inside the table, by the size that the object's dynamic section states.
+                let entry = unsafe { &*(table as *const libc::Elf64_Rela).add(index) };
+                let (kind, symbol) = (entry.r_info as u32, (entry.r_info >> 32) as u32);
+                if matches!(kind, R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT)
+                    && let Some((_, replacement)) = targets.iter().find(|(index, _)| *index == symbol)
+                {
+                    slots.push((self.base + entry.r_offset as usize, *replacement));
+                }
+            }
+        }
+        slots
+    }
+
     /// A handle for `dlsym`, whose scope is the object and what it depends on.
     pub(crate) fn handle(&self) -> *mut c_void {
         if self.path.is_empty() { std::ptr::null_mut() } else { real::loaded(&self.path) }
@@ -37,56 +83,58 @@ impl Object {
     /// version. A linear search through the object's own symbol table; for rare use.
     pub(crate) fn symbol_with_prefix(&self, prefix: &[u8]) -> Option<usize> {
         let tables = self.symbol_tables()?;
-        for index in 0..tables.count {
-            // SAFETY: the index is below the table's length, as the hash table states it.
-            let symbol = unsafe { &*(tables.symbols as *const libc::Elf64_Sym).add(index) };
-            if symbol.st_shndx == 0 || symbol.st_name as usize >= tables.strings_size {
-                continue;
-            }
-            let name = tables.strings + symbol.st_name as usize;
-            // SAFETY: inside the string table, which ends with a NUL.
-            let name = unsafe { CStr::from_ptr(name as *const _) };
-            if name.to_bytes().starts_with(prefix) {
-                return Some(self.base + symbol.st_value as usize);
-            }
+        (0..tables.count).find_map(|index| {
+            let name = self.symbol_name(&tables, index)?;
+            let symbol = tables.symbol(index);
+            (symbol.st_shndx != 0 && name.starts_with(prefix)).then(|| self.base + symbol.st_value as usize)
+        })
+    }
+
+    fn symbol_name(&self, tables: &SymbolTables, index: usize) -> Option<&[u8]> {
+        let name = tables.symbol(index).st_name as usize;
+        if name >= tables.strings_size {
+            return None;
         }
-        None
+        // SAFETY: inside the string table, which ends with a NUL and is mapped as long as the object is.
+        Some(unsafe { CStr::from_ptr((tables.strings + name) as *const _) }.to_bytes())
+    }
+
+    /// Calls `visit` with (tag, value, value as an address) for each entry of the dynamic section.
+    fn each_dynamic(&self, mut visit: impl FnMut(i64, usize, usize)) {
+        const DT_NULL: i64 = 0;
+        let mut entry = self.dynamic as *const [i64; 2];
+        while !entry.is_null() {
+            // SAFETY: the dynamic section is an array that ends with DT_NULL.
+            let [tag, value] = unsafe { entry.read() };
+            if tag == DT_NULL {
+                break;
+            }
+            let value = value as usize;
+            // glibc relocates these pointers in place, except in objects whose dynamic section is read-only (the vDSO).
+            visit(tag, value, if value < self.base { self.base + value } else { value });
+            // SAFETY: not past the end, which is DT_NULL.
+            entry = unsafe { entry.add(1) };
+        }
     }
 
     fn symbol_tables(&self) -> Option<SymbolTables> {
-        const DT_NULL: i64 = 0;
         const DT_STRTAB: i64 = 5;
         const DT_SYMTAB: i64 = 6;
         const DT_STRSZ: i64 = 10;
         const DT_GNU_HASH: i64 = 0x6fff_fef5;
         let (mut strings, mut strings_size, mut symbols, mut hash) = (0, 0, 0, 0);
-        let mut entry = self.dynamic as *const [i64; 2];
-        if entry.is_null() {
-            return None;
-        }
-        loop {
-            // SAFETY: the dynamic section is an array that ends with DT_NULL.
-            let [tag, value] = unsafe { entry.read() };
-            // glibc relocates these pointers in place; other loaders do not: both are accepted.
-            let address = |v: i64| {
-                let v = v as usize;
-                if v < self.base { self.base + v } else { v }
-            };
-            match tag {
-                DT_NULL => break,
-                DT_STRTAB => strings = address(value),
-                DT_SYMTAB => symbols = address(value),
-                DT_STRSZ => strings_size = value as usize,
-                DT_GNU_HASH => hash = address(value),
-                _ => {}
-            }
-            // SAFETY: not past the end, which is DT_NULL.
-            entry = unsafe { entry.add(1) };
-        }
+        self.each_dynamic(|tag, value, address| match tag {
+            DT_STRTAB => strings = address,
+            DT_SYMTAB => symbols = address,
+            DT_STRSZ => strings_size = value,
+            DT_GNU_HASH => hash = address,
+            _ => {}
+        });
         if strings == 0 || symbols == 0 || hash == 0 {
             return None;
         }
-        Some(SymbolTables { strings, strings_size, symbols, count: gnu_hash_count(hash) })
+        let (first_defined, count) = gnu_hash_range(hash);
+        Some(SymbolTables { strings, strings_size, symbols, first_defined, count })
     }
 }
 
@@ -94,11 +142,20 @@ struct SymbolTables {
     strings: usize,
     strings_size: usize,
     symbols: usize,
+    /// Symbols before this one are imports.
+    first_defined: usize,
     count: usize,
 }
 
-/// How many symbols a `DT_GNU_HASH` table covers: one more than the last index of its longest chain.
-fn gnu_hash_count(table: usize) -> usize {
+impl SymbolTables {
+    fn symbol(&self, index: usize) -> &libc::Elf64_Sym {
+        // SAFETY: callers keep `index` below `count`, which the object's own hash table states.
+        unsafe { &*(self.symbols as *const libc::Elf64_Sym).add(index) }
+    }
+}
+
+/// The symbols that a `DT_GNU_HASH` table covers: from its first one to one more than the last index of its longest chain.
+fn gnu_hash_range(table: usize) -> (usize, usize) {
     let word = |index: usize| {
         // SAFETY: the caller gives the address of a hash table, and the indices below follow its layout: four words of
         // header, the bloom filter, the buckets, the chains, whose last word of each has bit 0 set.
@@ -109,12 +166,12 @@ fn gnu_hash_count(table: usize) -> usize {
     let chain_at = bucket_at + buckets;
     let mut last = (0..buckets).map(|b| word(bucket_at + b) as usize).max().unwrap_or(0);
     if last < first {
-        return first;
+        return (first, first);
     }
     while word(chain_at + last - first) & 1 == 0 {
         last += 1;
     }
-    last + 1
+    (first, last + 1)
 }
 
 /// Calls `visit` for every loaded object until it returns a value.
@@ -291,4 +348,21 @@ pub(crate) fn module_id(caller: &Caller, guard: &mut Guard) -> ModuleId {
 
 fn executable() -> String {
     std::fs::read_link("/proc/self/exe").map(|p| p.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// How many objects the loader has ever loaded into this process.
+pub(crate) fn loaded_count() -> u64 {
+    unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, size: usize, data: *mut c_void) -> c_int {
+        // SAFETY: the loader's own record, with the counters where `size` covers them; `data` is our own word.
+        unsafe {
+            if size >= std::mem::offset_of!(libc::dl_phdr_info, dlpi_subs) {
+                *data.cast::<u64>() = (*info).dlpi_adds;
+            }
+        }
+        1
+    }
+    let mut count = 0u64;
+    // SAFETY: the callback writes one word and ends the iteration.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut count).cast()) };
+    count
 }

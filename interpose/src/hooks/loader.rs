@@ -9,6 +9,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use memtrace_trace::counters::Counter;
 
 use super::call::{driver, driver_function};
+use super::deepbind;
 use super::entry::entry;
 use super::registry::{self, Hook};
 use crate::process::Process;
@@ -47,6 +48,7 @@ unsafe extern "C" fn replacement(handle: *mut c_void, name: *const c_char) -> *m
     }
     // SAFETY: dlsym's name is a C string.
     let symbol = unsafe { CStr::from_ptr(name) };
+    deepbind::look();
     if !symbol.to_bytes().starts_with(b"cu") {
         return NO;
     }
@@ -71,6 +73,14 @@ fn adopt(hook: &Hook, found: *mut c_void) -> bool {
         hook.original.set(found);
     }
     known.is_null() || known == found
+}
+
+/// What an object that imports this name is to call: the stub, where the name is hooked.
+pub(super) fn stub(name: &[u8]) -> Option<usize> {
+    if name == b"dlsym" {
+        return Some(dlsym as *const () as usize);
+    }
+    proc_address_entry(name).map(|p| p as usize).or_else(|| registry::by_symbol(name).map(|h| h.entry as usize))
 }
 
 /// Our own `cuGetProcAddress` of this exported name.

@@ -2,6 +2,7 @@
 
 mod call;
 mod cuda;
+mod deepbind;
 mod device;
 mod entry;
 mod loader;
