@@ -1,0 +1,62 @@
+//! `simcuda-build`: links the simulated CUDA libraries out of the archives cargo built.
+//!
+//!     simcuda-build plain ARCHIVES OUT     libcuda.so.1, libcudart.so.12 and libcudart.so.13 for programs without PyTorch
+//!     simcuda-build torch ARCHIVES TORCH   every NVIDIA library that the PyTorch in the folder TORCH links, where its
+//!                                          run path looks for them; prints that folder
+//!
+//! What a PyTorch needs (sonames, versions, names) is read out of its own libraries, so a new version brings its own
+//! list; what our archives do not define becomes a stub that returns 0. Linking is left to `cc`.
+
+mod archive;
+mod imports;
+mod link;
+mod stubs;
+
+use anyhow::{Context, Result, bail};
+use std::env;
+use std::path::{Path, PathBuf};
+
+const USAGE: &str = "usage: simcuda-build plain ARCHIVES OUT | simcuda-build torch ARCHIVES TORCH";
+
+fn main() -> Result<()> {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let [what, archives, target] = args.as_slice() else { bail!(USAGE) };
+    let archives = archive::Archives::open(Path::new(archives))?;
+    let target = PathBuf::from(target);
+    match what.as_str() {
+        "plain" => plain(&archives, &target),
+        "torch" => torch(&archives, &target),
+        _ => bail!(USAGE),
+    }
+}
+
+fn plain(archives: &archive::Archives, out: &Path) -> Result<()> {
+    let linker = link::Linker::new(out)?;
+    linker.driver(&archives.driver)?;
+    for major in [12, 13] {
+        let wanted = imports::Library::named(&format!("libcudart.so.{major}"));
+        // 12.8 and 13.0: what a program may ask the version for.
+        let version = if major == 12 { 12080 } else { 13000 };
+        linker.runtime(&archives.runtime, &wanted, version)?;
+    }
+    linker.alias("libcuda.so.1", "libcuda.so")?;
+    linker.alias("libcudart.so.13", "libcudart.so")
+}
+
+fn torch(archives: &archive::Archives, folder: &Path) -> Result<()> {
+    let imports = imports::Imports::of_torch(folder)?;
+    let out = &imports.install_to;
+    let linker = link::Linker::new(out)?;
+    linker.driver(&archives.driver)?;
+    for library in &imports.libraries {
+        let stubs = if library.key() == "cudart" {
+            linker.runtime(&archives.runtime, library, imports.cuda_version)
+        } else {
+            linker.library(&archives.libs, library)
+        }
+        .with_context(|| format!("linking {}", library.soname))?;
+        eprintln!("{:<22} imported {:>3}  stubs {:>3}", library.soname, library.names().count(), stubs);
+    }
+    println!("{}", out.display());
+    Ok(())
+}

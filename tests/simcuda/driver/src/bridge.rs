@@ -1,0 +1,69 @@
+//! `cuGetExportTable`: gives the other stand-ins their table and everybody else nothing.
+
+use crate::module::launch;
+use crate::state::{current_device, machine, nest, now_ns};
+use simcuda::bridge::{Bridge, ID};
+use simcuda::error::Error;
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+static BRIDGE: Bridge =
+    Bridge { ledger_on, number, append, strikes, nest: nest_call, launch: launch_on, symbol, size_at, stub };
+
+extern "C" fn launch_on(stream: u64) -> c_int {
+    launch(stream)
+}
+
+extern "C" fn ledger_on() -> bool {
+    machine().ledger.is_on()
+}
+
+extern "C" fn number() -> u64 {
+    machine().ledger.number()
+}
+
+unsafe fn text<'a>(bytes: *const u8, length: usize) -> &'a str {
+    // SAFETY: the other side of the bridge passes UTF-8 text of that length, alive during the call.
+    unsafe { std::str::from_utf8_unchecked(std::slice::from_raw_parts(bytes, length)) }
+}
+
+unsafe extern "C" fn append(number: u64, fields: *const u8, length: usize) {
+    // SAFETY: see `text`.
+    let fields = unsafe { text(fields, length) };
+    machine().ledger.append(number, now_ns(), fields);
+}
+
+unsafe extern "C" fn strikes(api: *const u8, length: usize) -> bool {
+    // SAFETY: see `text`.
+    let api = unsafe { text(api, length) };
+    machine().config.faults.strikes(api, false)
+}
+
+extern "C" fn nest_call(enter: bool) {
+    nest(enter);
+}
+
+extern "C" fn symbol(key: u64, size: u64) -> u64 {
+    machine().symbol(key, size, current_device()).unwrap_or(0)
+}
+
+extern "C" fn size_at(address: u64) -> u64 {
+    machine().pointee(address).filter(|p| p.base == address).map_or(0, |p| p.size)
+}
+
+unsafe extern "C" fn stub(name: *const c_char) {
+    // SAFETY: the stubs pass string literals.
+    let name = unsafe { CStr::from_ptr(name) };
+    machine().stub(&name.to_string_lossy());
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGetExportTable(table: *mut *const c_void, id: *const [u8; 16]) -> c_int {
+    // SAFETY: see the crate's contract.
+    if unsafe { id.as_ref() } != Some(&ID) || table.is_null() {
+        machine().stub("cuGetExportTable");
+        return Error::NotSupported.code();
+    }
+    // SAFETY: not null; see the crate's contract.
+    unsafe { table.write((&raw const BRIDGE).cast()) };
+    0
+}

@@ -1,0 +1,184 @@
+//! Contexts: the primary one of each device, those made beside them, and each thread's stack.
+
+use crate::device::ordinal_of;
+use crate::state::{
+    Current, code, current, current_device, machine, push_current, put, required_device, set_current, wait_until,
+};
+use simcuda::context::primary;
+use simcuda::error::{Error, Result};
+use std::ffi::{c_int, c_uint, c_void};
+
+fn entry(context: u64) -> Result<Current> {
+    let m = machine();
+    let device = m.contexts.device(context, m.devices.len())?;
+    Ok(Current { context, device })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) -> c_int {
+    code(ordinal_of(device).and_then(|d| {
+        machine().activate(d)?;
+        // SAFETY: see the crate's contract.
+        unsafe { put(context, primary(d)) };
+        Ok(())
+    }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxReset_v2(_device: c_int) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxSetFlags_v2(_device: c_int, _flags: c_uint) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) -> c_int {
+    code(ordinal_of(device).map(|d| {
+        let is_active = machine().devices[d].primary_active;
+        // SAFETY: see the crate's contract.
+        unsafe {
+            put(flags, 0);
+            put(active, c_int::from(is_active));
+        }
+    }))
+}
+
+unsafe fn create(context: *mut u64, device: c_int) -> c_int {
+    code(ordinal_of(device).and_then(|d| {
+        let handle = machine().create_context(d)?;
+        push_current(Current { context: handle, device: d })?;
+        // SAFETY: see the crate's contract.
+        unsafe { put(context, handle) };
+        Ok(())
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxCreate_v2(context: *mut u64, _flags: c_uint, device: c_int) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { create(context, device) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxCreate_v3(
+    context: *mut u64,
+    _affinity: *const c_void,
+    _count: c_int,
+    _flags: c_uint,
+    device: c_int,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { create(context, device) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxCreate_v4(context: *mut u64, _params: *const c_void, _flags: c_uint, device: c_int) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { create(context, device) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxDestroy_v2(context: u64) -> c_int {
+    if current().is_some_and(|c| c.context == context) {
+        set_current(None);
+    }
+    code(machine().destroy_context(context))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxGetCurrent(context: *mut u64) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(context, current().map_or(0, |c| c.context)) };
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSetCurrent(context: u64) -> c_int {
+    if context == 0 {
+        set_current(None);
+        return 0;
+    }
+    code(entry(context).map(|top| set_current(Some(top))))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxPushCurrent_v2(context: u64) -> c_int {
+    code(entry(context).and_then(push_current))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut u64) -> c_int {
+    let Some(top) = current() else { return Error::InvalidContext.code() };
+    set_current(None);
+    // SAFETY: see the crate's contract.
+    unsafe { put(context, top.context) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> c_int {
+    code(required_device().map(|d| {
+        // SAFETY: see the crate's contract.
+        unsafe { put(device, d as c_int) }
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxGetFlags(flags: *mut c_uint) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(flags, 0) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxGetApiVersion(_context: u64, version: *mut c_uint) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(version, 3020) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe {
+        put(least, 0);
+        put(greatest, -5);
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxEnablePeerAccess(_peer: u64, _flags: c_uint) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxDisablePeerAccess(_peer: u64) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxGetLimit(value: *mut usize, _limit: c_int) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(value, 1 << 20) };
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSetLimit(_limit: c_int, _value: usize) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSynchronize() -> c_int {
+    let then = machine().device(current_device()).map(|d| d.busy_until);
+    code(then.map(wait_until))
+}

@@ -1,0 +1,180 @@
+//! Stream capture and graphs.
+
+use crate::state::{code, current_device, machine, now_ns, put};
+use simcuda::error::{Error, Result};
+use std::cell::Cell;
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+
+const NONE: c_int = 0;
+const ACTIVE: c_int = 1;
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamBeginCapture_v2(stream: u64, _mode: c_int) -> c_int {
+    let m = &mut *machine();
+    let current = current_device();
+    let begin = |m: &mut simcuda::machine::Machine| -> Result<()> {
+        if m.capture_of(stream, current)?.is_some() {
+            return Err(Error::IllegalState);
+        }
+        let id = m.graphs.begin(stream, &mut m.handles);
+        m.streams.get_mut(stream, current)?.capture = Some(id);
+        Ok(())
+    };
+    code(begin(m))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamEndCapture(stream: u64, graph: *mut u64) -> c_int {
+    let m = &mut *machine();
+    let ended = m.capture_of(stream, current_device()).and_then(|capture| {
+        let capture = capture.ok_or(Error::IllegalState)?;
+        m.graphs.end(capture.id)
+    });
+    // SAFETY: see the crate's contract.
+    code(ended.map(|handle| unsafe { put(graph, handle) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamIsCapturing(stream: u64, status: *mut c_int) -> c_int {
+    let live = machine().capture_of(stream, current_device());
+    // SAFETY: see the crate's contract.
+    code(live.map(|capture| unsafe { put(status, if capture.is_some() { ACTIVE } else { NONE }) }))
+}
+
+/// Tells about a capture; the lists of dependencies are empty.
+///
+/// # Safety
+/// Each non-null pointer can be written.
+unsafe fn capture_info(
+    stream: u64,
+    status: *mut c_int,
+    id: *mut u64,
+    graph: *mut u64,
+    dependencies: *mut *const c_void,
+    count: *mut usize,
+) -> c_int {
+    let live = machine().capture_of(stream, current_device());
+    code(live.map(|capture| {
+        // SAFETY: the caller's promise.
+        unsafe {
+            put(status, if capture.is_some() { ACTIVE } else { NONE });
+            put(id, capture.map_or(0, |c| c.id));
+            put(graph, capture.map_or(0, |c| c.graph));
+            put(dependencies, ptr::null());
+            put(count, 0);
+        }
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
+    stream: u64,
+    status: *mut c_int,
+    id: *mut u64,
+    graph: *mut u64,
+    dependencies: *mut *const c_void,
+    count: *mut usize,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { capture_info(stream, status, id, graph, dependencies, count) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
+    stream: u64,
+    status: *mut c_int,
+    id: *mut u64,
+    graph: *mut u64,
+    dependencies: *mut *const c_void,
+    edges: *mut *const c_void,
+    count: *mut usize,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe {
+        put(edges, ptr::null());
+        capture_info(stream, status, id, graph, dependencies, count)
+    }
+}
+
+thread_local! {
+    /// CU_STREAM_CAPTURE_MODE_GLOBAL is the beginning.
+    static MODE: Cell<c_int> = const { Cell::new(0) };
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int {
+    if mode.is_null() {
+        return Error::InvalidValue.code();
+    }
+    // SAFETY: not null; see the crate's contract.
+    unsafe { *mode = MODE.replace(*mode) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGraphCreate(graph: *mut u64, _flags: c_uint) -> c_int {
+    let m = &mut *machine();
+    let handle = m.graphs.create(&mut m.handles);
+    // SAFETY: see the crate's contract.
+    unsafe { put(graph, handle) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGraphInstantiateWithFlags(out: *mut u64, graph: u64, _flags: u64) -> c_int {
+    let m = &mut *machine();
+    let made = m.graphs.instantiate(graph, &mut m.handles);
+    // SAFETY: see the crate's contract.
+    code(made.map(|handle| unsafe { put(out, handle) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphLaunch(instance: u64, stream: u64) -> c_int {
+    let m = &mut *machine();
+    let (current, now) = (current_device(), now_ns());
+    let launched = m.graphs.instance(instance).and_then(|graph| {
+        for _ in 0..graph.nodes {
+            m.launch(stream, current, now)?;
+        }
+        Ok(())
+    });
+    code(launched)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphUpload(_instance: u64, _stream: u64) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphDestroy(graph: u64) -> c_int {
+    code(machine().graphs.destroy(graph))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphExecDestroy(instance: u64) -> c_int {
+    code(machine().graphs.destroy_instance(instance))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGraphGetNodes(graph: u64, nodes: *mut u64, count: *mut usize) -> c_int {
+    let found = machine().graphs.graph(graph);
+    code(found.map(|g| {
+        if !nodes.is_null() && !count.is_null() {
+            // SAFETY: see the crate's contract: the list has `count` places.
+            unsafe {
+                for i in 0..*count {
+                    nodes.add(i).write(graph + 1 + i as u64);
+                }
+            }
+        }
+        // SAFETY: see the crate's contract.
+        unsafe { put(count, g.nodes as usize) };
+    }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphDebugDotPrint(_graph: u64, _path: *const c_void, _flags: c_uint) -> c_int {
+    0
+}

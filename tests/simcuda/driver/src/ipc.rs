@@ -1,0 +1,61 @@
+//! CUDA IPC: memory handles work between processes of one host; an event's handle makes a fresh, finished event.
+
+use crate::memory::release;
+use crate::state::{Purpose, code, current_device, machine, put, recorded, required_device};
+use simcuda::abi::IpcHandle;
+use simcuda::error::Error;
+use simcuda::ipc::MemHandle;
+use simcuda::ledger::Call;
+use std::ffi::{c_int, c_uint};
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuIpcGetMemHandle(out: *mut IpcHandle, address: u64) -> c_int {
+    let shared = machine().share(address);
+    // SAFETY: see the crate's contract.
+    code(shared.map(|handle| unsafe { put(out, IpcHandle { bytes: handle.encode() }) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, flags: c_uint) -> c_int {
+    let call = Call {
+        api: "cuIpcOpenMemHandle_v2",
+        addr: Some(0),
+        size: Some(0),
+        device: Some(current_device()),
+        flags: Some(flags.into()),
+        ..Call::default()
+    };
+    recorded(Purpose::Take, call, |m, call| {
+        if out.is_null() {
+            return Err(Error::InvalidValue);
+        }
+        let handle = MemHandle::decode(&handle.bytes)?;
+        let base = m.open_import(&handle, required_device()?)?;
+        call.addr = Some(base);
+        call.size = Some(handle.size);
+        // SAFETY: see the crate's contract.
+        unsafe { put(out, base) };
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuIpcCloseMemHandle(base: u64) -> c_int {
+    release("cuIpcCloseMemHandle", base, None, |m| m.close_import(base).map(Some))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuIpcGetEventHandle(out: *mut IpcHandle, _event: u64) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(out, IpcHandle { bytes: [0; 64] }) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuIpcOpenEventHandle(out: *mut u64, _handle: IpcHandle) -> c_int {
+    let m = &mut *machine();
+    let event = m.streams.create_event(&mut m.handles);
+    // SAFETY: see the crate's contract.
+    unsafe { put(out, event) };
+    0
+}

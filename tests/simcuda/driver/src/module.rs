@@ -1,0 +1,203 @@
+//! Modules, functions and launches: everything is accepted, nothing is run.
+
+use crate::state::{code, current_device, machine, now_ns, put};
+use simcuda::abi::DriverLaunchConfig;
+use simcuda::handle::Kind;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+/// Bytes given to each `__device__` variable of a loaded module.
+const GLOBAL_BYTES: u64 = 1 << 20;
+
+unsafe fn load(module: *mut u64) -> c_int {
+    let handle = machine().handles.deal(Kind::Module);
+    // SAFETY: passed on from the caller.
+    unsafe { put(module, handle) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuModuleLoad(module: *mut u64, _path: *const c_char) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { load(module) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuModuleLoadData(module: *mut u64, _image: *const c_void) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { load(module) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuModuleLoadDataEx(
+    module: *mut u64,
+    _image: *const c_void,
+    _count: c_uint,
+    _options: *const c_void,
+    _values: *const c_void,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { load(module) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuLibraryLoadData(library: *mut u64, _code: *const c_void) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { load(library) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuLibraryUnload(_library: u64) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuLibraryGetKernel(kernel: *mut u64, library: u64, _name: *const c_char) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(kernel, library) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuKernelGetFunction(function: *mut u64, kernel: u64) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(function, kernel) };
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuModuleUnload(_module: u64) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuModuleGetFunction(function: *mut u64, module: u64, _name: *const c_char) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(function, module) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuModuleGetGlobal_v2(
+    address: *mut u64,
+    size: *mut usize,
+    module: u64,
+    _name: *const c_char,
+) -> c_int {
+    let storage = machine().symbol(module, GLOBAL_BYTES, current_device());
+    code(storage.map(|base| {
+        // SAFETY: see the crate's contract.
+        unsafe {
+            put(address, base);
+            put(size, GLOBAL_BYTES as usize);
+        }
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuModuleGetLoadingMode(mode: *mut c_int) -> c_int {
+    // SAFETY: see the crate's contract; 2 is lazy loading.
+    unsafe { put(mode, 2) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, _function: u64) -> c_int {
+    // 0: greatest block; 4: registers of a thread.
+    let number = match attribute {
+        0 => 1024,
+        4 => 32,
+        _ => 0,
+    };
+    // SAFETY: see the crate's contract.
+    unsafe { put(value, number) };
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuFuncSetAttribute(_function: u64, _attribute: c_int, _value: c_int) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuFuncSetCacheConfig(_function: u64, _config: c_int) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    count: *mut c_int,
+    _function: u64,
+    _block: c_int,
+    _shared: usize,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(count, 2) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuOccupancyMaxActiveClusters(
+    count: *mut c_int,
+    _function: u64,
+    _config: *const DriverLaunchConfig,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(count, 8) };
+    0
+}
+
+/// One launch on a stream.
+pub(crate) fn launch(stream: u64) -> c_int {
+    code(machine().launch(stream, current_device(), now_ns()).map(drop))
+}
+
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)]
+extern "C" fn cuLaunchKernel(
+    _function: u64,
+    _grid_x: c_uint,
+    _grid_y: c_uint,
+    _grid_z: c_uint,
+    _block_x: c_uint,
+    _block_y: c_uint,
+    _block_z: c_uint,
+    _shared: c_uint,
+    stream: u64,
+    _parameters: *const c_void,
+    _extra: *const c_void,
+) -> c_int {
+    launch(stream)
+}
+
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)]
+extern "C" fn cuLaunchCooperativeKernel(
+    _function: u64,
+    _grid_x: c_uint,
+    _grid_y: c_uint,
+    _grid_z: c_uint,
+    _block_x: c_uint,
+    _block_y: c_uint,
+    _block_z: c_uint,
+    _shared: c_uint,
+    stream: u64,
+    _parameters: *const c_void,
+) -> c_int {
+    launch(stream)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuLaunchKernelEx(
+    config: *const DriverLaunchConfig,
+    _function: u64,
+    _parameters: *const c_void,
+    _extra: *const c_void,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    launch(unsafe { config.as_ref() }.map_or(0, |c| c.stream))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuTensorMapEncodeTiled(_map: *mut c_void) -> c_int {
+    0
+}

@@ -1,0 +1,34 @@
+//! What the simulated driver has by name but does not do: "not supported", counted like a stub.
+
+use crate::state::machine;
+use simcuda::error::Error;
+use std::ffi::c_int;
+
+macro_rules! refuse {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name() -> c_int {
+            machine().stub(stringify!($name));
+            Error::NotSupported.code()
+        }
+    )*};
+}
+
+refuse! {
+    cuCtxFromGreenCtx
+    cuDevResourceGenerateDesc
+    cuDevSmResourceSplitByCount
+    cuDeviceGetDevResource
+    cuGreenCtxCreate
+    cuGreenCtxDestroy
+    cuGreenCtxStreamCreate
+    cuLinkAddData_v2
+    cuLinkComplete
+    cuLinkCreate_v2
+    cuLinkDestroy
+    cuMulticastAddDevice
+    cuMulticastBindMem
+    cuMulticastCreate
+    cuMulticastGetGranularity
+    cuMulticastUnbind
+}

@@ -1,0 +1,163 @@
+//! The machine behind its lock, and what each thread has current.
+
+use simcuda::config::{Config, Log};
+use simcuda::error::{Error, Result, code_of};
+use simcuda::ledger::{Call, Layer};
+use simcuda::machine::Machine;
+use std::cell::Cell;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| {
+    let machine = Machine::new(Config::from_env());
+    if machine.config.log >= Log::Summary {
+        // SAFETY: `summary` is an extern "C" function without arguments that lives as long as the library.
+        unsafe { libc::atexit(summary) };
+    }
+    Mutex::new(machine)
+});
+
+/// The machine, locked.
+pub(crate) fn machine() -> MutexGuard<'static, Machine> {
+    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+extern "C" fn summary() {
+    let m = machine();
+    eprintln!("simcuda: {} launches", m.launches);
+    for (i, d) in m.devices.iter().enumerate() {
+        eprintln!("simcuda: device {i}: used {} peak {} of {} bytes", d.used(), d.peak(), d.total());
+    }
+    for (name, calls) in &m.stubs {
+        eprintln!("simcuda: stub {name} x{calls}");
+    }
+}
+
+/// A context a thread has on its stack.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Current {
+    /// The context's handle.
+    pub(crate) context: u64,
+    /// Its device.
+    pub(crate) device: usize,
+}
+
+/// A thread's context stack. Without a destructor, because CUDA is called from other libraries' thread-exit code.
+#[derive(Clone, Copy, Debug)]
+struct Stack {
+    depth: usize,
+    entries: [Current; Stack::DEEPEST],
+}
+
+impl Stack {
+    const DEEPEST: usize = 16;
+    const EMPTY: Stack = Stack { depth: 0, entries: [Current { context: 0, device: 0 }; Self::DEEPEST] };
+}
+
+thread_local! {
+    static STACK: Cell<Stack> = const { Cell::new(Stack::EMPTY) };
+    static RUNTIME_DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The thread's current context, if any.
+pub(crate) fn current() -> Option<Current> {
+    let stack = STACK.get();
+    stack.depth.checked_sub(1).map(|top| stack.entries[top])
+}
+
+/// The thread's current device; 0 where nothing is current.
+pub(crate) fn current_device() -> usize {
+    current().map_or(0, |c| c.device)
+}
+
+/// The thread's current device; an error where nothing is current.
+pub(crate) fn required_device() -> Result<usize> {
+    current().map(|c| c.device).ok_or(Error::InvalidContext)
+}
+
+/// Replaces the top of the thread's stack; None empties it by one.
+pub(crate) fn set_current(top: Option<Current>) {
+    let mut stack = STACK.get();
+    stack.depth = stack.depth.saturating_sub(1);
+    if let Some(top) = top {
+        stack.entries[stack.depth] = top;
+        stack.depth += 1;
+    }
+    STACK.set(stack);
+}
+
+/// Pushes a context.
+pub(crate) fn push_current(top: Current) -> Result<()> {
+    let mut stack = STACK.get();
+    let slot = stack.entries.get_mut(stack.depth).ok_or(Error::InvalidValue)?;
+    *slot = top;
+    stack.depth += 1;
+    STACK.set(stack);
+    Ok(())
+}
+
+/// Notes that the thread enters or leaves a function of the runtime.
+pub(crate) fn nest(enter: bool) {
+    let depth = RUNTIME_DEPTH.get();
+    RUNTIME_DEPTH.set(if enter { depth + 1 } else { depth.saturating_sub(1) });
+}
+
+/// Nanoseconds of the monotonic clock.
+pub(crate) fn now_ns() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is ours to be written.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Sleeps until a point of the virtual timeline; never with the lock held.
+pub(crate) fn wait_until(then: u64) {
+    let now = now_ns();
+    if then > now {
+        std::thread::sleep(Duration::from_nanos(then - now));
+    }
+}
+
+/// CUDA's number for a result.
+pub(crate) fn code(result: Result<()>) -> i32 {
+    code_of(&result)
+}
+
+/// Writes a result through an out-pointer, if there is one.
+///
+/// # Safety
+/// A non-null pointer can be written.
+pub(crate) unsafe fn put<T>(out: *mut T, value: T) {
+    if !out.is_null() {
+        // SAFETY: the caller's promise; CUDA's own out-pointers are aligned, but `void *` ones may not be.
+        unsafe { out.write_unaligned(value) };
+    }
+}
+
+/// Whether a call takes memory or gives it back: only the former fail on demand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Allocates, registers, reserves, maps.
+    Take,
+    /// Frees.
+    Give,
+}
+
+/// Serves an allocation or a free: fails it if that is asked for, does the work, writes the ledger. `work` fills in
+/// what is known only afterwards.
+pub(crate) fn recorded(
+    purpose: Purpose,
+    mut call: Call,
+    work: impl FnOnce(&mut Machine, &mut Call) -> Result<()>,
+) -> i32 {
+    let machine = &mut *machine();
+    let struck = purpose == Purpose::Take && machine.config.faults.strikes(call.api, true);
+    let result = if struck { Err(Error::OutOfMemory) } else { work(machine, &mut call) };
+    let code = code(result);
+    let number = machine.ledger.number();
+    if machine.ledger.is_on() {
+        let fields = call.fields(Layer::Driver, RUNTIME_DEPTH.get() > 0, code);
+        machine.ledger.append(number, now_ns(), &fields);
+    }
+    code
+}

@@ -1,0 +1,207 @@
+//! Streams, events and host functions on the virtual timeline.
+
+use crate::state::{code, current_device, machine, now_ns, put, wait_until};
+use simcuda::error::Error;
+use std::ffi::{c_int, c_uint, c_void};
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamCreateWithPriority(out: *mut u64, flags: c_uint, priority: c_int) -> c_int {
+    let device = current_device();
+    let m = &mut *machine();
+    let handle = m.streams.create(device, flags, priority, &mut m.handles);
+    // SAFETY: see the crate's contract.
+    unsafe { put(out, handle) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamCreate(out: *mut u64, flags: c_uint) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { cuStreamCreateWithPriority(out, flags, 0) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamDestroy_v2(stream: u64) -> c_int {
+    code(machine().streams.destroy(stream))
+}
+
+fn busy_until(stream: u64) -> Result<u64, Error> {
+    machine().streams.get(stream, current_device()).map(|s| s.busy_until)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamQuery(stream: u64) -> c_int {
+    code(busy_until(stream).and_then(|then| if then > now_ns() { Err(Error::NotReady) } else { Ok(()) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamSynchronize(stream: u64) -> c_int {
+    code(busy_until(stream).map(wait_until))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamGetPriority(stream: u64, priority: *mut c_int) -> c_int {
+    let found = machine().streams.get(stream, current_device()).map(|s| s.priority);
+    // SAFETY: see the crate's contract.
+    code(found.map(|value| unsafe { put(priority, value) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamGetFlags(stream: u64, flags: *mut c_uint) -> c_int {
+    let found = machine().streams.get(stream, current_device()).map(|s| s.flags);
+    // SAFETY: see the crate's contract.
+    code(found.map(|value| unsafe { put(flags, value) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamGetId(stream: u64, id: *mut u64) -> c_int {
+    let found = machine().streams.get(stream, current_device()).map(|s| s.id);
+    // SAFETY: see the crate's contract.
+    code(found.map(|value| unsafe { put(id, value) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamGetDevice(stream: u64, device: *mut c_int) -> c_int {
+    let found = machine().streams.get(stream, current_device()).map(|s| s.device);
+    // SAFETY: see the crate's contract.
+    code(found.map(|value| unsafe { put(device, value as c_int) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamGetCtx(stream: u64, context: *mut u64) -> c_int {
+    let found = machine().streams.get(stream, current_device()).map(|s| s.device);
+    // SAFETY: see the crate's contract.
+    code(found.map(|device| unsafe { put(context, simcuda::context::primary(device)) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamWaitEvent(stream: u64, event: u64, _flags: c_uint) -> c_int {
+    let m = &mut *machine();
+    code(m.streams.wait(stream, event, current_device(), |id| m.graphs.capture(id).is_some()))
+}
+
+/// Host functions run at once, except in a capture, where they are only nodes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuLaunchHostFunc(
+    stream: u64,
+    function: Option<unsafe extern "C" fn(*mut c_void)>,
+    data: *mut c_void,
+) -> c_int {
+    let now = machine().launch(stream, current_device(), now_ns());
+    code(now.map(|now| {
+        if let Some(function) = function.filter(|_| now) {
+            // SAFETY: the program gives a function and the data it takes.
+            unsafe { function(data) };
+        }
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamAddCallback(
+    stream: u64,
+    callback: Option<unsafe extern "C" fn(u64, c_int, *mut c_void)>,
+    data: *mut c_void,
+    _flags: c_uint,
+) -> c_int {
+    if let Some(callback) = callback {
+        // SAFETY: the program gives a function and the data it takes.
+        unsafe { callback(stream, 0, data) };
+    }
+    0
+}
+
+unsafe fn write_value<T>(stream: u64, address: u64, value: T) -> c_int {
+    let now = machine().launch(stream, current_device(), now_ns());
+    code(now.map(|now| {
+        if now {
+            // SAFETY: the program names device memory of its own.
+            unsafe { put(address as *mut T, value) };
+        }
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamWriteValue32_v2(stream: u64, address: u64, value: u32, _flags: c_uint) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { write_value(stream, address, value) }
+}
+
+/// Looked up under its old name by PyTorch before 2.8.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamWriteValue32(stream: u64, address: u64, value: u32, _flags: c_uint) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { write_value(stream, address, value) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamWriteValue64_v2(stream: u64, address: u64, value: u64, _flags: c_uint) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { write_value(stream, address, value) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamWaitValue32_v2(_stream: u64, _address: u64, _value: u32, _flags: c_uint) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuEventCreate(out: *mut u64, _flags: c_uint) -> c_int {
+    let m = &mut *machine();
+    let handle = m.streams.create_event(&mut m.handles);
+    // SAFETY: see the crate's contract.
+    unsafe { put(out, handle) };
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventDestroy_v2(event: u64) -> c_int {
+    code(machine().streams.destroy_event(event))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventRecord(event: u64, stream: u64) -> c_int {
+    code(machine().streams.record(event, stream, current_device(), now_ns()))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventRecordWithFlags(event: u64, stream: u64, _flags: c_uint) -> c_int {
+    cuEventRecord(event, stream)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventQuery(event: u64) -> c_int {
+    let event = machine().streams.event(event);
+    code(event.and_then(|e| match e.ready_at {
+        Some(then) if then > now_ns() => Err(Error::NotReady),
+        _ => Ok(()),
+    }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventSynchronize(event: u64) -> c_int {
+    let event = machine().streams.event(event);
+    code(event.map(|e| wait_until(e.ready_at.unwrap_or(0))))
+}
+
+unsafe fn elapsed(milliseconds: *mut f32, start: u64, end: u64) -> c_int {
+    let m = machine();
+    let both = m.streams.event(start).and_then(|a| Ok((a, m.streams.event(end)?)));
+    code(both.and_then(|(a, b)| {
+        let (a, b) = a.ready_at.zip(b.ready_at).ok_or(Error::InvalidHandle)?;
+        // SAFETY: see the crate's contract.
+        unsafe { put(milliseconds, ((b as f64 - a as f64) / 1e6) as f32) };
+        Ok(())
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, start: u64, end: u64) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { elapsed(milliseconds, start, end) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: u64, end: u64) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { elapsed(milliseconds, start, end) }
+}

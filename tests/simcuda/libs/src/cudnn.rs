@@ -1,0 +1,244 @@
+//! cuDNN: handles, versions, workspace sizes, one algorithm for everything, and the backend (graph) interface.
+//!
+//! `SIMCUDA_CUDNN_WORKSPACE` (bytes, 0 by default) is the workspace every convolution asks for.
+
+use crate::support::{Handle, create, handles, launch, put};
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+handles! {
+    cudnnCreate / cudnnDestroy;
+    cudnnCreateActivationDescriptor / cudnnDestroyActivationDescriptor;
+    cudnnCreateCTCLossDescriptor / cudnnDestroyCTCLossDescriptor;
+    cudnnCreateConvolutionDescriptor / cudnnDestroyConvolutionDescriptor;
+    cudnnCreateDropoutDescriptor / cudnnDestroyDropoutDescriptor;
+    cudnnCreateFilterDescriptor / cudnnDestroyFilterDescriptor;
+    cudnnCreatePoolingDescriptor / cudnnDestroyPoolingDescriptor;
+    cudnnCreateRNNDataDescriptor / cudnnDestroyRNNDataDescriptor;
+    cudnnCreateRNNDescriptor / cudnnDestroyRNNDescriptor;
+    cudnnCreateSpatialTransformerDescriptor / cudnnDestroySpatialTransformerDescriptor;
+    cudnnCreateTensorDescriptor / cudnnDestroyTensorDescriptor;
+}
+
+/// 9.19.0, the version this stands in for: major, minor, patch level.
+const VERSION: [c_int; 3] = [9, 19, 0];
+
+fn workspace() -> usize {
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let text = std::env::var("SIMCUDA_CUDNN_WORKSPACE").unwrap_or_default();
+        simcuda::config::parse_size(&text).unwrap_or(0) as usize
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnSetStream(handle: *mut Handle, stream: u64) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { (*handle).stream = stream };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnGetStream(handle: *const Handle, stream: *mut u64) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(stream, (*handle).stream) };
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudnnGetVersion() -> usize {
+    (VERSION[0] * 10000 + VERSION[1] * 100 + VERSION[2]) as usize
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudnnGetCudartVersion() -> usize {
+    13000
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnGetProperty(which: c_int, value: *mut c_int) -> c_int {
+    let number = usize::try_from(which).ok().and_then(|i| VERSION.get(i)).copied().unwrap_or(0);
+    // SAFETY: see the crate's contract.
+    unsafe { put(value, number) };
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudnnGetErrorString(_status: c_int) -> *const c_char {
+    c"simulated cuDNN status".as_ptr()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnGetLastErrorString(text: *mut c_char, length: usize) {
+    if length > 0 {
+        // SAFETY: see the crate's contract.
+        unsafe { put(text, 0) };
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnDropoutGetStatesSize(_handle: *const Handle, size: *mut usize) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(size, 1 << 20) };
+    0
+}
+
+/// Declares functions that tell a size through their last argument.
+macro_rules! sizes {
+    ($($name:ident($($argument:ident),*) = $bytes:expr;)*) => {$(
+        #[unsafe(no_mangle)]
+        #[allow(clippy::too_many_arguments)]
+        unsafe extern "C" fn $name($($argument: *const c_void,)* size: *mut usize) -> c_int {
+            // SAFETY: see the crate's contract.
+            unsafe { put(size, $bytes) };
+            0
+        }
+    )*};
+}
+
+sizes! {
+    cudnnGetConvolutionForwardWorkspaceSize(_h, _a, _b, _c, _d, _algo) = workspace();
+    cudnnGetConvolutionBackwardDataWorkspaceSize(_h, _a, _b, _c, _d, _algo) = workspace();
+    cudnnGetConvolutionBackwardFilterWorkspaceSize(_h, _a, _b, _c, _d, _algo) = workspace();
+    cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(_h, _m, _o, _x, _z, _y, _b, _a) = 0;
+    cudnnGetBatchNormalizationTrainingExReserveSpaceSize(_h, _m, _o, _a, _x) = 0;
+    cudnnGetBatchNormalizationBackwardExWorkspaceSize(_h, _m, _o, _x, _y, _dy, _dz, _dx, _b, _a) = 0;
+    cudnnGetCTCLossWorkspaceSize(_h, _p, _g, _l, _ll, _il, _algo, _d) = 0;
+}
+
+/// Bytes of a `cudnnConvolution...AlgoPerf_t` and where its memory field is; all other fields are 0, which means
+/// algorithm 0 and success.
+const PERF_BYTES: usize = 48;
+const PERF_MEMORY: usize = 16;
+
+unsafe fn one_algorithm(wanted: c_int, found: *mut c_int, perf: *mut u8) -> c_int {
+    // SAFETY: passed on from the caller: `perf` has room for `wanted` (at least one) results.
+    unsafe {
+        if wanted > 0 {
+            perf.write_bytes(0, PERF_BYTES);
+            put(perf.add(PERF_MEMORY).cast(), workspace());
+        }
+        put(found, c_int::from(wanted > 0));
+    }
+    0
+}
+
+macro_rules! algorithms {
+    ($($name:ident($($argument:ident),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        #[allow(clippy::too_many_arguments)]
+        unsafe extern "C" fn $name(
+            $($argument: *const c_void,)*
+            wanted: c_int,
+            found: *mut c_int,
+            perf: *mut u8,
+        ) -> c_int {
+            // SAFETY: see the crate's contract.
+            unsafe { one_algorithm(wanted, found, perf) }
+        }
+    )*};
+}
+
+algorithms! {
+    cudnnGetConvolutionForwardAlgorithm_v7(_h, _a, _b, _c, _d);
+    cudnnGetConvolutionBackwardDataAlgorithm_v7(_h, _a, _b, _c, _d);
+    cudnnGetConvolutionBackwardFilterAlgorithm_v7(_h, _a, _b, _c, _d);
+    cudnnFindConvolutionForwardAlgorithmEx(_h, _a, _x, _b, _y, _c, _d, _z);
+    cudnnFindConvolutionBackwardDataAlgorithmEx(_h, _a, _x, _b, _y, _c, _d, _z);
+    cudnnFindConvolutionBackwardFilterAlgorithmEx(_h, _a, _x, _b, _y, _c, _d, _z);
+}
+
+// The backend interface: the heuristics offer one engine configuration, without notes or knobs; every number asked for
+// is 0, apart from the plan's workspace.
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnBackendCreateDescriptor(_kind: c_int, out: *mut *mut Handle) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { create(out) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnBackendDestroyDescriptor(descriptor: *mut Handle) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { crate::support::destroy(descriptor) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnBackendExecute(handle: *const Handle, _plan: *const c_void, _pack: *const c_void) -> c_int {
+    // SAFETY: see the crate's contract.
+    launch(unsafe { handle.as_ref() }.map_or(0, |h| h.stream));
+    0
+}
+
+/// `cudnnBackendAttributeName_t`
+mod name {
+    pub(super) const ENGINECFG_KNOB_CHOICES: i32 = 302;
+    pub(super) const EXECUTION_PLAN_WORKSPACE_SIZE: i32 = 402;
+    pub(super) const OPERATIONGRAPH_ENGINE_GLOBAL_COUNT: i32 = 802;
+    pub(super) const ENGINE_KNOB_INFO: i32 = 1302;
+    pub(super) const ENGINE_NUMERICAL_NOTE: i32 = 1303;
+    pub(super) const ENGINE_BEHAVIOR_NOTE: i32 = 1305;
+}
+
+/// `cudnnBackendAttributeType_t`
+mod kind {
+    pub(super) const HANDLE: i32 = 0;
+    pub(super) const BOOLEAN: i32 = 2;
+    pub(super) const INT64: i32 = 3;
+    pub(super) const DOUBLE: i32 = 5;
+    pub(super) const VOID_PTR: i32 = 6;
+    pub(super) const BACKEND_DESCRIPTOR: i32 = 15;
+    pub(super) const CHAR: i32 = 24;
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnBackendGetAttribute(
+    _descriptor: *const c_void,
+    attribute: c_int,
+    type_: c_int,
+    wanted: i64,
+    count: *mut i64,
+    out: *mut u8,
+) -> c_int {
+    let room = !out.is_null() && wanted > 0;
+    let number = match attribute {
+        name::EXECUTION_PLAN_WORKSPACE_SIZE => workspace() as i64,
+        name::OPERATIONGRAPH_ENGINE_GLOBAL_COUNT => 1,
+        _ => 0,
+    };
+    let told = match (attribute, type_) {
+        (
+            name::ENGINE_KNOB_INFO
+            | name::ENGINE_NUMERICAL_NOTE
+            | name::ENGINE_BEHAVIOR_NOTE
+            | name::ENGINECFG_KNOB_CHOICES,
+            _,
+        ) => 0,
+        // The caller's own descriptors are left as they are.
+        (_, kind::BACKEND_DESCRIPTOR) => 1,
+        (_, kind::CHAR) => {
+            let text = b"{}\0";
+            if room && wanted as usize >= text.len() {
+                // SAFETY: see the crate's contract: `wanted` bytes.
+                unsafe { out.copy_from_nonoverlapping(text.as_ptr(), text.len()) };
+            }
+            text.len() as i64
+        }
+        (_, type_) => {
+            if room {
+                // SAFETY: see the crate's contract: one value of the type fits.
+                unsafe {
+                    match type_ {
+                        kind::HANDLE | kind::INT64 | kind::DOUBLE | kind::VOID_PTR => put(out.cast(), number),
+                        kind::BOOLEAN => put(out, 0),
+                        _ => put(out.cast::<i32>(), 0),
+                    }
+                }
+            }
+            1
+        }
+    };
+    // SAFETY: see the crate's contract.
+    unsafe { put(count, told) };
+    0
+}

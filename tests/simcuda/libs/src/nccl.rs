@@ -1,0 +1,232 @@
+//! NCCL: every rank is taken to hold the same data, so a collective copies this rank's own.
+
+use crate::support::{launch, put};
+use std::ffi::{c_char, c_int, c_void};
+
+/// `ncclComm_t` points at one of these.
+#[repr(C)]
+pub(crate) struct Communicator {
+    size: c_int,
+    rank: c_int,
+}
+
+/// `ncclUniqueId`
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct UniqueId {
+    bytes: [u8; 128],
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGetErrorString(_status: c_int) -> *const c_char {
+    c"simulated NCCL status".as_ptr()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGetLastError(_communicator: *const Communicator) -> *const c_char {
+    c"".as_ptr()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(version, 22809) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(id, UniqueId { bytes: [1; 128] }) };
+    0
+}
+
+unsafe fn make(out: *mut *mut Communicator, size: c_int, rank: c_int) -> c_int {
+    // SAFETY: passed on from the caller.
+    unsafe { put(out, Box::into_raw(Box::new(Communicator { size, rank }))) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommInitRank(out: *mut *mut Communicator, size: c_int, _id: UniqueId, rank: c_int) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { make(out, size, rank) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommInitRankConfig(
+    out: *mut *mut Communicator,
+    size: c_int,
+    _id: UniqueId,
+    rank: c_int,
+    _config: *const c_void,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { make(out, size, rank) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommInitRankScalable(
+    out: *mut *mut Communicator,
+    size: c_int,
+    rank: c_int,
+    _id_count: c_int,
+    _ids: *const UniqueId,
+    _config: *const c_void,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { make(out, size, rank) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommSplit(
+    parent: *const Communicator,
+    _color: c_int,
+    _key: c_int,
+    out: *mut *mut Communicator,
+    _config: *const c_void,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { make(out, (*parent).size, (*parent).rank) }
+}
+
+unsafe fn end(communicator: *mut Communicator) -> c_int {
+    if !communicator.is_null() {
+        // SAFETY: the caller hands over what `make` gave it.
+        drop(unsafe { Box::from_raw(communicator) });
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommDestroy(communicator: *mut Communicator) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { end(communicator) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommAbort(communicator: *mut Communicator) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { end(communicator) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommCount(communicator: *const Communicator, count: *mut c_int) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(count, (*communicator).size) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommUserRank(communicator: *const Communicator, rank: *mut c_int) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(rank, (*communicator).rank) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommGetAsyncError(_communicator: *const Communicator, error: *mut c_int) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(error, 0) };
+    0
+}
+
+/// Bytes of an `ncclDataType_t`.
+fn element_bytes(kind: c_int) -> usize {
+    match kind {
+        4 | 5 | 8 => 8,
+        2 | 3 | 7 => 4,
+        6 | 9 => 2,
+        _ => 1,
+    }
+}
+
+unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize, stream: u64) -> c_int {
+    launch(stream);
+    if !from.is_null() && !to.is_null() && !std::ptr::eq(from, to) {
+        // SAFETY: passed on from the caller: both buffers have that many bytes; `copy` allows overlap.
+        unsafe { std::ptr::copy(from, to, bytes) };
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclAllReduce(
+    from: *const u8,
+    to: *mut u8,
+    count: usize,
+    kind: c_int,
+    _operation: c_int,
+    _communicator: *const Communicator,
+    stream: u64,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { copy(from, to, count * element_bytes(kind), stream) }
+}
+
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C" fn ncclReduce(
+    from: *const u8,
+    to: *mut u8,
+    count: usize,
+    kind: c_int,
+    _operation: c_int,
+    _root: c_int,
+    _communicator: *const Communicator,
+    stream: u64,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { copy(from, to, count * element_bytes(kind), stream) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclBroadcast(
+    from: *const u8,
+    to: *mut u8,
+    count: usize,
+    kind: c_int,
+    _root: c_int,
+    _communicator: *const Communicator,
+    stream: u64,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { copy(from, to, count * element_bytes(kind), stream) }
+}
+
+/// This rank's part in every place: DDP compares the shapes of its parameters so.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclAllGather(
+    from: *const u8,
+    to: *mut u8,
+    count: usize,
+    kind: c_int,
+    communicator: *const Communicator,
+    stream: u64,
+) -> c_int {
+    let bytes = count * element_bytes(kind);
+    // SAFETY: see the crate's contract: `from` has that many bytes, `to` one such part for each rank. The part is
+    // copied out first, because `from` may lie in `to`.
+    unsafe {
+        let own = std::slice::from_raw_parts(from, bytes).to_vec();
+        for rank in 0..(*communicator).size as usize {
+            copy(own.as_ptr(), to.add(rank * bytes), bytes, stream);
+        }
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclReduceScatter(
+    from: *const u8,
+    to: *mut u8,
+    count: usize,
+    kind: c_int,
+    _operation: c_int,
+    communicator: *const Communicator,
+    stream: u64,
+) -> c_int {
+    let bytes = count * element_bytes(kind);
+    // SAFETY: see the crate's contract: `from` has one such part for each rank.
+    unsafe { copy(from.add((*communicator).rank as usize * bytes), to, bytes, stream) }
+}

@@ -1,0 +1,142 @@
+//! CUDA arrays and mipmapped arrays.
+
+use crate::driver::Driver;
+use crate::state::{give, put, take};
+use simcuda::abi::{Array3dDescriptor, ArrayDescriptor, ChannelDesc, Extent3};
+use simcuda::array::{Shape, format_bytes};
+use simcuda::error::Error;
+use simcuda::ledger::Call;
+use std::ffi::{c_int, c_uint};
+
+/// `CUarray_format` and number of channels of a runtime descriptor.
+fn format_of(desc: &ChannelDesc) -> Option<(u32, u32)> {
+    let channels = desc.bits.iter().take_while(|&&bits| bits > 0).count() as u32;
+    let format = match (desc.bits[0], desc.kind) {
+        (8, 0) => 0x08,
+        (16, 0) => 0x09,
+        (32, 0) => 0x0a,
+        (8, 1) => 0x01,
+        (16, 1) => 0x02,
+        (32, 1) => 0x03,
+        (16, 2) => 0x10,
+        (32, 2) => 0x20,
+        _ => return None,
+    };
+    Some((format, channels))
+}
+
+/// What the driver is asked for.
+struct Request {
+    api: &'static str,
+    out: *mut u64,
+    desc: *const ChannelDesc,
+    extent: Extent3,
+    levels: u32,
+    flags: c_uint,
+}
+
+/// # Safety
+/// The pointers are null or can be used.
+unsafe fn create(request: Request, work: impl FnOnce(&Driver, *mut u64, &Array3dDescriptor) -> c_int) -> c_int {
+    let Request { api, out, desc, extent, levels, flags } = request;
+    let told = Call { api, size: Some(0), handle: Some(0), flags: Some(flags.into()), ..Call::default() };
+    take(told, |d, told| {
+        // SAFETY: the caller's promise.
+        let Some((format, channels)) = unsafe { desc.as_ref() }.and_then(format_of).filter(|_| !out.is_null()) else {
+            return Error::InvalidValue.code();
+        };
+        let descriptor = Array3dDescriptor {
+            width: extent.width,
+            height: extent.height,
+            depth: extent.depth,
+            format,
+            channels,
+            flags,
+        };
+        let mut handle = 0;
+        let code = work(d, &mut handle, &descriptor);
+        if code == 0 {
+            let shape = Shape {
+                width: extent.width as u64,
+                height: extent.height as u64,
+                depth: extent.depth as u64,
+                element_bytes: format_bytes(format).unwrap_or(0) * u64::from(channels),
+                levels,
+            };
+            told.size = shape.bytes().ok();
+            told.handle = Some(handle);
+            // SAFETY: not null, and the caller's promise.
+            unsafe { put(out, handle) };
+        }
+        code
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMallocArray(
+    out: *mut u64,
+    desc: *const ChannelDesc,
+    width: usize,
+    height: usize,
+    flags: c_uint,
+) -> c_int {
+    let extent = Extent3 { width, height, depth: 0 };
+    let request = Request { api: "cudaMallocArray", out, desc, extent, levels: 1, flags };
+    // SAFETY: see the crate's contract.
+    unsafe {
+        create(request, |d, handle, a| {
+            if a.flags == 0 {
+                let plain =
+                    ArrayDescriptor { width: a.width, height: a.height, format: a.format, channels: a.channels };
+                (d.array_create)(handle, &plain)
+            } else {
+                (d.array_3d_create)(handle, a)
+            }
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMalloc3DArray(
+    out: *mut u64,
+    desc: *const ChannelDesc,
+    extent: Extent3,
+    flags: c_uint,
+) -> c_int {
+    let request = Request { api: "cudaMalloc3DArray", out, desc, extent, levels: 1, flags };
+    // SAFETY: see the crate's contract.
+    unsafe { create(request, |d, handle, a| (d.array_3d_create)(handle, a)) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMallocMipmappedArray(
+    out: *mut u64,
+    desc: *const ChannelDesc,
+    extent: Extent3,
+    levels: c_uint,
+    flags: c_uint,
+) -> c_int {
+    let request = Request { api: "cudaMallocMipmappedArray", out, desc, extent, levels, flags };
+    // SAFETY: see the crate's contract.
+    unsafe { create(request, |d, handle, a| (d.mipmapped_array_create)(handle, a, levels)) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaFreeArray(array: u64) -> c_int {
+    if array == 0 {
+        return 0;
+    }
+    let told = Call { api: "cudaFreeArray", handle: Some(array), ..Call::default() };
+    // SAFETY: the driver checks the handle.
+    give(told, |d| unsafe { (d.array_destroy)(array) })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaFreeMipmappedArray(array: u64) -> c_int {
+    if array == 0 {
+        return 0;
+    }
+    let told = Call { api: "cudaFreeMipmappedArray", handle: Some(array), ..Call::default() };
+    // SAFETY: the driver checks the handle.
+    give(told, |d| unsafe { (d.mipmapped_array_destroy)(array) })
+}

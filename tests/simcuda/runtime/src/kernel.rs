@@ -1,0 +1,238 @@
+//! What nvcc's code calls: registration, launches, symbols. Kernels are counted, never run.
+
+use crate::driver::driver;
+use crate::state::{call, put};
+use simcuda::abi::{Dim3, FuncAttributes, RuntimeLaunchConfig};
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+/// Bytes given to each `__device__` variable: its real size is not known here.
+const SYMBOL_BYTES: u64 = 1 << 20;
+
+/// The `<<<grid, block, shared, stream>>>` of launches under way on a thread.
+#[derive(Clone, Copy, Default)]
+struct Configuration {
+    grid: Dim3,
+    block: Dim3,
+    shared: usize,
+    stream: u64,
+}
+
+/// How deep configurations may be nested: a launch's arguments may launch.
+const DEEPEST: usize = 8;
+
+thread_local! {
+    static CONFIGURATIONS: Cell<(usize, [Configuration; DEEPEST])> = const {
+        const NONE: Dim3 = Dim3 { xyz: [0; 3] };
+        Cell::new((0, [Configuration { grid: NONE, block: NONE, shared: 0, stream: 0 }; DEEPEST]))
+    };
+}
+
+fn launch(stream: u64) -> c_int {
+    call(|d| (d.bridge.launch)(stream))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn __cudaRegisterFatBinary(_image: *const c_void) -> *const c_void {
+    static HANDLE: u64 = 0;
+    (&raw const HANDLE).cast()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn __cudaRegisterFatBinaryEnd(_handle: *const c_void) {}
+
+#[unsafe(no_mangle)]
+extern "C" fn __cudaUnregisterFatBinary(_handle: *const c_void) {}
+
+#[unsafe(no_mangle)]
+extern "C" fn __cudaRegisterFunction() {}
+
+#[unsafe(no_mangle)]
+extern "C" fn __cudaRegisterVar() {}
+
+#[unsafe(no_mangle)]
+extern "C" fn __cudaRegisterManagedVar() {}
+
+#[unsafe(no_mangle)]
+extern "C" fn __cudaInitModule(_handle: *const c_void) -> c_char {
+    1
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn __cudaPushCallConfiguration(grid: Dim3, block: Dim3, shared: usize, stream: u64) -> c_uint {
+    let (depth, mut stack) = CONFIGURATIONS.get();
+    if let Some(slot) = stack.get_mut(depth) {
+        *slot = Configuration { grid, block, shared, stream };
+    }
+    CONFIGURATIONS.set((depth + 1, stack));
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __cudaPopCallConfiguration(
+    grid: *mut Dim3,
+    block: *mut Dim3,
+    shared: *mut usize,
+    stream: *mut u64,
+) -> c_int {
+    let (depth, stack) = CONFIGURATIONS.get();
+    let depth = depth.saturating_sub(1);
+    CONFIGURATIONS.set((depth, stack));
+    let top = stack.get(depth).copied().unwrap_or_default();
+    // SAFETY: see the crate's contract.
+    unsafe {
+        put(grid, top.grid);
+        put(block, top.block);
+        put(shared, top.shared);
+        put(stream, top.stream);
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __cudaGetKernel(kernel: *mut *const c_void, function: *const c_void) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(kernel, function) };
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn __cudaLaunchKernel(
+    _kernel: *const c_void,
+    _grid: Dim3,
+    _block: Dim3,
+    _arguments: *const c_void,
+    _shared: usize,
+    stream: u64,
+) -> c_int {
+    launch(stream)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaLaunchKernel(
+    _function: *const c_void,
+    _grid: Dim3,
+    _block: Dim3,
+    _arguments: *const c_void,
+    _shared: usize,
+    stream: u64,
+) -> c_int {
+    launch(stream)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaLaunchCooperativeKernel(
+    _function: *const c_void,
+    _grid: Dim3,
+    _block: Dim3,
+    _arguments: *const c_void,
+    _shared: usize,
+    stream: u64,
+) -> c_int {
+    launch(stream)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaLaunchKernelExC(
+    config: *const RuntimeLaunchConfig,
+    _function: *const c_void,
+    _arguments: *const c_void,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    launch(unsafe { config.as_ref() }.map_or(0, |c| c.stream))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaFuncGetAttributes(out: *mut FuncAttributes, _function: *const c_void) -> c_int {
+    let attributes = FuncAttributes {
+        max_threads: 1024,
+        registers: 32,
+        ptx_version: 90,
+        binary_version: 90,
+        max_dynamic_shared: 49152,
+        ..FuncAttributes::default()
+    };
+    // SAFETY: see the crate's contract.
+    unsafe { put(out, attributes) };
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaFuncSetAttribute(_function: *const c_void, _attribute: c_int, _value: c_int) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaFuncSetCacheConfig(_function: *const c_void, _config: c_int) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+    count: *mut c_int,
+    _function: *const c_void,
+    _block: c_int,
+    _shared: usize,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(count, 2) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    count: *mut c_int,
+    _function: *const c_void,
+    _block: c_int,
+    _shared: usize,
+    _flags: c_uint,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    unsafe { put(count, 2) };
+    0
+}
+
+fn symbol(symbol: u64) -> u64 {
+    (driver().bridge.symbol)(symbol, SYMBOL_BYTES)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaGetSymbolAddress(out: *mut u64, name: u64) -> c_int {
+    call(|_| {
+        // SAFETY: see the crate's contract.
+        unsafe { put(out, symbol(name)) };
+        0
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMemcpyToSymbol(name: u64, from: u64, size: usize, offset: usize, _kind: c_int) -> c_int {
+    // SAFETY: see the crate's contract.
+    call(|d| unsafe { (d.memcpy)(symbol(name) + offset as u64, from, size) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMemcpyToSymbolAsync(
+    name: u64,
+    from: u64,
+    size: usize,
+    offset: usize,
+    _kind: c_int,
+    stream: u64,
+) -> c_int {
+    // SAFETY: see the crate's contract.
+    call(|d| unsafe { (d.memcpy_async)(symbol(name) + offset as u64, from, size, stream) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMemcpyFromSymbol(to: u64, name: u64, size: usize, offset: usize, _kind: c_int) -> c_int {
+    // SAFETY: see the crate's contract.
+    call(|d| unsafe { (d.memcpy)(to, symbol(name) + offset as u64, size) })
+}
+
+/// The generated stubs call this with their name.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn simcuda_stub(name: *const c_char) {
+    // SAFETY: the stubs pass string literals.
+    unsafe { (driver().bridge.stub)(name) };
+}

@@ -1,0 +1,148 @@
+//! What the runtime adds to the driver: a last error and a current device for each thread, and its own ledger lines.
+
+use crate::driver::{Driver, driver};
+use simcuda::error::Error;
+use simcuda::ledger::{Call, Layer};
+use std::cell::Cell;
+use std::ffi::c_int;
+
+thread_local! {
+    static LAST: Cell<c_int> = const { Cell::new(0) };
+}
+
+/// Remembers an error (except "not ready", which is none) and gives it back.
+pub(crate) fn ret(code: c_int) -> c_int {
+    if code != 0 && code != Error::NotReady.code() {
+        LAST.set(code);
+    }
+    code
+}
+
+/// The last error, forgotten if `clear`.
+pub(crate) fn last(clear: bool) -> c_int {
+    if clear { LAST.replace(0) } else { LAST.get() }
+}
+
+/// The driver, with a context current on this thread: device 0's primary one where there is none yet.
+pub(crate) fn ready() -> Result<&'static Driver, c_int> {
+    let d = driver();
+    let mut context = 0;
+    // SAFETY: the out-pointers are ours.
+    unsafe {
+        (d.ctx_get_current)(&mut context);
+        if context == 0 {
+            make_current(d, 0)?;
+        }
+    }
+    Ok(d)
+}
+
+/// Makes a device's primary context current on this thread.
+pub(crate) fn make_current(d: &Driver, device: c_int) -> Result<(), c_int> {
+    let mut context = 0;
+    // SAFETY: the out-pointer is ours.
+    match unsafe { (d.primary_ctx_retain)(&mut context, device) } {
+        // SAFETY: a context the driver just gave.
+        0 => match unsafe { (d.ctx_set_current)(context) } {
+            0 => Ok(()),
+            code => Err(code),
+        },
+        code => Err(code),
+    }
+}
+
+/// The thread's current device; 0 where no context is current.
+pub(crate) fn current_device() -> c_int {
+    let mut device = 0;
+    // SAFETY: the out-pointer is ours.
+    match unsafe { (driver().ctx_get_device)(&mut device) } {
+        0 => device,
+        _ => 0,
+    }
+}
+
+/// Calls the driver with a context current and remembers an error.
+pub(crate) fn call(work: impl FnOnce(&Driver) -> c_int) -> c_int {
+    ret(match ready() {
+        Ok(d) => work(d),
+        Err(code) => code,
+    })
+}
+
+/// Marks the driver calls of a runtime function as nested ones, as long as it lives.
+struct Nested<'a>(&'a Driver);
+
+impl<'a> Nested<'a> {
+    fn enter(driver: &'a Driver) -> Self {
+        (driver.bridge.nest)(true);
+        Nested(driver)
+    }
+}
+
+impl Drop for Nested<'_> {
+    fn drop(&mut self) {
+        (self.0.bridge.nest)(false);
+    }
+}
+
+fn record(d: &Driver, number: u64, call: &Call, code: c_int) {
+    let fields = call.fields(Layer::Runtime, false, code);
+    // SAFETY: text and its length.
+    unsafe { (d.bridge.append)(number, fields.as_ptr(), fields.len()) };
+}
+
+/// Serves an allocation: fails it if that is asked for, does the work, tells the ledger. It takes its number after the
+/// nested driver call, because only then the address is the caller's.
+pub(crate) fn take(mut call: Call, work: impl FnOnce(&Driver, &mut Call) -> c_int) -> c_int {
+    let d = match ready() {
+        Ok(d) => d,
+        Err(code) => return ret(code),
+    };
+    call.device = Some(current_device() as usize);
+    // SAFETY: a name and its length.
+    let struck = unsafe { (d.bridge.strikes)(call.api.as_ptr(), call.api.len()) };
+    let code = if struck {
+        Error::OutOfMemory.code()
+    } else {
+        let _nested = Nested::enter(d);
+        work(d, &mut call)
+    };
+    if (d.bridge.ledger_on)() {
+        record(d, (d.bridge.number)(), &call, code);
+    }
+    ret(code)
+}
+
+/// Serves a free. It takes its number before the nested driver call, because afterwards another thread may be given
+/// the same address.
+pub(crate) fn give(mut call: Call, work: impl FnOnce(&Driver) -> c_int) -> c_int {
+    let d = match ready() {
+        Ok(d) => d,
+        Err(code) => return ret(code),
+    };
+    let number = (d.bridge.ledger_on)().then(|| {
+        let size = call.addr.map_or(0, |addr| (d.bridge.size_at)(addr));
+        call.size = Some(size).filter(|&size| size > 0);
+        call.device = Some(current_device() as usize);
+        (d.bridge.number)()
+    });
+    let code = {
+        let _nested = Nested::enter(d);
+        work(d)
+    };
+    if let Some(number) = number {
+        record(d, number, &call, code);
+    }
+    ret(code)
+}
+
+/// Writes a result through an out-pointer, if there is one.
+///
+/// # Safety
+/// A non-null pointer can be written.
+pub(crate) unsafe fn put<T>(out: *mut T, value: T) {
+    if !out.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { out.write_unaligned(value) };
+    }
+}

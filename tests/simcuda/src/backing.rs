@@ -1,0 +1,261 @@
+//! Host memory behind simulated memory: the only module that maps anything.
+//!
+//! Device memory lies in memory files (`memfd_create`), which commit pages only when something is written to them: a
+//! 70 GiB tensor nobody copies to costs no RAM. One file serves the whole process; offsets are never used twice and a
+//! freed extent is punched out. Files can be mapped by another process, which is how CUDA IPC works here, and one
+//! extent can be mapped at several places, which is how virtual memory management works. Host memory is anonymous.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::Arc;
+
+/// The page size mappings are rounded to.
+pub const PAGE: u64 = 4096;
+
+/// Size of the process's memory file: sparse, so the number costs nothing. No allocation can reach it.
+const FILE_BYTES: i64 = 1 << 60;
+
+/// `n` rounded up to a multiple of `to`; saturates instead of wrapping.
+pub fn round_up(n: u64, to: u64) -> u64 {
+    n.div_ceil(to).saturating_mul(to)
+}
+
+/// A piece of a memory file.
+#[derive(Clone, Debug)]
+pub struct Extent {
+    file: Arc<OwnedFd>,
+    /// Where it begins in the file.
+    pub offset: u64,
+    /// Bytes, a multiple of [`PAGE`].
+    pub size: u64,
+}
+
+impl Extent {
+    /// The file's descriptor in this process.
+    pub fn descriptor(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Gives the pages back; later reads see zeros.
+    pub fn punch(&self) {
+        // SAFETY: the descriptor is open for as long as the Arc lives; fallocate touches no memory of ours by address.
+        unsafe {
+            libc::fallocate(
+                self.descriptor(),
+                libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+                self.offset as i64,
+                self.size as i64,
+            );
+        }
+    }
+
+    /// An extent over a whole file that came from elsewhere (an import).
+    pub fn of_file(file: OwnedFd) -> io::Result<Self> {
+        let file = File::from(file);
+        let size = file.metadata()?.len();
+        Ok(Extent { file: Arc::new(file.into()), offset: 0, size })
+    }
+
+    /// A part of another process's file, opened through /proc.
+    pub fn of_process(pid: u32, descriptor: RawFd, offset: u64, size: u64) -> io::Result<Self> {
+        let path = format!("/proc/{pid}/fd/{descriptor}");
+        let file = File::options().read(true).write(true).open(path)?;
+        Ok(Extent { file: Arc::new(file.into()), offset, size })
+    }
+
+    /// A second descriptor for the file, for the program to pass on.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.file.try_clone()
+    }
+}
+
+fn memory_file(bytes: i64) -> io::Result<OwnedFd> {
+    // SAFETY: the name is a C string; the result is checked before it becomes an owned descriptor nobody else has.
+    let file = unsafe {
+        let fd = libc::memfd_create(c"simcuda".as_ptr(), libc::MFD_CLOEXEC);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        OwnedFd::from_raw_fd(fd)
+    };
+    // SAFETY: the descriptor is open and ours.
+    if unsafe { libc::ftruncate(file.as_raw_fd(), bytes) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(file)
+}
+
+/// The process's memory file and how far it is used.
+#[derive(Debug, Default)]
+pub struct Backing {
+    file: Option<Arc<OwnedFd>>,
+    next: u64,
+}
+
+impl Backing {
+    /// A fresh, zeroed extent.
+    pub fn extent(&mut self, size: u64) -> io::Result<Extent> {
+        let file = match &self.file {
+            Some(file) => Arc::clone(file),
+            None => Arc::clone(self.file.insert(Arc::new(memory_file(FILE_BYTES)?))),
+        };
+        let size = round_up(size, PAGE);
+        let offset = self.next;
+        self.next += size;
+        Ok(Extent { file, offset, size })
+    }
+
+    /// A fresh extent in a file of its own, which can be passed to another process.
+    pub fn shareable(&self, size: u64) -> io::Result<Extent> {
+        Ok(Extent { file: Arc::new(memory_file(size as i64)?), offset: 0, size })
+    }
+}
+
+/// Reserves addresses without memory; `align` is a power of two.
+pub fn reserve(size: u64, align: u64) -> io::Result<u64> {
+    area(size, align, libc::PROT_NONE)
+}
+
+/// Anonymous host memory.
+pub fn host(size: u64) -> io::Result<u64> {
+    area(size, PAGE, libc::PROT_READ | libc::PROT_WRITE)
+}
+
+fn area(size: u64, align: u64, protection: i32) -> io::Result<u64> {
+    let size = round_up(size, PAGE);
+    let align = align.max(PAGE);
+    let slack = if align > PAGE { align } else { 0 };
+    let total = usize::try_from(size.saturating_add(slack)).map_err(io::Error::other)?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice takes nothing from anybody.
+    let raw = unsafe { libc::mmap(ptr::null_mut(), total, protection, flags, -1, 0) };
+    if raw == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let raw = raw as u64;
+    let base = round_up(raw, align);
+    if base > raw {
+        unmap(raw, base - raw);
+    }
+    let tail = raw + total as u64 - (base + size);
+    if tail > 0 {
+        unmap(base + size, tail);
+    }
+    Ok(base)
+}
+
+/// Maps an extent somewhere, aligned.
+pub fn map(extent: &Extent, align: u64) -> io::Result<u64> {
+    let base = reserve(extent.size, align)?;
+    map_at(base, extent.size, extent, 0).inspect_err(|_| unmap(base, extent.size))?;
+    Ok(base)
+}
+
+/// Maps `size` bytes of an extent, from `skip` on, over reserved addresses.
+pub fn map_at(base: u64, size: u64, extent: &Extent, skip: u64) -> io::Result<()> {
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: callers pass addresses that came from `reserve` and are still reserved, so nothing else lies there.
+    let mapped = unsafe {
+        libc::mmap(
+            base as *mut libc::c_void,
+            size as usize,
+            protection,
+            flags,
+            extent.descriptor(),
+            (extent.offset + skip) as i64,
+        )
+    };
+    if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Turns a mapped part back into reserved addresses.
+pub fn unmap_to_reserved(base: u64, size: u64) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    // SAFETY: callers pass a range they mapped with `map_at`; the program was told it is gone.
+    unsafe {
+        libc::mmap(base as *mut libc::c_void, size as usize, libc::PROT_NONE, flags, -1, 0);
+    }
+}
+
+/// Takes access from a mapped range, or gives it.
+pub fn protect(base: u64, size: u64, accessible: bool) -> io::Result<()> {
+    let protection = if accessible { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+    // SAFETY: callers pass a range that is wholly mapped by this module.
+    match unsafe { libc::mprotect(base as *mut libc::c_void, size as usize, protection) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Ends a mapping made by this module.
+pub fn unmap(base: u64, size: u64) {
+    // SAFETY: callers pass a range they got from this module and have taken out of every table.
+    unsafe {
+        libc::munmap(base as *mut libc::c_void, round_up(size, PAGE) as usize);
+    }
+}
+
+/// Zeroes whole pages of device memory without committing them; false where that cannot be done.
+pub fn zero_pages(base: u64, size: u64) -> bool {
+    // SAFETY: callers pass whole pages inside one allocation of theirs; the effect is that of writing zeros.
+    unsafe { libc::madvise(base as *mut libc::c_void, size as usize, libc::MADV_REMOVE) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(address: u64, value: u64) {
+        // SAFETY: the tests write inside mappings they made.
+        unsafe { ptr::write(address as *mut u64, value) }
+    }
+
+    fn read(address: u64) -> u64 {
+        // SAFETY: as above.
+        unsafe { ptr::read(address as *const u64) }
+    }
+
+    #[test]
+    fn an_extent_mapped_twice_is_one_memory() {
+        let mut backing = Backing::default();
+        let extent = backing.extent(2 << 20).unwrap();
+        let (a, b) = (map(&extent, 2 << 20).unwrap(), map(&extent, PAGE).unwrap());
+        assert_eq!(a % (2 << 20), 0);
+        write(a + 4096, 77);
+        assert_eq!(read(b + 4096), 77);
+        assert!(zero_pages(a, extent.size));
+        assert_eq!(read(b + 4096), 0);
+        unmap(a, extent.size);
+        unmap(b, extent.size);
+    }
+
+    #[test]
+    fn extents_do_not_meet_and_huge_ones_are_free() {
+        let mut backing = Backing::default();
+        let small = backing.extent(1).unwrap();
+        let huge = backing.extent(1 << 40).unwrap();
+        assert_eq!(small.size, PAGE);
+        assert_eq!(huge.offset, PAGE);
+        let base = map(&huge, PAGE).unwrap();
+        write(base + (1 << 39), 5);
+        assert_eq!(read(base + (1 << 39)), 5);
+        unmap(base, huge.size);
+        huge.punch();
+    }
+
+    #[test]
+    fn reserved_mapped_and_reserved_again() {
+        let mut backing = Backing::default();
+        let base = reserve(4 << 20, 2 << 20).unwrap();
+        let extent = backing.extent(2 << 20).unwrap();
+        map_at(base + (2 << 20), 2 << 20, &extent, 0).unwrap();
+        write(base + (2 << 20), 9);
+        unmap_to_reserved(base + (2 << 20), 2 << 20);
+        map_at(base, 2 << 20, &extent, 0).unwrap();
+        assert_eq!(read(base), 9, "contents stay with the physical memory");
+        unmap(base, 4 << 20);
+    }
+}

@@ -1,0 +1,128 @@
+//! The settings, all from the environment, read once when the driver is first used.
+
+use crate::fault::Faults;
+
+/// One MiB in bytes.
+pub const MIB: u64 = 1 << 20;
+
+/// How much is told on stderr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Log {
+    /// Nothing.
+    Quiet,
+    /// Peaks, launches and the stubs that were called, when the process ends.
+    Summary,
+}
+
+/// The settings; README.md has the table.
+#[derive(Debug)]
+pub struct Config {
+    /// Physical ordinals of the visible devices (`SIMCUDA_DEVICES` seen through `CUDA_VISIBLE_DEVICES`).
+    pub visible: Vec<u32>,
+    /// Capacity of each device, bytes (`SIMCUDA_MEMORY`).
+    pub memory_bytes: u64,
+    /// What a context takes of a device, bytes (`SIMCUDA_CONTEXT`).
+    pub context_bytes: u64,
+    /// Virtual time of one launch, nanoseconds (`SIMCUDA_KERNEL_US`).
+    pub kernel_ns: u64,
+    /// Compute capability times ten (`SIMCUDA_SM`).
+    pub sm: u32,
+    /// What `cuDriverGetVersion` says (`SIMCUDA_DRIVER_VERSION`).
+    pub driver_version: i32,
+    /// Telling (`SIMCUDA_LOG`).
+    pub log: Log,
+    /// Where the ledger goes, `%p` not yet replaced (`SIMCUDA_LEDGER`).
+    pub ledger: Option<String>,
+    /// Which allocations fail on demand (`SIMCUDA_FAIL`).
+    pub faults: Faults,
+}
+
+/// A size such as `8G`, `512MiB`, `1.5g` or `4096`, in bytes.
+pub fn parse_size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kb" | "kib" => 1 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        "g" | "gb" | "gib" => 1 << 30,
+        "t" | "tb" | "tib" => 1u64 << 40,
+        _ => return None,
+    };
+    Some((number.parse::<f64>().ok()? * scale as f64) as u64)
+}
+
+/// The physical ordinals `CUDA_VISIBLE_DEVICES` leaves of `count` devices: the list ends at the first entry that names
+/// no device, as in the real driver.
+fn visible(count: u32, list: Option<&str>) -> Vec<u32> {
+    match list {
+        None => (0..count).collect(),
+        Some(list) => {
+            list.split(',').map_while(|entry| entry.trim().parse::<u32>().ok().filter(|&n| n < count)).collect()
+        }
+    }
+}
+
+impl Config {
+    /// The settings of this process.
+    pub fn from_env() -> Self {
+        Self::parse(|name| std::env::var(name).ok())
+    }
+
+    /// The settings out of a lookup function. What cannot be read is reported on stderr and the default taken.
+    pub fn parse(lookup: impl Fn(&str) -> Option<String>) -> Self {
+        fn read<T>(value: Option<String>, name: &str, default: T, parse: impl Fn(&str) -> Option<T>) -> T {
+            let Some(text) = value.filter(|t| !t.is_empty()) else { return default };
+            parse(&text).unwrap_or_else(|| {
+                eprintln!("simcuda: cannot read {name}={text}: the default is used");
+                default
+            })
+        }
+        let size = |name, default| read(lookup(name), name, default, parse_size);
+        let number = |name, default: f64| read(lookup(name), name, default, |t| t.trim().parse().ok());
+        let devices = number("SIMCUDA_DEVICES", 1.0) as u32;
+        Config {
+            visible: visible(devices.min(64), lookup("CUDA_VISIBLE_DEVICES").as_deref()),
+            memory_bytes: size("SIMCUDA_MEMORY", 8192 * MIB),
+            context_bytes: size("SIMCUDA_CONTEXT", 0),
+            kernel_ns: (number("SIMCUDA_KERNEL_US", 0.0) * 1000.0) as u64,
+            sm: number("SIMCUDA_SM", 90.0) as u32,
+            driver_version: number("SIMCUDA_DRIVER_VERSION", 13000.0) as i32,
+            log: if number("SIMCUDA_LOG", 0.0) >= 1.0 { Log::Summary } else { Log::Quiet },
+            ledger: lookup("SIMCUDA_LEDGER").filter(|p| !p.is_empty()),
+            faults: read(lookup("SIMCUDA_FAIL"), "SIMCUDA_FAIL", Faults::default(), Faults::parse),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_size("8G"), Some(8 << 30));
+        assert_eq!(parse_size("1.5GiB"), Some(3 << 29));
+        assert_eq!(parse_size("4096"), Some(4096));
+        assert_eq!(parse_size("12 apples"), None);
+        assert_eq!(parse_size(""), None);
+    }
+
+    #[test]
+    fn visible_devices_end_at_the_first_unknown_one() {
+        assert_eq!(visible(2, None), [0, 1]);
+        assert_eq!(visible(4, Some("3,1")), [3, 1]);
+        assert_eq!(visible(4, Some("0,-1,2")), [0]);
+        assert_eq!(visible(4, Some("")), [] as [u32; 0]);
+        assert_eq!(visible(2, Some("1,7,0")), [1]);
+    }
+
+    #[test]
+    fn defaults_and_bad_values() {
+        let config = Config::parse(|_| None);
+        assert_eq!((config.memory_bytes, config.sm, config.visible.len()), (8 << 30, 90, 1));
+        let config = Config::parse(|name| (name == "SIMCUDA_MEMORY").then(|| "much".to_string()));
+        assert_eq!(config.memory_bytes, 8 << 30);
+    }
+}

@@ -1,0 +1,56 @@
+//! Contexts: which device each belongs to. Primary contexts are known beforehand, others are dealt out.
+
+use crate::error::{Error, Result};
+use crate::handle::{Handles, Kind, fixed};
+use std::collections::HashMap;
+
+const PRIMARY: u64 = 1 << 32;
+
+/// The contexts a program made beside the primary ones.
+#[derive(Debug, Default)]
+pub struct Contexts {
+    created: HashMap<u64, usize>,
+}
+
+/// The handle of a device's primary context.
+pub fn primary(ordinal: usize) -> u64 {
+    fixed(Kind::Context, PRIMARY + ordinal as u64)
+}
+
+impl Contexts {
+    /// A new context.
+    pub fn create(&mut self, ordinal: usize, handles: &mut Handles) -> u64 {
+        let handle = handles.deal(Kind::Context);
+        self.created.insert(handle, ordinal);
+        handle
+    }
+
+    /// Ends a context; gives its device.
+    pub fn destroy(&mut self, handle: u64) -> Result<usize> {
+        self.created.remove(&handle).ok_or(Error::InvalidContext)
+    }
+
+    /// The device of a context, primary or not.
+    pub fn device(&self, handle: u64, devices: usize) -> Result<usize> {
+        let known = self.created.get(&handle).copied();
+        known.or_else(|| (0..devices).find(|&d| primary(d) == handle)).ok_or(Error::InvalidContext)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn primary_and_created_ones_are_told_apart() {
+        let mut handles = Handles::default();
+        let mut contexts = Contexts::default();
+        let own = contexts.create(1, &mut handles);
+        assert_eq!(contexts.device(own, 2), Ok(1));
+        assert_eq!(contexts.device(primary(0), 2), Ok(0));
+        assert_eq!(contexts.device(primary(2), 2), Err(Error::InvalidContext));
+        assert_eq!(contexts.destroy(primary(0)), Err(Error::InvalidContext));
+        assert_eq!(contexts.destroy(own), Ok(1));
+        assert_eq!(contexts.device(own, 2), Err(Error::InvalidContext));
+    }
+}

@@ -1,0 +1,204 @@
+//! Everything that has an address: which range it is, of what kind, and what it costs its device.
+
+use crate::backing::{self, Backing, Extent};
+use crate::config::MIB;
+use crate::error::{Error, Result};
+use crate::ranges::RangeMap;
+
+/// What a range of addresses is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `cuMemAlloc` and its like.
+    Device,
+    /// Stream-ordered, out of the pool of that handle.
+    Pooled(u64),
+    /// `cuMemAllocManaged`; costs the device nothing.
+    Managed,
+    /// Page-locked host memory we allocated.
+    Host,
+    /// The program's own host memory, registered.
+    Registered,
+    /// Reserved addresses; see [`crate::vmm`] for what is mapped in them.
+    Reserved,
+    /// Another process's device memory, opened through IPC.
+    Imported,
+    /// A `__device__` variable.
+    Symbol,
+}
+
+/// One range.
+#[derive(Clone, Debug)]
+pub struct Allocation {
+    /// The device it belongs to.
+    pub device: usize,
+    /// What it is.
+    pub kind: Kind,
+    /// What it costs its device (or pool), bytes.
+    pub charged: u64,
+    extent: Option<Extent>,
+}
+
+/// What became of a freed range, for the books.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Freed {
+    /// The bytes the program had asked for.
+    pub size: u64,
+    /// Its device.
+    pub device: usize,
+    /// What it was.
+    pub kind: Kind,
+    /// What it had cost.
+    pub charged: u64,
+}
+
+/// The ranges of the process.
+#[derive(Debug, Default)]
+pub struct Memory {
+    ranges: RangeMap<Allocation>,
+    backing: Backing,
+}
+
+/// What `size` bytes of device memory cost: 2 MiB pages, or parts of them for small requests.
+pub fn charge(size: u64) -> u64 {
+    backing::round_up(size, if size >= MIB { 2 * MIB } else { 512 })
+}
+
+fn no_memory(_: std::io::Error) -> Error {
+    Error::OutOfMemory
+}
+
+impl Memory {
+    /// Maps device memory and enters it. The cost has been taken by the caller, who gives it back if this fails.
+    pub fn allocate(&mut self, size: u64, device: usize, kind: Kind, charged: u64) -> Result<u64> {
+        let extent = self.backing.extent(size).map_err(no_memory)?;
+        let base = backing::map(&extent, if size >= MIB { 2 * MIB } else { 4096 }).map_err(no_memory)?;
+        self.enter(base, size, Allocation { device, kind, charged, extent: Some(extent) })
+    }
+
+    /// Maps page-locked host memory.
+    pub fn allocate_host(&mut self, size: u64, device: usize) -> Result<u64> {
+        let base = backing::host(size).map_err(no_memory)?;
+        self.enter(base, size, Allocation { device, kind: Kind::Host, charged: 0, extent: None })
+    }
+
+    /// Reserves addresses.
+    pub fn reserve(&mut self, size: u64, align: u64, device: usize) -> Result<u64> {
+        let base = backing::reserve(size, align).map_err(no_memory)?;
+        self.enter(base, size, Allocation { device, kind: Kind::Reserved, charged: 0, extent: None })
+    }
+
+    /// Maps another process's memory.
+    pub fn import(&mut self, extent: Extent, device: usize) -> Result<u64> {
+        let base = backing::map(&extent, 2 * MIB).map_err(|_| Error::MapFailed)?;
+        let size = extent.size;
+        self.enter(base, size, Allocation { device, kind: Kind::Imported, charged: 0, extent: Some(extent) })
+    }
+
+    fn enter(&mut self, base: u64, size: u64, allocation: Allocation) -> Result<u64> {
+        let mapped = backing::round_up(size, backing::PAGE);
+        match self.ranges.insert(base, size, allocation) {
+            Ok(()) => Ok(base),
+            Err(_) => {
+                // Only possible where the program registered host memory and unmapped it without a word.
+                backing::unmap(base, mapped);
+                Err(Error::OutOfMemory)
+            }
+        }
+    }
+
+    /// Enters the program's own host memory.
+    pub fn register(&mut self, base: u64, size: u64, device: usize) -> Result<()> {
+        if base == 0 || size == 0 {
+            return Err(Error::InvalidValue);
+        }
+        let allocation = Allocation { device, kind: Kind::Registered, charged: 0, extent: None };
+        self.ranges.insert(base, size, allocation).map_err(|_| Error::HostMemoryAlreadyRegistered)
+    }
+
+    /// Takes registered host memory out again.
+    pub fn unregister(&mut self, base: u64) -> Result<Freed> {
+        match self.ranges.get(base) {
+            Some(found) if found.value.kind == Kind::Registered => self.forget(base),
+            _ => Err(Error::HostMemoryNotRegistered),
+        }
+    }
+
+    /// Frees the range that begins at `base`, if it is of a kind the caller takes.
+    pub fn free(&mut self, base: u64, takes: impl Fn(Kind) -> bool) -> Result<Freed> {
+        let found = self.ranges.get(base).filter(|f| takes(f.value.kind)).ok_or(Error::InvalidValue)?;
+        let (size, extent) = (found.size, found.value.extent.clone());
+        let freed = self.forget(base)?;
+        backing::unmap(base, size);
+        if let Some(extent) = extent.filter(|_| freed.kind != Kind::Imported) {
+            extent.punch();
+        }
+        Ok(freed)
+    }
+
+    fn forget(&mut self, base: u64) -> Result<Freed> {
+        let (size, a) = self.ranges.remove(base).ok_or(Error::InvalidValue)?;
+        Ok(Freed { size, device: a.device, kind: a.kind, charged: a.charged })
+    }
+
+    /// The range that holds an address: base, size, what it is.
+    pub fn find(&self, address: u64) -> Option<(u64, u64, &Allocation)> {
+        self.ranges.find(address).map(|f| (f.base, f.size, f.value))
+    }
+
+    /// The part of the memory file behind an allocation, for passing to another process.
+    pub fn extent_of(&self, address: u64) -> Result<(&Extent, usize)> {
+        let found = self.ranges.find(address).ok_or(Error::InvalidValue)?;
+        match (&found.value.extent, found.value.kind) {
+            (Some(extent), Kind::Device) => Ok((extent, found.value.device)),
+            _ => Err(Error::InvalidValue),
+        }
+    }
+
+    /// Fresh physical memory without an address.
+    pub fn physical(&mut self, size: u64, shareable: bool) -> Result<Extent> {
+        if shareable { self.backing.shareable(size) } else { self.backing.extent(size) }.map_err(no_memory)
+    }
+
+    /// Whether `[base, base + size)` is device memory of one allocation that we mapped from a memory file.
+    pub fn is_file_backed(&self, base: u64, size: u64) -> bool {
+        self.ranges.find(base).is_some_and(|f| f.value.extent.is_some() && size <= f.size - (base - f.base))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs() {
+        assert_eq!([charge(1), charge(512), charge(513)], [512, 512, 1024]);
+        assert_eq!(charge(MIB - 1), MIB);
+        assert_eq!([charge(MIB), charge(2 * MIB + 1)], [2 * MIB, 4 * MIB]);
+    }
+
+    #[test]
+    fn a_pointer_is_freed_once_and_only_by_its_own_kind_of_free() {
+        let mut memory = Memory::default();
+        let device = memory.allocate(100, 1, Kind::Device, 512).unwrap();
+        let host = memory.allocate_host(100, 0).unwrap();
+        assert_eq!(memory.free(host, |k| k == Kind::Device), Err(Error::InvalidValue));
+        assert_eq!(memory.free(device + 1, |k| k == Kind::Device), Err(Error::InvalidValue), "inside, not the base");
+        let freed = memory.free(device, |k| k == Kind::Device).unwrap();
+        assert_eq!(freed, Freed { size: 100, device: 1, kind: Kind::Device, charged: 512 });
+        assert_eq!(memory.free(device, |k| k == Kind::Device), Err(Error::InvalidValue), "freed already");
+        assert!(memory.free(host, |k| k == Kind::Host).is_ok());
+    }
+
+    #[test]
+    fn registering_twice_is_refused() {
+        let own = vec![0u8; 8192];
+        let base = own.as_ptr() as u64;
+        let mut memory = Memory::default();
+        memory.register(base, 8192, 0).unwrap();
+        assert_eq!(memory.register(base + 4096, 100, 0), Err(Error::HostMemoryAlreadyRegistered));
+        assert_eq!(memory.find(base + 8191).map(|f| f.2.kind), Some(Kind::Registered));
+        assert_eq!(memory.unregister(base + 1), Err(Error::HostMemoryNotRegistered));
+        assert!(memory.unregister(base).is_ok());
+        assert_eq!(own[0], 0, "still the program's");
+    }
+}

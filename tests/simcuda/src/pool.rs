@@ -1,0 +1,141 @@
+//! Stream-ordered memory pools: how much they hold of the device and how much of that is in use.
+//!
+//! Only amounts are simulated; every allocation has an address of its own. A pool grows in steps of 32 MiB (or 2 MiB
+//! where the device has no 32 left) and gives memory back when what it holds exceeds the release threshold.
+
+use crate::backing::round_up;
+use crate::config::MIB;
+use crate::device::Device;
+use crate::error::Result;
+
+const STEP: u64 = 32 * MIB;
+const SMALL_STEP: u64 = 2 * MIB;
+
+/// One pool.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    /// The device the memory is on.
+    pub device: usize,
+    /// What the pool may keep unused, bytes.
+    pub threshold: u64,
+    used: u64,
+    used_high: u64,
+    reserved: u64,
+    reserved_high: u64,
+}
+
+/// What `cuMemPoolGetAttribute` tells, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// In use now.
+    pub used: u64,
+    /// Most in use since the mark was reset.
+    pub used_high: u64,
+    /// Held of the device now.
+    pub reserved: u64,
+    /// Most held since the mark was reset.
+    pub reserved_high: u64,
+}
+
+impl Pool {
+    /// An empty pool.
+    pub fn new(device: usize) -> Self {
+        Pool { device, threshold: 0, used: 0, used_high: 0, reserved: 0, reserved_high: 0 }
+    }
+
+    /// Takes bytes for an allocation, growing the pool out of its device where needed.
+    pub fn take(&mut self, bytes: u64, device: &mut Device) -> Result<()> {
+        let need = self.used.saturating_add(bytes);
+        if need > self.reserved {
+            let grow = |step| round_up(need, step) - self.reserved;
+            let grown = match device.take(grow(STEP)) {
+                Ok(()) => grow(STEP),
+                Err(_) => {
+                    device.take(grow(SMALL_STEP))?;
+                    grow(SMALL_STEP)
+                }
+            };
+            self.reserved += grown;
+            self.reserved_high = self.reserved_high.max(self.reserved);
+        }
+        self.used = need;
+        self.used_high = self.used_high.max(need);
+        Ok(())
+    }
+
+    /// Takes an allocation's bytes back.
+    pub fn give(&mut self, bytes: u64, device: &mut Device) {
+        debug_assert!(bytes <= self.used, "more given back than taken");
+        self.used = self.used.saturating_sub(bytes);
+        if self.threshold < self.reserved {
+            self.trim(self.threshold, device);
+        }
+    }
+
+    /// Gives unused memory back to the device until `keep` bytes are held.
+    pub fn trim(&mut self, keep: u64, device: &mut Device) {
+        let want = round_up(self.used, SMALL_STEP).max(keep);
+        if self.reserved > want {
+            device.give(self.reserved - want);
+            self.reserved = want;
+        }
+    }
+
+    /// The counters.
+    pub fn usage(&self) -> Usage {
+        Usage { used: self.used, used_high: self.used_high, reserved: self.reserved, reserved_high: self.reserved_high }
+    }
+
+    /// Sets the high-water mark of the reserved memory to the present.
+    pub fn reset_reserved_high(&mut self) {
+        self.reserved_high = self.reserved;
+    }
+
+    /// Sets the high-water mark of the used memory to the present.
+    pub fn reset_used_high(&mut self) {
+        self.used_high = self.used;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn grows_by_steps_and_by_small_ones_at_the_end() {
+        let mut device = Device::new(0, 33 * MIB);
+        let mut pool = Pool::new(0);
+        pool.take(1, &mut device).unwrap();
+        assert_eq!(device.used(), 32 * MIB);
+        assert!(pool.take(33 * MIB, &mut device).is_err(), "no room for two more MiB");
+        assert_eq!(device.used(), 32 * MIB);
+        pool.give(1, &mut device);
+        assert_eq!(device.used(), 0, "threshold 0 keeps nothing");
+    }
+
+    proptest! {
+        /// What the pool holds is exactly what the device lost, and always covers what is in use.
+        #[test]
+        fn the_books_balance(steps in prop::collection::vec((any::<bool>(), 1..80u64), 1..100), threshold in 0..200u64) {
+            let mut device = Device::new(0, 256 * MIB);
+            let mut pool = Pool::new(0);
+            pool.threshold = threshold * MIB;
+            let mut live: Vec<u64> = Vec::new();
+            for (alloc, n) in steps {
+                if alloc {
+                    if pool.take(n * MIB, &mut device).is_ok() {
+                        live.push(n * MIB);
+                    }
+                } else if !live.is_empty() {
+                    let bytes = live.swap_remove(n as usize % live.len());
+                    pool.give(bytes, &mut device);
+                }
+                let usage = pool.usage();
+                prop_assert_eq!(usage.used, live.iter().sum::<u64>());
+                prop_assert_eq!(usage.reserved, device.used());
+                prop_assert!(usage.used <= usage.reserved);
+            }
+        }
+    }
+}
