@@ -1,6 +1,7 @@
 //! `run.json`: what was run, by whom, how it ended, and what was lost. Written when the run begins (so that a killed launcher
 //! leaves one) and again when it ends.
 //!
+//! The fields the analysis reads are those of `memtrace_analysis::load::Manifest`; the others are for people and programs.
 //! All times are nanoseconds since the epoch, with a readable twin; nothing is ever removed from this format, and readers
 //! ignore fields they do not know.
 
@@ -32,25 +33,29 @@ pub(crate) struct Manifest {
     /// The command line.
     command: Vec<String>,
     /// The folder it was run in.
-    cwd: String,
-    host: Host,
+    directory: String,
+    /// The host's name.
+    host: String,
+    machine: Host,
     /// `running` until the end: a run that says so although nothing runs lost its launcher.
     state: State,
-    start: String,
-    start_ns: u64,
+    started: String,
+    started_ns: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    end: Option<String>,
+    ended: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    end_ns: Option<u64>,
+    ended_ns: Option<u64>,
     /// The command's own process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<u32>,
     /// How the command ended.
     #[serde(skip_serializing_if = "Option::is_none")]
-    ending: Option<Ending>,
+    exit: Option<Exit>,
     /// Every process image that recorded something, in order of their starts.
     processes: Vec<Process>,
     losses: Losses,
+    /// Processes that asked to be recorded and were not, by reason.
+    refused: BTreeMap<String, u64>,
 }
 
 /// Whether the run is over.
@@ -64,29 +69,29 @@ enum State {
 /// How a process ended.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Ending {
+pub(crate) enum Exit {
     /// With this exit status.
-    Exited(i32),
-    /// Killed by this signal.
-    Signaled(i32),
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
 }
 
-impl Ending {
+impl Exit {
     /// From the status of `wait(2)`.
-    pub(crate) fn of(wait_status: i32) -> Ending {
+    pub(crate) fn of(wait_status: i32) -> Exit {
         if libc::WIFSIGNALED(wait_status) {
-            Ending::Signaled(libc::WTERMSIG(wait_status))
+            Exit::Signal(libc::WTERMSIG(wait_status))
         } else {
-            Ending::Exited(libc::WEXITSTATUS(wait_status))
+            Exit::Code(libc::WEXITSTATUS(wait_status))
         }
     }
 
     /// In words.
     pub(crate) fn words(self) -> String {
         match self {
-            Ending::Exited(0) => "ended well".to_owned(),
-            Ending::Exited(code) => format!("exit status {code}"),
-            Ending::Signaled(signal) => format!("killed by {}", signal_name(signal)),
+            Exit::Code(0) => "ended well".to_owned(),
+            Exit::Code(code) => format!("exit status {code}"),
+            Exit::Signal(signal) => format!("killed by {}", signal_name(signal)),
         }
     }
 }
@@ -121,18 +126,18 @@ fn signal_name(signal: i32) -> String {
 struct Process {
     pid: u32,
     /// Its trace, in this folder.
-    file: String,
+    trace: String,
     /// The trace's own info object: ppid, argv, exe, env, host.
     #[serde(flatten)]
     info: BTreeMap<String, Value>,
     /// When the recording began: at the first event.
-    recording_start_ns: u64,
-    end_ns: u64,
+    recording_started_ns: u64,
+    ended_ns: u64,
     /// `exited`, `replaced by exec` or `still running`.
     end_reason: &'static str,
     /// How it ended, where that could be learned.
     #[serde(skip_serializing_if = "Option::is_none")]
-    ending: Option<Ending>,
+    exit: Option<Exit>,
     /// Events taken from the process.
     events: u64,
     /// Events that were numbered and never arrived.
@@ -169,8 +174,6 @@ struct Losses {
     late: u64,
     unwritten: u64,
     dropped: u64,
-    /// Processes that asked to be recorded and were not, by reason.
-    refused: BTreeMap<String, u64>,
 }
 
 /// What the closing words need.
@@ -196,17 +199,19 @@ impl Manifest {
             version: VERSION,
             memtrace: env!("CARGO_PKG_VERSION"),
             command: command.iter().map(|a| a.to_string_lossy().into_owned()).collect(),
-            cwd: std::env::current_dir().map(|d| d.to_string_lossy().into_owned()).unwrap_or_default(),
-            host: Host::read(),
+            directory: std::env::current_dir().map(|d| d.to_string_lossy().into_owned()).unwrap_or_default(),
+            host: host::name(),
+            machine: Host::read(),
             state: State::Running,
-            start: host::rfc3339(start_ns),
-            start_ns,
-            end: None,
-            end_ns: None,
+            started: host::rfc3339(start_ns),
+            started_ns: start_ns,
+            ended: None,
+            ended_ns: None,
             pid: None,
-            ending: None,
+            exit: None,
             processes: Vec::new(),
             losses: Losses::default(),
+            refused: BTreeMap::new(),
         }
     }
 
@@ -218,27 +223,27 @@ impl Manifest {
     /// The command has ended and everything is written.
     pub(crate) fn finish(&mut self, wait_status: i32, outcome: Outcome) -> Summary {
         let end_ns = host::epoch_ns();
-        let ending = Ending::of(wait_status);
+        let exit = Exit::of(wait_status);
         self.state = State::Ended;
-        self.end = Some(host::rfc3339(end_ns));
-        self.end_ns = Some(end_ns);
-        self.ending = Some(ending);
+        self.ended = Some(host::rfc3339(end_ns));
+        self.ended_ns = Some(end_ns);
+        self.exit = Some(exit);
         let mut written: BTreeMap<String, Written> = outcome.written.into_iter().map(|w| (w.file.clone(), w)).collect();
         self.processes = outcome.recorded.into_iter().map(|r| process(&mut written, r)).collect();
-        self.processes.sort_by_key(|p| p.recording_start_ns);
+        self.processes.sort_by_key(|p| p.recording_started_ns);
         self.losses = Losses {
             events: self.processes.iter().map(|p| p.events).sum(),
             lost: self.processes.iter().map(|p| p.lost).sum(),
             late: self.processes.iter().map(|p| p.late).sum(),
             unwritten: self.processes.iter().map(|p| p.unwritten).sum(),
             dropped: self.processes.iter().filter_map(|p| p.counters.get(Counter::EventsDropped.name())).sum(),
-            refused: outcome.refused.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect(),
         };
+        self.refused = outcome.refused.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect();
         Summary {
             processes: self.processes.len(),
             events: self.losses.events,
             lost: self.losses.lost + self.losses.unwritten,
-            ending: ending.words(),
+            ending: exit.words(),
             problems: self.problems(),
         }
     }
@@ -256,7 +261,7 @@ impl Manifest {
                 first.write_error.as_deref().unwrap_or_default(),
             ));
         }
-        for (reason, count) in &self.losses.refused {
+        for (reason, count) in &self.refused {
             problems.push(format!("{count} processes were not recorded: {reason}"));
         }
         let running = self.processes.iter().filter(|p| p.end_reason == "still running").count();
@@ -284,12 +289,12 @@ fn process(written: &mut BTreeMap<String, Written>, r: Recorded) -> Process {
     let (bytes, unwritten, write_error) = written.map_or((0, r.events, None), |w| (w.bytes, w.unwritten, w.error));
     Process {
         pid: r.pid,
-        file: r.file,
+        trace: r.file,
         info,
-        recording_start_ns: r.start_ns,
-        end_ns: r.end_ns,
+        recording_started_ns: r.start_ns,
+        ended_ns: r.end_ns,
         end_reason: r.reason,
-        ending: r.wait_status.map(Ending::of),
+        exit: r.wait_status.map(Exit::of),
         events: r.events,
         lost: r.lost,
         late: r.late,
@@ -326,9 +331,13 @@ mod tests {
         manifest.write().unwrap();
         let run = read();
         assert_eq!(run["state"], "ended");
-        assert_eq!(run["ending"]["signaled"], 9);
+        assert_eq!(run["exit"]["signal"], 9);
         assert_eq!(run["command"][1], "b c");
-        assert_eq!(run["losses"]["refused"]["another user"], 2);
+        assert_eq!(run["refused"]["another user"], 2);
+        // The analysis reads what is written here.
+        let read = memtrace_analysis::load::Manifest::read(dir.path()).unwrap().unwrap();
+        assert_eq!((read.pid, read.exit.signal), (Some(7), Some(9)));
+        assert_eq!(read.started_ns, Some(1_000_000_000));
         assert_eq!(summary.ending, "killed by SIGKILL");
         assert_eq!(summary.problems.len(), 1);
     }

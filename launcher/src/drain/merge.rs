@@ -5,6 +5,8 @@
 //! - A missing number is given up when an event with a larger number has waited for [`PATIENCE`], when the waiting events
 //!   would exceed [`WINDOW`], or at the end. It is counted.
 //! - An event whose number had been given up comes late: it is released at once, out of order, and counted.
+//! - So is one whose number cannot be right: used before, or more than [`BELIEVABLE`] ahead. No producer of ours makes such
+//!   numbers, and they must not push the true ones out of the window.
 //!
 //! So a reader of the output sees ascending numbers but for late events, and `lost` is the number of events that never came.
 
@@ -18,6 +20,8 @@ use memtrace_trace::event::Event;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 /// The most places held at once, present and missing together: 20 MiB of events.
 pub(crate) const WINDOW: usize = 1 << 18;
+/// The largest jump that is taken for a gap.
+pub(crate) const BELIEVABLE: u64 = u32::MAX as u64;
 
 /// Marks are this far apart at least, so that there are few of them.
 const MARK_SPACING: Duration = Duration::from_millis(50);
@@ -41,28 +45,37 @@ pub(crate) struct Merge {
     window: VecDeque<Option<Event>>,
     marks: VecDeque<Mark>,
     given_up: u64,
-    late: u64,
+    came_late: u64,
+    misnumbered: u64,
 }
 
 impl Default for Merge {
     fn default() -> Merge {
-        Merge { next: 1, window: VecDeque::new(), marks: VecDeque::new(), given_up: 0, late: 0 }
+        Merge {
+            next: 1,
+            window: VecDeque::new(),
+            marks: VecDeque::new(),
+            given_up: 0,
+            came_late: 0,
+            misnumbered: 0,
+        }
     }
 }
 
 impl Merge {
     /// Events that never came (so far).
     pub(crate) fn lost(&self) -> u64 {
-        self.given_up.saturating_sub(self.late)
+        self.given_up.saturating_sub(self.came_late)
     }
 
-    /// Events that came after they had been given up.
+    /// Events that were released out of order.
     pub(crate) fn late(&self) -> u64 {
-        self.late
+        self.came_late + self.misnumbered
     }
 
     /// Whether events are being held back.
-    pub(crate) fn is_waiting(&self) -> bool {
+    #[cfg(test)]
+    fn is_waiting(&self) -> bool {
         !self.window.is_empty()
     }
 
@@ -75,9 +88,13 @@ impl Merge {
     /// Takes one event; whatever may be released goes to `release`, in order.
     pub(crate) fn insert(&mut self, event: Event, release: &mut impl FnMut(Event)) {
         let Some(ahead) = event.seq.checked_sub(self.next) else {
-            self.late += 1;
+            self.came_late += 1;
             return release(event);
         };
+        if ahead > BELIEVABLE {
+            self.misnumbered += 1;
+            return release(event);
+        }
         if ahead == 0 && self.window.is_empty() {
             self.next += 1;
             return release(event);
@@ -97,9 +114,8 @@ impl Merge {
         }
         match self.window.get_mut(place) {
             Some(free @ None) => *free = Some(event),
-            // A number used twice: no producer of ours does that. Nothing is thrown away.
             _ => {
-                self.late += 1;
+                self.misnumbered += 1;
                 release(event);
             }
         }
@@ -128,7 +144,7 @@ impl Merge {
                     self.given_up += 1;
                 }
                 None => {
-                    self.given_up = self.given_up.saturating_add(seq - self.next);
+                    self.given_up += seq - self.next;
                     self.next = seq;
                 }
             }
@@ -161,7 +177,7 @@ impl Merge {
         let highest = self.next + self.window.len() as u64;
         self.advance_to(highest, release);
         // A number far beyond what was seen is not believed: the header is the traced process's to scribble over.
-        if issued.saturating_sub(self.next) <= u64::from(u32::MAX) {
+        if issued.saturating_sub(self.next) <= BELIEVABLE {
             self.advance_to(issued, release);
         }
     }
