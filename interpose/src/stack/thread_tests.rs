@@ -8,6 +8,11 @@ use memtrace_trace::ids::FrameId;
 use super::super::definition::FrameText;
 use super::*;
 
+/// Names and lines, root first.
+type Texts = Vec<(String, u32)>;
+/// The naive model: which id a list of texts was given.
+type Model = HashMap<Texts, StackId>;
+
 /// A repeatable source of choices.
 struct Dice(u64);
 
@@ -64,7 +69,7 @@ impl Machine {
         }
     }
 
-    fn expected(&self) -> Vec<(String, u32)> {
+    fn expected(&self) -> Texts {
         let shown = self.stack.iter().filter(|frame| !self.hidden(frame));
         shown.map(|frame| (self.codes[&frame.code].clone(), frame.instruction)).collect()
     }
@@ -123,7 +128,7 @@ impl DefinitionSink for Tree {
 }
 
 impl Tree {
-    fn stack_of(&self, mut id: StackId) -> Vec<(String, u32)> {
+    fn stack_of(&self, mut id: StackId) -> Texts {
         let mut frames = Vec::new();
         while !id.is_none() {
             let (parent, frame) = self.stacks[&id];
@@ -187,7 +192,7 @@ fn random_programs_give_the_stacks_of_the_naive_model() {
         let interner = Interner::new();
         let mut thread = ThreadStacks::new();
         let mut tree = Tree::default();
-        let mut model: HashMap<Vec<(String, u32)>, StackId> = HashMap::from([(vec![], StackId::NONE)]);
+        let mut model: Model = HashMap::from([(vec![], StackId::NONE)]);
         let mut machine = Machine { hidden_from: if seed % 3 == 0 { 3 } else { u32::MAX }, ..Machine::default() };
         let deepest = [3, 12, 40][seed as usize % 3];
         for step in 0..2500 {
@@ -292,7 +297,7 @@ fn a_chain_without_end_is_cut_and_counted() {
 #[test]
 fn threads_share_one_tree() {
     let interner = Interner::new();
-    let results: Vec<(Tree, HashMap<Vec<(String, u32)>, StackId>)> = std::thread::scope(|scope| {
+    let results: Vec<(Tree, Model)> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..4)
             .map(|seed| {
                 let interner = &interner;

@@ -25,7 +25,7 @@ for released in (True, False):
         except BaseException as error:
             failed += 1
             print("%s, GIL %s: %s: %s" % (name[5:], "released" if released else "kept", type(error).__name__, error))
-            if not isinstance(error, cases.Mismatch):
+            if not isinstance(error, (cases.Mismatch, AssertionError)):
                 traceback.print_exc(limit=-3)
 print("%s: %d passed, %d failed" % (sys.version.split()[0], passed, failed))
 sys.exit(failed != 0)

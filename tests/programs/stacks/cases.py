@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import random
+import subprocess
 import sys
 import threading
 import types
@@ -757,6 +758,64 @@ def case_fork(check):
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     check()
+
+
+def case_sub_interpreters(check):
+    """From 3.12 on the thread-specific thread state follows the interpreter; before, it stays the main one's."""
+    if sys.version_info < (3, 12):
+        return
+    try:
+        import _interpreters as interpreters
+        interpreter = interpreters.create("legacy")
+    except ImportError:
+        import _xxsubinterpreters as interpreters
+        interpreter = interpreters.create(isolated=False)
+    check()
+    program = (
+        "import sys\n"
+        "sys.path[:] = %r\n"
+        "from probe import Checker, Probe\n"
+        "check = Checker(Probe(%r))\n"
+        "def down(n):\n"
+        "    if n:\n"
+        "        return down(n - 1)\n"
+        "    check()\n"
+        "down(5)\n"
+        "down(2)\n" % (sys.path, check.released))
+    problem = interpreters.run_string(interpreter, program)
+    assert problem is None, problem.formatted
+    check()
+    interpreters.destroy(interpreter)
+    check()
+
+
+def case_end_of_the_interpreter(check):
+    """Hooks run until the process is gone: in finalizers, in other threads, and after Python is finalized."""
+    program = """
+import atexit, ctypes, sys, threading
+sys.path[:] = %r
+from probe import Probe
+probe = Probe(%r)
+assert probe.capture()
+def endless():
+    while True:
+        probe.capture()
+for _ in range(3):
+    threading.Thread(target=endless, daemon=True).start()
+class Last:
+    def __init__(self):
+        self.capture = probe.capture
+    def __del__(self):
+        self.capture()
+sys.last = Last()
+keep = Last()
+atexit.register(probe.capture)
+ctypes.CDLL(None).__cxa_atexit(ctypes.cast(probe.library.probe_capture, ctypes.c_void_p), None, None)
+print("done")
+""" % (sys.path, check.released)
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert (done.returncode, done.stdout) == (0, b"done\n"), done
 
 
 def case_memory_given_back(check):

@@ -11,6 +11,7 @@ class Probe:
     """`released`: CDLL, which gives up the GIL during a call; otherwise PyDLL, which keeps it."""
 
     def __init__(self, released):
+        self.released = released
         self.library = (ctypes.CDLL if released else ctypes.PyDLL)(LIBRARY)
         self.capture = self.library.probe_capture
         self.capture.restype = ctypes.c_uint32
@@ -91,6 +92,7 @@ class Checker:
 
     def __init__(self, probe):
         self.probe = probe
+        self.released = probe.released
         self.checks = 0
         self.last = 0
 

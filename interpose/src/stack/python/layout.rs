@@ -2,8 +2,9 @@
 //!
 //! To add a version: add a row to [`TABLE`] (the numbers are `offsetof` of the named fields in that version's headers
 //! under `Py_BUILD_CORE`; all patch releases of a version share them), and run `tests/stackprobe/run` with it. From 3.13
-//! on the interpreter publishes most offsets (`_Py_DebugOffsets` at the start of `_PyRuntime`); those are used and the
-//! table only says what is not published.
+//! on the interpreter publishes most offsets (`_Py_DebugOffsets` at the start of `_PyRuntime`): those are used, a row
+//! says in which slots they are ([`PublishedSlots`]) and what is not published. The row of 3.14 was written from its
+//! headers and has not met a 3.14 yet; verification decides.
 
 use super::reason::Reason;
 
@@ -23,6 +24,8 @@ pub(super) struct Layout {
     pub(super) code: CodeLayout,
     pub(super) text: TextLayout,
     pub(super) sizes: TypeSizes,
+    /// Where the version publishes its offsets, if it does.
+    pub(super) published: Option<PublishedSlots>,
 }
 
 /// `PyThreadState`.
@@ -116,8 +119,6 @@ pub(super) enum LinesKind {
 pub(super) struct TextLayout {
     pub(super) length: usize,
     pub(super) state: usize,
-    /// The bits of `state` above this: kind (3 bits), compact, ascii.
-    pub(super) kind_shift: u32,
     /// Where the characters of a compact ASCII string begin.
     pub(super) ascii_data: usize,
     /// Where the characters of any other compact string begin.
@@ -129,8 +130,9 @@ pub(super) struct TextLayout {
 /// What exported type objects say about the sizes of their objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct TypeSizes {
+    /// Basic size and item size.
     pub(super) code: (usize, usize),
-    /// Without the basic size where that is not known.
+    /// Basic size, where it is known, and item size.
     pub(super) frame: (Option<usize>, usize),
     pub(super) unicode: usize,
 }
@@ -146,10 +148,8 @@ pub(super) const TP_BASICSIZE: usize = 32;
 pub(super) const TP_ITEMSIZE: usize = 40;
 pub(super) const TP_DEALLOC: usize = 48;
 
-const OLD_TEXT: TextLayout =
-    TextLayout { length: 16, state: 32, kind_shift: 2, ascii_data: 48, compact_data: 72, data_pointer: 72 };
-const TEXT: TextLayout =
-    TextLayout { length: 16, state: 32, kind_shift: 2, ascii_data: 40, compact_data: 56, data_pointer: 56 };
+const OLD_TEXT: TextLayout = TextLayout { length: 16, state: 32, ascii_data: 48, compact_data: 72, data_pointer: 72 };
+const TEXT: TextLayout = TextLayout { length: 16, state: 32, ascii_data: 40, compact_data: 56, data_pointer: 56 };
 
 const V3_8: Layout = Layout {
     version: Version { major: 3, minor: 8 },
@@ -173,6 +173,7 @@ const V3_8: Layout = Layout {
     },
     text: OLD_TEXT,
     sizes: TypeSizes { code: (176, 0), frame: (Some(368), 8), unicode: 80 },
+    published: None,
 };
 
 const V3_9: Layout = Layout { version: Version { major: 3, minor: 9 }, ..V3_8 };
@@ -207,6 +208,7 @@ const V3_11: Layout = Layout {
     },
     text: OLD_TEXT,
     sizes: TypeSizes { code: (184, 2), frame: (Some(120), 8), unicode: 80 },
+    published: None,
 };
 
 const V3_12: Layout = Layout {
@@ -221,6 +223,7 @@ const V3_12: Layout = Layout {
     code: CodeLayout { first_line: 68, bytecode: Bytecode::Inline { start: 192, first_traceable: 176 }, ..V3_11.code },
     text: TEXT,
     sizes: TypeSizes { code: (192, 2), frame: (Some(120), 8), unicode: 64 },
+    published: None,
 };
 
 const V3_13: Layout = Layout {
@@ -228,10 +231,53 @@ const V3_13: Layout = Layout {
     thread: ThreadLayout { frame: 72, cframe_current: None, thread_id: 152 },
     code: CodeLayout { bytecode: Bytecode::Inline { start: 200, first_traceable: 184 }, ..V3_12.code },
     sizes: TypeSizes { code: (200, 2), frame: (Some(136), 8), unicode: 64 },
+    published: Some(PublishedSlots {
+        thread_frame: 23,
+        thread_id: 24,
+        previous: 29,
+        executable: 30,
+        instruction: 31,
+        owner: 33,
+        filename: 35,
+        name: 36,
+        qualname: 37,
+        line_table: 38,
+        first_line: 39,
+        bytecode: 43,
+        text_state: 68,
+        text_length: 69,
+        ascii_size: 70,
+    }),
     ..V3_12
 };
 
-const TABLE: [Layout; 6] = [V3_8, V3_9, V3_10, V3_11, V3_12, V3_13];
+const V3_14: Layout = Layout {
+    version: Version { major: 3, minor: 14 },
+    // `f_executable` is a stack reference; code objects are aligned to 16 bytes, so all low bits are tags.
+    frame: FrameLayout { code_mask: !7, ..V3_13.frame },
+    code: CodeLayout { bytecode: Bytecode::Inline { start: 208, first_traceable: 192 }, ..V3_13.code },
+    sizes: TypeSizes { code: (208, 2), frame: (None, 8), unicode: 64 },
+    published: Some(PublishedSlots {
+        thread_frame: 26,
+        thread_id: 27,
+        previous: 32,
+        executable: 33,
+        instruction: 34,
+        owner: 36,
+        filename: 40,
+        name: 41,
+        qualname: 42,
+        line_table: 43,
+        first_line: 44,
+        bytecode: 48,
+        text_state: 78,
+        text_length: 79,
+        ascii_size: 80,
+    }),
+    ..V3_13
+};
+
+const TABLE: [Layout; 7] = [V3_8, V3_9, V3_10, V3_11, V3_12, V3_13, V3_14];
 
 impl Layout {
     /// The layout of a version, from the table.
@@ -241,6 +287,11 @@ impl Layout {
 }
 
 impl Version {
+    /// The upper half of `PY_VERSION_HEX`.
+    fn hex(self) -> u64 {
+        u64::from(self.major) << 8 | u64::from(self.minor)
+    }
+
     /// Reads what `Py_GetVersion` gives, e.g. `3.12.1 (main, Jan 1 2024, 00:00:00) [GCC 13.2.0]`.
     pub(super) fn parse(text: &str) -> Result<Version, Reason> {
         if text.contains("free-threading") {
@@ -254,55 +305,100 @@ impl Version {
     }
 }
 
-/// `_Py_DebugOffsets`: offsets that CPython 3.13 and later publish at the start of `_PyRuntime`.
-pub(super) struct Published<'a> {
-    words: &'a [u64],
+/// `_Py_DebugOffsets`, at the start of `_PyRuntime`: which word holds which offset.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PublishedSlots {
+    thread_frame: usize,
+    thread_id: usize,
+    previous: usize,
+    executable: usize,
+    instruction: usize,
+    owner: usize,
+    filename: usize,
+    name: usize,
+    qualname: usize,
+    line_table: usize,
+    first_line: usize,
+    bytecode: usize,
+    text_state: usize,
+    text_length: usize,
+    ascii_size: usize,
 }
 
-impl<'a> Published<'a> {
+impl PublishedSlots {
     /// How many words of `_PyRuntime` are looked at.
-    pub(super) const WORDS: usize = 72;
+    pub(super) const WORDS: usize = 96;
     const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
-    const FREE_THREADED: usize = 16;
+    /// The word that holds `PY_VERSION_HEX`.
+    const VERSION: usize = 1;
+    /// The word that is not 0 in a free-threaded build.
+    const FREE_THREADED: usize = 2;
+    /// No structure that is looked at is larger.
+    const LARGEST_OFFSET: usize = 4096;
+    /// `_co_firsttraceable` is this far before `co_code_adaptive`: an int and `co_extra`.
+    const FIRST_TRACEABLE: usize = 16;
+    /// `sizeof(PyCompactUnicodeObject) - sizeof(PyASCIIObject)`: `utf8_length` and `utf8`.
+    const COMPACT_EXTRA: usize = 16;
 
-    pub(super) fn new(words: &'a [u64]) -> Option<Published<'a>> {
-        (words.first() == Some(&Self::COOKIE)).then_some(Published { words })
-    }
-
-    fn at(&self, offset: usize) -> Option<usize> {
-        self.words.get(offset / 8).map(|word| *word as usize)
-    }
-
-    /// Whether what is published for 3.13 says the same as the table.
-    pub(super) fn agrees_3_13(&self, layout: &Layout) -> Result<(), Reason> {
-        if self.at(Self::FREE_THREADED) != Some(0) {
+    /// The row's layout with what is published in `words` put in.
+    fn apply(&self, row: &Layout, words: &[u64]) -> Result<Layout, Reason> {
+        let word = |slot| words.get(slot).copied().ok_or(Reason::PublishedOffsets);
+        if word(0)? != Self::COOKIE || word(Self::VERSION)? >> 16 != row.version.hex() {
+            return Err(Reason::PublishedOffsets);
+        }
+        if word(Self::FREE_THREADED)? != 0 {
             return Err(Reason::FreeThreaded);
         }
-        let Bytecode::Inline { start, .. } = layout.code.bytecode else {
-            return Err(Reason::PublishedOffsets);
+        let offset = |slot| match word(slot)? as usize {
+            offset if offset < Self::LARGEST_OFFSET => Ok(offset),
+            _ => Err(Reason::PublishedOffsets),
         };
-        // Offsets inside `_Py_DebugOffsets` of 3.13, and what the table has for them.
-        let pairs = [
-            (184, Some(layout.thread.frame)),
-            (192, Some(layout.thread.thread_id)),
-            (232, Some(layout.frame.previous)),
-            (240, Some(layout.frame.code)),
-            (248, Some(layout.frame.instruction)),
-            (264, layout.frame.owner.map(|owner| owner.offset)),
-            (280, Some(layout.code.filename)),
-            (288, Some(layout.code.name)),
-            (296, layout.code.qualname),
-            (304, Some(layout.code.lines)),
-            (312, Some(layout.code.first_line)),
-            (344, Some(start)),
-            (544, Some(layout.text.state)),
-            (552, Some(layout.text.length)),
-            (560, Some(layout.text.ascii_data)),
-        ];
-        if pairs.into_iter().all(|(offset, expected)| self.at(offset) == expected) {
-            Ok(())
-        } else {
-            Err(Reason::PublishedOffsets)
+        let owner = row.frame.owner.ok_or(Reason::PublishedOffsets)?;
+        let start = offset(self.bytecode)?;
+        let ascii_data = offset(self.ascii_size)?;
+        let compact_data = ascii_data + Self::COMPACT_EXTRA;
+        Ok(Layout {
+            thread: ThreadLayout {
+                frame: offset(self.thread_frame)?,
+                thread_id: offset(self.thread_id)?,
+                ..row.thread
+            },
+            frame: FrameLayout {
+                previous: offset(self.previous)?,
+                code: offset(self.executable)?,
+                instruction: offset(self.instruction)?,
+                owner: Some(Owner { offset: offset(self.owner)?, ..owner }),
+                ..row.frame
+            },
+            code: CodeLayout {
+                name: offset(self.name)?,
+                qualname: Some(offset(self.qualname)?),
+                filename: offset(self.filename)?,
+                first_line: offset(self.first_line)?,
+                lines: offset(self.line_table)?,
+                bytecode: Bytecode::Inline { start, first_traceable: start.saturating_sub(Self::FIRST_TRACEABLE) },
+                ..row.code
+            },
+            text: TextLayout {
+                length: offset(self.text_length)?,
+                state: offset(self.text_state)?,
+                ascii_data,
+                compact_data,
+                data_pointer: compact_data,
+            },
+            sizes: TypeSizes { code: (start, row.sizes.code.1), ..row.sizes },
+            ..*row
+        })
+    }
+}
+
+impl Layout {
+    /// This row with what the interpreter itself publishes put in, if the version publishes anything. `words`: the first
+    /// [`PublishedSlots::WORDS`] words of `_PyRuntime`.
+    pub(super) fn with_published(&self, words: &[u64]) -> Result<Layout, Reason> {
+        match &self.published {
+            Some(slots) => slots.apply(self, words),
+            None => Ok(*self),
         }
     }
 }
@@ -332,34 +428,53 @@ mod tests {
         assert_eq!(Layout::of(Version { major: 4, minor: 12 }), Err(Reason::UnknownVersion));
     }
 
-    #[test]
-    fn published_offsets_must_agree() {
-        let mut words = [0; Published::WORDS];
-        assert!(Published::new(&words).is_none());
-        words[0] = Published::COOKIE;
-        let published = |words: &[u64]| Published::new(words).unwrap().agrees_3_13(&V3_13);
-        assert_eq!(published(&words), Err(Reason::PublishedOffsets));
-        for (offset, value) in [
-            (184, 72),
-            (192, 152),
-            (232, 8),
-            (240, 0),
-            (248, 56),
-            (264, 70),
-            (280, 112),
-            (288, 120),
-            (296, 128),
-            (304, 136),
-            (312, 68),
-            (344, 200),
-            (544, 32),
-            (552, 16),
-            (560, 40),
+    /// What CPython 3.13.0 publishes, as far as it is looked at.
+    fn words_of_3_13() -> [u64; PublishedSlots::WORDS] {
+        let mut words = [0; PublishedSlots::WORDS];
+        words[0] = PublishedSlots::COOKIE;
+        words[1] = 0x030d_00f0;
+        for (slot, value) in [
+            (23, 72),
+            (24, 152),
+            (29, 8),
+            (30, 0),
+            (31, 56),
+            (33, 70),
+            (35, 112),
+            (36, 120),
+            (37, 128),
+            (38, 136),
+            (39, 68),
+            (43, 200),
+            (68, 32),
+            (69, 16),
+            (70, 40),
         ] {
-            words[offset / 8] = value;
+            words[slot] = value;
         }
-        assert_eq!(published(&words), Ok(()));
-        words[2] = 1;
-        assert_eq!(published(&words), Err(Reason::FreeThreaded));
+        words
+    }
+
+    #[test]
+    fn the_row_of_3_13_is_what_3_13_publishes() {
+        assert_eq!(V3_13.with_published(&words_of_3_13()), Ok(V3_13));
+        assert_eq!(V3_12.with_published(&[]), Ok(V3_12));
+    }
+
+    #[test]
+    fn published_nonsense_is_refused() {
+        let with = |slot: usize, value| {
+            let mut words = words_of_3_13();
+            words[slot] = value;
+            V3_13.with_published(&words)
+        };
+        assert_eq!(with(0, 7), Err(Reason::PublishedOffsets));
+        assert_eq!(with(1, 0x030e_00f0), Err(Reason::PublishedOffsets));
+        assert_eq!(with(2, 1), Err(Reason::FreeThreaded));
+        assert_eq!(with(29, 1 << 20), Err(Reason::PublishedOffsets));
+        assert_eq!(V3_13.with_published(&words_of_3_13()[..50]), Err(Reason::PublishedOffsets));
+        let moved = with(43, 208).unwrap();
+        assert_eq!(moved.code.bytecode, Bytecode::Inline { start: 208, first_traceable: 192 });
+        assert_eq!(moved.sizes.code, (208, 2));
     }
 }

@@ -19,7 +19,7 @@ impl CheckedMemory {
     /// Tries the ways there are on a word of our own.
     pub(super) fn open() -> Result<CheckedMemory, Reason> {
         let known = 0x5EED_u64;
-        let works = |memory: &CheckedMemory| memory.word((&raw const known).expose_provenance()) == Some(known);
+        let works = |memory: &CheckedMemory| memory.word((&raw const known).expose_provenance(), 0) == Some(known);
         // SAFETY: takes nothing.
         let process = CheckedMemory::Process(unsafe { libc::getpid() });
         if works(&process) {
@@ -56,21 +56,21 @@ impl CheckedMemory {
         usize::try_from(count) == Ok(length)
     }
 
-    /// The word at `address`.
-    pub(super) fn word(&self, address: usize) -> Option<u64> {
+    /// The field of 8 bytes at `object + offset`.
+    pub(super) fn word(&self, object: usize, offset: usize) -> Option<u64> {
         let mut bytes = [0; 8];
-        self.read(address, &mut bytes).then_some(u64::from_le_bytes(bytes))
+        self.read(object.wrapping_add(offset), &mut bytes).then_some(u64::from_le_bytes(bytes))
     }
 
-    /// The word at `address`, as an address or a size.
-    pub(super) fn size(&self, address: usize) -> Option<usize> {
-        self.word(address).map(|word| word as usize)
+    /// The same, as an address or a size.
+    pub(super) fn size(&self, object: usize, offset: usize) -> Option<usize> {
+        self.word(object, offset).map(|word| word as usize)
     }
 
-    /// The low half of the word at `address`.
-    pub(super) fn half(&self, address: usize) -> Option<u32> {
+    /// The field of 4 bytes at `object + offset`.
+    pub(super) fn half(&self, object: usize, offset: usize) -> Option<u32> {
         let mut bytes = [0; 4];
-        self.read(address, &mut bytes).then_some(u32::from_le_bytes(bytes))
+        self.read(object.wrapping_add(offset), &mut bytes).then_some(u32::from_le_bytes(bytes))
     }
 }
 
@@ -94,11 +94,11 @@ mod tests {
         // SAFETY: the path is a C string.
         let file = unsafe { libc::open(c"/proc/self/mem".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
         for memory in [CheckedMemory::open().unwrap(), CheckedMemory::File(file)] {
-            assert_eq!(memory.word(address), Some(word));
-            assert_eq!(memory.half(address), Some(0x0506_0708));
-            assert_eq!(memory.word(0), None);
-            assert_eq!(memory.word(8), None);
-            assert_eq!(memory.word(usize::MAX - 3), None);
+            assert_eq!(memory.word(address, 0), Some(word));
+            assert_eq!(memory.half(address, 0), Some(0x0506_0708));
+            assert_eq!(memory.word(0, 0), None);
+            assert_eq!(memory.word(0, 8), None);
+            assert_eq!(memory.word(usize::MAX, 8), None);
         }
     }
 }

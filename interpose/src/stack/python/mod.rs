@@ -23,3 +23,6 @@ mod walk;
 
 pub use process::Python;
 pub use reason::Reason;
+
+#[cfg(test)]
+mod memory_tests;

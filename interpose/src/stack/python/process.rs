@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{
-    AtomicU8, AtomicU64,
+    AtomicU8, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
@@ -30,6 +30,10 @@ const VERIFYING: u8 = 0xfe;
 /// Stacks are taken. Any other number is a [`Reason`].
 const VERIFIED: u8 = 0xff;
 
+/// A thread state may have been made on another thread than it runs on, and then does not hold this thread's id. Such a
+/// thread proves nothing, so others are tried, but not for ever.
+const MAX_ATTEMPTS: u32 = 100;
+
 /// The CPython of this process. Made by [`Python::detect`]; lives as long as the process.
 pub struct Python {
     this_thread_state: ThisThreadState,
@@ -38,6 +42,7 @@ pub struct Python {
     frames: Frames,
     state: AtomicU8,
     missed: AtomicU64,
+    attempts: AtomicU32,
 }
 
 impl Python {
@@ -70,8 +75,7 @@ impl Python {
         }
         // SAFETY: a static C string.
         let version = unsafe { CStr::from_ptr(version) }.to_str().map_err(|_| Reason::UnreadableVersion)?;
-        let layout = *Layout::of(Version::parse(version)?)?;
-        verify::check_exports(&layout, &types, runtime)?;
+        let layout = verify::check_exports(Layout::of(Version::parse(version)?)?, &types, runtime)?;
         Ok(Python {
             // SAFETY: a symbol of this name is a function of this type in every CPython.
             this_thread_state: unsafe { std::mem::transmute::<*mut c_void, ThisThreadState>(this_thread_state) },
@@ -81,6 +85,7 @@ impl Python {
             frames: Frames::new(layout),
             state: AtomicU8::new(UNVERIFIED),
             missed: AtomicU64::new(0),
+            attempts: AtomicU32::new(0),
         })
     }
 
@@ -119,7 +124,7 @@ impl Python {
         (version.major, version.minor)
     }
 
-    /// Captures that gave no stack because another thread was verifying at that moment, and texts that were cut
+    /// Captures that gave no stack because verification was under way or undecided at that moment, and texts that were cut
     /// because they are longer than 1 KiB (names) or 4 KiB (files) and not ASCII.
     pub fn missed_and_cut(&self) -> (u64, u64) {
         (self.missed.load(Relaxed), self.frames.texts_cut())
@@ -150,6 +155,10 @@ impl Python {
         let state = match self.check_frames(thread.expose_provenance()) {
             Ok(Seen::Frames) => VERIFIED,
             Ok(Seen::Nothing) => UNVERIFIED,
+            Err(Reason::ThreadState) if self.attempts.fetch_add(1, Relaxed) < MAX_ATTEMPTS => {
+                self.missed.fetch_add(1, Relaxed);
+                UNVERIFIED
+            }
             Err(reason) => reason as u8,
         };
         self.state.store(state, Release);

@@ -16,12 +16,19 @@ pub(super) struct Storage {
 }
 
 impl Storage {
-    /// `None` when these bits are not those of any string.
-    pub(super) fn of(layout: &TextLayout, state: u32) -> Option<Storage> {
-        let bits = state >> layout.kind_shift;
-        let storage = Storage { kind: bits & 7, compact: bits & 8 != 0, ascii: bits & 16 != 0 };
-        let valid = matches!(storage.kind, 1 | 2 | 4) && (!storage.ascii || storage.kind == 1);
-        valid.then_some(storage)
+    /// Where the bits for kind (3), compact and ascii begin in `PyASCIIObject.state`. Above 2 bits of `interned`, or
+    /// above 16 in some builds of 3.14. In neither form can the other one's bits be those of a string: the kind would
+    /// be 0.
+    const SHIFTS: [u32; 2] = [2, 16];
+
+    /// `None` when `state` is not that of any string.
+    pub(super) fn of(state: u32) -> Option<Storage> {
+        Self::SHIFTS.into_iter().find_map(|shift| {
+            let bits = state >> shift;
+            let storage = Storage { kind: bits & 7, compact: bits & 8 != 0, ascii: bits & 16 != 0 };
+            let valid = matches!(storage.kind, 1 | 2 | 4) && (!storage.ascii || storage.kind == 1);
+            valid.then_some(storage)
+        })
     }
 }
 
@@ -76,7 +83,7 @@ pub(super) unsafe fn read<'a, const SIZE: usize>(
 ) -> &'a str {
     // SAFETY: both fields lie inside the object.
     let (state, length) = unsafe { (load::<u32>(object + layout.state), load::<usize>(object + layout.length)) };
-    let Some(storage) = Storage::of(layout, state) else {
+    let Some(storage) = Storage::of(state) else {
         return "";
     };
     let data = match storage {
@@ -122,8 +129,7 @@ unsafe fn characters<'a, T>(address: usize, length: usize) -> &'a [T] {
 mod tests {
     use super::*;
 
-    const LAYOUT: TextLayout =
-        TextLayout { length: 8, state: 4, kind_shift: 2, ascii_data: 16, compact_data: 24, data_pointer: 24 };
+    const LAYOUT: TextLayout = TextLayout { length: 8, state: 4, ascii_data: 16, compact_data: 24, data_pointer: 24 };
     const COMPACT: u32 = 8;
     const ASCII: u32 = 16;
 
@@ -176,7 +182,11 @@ mod tests {
     #[test]
     fn bits_of_no_string() {
         for bits in [0, 3, 5, 6, 7, 2 | ASCII, 4 | ASCII] {
-            assert_eq!(Storage::of(&LAYOUT, bits << 2), None, "{bits}");
+            assert_eq!(Storage::of(bits << 2), None, "{bits}");
+            assert_eq!(Storage::of(bits << 16), None, "{bits}");
         }
+        let ascii = Some(Storage { kind: 1, compact: true, ascii: true });
+        assert_eq!(Storage::of(3 | (1 | COMPACT | ASCII) << 2), ascii);
+        assert_eq!(Storage::of(3 | (1 | COMPACT | ASCII) << 16), ascii);
     }
 }

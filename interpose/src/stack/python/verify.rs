@@ -7,7 +7,8 @@
 //! chain ends. All reads go through the kernel ([`CheckedMemory`]), so a wrong layout gives a reason, not a crash.
 
 use super::layout::{
-    BYTES_DATA, Bytecode, InstructionKind, Layout, LinesKind, OB_SIZE, OB_TYPE, Published, TP_BASICSIZE, TP_ITEMSIZE,
+    BYTES_DATA, Bytecode, InstructionKind, Layout, LinesKind, OB_SIZE, OB_TYPE, PublishedSlots, TP_BASICSIZE,
+    TP_ITEMSIZE,
 };
 use super::lines;
 use super::memory::CheckedMemory;
@@ -36,29 +37,27 @@ pub(super) struct Types {
     pub(super) bytes: usize,
 }
 
-/// Whether exported facts agree with the layout. `runtime`: address of `_PyRuntime`, 0 when not exported.
-pub(super) fn check_exports(layout: &Layout, types: &Types, runtime: usize) -> Result<(), Reason> {
+/// The layout of `row`'s version in this process, checked against what the interpreter exports. `runtime`: address of
+/// `_PyRuntime`, 0 when not exported.
+pub(super) fn check_exports(row: &Layout, types: &Types, runtime: usize) -> Result<Layout, Reason> {
     let memory = CheckedMemory::open()?;
-    let size = |address: usize| memory.size(address).ok_or(Reason::TypeSizes);
-    let code = (size(types.code + TP_BASICSIZE)?, size(types.code + TP_ITEMSIZE)?);
-    let frame = (size(types.frame + TP_BASICSIZE)?, size(types.frame + TP_ITEMSIZE)?);
-    let unicode = size(types.unicode + TP_BASICSIZE)?;
+    let mut words = [0; PublishedSlots::WORDS];
+    if row.published.is_some() {
+        for (word, offset) in words.iter_mut().zip((0..).step_by(8)) {
+            *word = memory.word(runtime, offset).ok_or(Reason::PublishedOffsets)?;
+        }
+    }
+    let layout = row.with_published(&words)?;
+    let size = |object: usize, field| memory.size(object, field).ok_or(Reason::TypeSizes);
+    let code = (size(types.code, TP_BASICSIZE)?, size(types.code, TP_ITEMSIZE)?);
+    let frame = (size(types.frame, TP_BASICSIZE)?, size(types.frame, TP_ITEMSIZE)?);
+    let unicode = size(types.unicode, TP_BASICSIZE)?;
     let expected = &layout.sizes;
     let same = code == expected.code
         && frame.1 == expected.frame.1
         && expected.frame.0.is_none_or(|basic| basic == frame.0)
         && unicode == expected.unicode;
-    if !same {
-        return Err(Reason::TypeSizes);
-    }
-    if layout.version.minor >= 13 {
-        let mut words = [0; Published::WORDS];
-        for (word, offset) in words.iter_mut().zip((0..).step_by(8)) {
-            *word = memory.word(runtime + offset).ok_or(Reason::PublishedOffsets)?;
-        }
-        Published::new(&words).ok_or(Reason::PublishedOffsets)?.agrees_3_13(layout)?;
-    }
-    Ok(())
+    if same { Ok(layout) } else { Err(Reason::TypeSizes) }
 }
 
 /// What came of looking at live frames.
@@ -82,14 +81,14 @@ impl LiveCheck<'_> {
     /// `thread`: the calling thread's thread state; `thread_id`: what `pthread_self` gives.
     pub(super) fn run(&self, thread: usize, thread_id: usize) -> Result<Seen, Reason> {
         let layout = self.layout;
-        if self.memory.size(thread + layout.thread.thread_id) != Some(thread_id) {
+        if self.memory.size(thread, layout.thread.thread_id) != Some(thread_id) {
             return Err(Reason::ThreadState);
         }
-        let mut frame = self.memory.size(thread + layout.thread.frame).ok_or(Reason::ThreadState)?;
+        let mut frame = self.memory.size(thread, layout.thread.frame).ok_or(Reason::ThreadState)?;
         if let Some(current) = layout.thread.cframe_current
             && frame != 0
         {
-            frame = self.memory.size(frame + current).ok_or(Reason::ThreadState)?;
+            frame = self.memory.size(frame, current).ok_or(Reason::ThreadState)?;
         }
         let mut seen = Seen::Nothing;
         for depth in 0..LONGEST_CHAIN {
@@ -103,7 +102,7 @@ impl LiveCheck<'_> {
                 self.check_frame(frame)?;
                 seen = Seen::Frames;
             }
-            frame = self.memory.size(frame + layout.frame.previous).ok_or(Reason::FrameChain)?;
+            frame = self.memory.size(frame, layout.frame.previous).ok_or(Reason::FrameChain)?;
         }
         Ok(seen)
     }
@@ -113,7 +112,7 @@ impl LiveCheck<'_> {
             return Ok(false);
         };
         let mut owned_by = [0];
-        if !self.memory.read(frame + owner.offset, &mut owned_by) || owned_by > [8] {
+        if !self.memory.read(frame.wrapping_add(owner.offset), &mut owned_by) || owned_by > [8] {
             return Err(Reason::FrameChain);
         }
         Ok(owned_by >= [owner.first_shim])
@@ -121,36 +120,36 @@ impl LiveCheck<'_> {
 
     fn check_frame(&self, frame: usize) -> Result<(), Reason> {
         let layout = &self.layout.frame;
-        let code = self.memory.size(frame + layout.code).ok_or(Reason::FrameChain)? & layout.code_mask;
+        let code = self.memory.size(frame, layout.code).ok_or(Reason::FrameChain)? & layout.code_mask;
         if !self.is(code, self.types.code) {
             return Err(Reason::NotACodeObject);
         }
-        let instruction = self.memory.half(frame + layout.instruction).ok_or(Reason::FrameChain)?;
+        let instruction = self.memory.half(frame, layout.instruction).ok_or(Reason::FrameChain)?;
         self.check_instruction(frame, code, instruction)?;
         self.check_code(code)?;
         self.check_line(code, instruction)
     }
 
     fn is(&self, object: usize, wanted: usize) -> bool {
-        object != 0 && object.is_multiple_of(8) && self.memory.size(object + OB_TYPE) == Some(wanted)
+        object != 0 && object.is_multiple_of(8) && self.memory.size(object, OB_TYPE) == Some(wanted)
     }
 
     /// The instruction lies inside the code, at an even offset.
     fn check_instruction(&self, frame: usize, code: usize, instruction: u32) -> Result<(), Reason> {
-        let size = |address| self.memory.size(address).ok_or(Reason::CodeObject);
+        let size = |object, field| self.memory.size(object, field).ok_or(Reason::CodeObject);
         let bytes = match self.layout.code.bytecode {
             Bytecode::Bytes { code: field } => {
-                let object = size(code + field)?;
+                let object = size(code, field)?;
                 if !self.is(object, self.types.bytes) {
                     return Err(Reason::CodeObject);
                 }
-                size(object + OB_SIZE)?
+                size(object, OB_SIZE)?
             }
             Bytecode::Inline { start, .. } => {
                 // The layout keeps only the low half of the pointer; here all of it must point into the code.
-                let pointer = size(frame + self.layout.frame.instruction)?;
-                let units = size(code + OB_SIZE)?;
-                let first = code + start;
+                let pointer = size(frame, self.layout.frame.instruction)?;
+                let units = size(code, OB_SIZE)?;
+                let first = code.wrapping_add(start);
                 // One unit before the first instruction means "not started" in 3.11 and 3.12.
                 if self.layout.frame.instruction_kind == InstructionKind::Pointer
                     && !(first.wrapping_sub(2)..first.saturating_add(units.saturating_mul(2))).contains(&pointer)
@@ -172,7 +171,7 @@ impl LiveCheck<'_> {
     fn check_code(&self, code: usize) -> Result<(), Reason> {
         let layout = &self.layout.code;
         for field in [Some(layout.name), Some(layout.filename), layout.qualname].into_iter().flatten() {
-            let string = self.memory.size(code + field).ok_or(Reason::CodeObject)?;
+            let string = self.memory.size(code, field).ok_or(Reason::CodeObject)?;
             if !self.is_string(string) {
                 return Err(Reason::CodeObject);
             }
@@ -185,11 +184,11 @@ impl LiveCheck<'_> {
     fn is_string(&self, string: usize) -> bool {
         let layout = &self.layout.text;
         let (Some(state), Some(length)) =
-            (self.memory.half(string + layout.state), self.memory.size(string + layout.length))
+            (self.memory.half(string, layout.state), self.memory.size(string, layout.length))
         else {
             return false;
         };
-        let Some(storage) = Storage::of(layout, state) else {
+        let Some(storage) = Storage::of(state) else {
             return false;
         };
         if !self.is(string, self.types.unicode) || length > LONGEST {
@@ -198,23 +197,24 @@ impl LiveCheck<'_> {
         if !storage.compact {
             return true;
         }
-        let start = string + if storage.ascii { layout.ascii_data } else { layout.compact_data };
+        let start = string.wrapping_add(if storage.ascii { layout.ascii_data } else { layout.compact_data });
         let mut end = [1; 4];
         let width = storage.kind as usize;
-        let terminated = end.get_mut(..width).is_some_and(|end| self.memory.read(start + length * width, end));
+        let terminated =
+            end.get_mut(..width).is_some_and(|end| self.memory.read(start.wrapping_add(length * width), end));
         terminated && end.iter().take(width).all(|byte| *byte == 0)
     }
 
     /// Our line and `PyCode_Addr2Line`'s. That is called only now that the code object is known to be one.
     fn check_line(&self, code: usize, instruction: u32) -> Result<(), Reason> {
         let layout = &self.layout.code;
-        let field = |offset| self.memory.size(code + offset).ok_or(Reason::CodeObject);
+        let field = |offset| self.memory.size(code, offset).ok_or(Reason::CodeObject);
         let table = field(layout.lines)?;
         if !self.is(table, self.types.bytes) {
             return Err(Reason::CodeObject);
         }
-        let first_line = self.memory.half(code + layout.first_line).ok_or(Reason::CodeObject)?;
-        let length = self.memory.size(table + OB_SIZE).ok_or(Reason::CodeObject)?;
+        let first_line = self.memory.half(code, layout.first_line).ok_or(Reason::CodeObject)?;
+        let length = self.memory.size(table, OB_SIZE).ok_or(Reason::CodeObject)?;
         if length > LONGEST || first_line > i32::MAX as u32 {
             return Err(Reason::CodeObject);
         }
@@ -222,7 +222,7 @@ impl LiveCheck<'_> {
         let Some(bytes) = buffer.get_mut(..length) else {
             return Ok(());
         };
-        if !self.memory.read(table + BYTES_DATA, bytes) {
+        if !self.memory.read(table.wrapping_add(BYTES_DATA), bytes) {
             return Err(Reason::CodeObject);
         }
         let offset = Frames::instruction_offset(self.layout, code, instruction);

@@ -70,7 +70,7 @@ impl Frames {
             (InstructionKind::Index { unit }, _) => instruction.cast_signed().saturating_mul(unit),
             (InstructionKind::Pointer, Bytecode::Inline { start, .. }) => {
                 // Code objects are smaller than 2 GiB, so the low halves suffice.
-                instruction.wrapping_sub((code + start) as u32).cast_signed()
+                instruction.wrapping_sub(code.wrapping_add(start) as u32).cast_signed()
             }
             (InstructionKind::Pointer, Bytecode::Bytes { .. }) => -1,
         }
