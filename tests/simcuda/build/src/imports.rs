@@ -123,7 +123,7 @@ impl Imports {
                 library.versions.entry(String::new()).or_default().insert(name);
             }
         }
-        let Some(install_to) = search.unwrap_or_default().into_iter().max_by_key(preference) else {
+        let Some(install_to) = search.unwrap_or_default().into_iter().max_by_key(|folder| preference(folder)) else {
             bail!("{} looks for CUDA in no folder of its own: is it the CUDA build?", lib.display());
         };
         Ok(Imports { libraries: libraries.into_values().collect(), install_to, cuda_version: cuda_version(folder)? })
@@ -137,7 +137,7 @@ fn below(entry: &str, lib: &Path) -> Option<PathBuf> {
 }
 
 /// Where cudart belongs comes first: `nvidia/cu13/lib`, `nvidia/cuda_runtime/lib`.
-fn preference(folder: &PathBuf) -> (bool, bool) {
+fn preference(folder: &Path) -> (bool, bool) {
     let has = |part: &str| folder.components().any(|c| c.as_os_str().to_string_lossy().starts_with(part));
     (has("cu13") || has("cu14"), has("cuda_runtime"))
 }

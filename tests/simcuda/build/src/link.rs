@@ -44,20 +44,20 @@ impl Linker {
         })
     }
 
-    /// A cudart: all the archive has, and stubs for the rest. Gives the number of stubs.
-    pub(crate) fn runtime(&self, archive: &Archive, library: &Library, version: u32) -> Result<usize> {
+    /// A cudart: all the archive has, and stubs for the rest.
+    pub(crate) fn runtime(&self, archive: &Archive, library: &Library, version: u32) -> Result<()> {
         let own: BTreeSet<&String> = archive.functions.iter().collect();
         let extra = stubs::runtime_version(version);
         self.versioned(archive, library, &own, &extra)
     }
 
-    /// Another library: what the archive has of it, and stubs for the rest. Gives the number of stubs.
-    pub(crate) fn library(&self, archive: &Archive, library: &Library) -> Result<usize> {
+    /// Another library: what the archive has of it, and stubs for the rest.
+    pub(crate) fn library(&self, archive: &Archive, library: &Library) -> Result<()> {
         let own = archive.functions.iter().filter(|name| family(name) == Some(library.key())).collect();
         self.versioned(archive, library, &own, "")
     }
 
-    fn versioned(&self, archive: &Archive, library: &Library, own: &BTreeSet<&String>, extra: &str) -> Result<usize> {
+    fn versioned(&self, archive: &Archive, library: &Library, own: &BTreeSet<&String>, extra: &str) -> Result<()> {
         let wanted: BTreeSet<&String> = library.names().collect();
         let stubbed: Vec<&String> = wanted.difference(own).copied().collect();
         // What nobody imports is exported all the same, under the first version: programs may look it up.
@@ -76,8 +76,7 @@ impl Linker {
             archive,
             c_text: stubs::stubs(stubbed.iter().copied()) + extra,
             version_script,
-        })?;
-        Ok(stubbed.len())
+        })
     }
 
     fn link(&self, plan: Plan<'_>) -> Result<()> {

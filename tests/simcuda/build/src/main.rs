@@ -49,13 +49,12 @@ fn torch(archives: &archive::Archives, folder: &Path) -> Result<()> {
     let linker = link::Linker::new(out)?;
     linker.driver(&archives.driver)?;
     for library in &imports.libraries {
-        let stubs = if library.key() == "cudart" {
+        if library.key() == "cudart" {
             linker.runtime(&archives.runtime, library, imports.cuda_version)
         } else {
             linker.library(&archives.libs, library)
         }
         .with_context(|| format!("linking {}", library.soname))?;
-        eprintln!("{:<22} imported {:>3}  stubs {:>3}", library.soname, library.names().count(), stubs);
     }
     println!("{}", out.display());
     Ok(())

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 /// What a stub writes: the argument's number (from 0) and the type of the 0, or a fresh handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Output {
+enum Output {
     /// `*(int *)argument = 0`
     Int(usize),
     /// `*(size_t *)argument = 0`
@@ -19,9 +19,73 @@ pub(crate) enum Output {
 /// Most integer arguments a stub passes over. Floating-point ones travel in other registers and are not counted.
 const ARGUMENTS: usize = 20;
 
-/// The outputs of a function, by its name.
-pub(crate) fn outputs(_name: &str) -> Vec<Output> {
-    Vec::new()
+use Output::{Handle, Int, Size};
+
+/// Functions that write something, with where: arguments are numbered from 0. A `?` in a name stands for one of the
+/// letters S, D, C, Z (the four element types), `*` at its end for anything.
+const OUTPUTS: &[(&str, &[Output])] = &[
+    ("cudnnGetCTCLossWorkspaceSize_v8", &[Size(5)]),
+    ("cudnnGetRNNTempSpaceSizes", &[Size(4), Size(5)]),
+    ("cudnnGetRNNWeightSpaceSize", &[Size(2)]),
+    ("cusolverDn?geqrf_bufferSize", &[Int(5)]),
+    ("cusolverDn?gesvd_bufferSize", &[Int(3)]),
+    ("cusolverDn?gesvdaStridedBatched_bufferSize", &[Int(16)]),
+    ("cusolverDn?gesvdjBatched_bufferSize", &[Int(11)]),
+    ("cusolverDn?gesvdj_bufferSize", &[Int(12)]),
+    ("cusolverDn?getrf_bufferSize", &[Int(5)]),
+    ("cusolverDn?heevd_bufferSize", &[Int(7)]),
+    ("cusolverDn?heevjBatched_bufferSize", &[Int(7)]),
+    ("cusolverDn?heevj_bufferSize", &[Int(7)]),
+    ("cusolverDn?orgqr_bufferSize", &[Int(7)]),
+    ("cusolverDn?ormqr_bufferSize", &[Int(11)]),
+    ("cusolverDn?potrf_bufferSize", &[Int(5)]),
+    ("cusolverDn?syevd_bufferSize", &[Int(7)]),
+    ("cusolverDn?syevjBatched_bufferSize", &[Int(7)]),
+    ("cusolverDn?syevj_bufferSize", &[Int(7)]),
+    ("cusolverDn?sytrf_bufferSize", &[Int(4)]),
+    ("cusolverDn?ungqr_bufferSize", &[Int(7)]),
+    ("cusolverDn?unmqr_bufferSize", &[Int(11)]),
+    ("cusolverDnXgeev_bufferSize", &[Size(17), Size(18)]),
+    ("cusolverDnXgeqrf_bufferSize", &[Size(10), Size(11)]),
+    ("cusolverDnXpotrf_bufferSize", &[Size(8), Size(9)]),
+    ("cusolverDnXsyevBatched_bufferSize", &[Size(11), Size(12)]),
+    ("cusolverDnXsyevd_bufferSize", &[Size(11), Size(12)]),
+    ("cusolverDnXsytrs_bufferSize", &[Size(11), Size(12)]),
+    ("cusolverDnCreate*", &[Handle(0)]),
+    ("cusparse?bsrsm2_bufferSize", &[Int(13)]),
+    ("cusparse?bsrsv2_bufferSize", &[Int(11)]),
+    ("cusparse?csrgeam2_bufferSizeExt", &[Size(19)]),
+    ("cusparseSDDMM_bufferSize", &[Size(10)]),
+    ("cusparseSpGEMM_compute", &[Size(11)]),
+    ("cusparseSpGEMM_workEstimation", &[Size(11)]),
+    ("cusparseSpMM_bufferSize", &[Size(10)]),
+    ("cusparseSpMV_bufferSize", &[Size(9)]),
+    ("cusparseSpMatGetSize", &[Size(1), Size(2), Size(3)]),
+    ("cusparseSpSM_bufferSize", &[Size(10)]),
+    ("cusparseSpSV_bufferSize", &[Size(9)]),
+    ("cusparseXcoosort_bufferSizeExt", &[Size(6)]),
+    ("cusparseXcsrsort_bufferSizeExt", &[Size(6)]),
+    ("cusparseCreateIdentityPermutation", &[]),
+    ("cusparseCreate*", &[Handle(0)]),
+    ("cusparseSpGEMM_createDescr", &[Handle(0)]),
+    ("cusparseSpSM_createDescr", &[Handle(0)]),
+    ("cusparseSpSV_createDescr", &[Handle(0)]),
+    ("cusparseLtMatmulGetWorkspace", &[Size(2)]),
+    ("cusparseLtSpMMACompressedSize2", &[Size(2), Size(3)]),
+];
+
+fn matches(pattern: &str, name: &str) -> bool {
+    let (pattern, open) = match pattern.strip_suffix('*') {
+        Some(beginning) => (beginning, true),
+        None => (pattern, false),
+    };
+    (name.len() == pattern.len() || open && name.len() > pattern.len())
+        && pattern.bytes().zip(name.bytes()).all(|(p, n)| p == n || p == b'?' && b"SDCZ".contains(&n))
+}
+
+/// The outputs of a function, by its name: the first line that matches.
+fn outputs(name: &str) -> &'static [Output] {
+    OUTPUTS.iter().find(|(pattern, _)| matches(pattern, name)).map_or(&[], |(_, outputs)| outputs)
 }
 
 /// C text of the stubs. They need `simcuda_stub`, and `simcuda_handle` where a handle is made.
@@ -64,4 +128,26 @@ pub(crate) fn entries<'a>(names: impl Iterator<Item = &'a String> + Clone) -> St
 /// C text of the runtime's version.
 pub(crate) fn runtime_version(version: u32) -> String {
     format!("const int simcuda_cudart_version = {version};\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_by_pattern() {
+        assert_eq!(outputs("cusolverDnZgesvd_bufferSize"), [Int(3)]);
+        assert_eq!(outputs("cusolverDnXgesvd_bufferSize"), []);
+        assert_eq!(outputs("cusparseCreateCsr"), [Handle(0)]);
+        assert_eq!(outputs("cusparseCreateIdentityPermutation"), []);
+        assert_eq!(outputs("cublasSgemm_v2"), []);
+    }
+
+    #[test]
+    fn a_stub_writes_its_outputs() {
+        let names = ["cublasSgemm_v2".to_string(), "cusparseSpSV_createDescr".to_string()];
+        let text = stubs(names.iter());
+        assert!(text.contains("long cublasSgemm_v2(void) { simcuda_stub(\"cublasSgemm_v2\"); return 0; }"));
+        assert!(text.contains("if (a0) *(void **)a0 = simcuda_handle(); return 0; }"));
+    }
 }

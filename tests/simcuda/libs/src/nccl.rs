@@ -90,6 +90,16 @@ unsafe extern "C" fn ncclCommSplit(
     unsafe { make(out, (*parent).size, (*parent).rank) }
 }
 
+/// One process, several devices: each communicator is a rank of its own.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommInitAll(out: *mut *mut Communicator, size: c_int, _devices: *const c_int) -> c_int {
+    for rank in 0..size {
+        // SAFETY: see the crate's contract: the list has `size` places.
+        unsafe { make(out.add(rank as usize), size, rank) };
+    }
+    0
+}
+
 unsafe fn end(communicator: *mut Communicator) -> c_int {
     if !communicator.is_null() {
         // SAFETY: the caller hands over what `make` gave it.
