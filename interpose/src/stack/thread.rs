@@ -36,7 +36,8 @@
 //! # Constraints
 //!
 //! A known stack: no allocation, no lock, no call but `step`. The array grows by `mremap`. The struct is plain data for
-//! a `thread_local` without a destructor; [`ThreadStacks::release`] gives the array back when a thread ends.
+//! a `thread_local` without a destructor; when a thread ends, [`ThreadStacks::release`] gives the array back, or the struct
+//! is handed on to another thread as it is: what it remembers are facts about keys, whoever learned them.
 
 use std::arch::asm;
 use std::ptr::NonNull;
@@ -74,13 +75,23 @@ pub(super) struct Identity {
     pub(super) lasting: bool,
 }
 
-/// Where frames come from: an interpreter's live memory, or a test's.
-pub(super) trait Chain {
+/// Reads frames. A copy of what that takes, so that the loop keeps it in registers.
+pub(super) trait ReadFrame: Copy {
     /// Reads a frame.
     ///
     /// # Safety
     /// `frame` belongs to the calling thread's present chain.
-    unsafe fn step(&self, frame: usize) -> Step;
+    unsafe fn step(self, frame: usize) -> Step;
+}
+
+/// Where frames come from: an interpreter's live memory, or a test's.
+pub(super) trait Chain {
+    /// Reads this chain's frames.
+    type Reader<'a>: ReadFrame
+    where
+        Self: 'a;
+
+    fn reader(&self) -> Self::Reader<'_>;
 
     /// How many code objects have died.
     fn deaths(&self) -> usize;
@@ -144,7 +155,7 @@ impl ThreadStacks {
     ///
     /// # Safety
     /// `leaf` is 0 or the innermost frame of the calling thread's present chain, and `self` is only ever used with
-    /// chains of the same kind on one thread.
+    /// chains of the same kind.
     #[inline]
     pub(super) unsafe fn capture<C: Chain>(
         &mut self,
@@ -199,6 +210,7 @@ impl ThreadStacks {
     /// `from < known`, and `entries[from].frame` belongs to the present chain.
     #[inline]
     unsafe fn follow<C: Chain>(&mut self, chain: &C, from: usize, changed: &mut usize) -> bool {
+        let reader = chain.reader();
         let first = self.entries;
         // SAFETY: `from` is below `known`, hence inside the array.
         let mut entry = unsafe { first.add(from) };
@@ -206,7 +218,7 @@ impl ThreadStacks {
         let mut frame = unsafe { (*entry).frame };
         loop {
             // SAFETY: `frame` is the caller's, or has just compared equal to a `previous` of the chain.
-            let step = unsafe { chain.step(frame) };
+            let step = unsafe { reader.step(frame) };
             // SAFETY: `entry` stays between `first` and `first + from`.
             let known = unsafe { &mut *entry };
             if known.code != step.code || known.instruction != step.instruction {
@@ -223,10 +235,10 @@ impl ThreadStacks {
             entry = unsafe { entry.sub(1) };
             // SAFETY: as above.
             let predicted = unsafe { (*entry).frame };
+            frame = unlinked(predicted);
             if predicted != step.previous {
                 return false;
             }
-            frame = unlinked(predicted);
         }
     }
 
@@ -273,7 +285,7 @@ impl ThreadStacks {
         unsafe { self.intern(chain, depth, changed, interner, sink) }
     }
 
-    /// Looks for one of the innermost frames' addresses near the last leaf: its index, and the number of frames above
+    /// Looks for one of the innermost frames and its caller near the last leaf: its index, and the number of frames above
     /// it.
     ///
     /// # Safety
@@ -281,13 +293,20 @@ impl ThreadStacks {
     unsafe fn guess<C: Chain>(&mut self, chain: &C, leaf: usize) -> Option<(usize, usize)> {
         let low = self.last.saturating_sub(WINDOW);
         let high = self.known.min(self.last + WINDOW);
+        let reader = chain.reader();
         let mut frame = leaf;
         for new in 0..NEW_FRAMES {
-            if let Some(index) = (low..high).rev().find(|index| self.entry(*index).frame == frame) {
+            // SAFETY: `frame` was reached from the leaf.
+            let previous = unsafe { reader.step(frame) }.previous;
+            // The caller must fit, too: where frames are heap objects they change places.
+            let fits = |this: &mut Self, index: usize| {
+                let below = index.checked_sub(1).map_or(0, |below| this.entry(below).frame);
+                this.entry(index).frame == frame && below == previous
+            };
+            if let Some(index) = (low..high).rev().find(|index| fits(self, *index)) {
                 return Some((index, new));
             }
-            // SAFETY: `frame` was reached from the leaf.
-            frame = unsafe { chain.step(frame) }.previous;
+            frame = previous;
             if frame == 0 {
                 return None;
             }
@@ -300,10 +319,11 @@ impl ThreadStacks {
     /// # Safety
     /// As [`Self::capture`], with `leaf` not 0.
     unsafe fn count<C: Chain>(chain: &C, leaf: usize) -> (usize, bool) {
+        let reader = chain.reader();
         let mut frame = leaf;
         for count in 1..=MAX_DEPTH {
             // SAFETY: `frame` was reached from the leaf.
-            frame = unsafe { chain.step(frame) }.previous;
+            frame = unsafe { reader.step(frame) }.previous;
             if frame == 0 {
                 return (count, false);
             }
@@ -325,10 +345,10 @@ impl ThreadStacks {
         to: usize,
         changed: &mut usize,
     ) -> usize {
-        let known = self.known;
+        let (known, reader) = (self.known, chain.reader());
         for index in (to..=from).rev() {
             // SAFETY: `frame` was reached from the first one.
-            let step = unsafe { chain.step(frame) };
+            let step = unsafe { reader.step(frame) };
             let entry = self.entry(index);
             entry.frame = frame;
             if index >= known || entry.code != step.code || entry.instruction != step.instruction {
@@ -437,13 +457,13 @@ impl ThreadStacks {
     }
 }
 
-/// The same number, but the compiler may not know that it equals the one it was compared with: it would otherwise use
-/// that one, and the next load would have to wait for it.
+/// The same number, but the compiler may not know: where it sees two equal numbers it uses the one that comes last, and
+/// the next frame's loads would have to wait for it.
 #[inline]
 fn unlinked(address: usize) -> usize {
     let mut address = address;
     // SAFETY: no instruction at all.
-    unsafe { asm!("/* {0} */", inout(reg) address, options(pure, nomem, nostack, preserves_flags)) };
+    unsafe { asm!("/* {0} */", inout(reg) address, options(nomem, nostack, preserves_flags)) };
     address
 }
 

@@ -75,11 +75,19 @@ impl Machine {
     }
 }
 
-impl Chain for Machine {
-    unsafe fn step(&self, frame: usize) -> Step {
+impl ReadFrame for &Machine {
+    unsafe fn step(self, frame: usize) -> Step {
         let at = self.position(frame);
         let previous = at.checked_sub(1).map_or(0, |below| self.stack[below].address);
         Step { code: self.stack[at].code, instruction: self.stack[at].instruction, previous }
+    }
+}
+
+impl Chain for Machine {
+    type Reader<'a> = &'a Machine;
+
+    fn reader(&self) -> &Machine {
+        self
     }
 
     fn deaths(&self) -> usize {
@@ -261,10 +269,17 @@ fn fresh_code_with_the_same_text_does_not_grow_the_tables() {
 
 #[test]
 fn a_chain_without_end_is_cut_and_counted() {
+    #[derive(Clone, Copy)]
     struct Endless;
-    impl Chain for Endless {
-        unsafe fn step(&self, frame: usize) -> Step {
+    impl ReadFrame for Endless {
+        unsafe fn step(self, frame: usize) -> Step {
             Step { code: 0x5000, instruction: 0, previous: frame + 8 }
+        }
+    }
+    impl Chain for Endless {
+        type Reader<'a> = Endless;
+        fn reader(&self) -> Endless {
+            Endless
         }
         fn deaths(&self) -> usize {
             0

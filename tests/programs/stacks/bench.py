@@ -19,7 +19,7 @@ def at_depth(depth, work):
 
 
 def unchanged():
-    return min(library.probe_time_unchanged(200000) for _ in range(5))
+    return min(library.probe_time_unchanged(1000) for _ in range(300))
 
 
 def leaf_line_changed():
@@ -60,9 +60,20 @@ def depth_changed():
     return statistics.median(times) - nothing
 
 
-def first_time():
+def new_frame():
+    """A frame that was never seen on top of a known stack: its text is read, one frame and one stack are defined."""
     times = []
-    for _ in range(300):
+    for n in range(1000):
+        space = {"once": once}
+        exec("def function_%d_%d():\n    return once()\n" % (depth, n), space)
+        times.append(space["function_%d_%d" % (depth, n)]())
+    return statistics.median(times) - nothing
+
+
+def first_time():
+    """Every frame for the first time, with empty tables: their pages are touched for the first time, too."""
+    times = []
+    for _ in range(100):
         library.probe_reset()
         times.append(once())
     return statistics.median(times) - nothing
@@ -70,9 +81,10 @@ def first_time():
 
 if not probe.capture():
     sys.exit("no stack: " + probe.reason())
-print("%-8s %6s %10s %10s %10s %10s %10s   ns a capture" % (
-    sys.version.split()[0], "depth", "unchanged", "new line", "sibling", "up, down", "first"))
+columns = (unchanged, leaf_line_changed, other_callee, depth_changed, new_frame, first_time)
+titles = ("unchanged", "new line", "sibling", "up, down", "new frame", "first")
+print(("%-8s %6s" + " %10s" * 6 + "   ns a capture") % ((sys.version.split()[0], "depth") + titles))
 sys.setrecursionlimit(5000)
 for depth in (2, 20, 60, 1000):
-    figures = [at_depth(depth, work) for work in (unchanged, leaf_line_changed, other_callee, depth_changed, first_time)]
-    print("%-8s %6d %10.1f %10.1f %10.1f %10.1f %10.0f" % ("", depth, *figures))
+    figures = [at_depth(depth, work) for work in columns]
+    print(("%-8s %6d" + " %10.1f" * 4 + " %10.0f" * 2) % ("", depth, *figures))

@@ -125,7 +125,7 @@ impl World {
         let unicode = self.types.unicode;
         self.put(object + 8, unicode);
         self.put(object + layout.length, text.len());
-        self.put_bytes(object + layout.state, &(0b11_001_00u32).to_le_bytes());
+        self.put_bytes(object + layout.state, &(0b110_0100_u32).to_le_bytes());
         self.put_bytes(object + layout.ascii_data, text.as_bytes());
         object
     }

@@ -11,8 +11,8 @@ use memtrace_trace::ids::FrameId;
 use super::super::definition::{DefinitionSink, FrameText};
 use super::super::intern::Interner;
 use super::super::key_cache::Meaning;
-use super::super::thread::{Chain, Identity, Step};
-use super::layout::{BYTES_DATA, Bytecode, InstructionKind, Layout, OB_SIZE};
+use super::super::thread::{Chain, Identity, ReadFrame, Step};
+use super::layout::{BYTES_DATA, Bytecode, FrameLayout, InstructionKind, Layout, OB_SIZE};
 use super::text::{self, Buffer};
 use super::{deaths, lines};
 
@@ -135,18 +135,36 @@ impl Frames {
     }
 }
 
-impl Chain for Frames {
+/// The offsets that the walk needs.
+#[derive(Clone, Copy)]
+pub(super) struct FrameOffsets {
+    previous: usize,
+    code: usize,
+    code_mask: usize,
+    instruction: usize,
+}
+
+impl ReadFrame for FrameOffsets {
     #[inline]
-    unsafe fn step(&self, frame: usize) -> Step {
-        let layout = &self.layout.frame;
+    unsafe fn step(self, frame: usize) -> Step {
         // SAFETY: the fields lie inside a frame of the present chain.
         unsafe {
             Step {
-                code: load::<usize>(frame + layout.code) & layout.code_mask,
-                instruction: load(frame + layout.instruction),
-                previous: load(frame + layout.previous),
+                code: load::<usize>(frame.wrapping_add(self.code)) & self.code_mask,
+                instruction: load(frame.wrapping_add(self.instruction)),
+                previous: load(frame.wrapping_add(self.previous)),
             }
         }
+    }
+}
+
+impl Chain for Frames {
+    type Reader<'a> = FrameOffsets;
+
+    #[inline]
+    fn reader(&self) -> FrameOffsets {
+        let FrameLayout { previous, code, code_mask, instruction, .. } = self.layout.frame;
+        FrameOffsets { previous, code, code_mask, instruction }
     }
 
     #[inline]
