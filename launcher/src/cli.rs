@@ -25,7 +25,51 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run a command and record its GPU memory (the default)
     Run(Run),
-    // More subcommands: one variant here, one thin file in `commands`.
+    /// Print the summary of a run
+    Report(Report),
+    /// Write a run in the form of another program
+    Export(Export),
+    // One more: a variant here, its name in `WORDS`, a thin file in `commands`.
+}
+
+/// `memtrace report`.
+#[derive(Args, Debug)]
+pub(crate) struct Report {
+    /// A run folder, or a .mtr file
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// JSON for programs: bytes and nanoseconds
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `memtrace export`.
+#[derive(Args, Debug)]
+pub(crate) struct Export {
+    /// A run folder, or a .mtr file
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// The form
+    #[arg(long, value_enum)]
+    pub(crate) to: Format,
+    /// The file to write [default: one a process, in the current folder; json: stdout]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Only the process of this rank
+    #[arg(long, value_name = "N", conflicts_with = "pid")]
+    pub(crate) rank: Option<u32>,
+    /// Only this process
+    #[arg(long, value_name = "N")]
+    pub(crate) pid: Option<u32>,
+}
+
+/// `--to`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+pub(crate) enum Format {
+    /// A PyTorch snapshot pickle, for pytorch.org/memory_viz
+    Snapshot,
+    /// The summary
+    Json,
 }
 
 /// `memtrace run`.
@@ -47,7 +91,7 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) no_snapshot: bool,
     /// The command to record, and its arguments
-    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,
 }
 
@@ -97,7 +141,7 @@ impl From<Cpu> for options::Cpu {
 }
 
 /// What stands first on the command line when `run` does not have to be said.
-const WORDS: &[&str] = &["run", "help", "--help", "-h", "--version", "-V"];
+const WORDS: &[&str] = &["run", "report", "export", "help", "--help", "-h", "--version", "-V"];
 
 impl Cli {
     /// Reads the command line. The error knows its exit code.
@@ -141,7 +185,7 @@ mod tests {
     }
 
     fn command(line: &str) -> Vec<String> {
-        let Command::Run(run) = read(line).unwrap().command;
+        let Command::Run(run) = read(line).unwrap().command else { panic!("{line}: not a run") };
         run.command.iter().map(|a| a.to_string_lossy().into_owned()).collect()
     }
 
@@ -158,6 +202,8 @@ mod tests {
         assert_eq!(read("--").unwrap_err(), 125);
         assert_eq!(read("--no-such-option -- x").unwrap_err(), 125);
         assert_eq!(read("--stacks wrong -- x").unwrap_err(), 125);
+        assert_eq!(read("").unwrap_err(), 125);
+        assert_eq!(read("report").unwrap_err(), 2);
         assert_eq!(read("--help").unwrap_err(), 0);
         assert_eq!(read("-V").unwrap_err(), 0);
     }

@@ -63,7 +63,8 @@ unsafe fn has_device() -> bool {
         }
         let find = |name: &CStr| Some(libc::dlsym(driver, name.as_ptr())).filter(|p| !p.is_null());
         let (Some(init), Some(count)) = (find(c"cuInit"), find(c"cuDeviceGetCount")) else { return false };
-        let (init, count): (Init, Count) = (std::mem::transmute(init), std::mem::transmute(count));
+        let init = std::mem::transmute::<*mut libc::c_void, Init>(init);
+        let count = std::mem::transmute::<*mut libc::c_void, Count>(count);
         let mut devices = 0;
         init(0) == 0 && count(&mut devices) == 0 && devices > 0
     }

@@ -2,10 +2,11 @@
 //!
 //! `memtrace [run] -- COMMAND` goes: `preflight` (can this be recorded?) -> `folder` -> `library` (the preloaded recorder) ->
 //! `drain` (takes what processes record, in the background) -> `child` and `signals` (be as if we were not there) -> `manifest`
-//! -> the closing page.
+//! -> `closing` (the analysis and the closing page).
 
 mod child;
 mod cli;
+mod closing;
 mod commands;
 mod drain;
 mod epoll;
@@ -29,7 +30,9 @@ fn main() -> ExitCode {
         Err(bad) => return ExitCode::from(bad.print()),
     };
     ExitCode::from(match cli.command {
-        cli::Command::Run(run) => commands::run::run(run),
+        cli::Command::Run(run) => commands::run::run(&run),
+        cli::Command::Report(options) => commands::conclude(commands::report::report(&options)),
+        cli::Command::Export(options) => commands::conclude(commands::export::export(&options)),
     })
 }
 

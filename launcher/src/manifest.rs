@@ -181,10 +181,6 @@ struct Losses {
 pub(crate) struct Summary {
     /// Process images that recorded something.
     pub(crate) processes: usize,
-    /// Events taken.
-    pub(crate) events: u64,
-    /// Events lost, anywhere.
-    pub(crate) lost: u64,
     /// How the command ended, in words.
     pub(crate) ending: String,
     /// What must be said even when all else is quiet.
@@ -239,13 +235,7 @@ impl Manifest {
             dropped: self.processes.iter().filter_map(|p| p.counters.get(Counter::EventsDropped.name())).sum(),
         };
         self.refused = outcome.refused.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect();
-        Summary {
-            processes: self.processes.len(),
-            events: self.losses.events,
-            lost: self.losses.lost + self.losses.unwritten,
-            ending: exit.words(),
-            problems: self.problems(),
-        }
+        Summary { processes: self.processes.len(), ending: exit.words(), problems: self.problems() }
     }
 
     fn problems(&self) -> Vec<String> {

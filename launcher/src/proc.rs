@@ -110,11 +110,13 @@ impl ProcessDir {
     pub(crate) fn info(&self, pid: u32) -> Value {
         let stat = self.stat().unwrap_or_default();
         let exe = std::fs::read_link(self.path.join("exe")).ok();
+        let cwd = std::fs::read_link(self.path.join("cwd")).ok();
         json!({
             "memtrace": env!("CARGO_PKG_VERSION"),
             "pid": pid,
             "ppid": stat.get(1).and_then(|p| p.parse::<u32>().ok()),
             "argv": self.list("cmdline", COMMAND_LIMIT),
+            "cwd": cwd.map(|p| p.to_string_lossy().into_owned()),
             "exe": exe.map(|p| p.to_string_lossy().into_owned()),
             "start_ns": stat.get(19).and_then(|t| t.parse().ok()).and_then(crate::host::boot_ticks_to_epoch_ns),
             "env": self.environment(),

@@ -1,24 +1,23 @@
 //! `memtrace run`: the whole way from a command line to a recording.
 
-use std::time::Instant;
-
 use anyhow::Context;
 use memtrace_trace::options::{self, Options};
 
 use crate::child::{self, Child};
 use crate::cli::{Cpu, Run};
+use crate::closing::{self, Manner};
 use crate::drain::pump::Drain;
 use crate::drain::{Outcome, RunFolder};
 use crate::inherited::State;
-use crate::manifest::{Manifest, Summary};
+use crate::manifest::Manifest;
 use crate::preflight::{self, CANNOT, NOT_EXECUTABLE, NOT_FOUND, Refusal};
 use crate::signals::Signals;
 use crate::witness::Witness;
 use crate::{folder, gpu, host, library, say, session};
 
 /// Runs the command and gives the exit code: the command's own, or ours when it could not be started.
-pub(crate) fn run(run: Run) -> u8 {
-    match start(&run) {
+pub(crate) fn run(run: &Run) -> u8 {
+    match start(run) {
         Ok(code) => code,
         Err(refusal) => {
             say(&refusal.message);
@@ -54,7 +53,6 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     let witness = Witness::start().ok();
     let drain = Drain::start(listener, RunFolder(path.clone()))?;
 
-    let began = Instant::now();
     let child = match Child::spawn(&run.command, state) {
         Ok(child) => child,
         Err(e) => {
@@ -67,7 +65,6 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     };
     manifest.started(child.pid() as u32);
     let status = signals.watch(&child, witness.as_ref());
-    let wall = began.elapsed();
     drop(witness);
     let outcome = drain.finish();
     child.collect();
@@ -82,30 +79,15 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     if let Err(e) = manifest.write() {
         say(&format!("cannot write {}: {e}", path.join("run.json").display()));
     }
-    report(run, &path, &summary, wall);
-    Ok(child::exit_code(status))
-}
-
-/// What is said on stderr at the end.
-fn report(run: &Run, path: &std::path::Path, summary: &Summary, wall: std::time::Duration) {
     for problem in &summary.problems {
         say(problem);
     }
-    if run.quiet {
-        return;
-    }
-    let command: Vec<_> = run.command.iter().map(|a| a.to_string_lossy()).collect();
-    let command: String = command.join(" ").chars().take(120).collect();
-    if summary.processes == 0 {
+    if summary.processes > 0 {
+        closing::close(&path, Manner { quiet: run.quiet, no_snapshot: run.no_snapshot });
+    } else if !run.quiet {
+        let command: Vec<_> = run.command.iter().map(|a| a.to_string_lossy()).collect();
+        let command: String = command.join(" ").chars().take(120).collect();
         say(&format!("{command}    {}    nothing recorded: no process allocated GPU memory", summary.ending));
-    } else {
-        say(&format!(
-            "{command}    {}    {:.1} s, {} events, {} lost    {}",
-            summary.ending,
-            wall.as_secs_f64(),
-            summary.events,
-            summary.lost,
-            path.display()
-        ));
     }
+    Ok(child::exit_code(status))
 }

@@ -51,14 +51,7 @@ pub(crate) struct Merge {
 
 impl Default for Merge {
     fn default() -> Merge {
-        Merge {
-            next: 1,
-            window: VecDeque::new(),
-            marks: VecDeque::new(),
-            given_up: 0,
-            came_late: 0,
-            misnumbered: 0,
-        }
+        Merge { next: 1, window: VecDeque::new(), marks: VecDeque::new(), given_up: 0, came_late: 0, misnumbered: 0 }
     }
 }
 

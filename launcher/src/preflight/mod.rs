@@ -129,7 +129,8 @@ fn is_loader(path: &Path) -> bool {
 
 fn check_interpreter(script: &Path, line: &[u8], depth: usize) -> Result<(), Refusal> {
     let line = line.split(|b| *b == b'\n').next().unwrap_or_default();
-    let name = line.trim_ascii().split(|b| *b == b' ' || *b == b'\t').next().unwrap_or_default();
+    let is_blank = |b: &u8| *b == b' ' || *b == b'\t';
+    let name = line.split(is_blank).find(|word| !word.is_empty()).unwrap_or_default();
     let shown = script.display();
     if name.is_empty() {
         return refuse(NOT_EXECUTABLE, format!("{shown}: names no interpreter after #!; mend its first line"));

@@ -1,0 +1,91 @@
+//! What happens when a run has ended: the analysis, with a progress line on a terminal, and the closing page on stderr.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use memtrace_analysis::{FinishOptions, Progress, TextOptions, Written, finish_run};
+
+use crate::say;
+
+/// Work that takes no longer shows no progress.
+const SOON: Duration = Duration::from_secs(1);
+/// The progress line changes this often.
+const REFRESH: Duration = Duration::from_millis(100);
+
+/// How much is said.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Manner {
+    /// Print nothing but errors.
+    pub(crate) quiet: bool,
+    /// Write no snapshots.
+    pub(crate) no_snapshot: bool,
+}
+
+/// Analyses the run in `folder`, writes its files and prints the closing page.
+pub(crate) fn close(folder: &Path, manner: Manner) {
+    let options = FinishOptions { no_snapshot: manner.no_snapshot, ..FinishOptions::default() };
+    let mut line = ProgressLine::new(!manner.quiet && std::io::stderr().is_terminal());
+    let written = finish_run(folder, &options, &mut |progress| line.show(&progress));
+    line.clear();
+    match written {
+        Ok(written) => page(folder, &written, manner.quiet),
+        Err(e) => say(&format!("{e}; the recording itself is safe in {}", folder.display())),
+    }
+}
+
+fn page(folder: &Path, written: &Written, quiet: bool) {
+    for problem in &written.problems {
+        say(&format!("{}: {}", problem.path.display(), problem.text));
+    }
+    if quiet {
+        return;
+    }
+    let text = written.summary.to_text(&layout(std::io::stderr().is_terminal()));
+    let names: Vec<_> = written.files.iter().filter_map(|f| f.file_name()).map(|n| n.to_string_lossy()).collect();
+    let mut out = std::io::stderr().lock();
+    // A closed stderr is no reason to fail.
+    let _ = write!(out, "{text}");
+    let _ = writeln!(out, "files    {}/  {}", folder.display(), names.join("  "));
+    let _ = writeln!(out, "look     memtrace report {}", folder.display());
+}
+
+/// The layout that suits where the text goes.
+pub(crate) fn layout(terminal: bool) -> TextOptions {
+    let colour = terminal
+        && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+        && std::env::var_os("TERM").is_none_or(|t| t != "dumb");
+    TextOptions { colour, ..TextOptions::default() }
+}
+
+/// One line that is overwritten in place.
+#[derive(Debug)]
+pub(crate) struct ProgressLine {
+    enabled: bool,
+    began: Instant,
+    shown: Option<Instant>,
+}
+
+impl ProgressLine {
+    /// A line that shows nothing yet; never, if not `enabled`.
+    pub(crate) fn new(enabled: bool) -> ProgressLine {
+        ProgressLine { enabled, began: Instant::now(), shown: None }
+    }
+
+    /// Shows how far the work is.
+    pub(crate) fn show(&mut self, progress: &Progress<'_>) {
+        if !self.enabled || self.began.elapsed() < SOON || self.shown.is_some_and(|at| at.elapsed() < REFRESH) {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        let percent = progress.done.saturating_mul(100).checked_div(progress.total).unwrap_or(0);
+        let _ = write!(std::io::stderr(), "\r\x1b[Kmemtrace: {} {percent} %", progress.what);
+    }
+
+    /// Leaves an empty line.
+    pub(crate) fn clear(&mut self) {
+        if self.shown.take().is_some() {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! `memtrace export`: a run in the form of another program.
+
+use std::fs::File;
+use std::io::{BufWriter, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use memtrace_analysis::export::{SnapshotOptions, snapshot};
+use memtrace_analysis::{Process, Progress, Run, open_run, summarize};
+
+use crate::cli::{Export, Format};
+use crate::closing::ProgressLine;
+use crate::say;
+
+/// Writes the files.
+pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
+    let run = open_run(&options.run)?;
+    for problem in run.problems() {
+        say(&format!("{}: {}", problem.path.display(), problem.text));
+    }
+    match options.to {
+        Format::Snapshot => snapshots(&run, options),
+        Format::Json => {
+            let text = summarize(&run, &mut |_| {})?.to_json() + "\n";
+            match &options.output {
+                Some(path) => std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display())),
+                None => super::print(text.as_bytes()).context("cannot print"),
+            }
+        }
+    }
+}
+
+fn snapshots(run: &Run, options: &Export) -> anyhow::Result<()> {
+    let chosen: Vec<&Process> = run
+        .processes()
+        .iter()
+        .filter(|p| options.rank.is_none_or(|r| p.rank() == Some(r)) && options.pid.is_none_or(|pid| p.pid() == pid))
+        .collect();
+    ensure!(!chosen.is_empty(), "no process of the run matches; it has {}", list(run.processes()));
+    if options.output.is_some() && chosen.len() > 1 {
+        bail!(
+            "the run has {}: choose one with --rank or --pid, or leave -o out to write one file each",
+            list(run.processes())
+        );
+    }
+    for process in chosen {
+        let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.pickle", name(process))));
+        write(process, &path)?;
+        say(&format!("wrote {}: drop it on pytorch.org/memory_viz", path.display()));
+    }
+    Ok(())
+}
+
+fn name(process: &Process) -> String {
+    process.rank().map_or_else(|| process.pid().to_string(), |rank| format!("rank{rank}"))
+}
+
+fn list(processes: &[Process]) -> String {
+    let names: Vec<_> = processes.iter().map(|p| format!("{} (pid {})", name(p), p.pid())).collect();
+    names.join(", ")
+}
+
+fn write(process: &Process, path: &Path) -> anyhow::Result<()> {
+    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+    let mut out = BufWriter::new(file);
+    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let total = process.recording().event_count();
+    let written = snapshot(process, &mut out, &SnapshotOptions::default(), &mut |done| {
+        line.show(&Progress { what: "writing the snapshot", done, total });
+    });
+    line.clear();
+    written?;
+    out.flush().with_context(|| format!("cannot write {}", path.display()))
+}
