@@ -1,4 +1,4 @@
-//! What the interner tells its caller: the text of a new frame, the place of a new stack.
+//! What a capture tells its caller: the text of a new frame, the place of a new stack, and what was lost.
 
 use memtrace_trace::ids::{FrameId, StackId};
 
@@ -29,4 +29,22 @@ pub trait DefinitionSink {
 
     /// `id` means: `frame` called from `parent` (`NONE` for an outermost frame).
     fn stack(&mut self, id: StackId, parent: StackId, frame: FrameId);
+
+    /// Something is missing from what this capture gives. To be counted.
+    fn lost(&mut self, _what: Loss) {}
+}
+
+/// What can be missing from a stack.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Loss {
+    /// A frame, because a table is full: its caller stands for it.
+    Frame,
+    /// The outermost frames, because the stack is deeper than [`MAX_DEPTH`](super::thread::MAX_DEPTH).
+    Depth,
+    /// All of the stack, because the kernel gave no memory.
+    Memory,
+    /// All of the stack, because the interpreter's layout was being verified on another thread, or could not be on this.
+    Unverified,
+    /// The end of a name longer than 1 KiB, or of a file name longer than 4 KiB, that is not ASCII.
+    Text,
 }

@@ -141,18 +141,6 @@ impl<const WORDS: usize> IdSet<WORDS> {
         Inserted::New(id)
     }
 
-    /// Forgets everything. No other thread may be using the set.
-    pub(super) fn reset(&self, _locked: &Locked<'_>) {
-        if let Some(slots) = Slots::unpack(self.slots.swap(0, Release)) {
-            slots.discard();
-        }
-        if let Some(keys) = NonNull::new(self.keys.load(Relaxed)) {
-            // SAFETY: the range came from `reserve_keys`; zeros are as good as anything there once no slot names it.
-            unsafe { pages::discard(keys.cast(), self.key_bytes()) };
-        }
-        self.len.store(0, Relaxed);
-    }
-
     fn key_bytes(&self) -> usize {
         (self.limit as usize + 1) * WORDS * size_of::<u64>()
     }
@@ -229,9 +217,6 @@ mod tests {
             assert_eq!(insert(&set, &lock, [n % 7, n]), Inserted::Known(n as u32 + 1));
             assert_eq!(set.find(&[n % 7 + 1, n]), None);
         }
-        set.reset(&lock.force());
-        assert_eq!(set.find(&[0, 0]), None);
-        assert_eq!(insert(&set, &lock, [5, 5]), Inserted::New(1));
     }
 
     #[test]

@@ -4,19 +4,19 @@
 //! ([`FrameText`]): two code objects that print the same line are one frame. Ids are dense and start at 1.
 //!
 //! Everything has a limit, so that memory stays bounded however long the program runs: at most [`MAX_STACKS`] stacks
-//! and [`MAX_FRAMES`] frames. A stack that finds no room is cut: its deepest known caller stands for it, and
-//! [`InternerCounts`] says how often that happened. Host memory at the limits: 16 bytes a stack and 24 a frame, plus
+//! and [`MAX_FRAMES`] frames. A stack that finds no room is cut: its deepest known caller stands for it, and the sink
+//! is told. Host memory at the limits: 16 bytes a stack and 24 a frame, plus
 //! 1 MiB of key cache: 23 MiB. The tables are mapped at first use.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use memtrace_trace::ids::{FrameId, StackId};
 
-use super::definition::{DefinitionSink, FrameText};
+use super::definition::{DefinitionSink, FrameText, Loss};
 use super::digest::digest;
 use super::id_set::{IdSet, Inserted};
 use super::key_cache::{FrameKey, KeyCache, Meaning};
-use super::lock::{Lock, Locked};
+use super::lock::Lock;
 
 /// The most stacks one process may have.
 pub const MAX_STACKS: u32 = 1 << 20;
@@ -29,31 +29,12 @@ pub struct Interner {
     stacks: IdSet<1>,
     frames: IdSet<2>,
     keys: KeyCache,
+    /// Tells this interner from others; 0 until somebody asks.
     epoch: AtomicU32,
-    stacks_cut: AtomicU64,
-    frames_refused: AtomicU64,
-    depth_cut: AtomicU64,
-    no_memory: AtomicU64,
 }
 
-/// How full the interner is and what it could not do.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct InternerCounts {
-    /// Stacks known.
-    pub stacks: u32,
-    /// Frames known.
-    pub frames: u32,
-    /// Frames left off the end of a stack because [`MAX_STACKS`] or [`MAX_FRAMES`] was reached.
-    pub stacks_cut: u64,
-    /// Frames that got no id because [`MAX_FRAMES`] was reached (counted each time they are looked up by text).
-    pub frames_refused: u64,
-    /// Walks that were deeper than [`MAX_DEPTH`](super::thread::MAX_DEPTH) and lost their outermost frames.
-    pub depth_cut: u64,
-    /// Walks that gave no stack because the kernel gave no memory.
-    pub no_memory: u64,
-    /// Entries of the key cache that were written over: high when the program keeps making fresh code.
-    pub keys_evicted: u64,
-}
+/// How many epochs have been given out. Copied by fork, so that a child's interner differs from its parent's.
+static EPOCHS: AtomicU32 = AtomicU32::new(0);
 
 impl Interner {
     /// An empty interner. Maps nothing.
@@ -64,25 +45,15 @@ impl Interner {
             stacks: IdSet::new(MAX_STACKS),
             frames: IdSet::new(MAX_FRAMES),
             keys: KeyCache::new(),
-            epoch: AtomicU32::new(1),
-            stacks_cut: AtomicU64::new(0),
-            frames_refused: AtomicU64::new(0),
-            depth_cut: AtomicU64::new(0),
-            no_memory: AtomicU64::new(0),
+            epoch: AtomicU32::new(0),
         }
     }
 
-    /// How full it is and what it could not do.
-    pub fn counts(&self) -> InternerCounts {
-        InternerCounts {
-            stacks: self.stacks.len(),
-            frames: self.frames.len(),
-            stacks_cut: self.stacks_cut.load(Relaxed),
-            frames_refused: self.frames_refused.load(Relaxed),
-            depth_cut: self.depth_cut.load(Relaxed),
-            no_memory: self.no_memory.load(Relaxed),
-            keys_evicted: self.keys.evictions(),
-        }
+    /// Stacks and frames known, and how many keys were written over in the cache of known code: many when the program
+    /// keeps making fresh code.
+    #[allow(dead_code, reason = "for tests, the stack probe and whoever wants to know")]
+    pub fn counts(&self) -> (u32, u32, u64) {
+        (self.stacks.len(), self.frames.len(), self.keys.evictions())
     }
 
     /// The id of a frame, by its text. Delivers a definition when it is new. `NONE` when there is no room.
@@ -98,10 +69,7 @@ impl Interner {
                 sink.frame(FrameId(id), text);
                 FrameId(id)
             }
-            Inserted::Full => {
-                self.frames_refused.fetch_add(1, Relaxed);
-                FrameId::NONE
-            }
+            Inserted::Full => FrameId::NONE,
         }
     }
 
@@ -122,21 +90,6 @@ impl Interner {
         self.child(parent, frame, sink)
     }
 
-    /// Forgets everything, thread caches included; ids start at 1 again.
-    ///
-    /// For a forked child, whose own trace needs all definitions again. It must be called before the child takes its
-    /// first stack, on its only thread: a lock that another thread held during the fork is opened by force.
-    pub fn reset(&self) {
-        let locked = self.lock.force();
-        self.stacks.reset(&locked);
-        self.frames.reset(&locked);
-        self.keys.reset(&locked);
-        for count in [&self.stacks_cut, &self.frames_refused, &self.depth_cut, &self.no_memory] {
-            count.store(0, Relaxed);
-        }
-        self.epoch.fetch_add(1, Relaxed);
-    }
-
     fn node(parent: StackId, frame: FrameId) -> [u64; 1] {
         [u64::from(parent.0) << 32 | u64::from(frame.0)]
     }
@@ -144,7 +97,7 @@ impl Interner {
     #[cold]
     fn new_child(&self, parent: StackId, frame: FrameId, sink: &mut dyn DefinitionSink) -> StackId {
         if frame.is_none() {
-            self.count_cut_stack();
+            sink.lost(Loss::Frame);
             return parent;
         }
         let inserted = self.stacks.insert(&Self::node(parent, frame), &self.lock.lock());
@@ -155,16 +108,26 @@ impl Interner {
                 StackId(id)
             }
             Inserted::Full => {
-                self.count_cut_stack();
+                sink.lost(Loss::Frame);
                 parent
             }
         }
     }
 
-    /// Changes whenever thread caches must be forgotten; never 0.
+    /// Another number for each interner; 0 until [`Self::claim_epoch`].
     #[inline]
     pub(super) fn epoch(&self) -> u32 {
         self.epoch.load(Relaxed)
+    }
+
+    /// Another number for each interner, not 0.
+    #[cold]
+    pub(super) fn claim_epoch(&self) -> u32 {
+        let fresh = EPOCHS.fetch_add(1, Relaxed).wrapping_add(1).max(1);
+        match self.epoch.compare_exchange(0, fresh, Relaxed, Relaxed) {
+            Ok(_) => fresh,
+            Err(claimed) => claimed,
+        }
     }
 
     /// What a key stands for, if it is remembered.
@@ -175,22 +138,6 @@ impl Interner {
 
     /// Remembers what a key stands for.
     pub(super) fn remember(&self, key: FrameKey, meaning: Meaning) {
-        let locked: Locked<'_> = self.lock.lock();
-        self.keys.insert(key, meaning, &locked);
-    }
-
-    #[cold]
-    pub(super) fn count_cut_stack(&self) {
-        self.stacks_cut.fetch_add(1, Relaxed);
-    }
-
-    #[cold]
-    pub(super) fn count_cut_depth(&self) {
-        self.depth_cut.fetch_add(1, Relaxed);
-    }
-
-    #[cold]
-    pub(super) fn count_no_memory(&self) {
-        self.no_memory.fetch_add(1, Relaxed);
+        self.keys.insert(key, meaning, &self.lock.lock());
     }
 }

@@ -1,5 +1,5 @@
-//! The one lock of the stack tables: a futex, because a lock of the standard library or of pthreads may be hooked,
-//! cannot be forced open in a forked child, or allocates.
+//! The one lock of the stack tables: a futex, because pthreads' locks may be hooked by others and the standard library's
+//! come with poisoning.
 //!
 //! Held for a few hundred nanoseconds while a new entry is written; never while anything foreign is called.
 
@@ -33,12 +33,6 @@ impl Lock {
         while self.0.swap(AWAITED, Acquire) != FREE {
             self.futex(libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, AWAITED);
         }
-        Locked(self)
-    }
-
-    /// Takes the lock whoever holds it. Only for a forked child, where the holder does not exist.
-    pub(super) fn force(&self) -> Locked<'_> {
-        self.0.store(TAKEN, Relaxed);
         Locked(self)
     }
 

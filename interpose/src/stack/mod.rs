@@ -12,6 +12,10 @@
 //! This module may not call the hooks, the ring or the trace file: what is new goes to the sink that the caller gives.
 //! It may not be entered twice on one thread (a signal handler inside a capture): the caller's guard sees to that.
 //!
+//! A forked child, whose own trace needs all definitions again, makes a new [`Interner`] and a new [`Python`]. The
+//! parent's are left alone: a lock in them may be held by a thread that is not there, and their pages are shared with
+//! the parent until somebody writes. A [`ThreadStacks`] may be kept: it notices that the interner is another one.
+//!
 //! [`StackId`]: memtrace_trace::ids::StackId
 
 mod definition;
@@ -24,7 +28,9 @@ mod pages;
 pub mod python;
 mod thread;
 
+#[allow(unused_imports, reason = "for sinks that count losses")]
+pub use definition::Loss;
 pub use definition::{DefinitionSink, FrameText};
-pub use intern::{Interner, InternerCounts};
+pub use intern::Interner;
 pub use python::{Python, Reason};
 pub use thread::ThreadStacks;

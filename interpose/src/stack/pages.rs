@@ -42,6 +42,7 @@ pub(super) unsafe fn grow(start: NonNull<u8>, old_bytes: usize, new_bytes: usize
 ///
 /// # Safety
 /// `start..start + bytes` came from [`reserve`] or [`grow`]; no pointer into it is used afterwards.
+#[allow(dead_code, reason = "for tests, the stack probe and whoever wants to know")]
 pub(super) unsafe fn release(start: NonNull<u8>, bytes: usize) {
     // SAFETY: the caller owns the range and gives up every pointer into it.
     unsafe { libc::munmap(start.as_ptr().cast(), bytes) };

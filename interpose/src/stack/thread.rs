@@ -44,7 +44,7 @@ use std::ptr::NonNull;
 
 use memtrace_trace::ids::StackId;
 
-use super::definition::DefinitionSink;
+use super::definition::{DefinitionSink, Loss};
 use super::intern::Interner;
 use super::key_cache::{FrameKey, Meaning};
 use super::pages;
@@ -131,7 +131,7 @@ pub struct ThreadStacks {
     last: usize,
     /// [`Chain::deaths`] when the entries were last checked.
     deaths: usize,
-    /// [`Interner::epoch`] the entries belong to.
+    /// [`Interner::epoch`] of the interner whose ids the entries hold.
     epoch: u32,
 }
 
@@ -143,6 +143,7 @@ impl ThreadStacks {
     }
 
     /// Gives the memory back. The struct may be used again and starts from nothing.
+    #[allow(dead_code, reason = "for tests, the stack probe and whoever wants to know")]
     pub fn release(&mut self) {
         if let Some(entries) = NonNull::new(self.entries) {
             // SAFETY: the array came from `reserve` or `grow` with this capacity; the pointer is forgotten below.
@@ -168,9 +169,9 @@ impl ThreadStacks {
             return StackId::NONE;
         }
         let epoch = interner.epoch();
-        if self.epoch != epoch {
+        if self.epoch != epoch || epoch == 0 {
             self.known = 0;
-            self.epoch = epoch;
+            self.epoch = interner.claim_epoch();
         }
         let deaths = chain.deaths();
         if self.deaths != deaths {
@@ -271,11 +272,11 @@ impl ThreadStacks {
         // SAFETY: as promised by the caller.
         let (count, cut) = unsafe { Self::count(chain, leaf) };
         if cut {
-            interner.count_cut_depth();
+            sink.lost(Loss::Depth);
         }
         if !self.ensure_capacity(count) {
             self.known = self.known.min(changed);
-            interner.count_no_memory();
+            sink.lost(Loss::Memory);
             return StackId::NONE;
         }
         let depth = count - 1;
@@ -394,7 +395,7 @@ impl ThreadStacks {
             if let Some(frame) = entry.meaning.id() {
                 stack = interner.child(stack, frame, sink);
             } else if entry.meaning == Meaning::REFUSED {
-                interner.count_cut_stack();
+                sink.lost(Loss::Frame);
             }
             entry.stack = stack;
         }

@@ -838,5 +838,5 @@ def case_no_definition_twice(check):
 
 
 def case_nothing_lost(check):
-    for name in ("stacks_cut", "frames_refused", "depth_cut", "no_memory", "missed"):
+    for name in check.probe.LOSSES:
         assert check.probe.count(name) == 0, (name, check.probe.count(name))

@@ -46,11 +46,10 @@ class Probe:
             frames.append((fields[0], fields[1], fields[2], int(fields[3]), int(fields[4])))
         return frames
 
-    COUNTS = ("stacks", "frames", "stacks_cut", "frames_refused", "depth_cut", "no_memory", "keys_evicted", "missed",
-              "texts_cut", "again")
+    LOSSES = ("frame", "depth", "memory", "unverified", "text")
 
     def count(self, name):
-        return self.count_of(self.COUNTS.index(name))
+        return self.count_of(name.encode())
 
 
 def shown(text):

@@ -4,19 +4,26 @@ use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt::Write as _;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use memtrace_trace::ids::{FrameId, StackId};
 
-use crate::stack::{DefinitionSink, FrameText, Interner, Python, Reason, ThreadStacks};
+use crate::stack::{DefinitionSink, FrameText, Interner, Loss, Python, Reason, ThreadStacks};
 
-static PYTHON: OnceLock<Result<Python, Reason>> = OnceLock::new();
-static INTERNER: Interner = Interner::new();
+/// Null until first needed; replaced by [`probe_reset`]. Leaked, as other threads may be using it.
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 static DEFINITIONS: Mutex<Option<Definitions>> = Mutex::new(None);
 
 thread_local! {
     static STACKS: UnsafeCell<ThreadStacks> = const { UnsafeCell::new(ThreadStacks::new()) };
+}
+
+/// What a traced process has once.
+struct Process {
+    python: Result<Python, Reason>,
+    interner: Interner,
 }
 
 /// Everything that was ever defined, by id.
@@ -26,6 +33,7 @@ struct Definitions {
     stacks: HashMap<StackId, (StackId, FrameId)>,
     /// Definitions of an id that already had one.
     again: u64,
+    lost: HashMap<&'static str, u64>,
 }
 
 struct Keep;
@@ -48,6 +56,20 @@ impl DefinitionSink for Keep {
         let all = guard.get_or_insert_default();
         all.again += u64::from(all.stacks.insert(id, (parent, frame)).is_some());
     }
+
+    fn lost(&mut self, what: Loss) {
+        *definitions().get_or_insert_default().lost.entry(name_of(what)).or_default() += 1;
+    }
+}
+
+fn name_of(loss: Loss) -> &'static str {
+    match loss {
+        Loss::Frame => "frame",
+        Loss::Depth => "depth",
+        Loss::Memory => "memory",
+        Loss::Unverified => "unverified",
+        Loss::Text => "text",
+    }
 }
 
 /// Takes definitions and forgets them: for measuring.
@@ -68,25 +90,36 @@ fn resolve(name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
-fn python() -> Result<&'static Python, Reason> {
-    PYTHON.get_or_init(|| Python::detect(resolve)).as_ref().map_err(|reason| *reason)
+fn process() -> &'static Process {
+    let known = PROCESS.load(Ordering::Acquire);
+    // SAFETY: null or leaked below.
+    if let Some(process) = unsafe { known.as_ref() } {
+        return process;
+    }
+    probe_reset();
+    process()
 }
 
 fn take(sink: &mut impl DefinitionSink) -> StackId {
-    let Ok(python) = python() else {
+    let process = process();
+    let Ok(python) = &process.python else {
         return StackId::NONE;
     };
     // SAFETY: the reference ends with this call, and a capture does not call back into the probe.
-    STACKS.with(|stacks| python.capture(unsafe { &mut *stacks.get() }, &INTERNER, sink))
+    STACKS.with(|stacks| python.capture(unsafe { &mut *stacks.get() }, &process.interner, sink))
+}
+
+fn verified() -> Result<bool, Reason> {
+    process().python.as_ref().map_err(|reason| *reason)?.verified()
 }
 
 /// 0 when stacks are taken, 1 when not yet known, else 2 and `probe_reason` says why not.
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_state() -> u32 {
-    match python().map(Python::verified) {
-        Ok(Ok(true)) => 0,
-        Ok(Ok(false)) => 1,
-        Ok(Err(_)) | Err(_) => 2,
+    match verified() {
+        Ok(true) => 0,
+        Ok(false) => 1,
+        Err(_) => 2,
     }
 }
 
@@ -96,10 +129,7 @@ pub extern "C" fn probe_state() -> u32 {
 /// `into` has room for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probe_reason(into: *mut c_char, size: usize) -> usize {
-    let reason = match python().map(Python::verified) {
-        Ok(Ok(_)) => String::new(),
-        Ok(Err(reason)) | Err(reason) => reason.to_string(),
-    };
+    let reason = verified().err().map(|reason| reason.to_string()).unwrap_or_default();
     // SAFETY: as promised by the caller.
     unsafe { copy(&reason, into, size) }
 }
@@ -147,33 +177,33 @@ unsafe fn copy(text: &str, into: *mut c_char, size: usize) -> usize {
     text.len()
 }
 
-/// One of the counts: 0 stacks, 1 frames, 2 stacks cut, 3 frames refused, 4 depth cut, 5 no memory, 6 keys evicted,
-/// 7 captures missed, 8 texts cut, 9 definitions delivered twice.
+/// A count by name: `stacks`, `frames`, `evicted`, `again` (definitions delivered twice), or one of the losses `frame`,
+/// `depth`, `memory`, `unverified`, `text`.
+///
+/// # Safety
+/// `name` is a C string.
 #[unsafe(no_mangle)]
-pub extern "C" fn probe_count(which: u32) -> u64 {
-    let counts = INTERNER.counts();
-    let (missed, cut) = python().map_or((0, 0), Python::missed_and_cut);
-    match which {
-        0 => counts.stacks.into(),
-        1 => counts.frames.into(),
-        2 => counts.stacks_cut,
-        3 => counts.frames_refused,
-        4 => counts.depth_cut,
-        5 => counts.no_memory,
-        6 => counts.keys_evicted,
-        7 => missed,
-        8 => cut,
-        _ => definitions().as_ref().map_or(0, |all| all.again),
+pub unsafe extern "C" fn probe_count(name: *const c_char) -> u64 {
+    let (stacks, frames, evicted) = process().interner.counts();
+    let guard = definitions();
+    // SAFETY: as promised by the caller.
+    match unsafe { CStr::from_ptr(name) }.to_bytes() {
+        b"stacks" => stacks.into(),
+        b"frames" => frames.into(),
+        b"evicted" => evicted,
+        b"again" => guard.as_ref().map_or(0, |all| all.again),
+        loss => guard
+            .as_ref()
+            .and_then(|all| all.lost.iter().find(|(name, _)| name.as_bytes() == loss).map(|(_, count)| *count))
+            .unwrap_or(0),
     }
 }
 
-/// What a forked child does first: forgets all definitions.
+/// What a forked child does first: begins anew, without any definition.
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_reset() {
-    INTERNER.reset();
-    if let Ok(python) = python() {
-        python.reset();
-    }
+    let process = Process { python: Python::detect(resolve), interner: Interner::new() };
+    PROCESS.store(Box::into_raw(Box::new(process)), Ordering::Release);
     *definitions() = None;
 }
 

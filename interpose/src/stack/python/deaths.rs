@@ -83,8 +83,10 @@ pub(super) unsafe fn watch(slot: usize) -> Result<(), Reason> {
     if original.is_null() {
         return Err(Reason::CodeType);
     }
-    // Also true when another tool has put its function over ours: ours is then called by theirs.
-    if original == ours || !ORIGINAL.load(Acquire).is_null() {
+    let known = ORIGINAL.load(Acquire);
+    // In the second case another tool has put its function over ours, which is called by theirs. Not so when the slot
+    // still holds what ours replaces: a fork came between the two stores below.
+    if original == ours || (!known.is_null() && known != original) {
         return Ok(());
     }
     ORIGINAL.store(original, Release);

@@ -2,13 +2,13 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{
-    AtomicU8, AtomicU32, AtomicU64,
+    AtomicU8, AtomicU32,
     Ordering::{Acquire, Relaxed, Release},
 };
 
 use memtrace_trace::ids::StackId;
 
-use super::super::definition::DefinitionSink;
+use super::super::definition::{DefinitionSink, Loss};
 use super::super::intern::Interner;
 use super::super::thread::ThreadStacks;
 use super::deaths;
@@ -34,14 +34,13 @@ const VERIFIED: u8 = 0xff;
 /// thread proves nothing, so others are tried, but not for ever.
 const MAX_ATTEMPTS: u32 = 100;
 
-/// The CPython of this process. Made by [`Python::detect`]; lives as long as the process.
+/// The CPython of this process. Made by [`Python::detect`]; lives as long as the process. A forked child makes its own.
 pub struct Python {
     this_thread_state: ThisThreadState,
     address_to_line: AddressToLine,
     types: Types,
     frames: Frames,
     state: AtomicU8,
-    missed: AtomicU64,
     attempts: AtomicU32,
 }
 
@@ -84,7 +83,6 @@ impl Python {
             types,
             frames: Frames::new(layout),
             state: AtomicU8::new(UNVERIFIED),
-            missed: AtomicU64::new(0),
             attempts: AtomicU32::new(0),
         })
     }
@@ -95,7 +93,7 @@ impl Python {
     /// thread.
     #[inline]
     pub fn capture<S: DefinitionSink>(&self, thread: &mut ThreadStacks, interner: &Interner, sink: &mut S) -> StackId {
-        if self.state.load(Acquire) != VERIFIED && !self.verify() {
+        if self.state.load(Acquire) != VERIFIED && !self.verify(sink) {
             return StackId::NONE;
         }
         // SAFETY: reads a thread-specific value; works before, during and after the interpreter's life.
@@ -124,20 +122,9 @@ impl Python {
         (version.major, version.minor)
     }
 
-    /// Captures that gave no stack because verification was under way or undecided at that moment, and texts that were cut
-    /// because they are longer than 1 KiB (names) or 4 KiB (files) and not ASCII.
-    pub fn missed_and_cut(&self) -> (u64, u64) {
-        (self.missed.load(Relaxed), self.frames.texts_cut())
-    }
-
-    /// For a forked child, on its only thread: a verification that another thread had begun begins anew.
-    pub fn reset(&self) {
-        let _ = self.state.compare_exchange(VERIFYING, UNVERIFIED, Acquire, Relaxed);
-    }
-
     /// Verifies if nobody has. True when stacks may be taken now.
     #[cold]
-    fn verify(&self) -> bool {
+    fn verify(&self, sink: &mut dyn DefinitionSink) -> bool {
         // SAFETY: as in `capture`.
         let thread = unsafe { (self.this_thread_state)() };
         if thread.is_null() {
@@ -147,7 +134,7 @@ impl Python {
             Ok(_) => {}
             Err(VERIFIED) => return true,
             Err(VERIFYING) => {
-                self.missed.fetch_add(1, Relaxed);
+                sink.lost(Loss::Unverified);
                 return false;
             }
             Err(_) => return false,
@@ -156,7 +143,7 @@ impl Python {
             Ok(Seen::Frames) => VERIFIED,
             Ok(Seen::Nothing) => UNVERIFIED,
             Err(Reason::ThreadState) if self.attempts.fetch_add(1, Relaxed) < MAX_ATTEMPTS => {
-                self.missed.fetch_add(1, Relaxed);
+                sink.lost(Loss::Unverified);
                 UNVERIFIED
             }
             Err(reason) => reason as u8,

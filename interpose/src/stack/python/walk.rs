@@ -4,11 +4,10 @@
 //! frames, their code objects and their strings cannot change or go away while the thread is inside our hook.
 
 use std::ptr::with_exposed_provenance;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use memtrace_trace::ids::FrameId;
 
-use super::super::definition::{DefinitionSink, FrameText};
+use super::super::definition::{DefinitionSink, FrameText, Loss};
 use super::super::intern::Interner;
 use super::super::key_cache::Meaning;
 use super::super::thread::{Chain, Identity, ReadFrame, Step};
@@ -23,7 +22,6 @@ const LONGEST_NAME: usize = 1024;
 /// Frames in memory, laid out in one way.
 pub(super) struct Frames {
     layout: Layout,
-    texts_cut: AtomicU64,
 }
 
 /// # Safety
@@ -36,16 +34,11 @@ unsafe fn load<T: Copy>(address: usize) -> T {
 
 impl Frames {
     pub(super) const fn new(layout: Layout) -> Frames {
-        Frames { layout, texts_cut: AtomicU64::new(0) }
+        Frames { layout }
     }
 
     pub(super) fn layout(&self) -> &Layout {
         &self.layout
-    }
-
-    /// How many texts were cut because they are longer than a buffer.
-    pub(super) fn texts_cut(&self) -> u64 {
-        self.texts_cut.load(Relaxed)
     }
 
     /// The innermost frame of a thread, 0 when it runs no Python code.
@@ -115,7 +108,7 @@ impl Frames {
         };
         let id = interner.frame(&text, sink);
         if filename.was_cut() || name.was_cut() || qualname.was_cut() {
-            self.texts_cut.fetch_add(1, Relaxed);
+            sink.lost(Loss::Text);
         }
         id
     }
