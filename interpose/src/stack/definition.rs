@@ -5,17 +5,17 @@ use memtrace_trace::ids::{FrameId, StackId};
 /// One line of one function, as a traceback prints it. Borrowed: from the interpreter's own strings where they are
 /// ASCII, else from a buffer on the stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FrameText<'a> {
+pub(crate) struct FrameText<'a> {
     /// The function's name (`co_name`), a native symbol or an autograd node's type.
-    pub name: &'a str,
+    pub(crate) name: &'a str,
     /// The qualified name (`co_qualname`, Python 3.11 and later); else the same as `name`.
-    pub qualname: &'a str,
+    pub(crate) qualname: &'a str,
     /// The file's name, as the code object has it.
-    pub filename: &'a str,
+    pub(crate) filename: &'a str,
     /// The line being executed, 0 when unknown.
-    pub line: u32,
+    pub(crate) line: u32,
     /// The first line of the function, 0 when unknown.
-    pub first_line: u32,
+    pub(crate) first_line: u32,
 }
 
 /// Receives definitions.
@@ -23,7 +23,7 @@ pub struct FrameText<'a> {
 /// A definition is delivered at least once, on the thread that made the id and before that thread gets to see the id.
 /// Another thread may use the id a moment earlier. Duplicates do not happen but would be harmless. No lock is held
 /// during a call; the sink may not take a stack.
-pub trait DefinitionSink {
+pub(crate) trait DefinitionSink {
     /// `id` means `text`.
     fn frame(&mut self, id: FrameId, text: &FrameText<'_>);
 
@@ -36,7 +36,7 @@ pub trait DefinitionSink {
 
 /// What can be missing from a stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Loss {
+pub(crate) enum Loss {
     /// A frame, because a table is full: its caller stands for it.
     Frame,
     /// The outermost frames, because the stack is deeper than [`MAX_DEPTH`](super::thread::MAX_DEPTH).

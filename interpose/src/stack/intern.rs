@@ -19,12 +19,12 @@ use super::key_cache::{FrameKey, KeyCache, Meaning};
 use super::lock::Lock;
 
 /// The most stacks one process may have.
-pub const MAX_STACKS: u32 = 1 << 20;
+pub(crate) const MAX_STACKS: u32 = 1 << 20;
 /// The most frames (lines of functions) one process may have.
-pub const MAX_FRAMES: u32 = 1 << 18;
+pub(crate) const MAX_FRAMES: u32 = 1 << 18;
 
 /// See the module. One per process, in a `static`; all methods may be called from any thread.
-pub struct Interner {
+pub(crate) struct Interner {
     lock: Lock,
     stacks: IdSet<1>,
     frames: IdSet<2>,
@@ -39,7 +39,7 @@ static EPOCHS: AtomicU32 = AtomicU32::new(0);
 impl Interner {
     /// An empty interner. Maps nothing.
     #[allow(clippy::new_without_default, reason = "lives in a static; a Default would be a second way to make one")]
-    pub const fn new() -> Interner {
+    pub(crate) const fn new() -> Interner {
         Interner {
             lock: Lock::new(),
             stacks: IdSet::new(MAX_STACKS),
@@ -52,12 +52,12 @@ impl Interner {
     /// Stacks and frames known, and how many keys were written over in the cache of known code: many when the program
     /// keeps making fresh code.
     #[allow(dead_code, reason = "for tests, the stack probe and whoever wants to know")]
-    pub fn counts(&self) -> (u32, u32, u64) {
+    pub(crate) fn counts(&self) -> (u32, u32, u64) {
         (self.stacks.len(), self.frames.len(), self.keys.evictions())
     }
 
     /// The id of a frame, by its text. Delivers a definition when it is new. `NONE` when there is no room.
-    pub fn frame(&self, text: &FrameText<'_>, sink: &mut dyn DefinitionSink) -> FrameId {
+    pub(crate) fn frame(&self, text: &FrameText<'_>, sink: &mut dyn DefinitionSink) -> FrameId {
         let key = digest(text);
         if let Some(id) = self.frames.find(&key) {
             return FrameId(id);
@@ -76,7 +76,7 @@ impl Interner {
     /// The stack that is `frame` called from `parent`. Delivers a definition when it is new. `parent` itself when
     /// there is no room or `frame` is `NONE`.
     #[inline]
-    pub fn child(&self, parent: StackId, frame: FrameId, sink: &mut dyn DefinitionSink) -> StackId {
+    pub(crate) fn child(&self, parent: StackId, frame: FrameId, sink: &mut dyn DefinitionSink) -> StackId {
         match self.stacks.find(&Self::node(parent, frame)) {
             Some(id) => StackId(id),
             None => self.new_child(parent, frame, sink),
@@ -85,7 +85,7 @@ impl Interner {
 
     /// The stack that is the frame `text` called from `parent`: for frames that have no code object, such as an
     /// autograd node or a native symbol. Not for the event path.
-    pub fn push(&self, parent: StackId, text: &FrameText<'_>, sink: &mut dyn DefinitionSink) -> StackId {
+    pub(crate) fn push(&self, parent: StackId, text: &FrameText<'_>, sink: &mut dyn DefinitionSink) -> StackId {
         let frame = self.frame(text, sink);
         self.child(parent, frame, sink)
     }

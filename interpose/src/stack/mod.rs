@@ -25,12 +25,12 @@ mod intern;
 mod key_cache;
 mod lock;
 mod pages;
-pub mod python;
+pub(crate) mod python;
 mod thread;
 
 #[allow(unused_imports, reason = "for sinks that count losses")]
-pub use definition::Loss;
-pub use definition::{DefinitionSink, FrameText};
-pub use intern::Interner;
-pub use python::{Python, Reason};
-pub use thread::ThreadStacks;
+pub(crate) use definition::Loss;
+pub(crate) use definition::{DefinitionSink, FrameText};
+pub(crate) use intern::Interner;
+pub(crate) use python::{Python, Reason};
+pub(crate) use thread::ThreadStacks;

@@ -50,7 +50,7 @@ use super::key_cache::{FrameKey, Meaning};
 use super::pages;
 
 /// The deepest walk; deeper stacks lose their outermost frames, and that is counted.
-pub const MAX_DEPTH: usize = 100_000;
+pub(crate) const MAX_DEPTH: usize = 100_000;
 const FIRST_CAPACITY: usize = 128;
 /// How far around the last leaf its address is looked for, and how many new frames are tried.
 const WINDOW: usize = 8;
@@ -122,7 +122,7 @@ struct Entry {
 const _: () = assert!(size_of::<Entry>() == 32, "two entries are one cache line");
 
 /// A thread's memory of its last walk. See the module for why it is right.
-pub struct ThreadStacks {
+pub(crate) struct ThreadStacks {
     entries: *mut Entry,
     capacity: usize,
     /// Entries `0..known` hold.
@@ -138,13 +138,13 @@ pub struct ThreadStacks {
 impl ThreadStacks {
     /// Nothing remembered, nothing allocated.
     #[allow(clippy::new_without_default, reason = "lives in a thread_local, which needs the const function")]
-    pub const fn new() -> ThreadStacks {
+    pub(crate) const fn new() -> ThreadStacks {
         ThreadStacks { entries: std::ptr::null_mut(), capacity: 0, known: 0, last: 0, deaths: 0, epoch: 0 }
     }
 
     /// Gives the memory back. The struct may be used again and starts from nothing.
     #[allow(dead_code, reason = "for tests, the stack probe and whoever wants to know")]
-    pub fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         if let Some(entries) = NonNull::new(self.entries) {
             // SAFETY: the array came from `reserve` or `grow` with this capacity; the pointer is forgotten below.
             unsafe { pages::release(entries.cast(), self.capacity * size_of::<Entry>()) };

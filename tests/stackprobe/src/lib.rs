@@ -4,7 +4,7 @@
 //! traceback shows. `tests/programs/stacks` holds the programs, `run` runs them with any list of interpreters.
 
 #[path = "../../../interpose/src/stack/mod.rs"]
-#[allow(dead_code, unused_imports, unreachable_pub, reason = "the probe uses part of it")]
+#[allow(dead_code, unused_imports, reason = "the probe uses part of it")]
 mod stack;
 
 pub mod probe;

@@ -1,7 +1,7 @@
 //! CPython stacks, read in place without the GIL.
 //!
 //! - [`layout`]: where things lie, per version, as tables of offsets; 3.13 and later publish theirs.
-//! - [`verify`](verify): checks a layout against things that are exported or public, before anything relies on it.
+//! - [`verify`]: checks a layout against things that are exported or public, before anything relies on it.
 //! - [`walk`]: the frames of the calling thread, on the event path.
 //! - [`text`], [`lines`]: names and line numbers, only when something is first seen.
 //! - [`deaths`]: notices when a code object's memory is about to be freed.
@@ -21,8 +21,8 @@ mod text;
 mod verify;
 mod walk;
 
-pub use process::Python;
-pub use reason::Reason;
+pub(crate) use process::Python;
+pub(crate) use reason::Reason;
 
 #[cfg(test)]
 mod memory_tests;

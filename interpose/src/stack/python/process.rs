@@ -35,7 +35,7 @@ const VERIFIED: u8 = 0xff;
 const MAX_ATTEMPTS: u32 = 100;
 
 /// The CPython of this process. Made by [`Python::detect`]; lives as long as the process. A forked child makes its own.
-pub struct Python {
+pub(crate) struct Python {
     this_thread_state: ThisThreadState,
     address_to_line: AddressToLine,
     types: Types,
@@ -49,7 +49,7 @@ impl Python {
     /// symbol or null; nothing else is asked of it.
     ///
     /// Does not need an initialised interpreter. The answer `NoPython` may change when a library is loaded.
-    pub fn detect(mut resolve: impl FnMut(&CStr) -> *mut c_void) -> Result<Python, Reason> {
+    pub(crate) fn detect(mut resolve: impl FnMut(&CStr) -> *mut c_void) -> Result<Python, Reason> {
         let version = resolve(c"Py_GetVersion");
         if version.is_null() {
             return Err(Reason::NoPython);
@@ -92,7 +92,12 @@ impl Python {
     /// To be called on the thread that is inside the hook, with or without the GIL, never twice at a time on one
     /// thread.
     #[inline]
-    pub fn capture<S: DefinitionSink>(&self, thread: &mut ThreadStacks, interner: &Interner, sink: &mut S) -> StackId {
+    pub(crate) fn capture<S: DefinitionSink>(
+        &self,
+        thread: &mut ThreadStacks,
+        interner: &Interner,
+        sink: &mut S,
+    ) -> StackId {
         if self.state.load(Acquire) != VERIFIED && !self.verify(sink) {
             return StackId::NONE;
         }
@@ -108,7 +113,7 @@ impl Python {
     }
 
     /// Whether stacks are taken: yes, not yet known (no Python frame was seen), or no, and why.
-    pub fn verified(&self) -> Result<bool, Reason> {
+    pub(crate) fn verified(&self) -> Result<bool, Reason> {
         match self.state.load(Acquire) {
             VERIFIED => Ok(true),
             UNVERIFIED | VERIFYING => Ok(false),
@@ -117,7 +122,7 @@ impl Python {
     }
 
     /// The version that was found, e.g. `(3, 12)`.
-    pub fn version(&self) -> (u32, u32) {
+    pub(crate) fn version(&self) -> (u32, u32) {
         let version = self.frames.layout().version;
         (version.major, version.minor)
     }

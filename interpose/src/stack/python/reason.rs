@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 #[non_exhaustive]
-pub enum Reason {
+pub(crate) enum Reason {
     /// There is no CPython in the process (or none whose symbols can be found).
     NoPython = 1,
     /// A symbol is missing that every supported CPython exports.
@@ -59,7 +59,7 @@ impl Reason {
     ];
 
     /// One sentence, without a full stop.
-    pub const fn text(self) -> &'static str {
+    pub(crate) const fn text(self) -> &'static str {
         match self {
             Reason::NoPython => "no CPython in this process",
             Reason::MissingSymbol => "a symbol is missing that every supported CPython exports",
