@@ -1,1 +1,5 @@
-//! Whole-process tests of memtrace.
+//! Whole-process tests of memtrace: what the tests in `tests/tests` share.
+
+pub mod ledger;
+pub mod oracle;
+pub mod victim;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::ids::StackId;
 use memtrace_trace::options::Cpu;
 
 use super::{libc10, moment};
@@ -101,8 +102,13 @@ fn cuda_block(addr: u64, size: i64, allocated: u64, reserved: u64, device: i16) 
     let Some(mut guard) = Guard::enter() else { return };
     let process = guard.process;
     if process.torch.tracker.attached() {
-        if size > 0 && !guard.amend(addr, size as u64) {
-            process.count(Counter::ReporterMismatches, 1);
+        if size > 0 {
+            if !guard.amend(addr, size as u64) {
+                process.count(Counter::ReporterMismatches, 1);
+            }
+        } else {
+            // The allocator reports at the end of a free: a completion from here on is a deferred one.
+            thread(|t| t.last_free.set((0, StackId::NONE)));
         }
         if process.torch.tracker.count_report() % TOTALS_EVERY == 0 {
             let flags = moment(&guard);

@@ -290,7 +290,8 @@ unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
     }
 }
 
-/// A completion that follows its request on the same thread has the request's stack: nothing ran in between.
+/// A completion within the same free has the request's stack: the reporter, which is called at the end of a free, has not been
+/// called in between. A deferred completion happens wherever the allocator next looks, and has that stack.
 #[inline]
 fn stack_for(guard: &mut Guard, action: Action, addr: u64) -> StackId {
     if action == Action::FreeCompleted

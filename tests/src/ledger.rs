@@ -1,0 +1,127 @@
+//! The simulated CUDA's ledger as the oracle of every driver and runtime call.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use memtrace_trace::api::{Api, Memory};
+use memtrace_trace::event::{Action, Event, Flags, Source};
+use memtrace_trace::file::Reader;
+use serde_json::Value;
+
+use crate::victim::events;
+
+/// A call as both sides have it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Call {
+    /// The exported symbol.
+    pub api: String,
+    /// Address or handle; 0 where the call failed to obtain one.
+    pub addr: u64,
+    /// Bytes; 0 for releases, whose size the caller does not say.
+    pub size: u64,
+    /// The result code.
+    pub result: i64,
+    /// Whether a runtime call made it.
+    pub nested: bool,
+}
+
+/// Calls by thread: within a thread the order is certain on both sides.
+pub type Calls = BTreeMap<u32, Vec<Call>>;
+
+/// The ledger of one process.
+pub fn read(path: &Path) -> Calls {
+    let text = std::fs::read_to_string(path).expect("the ledger");
+    let mut calls = Calls::new();
+    for line in text.lines() {
+        let entry: Value = serde_json::from_str(line).expect("a line of the ledger");
+        let number = |key: &str| entry[key].as_u64().unwrap_or(0);
+        let name = entry["api"].as_str().expect("an api").to_owned();
+        let Some(api) = Api::ALL.iter().find(|a| a.symbol() == Some(&name)) else { continue };
+        let result = entry["result"].as_i64().unwrap_or(0);
+        let addr = number("addr").max(number("handle"));
+        let frees = api.frees();
+        if frees && addr == 0 {
+            continue; // cudaFree(NULL): no memory is concerned
+        }
+        let failed = result != 0 && !frees;
+        let sized = !frees || api.memory() == Some(Memory::Address);
+        calls.entry(number("tid") as u32).or_default().push(Call {
+            api: name,
+            addr: if failed { 0 } else { addr },
+            size: if sized { number("size") } else { 0 },
+            result,
+            nested: entry["nested"].as_bool().unwrap_or(false),
+        });
+    }
+    calls
+}
+
+/// Our driver and runtime events, in the ledger's form.
+pub fn ours(reader: &Reader) -> Calls {
+    let events = events(reader);
+    let mut failed: BTreeMap<u64, i64> = BTreeMap::new();
+    for e in &events {
+        if e.action == Action::Retract {
+            failed.insert(e.addr, e.result.into());
+        }
+    }
+    let mut calls = Calls::new();
+    for e in &events {
+        if matches!(e.source, Source::Driver | Source::Runtime) && e.action != Action::Retract {
+            let tid = reader.definitions().thread(e.thread).expect("a thread").tid;
+            let result = failed.get(&e.seq).copied().unwrap_or(e.result.into());
+            calls.entry(tid).or_default().push(call(e, result));
+        }
+    }
+    calls
+}
+
+fn call(e: &Event, result: i64) -> Call {
+    Call {
+        api: e.api.symbol().expect("a known function").to_owned(),
+        addr: e.addr,
+        size: e.size,
+        result,
+        nested: e.flags.contains(Flags::NESTED),
+    }
+}
+
+/// Compares them call by call, and says at which thread and place they differ.
+#[track_caller]
+pub fn assert_equal(ours: &Calls, ledger: &Calls) {
+    for (tid, theirs) in ledger {
+        let ours = ours.get(tid).map(Vec::as_slice).unwrap_or_default();
+        // A nested release comes before its runtime call in the ledger and after it in ours (a release is recorded before it is
+        // made), so both are put into one order: by address among neighbours of one release.
+        let (ours, theirs) = (outer_first(ours), outer_first(theirs));
+        for (index, (a, b)) in ours.iter().zip(&theirs).enumerate() {
+            assert_eq!(a, b, "call {index} of thread {tid} (left: ours, right: the ledger's)");
+        }
+        assert_eq!(ours.len(), theirs.len(), "calls of thread {tid}");
+    }
+    for tid in ours.keys() {
+        assert!(ledger.contains_key(tid), "thread {tid} is not in the ledger");
+    }
+}
+
+/// The calls with every runtime call before the driver calls nested in it.
+fn outer_first(calls: &[Call]) -> Vec<Call> {
+    let mut out: Vec<Call> = Vec::new();
+    let mut nested: Vec<Call> = Vec::new();
+    let mut frees_outer_first = false;
+    for call in calls {
+        if call.nested && !frees_outer_first {
+            nested.push(call.clone());
+            continue;
+        }
+        frees_outer_first = false;
+        if !call.nested && nested.is_empty() && call.api.starts_with("cuda") && call.api.contains("Free") {
+            // Ours: the outer call stands first already.
+            frees_outer_first = true;
+        }
+        out.push(call.clone());
+        out.append(&mut nested);
+    }
+    out.append(&mut nested);
+    out
+}

@@ -1,0 +1,122 @@
+//! PyTorch's own recorder as the oracle: its `device_traces`, event for event, against our trace.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::file::{Definitions, Reader};
+use serde_json::Value;
+
+use crate::victim::{Run, Victim, events};
+
+/// An event as both sides have it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// PyTorch's name of the action.
+    pub action: String,
+    /// The address (`oom`: free bytes).
+    pub addr: u64,
+    /// The size as PyTorch has it.
+    pub size: u64,
+    /// The raw stream.
+    pub stream: u64,
+    /// (name, file, line), innermost first.
+    pub frames: Vec<(String, String, u64)>,
+}
+
+/// PyTorch's snapshot, as tests/programs/torch/oracle.py writes it.
+#[derive(Debug)]
+pub struct Oracle {
+    /// The whole document.
+    pub snapshot: Value,
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().or_else(|| value.as_i64().map(|v| v as u64)).unwrap_or_else(|| panic!("not a number: {value}"))
+}
+
+impl Oracle {
+    /// Reads the JSON.
+    pub fn read(path: &Path) -> Oracle {
+        let text = std::fs::read_to_string(path).expect("the oracle's snapshot");
+        Oracle { snapshot: serde_json::from_str(&text).expect("the oracle's JSON") }
+    }
+
+    /// Its events, by device.
+    pub fn entries(&self) -> BTreeMap<i16, Vec<Entry>> {
+        let traces = self.snapshot["device_traces"].as_array().expect("device_traces");
+        let trace = |t: &Value| t.as_array().expect("a trace").iter().map(Oracle::entry).collect::<Vec<_>>();
+        (0..).zip(traces).map(|(device, t)| (device, trace(t))).filter(|(_, t)| !t.is_empty()).collect()
+    }
+
+    fn entry(e: &Value) -> Entry {
+        let action = e["action"].as_str().expect("an action").to_owned();
+        let addr = number(if action == "oom" { &e["device_free"] } else { &e["addr"] });
+        let frames = e["frames"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let frame = |f: &Value| {
+            let text = |key: &str| f[key].as_str().unwrap_or_default().to_owned();
+            (text("name"), text("filename"), number(&f["line"]))
+        };
+        Entry {
+            action,
+            addr,
+            size: number(&e["size"]),
+            stream: number(&e["stream"]),
+            frames: frames.iter().map(frame).collect(),
+        }
+    }
+}
+
+/// Our allocator events up to the oracle's snapshot, by device.
+pub fn ours(reader: &Reader) -> BTreeMap<i16, Vec<Entry>> {
+    let definitions = reader.definitions();
+    let mut by_device: BTreeMap<i16, Vec<Entry>> = BTreeMap::new();
+    let events = events(reader);
+    // The oracle's own snapshot is an event too; what follows it happened after the oracle had looked.
+    let snapshot = events.iter().rposition(|e| e.action == Action::Snapshot).expect("the oracle's snapshot");
+    for event in &events[..snapshot] {
+        if event.source == Source::Torch && event.action <= Action::Annotate {
+            by_device.entry(event.device).or_default().push(entry(definitions, event));
+        }
+    }
+    for trace in by_device.values_mut() {
+        // It takes one of each device.
+        if trace.last().is_some_and(|e| e.action == "snapshot") {
+            trace.pop();
+        }
+    }
+    by_device.retain(|_, trace| !trace.is_empty());
+    by_device
+}
+
+fn entry(definitions: &Definitions, event: &Event) -> Entry {
+    let frames = definitions
+        .walk(event.stack)
+        .map(|(_, frame)| {
+            let frame = frame.expect("every frame is defined");
+            (frame.name.to_string(), frame.filename.to_string(), frame.line.into())
+        })
+        .collect();
+    Entry { action: event.action.name().into(), addr: event.addr, size: event.size, stream: event.stream, frames }
+}
+
+/// Runs a program of tests/programs/torch under memtrace and PyTorch's recorder at once and compares every event. Gives
+/// the run and the oracle for further questions.
+#[track_caller]
+pub fn compare(victim: Victim) -> (Run, Oracle) {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    let run = victim.env("MEMTRACE_TEST_ORACLE", file.path()).run();
+    run.assert_ended_well();
+    let oracle = Oracle::read(file.path());
+    let (ours, theirs) = (ours(&run.trace()), oracle.entries());
+    assert_eq!(ours.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>(), "devices");
+    assert!(!theirs.is_empty(), "the oracle recorded something");
+    for (device, theirs) in &theirs {
+        let ours = &ours[device];
+        for (index, (a, b)) in ours.iter().zip(theirs).enumerate() {
+            assert_eq!(a, b, "event {index} of device {device} (left: ours, right: PyTorch's)");
+        }
+        assert_eq!(ours.len(), theirs.len(), "events of device {device}");
+    }
+    (run, oracle)
+}

@@ -1,0 +1,169 @@
+//! Launching: a program under memtrace, over the simulated CUDA.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use memtrace_trace::event::Event;
+use memtrace_trace::file::Reader;
+
+/// The repository's root.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned).unwrap_or_default()
+}
+
+/// The `memtrace` binary: MEMTRACE_BIN, else the release build. `scripts/test` builds it.
+pub fn memtrace() -> PathBuf {
+    if let Some(path) = std::env::var_os("MEMTRACE_BIN") {
+        return path.into();
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    let path = target.join("release/memtrace");
+    assert!(path.exists(), "{} is missing: run `cargo build --release` or scripts/test", path.display());
+    path
+}
+
+/// A program to run under memtrace.
+#[derive(Debug)]
+pub struct Victim {
+    command: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    options: Vec<OsString>,
+    sim: bool,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Run {
+    /// The run folder. Removed on drop.
+    pub dir: tempfile::TempDir,
+    /// The launcher's status, stdout and stderr.
+    pub output: Output,
+}
+
+impl Victim {
+    /// A program of tests/programs, run by the test environment's Python over the simulated CUDA.
+    pub fn python(program: &str, args: &[&str]) -> Victim {
+        let mut command: Vec<OsString> = vec!["python".into(), root().join("tests/programs").join(program).into()];
+        command.extend(args.iter().map(Into::into));
+        Victim { command, env: Vec::new(), options: Vec::new(), sim: true }
+    }
+
+    /// Any command.
+    pub fn command<S: AsRef<OsStr>>(command: &[S]) -> Victim {
+        let command = command.iter().map(|s| s.as_ref().to_owned()).collect();
+        Victim { command, env: Vec::new(), options: Vec::new(), sim: false }
+    }
+
+    /// Runs it through `scripts/sim`.
+    pub fn over_simcuda(mut self) -> Victim {
+        self.sim = true;
+        self
+    }
+
+    /// Sets an environment variable.
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Victim {
+        self.env.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// An option of memtrace.
+    pub fn option(mut self, option: impl AsRef<OsStr>) -> Victim {
+        self.options.push(option.as_ref().to_owned());
+        self
+    }
+
+    /// The command line, traced into `dir` or, where `dir` is `None`, as it is.
+    pub fn prepare(&self, dir: Option<&Path>) -> Command {
+        let mut words: Vec<OsString> = Vec::new();
+        if self.sim {
+            words.push(root().join("scripts/sim").into());
+        }
+        if let Some(dir) = dir {
+            words.push(memtrace().into());
+            words.push("-o".into());
+            words.push(dir.into());
+            words.extend(self.options.iter().cloned());
+            words.push("--".into());
+        }
+        words.extend(self.command.iter().cloned());
+        let mut words = words.into_iter();
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words);
+        command.envs(self.env.iter().map(|(k, v)| (k, v)));
+        command
+    }
+
+    /// Runs it under memtrace.
+    pub fn run(&self) -> Run {
+        let dir = tempfile::Builder::new().prefix("memtrace-test-").tempdir().expect("a temporary folder");
+        let output = self.prepare(Some(&dir.path().join("run"))).output().expect("the launcher starts");
+        Run { dir, output }
+    }
+
+    /// Runs it without memtrace.
+    pub fn run_alone(&self) -> Output {
+        self.prepare(None).output().expect("the program starts")
+    }
+}
+
+impl Run {
+    /// The run folder.
+    pub fn path(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    /// Fails the test, with the program's output, unless it ended with status 0.
+    #[track_caller]
+    pub fn assert_ended_well(&self) {
+        assert!(
+            self.output.status.success(),
+            "{:?}\nstdout: {}\nstderr: {}",
+            self.output.status,
+            String::from_utf8_lossy(&self.output.stdout),
+            String::from_utf8_lossy(&self.output.stderr)
+        );
+    }
+
+    /// The traces, by file name.
+    pub fn traces(&self) -> Vec<Reader> {
+        let mut paths: Vec<PathBuf> = std::fs::read_dir(self.path())
+            .map(|entries| entries.filter_map(|e| Some(e.ok()?.path())).collect())
+            .unwrap_or_default();
+        paths.retain(|p| p.extension().is_some_and(|e| e == "mtr"));
+        paths.sort();
+        paths.into_iter().map(|p| Reader::open(p).expect("a readable trace")).collect()
+    }
+
+    /// The only trace.
+    #[track_caller]
+    pub fn trace(&self) -> Reader {
+        let mut traces = self.traces();
+        assert_eq!(
+            traces.len(),
+            1,
+            "traces in the run folder; stderr: {}",
+            String::from_utf8_lossy(&self.output.stderr)
+        );
+        traces.remove(0)
+    }
+
+    /// `run.json`.
+    pub fn manifest(&self) -> serde_json::Value {
+        let text = std::fs::read_to_string(self.path().join("run.json")).expect("run.json");
+        serde_json::from_str(&text).expect("run.json is JSON")
+    }
+}
+
+/// All events of a trace that must be whole.
+#[track_caller]
+pub fn events(reader: &Reader) -> Vec<Event> {
+    assert!(reader.damage().is_none(), "{:?}", reader.damage());
+    let end = reader.end().expect("the trace has an end");
+    assert_eq!((end.lost, end.late), (0, 0), "lost and late events");
+    let events: Vec<Event> = reader.events().flat_map(|b| b.expect("a sound block")).collect();
+    for (index, event) in events.iter().enumerate() {
+        assert_eq!(event.seq, index as u64 + 1, "events are numbered without gaps");
+    }
+    events
+}
