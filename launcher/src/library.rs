@@ -27,24 +27,29 @@ pub(crate) fn path(run_folder: &Path) -> anyhow::Result<PathBuf> {
         return Ok(path);
     }
     let mut reasons = Vec::new();
-    for base in candidates(run_folder) {
-        match place(&base) {
+    for base in candidates() {
+        match check_ancestors(&base).and_then(|()| place(&base)) {
             Ok(path) => return Ok(path),
             Err(e) => reasons.push(format!("{}: {e:#}", base.display())),
         }
     }
+    // Who can write above the run's folder can change the program as well.
+    let own = std::path::absolute(run_folder)?.join(".lib");
+    match place(&own) {
+        Ok(path) => return Ok(path),
+        Err(e) => reasons.push(format!("{}: {e:#}", own.display())),
+    }
     bail!("no folder for the preloaded library; set XDG_CACHE_HOME to a folder of yours (tried {})", reasons.join("; "))
 }
 
-fn candidates(run_folder: &Path) -> Vec<PathBuf> {
+fn candidates() -> Vec<PathBuf> {
     let var = |name| std::env::var_os(name).filter(|v: &OsString| Path::new(v).is_absolute()).map(PathBuf::from);
     // SAFETY: a plain call.
     let uid = unsafe { libc::geteuid() };
     let cache = var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|h| h.join(".cache"))).map(|c| c.join("memtrace/lib"));
     let runtime = var("XDG_RUNTIME_DIR").map(|r| r.join("memtrace/lib"));
-    let temporary = std::env::temp_dir().join(format!("memtrace-{uid}/lib"));
-    let own = std::path::absolute(run_folder).ok().map(|f| f.join(".lib"));
-    [cache, runtime, Some(temporary), own].into_iter().flatten().collect()
+    let temporary = std::env::temp_dir().join(format!("memtrace-{uid}"));
+    [cache, runtime, Some(temporary)].into_iter().flatten().collect()
 }
 
 /// The loader splits LD_PRELOAD at spaces and colons and expands `$` (ld.so(8)).
@@ -57,7 +62,6 @@ fn place(base: &Path) -> anyhow::Result<PathBuf> {
     let dir = base.join(HASH);
     ensure!(is_preloadable(&dir), "LD_PRELOAD cannot hold this path");
     DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
-    // The last two folders are ours alone; whoever can write to those above them is trusted by the system's own rules.
     for dir in [base, &dir] {
         check_ours(&std::fs::symlink_metadata(dir)?)?;
     }
@@ -76,6 +80,19 @@ fn check_ours(meta: &std::fs::Metadata) -> anyhow::Result<()> {
     ensure!(!meta.is_symlink(), "it is a symbolic link");
     ensure!(meta.uid() == uid, "it belongs to somebody else");
     ensure!(meta.mode() & 0o022 == 0, "others can write to it");
+    Ok(())
+}
+
+/// Nobody but us and root can put another folder in the place of `path`.
+fn check_ancestors(path: &Path) -> anyhow::Result<()> {
+    // SAFETY: a plain call.
+    let uid = unsafe { libc::geteuid() };
+    for ancestor in path.ancestors().skip(1) {
+        let Ok(meta) = std::fs::metadata(ancestor) else { continue };
+        let trusted = meta.uid() == uid || meta.uid() == 0;
+        let closed = meta.mode() & 0o022 == 0 || meta.mode() & libc::S_ISVTX != 0;
+        ensure!(trusted && closed, "others can write to {}", ancestor.display());
+    }
     Ok(())
 }
 
@@ -143,5 +160,7 @@ mod tests {
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
         assert!(place(&link).is_err());
+        assert!(check_ancestors(&open.join("lib")).is_err());
+        assert!(check_ancestors(Path::new("/tmp/memtrace-0")).is_ok());
     }
 }

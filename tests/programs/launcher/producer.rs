@@ -184,7 +184,10 @@ fn main() {
                 for i in 0..threads {
                     let segment = &segment;
                     let start = move || write(segment, events, rate.map(|r| r / threads));
-                    std::thread::Builder::new().name(format!("producer-{i}")).spawn_scoped(scope, start).expect("a thread");
+                    std::thread::Builder::new()
+                        .name(format!("producer-{i}"))
+                        .spawn_scoped(scope, start)
+                        .expect("a thread");
                 }
             }),
             "gap" => {
