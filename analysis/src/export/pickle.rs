@@ -275,7 +275,7 @@ mod tests {
         }
         pickle.end_list(list);
         let marks = pickle.buffer.iter().filter(|b| **b == b'(').count();
-        assert_eq!(marks, 2 + 10 /* the numbers 40 */ + 0);
+        assert_eq!(marks, 12, "two batches, and ten times the number 40");
         assert_eq!(*pickle.buffer.last().unwrap(), b'e');
     }
 }

@@ -8,7 +8,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 /// See the module.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct AddressHasher(u64);
+pub struct AddressHasher(u64);
 
 impl Hasher for AddressHasher {
     fn finish(&self) -> u64 {
@@ -32,5 +32,8 @@ impl Hasher for AddressHasher {
     }
 }
 
+/// Makes [`AddressHasher`]s.
+pub type AddressHashing = BuildHasherDefault<AddressHasher>;
+
 /// A map from address to `T`.
-pub(super) type AddressMap<T, K = u64> = HashMap<K, T, BuildHasherDefault<AddressHasher>>;
+pub(super) type AddressMap<T, K = u64> = HashMap<K, T, AddressHashing>;

@@ -8,6 +8,7 @@ mod physical;
 mod replay;
 mod survey;
 
+pub use address_map::{AddressHasher, AddressHashing};
 pub use allocator::{Allocator, Anomalies, Block, BlockId, BlockState, Peak, Segment, Usage};
 pub use physical::{Effect, Held, Owner, OwnerUse, Physical, Place};
 pub use replay::{Change, DeviceReplay, Replay};

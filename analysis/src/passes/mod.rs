@@ -1,8 +1,22 @@
 //! Conclusions: one file, one result each. Passes take events and changes one by one and keep what grows with live blocks
-//! and distinct stacks.
+//! and distinct stacks; [`Story`] drives them all in one streaming pass.
 
+mod category;
+mod composition;
+mod growth;
+mod oom;
 mod phase;
+mod phase_table;
+mod reasons;
 mod stacks;
+mod story;
 
+pub use category::{Birth, Category, Proof, categorize};
+pub use composition::{Amount, Composition, Origin};
+pub use growth::{Growth, Kept, Part, Source};
+pub use oom::{Oom, OomLog};
 pub use phase::{Moment, Phase, PhaseTracker, Verdict};
+pub use phase_table::{PhaseRow, PhaseTable, StepRows};
+pub use reasons::{Reason, Reasons};
 pub use stacks::{StackFacts, StackTable};
+pub use story::{DeviceStory, Story};

@@ -82,6 +82,13 @@ pub struct Verdict {
     by_itself: bool,
 }
 
+impl Verdict {
+    /// What the deciding frame means, where a frame decided.
+    pub fn meaning(&self) -> Option<Meaning> {
+        self.meaning
+    }
+}
+
 /// Where the program is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Moment {
@@ -231,16 +238,18 @@ impl PhaseTracker {
         if e.action != Action::Alloc {
             return place(self.now.phase, "free: where the program is");
         }
-        let grad_on = e.flags.contains(Flags::GRAD_KNOWN) && !grad_off;
         match self.now.phase {
             _ if self.now.step.is_none() => place(Phase::Load, "load: before the first forward"),
+            Phase::Backward | Phase::Recompute if e.stack.is_none() => {
+                place(self.now.phase, "backward: no Python frames while the engine runs")
+            }
             Phase::Forward => place(Phase::Forward, "forward: beside the model, before backward"),
             Phase::Eval => place(Phase::Eval, "eval: beside the model"),
             Phase::Backward | Phase::Recompute if grad_off => {
                 place(Phase::Optimizer, "optimizer: without gradients, after backward")
             }
             Phase::Optimizer if grad_off => place(Phase::Optimizer, "optimizer: without gradients, beside the step"),
-            Phase::Optimizer | Phase::Data if grad_on => place(Phase::Data, "data: between steps"),
+            Phase::Optimizer if !grad_off => place(Phase::Data, "data: between steps"),
             Phase::Data => place(Phase::Data, "data: between steps"),
             _ => place(Phase::Other, "other: no rule"),
         }

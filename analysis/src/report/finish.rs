@@ -1,12 +1,18 @@
 //! What happens when a run has ended: every file of the run folder is written.
+//!
+//! A file is written beside its place and moved there when it is whole, so that a full disk or a second Ctrl-C leaves no half
+//! files under good names. The traces themselves are never touched.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use super::build::summarize;
 use super::summary::Summary;
 use super::text::TextOptions;
-use crate::error::Result;
-use crate::export::SnapshotOptions;
-use crate::load::Problem;
+use crate::error::{Error, Result};
+use crate::export::{SnapshotOptions, snapshot};
+use crate::load::{Problem, Process, Run, open_run};
 
 /// What to write.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -37,14 +43,88 @@ pub struct Written {
     pub summary: Summary,
     /// The files, in the order in which people want them.
     pub files: Vec<PathBuf>,
-    /// What could not be read or written. The traces themselves are never touched.
+    /// What could not be read or written.
     pub problems: Vec<Problem>,
 }
 
 /// Analyses a run folder and writes `<rank|pid>.pickle`, `summary.txt` and `summary.json` into it.
 ///
 /// A file that cannot be written (full disk) is a problem in [`Written`]; the others are written all the same.
+///
+/// # Errors
+///
+/// When the folder holds no readable trace.
 pub fn finish_run(folder: &Path, options: &FinishOptions, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Written> {
-    let _ = (folder, options, progress);
-    Ok(Written::default())
+    let run = open_run(folder)?;
+    let mut written = Written { problems: run.problems().to_vec(), ..Written::default() };
+    let mut summary = summarize(&run, progress)?;
+    if !options.no_snapshot {
+        for (process, name) in run.processes().iter().zip(snapshot_names(&run)) {
+            let what = format!("writing {name}");
+            let total = process.recording().event_count();
+            let result = write_whole(folder, &name, |file| {
+                snapshot(process, file, &options.snapshot, &mut |done| progress(Progress { what: &what, done, total }))
+                    .map(|_| ())
+            });
+            if written.note(folder, &name, result)
+                && let Some(p) = summary.processes.iter_mut().find(|p| p.pid == process.pid())
+            {
+                p.snapshot = Some(name);
+            }
+        }
+    }
+    summary.files = written.files.iter().filter_map(|f| Some(f.file_name()?.to_str()?.to_owned())).collect();
+    summary.files.extend(["summary.txt".to_owned(), "summary.json".to_owned()]);
+    for problem in written.problems.iter().skip(run.problems().len()) {
+        summary.problems.push(format!("{}: {}", problem.path.display(), problem.text));
+    }
+    for (name, content) in [("summary.txt", summary.to_text(&options.text)), ("summary.json", summary.to_json())] {
+        let result = write_whole(folder, name, |file| {
+            file.write_all(content.as_bytes()).map_err(Error::io(format!("cannot write {name}")))
+        });
+        if !written.note(folder, name, result) {
+            summary.files.retain(|file| file != name);
+        }
+    }
+    written.summary = summary;
+    Ok(written)
+}
+
+impl Written {
+    /// Takes note of a file, or of why there is none; whether there is.
+    fn note(&mut self, folder: &Path, name: &str, result: Result<()>) -> bool {
+        let path = folder.join(name);
+        match result {
+            Ok(()) => self.files.push(path),
+            Err(e) => {
+                self.problems.push(Problem { path, text: e.to_string() });
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// `rank3.pickle`, `4242.pickle`; a rank that two processes claim gets the process id as well.
+fn snapshot_names(run: &Run) -> Vec<String> {
+    let alone = |rank: u32| run.processes().iter().filter(|p| p.rank() == Some(rank)).count() == 1;
+    let name = |process: &Process| match process.rank() {
+        Some(rank) if alone(rank) => format!("rank{rank}.pickle"),
+        Some(rank) => format!("rank{rank}-{}.pickle", process.pid()),
+        None => format!("{}.pickle", process.pid()),
+    };
+    run.processes().iter().map(name).collect()
+}
+
+fn write_whole(folder: &Path, name: &str, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+    let temporary = folder.join(format!(".{name}.part"));
+    let what = || format!("cannot write {}", temporary.display());
+    let mut file = File::create(&temporary).map_err(Error::io(what()))?;
+    let result =
+        write(&mut file).and_then(|()| std::fs::rename(&temporary, folder.join(name)).map_err(Error::io(what())));
+    if result.is_err() {
+        // The space may be what the next file needs.
+        let _ = std::fs::remove_file(&temporary);
+    }
+    result
 }

@@ -1,9 +1,19 @@
 //! Reports for people and programs.
+//!
+//! [`summarize`] turns a run into a [`Summary`], which is `summary.json` as a structure; the closing page is written from
+//! that structure alone, so that text and JSON cannot disagree.
 
+mod build;
+mod explain;
 mod finish;
+mod places;
 mod summary;
+mod table;
 mod text;
+mod units;
 
+pub use build::summarize;
 pub use finish::{FinishOptions, Progress, Written, finish_run};
-pub use summary::{Summary, summarize};
+pub use summary::*;
 pub use text::TextOptions;
+pub use units::size_text;

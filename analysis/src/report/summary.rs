@@ -1,31 +1,404 @@
-//! The summary of a run.
+//! `summary.json` as a structure. `analysis/schema/summary.schema.json` describes it for other programs; a field is never
+//! renamed or removed within a major version, new ones may appear.
+
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::finish::Progress;
-use super::text::TextOptions;
-use crate::error::Result;
-use crate::load::Run;
+use crate::load::Exit;
+use crate::passes::{Category, Phase};
 
-/// Everything a run's report says, ready for text and JSON.
+/// The version of the structure: major.minor.
+pub const SUMMARY_VERSION: &str = "1.0";
+
+/// Everything a run's report says. Sizes in bytes, times in nanoseconds (of the epoch where they are moments).
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
-pub struct Summary {}
-
-impl Summary {
-    /// The closing page, for people.
-    pub fn to_text(&self, options: &TextOptions) -> String {
-        let _ = options;
-        String::new()
-    }
-
-    /// `summary.json`: see `analysis/schema/summary.schema.json`.
-    pub fn to_json(&self) -> String {
-        serde_json::to_string_pretty(self).unwrap_or_default()
-    }
+pub struct Summary {
+    /// The version of this structure.
+    pub version: String,
+    /// What ran.
+    pub run: RunSummary,
+    /// The processes that recorded anything: those that ran out of memory first, then by the share of their device they
+    /// filled.
+    pub processes: Vec<ProcessSummary>,
+    /// What is missing in the recording, over all processes, by name; nothing when nothing is.
+    pub losses: BTreeMap<String, u64>,
+    /// What could not be read or written, in words.
+    pub problems: Vec<String>,
+    /// The files of the run folder, by name.
+    pub files: Vec<String>,
 }
 
-/// Reads every process of a run once and draws the conclusions.
-pub fn summarize(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
-    let _ = (run, progress);
-    Ok(Summary::default())
+/// A run.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct RunSummary {
+    /// The run folder or trace.
+    pub path: String,
+    /// The version of memtrace that recorded it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memtrace: Option<String>,
+    /// The command.
+    pub command: Vec<String>,
+    /// How it ended.
+    pub exit: Exit,
+    /// How it ended, in words.
+    pub outcome: String,
+    /// When it was started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_ns: Option<u64>,
+    /// How long it took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub duration_ns: Option<u64>,
+    /// Events recorded, over all processes.
+    pub events: u64,
+}
+
+/// A process.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct ProcessSummary {
+    /// Its id.
+    pub pid: u32,
+    /// Its parent's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ppid: Option<u32>,
+    /// Its rank in a distributed job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// The number of ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub world_size: Option<u32>,
+    /// Its host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Its command line.
+    pub argv: Vec<String>,
+    /// How it ended.
+    pub exit: Exit,
+    /// Why its recording ended, in the recorder's words; absent when the recorder was cut off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recording_ended: Option<String>,
+    /// The trace's file name.
+    pub trace: String,
+    /// The snapshot's file name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+    /// Events recorded.
+    pub events: u64,
+    /// Its devices: those that ran out of memory first, then by peak.
+    pub devices: Vec<DeviceSummary>,
+    /// Page-locked host memory, by who holds it.
+    pub pinned: Vec<OwnerSummary>,
+    /// What is missing in its recording, by name.
+    pub losses: BTreeMap<String, u64>,
+    /// What parts of the recorder did or could not do.
+    pub notices: Vec<NoticeSummary>,
+}
+
+/// What a part of the recorder reported.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct NoticeSummary {
+    /// Which part.
+    pub topic: String,
+    /// What about it.
+    pub text: String,
+}
+
+/// One device of one process.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct DeviceSummary {
+    /// Its ordinal; -1 is the CPU.
+    pub device: i16,
+    /// Its name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// All of its memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_bytes: Option<u64>,
+    /// What was in use before this process first allocated there: its CUDA context and other processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_before_bytes: Option<u64>,
+    /// Whose events tell about its blocks: `torch`, `torch_reporter`, `cuda_calls` or `torch_cpu`.
+    pub source: String,
+    /// The highest totals, each at its own moment.
+    pub highest: Totals,
+    /// The peak of allocated bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak: Option<MomentSummary>,
+    /// The end of the recording.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub end: Option<MomentSummary>,
+    /// Steps found.
+    pub steps: u32,
+    /// The phases before the first step.
+    pub before: Vec<PhaseSummary>,
+    /// The phases of the first step.
+    pub first_step: Vec<PhaseSummary>,
+    /// The phases of all later steps, summed over [`Self::later_steps_count`] steps.
+    pub later_steps: Vec<PhaseSummary>,
+    /// How many later steps there are.
+    pub later_steps_count: u32,
+    /// Step by step: the first and the last ones and the one with the peak.
+    pub by_step: Vec<StepSummary>,
+    /// Out-of-memory errors there were.
+    pub oom_count: u64,
+    /// The first of them, and the last.
+    pub ooms: Vec<OomSummary>,
+    /// The process's memory on this device, by who obtained it from CUDA.
+    pub owners: Vec<OwnerSummary>,
+    /// Which rules gave the phases, most bytes first.
+    pub reasons: Vec<ReasonSummary>,
+}
+
+/// Running totals, as `torch.cuda.memory_stats` counts them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Totals {
+    /// Blocks in use by the program.
+    pub allocated_bytes: u64,
+    /// The same and blocks that streams still use.
+    pub active_bytes: u64,
+    /// Segments.
+    pub reserved_bytes: u64,
+    /// What was asked for.
+    pub requested_bytes: u64,
+}
+
+/// A moment and what was alive.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct MomentSummary {
+    /// When.
+    pub time_ns: u64,
+    /// The place of its event in the recording.
+    pub seq: u64,
+    /// The step; absent before the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step: Option<u32>,
+    /// The phase.
+    pub phase: Phase,
+    /// Who made the allocation that reached it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by: Option<StackSummary>,
+    /// The totals.
+    pub totals: Totals,
+    /// What was alive, by category.
+    pub by_category: Vec<CategoryAmount>,
+    /// What was alive, by the phase that had allocated it.
+    pub by_phase: Vec<PhaseAmount>,
+    /// The largest sources of what was alive.
+    pub top: Vec<TopEntry>,
+}
+
+/// Bytes of a category.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct CategoryAmount {
+    /// Which.
+    pub category: Category,
+    /// Bytes.
+    pub bytes: u64,
+    /// Blocks.
+    pub blocks: u64,
+}
+
+/// Bytes of a phase.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct PhaseAmount {
+    /// Which.
+    pub phase: Phase,
+    /// Bytes.
+    pub bytes: u64,
+    /// Blocks.
+    pub blocks: u64,
+}
+
+/// A source of live bytes.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct TopEntry {
+    /// Bytes.
+    pub bytes: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// Its share of what was allocated, 0 to 1.
+    pub share: f64,
+    /// What they were for.
+    pub category: Category,
+    /// The phase that allocated them.
+    pub phase: Phase,
+    /// From where.
+    pub stack: StackSummary,
+}
+
+/// A stack.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct StackSummary {
+    /// In a few words: the program's own line, and the library's where that is innermost.
+    pub place: String,
+    /// The autograd node that ran.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Its frames, innermost first; with a node, those of the forward call that made it.
+    pub frames: Vec<FrameSummary>,
+}
+
+/// A frame.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct FrameSummary {
+    /// The function.
+    pub name: String,
+    /// The file.
+    pub filename: String,
+    /// The line.
+    pub line: u32,
+}
+
+/// What a phase did.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct PhaseSummary {
+    /// Which.
+    pub phase: Phase,
+    /// Blocks allocated.
+    pub allocations: u64,
+    /// Bytes allocated.
+    pub allocated_bytes: u64,
+    /// Blocks freed.
+    pub frees: u64,
+    /// Bytes freed.
+    pub freed_bytes: u64,
+    /// Bytes added to what is allocated, or taken from it.
+    pub net_bytes: i64,
+    /// The highest number of allocated bytes during the phase.
+    pub peak_bytes: u64,
+    /// Allocated bytes after it.
+    pub after_bytes: u64,
+    /// What it kept beyond its end, by category, most first.
+    pub kept: Vec<KeptSummary>,
+    /// What it gave back of what others had kept.
+    pub given_back: Vec<CategoryAmount>,
+    /// The explanation of its net, in words; empty when there is none.
+    pub explanation: String,
+}
+
+/// What a phase kept of one category.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct KeptSummary {
+    /// Which.
+    pub category: Category,
+    /// Bytes.
+    pub bytes: u64,
+    /// Bytes as asked for.
+    pub requested_bytes: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// The largest source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub largest: Option<SourceSummary>,
+}
+
+/// A source of kept bytes.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct SourceSummary {
+    /// Bytes.
+    pub bytes: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// From where.
+    pub stack: StackSummary,
+}
+
+/// One step.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct StepSummary {
+    /// Which.
+    pub step: u32,
+    /// When it began.
+    pub time_ns: u64,
+    /// How long it took.
+    pub duration_ns: u64,
+    /// Its phases, without explanations.
+    pub phases: Vec<StepPhase>,
+}
+
+/// One phase of one step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct StepPhase {
+    /// Which.
+    pub phase: Phase,
+    /// Blocks allocated.
+    pub allocations: u64,
+    /// Bytes allocated.
+    pub allocated_bytes: u64,
+    /// Bytes freed.
+    pub freed_bytes: u64,
+    /// The difference.
+    pub net_bytes: i64,
+    /// The highest number of allocated bytes.
+    pub peak_bytes: u64,
+}
+
+/// An out-of-memory error.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct OomSummary {
+    /// The rounded request.
+    pub wanted_bytes: u64,
+    /// Who asked.
+    pub by: StackSummary,
+    /// The rule that gave the phase.
+    pub rule: String,
+    /// What was there.
+    pub there: MomentSummary,
+    /// What CUDA said was free.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_free_bytes: Option<u64>,
+    /// Reserved and not allocated.
+    pub cached_bytes: u64,
+    /// The largest free block of the caching allocator.
+    pub largest_free_bytes: u64,
+    /// What this process held outside the caching allocator.
+    pub outside_allocator_bytes: u64,
+    /// What the optimizer's state would have taken in all, when the error came while it was being made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state_needed_bytes: Option<u64>,
+    /// Whether it ended the process; absent when that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fatal: Option<bool>,
+}
+
+/// Memory by who obtained it from CUDA.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct OwnerSummary {
+    /// For people: `PyTorch's caching allocator`, `NCCL`, ...
+    pub owner: String,
+    /// The object that called CUDA; absent for the caching allocator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub module: Option<String>,
+    /// Bytes at the end.
+    pub end_bytes: u64,
+    /// Bytes at most.
+    pub peak_bytes: u64,
+    /// Allocations.
+    pub allocations: u64,
+}
+
+/// A rule's work.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct ReasonSummary {
+    /// The rule.
+    pub rule: String,
+    /// The phase it gave.
+    pub phase: Phase,
+    /// A frame it rested on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evidence: Option<FrameSummary>,
+    /// Allocations it decided.
+    pub allocations: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Summary {
+    /// `summary.json`.
+    pub fn to_json(&self) -> String {
+        // Serialising these plain structures cannot fail.
+        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
+        text.push('\n');
+        text
+    }
 }

@@ -1,4 +1,20 @@
-//! The closing page.
+//! The closing page: one screen, the answer first. Every figure on it comes from the [`Summary`]; what is not known is not
+//! printed.
+
+use std::collections::BTreeMap;
+
+use super::build::when;
+use super::summary::{DeviceSummary, MomentSummary, OomSummary, OwnerSummary, PhaseSummary, ProcessSummary, Summary};
+use super::table::{Align, Table, cut};
+use super::units::{count_text, duration_text, share_text, signed_size_text, size_text};
+use crate::passes::Category;
+
+/// Processes listed of a job with many.
+const LISTED_PROCESSES: usize = 12;
+/// Sources listed of the peak.
+const TOP: usize = 4;
+/// Categories and owners smaller than this share of the whole are summed up.
+const WORTH_SAYING: u64 = 200;
 
 /// How text is laid out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,4 +29,427 @@ impl Default for TextOptions {
     fn default() -> TextOptions {
         TextOptions { width: 120, colour: false }
     }
+}
+
+/// Colours, or none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Style {
+    colour: bool,
+}
+
+impl Style {
+    #[cfg(test)]
+    pub(super) const PLAIN: Style = Style { colour: false };
+
+    fn paint(self, code: &str, text: &str) -> String {
+        if self.colour && !text.is_empty() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    pub(super) fn dim(self, text: &str) -> String {
+        self.paint("2", text)
+    }
+
+    fn bold(self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    fn alarm(self, text: &str) -> String {
+        self.paint("1;31", text)
+    }
+}
+
+impl Summary {
+    /// The closing page, for people.
+    pub fn to_text(&self, options: &TextOptions) -> String {
+        let mut page =
+            Page { lines: Vec::new(), width: options.width.max(40), style: Style { colour: options.colour } };
+        page.head(self);
+        if self.processes.len() > 1 {
+            page.blank();
+            page.processes(&self.processes);
+        }
+        if let Some(process) = self.processes.first() {
+            let name = (self.processes.len() > 1).then(|| process_name(process));
+            for device in process.devices.iter().take(2) {
+                page.blank();
+                page.device(device, name.as_deref());
+            }
+            if process.devices.len() > 2 {
+                page.line(format!("  {} more devices: see summary.json", process.devices.len() - 2));
+            }
+            page.pinned(&process.pinned);
+        } else {
+            page.line("nothing was allocated on a GPU, and no CPU tensors were recorded".to_owned());
+        }
+        page.foot(self);
+        let mut text = page.lines.join("\n");
+        text.push('\n');
+        text
+    }
+}
+
+struct Page {
+    lines: Vec<String>,
+    width: usize,
+    style: Style,
+}
+
+impl Page {
+    fn line(&mut self, text: String) {
+        let text = cut(&text, self.width);
+        self.lines.push(text);
+    }
+
+    fn blank(&mut self) {
+        self.lines.push(String::new());
+    }
+
+    fn head(&mut self, summary: &Summary) {
+        let run = &summary.run;
+        let mut facts = Vec::new();
+        facts.extend(run.duration_ns.map(duration_text));
+        facts.push(format!("{} events", count_text(run.events)));
+        let lost: u64 = LOST_EVENTS.iter().filter_map(|name| summary.losses.get(*name)).sum();
+        facts.push(format!("{} lost", count_text(lost)));
+        let facts = facts.join(", ");
+        let outcome = &run.outcome;
+        let room = self.width.saturating_sub(outcome.chars().count() + facts.chars().count() + 8 + "memtrace: ".len());
+        let command = cut(&run.command.join(" "), room.max(16));
+        let failed = run.exit.success() == Some(false);
+        let plain = format!("memtrace: {command}    {outcome}    {facts}");
+        if plain.chars().count() > self.width || !self.style.colour {
+            self.line(plain);
+        } else {
+            let outcome = if failed { self.style.alarm(outcome) } else { self.style.bold(outcome) };
+            self.lines.push(format!("{}    {outcome}    {facts}", self.style.bold(&format!("memtrace: {command}"))));
+        }
+    }
+
+    /// One line a process, worst first.
+    fn processes(&mut self, processes: &[ProcessSummary]) {
+        let mut table = Table::new(&[
+            ("process", Align::Left),
+            ("device", Align::Left),
+            ("peak", Align::Right),
+            ("reserved", Align::Right),
+            ("outside", Align::Right),
+            ("peak at", Align::Left),
+        ]);
+        for process in processes.iter().take(LISTED_PROCESSES) {
+            for device in process.devices.iter().take(4) {
+                let peak = device.peak.as_ref();
+                let mut at = peak.map(|p| when(p.step, p.phase)).unwrap_or_default();
+                if device.oom_count > 0 {
+                    at = format!("OUT OF MEMORY {at}");
+                }
+                table.row(vec![
+                    process_name(process),
+                    device_name(device),
+                    size_text(device.highest.allocated_bytes),
+                    size_text(device.highest.reserved_bytes),
+                    size_text(outside(device).iter().map(|(_, bytes)| bytes).sum()),
+                    at,
+                ]);
+            }
+        }
+        if processes.len() > LISTED_PROCESSES {
+            table.caption(format!("{} more: see summary.json", processes.len() - LISTED_PROCESSES));
+        }
+        self.lines.extend(table.lines(0, self.width, self.style));
+    }
+
+    fn device(&mut self, device: &DeviceSummary, process: Option<&str>) {
+        let mut title = device_name(device);
+        if let Some(process) = process {
+            title = format!("{process}, {title}");
+        }
+        if device.device >= 0 {
+            title.extend(device.name.iter().map(|name| format!("  {name}")));
+        }
+        title.extend(device.total_bytes.map(|total| format!("  {}", size_text(total))));
+        let oom = device.ooms.iter().rev().find(|oom| oom.fatal != Some(false)).or(device.ooms.last());
+        match (oom, &device.peak) {
+            (Some(oom), _) => self.out_of_memory(&title, device, oom),
+            (None, Some(peak)) => self.peak(&title, device, peak),
+            (None, None) => self.line(title),
+        }
+        self.outside(device);
+        if let Some(peak) = device.peak.as_ref().filter(|_| device.ooms.is_empty()) {
+            self.top(peak);
+        } else if let Some(oom) = oom {
+            self.top(&oom.there);
+        }
+        self.blank();
+        self.phases(device);
+    }
+
+    fn peak(&mut self, title: &str, device: &DeviceSummary, peak: &MomentSummary) {
+        let place = peak.by.as_ref().map(|by| by.place.as_str()).unwrap_or_default();
+        self.title(
+            title,
+            &format!("peak {} {}", size_text(peak.totals.allocated_bytes), when(peak.step, peak.phase)),
+            place,
+        );
+        let mut parts = categories(peak);
+        let cached = peak.totals.reserved_bytes.saturating_sub(peak.totals.allocated_bytes);
+        if cached > 0 {
+            parts.push(format!("cached {}", size_text(cached)));
+        }
+        if device.highest.reserved_bytes > peak.totals.reserved_bytes {
+            parts.push(format!("(reserved at most {})", size_text(device.highest.reserved_bytes)));
+        }
+        self.labelled("there", &format!("{}  {}", size_text(peak.totals.reserved_bytes), parts.join(", ")));
+    }
+
+    fn out_of_memory(&mut self, title: &str, device: &DeviceSummary, oom: &OomSummary) {
+        let times = match device.oom_count {
+            1 => String::new(),
+            n => format!(" (the last of {n} such errors)"),
+        };
+        let verb = if oom.fatal == Some(true) { "ran out of memory" } else { "ran out of memory and went on" };
+        self.title(
+            title,
+            &format!("{verb}: wanted {} {}{times}", size_text(oom.wanted_bytes), when(oom.there.step, oom.there.phase)),
+            &oom.by.place,
+        );
+        let mut parts = categories(&oom.there);
+        if let Some(needed) = oom.state_needed_bytes
+            && let Some(state) = parts.iter_mut().find(|p| p.starts_with(Category::OptimizerState.plural()))
+        {
+            state.push_str(&format!(" (of {} it needs)", size_text(needed)));
+        }
+        if oom.cached_bytes > 0 {
+            parts.push(format!(
+                "cached {} (largest free piece {})",
+                size_text(oom.cached_bytes),
+                size_text(oom.largest_free_bytes)
+            ));
+        }
+        self.labelled("there", &format!("{}  {}", size_text(oom.there.totals.reserved_bytes), parts.join(", ")));
+        if let Some(free) = oom.device_free_bytes {
+            self.labelled("free", &format!("{}  on the device, as CUDA says", size_text(free)));
+        }
+    }
+
+    fn title(&mut self, title: &str, what: &str, place: &str) {
+        let plain = format!("{title}    {what}    {place}");
+        let plain = plain.trim_end();
+        if self.style.colour && plain.chars().count() <= self.width {
+            let text = format!("{}    {what}    {place}", self.style.bold(title));
+            self.lines.push(text.trim_end().to_owned());
+        } else if plain.chars().count() <= self.width {
+            self.line(plain.to_owned());
+        } else {
+            self.line(format!("{title}    {what}"));
+            self.labelled("where", place);
+        }
+    }
+
+    fn labelled(&mut self, label: &str, text: &str) {
+        let indent = 2 + 9;
+        let mut first = true;
+        for line in wrap(text, self.width.saturating_sub(indent)) {
+            let label = if first { format!("  {label:<9}") } else { " ".repeat(indent) };
+            self.lines.push(format!("{}{line}", self.style.dim(&label)));
+            first = false;
+        }
+    }
+
+    /// Device memory that is not the caching allocator's.
+    fn outside(&mut self, device: &DeviceSummary) {
+        let owners = outside(device);
+        let total: u64 = owners.iter().map(|(_, bytes)| bytes).sum();
+        let mut parts: Vec<String> =
+            owners.iter().take(4).map(|(name, bytes)| format!("{name} {}", size_text(*bytes))).collect();
+        if owners.len() > 4 {
+            let rest = owners.iter().skip(4).map(|(_, bytes)| bytes).sum();
+            parts.push(format!("{} others {}", owners.len() - 4, size_text(rest)));
+        }
+        if total > 0 && device.source.starts_with("torch") {
+            self.labelled("outside", &format!("{}  {}", size_text(total), parts.join(", ")));
+        }
+        if let Some(before) = device.used_before_bytes.filter(|bytes| *bytes > 0) {
+            let text =
+                format!("{}  in use before the first allocation: CUDA context, other processes", size_text(before));
+            self.labelled("before", &text);
+        }
+    }
+
+    fn top(&mut self, moment: &MomentSummary) {
+        for (i, entry) in moment.top.iter().take(TOP).enumerate() {
+            let blocks =
+                if entry.blocks == 1 { String::new() } else { format!(" in {} blocks", count_text(entry.blocks)) };
+            let text = format!(
+                "{:>4}  {:>8}  {}{blocks}  {}",
+                share_text(entry.bytes, moment.totals.allocated_bytes),
+                size_text(entry.bytes),
+                entry.category.plural(),
+                entry.stack.place
+            );
+            let label = if i == 0 { "most" } else { "" };
+            let text = format!("{}{text}", self.style.dim(&format!("  {label:<9}")));
+            let room = if self.style.colour { self.width + 8 } else { self.width };
+            self.lines.push(cut(text.trim_end(), room));
+        }
+    }
+
+    fn phases(&mut self, device: &DeviceSummary) {
+        if device.before.is_empty() && device.first_step.is_empty() {
+            return;
+        }
+        let mut table = Table::new(&[
+            ("phase", Align::Left),
+            ("allocated", Align::Right),
+            ("freed", Align::Right),
+            ("net", Align::Right),
+            ("after", Align::Right),
+            ("peak", Align::Right),
+            ("what grew", Align::Left),
+        ]);
+        let later = match device.later_steps_count {
+            1 => "step 1".to_owned(),
+            n => format!("steps 1-{n}: mean of each, highest peak"),
+        };
+        let parts = [
+            (None, &device.before, 1),
+            (Some("step 0".to_owned()), &device.first_step, 1),
+            (Some(later), &device.later_steps, u64::from(device.later_steps_count)),
+        ];
+        for (caption, rows, steps) in parts {
+            if rows.is_empty() || steps == 0 {
+                continue;
+            }
+            let indent = if caption.is_some() { "  " } else { "" };
+            if let Some(caption) = caption {
+                table.caption(caption);
+            }
+            for row in rows {
+                table.row(phase_cells(row, indent, steps));
+            }
+        }
+        let lines = table.lines(2, self.width, self.style);
+        self.lines.extend(lines);
+    }
+
+    fn pinned(&mut self, owners: &[OwnerSummary]) {
+        let total: u64 = owners.iter().map(|o| o.peak_bytes).sum();
+        if total >= 1 << 20 {
+            self.blank();
+            let names: Vec<String> =
+                owners.iter().take(3).map(|o| format!("{} {}", o.owner, size_text(o.peak_bytes))).collect();
+            self.labelled("pinned", &format!("host memory: {}", names.join(", ")));
+        }
+    }
+
+    fn foot(&mut self, summary: &Summary) {
+        let mut told: BTreeMap<&str, u64> =
+            summary.losses.iter().map(|(name, count)| (name.as_str(), *count)).collect();
+        told.retain(|_, count| *count > 0);
+        if !told.is_empty() || !summary.problems.is_empty() {
+            self.blank();
+        }
+        if !told.is_empty() {
+            let text: Vec<String> =
+                told.iter().map(|(name, count)| format!("{} {}", name.replace('_', " "), count_text(*count))).collect();
+            self.labelled("missing", &text.join(", "));
+        }
+        for problem in summary.problems.iter().take(3) {
+            self.labelled("problem", problem);
+        }
+        if !summary.files.is_empty() {
+            self.blank();
+            let mut names = summary.files.clone();
+            if let Some(pickle) = names.iter_mut().find(|name| name.ends_with(".pickle")) {
+                pickle.push_str(" (drop on pytorch.org/memory_viz)");
+            }
+            if names.len() > 5 {
+                let more = names.len() - 5;
+                names.truncate(5);
+                names.push(format!("{more} more"));
+            }
+            let folder = summary.run.path.trim_end_matches('/');
+            self.plain_label("files", &format!("{folder}/  {}", names.join("  ")));
+            self.plain_label("look", &format!("memtrace report {folder}"));
+        }
+    }
+
+    fn plain_label(&mut self, label: &str, text: &str) {
+        let text = format!("{label:<9}{text}");
+        // Paths are for copying: they are not cut.
+        self.lines.push(text);
+    }
+}
+
+/// Losses that are events the trace does not have.
+const LOST_EVENTS: [&str; 3] = ["events_dropped", "events_lost", "undecodable_events"];
+
+fn phase_cells(row: &PhaseSummary, indent: &str, steps: u64) -> Vec<String> {
+    let per = |bytes: u64| size_text(bytes / steps);
+    vec![
+        format!("{indent}{}", row.phase.name()),
+        per(row.allocated_bytes),
+        per(row.freed_bytes),
+        signed_size_text(row.net_bytes / steps as i64),
+        size_text(row.after_bytes),
+        size_text(row.peak_bytes),
+        row.explanation.clone(),
+    ]
+}
+
+fn process_name(process: &ProcessSummary) -> String {
+    match process.rank {
+        Some(rank) => format!("rank {rank}"),
+        None => format!("pid {}", process.pid),
+    }
+}
+
+fn device_name(device: &DeviceSummary) -> String {
+    if device.device < 0 { "CPU tensors".to_owned() } else { format!("GPU {}", device.device) }
+}
+
+/// What was alive, in words: the categories that matter.
+fn categories(moment: &MomentSummary) -> Vec<String> {
+    let whole = moment.totals.allocated_bytes;
+    let mut parts = Vec::new();
+    let mut rest = 0;
+    for amount in &moment.by_category {
+        if amount.category == Category::Unknown || amount.bytes < whole / WORTH_SAYING {
+            rest += amount.bytes;
+        } else {
+            parts.push(format!("{} {}", amount.category.plural(), size_text(amount.bytes)));
+        }
+    }
+    if rest > 0 {
+        parts.push(format!("{} {}", if parts.is_empty() { "allocated" } else { "other" }, size_text(rest)));
+    }
+    parts
+}
+
+/// Memory that is not the caching allocator's, by owner, at its most.
+fn outside(device: &DeviceSummary) -> Vec<(&str, u64)> {
+    let mut owners: Vec<(&str, u64)> = Vec::new();
+    for owner in device.owners.iter().filter(|o| o.module.is_some()) {
+        match owners.iter_mut().find(|(name, _)| *name == owner.owner) {
+            Some((_, bytes)) => *bytes += owner.peak_bytes,
+            None => owners.push((&owner.owner, owner.peak_bytes)),
+        }
+    }
+    owners.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    owners
+}
+
+/// Breaks text after commas, and at spaces where there are none.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let mut line = String::new();
+    let pieces = if text.contains(", ") { text.split_inclusive(", ") } else { text.split_inclusive(" ") };
+    for piece in pieces {
+        let used = line.chars().count();
+        if used > 0 && used + piece.trim_end().chars().count() > width {
+            lines.push(std::mem::take(&mut line).trim_end().to_owned());
+        }
+        line.push_str(piece);
+    }
+    lines.push(cut(line.trim_end(), width));
+    lines
 }

@@ -4,7 +4,9 @@
 mod libraries;
 mod optimizers;
 mod phases;
+mod workspaces;
 
 pub use libraries::{LibraryRule, library_name};
 pub use optimizers::{OptimizerRule, optimizer_of};
 pub use phases::{FrameRule, Meaning, frame_rule};
+pub use workspaces::is_workspace_size;

@@ -124,7 +124,7 @@ static FRAME_RULES: &[FrameRule] = &[
         "load: Module moved",
         Load,
         Ends("torch/nn/modules/module.py"),
-        &["_apply", "to", "cuda", "half", "bfloat16", "to_empty"],
+        &["_apply", "<lambda>", "convert", "to", "cuda", "half", "bfloat16", "to_empty"],
     ),
     rule(
         "load: state_dict",
@@ -196,6 +196,7 @@ mod tests {
         assert_eq!(meaning(&site("torch/optim/optimizer.py"), "zero_grad"), Some(ZeroGrad));
         assert_eq!(meaning(&site("torch/optim/lr_scheduler.py"), "step"), Some(Aside));
         assert_eq!(meaning(&site("torch/nn/modules/module.py"), "_apply"), Some(Load));
+        assert_eq!(meaning(&site("torch/nn/modules/module.py"), "<lambda>"), Some(Load));
         assert_eq!(meaning(&site("torch/nn/modules/module.py"), "_call_impl"), Some(Compute));
         assert_eq!(meaning(&site("torch/nn/modules/linear.py"), "forward"), Some(Compute));
         assert_eq!(meaning(&site("torch/nn/modules/linear.py"), "__init__"), Some(Load));

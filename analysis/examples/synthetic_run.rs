@@ -1,0 +1,171 @@
+//! Writes a trace of a made-up training run, for benchmarks of everything that reads traces:
+//!
+//! ```text
+//! cargo run --release -p memtrace-analysis --example synthetic_run -- FOLDER EVENTS
+//! ```
+//!
+//! One process, one device; a loop of forward (activations kept), backward (activations freed, gradients kept), optimizer
+//! (state in the first step) over a few thousand live blocks, every call from one of a few thousand stacks.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use memtrace_trace::clock::ClockPoint;
+use memtrace_trace::definition::Definition;
+use memtrace_trace::event::{Action, Event, Flags, Source};
+use memtrace_trace::file::{End, Writer};
+use memtrace_trace::ids::{ContextId, FrameId, StackId, ThreadId};
+
+const LAYERS: u32 = 1000;
+const BLOCK: u64 = 2 << 20;
+const SEGMENT: u64 = 20 << 20;
+
+struct Run<W: Write> {
+    writer: Writer<W>,
+    seq: u64,
+    free: BTreeMap<u64, u64>,
+    next_segment: u64,
+}
+
+impl<W: Write> Run<W> {
+    fn event(&mut self, action: Action, addr: u64, size: u64, stack: u32, context: u32) {
+        self.seq += 1;
+        let mut flags = Flags::GRAD_KNOWN.with(Flags::GRAD_ENABLED);
+        if context > 0 {
+            flags = flags.with(Flags::IN_BACKWARD);
+        }
+        let slack = if action == Action::Alloc { (BLOCK - size) as u32 } else { 0 };
+        if action == Action::Alloc {
+            flags = flags.with(Flags::SLACK_KNOWN);
+        }
+        let event = Event {
+            seq: self.seq,
+            ticks: self.seq * 2000,
+            action,
+            addr,
+            size,
+            stack: StackId(stack),
+            context: ContextId(context),
+            source: Source::Torch,
+            device: 0,
+            flags,
+            slack,
+            thread: ThreadId(1 + u32::from(context > 0)),
+            ..Event::EMPTY
+        };
+        self.writer.event(&event).expect("write");
+    }
+
+    /// First fit, as much of the front of a free range as a block takes.
+    fn alloc(&mut self, size: u64, stack: u32, context: u32) -> u64 {
+        if self.free.is_empty() {
+            let base = self.next_segment;
+            // A gap keeps ranges of different segments apart.
+            self.next_segment += SEGMENT + BLOCK;
+            self.event(Action::SegmentAlloc, base, SEGMENT, stack, context);
+            self.free.insert(base, SEGMENT);
+        }
+        let (addr, room) = self.free.pop_first().expect("filled above");
+        if room > BLOCK {
+            self.free.insert(addr + BLOCK, room - BLOCK);
+        }
+        self.event(Action::Alloc, addr, size, stack, context);
+        addr
+    }
+
+    fn free(&mut self, mut addr: u64, size: u64, stack: u32, context: u32) {
+        self.event(Action::FreeRequested, addr, size, stack, context);
+        self.event(Action::FreeCompleted, addr, size, 0, 0);
+        let mut room = BLOCK;
+        if let Some(next) = self.free.remove(&(addr + BLOCK)) {
+            room += next;
+        }
+        if let Some((&before, &len)) = self.free.range(..addr).next_back()
+            && before + len == addr
+        {
+            addr = before;
+            room += len;
+        }
+        self.free.insert(addr, room);
+    }
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let folder = args.next().expect("FOLDER EVENTS");
+    let events: u64 = args.next().and_then(|n| n.parse().ok()).expect("FOLDER EVENTS");
+    std::fs::create_dir_all(&folder).expect("folder");
+    let file = std::io::BufWriter::new(std::fs::File::create(format!("{folder}/4242.mtr")).expect("file"));
+    let mut writer = Writer::new(file, r#"{"pid":4242,"argv":["python","train.py"]}"#).expect("header");
+    let mut define = |definition: Definition<'_>| {
+        let mut bytes = Vec::new();
+        definition.encode(&mut bytes);
+        writer.definition(&bytes).expect("definition");
+    };
+    let frame = |id, name, filename, line| Definition::Frame {
+        id: FrameId(id),
+        name,
+        qualname: name,
+        filename,
+        line,
+        first_line: 1,
+    };
+    define(frame(1, "<module>", "/home/me/train.py", 50));
+    define(frame(2, "_call_impl", "/site-packages/torch/nn/modules/module.py", 1790));
+    define(frame(3, "_init_group", "/site-packages/torch/optim/adam.py", 178));
+    define(frame(4, "_apply", "/site-packages/torch/nn/modules/module.py", 934));
+    define(Definition::Stack { id: StackId(1), parent: StackId(0), frame: FrameId(1) });
+    define(Definition::Stack { id: StackId(2), parent: StackId(1), frame: FrameId(2) });
+    define(Definition::Stack { id: StackId(3), parent: StackId(1), frame: FrameId(3) });
+    define(Definition::Stack { id: StackId(4), parent: StackId(1), frame: FrameId(4) });
+    for layer in 0..LAYERS {
+        define(frame(10 + layer, "forward", "/home/me/model.py", layer + 1));
+        let id = StackId(10 + layer);
+        define(Definition::Stack { id, parent: StackId(2), frame: FrameId(10 + layer) });
+        define(Definition::Context { id: ContextId(1 + layer), node: "AddmmBackward0", forward: id });
+    }
+    writer.clock(ClockPoint { ticks: 0, monotonic_ns: 0, realtime_ns: 1_790_000_000_000_000_000 }).expect("clock");
+    let mut run = Run { writer, seq: 0, free: BTreeMap::new(), next_segment: 0x7f00_0000_0000 };
+    let size = |layer: u32| BLOCK - u64::from(layer % 7) * 512;
+    for layer in 0..LAYERS {
+        run.alloc(size(layer), 4, 0);
+    }
+    let mut step = 0;
+    while run.seq < events {
+        let mut activations = Vec::new();
+        for layer in 0..LAYERS {
+            activations.push(run.alloc(size(layer), 10 + layer, 0));
+            let temporary = run.alloc(1 << 20, 10 + layer, 0);
+            run.free(temporary, 1 << 20, 10 + layer, 0);
+        }
+        let mut gradients = Vec::new();
+        for layer in (0..LAYERS).rev() {
+            gradients.push((layer, run.alloc(size(layer), 0, 1 + layer)));
+            if let Some(addr) = activations.pop() {
+                run.free(addr, size(layer), 0, 1 + layer);
+            }
+        }
+        for layer in 0..LAYERS {
+            if step == 0 {
+                run.alloc(size(layer), 3, 0);
+                run.alloc(size(layer), 3, 0);
+            }
+            let temporary = run.alloc(size(layer), 3, 0);
+            run.free(temporary, size(layer), 3, 0);
+        }
+        for (layer, addr) in gradients {
+            run.free(addr, size(layer), 3, 0);
+        }
+        step += 1;
+    }
+    let last = run.seq * 2000;
+    run.writer
+        .clock(ClockPoint { ticks: last, monotonic_ns: last, realtime_ns: 1_790_000_000_000_000_000 + last })
+        .expect("clock");
+    let end = End { wait_status: Some(0), reason: "exited".into(), ..End::default() };
+    run.writer
+        .finish(&end)
+        .and_then(|mut file| file.flush().map_err(memtrace_trace::error::Error::io("flush")))
+        .expect("end");
+    println!("{} events, {step} steps", run.seq);
+}

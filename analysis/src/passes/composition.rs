@@ -1,0 +1,122 @@
+//! What was alive at the peak, without remembering every peak on the way up.
+//!
+//! A block belongs to the peak when it was allocated before it and freed after it. So nothing needs to be done when a new
+//! peak is reached, only when a block is freed: if it was alive at the latest peak, it is added to that peak's
+//! composition; a newer peak makes all that was added before void. At the end the blocks still alive are added. Each free
+//! costs one addition, and by then the block's category is known.
+
+use std::collections::HashMap;
+
+use memtrace_trace::ids::{ContextId, StackId};
+
+use super::category::Category;
+use super::phase::{Moment, Phase};
+use crate::model::{AddressHashing, Usage};
+
+/// Bytes and blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Amount {
+    /// Bytes, rounded as the allocator rounds.
+    pub bytes: u64,
+    /// Blocks.
+    pub blocks: u64,
+}
+
+impl Amount {
+    /// Adds one block.
+    pub fn add(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        self.blocks += 1;
+    }
+}
+
+/// Where blocks came from.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Origin {
+    /// The stack.
+    pub stack: StackId,
+    /// The autograd node.
+    pub context: ContextId,
+    /// The phase.
+    pub phase: Phase,
+    /// What they were for.
+    pub category: Category,
+}
+
+/// A moment and what was alive then.
+#[derive(Clone, Debug, Default)]
+pub struct Composition {
+    /// `seq` of the event that reached it; 0 when there was none.
+    pub seq: u64,
+    /// When.
+    pub ticks: u64,
+    /// Where the program was.
+    pub at: Option<Moment>,
+    /// The phase of the allocation that reached it.
+    pub phase: Phase,
+    /// The stack and node of that allocation.
+    pub by: (StackId, ContextId),
+    /// The totals.
+    pub usage: Usage,
+    by_origin: HashMap<Origin, (u64, Amount), AddressHashing>,
+    generation: u64,
+}
+
+impl Composition {
+    /// A new, higher moment.
+    pub fn restart(&mut self, seq: u64, ticks: u64, at: Moment, phase: Phase, by: (StackId, ContextId), usage: Usage) {
+        self.generation += 1;
+        (self.seq, self.ticks, self.at, self.phase, self.by, self.usage) = (seq, ticks, Some(at), phase, by, usage);
+    }
+
+    /// Whether a block allocated at `seq` was alive then, given that it still is.
+    #[inline]
+    pub fn includes(&self, seq: u64) -> bool {
+        seq <= self.seq
+    }
+
+    /// Adds a block that was alive then.
+    #[inline]
+    pub fn add(&mut self, origin: Origin, bytes: u64) {
+        let entry = self.by_origin.entry(origin).or_default();
+        if entry.0 != self.generation {
+            *entry = (self.generation, Amount::default());
+        }
+        entry.1.add(bytes);
+    }
+
+    /// Where the blocks came from.
+    pub fn origins(&self) -> impl Iterator<Item = (&Origin, &Amount)> {
+        self.by_origin.iter().filter(|(_, (g, _))| *g == self.generation).map(|(origin, (_, amount))| (origin, amount))
+    }
+
+    /// Bytes by category.
+    pub fn by_category(&self) -> [Amount; Category::ALL.len()] {
+        let mut sums = [Amount::default(); Category::ALL.len()];
+        for (origin, amount) in self.origins() {
+            let sum = &mut sums[origin.category as usize];
+            sum.bytes += amount.bytes;
+            sum.blocks += amount.blocks;
+        }
+        sums
+    }
+
+    /// Bytes by phase of allocation.
+    pub fn by_phase(&self) -> [Amount; Phase::ALL.len()] {
+        let mut sums = [Amount::default(); Phase::ALL.len()];
+        for (origin, amount) in self.origins() {
+            let sum = &mut sums[origin.phase as usize];
+            sum.bytes += amount.bytes;
+            sum.blocks += amount.blocks;
+        }
+        sums
+    }
+
+    /// The largest origins, stacks first: (origin, amount), at most `count`.
+    pub fn top(&self, count: usize) -> Vec<(Origin, Amount)> {
+        let mut all: Vec<_> = self.origins().map(|(o, a)| (*o, *a)).collect();
+        all.sort_by_key(|(o, a)| (std::cmp::Reverse(a.bytes), *o));
+        all.truncate(count);
+        all
+    }
+}

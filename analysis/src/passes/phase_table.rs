@@ -1,0 +1,219 @@
+//! What each phase of each step allocated, freed, kept and reached at most.
+//!
+//! Steps are many in a long run: the first and the last ones and the one with the peak are kept row by row, all others only
+//! in the sums.
+
+use std::collections::VecDeque;
+
+use super::phase::Phase;
+
+/// Steps kept at each end.
+const KEPT_STEPS: usize = 16;
+
+/// One phase of one step (or of many).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PhaseRow {
+    /// Blocks allocated.
+    pub allocations: u64,
+    /// Bytes allocated.
+    pub allocated: u64,
+    /// Blocks freed.
+    pub frees: u64,
+    /// Bytes freed.
+    pub freed: u64,
+    /// The highest number of allocated bytes seen during the phase.
+    pub peak: u64,
+    /// Allocated bytes after its last event.
+    pub after: u64,
+}
+
+impl PhaseRow {
+    /// Whether nothing happened.
+    pub fn is_empty(&self) -> bool {
+        self.allocations == 0 && self.frees == 0
+    }
+
+    /// Bytes it added to (or took from) what is allocated.
+    pub fn net(&self) -> i64 {
+        self.allocated as i64 - self.freed as i64
+    }
+
+    fn absorb(&mut self, other: &PhaseRow) {
+        if other.is_empty() {
+            return;
+        }
+        self.allocations += other.allocations;
+        self.allocated += other.allocated;
+        self.frees += other.frees;
+        self.freed += other.freed;
+        self.peak = self.peak.max(other.peak);
+        self.after = other.after;
+    }
+}
+
+/// All phases of one step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StepRows {
+    /// The step; `None` before the first.
+    pub step: Option<u32>,
+    /// By [`Phase`].
+    pub phases: [PhaseRow; Phase::ALL.len()],
+    /// First and last moment, in ticks.
+    pub ticks: (u64, u64),
+}
+
+impl StepRows {
+    /// The highest number of allocated bytes in the step.
+    pub fn peak(&self) -> u64 {
+        self.phases.iter().map(|p| p.peak).max().unwrap_or(0)
+    }
+
+    fn absorb(&mut self, other: &StepRows) {
+        for (sum, row) in self.phases.iter_mut().zip(&other.phases) {
+            sum.absorb(row);
+        }
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct PhaseTable {
+    current: StepRows,
+    before: StepRows,
+    first: Vec<StepRows>,
+    last: VecDeque<StepRows>,
+    highest: Option<StepRows>,
+    later: StepRows,
+    total: StepRows,
+    steps: u32,
+    level: u64,
+}
+
+impl PhaseTable {
+    /// An allocation of `bytes`, after which `level` bytes are allocated.
+    #[inline]
+    pub fn alloc(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
+        let row = self.row(step, phase, ticks);
+        row.allocations += 1;
+        row.allocated += bytes;
+        row.peak = row.peak.max(level);
+        row.after = level;
+        self.level = level;
+    }
+
+    /// A free of `bytes`, after which `level` bytes are allocated.
+    #[inline]
+    pub fn free(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
+        let before = self.level;
+        let row = self.row(step, phase, ticks);
+        row.frees += 1;
+        row.freed += bytes;
+        // A phase that only frees was at its highest when it began.
+        row.peak = row.peak.max(before);
+        row.after = level;
+        self.level = level;
+    }
+
+    #[inline]
+    fn row(&mut self, step: Option<u32>, phase: Phase, ticks: u64) -> &mut PhaseRow {
+        if step != self.current.step {
+            self.close_step();
+            self.current = StepRows { step, ticks: (ticks, ticks), ..StepRows::default() };
+        }
+        self.current.ticks.1 = ticks;
+        &mut self.current.phases[phase as usize]
+    }
+
+    fn close_step(&mut self) {
+        let rows = std::mem::take(&mut self.current);
+        self.total.absorb(&rows);
+        let Some(step) = rows.step else {
+            self.before.absorb(&rows);
+            return;
+        };
+        self.steps = self.steps.max(step + 1);
+        if step > 0 {
+            self.later.absorb(&rows);
+        }
+        if self.highest.as_ref().is_none_or(|h| rows.peak() > h.peak()) {
+            self.highest = Some(rows);
+        }
+        if self.first.len() < KEPT_STEPS {
+            self.first.push(rows);
+        } else {
+            self.last.push_back(rows);
+            if self.last.len() > KEPT_STEPS {
+                self.last.pop_front();
+            }
+        }
+    }
+
+    /// No more events come.
+    pub fn finish(&mut self) {
+        self.close_step();
+    }
+
+    /// Steps seen.
+    pub fn steps(&self) -> u32 {
+        self.steps
+    }
+
+    /// What happened before the first step.
+    pub fn before(&self) -> &StepRows {
+        &self.before
+    }
+
+    /// The first step.
+    pub fn first(&self) -> Option<&StepRows> {
+        self.first.first()
+    }
+
+    /// The steps after the first, summed, and how many they are. Peaks are the highest; levels are the last step's.
+    pub fn later(&self) -> (&StepRows, u32) {
+        (&self.later, self.steps.saturating_sub(1))
+    }
+
+    /// Everything, summed.
+    pub fn total(&self) -> &StepRows {
+        &self.total
+    }
+
+    /// The steps kept row by row, in order.
+    pub fn kept(&self) -> Vec<&StepRows> {
+        let mut all: Vec<&StepRows> = self.first.iter().chain(&self.last).collect();
+        if let Some(highest) = &self.highest
+            && all.iter().all(|rows| rows.step != highest.step)
+        {
+            all.push(highest);
+            all.sort_by_key(|rows| rows.step);
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_add_up() {
+        let mut table = PhaseTable::default();
+        table.alloc(None, Phase::Load, 1, 100, 100);
+        for step in 0..100 {
+            let extra = if step == 50 { 1000 } else { 0 };
+            table.alloc(Some(step), Phase::Forward, 2, 50 + extra, 150 + extra);
+            table.free(Some(step), Phase::Backward, 3, 50 + extra, 100);
+        }
+        table.finish();
+        assert_eq!(table.steps(), 100);
+        assert_eq!(table.before().phases[Phase::Load as usize].net(), 100);
+        let forward = table.first().unwrap().phases[Phase::Forward as usize];
+        assert_eq!((forward.allocated, forward.net(), forward.peak, forward.after), (50, 50, 150, 150));
+        let (later, count) = table.later();
+        assert_eq!(count, 99);
+        assert_eq!(later.phases[Phase::Backward as usize].freed, 99 * 50 + 1000);
+        let kept = table.kept();
+        assert_eq!(kept.len(), 2 * KEPT_STEPS + 1);
+        assert!(kept.iter().any(|rows| rows.step == Some(50) && rows.peak() == 1150));
+    }
+}

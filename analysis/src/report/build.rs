@@ -1,0 +1,425 @@
+//! From stories to a summary.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::clock::Calibration;
+use memtrace_trace::counters::Counter;
+use memtrace_trace::file::Definitions;
+use memtrace_trace::ids::{ContextId, StackId};
+
+use super::explain::{explain, state_needed};
+use super::finish::Progress;
+use super::places::{Places, frame_summary};
+use super::summary::{
+    CategoryAmount, DeviceSummary, KeptSummary, MomentSummary, NoticeSummary, OomSummary, OwnerSummary, PhaseAmount,
+    PhaseSummary, ProcessSummary, ReasonSummary, RunSummary, SUMMARY_VERSION, SourceSummary, StepPhase, StepSummary,
+    Summary, TopEntry, Totals,
+};
+use crate::error::Result;
+use crate::load::{Exit, Process, Run};
+use crate::model::{Lane, Owner, Place, Usage};
+use crate::passes::{Category, Composition, DeviceStory, Oom, Part, Phase, PhaseRow, StackTable, StepRows, Story};
+use crate::rules::library_name;
+
+/// Sources named of one moment.
+const TOP: usize = 20;
+
+/// Reads every process of a run once and draws the conclusions.
+pub fn summarize(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
+    let mut processes = Vec::new();
+    for process in run.processes() {
+        let what = match process.rank() {
+            Some(rank) => format!("reading rank {rank}"),
+            None => format!("reading process {}", process.pid()),
+        };
+        let total = process.recording().event_count();
+        let story = Story::of(process, &mut |done| progress(Progress { what: &what, done, total }));
+        processes.push(process_summary(process, &story));
+    }
+    processes.sort_by_key(|p| (std::cmp::Reverse(worst(p)), p.rank, p.pid));
+    let manifest = run.manifest();
+    let mut losses: BTreeMap<String, u64> = manifest.losses.clone();
+    for (name, count) in processes.iter().flat_map(|p| &p.losses) {
+        *losses.entry(name.clone()).or_default() += count;
+    }
+    losses.retain(|_, count| *count > 0);
+    let command = match (&manifest.command[..], run.processes()) {
+        ([], [only]) => only.info().argv.clone(),
+        (command, _) => command.to_vec(),
+    };
+    let exit = match (manifest.exit, run.processes()) {
+        (exit, [only]) if exit == Exit::default() => only.exit(),
+        (exit, _) => exit,
+    };
+    let started_ns = manifest.started_ns.or_else(|| run.processes().iter().filter_map(|p| times(p).map(|t| t.0)).min());
+    let ended_ns = manifest.ended_ns.or_else(|| run.processes().iter().filter_map(|p| times(p).map(|t| t.1)).max());
+    let summary = RunSummary {
+        path: run.path().display().to_string(),
+        memtrace: (!manifest.memtrace.is_empty()).then(|| manifest.memtrace.clone()),
+        command,
+        exit,
+        outcome: outcome(exit, &processes),
+        started_ns,
+        duration_ns: started_ns.zip(ended_ns).map(|(start, end)| end.saturating_sub(start)),
+        events: processes.iter().map(|p| p.events).sum(),
+    };
+    Ok(Summary {
+        version: SUMMARY_VERSION.to_owned(),
+        run: summary,
+        processes,
+        losses,
+        problems: run.problems().iter().map(|p| format!("{}: {}", p.path.display(), p.text)).collect(),
+        files: Vec::new(),
+    })
+}
+
+/// First and last moment of a process.
+fn times(process: &Process) -> Option<(u64, u64)> {
+    let calibration = process.recording().calibration();
+    process.survey().ticks.map(|(first, last)| (calibration.epoch_ns(first), calibration.epoch_ns(last)))
+}
+
+/// What makes a process the one to look at: out-of-memory errors, then how full its device was.
+fn worst(process: &ProcessSummary) -> (bool, u64) {
+    let fatal = process.devices.iter().any(|d| d.oom_count > 0);
+    let fullest = process.devices.iter().map(|d| d.highest.allocated_bytes).max().unwrap_or(0);
+    (fatal, fullest)
+}
+
+fn outcome(exit: Exit, processes: &[ProcessSummary]) -> String {
+    let fatal = processes
+        .iter()
+        .flat_map(|p| p.devices.iter().flat_map(move |d| d.ooms.iter().map(move |oom| (p, oom))))
+        .find(|(_, oom)| oom.fatal == Some(true));
+    if let Some((process, oom)) = fatal
+        && exit.success() != Some(true)
+    {
+        let rank = process.rank.map(|r| format!(" in rank {r}")).unwrap_or_default();
+        return format!("ended by an out-of-memory error{rank} {}", when(oom.there.step, oom.there.phase));
+    }
+    match (exit.code, exit.signal) {
+        (_, Some(signal)) => format!("killed by {}", signal_name(signal)),
+        (Some(0), None) => "finished".to_owned(),
+        (Some(code), None) => format!("exit status {code}"),
+        (None, None) => "end unknown".to_owned(),
+    }
+}
+
+/// `at step 0, optimizer`.
+pub(super) fn when(step: Option<u32>, phase: Phase) -> String {
+    match step {
+        Some(step) => format!("at step {step}, {}", phase.name()),
+        None if phase == Phase::Load => "while loading".to_owned(),
+        None => format!("before the first step, {}", phase.name()),
+    }
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        15 => "SIGTERM",
+        _ => return format!("signal {signal}"),
+    };
+    name.to_owned()
+}
+
+fn process_summary(process: &Process, story: &Story) -> ProcessSummary {
+    let info = process.info();
+    let table = StackTable::new(process.definitions());
+    let context = Context {
+        process,
+        definitions: process.definitions(),
+        places: Places::new(process.definitions(), process.directory()),
+        calibration: process.recording().calibration(),
+        table,
+    };
+    let mut devices: Vec<DeviceSummary> = story.devices.iter().map(|d| context.device(d, story)).collect();
+    devices.sort_by_key(|d| (std::cmp::Reverse((d.oom_count > 0, d.highest.allocated_bytes)), d.device));
+    ProcessSummary {
+        pid: process.pid(),
+        ppid: info.ppid,
+        rank: process.rank(),
+        world_size: process.world_size(),
+        host: info.host.clone(),
+        argv: info.argv.clone(),
+        exit: process.exit(),
+        recording_ended: process.recording().end().map(|end| end.reason.clone()),
+        trace: process.path().file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default(),
+        snapshot: None,
+        events: process.survey().total_events,
+        devices,
+        pinned: context.owners(story, Place::Host),
+        losses: losses(process, story),
+        notices: process
+            .definitions()
+            .notices
+            .iter()
+            .map(|n| NoticeSummary { topic: n.topic.to_string(), text: n.text.to_string() })
+            .collect(),
+    }
+}
+
+/// Everything that is missing or does not fit, by name.
+fn losses(process: &Process, story: &Story) -> BTreeMap<String, u64> {
+    let mut losses = BTreeMap::new();
+    let mut add = |name: &str, count: u64| {
+        if count > 0 {
+            *losses.entry(name.to_owned()).or_default() += count;
+        }
+    };
+    let recording = process.recording();
+    for counter in Counter::ALL {
+        // Waiting for room and sharing a ring cost time, not events.
+        if !matches!(counter, Counter::RingWaits | Counter::SharedRingEvents) {
+            add(counter.name(), recording.counter(*counter));
+        }
+    }
+    if let Some(end) = recording.end() {
+        add("events_lost", end.lost);
+        add("events_late", end.late);
+    }
+    let damage = recording.damage();
+    add("damaged_places", damage.damaged_places.saturating_sub(u64::from(damage.cut_tail)));
+    add("bytes_skipped", damage.bytes_skipped);
+    add("unknown_frames", damage.unknown_frames);
+    add("unknown_definitions", damage.unknown_definitions);
+    add("malformed_definitions", damage.malformed_definitions);
+    add("undecodable_events", story.lost.events);
+    add("unmatched_cuda_frees", story.unmatched_cuda_frees);
+    for device in &story.devices {
+        let a = &device.anomalies;
+        add("unmatched_frees", a.unmatched_frees);
+        add("missing_frees", a.missing_frees);
+        add("allocations_outside_segments", a.outside_segments);
+        add("misfitting_allocations", a.misfits);
+        add("unmatched_segment_frees", a.unmatched_segment_frees);
+        add("totals_mismatched", a.totals_mismatched);
+    }
+    losses
+}
+
+/// What is needed to put a process into words.
+struct Context<'a> {
+    process: &'a Process,
+    definitions: &'a Definitions,
+    places: Places<'a>,
+    calibration: Calibration,
+    table: StackTable,
+}
+
+impl Context<'_> {
+    fn device(&self, story: &DeviceStory, whole: &Story) -> DeviceSummary {
+        let definition = u32::try_from(story.device).ok().and_then(|d| self.definitions.devices.get(&d));
+        let (later, later_steps_count) = story.table.later();
+        let kept_steps = story.table.kept();
+        DeviceSummary {
+            device: story.device,
+            name: match story.lane {
+                Lane::Cpu => Some("CPU".to_owned()),
+                _ => definition.map(|d| d.name.to_string()).filter(|name| !name.is_empty()),
+            },
+            total_bytes: definition.map(|d| d.total).filter(|total| *total > 0),
+            used_before_bytes: definition.map(|d| d.used_before),
+            source: story.lane.name().to_owned(),
+            highest: totals(&story.peaks),
+            peak: (story.peak.seq > 0).then(|| self.moment(&story.peak, true)),
+            end: (story.peak.seq > 0).then(|| self.moment(&story.end, false)),
+            steps: story.table.steps(),
+            before: self.phases(story, story.table.before(), Part::Before, 1),
+            first_step: story.table.first().map(|rows| self.phases(story, rows, Part::First, 1)).unwrap_or_default(),
+            later_steps: self.phases(story, later, Part::Later, later_steps_count.into()),
+            later_steps_count,
+            by_step: kept_steps.iter().filter_map(|rows| self.step(rows)).collect(),
+            oom_count: story.ooms.count(),
+            ooms: story.ooms.all().map(|oom| self.oom(story, oom)).collect(),
+            owners: self.owners(whole, Place::Device(story.device)),
+            reasons: story
+                .reasons
+                .all()
+                .iter()
+                .map(|r| ReasonSummary {
+                    rule: r.rule.to_owned(),
+                    phase: r.phase,
+                    evidence: self.definitions.frame(r.evidence).map(frame_summary),
+                    allocations: r.allocations,
+                    bytes: r.bytes,
+                })
+                .collect(),
+        }
+    }
+
+    fn moment(&self, composition: &Composition, named: bool) -> MomentSummary {
+        let (stack, node) = composition.by;
+        let whole = composition.usage.allocated.max(1);
+        MomentSummary {
+            time_ns: self.calibration.epoch_ns(composition.ticks),
+            seq: composition.seq,
+            step: composition.at.and_then(|at| at.step),
+            phase: composition.phase,
+            by: named.then(|| self.places.stack(stack, node)),
+            totals: totals(&composition.usage),
+            by_category: Category::ALL
+                .iter()
+                .zip(composition.by_category())
+                .filter(|(_, amount)| amount.blocks > 0)
+                .map(|(&category, a)| CategoryAmount { category, bytes: a.bytes, blocks: a.blocks })
+                .collect(),
+            by_phase: Phase::ALL
+                .iter()
+                .zip(composition.by_phase())
+                .filter(|(_, amount)| amount.blocks > 0)
+                .map(|(&phase, a)| PhaseAmount { phase, bytes: a.bytes, blocks: a.blocks })
+                .collect(),
+            top: composition
+                .top(TOP)
+                .into_iter()
+                .map(|(origin, amount)| TopEntry {
+                    bytes: amount.bytes,
+                    blocks: amount.blocks,
+                    share: amount.bytes as f64 / whole as f64,
+                    category: origin.category,
+                    phase: origin.phase,
+                    stack: self.places.stack(origin.stack, origin.context),
+                })
+                .collect(),
+        }
+    }
+
+    fn phases(&self, story: &DeviceStory, rows: &StepRows, part: Part, steps: u64) -> Vec<PhaseSummary> {
+        Phase::ALL
+            .iter()
+            .map(|&phase| (phase, rows.phases[phase as usize]))
+            .filter(|(_, row)| !row.is_empty())
+            .map(|(phase, row)| self.phase(story, phase, &row, part, steps))
+            .collect()
+    }
+
+    fn phase(&self, story: &DeviceStory, phase: Phase, row: &PhaseRow, part: Part, steps: u64) -> PhaseSummary {
+        let kept = story.growth.kept(part, phase);
+        PhaseSummary {
+            phase,
+            allocations: row.allocations,
+            allocated_bytes: row.allocated,
+            frees: row.frees,
+            freed_bytes: row.freed,
+            net_bytes: row.net(),
+            peak_bytes: row.peak,
+            after_bytes: row.after,
+            kept: kept
+                .iter()
+                .map(|&(category, kept)| KeptSummary {
+                    category,
+                    bytes: kept.amount.bytes,
+                    requested_bytes: kept.requested,
+                    blocks: kept.amount.blocks,
+                    largest: self.largest(story, part, phase, category),
+                })
+                .collect(),
+            given_back: story
+                .growth
+                .given_back(part, phase)
+                .iter()
+                .map(|(category, a)| CategoryAmount { category: *category, bytes: a.bytes, blocks: a.blocks })
+                .collect(),
+            explanation: explain(story, &self.table, part, phase, steps),
+        }
+    }
+
+    fn largest(&self, story: &DeviceStory, part: Part, phase: Phase, category: Category) -> Option<SourceSummary> {
+        let sources = story.growth.sources(|s| s.part == part && s.phase == phase && s.category == category);
+        let (source, kept) = sources.first()?;
+        Some(SourceSummary {
+            bytes: kept.amount.bytes,
+            blocks: kept.amount.blocks,
+            stack: self.places.stack(source.stack, source.context),
+        })
+    }
+
+    fn step(&self, rows: &StepRows) -> Option<StepSummary> {
+        let (first, last) = (self.calibration.epoch_ns(rows.ticks.0), self.calibration.epoch_ns(rows.ticks.1));
+        Some(StepSummary {
+            step: rows.step?,
+            time_ns: first,
+            duration_ns: last.saturating_sub(first),
+            phases: Phase::ALL
+                .iter()
+                .map(|&phase| (phase, rows.phases[phase as usize]))
+                .filter(|(_, row)| !row.is_empty())
+                .map(|(phase, row)| StepPhase {
+                    phase,
+                    allocations: row.allocations,
+                    allocated_bytes: row.allocated,
+                    freed_bytes: row.freed,
+                    net_bytes: row.net(),
+                    peak_bytes: row.peak,
+                })
+                .collect(),
+        })
+    }
+
+    fn oom(&self, story: &DeviceStory, oom: &Oom) -> OomSummary {
+        let (stack, node): (StackId, ContextId) = oom.by;
+        let last = story.ooms.last().is_some_and(|last| last.seq == oom.seq);
+        OomSummary {
+            wanted_bytes: oom.wanted,
+            by: self.places.stack(stack, node),
+            rule: oom.rule.to_owned(),
+            there: self.moment(&oom.there, false),
+            device_free_bytes: oom.device_free,
+            cached_bytes: oom.there.usage.reserved.saturating_sub(oom.there.usage.allocated),
+            largest_free_bytes: oom.largest_free,
+            outside_allocator_bytes: oom.outside_allocator,
+            state_needed_bytes: state_needed(story, &self.table).filter(|needed| {
+                let there = oom.there.by_category()[Category::OptimizerState as usize].bytes;
+                oom.phase == Phase::Optimizer && there < *needed
+            }),
+            fatal: match self.process.exit().success() {
+                // The program went on to something else.
+                _ if !last || !story.ooms.unwound_to_the_end() => Some(false),
+                Some(success) => Some(!success),
+                None => None,
+            },
+        }
+    }
+
+    /// Who held memory in a place, most first.
+    fn owners(&self, story: &Story, place: Place) -> Vec<OwnerSummary> {
+        let mut owners: Vec<OwnerSummary> = Vec::new();
+        for ((_, owner), held) in story.owners.iter().filter(|((p, _), held)| *p == place && held.peak > 0) {
+            let (name, module) = match owner {
+                Owner::CachingAllocator => ("PyTorch's caching allocator", None),
+                Owner::Module(id) => {
+                    let path = self.definitions.module(*id).unwrap_or_default();
+                    (library_name(path), Some(path.to_owned()))
+                }
+            };
+            owners.push(OwnerSummary {
+                owner: name.to_owned(),
+                module,
+                end_bytes: held.now,
+                peak_bytes: held.peak,
+                allocations: held.allocations,
+            });
+        }
+        owners.sort_by(|a, b| b.peak_bytes.cmp(&a.peak_bytes).then(a.owner.cmp(&b.owner)));
+        owners
+    }
+}
+
+fn totals(usage: &Usage) -> Totals {
+    Totals {
+        allocated_bytes: usage.allocated,
+        active_bytes: usage.active,
+        reserved_bytes: usage.reserved,
+        requested_bytes: usage.requested,
+    }
+}

@@ -1,0 +1,78 @@
+//! Stacks as people name them: the program's own line first, the library's line where that is innermost.
+
+use memtrace_trace::file::{Definitions, Frame};
+use memtrace_trace::ids::{ContextId, StackId};
+
+use super::summary::{FrameSummary, StackSummary};
+
+/// Frames shown of one stack.
+const MAX_FRAMES: usize = 64;
+
+/// Names places.
+#[derive(Debug)]
+pub(super) struct Places<'a> {
+    definitions: &'a Definitions,
+    directory: Option<String>,
+}
+
+impl<'a> Places<'a> {
+    pub(super) fn new(definitions: &'a Definitions, directory: Option<&std::path::Path>) -> Places<'a> {
+        let directory = directory.and_then(|d| d.to_str()).map(|d| format!("{}/", d.trim_end_matches('/')));
+        Places { definitions, directory }
+    }
+
+    /// A stack and, for a block of the backward pass, its node and the forward call.
+    pub(super) fn stack(&self, stack: StackId, context: ContextId) -> StackSummary {
+        let node = self.definitions.context(context);
+        let shown = node.map(|c| c.forward).filter(|forward| !forward.is_none()).unwrap_or(stack);
+        let frames =
+            self.definitions.walk(shown).filter_map(|(_, frame)| frame).take(MAX_FRAMES).map(frame_summary).collect();
+        let mut place = self.place(shown);
+        if let Some(node) = node {
+            place = if place.is_empty() { node.node.to_string() } else { format!("{} of {place}", node.node) };
+        }
+        StackSummary { place, node: node.map(|c| c.node.to_string()), frames }
+    }
+
+    /// `model.py:88 forward`, `optim/adam.py:94 _init_group, train.py:61`; empty when nothing is known.
+    fn place(&self, stack: StackId) -> String {
+        let mut frames = self.definitions.walk(stack).filter_map(|(_, frame)| frame).peekable();
+        let Some(innermost) = frames.peek().copied() else { return String::new() };
+        let own = frames.find(|f| !is_library(&f.filename));
+        match own {
+            Some(own) if std::ptr::eq(own, innermost) => self.line(own, true),
+            Some(own) => format!("{}, {}", self.line(own, true), self.line(innermost, true)),
+            None => self.line(innermost, true),
+        }
+    }
+
+    fn line(&self, frame: &Frame, named: bool) -> String {
+        let file = self.short(&frame.filename);
+        let place = format!("{file}:{}", frame.line);
+        if named && &*frame.name != "<module>" { format!("{place} {}", frame.name) } else { place }
+    }
+
+    /// Relative to the program's folder, else the last two components.
+    fn short<'f>(&self, filename: &'f str) -> &'f str {
+        if let Some(rest) = self.directory.as_deref().and_then(|d| filename.strip_prefix(d))
+            && !is_library(filename)
+        {
+            return rest;
+        }
+        let cut = filename.rmatch_indices('/').nth(1).map(|(at, _)| at + 1).unwrap_or(0);
+        &filename[cut..]
+    }
+}
+
+pub(super) fn frame_summary(frame: &Frame) -> FrameSummary {
+    FrameSummary { name: frame.name.to_string(), filename: frame.filename.to_string(), line: frame.line }
+}
+
+/// Whether a file belongs to an installed package or to Python itself.
+fn is_library(filename: &str) -> bool {
+    ["site-packages/", "dist-packages/", "/lib/python3", "/lib64/python3", "torchinductor_"]
+        .iter()
+        .any(|part| filename.contains(part))
+        || filename.starts_with('<')
+        || filename.starts_with("torch/")
+}

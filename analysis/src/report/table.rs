@@ -1,0 +1,107 @@
+//! Tables in plain text: columns as wide as their widest cell, the last one cut at the page's edge.
+
+use super::text::Style;
+
+/// How a column is aligned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Align {
+    Left,
+    Right,
+}
+
+/// A table under construction.
+#[derive(Clone, Debug)]
+pub(super) struct Table {
+    align: Vec<Align>,
+    rows: Vec<Row>,
+}
+
+#[derive(Clone, Debug)]
+enum Row {
+    Head(Vec<String>),
+    Cells(Vec<String>),
+    Caption(String),
+}
+
+impl Table {
+    pub(super) fn new(head: &[(&str, Align)]) -> Table {
+        Table {
+            align: head.iter().map(|(_, align)| *align).collect(),
+            rows: vec![Row::Head(head.iter().map(|(name, _)| (*name).to_owned()).collect())],
+        }
+    }
+
+    /// A row of cells.
+    pub(super) fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(Row::Cells(cells));
+    }
+
+    /// A line of its own between rows.
+    pub(super) fn caption(&mut self, text: impl Into<String>) {
+        self.rows.push(Row::Caption(text.into()));
+    }
+
+    /// The lines, each indented by `indent`, none longer than `width`.
+    pub(super) fn lines(&self, indent: usize, width: usize, style: Style) -> Vec<String> {
+        let mut widths = vec![0; self.align.len()];
+        for row in &self.rows {
+            if let Row::Head(cells) | Row::Cells(cells) = row {
+                for (width, cell) in widths.iter_mut().zip(cells) {
+                    *width = (*width).max(cell.chars().count());
+                }
+            }
+        }
+        self.rows
+            .iter()
+            .map(|row| match row {
+                Row::Caption(text) => style.dim(&cut(&format!("{:indent$}{text}", ""), width)),
+                Row::Head(cells) => style.dim(&self.line(cells, &widths, indent, width)),
+                Row::Cells(cells) => self.line(cells, &widths, indent, width),
+            })
+            .collect()
+    }
+
+    fn line(&self, cells: &[String], widths: &[usize], indent: usize, width: usize) -> String {
+        let mut line = " ".repeat(indent);
+        for (i, cell) in cells.iter().enumerate() {
+            if i > 0 {
+                line.push_str("  ");
+            }
+            let pad = " ".repeat(widths[i].saturating_sub(cell.chars().count()));
+            match self.align[i] {
+                Align::Left => line.extend([cell.as_str(), &pad]),
+                Align::Right => line.extend([&pad, cell.as_str()]),
+            }
+        }
+        cut(line.trim_end(), width)
+    }
+}
+
+/// At most `width` characters; what is cut ends in an ellipsis.
+pub(super) fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let mut short: String = text.chars().take(width.saturating_sub(1)).collect();
+    short.truncate(short.trim_end().len());
+    short.push('…');
+    short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_lines_end_at_the_edge() {
+        let mut table = Table::new(&[("phase", Align::Left), ("bytes", Align::Right), ("why", Align::Left)]);
+        table.caption("step 0");
+        table.row(vec!["forward".into(), "1.00 GiB".into(), "activations, a good deal of them".into()]);
+        table.row(vec!["x".into(), "0".into(), String::new()]);
+        let lines = table.lines(2, 40, Style::PLAIN);
+        assert_eq!(lines[0], "  phase       bytes  why");
+        assert_eq!(lines[1], "  step 0");
+        assert_eq!(lines[2], "  forward  1.00 GiB  activations, a goo…");
+        assert_eq!(lines[3], "  x               0");
+    }
+}
