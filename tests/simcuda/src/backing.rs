@@ -6,8 +6,9 @@
 //! extent can be mapped at several places, which is how virtual memory management works. Host memory is anonymous.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::ptr;
 use std::sync::Arc;
 
@@ -51,11 +52,28 @@ impl Extent {
         }
     }
 
-    /// An extent over a whole file that came from elsewhere (an import).
-    pub fn of_file(file: OwnedFd) -> io::Result<Self> {
-        let file = File::from(file);
-        let size = file.metadata()?.len();
-        Ok(Extent { file: Arc::new(file.into()), offset: 0, size })
+    /// A descriptor another process can [`Extent::import`]: the process's file opened once more, positioned at the
+    /// extent, whose size is noted in the page before it. Only for extents of [`Backing::shareable`].
+    pub fn export(&self) -> io::Result<OwnedFd> {
+        let path = format!("/proc/self/fd/{}", self.descriptor());
+        let mut file = File::options().read(true).write(true).open(path)?;
+        file.seek(SeekFrom::Start(self.offset))?;
+        file.write_all_at(&note(self.size), self.offset - PAGE)?;
+        Ok(file.into())
+    }
+
+    /// The extent an exported descriptor means.
+    pub fn import(file: OwnedFd) -> io::Result<Self> {
+        let mut file = File::from(file);
+        let offset = file.stream_position()?;
+        let before = offset.checked_sub(PAGE).ok_or_else(|| io::Error::other("not an exported extent"))?;
+        let mut found = [0; 16];
+        file.read_exact_at(&mut found, before)?;
+        let size = u64::from_ne_bytes(*found.last_chunk().expect("8 of 16 bytes"));
+        if note(size) != found {
+            return Err(io::Error::other("not an exported extent"));
+        }
+        Ok(Extent { file: Arc::new(file.into()), offset, size })
     }
 
     /// A part of another process's file, opened through /proc.
@@ -64,14 +82,16 @@ impl Extent {
         let file = File::options().read(true).write(true).open(path)?;
         Ok(Extent { file: Arc::new(file.into()), offset, size })
     }
-
-    /// A second descriptor for the file, for the program to pass on.
-    pub fn duplicate(&self) -> io::Result<OwnedFd> {
-        self.file.try_clone()
-    }
 }
 
-fn memory_file(bytes: i64) -> io::Result<OwnedFd> {
+/// What is written before an exported extent: a mark and the size.
+fn note(size: u64) -> [u8; 16] {
+    let mut bytes = *b"simcuda:________";
+    bytes[8..].copy_from_slice(&size.to_ne_bytes());
+    bytes
+}
+
+fn memory_file() -> io::Result<OwnedFd> {
     // SAFETY: the name is a C string; the result is checked before it becomes an owned descriptor nobody else has.
     let file = unsafe {
         let fd = libc::memfd_create(c"simcuda".as_ptr(), libc::MFD_CLOEXEC);
@@ -81,7 +101,7 @@ fn memory_file(bytes: i64) -> io::Result<OwnedFd> {
         OwnedFd::from_raw_fd(fd)
     };
     // SAFETY: the descriptor is open and ours.
-    if unsafe { libc::ftruncate(file.as_raw_fd(), bytes) } != 0 {
+    if unsafe { libc::ftruncate(file.as_raw_fd(), FILE_BYTES) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(file)
@@ -99,7 +119,7 @@ impl Backing {
     pub fn extent(&mut self, size: u64) -> io::Result<Extent> {
         let file = match &self.file {
             Some(file) => Arc::clone(file),
-            None => Arc::clone(self.file.insert(Arc::new(memory_file(FILE_BYTES)?))),
+            None => Arc::clone(self.file.insert(Arc::new(memory_file()?))),
         };
         let size = round_up(size, PAGE);
         let offset = self.next;
@@ -107,9 +127,10 @@ impl Backing {
         Ok(Extent { file, offset, size })
     }
 
-    /// A fresh extent in a file of its own, which can be passed to another process.
-    pub fn shareable(&self, size: u64) -> io::Result<Extent> {
-        Ok(Extent { file: Arc::new(memory_file(size as i64)?), offset: 0, size })
+    /// A fresh extent that can be passed to another process: there is a page before it for the note.
+    pub fn shareable(&mut self, size: u64) -> io::Result<Extent> {
+        self.extent(PAGE)?;
+        self.extent(size)
     }
 }
 
@@ -244,6 +265,22 @@ mod tests {
         assert_eq!(read(base + (1 << 39)), 5);
         unmap(base, huge.size);
         huge.punch();
+    }
+
+    #[test]
+    fn an_exported_extent_is_the_same_memory() {
+        let mut backing = Backing::default();
+        let extent = backing.shareable(2 << 20).unwrap();
+        let (a, b) = (map(&extent, PAGE).unwrap(), {
+            let imported = Extent::import(extent.export().unwrap()).unwrap();
+            assert_eq!((imported.offset, imported.size), (extent.offset, extent.size));
+            map(&imported, PAGE).unwrap()
+        });
+        write(a + 8, 3);
+        assert_eq!(read(b + 8), 3);
+        assert!(Extent::import(File::open("/dev/null").unwrap().into()).is_err());
+        unmap(a, extent.size);
+        unmap(b, extent.size);
     }
 
     #[test]

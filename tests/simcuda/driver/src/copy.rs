@@ -86,7 +86,14 @@ unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, size: usize, strea
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemcpyPeerAsync(to: u64, _to_context: u64, from: u64, _from_context: u64, size: usize, stream: u64) -> c_int {
+unsafe extern "C" fn cuMemcpyPeerAsync(
+    to: u64,
+    _to_context: u64,
+    from: u64,
+    _from_context: u64,
+    size: usize,
+    stream: u64,
+) -> c_int {
     // SAFETY: see the crate's contract.
     unsafe { copy(to, from, size, stream) }
 }

@@ -188,7 +188,7 @@ unsafe extern "C" fn cuMemExportToShareableHandle(out: *mut c_int, handle: u64, 
         if kind != FILE_DESCRIPTOR || !shareable {
             return Err(Error::NotSupported);
         }
-        Ok(physical.extent.duplicate().map_err(|_| Error::MapFailed)?.into_raw_fd())
+        Ok(physical.extent.export().map_err(|_| Error::MapFailed)?.into_raw_fd())
     };
     // SAFETY: see the crate's contract.
     code(duplicate().map(|descriptor| unsafe { put(out, descriptor) }))
@@ -202,7 +202,7 @@ unsafe extern "C" fn cuMemImportFromShareableHandle(out: *mut u64, descriptor: *
         }
         // SAFETY: the program passes a descriptor (in a pointer's place) that stays open during the call.
         let own = unsafe { BorrowedFd::borrow_raw(descriptor as usize as c_int) }.try_clone_to_owned();
-        let extent = own.and_then(Extent::of_file).map_err(|_| Error::InvalidValue)?;
+        let extent = own.and_then(Extent::import).map_err(|_| Error::InvalidValue)?;
         Ok(machine().import_physical(extent, current_device()))
     };
     // SAFETY: see the crate's contract.

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# Runs the programs of this folder over the simulated CUDA and says which of them failed.
+set -uo pipefail
+
+usage() {
+    cat <<'TEXT'
+usage: tests/simcuda/check.sh [--torch VERSION]... [PATTERN]
+
+Runs every program of tests/simcuda/programs (those whose line matches PATTERN) over the simulated CUDA, for PyTorch 2.11.0
+or the versions named. The last line is `N passed, M failed`; the exit status is 1 if any failed. Installs what is missing.
+TEXT
+}
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+sim=$here/../../scripts/sim
+versions=()
+pattern=
+while [ $# -gt 0 ]; do
+    case $1 in
+        --torch) versions+=("${2:?--torch needs a version}"); shift 2 ;;
+        --help | -h) usage; exit 0 ;;
+        -*) usage >&2; exit 2 ;;
+        *) pattern=$1; shift ;;
+    esac
+done
+[ ${#versions[@]} -gt 0 ] || versions=(2.11.0)
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+passed=0
+failed=0
+unset LD_PRELOAD PYTORCH_CUDA_ALLOC_CONF CUDA_VISIBLE_DEVICES
+for name in $(compgen -e SIMCUDA_ || true); do unset "$name"; done
+
+# check [NAME=VALUE]... PROGRAM [ARGUMENT]...
+check() {
+    local settings=() start=$EPOCHREALTIME output
+    local line="torch $SIM_TORCH: $*"
+    [[ $line == *$pattern* ]] || return 0
+    while [[ $1 == *=* ]]; do settings+=("$1"); shift; done
+    local program=$1
+    shift
+    if output=$(env "${settings[@]}" timeout 300 "$sim" python3 "$here/programs/$program.py" "$@" 2>&1); then
+        passed=$((passed + 1))
+        line="ok    $line"
+    else
+        failed=$((failed + 1))
+        line="FAIL  $line"
+    fi
+    printf '%s  (%d ms)\n' "$line" $(((${EPOCHREALTIME/./} - ${start/./}) / 1000))
+    [[ $line == ok* ]] || tail -15 <<<"$output" | sed 's/^/      | /'
+}
+
+SIM_TORCH=none
+export SIM_TORCH
+for major in 12 13; do
+    check SIM_LD_PATH=1 SIMCUDA_LEDGER="$scratch/api.%p" api "$major"
+done
+
+for SIM_TORCH in "${versions[@]}"; do
+    check basics
+    check mlp
+    check oom
+    check oom_training
+    backends=("" expandable_segments:True backend:cudaMallocAsync max_split_size_mb:64,garbage_collection_threshold:0.8)
+    for backend in "${backends[@]}"; do
+        for time in 0 100; do
+            check PYTORCH_CUDA_ALLOC_CONF="$backend" SIMCUDA_KERNEL_US=$time SIMCUDA_DEVICES=2 allocator
+        done
+        check PYTORCH_CUDA_ALLOC_CONF="$backend" SIMCUDA_LEDGER="$scratch/torch.%p" ledger
+    done
+    for kind in convolutions encoder autocast attention embedding selection fourier; do
+        check CUDNN=1 modules $kind
+    done
+    check CUDNN=1 SIMCUDA_CUDNN_WORKSPACE=32M modules convolutions
+    check CUDNN=0 modules convolutions
+    check CUDNN=0 modules lstm
+    check CUDNN=0 SIMCUDA_SM=80 modules attention
+    check modules linear_algebra
+    check graph
+    check loader
+    check profiler
+    check SIMCUDA_DEVICES=2 ddp
+    check SIMCUDA_KERNEL_US=1000 sync
+    check SIMCUDA_MEMORY=80G big
+    check SIMCUDA_MEMORY=80G PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True many_handles
+    check recorder
+    check sharing
+    check killed
+    check SIMCUDA_FAIL=cuMemAlloc_v2:3,cudaHostAlloc:1 faults
+    if cc -shared -fPIC -o "$scratch/tracer.so" "$here/programs/tracer.c" -ldl; then
+        check traced "$scratch/tracer.so"
+    else
+        failed=$((failed + 1))
+    fi
+done
+printf '%d passed, %d failed\n' $passed $failed
+[ $failed = 0 ]

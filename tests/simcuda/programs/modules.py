@@ -1,0 +1,111 @@
+"""M5: what people train, with two optimizers and gradient clipping: runs, and memory settles."""
+import os
+import sys
+
+import torch
+import torch.nn as nn
+
+torch.backends.cudnn.enabled = os.environ.get("CUDNN", "0") == "1"
+
+
+def convolutions():
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, stride=2, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
+        nn.ConvTranspose2d(64, 16, 2, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
+    ).cuda()
+    x = torch.randn(16, 3, 64, 64, device="cuda")
+    return model, lambda: model(x).sum()
+
+
+def encoder(dtype=None):
+    layer = nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True)
+    model = nn.TransformerEncoder(layer, 3).cuda()
+    x = torch.randn(8, 128, 256, device="cuda")
+
+    def forward():
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype is not None):
+            return model(x).float().mean()
+
+    return model, forward
+
+
+def attention():
+    model = nn.Linear(512, 512 * 3).cuda().to(torch.bfloat16)
+    x = torch.randn(4, 256, 512, device="cuda", dtype=torch.bfloat16)
+
+    def forward():
+        q, k, v = model(x).view(4, 256, 3, 8, 64).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).float().sum()
+
+    return model, forward
+
+
+def lstm():
+    model = nn.LSTM(64, 128, 2, batch_first=True).cuda()
+    x = torch.randn(8, 20, 64, device="cuda")
+    return model, lambda: model(x)[0].sum()
+
+
+def embedding():
+    model = nn.EmbeddingBag(1000, 64).cuda()
+    x = torch.randint(0, 1000, (32, 10), device="cuda")
+    return model, lambda: model(x).sum()
+
+
+def small_beside(work):
+    model = nn.Linear(4, 4).cuda()
+
+    def forward():
+        work()
+        return model(torch.randn(2, 4, device="cuda")).sum()
+
+    return model, forward
+
+
+def selection():
+    def work():
+        t = torch.randn(100, 100, device="cuda")
+        assert t.sort()[0].shape == (100, 100) and t.topk(5)[0].shape == (100, 5)
+        assert t.cumsum(0).shape == (100, 100) and t[t > 0].dim() == 1
+        assert t.nonzero().shape[1] == 2 and torch.unique(t).dim() == 1
+
+    return small_beside(work)
+
+
+def fourier():
+    return small_beside(lambda: torch.fft.rfft(torch.randn(64, 64, device="cuda")))
+
+
+def linear_algebra():
+    def work():
+        a = torch.eye(8, device="cuda")
+        torch.linalg.inv(a)
+        torch.linalg.svd(a)
+        torch.linalg.cholesky(a)
+        torch.linalg.qr(a)
+        torch.linalg.eigh(a)
+        torch.bmm(a[None], a[None])
+
+    return small_beside(work)
+
+
+KINDS = {
+    "convolutions": convolutions, "encoder": encoder, "autocast": lambda: encoder(torch.bfloat16),
+    "attention": attention, "lstm": lstm, "embedding": embedding, "selection": selection, "fourier": fourier,
+    "linear_algebra": linear_algebra,
+}
+model, forward = KINDS[sys.argv[1]]()
+for optimizer in (torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)):
+    settled = []
+    for _ in range(4):
+        forward().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        settled.append(torch.cuda.memory_allocated())
+    assert settled[-1] == settled[-2], settled
+free, total = torch.cuda.mem_get_info()
+assert total - free == torch.cuda.memory_reserved()
+assert 0 < torch.cuda.memory_allocated() <= torch.cuda.max_memory_allocated() <= torch.cuda.memory_reserved()
+print(f"peak {torch.cuda.max_memory_allocated():,}")
