@@ -38,7 +38,7 @@ pub fn read(path: &Path) -> Calls {
         let name = entry["api"].as_str().expect("an api").to_owned();
         let Some(api) = Api::ALL.iter().find(|a| a.symbol() == Some(&name)) else { continue };
         let result = entry["result"].as_i64().unwrap_or(0);
-        let addr = number("addr").max(number("handle"));
+        let addr = if number("addr") != 0 { number("addr") } else { number("handle") };
         let frees = api.frees();
         if frees && addr == 0 {
             continue; // cudaFree(NULL): no memory is concerned

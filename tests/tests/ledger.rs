@@ -1,0 +1,38 @@
+//! Our driver and runtime events against the simulated CUDA's ledger, call for call.
+
+use memtrace_tests::ledger::{assert_equal, ours, read};
+use memtrace_tests::victim::Victim;
+
+/// Runs a victim with a ledger and compares.
+#[track_caller]
+fn compare(victim: Victim) -> usize {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger");
+    let run = victim.env("SIMCUDA_LEDGER", &path).run();
+    run.assert_ended_well();
+    let (ours, ledger) = (ours(&run.trace()), read(&path));
+    assert_equal(&ours, &ledger);
+    ledger.values().map(Vec::len).sum()
+}
+
+#[test]
+fn pytorch_native() {
+    assert!(compare(Victim::python("torch/mlp.py", &[])) > 20);
+}
+
+#[test]
+fn pytorch_expandable_segments() {
+    let expandable = Victim::python("torch/expandable.py", &[]);
+    assert!(compare(expandable.env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")) > 50);
+}
+
+#[test]
+fn pytorch_stream_ordered_allocator() {
+    let program = Victim::python("torch/mlp.py", &[]).env("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync");
+    assert!(compare(program) > 100);
+}
+
+#[test]
+fn pytorch_out_of_memory() {
+    assert!(compare(Victim::python("torch/oom_retry.py", &[]).env("SIMCUDA_MEMORY", "8G")) > 30);
+}
