@@ -9,6 +9,23 @@
 //! map anonymous memory and takes one short lock, which is never held while the [`DefinitionSink`] or anything foreign
 //! is called.
 //!
+//! # Cost
+//!
+//! Nanoseconds a capture, `tests/stackprobe/run --bench` on 2 busy cores of an AMD EPYC, CPython 3.12; 3.8 to 3.13 differ
+//! by less than the noise. 15 instructions a frame and about 100 more (callgrind). "first" begins with empty tables, whose
+//! pages the kernel has yet to give.
+//!
+//! | depth | unchanged | another line | another callee | up and down 4 frames | one new frame | first |
+//! |---|---|---|---|---|---|---|
+//! | 2 | 17 | 30 | 40 | 60 | 900 | 37,000 |
+//! | 20 | 35 | 45 | 60 | 90 | 1,000 | 40,000 |
+//! | 60 | 78 | 90 | 100 | 140 | 1,150 | 42,000 |
+//! | 1000 | 1250 | 1370 | 1410 | 1410 | 3,400 | 73,000 |
+//!
+//! Memory: 4 KiB a thread up to 128 frames deep; 16 bytes a stack and 24 a frame, at most 23 MiB a process.
+//!
+//! # Borders
+//!
 //! This module may not call the hooks, the ring or the trace file: what is new goes to the sink that the caller gives.
 //! It may not be entered twice on one thread (a signal handler inside a capture): the caller's guard sees to that.
 //!

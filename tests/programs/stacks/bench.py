@@ -74,6 +74,15 @@ def first_time():
     """Every frame for the first time, with empty tables: their pages are touched for the first time, too."""
     times = []
     for _ in range(100):
+        library.probe_forget()
+        times.append(once())
+    return statistics.median(times) - nothing
+
+
+def verification():
+    """The first capture of a process: all of the above, and the layout is verified."""
+    times = []
+    for _ in range(20):
         library.probe_reset()
         times.append(once())
     return statistics.median(times) - nothing
@@ -81,10 +90,10 @@ def first_time():
 
 if not probe.capture():
     sys.exit("no stack: " + probe.reason())
-columns = (unchanged, leaf_line_changed, other_callee, depth_changed, new_frame, first_time)
-titles = ("unchanged", "new line", "sibling", "up, down", "new frame", "first")
-print(("%-8s %6s" + " %10s" * 6 + "   ns a capture") % ((sys.version.split()[0], "depth") + titles))
+columns = (unchanged, leaf_line_changed, other_callee, depth_changed, new_frame, first_time, verification)
+titles = ("unchanged", "new line", "sibling", "up, down", "new frame", "first", "verifying")
+print(("%-8s %6s" + " %10s" * 7 + "   ns a capture") % ((sys.version.split()[0], "depth") + titles))
 sys.setrecursionlimit(5000)
 for depth in (2, 20, 60, 1000):
     figures = [at_depth(depth, work) for work in columns]
-    print(("%-8s %6d" + " %10.1f" * 4 + " %10.0f" * 2) % ("", depth, *figures))
+    print(("%-8s %6d" + " %10.1f" * 4 + " %10.0f" * 3) % ("", depth, *figures))

@@ -12,18 +12,15 @@ use memtrace_trace::ids::{FrameId, StackId};
 
 use crate::stack::{DefinitionSink, FrameText, Interner, Loss, Python, Reason, ThreadStacks};
 
-/// Null until first needed; replaced by [`probe_reset`]. Leaked, as other threads may be using it.
-static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+type Detected = Result<Python, Reason>;
+
+// Null until first needed; replaced by `probe_reset` and `probe_forget`. Leaked, as other threads may be using them.
+static PYTHON: AtomicPtr<Detected> = AtomicPtr::new(std::ptr::null_mut());
+static INTERNER: AtomicPtr<Interner> = AtomicPtr::new(std::ptr::null_mut());
 static DEFINITIONS: Mutex<Option<Definitions>> = Mutex::new(None);
 
 thread_local! {
     static STACKS: UnsafeCell<ThreadStacks> = const { UnsafeCell::new(ThreadStacks::new()) };
-}
-
-/// What a traced process has once.
-struct Process {
-    python: Result<Python, Reason>,
-    interner: Interner,
 }
 
 /// Everything that was ever defined, by id.
@@ -90,27 +87,38 @@ fn resolve(name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
-fn process() -> &'static Process {
-    let known = PROCESS.load(Ordering::Acquire);
-    // SAFETY: null or leaked below.
-    if let Some(process) = unsafe { known.as_ref() } {
-        return process;
+fn python() -> &'static Detected {
+    // SAFETY: null or leaked by `probe_reset`.
+    match unsafe { PYTHON.load(Ordering::Acquire).as_ref() } {
+        Some(python) => python,
+        None => {
+            probe_reset();
+            python()
+        }
     }
-    probe_reset();
-    process()
+}
+
+fn interner() -> &'static Interner {
+    // SAFETY: null or leaked by `probe_forget`.
+    match unsafe { INTERNER.load(Ordering::Acquire).as_ref() } {
+        Some(interner) => interner,
+        None => {
+            probe_forget();
+            interner()
+        }
+    }
 }
 
 fn take(sink: &mut impl DefinitionSink) -> StackId {
-    let process = process();
-    let Ok(python) = &process.python else {
+    let Ok(python) = python() else {
         return StackId::NONE;
     };
     // SAFETY: the reference ends with this call, and a capture does not call back into the probe.
-    STACKS.with(|stacks| python.capture(unsafe { &mut *stacks.get() }, &process.interner, sink))
+    STACKS.with(|stacks| python.capture(unsafe { &mut *stacks.get() }, interner(), sink))
 }
 
 fn verified() -> Result<bool, Reason> {
-    process().python.as_ref().map_err(|reason| *reason)?.verified()
+    python().as_ref().map_err(|reason| *reason)?.verified()
 }
 
 /// 0 when stacks are taken, 1 when not yet known, else 2 and `probe_reason` says why not.
@@ -147,26 +155,30 @@ pub extern "C" fn probe_capture() -> u32 {
 /// `into` has room for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probe_stack(id: u32, into: *mut c_char, size: usize) -> usize {
-    let mut text = String::new();
-    let guard = definitions();
-    let mut id = StackId(id);
-    while let Some(all) = guard.as_ref()
-        && !id.is_none()
-    {
-        match all.stacks.get(&id) {
-            Some((parent, frame)) => {
-                let frame = all.frames.get(frame).map_or("undefined frame", String::as_str);
-                let _ = write!(text, "{frame}\x1e");
-                id = *parent;
-            }
-            None => {
-                text.push_str("undefined stack\x1e");
-                break;
-            }
+    // Another thread may have made an id that this one has got, and be about to deliver what it means.
+    let text = (0..1_000_000).find_map(|_| {
+        let text = text_of(StackId(id));
+        if text.is_none() {
+            std::thread::yield_now();
         }
-    }
+        text
+    });
+    let text = text.unwrap_or_else(|| "undefined\x1e".to_owned());
     // SAFETY: as promised by the caller.
     unsafe { copy(&text, into, size) }
+}
+
+/// `None` when something is not defined (yet).
+fn text_of(mut id: StackId) -> Option<String> {
+    let guard = definitions();
+    let mut text = String::new();
+    while !id.is_none() {
+        let all = guard.as_ref()?;
+        let (parent, frame) = all.stacks.get(&id)?;
+        let _ = write!(text, "{}\x1e", all.frames.get(frame)?);
+        id = *parent;
+    }
+    Some(text)
 }
 
 /// # Safety
@@ -184,7 +196,7 @@ unsafe fn copy(text: &str, into: *mut c_char, size: usize) -> usize {
 /// `name` is a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probe_count(name: *const c_char) -> u64 {
-    let (stacks, frames, evicted) = process().interner.counts();
+    let (stacks, frames, evicted) = interner().counts();
     let guard = definitions();
     // SAFETY: as promised by the caller.
     match unsafe { CStr::from_ptr(name) }.to_bytes() {
@@ -199,11 +211,17 @@ pub unsafe extern "C" fn probe_count(name: *const c_char) -> u64 {
     }
 }
 
-/// What a forked child does first: begins anew, without any definition.
+/// What a forked child does first: begins anew, without any definition, with an interpreter yet to be verified.
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_reset() {
-    let process = Process { python: Python::detect(resolve), interner: Interner::new() };
-    PROCESS.store(Box::into_raw(Box::new(process)), Ordering::Release);
+    PYTHON.store(Box::into_raw(Box::new(Python::detect(resolve))), Ordering::Release);
+    probe_forget();
+}
+
+/// Forgets all definitions.
+#[unsafe(no_mangle)]
+pub extern "C" fn probe_forget() {
+    INTERNER.store(Box::into_raw(Box::new(Interner::new())), Ordering::Release);
     *definitions() = None;
 }
 

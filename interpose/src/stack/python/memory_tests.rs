@@ -240,7 +240,7 @@ impl DefinitionSink for Names {
 }
 
 fn walk(world: &World, thread: usize) -> Vec<String> {
-    let (frames, interner) = (Frames::new(world.layout), Interner::new());
+    let (frames, interner) = (Frames::new(world.layout, world.types.code), Interner::new());
     let (mut stacks, mut names) = (ThreadStacks::new(), Names::default());
     // SAFETY: the objects are laid out as the layout says and live in `world`.
     let mut id = unsafe {

@@ -80,8 +80,8 @@ impl Python {
             this_thread_state: unsafe { std::mem::transmute::<*mut c_void, ThisThreadState>(this_thread_state) },
             // SAFETY: as above.
             address_to_line: unsafe { std::mem::transmute::<*mut c_void, AddressToLine>(address_to_line) },
+            frames: Frames::new(layout, types.code),
             types,
-            frames: Frames::new(layout),
             state: AtomicU8::new(UNVERIFIED),
             attempts: AtomicU32::new(0),
         })

@@ -16,10 +16,10 @@ use super::reason::Reason;
 use super::text::Storage;
 use super::walk::Frames;
 
-/// Frames that are checked. Deeper ones are as good as these.
-const CHECKED_FRAMES: usize = 64;
+/// Frames that are checked, at some ten microseconds each. Deeper ones are as good as these.
+const CHECKED_FRAMES: usize = 16;
 /// Longest chain that is followed to see that it ends.
-const LONGEST_CHAIN: usize = 10_000;
+const LONGEST_CHAIN: usize = 2_000;
 /// Longest string, line table or code that is believed.
 const LONGEST: usize = 1 << 28;
 /// Longest line table that is compared with `PyCode_Addr2Line`.

@@ -11,7 +11,7 @@ use super::super::definition::{DefinitionSink, FrameText, Loss};
 use super::super::intern::Interner;
 use super::super::key_cache::Meaning;
 use super::super::thread::{Chain, Identity, ReadFrame, Step};
-use super::layout::{BYTES_DATA, Bytecode, FrameLayout, InstructionKind, Layout, OB_SIZE};
+use super::layout::{BYTES_DATA, Bytecode, FrameLayout, InstructionKind, Layout, OB_SIZE, OB_TYPE};
 use super::text::{self, Buffer};
 use super::{deaths, lines};
 
@@ -22,6 +22,8 @@ const LONGEST_NAME: usize = 1024;
 /// Frames in memory, laid out in one way.
 pub(super) struct Frames {
     layout: Layout,
+    /// Address of `PyCode_Type`.
+    code_type: usize,
 }
 
 /// # Safety
@@ -33,8 +35,8 @@ unsafe fn load<T: Copy>(address: usize) -> T {
 }
 
 impl Frames {
-    pub(super) const fn new(layout: Layout) -> Frames {
-        Frames { layout }
+    pub(super) const fn new(layout: Layout, code_type: usize) -> Frames {
+        Frames { layout, code_type }
     }
 
     pub(super) fn layout(&self) -> &Layout {
@@ -172,7 +174,7 @@ impl Chain for Frames {
 
     /// Hidden are what CPython's tracebacks leave out (`_PyFrame_IsIncomplete`): marks left by C code, and frames whose
     /// prologue has not finished, unless a generator owns them. The owner is not part of a key, so what depends on
-    /// it is not remembered.
+    /// it is not remembered. From 3.13 on C code's marks run `None` instead of a code object.
     #[cold]
     unsafe fn identify(
         &self,
@@ -187,6 +189,10 @@ impl Chain for Frames {
             let owned_by = unsafe { load::<u8>(frame + owner.offset) };
             if owned_by >= owner.first_shim {
                 return Identity { meaning: Meaning::HIDDEN, lasting };
+            }
+            // SAFETY: an executable is an object, and alive as long as its frame.
+            if unsafe { load::<usize>(step.code + OB_TYPE) } != self.code_type {
+                return Identity { meaning: Meaning::HIDDEN, lasting: false };
             }
             if let Bytecode::Inline { first_traceable, .. } = self.layout.code.bytecode {
                 // SAFETY: the frame's code object is alive.
