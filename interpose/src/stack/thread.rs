@@ -204,8 +204,9 @@ impl ThreadStacks {
     }
 
     /// Compares the chain from `entries[from].frame` on with the entries `from..=0`, whose addresses must all agree.
-    /// Keys that differ are rewritten, and `changed` becomes the lowest such index. False when the chain is not as
-    /// long as the entries say or turns elsewhere.
+    /// Keys that differ are rewritten, and `changed` becomes the lowest such index unless it is lower already (from an
+    /// attempt before, whose entries are still to be interned). False when the chain is not as long as the entries say
+    /// or turns elsewhere.
     ///
     /// # Safety
     /// `from < known`, and `entries[from].frame` belongs to the present chain.
@@ -227,7 +228,7 @@ impl ThreadStacks {
                 known.instruction = step.instruction;
                 known.meaning = Meaning::UNKNOWN;
                 // SAFETY: both point into the same array.
-                *changed = unsafe { entry.offset_from_unsigned(first) };
+                *changed = unsafe { entry.offset_from_unsigned(first) }.min(*changed);
             }
             if entry == first {
                 return step.previous == 0;
@@ -377,11 +378,11 @@ impl ThreadStacks {
         sink: &mut dyn DefinitionSink,
     ) -> StackId {
         self.last = depth;
+        // If the sink should panic, what follows does not hold.
+        self.known = self.known.min(changed);
         if changed > depth {
-            self.known = self.known.min(changed);
             return self.entry(depth).stack;
         }
-        self.known = depth + 1;
         let mut stack = match changed.checked_sub(1) {
             Some(below) => self.entry(below).stack,
             None => StackId::NONE,
@@ -399,6 +400,7 @@ impl ThreadStacks {
             }
             entry.stack = stack;
         }
+        self.known = depth + 1;
         stack
     }
 

@@ -365,6 +365,72 @@ fn threads_share_one_tree() {
     }
 }
 
+/// A guess that fails half-way has rewritten entries; the next attempt may find nothing more to change among them.
+#[test]
+fn what_a_wrong_guess_has_rewritten_is_interned() {
+    let interner = Interner::new();
+    let (mut thread, mut tree) = (ThreadStacks::new(), Tree::default());
+    let mut machine = Machine { hidden_from: u32::MAX, ..Machine::default() };
+    for n in 0..8 {
+        machine.codes.insert(0x5000 + n * 16, format!("f{n}"));
+    }
+    let frame = |address: usize, instruction| FakeFrame {
+        address: 0x1000 + address * 8,
+        code: 0x5000 + address % 8 * 16,
+        instruction,
+    };
+    let programs: [&[(usize, u32)]; 6] = [
+        &[(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0)],
+        // The same leaf and callers, two of them elsewhere, and then another root.
+        &[(9, 0), (1, 0), (2, 1), (3, 0), (4, 1), (5, 0)],
+        &[(0, 0), (2, 0), (3, 1), (4, 1), (5, 0)],
+        &[(0, 0), (1, 0), (2, 1), (3, 0), (4, 1), (6, 0), (5, 1)],
+        &[(1, 0), (2, 1), (3, 0), (4, 1), (5, 0)],
+        &[(4, 0), (5, 0)],
+    ];
+    let mut dice = Dice(5);
+    for _ in 0..500 {
+        let program = programs[dice.below(programs.len())];
+        machine.stack = program.iter().map(|(address, instruction)| frame(*address, *instruction)).collect();
+        let id = capture(&machine, &mut thread, &interner, &mut tree);
+        assert_eq!(tree.stack_of(id), machine.expected());
+    }
+    thread.release();
+}
+
+/// The caller catches a panic of the sink; what was half done then must not be believed later.
+#[test]
+fn a_panic_in_the_sink_leaves_nothing_wrong_behind() {
+    struct Panics;
+    impl DefinitionSink for Panics {
+        fn frame(&mut self, _id: FrameId, _text: &FrameText<'_>) {}
+        fn stack(&mut self, _id: StackId, _parent: StackId, _frame: FrameId) {
+            panic!("on purpose");
+        }
+    }
+    let interner = Interner::new();
+    let (mut thread, mut tree) = (ThreadStacks::new(), Tree::default());
+    let mut machine = Machine { hidden_from: u32::MAX, ..Machine::default() };
+    machine.codes.insert(0x5000, "f".into());
+    for n in 0..5 {
+        machine.stack.push(FakeFrame { address: 0x1000 + n * 8, code: 0x5000, instruction: 1 });
+    }
+    let before = capture(&machine, &mut thread, &interner, &mut tree);
+    machine.stack[2].instruction = 2;
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        // SAFETY: the fake machine's leaf is the innermost frame of its present chain.
+        unsafe { thread.capture(&machine, machine.leaf(), &interner, &mut Panics) }
+    }));
+    assert!(panicked.is_err());
+    // The first of the three new stacks was defined to the sink that panicked.
+    let lost = StackId(before.0 + 1);
+    tree.frames.insert(FrameId(2), ("f".into(), 2));
+    tree.stacks.insert(lost, (tree.stacks[&StackId(before.0 - 2)].0, FrameId(2)));
+    let id = capture(&machine, &mut thread, &interner, &mut tree);
+    assert_eq!(tree.stack_of(id), machine.expected());
+    thread.release();
+}
+
 #[test]
 fn synthetic_frames_sit_on_any_stack() {
     let interner = Interner::new();
