@@ -14,7 +14,7 @@ use memtrace_trace::ids::{FrameId, StackId};
 use memtrace_trace::shm::ring::{Full, Producer};
 
 use crate::process::Process;
-use crate::stack::{DefinitionSink, FrameText};
+use crate::stack::{DefinitionSink, FrameText, Loss};
 
 /// The longest string in a definition, in bytes.
 const MAX_STRING: usize = MAX_DEFINITION / 4;
@@ -56,7 +56,11 @@ pub(crate) fn define(process: &Process, producer: &mut Producer<'_>, definition:
 }
 
 #[cold]
-fn wait(process: &Process, producer: &mut Producer<'_>, mut again: impl FnMut(&mut Producer<'_>) -> Result<(), Full>) -> bool {
+fn wait(
+    process: &Process,
+    producer: &mut Producer<'_>,
+    mut again: impl FnMut(&mut Producer<'_>) -> Result<(), Full>,
+) -> bool {
     producer.publish();
     let closed = &process.segment.header().closed.0;
     if closed.load(Ordering::Relaxed) != 0 || process.stalled.load(Ordering::Relaxed) != 0 {
@@ -118,5 +122,12 @@ impl DefinitionSink for RingSink<'_> {
 
     fn stack(&mut self, id: StackId, parent: StackId, frame: FrameId) {
         define(self.process, self.producer, &Definition::Stack { id, parent, frame });
+    }
+    fn lost(&mut self, what: Loss) {
+        let counter = match what {
+            Loss::Frame | Loss::Depth | Loss::Memory | Loss::Unverified => Counter::StacksCut,
+            Loss::Text => Counter::StringsCut,
+        };
+        self.process.count(counter, 1);
     }
 }

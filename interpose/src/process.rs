@@ -96,7 +96,9 @@ impl Process {
         }
         let known = CURRENT.load(Ordering::Acquire);
         // SAFETY: as in `current`.
-        let process = if std::ptr::eq(known, off()) || !known.is_null() && unsafe { (*known).alive.load(Ordering::Relaxed) } != 0 {
+        let process = if std::ptr::eq(known, off())
+            || !known.is_null() && unsafe { (*known).alive.load(Ordering::Relaxed) } != 0
+        {
             known
         } else {
             let process = start().map_or(off(), |p| Box::into_raw(Box::new(p)));

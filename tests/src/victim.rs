@@ -7,8 +7,16 @@ use std::process::{Command, Output};
 use memtrace_trace::event::Event;
 use memtrace_trace::file::Reader;
 
-/// The repository's root.
+/// Whether programs run on a real GPU, with the machine's own Python, instead of over the simulated CUDA (`scripts/gpu-check`).
+fn on_gpu() -> bool {
+    std::env::var_os("MEMTRACE_TEST_GPU").is_some()
+}
+
+/// The repository's root: MEMTRACE_ROOT, else where this was compiled.
 pub fn root() -> PathBuf {
+    if let Some(root) = std::env::var_os("MEMTRACE_ROOT") {
+        return root.into();
+    }
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned).unwrap_or_default()
 }
 
@@ -44,7 +52,10 @@ pub struct Run {
 impl Victim {
     /// A program of tests/programs, run by the test environment's Python over the simulated CUDA.
     pub fn python(program: &str, args: &[&str]) -> Victim {
-        let mut command: Vec<OsString> = vec!["python".into(), root().join("tests/programs").join(program).into()];
+        let mut command: Vec<OsString> = vec![
+            if on_gpu() { "python3".into() } else { "python".into() },
+            root().join("tests/programs").join(program).into(),
+        ];
         command.extend(args.iter().map(Into::into));
         Victim { command, env: Vec::new(), options: Vec::new(), sim: true }
     }
@@ -76,7 +87,7 @@ impl Victim {
     /// The command line, traced into `dir` or, where `dir` is `None`, as it is.
     pub fn prepare(&self, dir: Option<&Path>) -> Command {
         let mut words: Vec<OsString> = Vec::new();
-        if self.sim {
+        if self.sim && !on_gpu() {
             words.push(root().join("scripts/sim").into());
         }
         if let Some(dir) = dir {

@@ -17,7 +17,7 @@ fn event(seq: u64) -> Event {
         size: 100 + seq % 3,
         stack: StackId((seq % 5) as u32),
         source: Source::Torch,
-        action: if seq % 2 == 0 { Action::Alloc } else { Action::FreeCompleted },
+        action: if seq.is_multiple_of(2) { Action::Alloc } else { Action::FreeCompleted },
         device: 0,
         thread: ThreadId(1),
         ..Event::EMPTY

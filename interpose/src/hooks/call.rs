@@ -187,16 +187,16 @@ static RUNTIME: [[AtomicPtr<c_void>; MODULES]; super::registry::RUNTIME_HOOKS] =
     [const { [const { AtomicPtr::new(std::ptr::null_mut()) }; MODULES] }; super::registry::RUNTIME_HOOKS];
 
 fn runtime_original(hook: &'static Hook, caller: Option<&Caller>) -> *mut c_void {
-    let place = caller
-        .and_then(objects::module_index)
-        .and_then(|module| RUNTIME.get(hook.runtime_index())?.get(module));
+    let place =
+        caller.and_then(objects::module_index).and_then(|module| RUNTIME.get(hook.runtime_index())?.get(module));
     if let Some(known) = place.map(|p| p.load(Ordering::Relaxed)).filter(|p| !p.is_null()) {
         return known;
     }
     let ours = hook.entry as *mut c_void;
     let sound = |found: *mut c_void| !found.is_null() && found != ours;
     // 1. What the caller itself is linked with. 2. What it was given by dlsym. 3. The executable's. 4. Any runtime there is.
-    let own = caller.map(|c| real::loaded(c.path())).filter(|h| !h.is_null() && !caller.is_some_and(|c| c.path().is_empty()));
+    let own =
+        caller.map(|c| real::loaded(c.path())).filter(|h| !h.is_null() && !caller.is_some_and(|c| c.path().is_empty()));
     let mut found = own.map_or(std::ptr::null_mut(), |handle| real::lookup(handle, hook.symbol));
     if !sound(found) {
         found = hook.original.peek();

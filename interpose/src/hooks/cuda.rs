@@ -156,9 +156,9 @@ macro_rules! hooks {
                     if original.is_null() {
                         return UNKNOWN;
                     }
+                    type Original = unsafe extern "C-unwind" fn($($type),*) -> i32;
                     // SAFETY: the original of this very symbol, which has this signature.
-                    let original: unsafe extern "C-unwind" fn($($type),*) -> i32 =
-                        unsafe { std::mem::transmute(original) };
+                    let original = unsafe { std::mem::transmute::<*mut c_void, Original>(original) };
                     hooks!(@$verb call $action { $($field: $value),* } {
                         // SAFETY: the arguments that the program passed for this function.
                         unsafe { original($($arg),*) }
@@ -171,12 +171,14 @@ macro_rules! hooks {
         let (result, nested) = $call.make(|| $original);
         $call.obtained(Action::$action, result, nested, || {
             // A failed call has written no address.
+            #[allow(clippy::needless_update, reason = "some calls have a stream, some have not")]
             let memory = Memory { $($field: $value as u64,)* ..Memory::default() };
             if result == 0 { memory } else { Memory { addr: 0, ..memory } }
         });
         result
     }};
     (@frees $call:ident $action:ident { $($field:ident: $value:expr),* } $original:block) => {{
+        #[allow(clippy::needless_update, reason = "some calls have a size or a stream, some have not")]
         let seq = $call.releasing(Action::$action, Memory { $($field: $value as u64,)* ..Memory::default() });
         let (result, _) = $call.make(|| $original);
         if result != 0 {

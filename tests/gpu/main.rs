@@ -1,0 +1,175 @@
+//! The suite that needs a real GPU: `scripts/gpu-check` runs it. One binary, so that it can be carried to a machine without Rust.
+//!
+//! Each check compares with something independent: PyTorch's recorder, the frameworks' own statistics, the driver's memory
+//! information. The last lines say what was seen, as JSON, and how many checks passed.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use memtrace_tests::oracle::compare;
+use memtrace_tests::victim::{Run, Victim, events};
+use memtrace_trace::api::Memory;
+use memtrace_trace::event::{Action, Flags, Source};
+use serde_json::{Value, json};
+
+/// Physical device memory obtained from the driver and not yet released, by calling library, at the end or at `peak`.
+fn by_module(run: &Run) -> BTreeMap<String, u64> {
+    let mut held: BTreeMap<(String, u64), u64> = BTreeMap::new();
+    let mut most: BTreeMap<String, u64> = BTreeMap::new();
+    let mut now: BTreeMap<String, i64> = BTreeMap::new();
+    for trace in run.traces() {
+        for e in events(&trace) {
+            if e.source != Source::Driver || e.result != 0 {
+                continue;
+            }
+            let physical =
+                matches!(e.api.memory(), Some(Memory::Device | Memory::Pool | Memory::Managed | Memory::Physical));
+            if !physical {
+                continue;
+            }
+            let module = trace.definitions().module(e.module).unwrap_or("?");
+            let module = module.rsplit('/').next().unwrap_or(module).to_owned();
+            // A runtime's call is its caller's: the outer event says whose.
+            let owner = if e.flags.contains(Flags::IN_ALLOCATOR) { "PyTorch's allocator".to_owned() } else { module };
+            match e.action {
+                Action::Alloc => {
+                    held.insert((owner.clone(), e.addr), e.size);
+                    *now.entry(owner.clone()).or_default() += e.size as i64;
+                    let total = now[&owner].max(0) as u64;
+                    let peak = most.entry(owner).or_default();
+                    *peak = (*peak).max(total);
+                }
+                Action::FreeCompleted => {
+                    let key = held.keys().find(|(_, addr)| *addr == e.addr).cloned();
+                    if let Some(key) = key {
+                        let size = held.remove(&key).unwrap_or(0);
+                        *now.entry(key.0).or_default() -= size as i64;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    most
+}
+
+/// The JSON a program printed last.
+fn printed(run: &Run) -> Value {
+    let text = String::from_utf8_lossy(&run.output.stdout).into_owned();
+    text.lines().rev().find_map(|l| serde_json::from_str(l).ok()).unwrap_or(Value::Null)
+}
+
+fn notices(run: &Run) -> Value {
+    let traces = run.traces();
+    let texts = traces.iter().flat_map(|t| t.definitions().notices.iter().map(|n| format!("{}: {}", n.topic, n.text)));
+    Value::Array(texts.map(Value::String).collect())
+}
+
+fn recorder(program: &str, args: &[&str], env: &[(&str, &str)]) -> Value {
+    let victim = env.iter().fold(Victim::python(program, args), |v, (name, value)| v.env(name, value));
+    let (run, oracle) = compare(victim);
+    let count: usize = oracle.entries().values().map(Vec::len).sum();
+    let trace = run.trace();
+    let bytes = std::fs::metadata(trace.path()).map(|m| m.len()).unwrap_or(0);
+    let devices: Vec<String> = trace
+        .definitions()
+        .devices
+        .values()
+        .map(|d| format!("{} {} bytes, {} in use before, {}", d.name, d.total, d.used_before, d.pci))
+        .collect();
+    json!({
+        "events_equal": count,
+        "events_recorded": trace.event_count(),
+        "trace_bytes_per_event": bytes as f64 / trace.event_count().max(1) as f64,
+        "printed": String::from_utf8_lossy(&run.output.stdout).trim(),
+        "devices": devices,
+        "notices": notices(&run),
+    })
+}
+
+fn hidden() -> Value {
+    let run = Victim::python("gpu/hidden.py", &[]).run();
+    run.assert_ended_well();
+    let modules = by_module(&run);
+    let seen = |part: &str| modules.iter().filter(|(m, _)| m.contains(part)).map(|(_, b)| *b).sum::<u64>();
+    let said = printed(&run);
+    assert!(seen("libnccl") > 0, "NCCL's own memory is seen: {modules:?}");
+    assert!(seen("PyTorch") >= said["reserved"].as_u64().unwrap_or(u64::MAX), "{modules:?} {said}");
+    let recorded: u64 = modules.values().sum();
+    let used = said["used"].as_u64().unwrap_or(0);
+    assert!(recorded <= used, "recorded {recorded} is part of what the driver says is in use, {used}");
+    json!({ "by_module": modules, "said": said, "not_allocations": used - recorded })
+}
+
+fn jax() -> Value {
+    let run = Victim::python("gpu/jax_program.py", &[]).run();
+    run.assert_ended_well();
+    let (modules, said) = (by_module(&run), printed(&run));
+    let recorded: u64 = modules.values().sum();
+    let in_use = said["stats"]["peak_bytes_in_use"].as_u64().unwrap_or(0);
+    assert!(recorded >= in_use && in_use > 0, "recorded {recorded}, JAX says {in_use} at its peak");
+    json!({ "by_module": modules, "said": said })
+}
+
+fn cupy() -> Value {
+    let run = Victim::python("gpu/cupy_program.py", &[]).run();
+    run.assert_ended_well();
+    let (modules, said) = (by_module(&run), printed(&run));
+    let recorded: u64 = modules.values().sum();
+    let pool = said["pool"].as_u64().unwrap_or(u64::MAX);
+    assert!(recorded >= pool, "recorded {recorded}, CuPy's pool holds {pool}");
+    json!({ "by_module": modules, "said": said })
+}
+
+fn overhead() -> Value {
+    let run = Victim::python("gpu/overhead.py", &[]).option("--no-snapshot").run();
+    run.assert_ended_well();
+    let text = String::from_utf8_lossy(&run.output.stdout).into_owned();
+    let result: Value = serde_json::from_str(&text).expect("the benchmark prints JSON");
+    for row in result["results"].as_array().expect("results") {
+        assert!(
+            row["added_ratio_to_python"].as_f64().is_some_and(|r| r < 1.0),
+            "cheaper than PyTorch's recorder: {row}"
+        );
+    }
+    let lost: u64 = run.traces().iter().filter_map(|t| t.end()).map(|e| e.lost).sum();
+    assert_eq!(lost, 0, "lost events");
+    result
+}
+
+fn main() {
+    let expandable = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")];
+    let checks: Vec<(&str, Box<dyn Fn() -> Value>)> = vec![
+        ("recorder: MLP", Box::new(|| recorder("torch/mlp.py", &[], &[]))),
+        ("recorder: ResNet-50, batch 32", Box::new(|| recorder("torch/resnet50.py", &["32"], &[]))),
+        ("recorder: GPT-2, 124 M parameters", Box::new(|| recorder("torch/gpt2.py", &[], &[]))),
+        ("recorder: transformer under autocast", Box::new(|| recorder("torch/transformer_amp.py", &[], &[]))),
+        ("recorder: streams", Box::new(|| recorder("torch/streams.py", &[], &[]))),
+        ("recorder: expandable segments", Box::new(move || recorder("torch/expandable.py", &[], &expandable))),
+        ("hidden: cuBLAS and NCCL", Box::new(hidden)),
+        ("JAX", Box::new(jax)),
+        ("CuPy", Box::new(cupy)),
+        ("overhead", Box::new(overhead)),
+    ];
+    let only: Vec<String> = std::env::args().skip(1).collect();
+    let (mut passed, mut failed, mut seen) = (0, 0, serde_json::Map::new());
+    for (name, check) in checks {
+        if !only.is_empty() && !only.iter().any(|o| name.contains(o.as_str())) {
+            continue;
+        }
+        match catch_unwind(AssertUnwindSafe(check)) {
+            Ok(value) => {
+                println!("ok      {name}");
+                seen.insert(name.into(), value);
+                passed += 1;
+            }
+            Err(_) => {
+                println!("FAILED  {name}");
+                failed += 1;
+            }
+        }
+    }
+    println!("{}", serde_json::to_string_pretty(&Value::Object(seen)).unwrap_or_default());
+    println!("{passed} passed, {failed} failed");
+    std::process::exit(i32::from(failed > 0));
+}
