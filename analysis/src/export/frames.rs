@@ -16,7 +16,6 @@
 use std::collections::HashMap;
 use std::io::Write;
 
-use memtrace_trace::event::Event;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
@@ -56,9 +55,26 @@ impl<'a> Frames<'a> {
         }
     }
 
-    /// Writes the list of frames of a stack in a context.
+    /// Writes the keys `frames` and, where autograd ran a node whose forward call is known, `forward_frames`.
     #[inline]
-    pub(super) fn put<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words, stack: StackId, context: ContextId) {
+    pub(super) fn put_keys<W: Write>(
+        &mut self,
+        out: &mut Pickle<W>,
+        words: &mut Words,
+        stack: StackId,
+        context: ContextId,
+    ) {
+        words.put(out, Word::Frames);
+        self.put(out, words, stack, context);
+        let forward = self.definitions.context(context).map_or(StackId::NONE, |c| c.forward);
+        if !forward.is_none() {
+            words.put(out, Word::ForwardFrames);
+            self.put_forward(out, forward);
+        }
+    }
+
+    #[inline]
+    fn put<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words, stack: StackId, context: ContextId) {
         if context.is_none() {
             // A stack that was never defined shares the place of "none".
             let index = if stack.index() < self.stacks.len() { stack.index() } else { 0 };
@@ -80,15 +96,9 @@ impl<'a> Frames<'a> {
         }
     }
 
-    /// Whether an event has forward frames.
-    pub(super) fn has_forward(&self, e: &Event) -> bool {
-        self.definitions.context(e.context).is_some_and(|c| !c.forward.is_none())
-    }
-
-    /// Writes the forward call of an event's node as PyTorch's anomaly mode does: traceback-formatted strings, outermost
+    /// Writes a node's forward call as PyTorch's anomaly mode does: traceback-formatted strings, outermost
     /// call first.
-    pub(super) fn put_forward<W: Write>(&mut self, out: &mut Pickle<W>, context: ContextId) {
-        let stack = self.definitions.context(context).map_or(StackId::NONE, |c| c.forward);
+    fn put_forward<W: Write>(&mut self, out: &mut Pickle<W>, stack: StackId) {
         if let Some(memo) = self.forward.get(&stack) {
             out.get(*memo);
             return;

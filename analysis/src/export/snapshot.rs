@@ -248,12 +248,7 @@ impl<'a, W: Write> Writer<'a, W> {
         words.put(out, Word::NotAvailable);
         words.put(out, Word::UserMetadata);
         words.put(out, Word::Empty);
-        words.put(out, Word::Frames);
-        self.frames.put(out, words, stack, context);
-        if !context.is_none() && self.frames.has_forward(e) {
-            words.put(out, Word::ForwardFrames);
-            self.frames.put_forward(out, context);
-        }
+        self.frames.put_keys(out, words, stack, context);
         if !self.unknown_written {
             // The viewer throws on a file with categories that lacks this one.
             self.unknown_written = true;
@@ -292,8 +287,7 @@ impl<'a, W: Write> Writer<'a, W> {
         out.pair(pool.0, pool.1);
         words.put(out, Word::IsExpandable);
         out.bool(segment.expandable);
-        words.put(out, Word::Frames);
-        self.frames.put(out, words, segment.stack, ContextId::NONE);
+        self.frames.put_keys(out, words, segment.stack, segment.context);
         words.put(out, Word::Blocks);
         let mut blocks = out.begin_list();
         for block in &segment.blocks {
@@ -314,8 +308,7 @@ impl<'a, W: Write> Writer<'a, W> {
                     BlockState::Inactive | BlockState::Unmapped => Word::Inactive,
                 },
             );
-            words.put(out, Word::Frames);
-            self.frames.put(out, words, block.stack, block.context);
+            self.frames.put_keys(out, words, block.stack, block.context);
             out.end_dict();
         }
         out.end_list(blocks);

@@ -65,6 +65,8 @@ pub struct Block {
     pub context: ContextId,
     /// The stack of its segment's allocation, where PyTorch's bookkeeping still has it on this block.
     pub segment_stack: StackId,
+    /// The autograd node of its segment's allocation, likewise.
+    pub segment_context: ContextId,
     /// `seq` of its allocation.
     pub seq: u64,
     /// What it is doing.
@@ -155,6 +157,8 @@ pub struct Segment {
     pub stream: u64,
     /// The stack of its allocation, as far as PyTorch would still know it.
     pub stack: StackId,
+    /// The autograd node, likewise.
+    pub context: ContextId,
     /// The private pool.
     pub pool: u16,
     /// Whether it serves small blocks.
@@ -244,6 +248,7 @@ impl Allocator {
         self.drop_block_at(e.addr);
         let id = self.insert(Block {
             segment_stack: e.stack,
+            segment_context: e.context,
             stream: e.stream,
             pool: e.pool,
             small: e.size <= SMALL_SEGMENT,
@@ -305,8 +310,8 @@ impl Allocator {
         self.blocks[id.index()].state = BlockState::Inactive;
         self.merge(id);
         let block = &mut self.blocks[id.index()];
-        if block.prev == BlockId::NONE && block.segment_stack.is_none() {
-            block.segment_stack = e.stack;
+        if block.prev == BlockId::NONE && block.segment_stack.is_none() && block.segment_context.is_none() {
+            (block.segment_stack, block.segment_context) = (e.stack, e.context);
         }
         self.usage.reserved += size;
         self.peak.raise_to(&self.usage);
@@ -441,6 +446,7 @@ impl Allocator {
                     size: blocks.iter().map(|b| b.size).sum(),
                     stream: head.stream,
                     stack: head.segment_stack,
+                    context: head.segment_context,
                     pool: head.pool,
                     small: head.small,
                     expandable: head.expandable,
@@ -464,7 +470,6 @@ impl Allocator {
         }
         // alloc_found_block(): the new object takes the front, the old one stays with the rest.
         let new = self.insert(Block {
-            segment_stack: StackId::NONE,
             stream: free.stream,
             pool: free.pool,
             small: free.small,
@@ -514,6 +519,7 @@ impl Allocator {
             stream: e.stream,
             pool: e.pool,
             segment_stack: e.stack,
+            segment_context: e.context,
             small: size <= SMALL_SIZE,
             implied: true,
             ..Block::free(e.addr, size)
@@ -561,7 +567,7 @@ impl Allocator {
             dst.addr = src.addr;
             dst.size += src.size;
             dst.prev = src.prev;
-            dst.segment_stack = src.segment_stack;
+            (dst.segment_stack, dst.segment_context) = (src.segment_stack, src.segment_context);
             if src.prev != BlockId::NONE {
                 self.blocks[src.prev.index()].next = id;
             }
@@ -695,6 +701,7 @@ impl Block {
             stack: StackId::NONE,
             context: ContextId::NONE,
             segment_stack: StackId::NONE,
+            segment_context: ContextId::NONE,
             seq: 0,
             state: BlockState::Inactive,
             pool: 0,

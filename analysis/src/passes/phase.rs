@@ -82,7 +82,15 @@ pub struct Verdict {
     by_itself: bool,
 }
 
+/// The rule for what is freed while no Python frame runs: by destructors at the program's end, mostly.
+const FRAMELESS_FREE: &str = "free: no Python frame runs";
+
 impl Verdict {
+    /// Whether it is about a free while no Python frame runs.
+    pub fn is_frameless_free(&self) -> bool {
+        std::ptr::eq(self.rule, FRAMELESS_FREE)
+    }
+
     /// What the deciding frame means, where a frame decided.
     pub fn meaning(&self) -> Option<Meaning> {
         self.meaning
@@ -236,6 +244,9 @@ impl PhaseTracker {
     fn judge_by_place(&self, e: &Event, grad_off: bool) -> Verdict {
         let place = |phase, rule| Verdict { phase, rule, evidence: FrameId::NONE, meaning: None, by_itself: false };
         if e.action != Action::Alloc {
+            if e.stack.is_none() && !matches!(self.now.phase, Phase::Backward | Phase::Recompute) {
+                return place(Phase::Other, FRAMELESS_FREE);
+            }
             return place(self.now.phase, "free: where the program is");
         }
         match self.now.phase {

@@ -2,6 +2,9 @@
 //!
 //! Steps are many in a long run: the first and the last ones and the one with the peak are kept row by row, all others only
 //! in the sums.
+//!
+//! What is freed while no Python frame runs is held back until something else happens: if nothing does, the program was ending,
+//! and its teardown is no part of the last step.
 
 use std::collections::VecDeque;
 
@@ -87,12 +90,14 @@ pub struct PhaseTable {
     total: StepRows,
     steps: u32,
     level: u64,
+    frameless: PhaseRow,
 }
 
 impl PhaseTable {
     /// An allocation of `bytes`, after which `level` bytes are allocated.
     #[inline]
     pub fn alloc(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
+        self.settle_frameless();
         let row = self.row(step, phase, ticks);
         row.allocations += 1;
         row.allocated += bytes;
@@ -104,6 +109,7 @@ impl PhaseTable {
     /// A free of `bytes`, after which `level` bytes are allocated.
     #[inline]
     pub fn free(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
+        self.settle_frameless();
         let before = self.level;
         let row = self.row(step, phase, ticks);
         row.frees += 1;
@@ -112,6 +118,27 @@ impl PhaseTable {
         row.peak = row.peak.max(before);
         row.after = level;
         self.level = level;
+    }
+
+    /// A free while no Python frame runs.
+    pub fn free_frameless(&mut self, bytes: u64, level: u64) {
+        self.frameless.frees += 1;
+        self.frameless.freed += bytes;
+        self.frameless.peak = self.frameless.peak.max(self.level);
+        self.frameless.after = level;
+        self.level = level;
+    }
+
+    /// What was freed after the last thing the program did.
+    pub fn at_exit(&self) -> &PhaseRow {
+        &self.frameless
+    }
+
+    fn settle_frameless(&mut self) {
+        if !self.frameless.is_empty() {
+            let row = std::mem::take(&mut self.frameless);
+            self.current.phases[Phase::Other as usize].absorb(&row);
+        }
     }
 
     #[inline]
@@ -215,5 +242,16 @@ mod tests {
         let kept = table.kept();
         assert_eq!(kept.len(), 2 * KEPT_STEPS + 1);
         assert!(kept.iter().any(|rows| rows.step == Some(50) && rows.peak() == 1150));
+    }
+    #[test]
+    fn the_teardown_is_no_part_of_the_last_step() {
+        let mut table = PhaseTable::default();
+        table.alloc(Some(0), Phase::Forward, 1, 100, 100);
+        table.free_frameless(40, 60);
+        table.alloc(Some(0), Phase::Forward, 2, 10, 70);
+        table.free_frameless(70, 0);
+        table.finish();
+        assert_eq!(table.first().unwrap().phases[Phase::Other as usize].freed, 40);
+        assert_eq!((table.at_exit().freed, table.at_exit().after), (70, 0));
     }
 }

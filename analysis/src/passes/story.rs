@@ -137,9 +137,8 @@ impl DeviceStory {
                 self.born(allocator, tracker, accumulates, e, id, &verdict);
             }
             Change::FreeRequested(id) => {
-                // The kind of call says nothing about who freed it when the call is CUDA's own.
                 let verdict = tracker.observe(e);
-                self.freed(allocator.usage(), tracker.now(), e, id, verdict.phase);
+                self.freed(allocator.usage(), tracker.now(), e, id, &verdict);
             }
             Change::Oom => {
                 let verdict = tracker.observe(e);
@@ -206,12 +205,17 @@ impl DeviceStory {
     }
 
     #[inline]
-    fn freed(&mut self, usage: &Usage, now: &Moment, e: &Event, id: BlockId, phase: Phase) {
+    fn freed(&mut self, usage: &Usage, now: &Moment, e: &Event, id: BlockId, verdict: &Verdict) {
         let Some(birth) = self.births.get(id.index()).copied() else { return };
         // An error that unwinds the program frees what would have lived on.
         let cut = self.ooms.unwinding(birth.ooms, now);
         let category = categorize(&birth, now, cut);
-        self.table.free(now.step, phase, e.ticks, birth.size, usage.allocated);
+        let phase = verdict.phase;
+        if verdict.is_frameless_free() {
+            self.table.free_frameless(birth.size, usage.allocated);
+        } else {
+            self.table.free(now.step, phase, e.ticks, birth.size, usage.allocated);
+        }
         self.growth.ended(&birth, category, now, (!cut).then_some(phase));
         if self.peak.includes(birth.seq) {
             self.peak.add(origin(&birth, category), birth.size);

@@ -24,6 +24,9 @@ use crate::rules::library_name;
 /// Sources named of one moment.
 const TOP: usize = 20;
 
+/// What the launcher counts and every trace tells itself: it is not counted twice.
+const TOLD_BY_TRACES: [&str; 4] = ["events", "lost", "late", "dropped"];
+
 /// Reads every process of a run once and draws the conclusions.
 pub fn summarize(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
     let mut processes = Vec::new();
@@ -39,6 +42,7 @@ pub fn summarize(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Su
     processes.sort_by_key(|p| (std::cmp::Reverse(worst(p)), p.rank, p.pid));
     let manifest = run.manifest();
     let mut losses: BTreeMap<String, u64> = manifest.losses.clone();
+    losses.retain(|name, _| !TOLD_BY_TRACES.contains(&name.as_str()));
     for (name, count) in processes.iter().flat_map(|p| &p.losses) {
         *losses.entry(name.clone()).or_default() += count;
     }
@@ -238,6 +242,7 @@ impl Context<'_> {
             first_step: story.table.first().map(|rows| self.phases(story, rows, Part::First, 1)).unwrap_or_default(),
             later_steps: self.phases(story, later, Part::Later, later_steps_count.into()),
             later_steps_count,
+            freed_at_exit_bytes: story.table.at_exit().freed,
             by_step: kept_steps.iter().filter_map(|rows| self.step(rows)).collect(),
             oom_count: story.ooms.count(),
             ooms: story.ooms.all().map(|oom| self.oom(story, oom)).collect(),

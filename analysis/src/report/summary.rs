@@ -137,6 +137,8 @@ pub struct DeviceSummary {
     pub later_steps: Vec<PhaseSummary>,
     /// How many later steps there are.
     pub later_steps_count: u32,
+    /// What was freed after the last thing the program did.
+    pub freed_at_exit_bytes: u64,
     /// Step by step: the first and the last ones and the one with the peak.
     pub by_step: Vec<StepSummary>,
     /// Out-of-memory errors there were.

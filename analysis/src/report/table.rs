@@ -41,7 +41,7 @@ impl Table {
         self.rows.push(Row::Caption(text.into()));
     }
 
-    /// The lines, each indented by `indent`, none longer than `width`.
+    /// The lines, each indented by `indent`, none longer than `width`. The last column may take several lines.
     pub(super) fn lines(&self, indent: usize, width: usize, style: Style) -> Vec<String> {
         let mut widths = vec![0; self.align.len()];
         for row in &self.rows {
@@ -51,30 +51,53 @@ impl Table {
                 }
             }
         }
-        self.rows
-            .iter()
-            .map(|row| match row {
-                Row::Caption(text) => style.dim(&cut(&format!("{:indent$}{text}", ""), width)),
-                Row::Head(cells) => style.dim(&self.line(cells, &widths, indent, width)),
-                Row::Cells(cells) => self.line(cells, &widths, indent, width),
-            })
-            .collect()
+        let mut lines = Vec::new();
+        for row in &self.rows {
+            match row {
+                Row::Caption(text) => lines.push(style.dim(&cut(&format!("{:indent$}{text}", ""), width))),
+                Row::Head(cells) => {
+                    lines.extend(self.row_lines(cells, &widths, indent, width).iter().map(|line| style.dim(line)));
+                }
+                Row::Cells(cells) => lines.extend(self.row_lines(cells, &widths, indent, width)),
+            }
+        }
+        lines
     }
 
-    fn line(&self, cells: &[String], widths: &[usize], indent: usize, width: usize) -> String {
+    fn row_lines(&self, cells: &[String], widths: &[usize], indent: usize, width: usize) -> Vec<String> {
         let mut line = " ".repeat(indent);
-        for (i, cell) in cells.iter().enumerate() {
-            if i > 0 {
-                line.push_str("  ");
-            }
+        let Some((last, others)) = cells.split_last() else { return Vec::new() };
+        for (i, cell) in others.iter().enumerate() {
             let pad = " ".repeat(widths[i].saturating_sub(cell.chars().count()));
             match self.align[i] {
                 Align::Left => line.extend([cell.as_str(), &pad]),
                 Align::Right => line.extend([&pad, cell.as_str()]),
             }
+            line.push_str("  ");
         }
-        cut(line.trim_end(), width)
+        let start = line.chars().count();
+        let mut lines = Vec::new();
+        for piece in wrap(last, width.saturating_sub(start).max(16)) {
+            let head = if lines.is_empty() { std::mem::take(&mut line) } else { " ".repeat(start) };
+            lines.push(cut(format!("{head}{piece}").trim_end(), width));
+        }
+        lines
     }
+}
+
+/// Breaks text after commas, and at spaces where there are none.
+pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let mut line = String::new();
+    for piece in text.split_inclusive(if text.contains(", ") { ", " } else { " " }) {
+        let used = line.chars().count();
+        if used > 0 && used + piece.trim_end().chars().count() > width {
+            lines.push(std::mem::take(&mut line).trim_end().to_owned());
+        }
+        line.push_str(piece);
+    }
+    lines.push(cut(line.trim_end(), width));
+    lines
 }
 
 /// At most `width` characters; what is cut ends in an ellipsis.
@@ -96,12 +119,13 @@ mod tests {
     fn columns_line_up_and_lines_end_at_the_edge() {
         let mut table = Table::new(&[("phase", Align::Left), ("bytes", Align::Right), ("why", Align::Left)]);
         table.caption("step 0");
-        table.row(vec!["forward".into(), "1.00 GiB".into(), "activations, a good deal of them".into()]);
+        table.row(vec!["forward".into(), "1.00 GiB".into(), "activations, a good deal of them, and more".into()]);
         table.row(vec!["x".into(), "0".into(), String::new()]);
         let lines = table.lines(2, 40, Style::PLAIN);
         assert_eq!(lines[0], "  phase       bytes  why");
         assert_eq!(lines[1], "  step 0");
-        assert_eq!(lines[2], "  forward  1.00 GiB  activations, a goo…");
-        assert_eq!(lines[3], "  x               0");
+        assert_eq!(lines[2], "  forward  1.00 GiB  activations,");
+        assert_eq!(lines[3], "                     a good deal of the…");
+        assert_eq!(lines[5], "  x               0");
     }
 }

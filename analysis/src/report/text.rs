@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::build::when;
 use super::summary::{DeviceSummary, MomentSummary, OomSummary, OwnerSummary, PhaseSummary, ProcessSummary, Summary};
-use super::table::{Align, Table, cut};
+use super::table::{Align, Table, cut, wrap};
 use super::units::{count_text, duration_text, share_text, signed_size_text, size_text};
 use crate::passes::Category;
 
@@ -436,20 +436,4 @@ fn outside(device: &DeviceSummary) -> Vec<(&str, u64)> {
     }
     owners.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     owners
-}
-
-/// Breaks text after commas, and at spaces where there are none.
-fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    let mut line = String::new();
-    let pieces = if text.contains(", ") { text.split_inclusive(", ") } else { text.split_inclusive(" ") };
-    for piece in pieces {
-        let used = line.chars().count();
-        if used > 0 && used + piece.trim_end().chars().count() > width {
-            lines.push(std::mem::take(&mut line).trim_end().to_owned());
-        }
-        line.push_str(piece);
-    }
-    lines.push(cut(line.trim_end(), width));
-    lines
 }
