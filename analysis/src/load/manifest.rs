@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 pub const RUN_MANIFEST: &str = "run.json";
 
 /// How a process ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Exit {
     /// The exit status, when it exited.
     #[serde(default, skip_serializing_if = "Option::is_none")]

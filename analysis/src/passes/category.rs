@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::phase::{Moment, Phase};
 
 /// What a block was for, by the names of PyTorch's own memory timeline.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
     /// Parameters and buffers.
@@ -69,7 +69,7 @@ impl Category {
             Category::Workspace => "cuBLAS workspaces",
             Category::Input => "inputs",
             Category::Temporary => "temporaries",
-            Category::Unknown => "unknown",
+            Category::Unknown => "other",
         }
     }
 }

@@ -18,7 +18,7 @@ use super::stacks::StackTable;
 use crate::rules::Meaning;
 
 /// What the program is doing.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
     /// Building, moving and filling models; everything before the first forward.

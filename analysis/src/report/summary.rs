@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::load::Exit;
@@ -12,7 +13,7 @@ use crate::passes::{Category, Phase};
 pub const SUMMARY_VERSION: &str = "1.0";
 
 /// Everything a run's report says. Sizes in bytes, times in nanoseconds (of the epoch where they are moments).
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct Summary {
     /// The version of this structure.
     pub version: String,
@@ -30,7 +31,7 @@ pub struct Summary {
 }
 
 /// A run.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct RunSummary {
     /// The run folder or trace.
     pub path: String,
@@ -54,7 +55,7 @@ pub struct RunSummary {
 }
 
 /// A process.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct ProcessSummary {
     /// Its id.
     pub pid: u32,
@@ -95,7 +96,7 @@ pub struct ProcessSummary {
 }
 
 /// What a part of the recorder reported.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct NoticeSummary {
     /// Which part.
     pub topic: String,
@@ -104,7 +105,7 @@ pub struct NoticeSummary {
 }
 
 /// One device of one process.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct DeviceSummary {
     /// Its ordinal; -1 is the CPU.
     pub device: i16,
@@ -152,7 +153,7 @@ pub struct DeviceSummary {
 }
 
 /// Running totals, as `torch.cuda.memory_stats` counts them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct Totals {
     /// Blocks in use by the program.
     pub allocated_bytes: u64,
@@ -165,7 +166,7 @@ pub struct Totals {
 }
 
 /// A moment and what was alive.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct MomentSummary {
     /// When.
     pub time_ns: u64,
@@ -190,7 +191,7 @@ pub struct MomentSummary {
 }
 
 /// Bytes of a category.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct CategoryAmount {
     /// Which.
     pub category: Category,
@@ -201,7 +202,7 @@ pub struct CategoryAmount {
 }
 
 /// Bytes of a phase.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct PhaseAmount {
     /// Which.
     pub phase: Phase,
@@ -212,7 +213,7 @@ pub struct PhaseAmount {
 }
 
 /// A source of live bytes.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
 pub struct TopEntry {
     /// Bytes.
     pub bytes: u64,
@@ -229,7 +230,7 @@ pub struct TopEntry {
 }
 
 /// A stack.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct StackSummary {
     /// In a few words: the program's own line, and the library's where that is innermost.
     pub place: String,
@@ -241,7 +242,7 @@ pub struct StackSummary {
 }
 
 /// A frame.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct FrameSummary {
     /// The function.
     pub name: String,
@@ -252,7 +253,7 @@ pub struct FrameSummary {
 }
 
 /// What a phase did.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct PhaseSummary {
     /// Which.
     pub phase: Phase,
@@ -279,7 +280,7 @@ pub struct PhaseSummary {
 }
 
 /// What a phase kept of one category.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
 pub struct KeptSummary {
     /// Which.
     pub category: Category,
@@ -295,7 +296,7 @@ pub struct KeptSummary {
 }
 
 /// A source of kept bytes.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
 pub struct SourceSummary {
     /// Bytes.
     pub bytes: u64,
@@ -306,7 +307,7 @@ pub struct SourceSummary {
 }
 
 /// One step.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct StepSummary {
     /// Which.
     pub step: u32,
@@ -319,7 +320,7 @@ pub struct StepSummary {
 }
 
 /// One phase of one step.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct StepPhase {
     /// Which.
     pub phase: Phase,
@@ -336,7 +337,7 @@ pub struct StepPhase {
 }
 
 /// An out-of-memory error.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct OomSummary {
     /// The rounded request.
     pub wanted_bytes: u64,
@@ -364,7 +365,7 @@ pub struct OomSummary {
 }
 
 /// Memory by who obtained it from CUDA.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct OwnerSummary {
     /// For people: `PyTorch's caching allocator`, `NCCL`, ...
     pub owner: String,
@@ -380,7 +381,7 @@ pub struct OwnerSummary {
 }
 
 /// A rule's work.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct ReasonSummary {
     /// The rule.
     pub rule: String,
@@ -396,6 +397,14 @@ pub struct ReasonSummary {
 }
 
 impl Summary {
+    /// The JSON Schema of `summary.json`, made from these structures and their documentation.
+    pub fn json_schema() -> String {
+        let schema = schemars::schema_for!(Summary);
+        let mut text = serde_json::to_string_pretty(&schema).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+
     /// `summary.json`.
     pub fn to_json(&self) -> String {
         // Serialising these plain structures cannot fail.
