@@ -50,27 +50,6 @@ impl ProcessDir {
         Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
     }
 
-    /// Whether the process has a thread `tid`; `None` when that cannot be known.
-    pub(crate) fn has_thread(&self, tid: u32) -> Option<bool> {
-        if !self.same_namespace {
-            return None;
-        }
-        match std::fs::symlink_metadata(self.path.join(format!("task/{tid}"))) {
-            Ok(_) => Some(true),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => self.path.join("task").exists().then_some(false),
-            Err(_) => None,
-        }
-    }
-
-    /// The threads of the process, or `None` when that cannot be known.
-    pub(crate) fn threads(&self) -> Option<Vec<u32>> {
-        if !self.same_namespace {
-            return None;
-        }
-        let entries = std::fs::read_dir(self.path.join("task")).ok()?;
-        Some(entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
-    }
-
     /// Fields of `/proc/PID/stat` after the command's name: 0 is the state, 1 the parent, 19 the start time in clock ticks.
     fn stat(&self) -> Option<Vec<String>> {
         let stat = self.read("stat", 4096)?;
@@ -174,16 +153,13 @@ mod tests {
         assert!(info["start_ns"].as_u64().unwrap() > 1_600_000_000_000_000_000);
         // SAFETY: a plain call.
         let tid = unsafe { libc::gettid() } as u32;
-        assert_eq!(dir.has_thread(tid), Some(true));
-        assert!(dir.threads().unwrap().contains(&tid));
-        assert_eq!(dir.has_thread(u32::MAX >> 1), Some(false));
         assert!(dir.thread_name(tid).is_some());
     }
 
     #[test]
     fn a_missing_process_is_no_error() {
         let dir = ProcessDir::of(u32::MAX >> 1);
-        assert_eq!(dir.has_thread(1), None);
+        assert_eq!(dir.thread_name(1), None);
         assert_eq!(dir.start_time(), None);
         assert!(dir.info(1)["argv"].as_array().unwrap().is_empty());
     }

@@ -227,9 +227,8 @@ impl Process {
 
     /// What is due from time to time.
     pub(super) fn tick(&mut self, now: Duration, queue: &Queue) {
-        let Process { segment, dir, rings, threads, merge, out, .. } = self;
+        let Process { segment, dir, threads, merge, out, .. } = self;
         merge.tick(now, &mut |e| out.event(e, queue));
-        rings.free_dead(segment, dir, now);
         if now.saturating_sub(self.flushed_at) < FLUSH_EVERY || (out.batch.is_empty() && !out.unflushed) {
             return;
         }
@@ -317,9 +316,9 @@ struct Taking<'a> {
 }
 
 impl Intake for Taking<'_> {
-    fn new_owner(&mut self, tid: u32) -> ThreadId {
+    fn writer(&mut self, tid: u32, name: Option<&str>) -> ThreadId {
         let (out, queue) = (&mut *self.out, self.queue);
-        self.threads.add(tid, self.dir, self.now, &mut |d| out.own_definition(d, queue))
+        self.threads.id(tid, name, self.dir, self.now, &mut |d| out.own_definition(d, queue))
     }
 
     fn event(&mut self, event: Event) {

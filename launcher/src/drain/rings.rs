@@ -1,28 +1,23 @@
-//! The rings of one process: who owns them, emptying them, and giving those of dead threads back.
+//! The rings of one process: emptying them, and who wrote what is in them.
 //!
-//! A thread of the traced process claims a free ring by writing its kernel id into the ring's head; it never gives the ring
-//! back. We do, when the thread no longer exists and the ring is empty: only then can there be no second producer.
+//! A thread of the traced process claims a free ring by writing its kernel id into the ring's head, and never gives it back: a
+//! later thread takes over the ring of one that is gone. Only the process itself may judge that: its thread ids mean
+//! nothing to us where it has a pid namespace of its own. Who writes from where on stands in the ring, as a
+//! [`Definition::Thread`] without an id; the word in the ring's head serves until the first one.
 
-use std::time::Duration;
-
+use memtrace_trace::definition::Definition;
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::ThreadId;
 use memtrace_trace::shm::layout::RING_COUNT;
 use memtrace_trace::shm::ring::{Consumer, Corrupt, Record};
 use memtrace_trace::shm::segment::Segment;
 use memtrace_trace::sync::Ordering;
-
-/// Below this many rings, dead ones are left alone: there is no shortage.
-const FEW: usize = 8;
-/// How often dead rings are looked for.
-const SCAN_EVERY: Duration = Duration::from_millis(100);
-/// The same when more than half of the rings are taken.
-const SCAN_EVERY_WHEN_SHORT: Duration = Duration::from_millis(10);
+use memtrace_trace::wire::Cursor;
 
 /// Takes what is found while draining.
 pub(super) trait Intake {
-    /// A ring has a new owner (0: several threads share it); the answer is the id for its events.
-    fn new_owner(&mut self, tid: u32) -> ThreadId;
+    /// The thread that writes into a ring from here on (0: several that have not said which); the answer is the id for its events.
+    fn writer(&mut self, tid: u32, name: Option<&str>) -> ThreadId;
     /// An event.
     fn event(&mut self, event: Event);
     /// An encoded definition, not checked.
@@ -36,13 +31,14 @@ pub(super) trait Intake {
 struct RingState {
     owner: u32,
     thread: ThreadId,
+    /// The ring itself has said who writes.
+    announced: bool,
 }
 
 /// The launcher's view of all rings of a segment.
 #[derive(Default, Debug)]
 pub(super) struct Rings {
     states: Vec<RingState>,
-    scanned_at: Duration,
     corrupt: u64,
 }
 
@@ -75,14 +71,13 @@ impl Rings {
                 continue;
             }
             let owner = if index == 0 { 0 } else { header.owner.0.load(Ordering::Acquire) };
-            if state.thread.is_none() || state.owner != owner {
-                *state = RingState { owner, thread: intake.new_owner(owner) };
+            if !state.announced && (state.thread.is_none() || state.owner != owner) {
+                *state = RingState { owner, thread: intake.writer(owner, None), announced: false };
             }
-            let thread = state.thread;
             let mut corrupt = 0;
             let mut issued = 0;
             let result = consumer.drain(|record| match record {
-                Record::Event(slot) => match Event::from_slot(&slot, thread) {
+                Record::Event(slot) => match Event::from_slot(&slot, state.thread) {
                     Some(event) => {
                         if event.seq >= issued {
                             issued = next_seq.load(Ordering::Relaxed);
@@ -96,39 +91,18 @@ impl Rings {
                     }
                     None => corrupt += 1,
                 },
-                Record::Definition(bytes) => intake.definition(bytes),
+                Record::Definition(bytes) => match Definition::decode(&mut Cursor::new(bytes)) {
+                    Ok(Some(Definition::Thread { id: ThreadId::NONE, tid, name })) => {
+                        state.thread = intake.writer(tid, Some(name));
+                        state.announced = true;
+                    }
+                    _ => intake.definition(bytes),
+                },
             });
             self.corrupt += corrupt;
             match result {
-                Ok(slots) => intake.ring_done(thread, slots),
+                Ok(slots) => intake.ring_done(state.thread, slots),
                 Err(Corrupt) => self.corrupt += 1,
-            }
-        }
-    }
-
-    /// Gives rings of dead threads back, now and then, when there are many.
-    pub(super) fn free_dead(&mut self, segment: &Segment, dir: &crate::proc::ProcessDir, now: Duration) {
-        let used = Rings::used(segment);
-        let pause = if used > RING_COUNT / 2 { SCAN_EVERY_WHEN_SHORT } else { SCAN_EVERY };
-        if used <= FEW || now.saturating_sub(self.scanned_at) < pause {
-            return;
-        }
-        self.scanned_at = now;
-        let Some(mut alive) = dir.threads() else { return };
-        alive.sort_unstable();
-        for index in 1..used {
-            let (Some(ring), Some(header)) = (segment.ring(index), segment.ring_header(index)) else { continue };
-            let owner = header.owner.0.load(Ordering::Acquire);
-            if owner == 0 || alive.binary_search(&owner).is_ok() {
-                continue;
-            }
-            // A thread born after the list was made is not dead: ask again. Then look into the ring, in this order: a dead
-            // thread writes no more.
-            if dir.has_thread(owner) == Some(false) && Consumer::new(ring).pending() == 0 {
-                let _ = header.owner.0.compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed);
-                if let Some(state) = self.states.get_mut(index) {
-                    *state = RingState::default();
-                }
             }
         }
     }

@@ -1,14 +1,19 @@
 //! Who wrote into which ring: threads of the traced process get dense ids and the names the kernel has for them.
 //!
+//! A thread is its kernel id: where the kernel gives an id to a second thread of the same process, the two are one to us.
 //! Threads are named after they start (`pt_autograd_0`), so a name is read again while its thread keeps recording: after 1, 2,
 //! 4, ... seconds. Each change is defined anew; the last definition of an id counts.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use memtrace_trace::definition::Definition;
 use memtrace_trace::ids::ThreadId;
 
 use crate::proc::ProcessDir;
+
+/// More threads than this are not told apart: a process that makes up threads must not fill our memory.
+const MAX_THREADS: usize = 1 << 20;
 
 /// One thread that recorded something.
 #[derive(Debug)]
@@ -24,21 +29,34 @@ struct Thread {
 #[derive(Debug, Default)]
 pub(super) struct Threads {
     threads: Vec<Thread>,
+    by_tid: HashMap<u32, ThreadId>,
 }
 
 impl Threads {
-    /// A new owner of a ring. Owner 0 stands for the ring that several threads share.
-    pub(super) fn add(
+    /// The id of a thread; `name` is what it said of itself. Thread 0 stands for several that share a ring.
+    pub(super) fn id(
         &mut self,
         tid: u32,
+        name: Option<&str>,
         process: &ProcessDir,
         now: Duration,
         define: &mut impl FnMut(&Definition<'_>),
     ) -> ThreadId {
-        let name = if tid == 0 { "(shared)".to_owned() } else { process.thread_name(tid).unwrap_or_default() };
+        if let Some(known) = self.by_tid.get(&tid) {
+            return *known;
+        }
+        if self.threads.len() >= MAX_THREADS {
+            return ThreadId::NONE;
+        }
+        let name = match name {
+            Some(name) => name.to_owned(),
+            None if tid == 0 => "(shared)".to_owned(),
+            None => process.thread_name(tid).unwrap_or_default(),
+        };
         let pause = Duration::from_secs(1);
         let id = ThreadId(self.threads.len() as u32 + 1);
         define(&Definition::Thread { id, tid, name: &name });
+        self.by_tid.insert(tid, id);
         self.threads.push(Thread { tid, name, active: false, read_again: now + pause, pause });
         id
     }
