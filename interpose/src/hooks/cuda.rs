@@ -28,7 +28,7 @@ pub(super) struct Extent {
 
 /// `cudaPitchedPtr`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct PitchedPtr {
     ptr: u64,
     pitch: usize,
@@ -73,6 +73,32 @@ fn at<T: Copy + Default>(pointer: *const T) -> T {
     }
     // SAFETY: the original has just used the same pointer in the same way and reported success.
     unsafe { pointer.read_unaligned() }
+}
+
+/// An argument as it may be looked at when the call has failed: what an out-pointer points at was not written, and may not
+/// even be memory.
+trait Argument: Copy {
+    fn after_failure(self) -> Self {
+        self
+    }
+}
+
+impl<T> Argument for *mut T {
+    fn after_failure(self) -> Self {
+        std::ptr::null_mut()
+    }
+}
+
+impl<T> Argument for *const T {}
+impl Argument for usize {}
+impl Argument for u64 {}
+impl Argument for u32 {}
+impl Argument for Extent {}
+impl Argument for IpcHandle {}
+
+/// Bytes of rows that are `pitch` apart; `pitch` is 0 where it is not known.
+fn rows(pitch: usize, width: usize, height: usize, depth: usize) -> usize {
+    pitch.max(width).saturating_mul(height).saturating_mul(depth)
 }
 
 fn elements(width: usize, height: usize, depth: usize) -> u64 {
@@ -159,7 +185,7 @@ macro_rules! hooks {
                     type Original = unsafe extern "C-unwind" fn($($type),*) -> i32;
                     // SAFETY: the original of this very symbol, which has this signature.
                     let original = unsafe { std::mem::transmute::<*mut c_void, Original>(original) };
-                    hooks!(@$verb call $action { $($field: $value),* } {
+                    hooks!(@$verb call $action [$($arg),*] { $($field: $value),* } {
                         // SAFETY: the arguments that the program passed for this function.
                         unsafe { original($($arg),*) }
                     })
@@ -167,17 +193,21 @@ macro_rules! hooks {
             }
         )*
     };
-    (@gets $call:ident $action:ident { $($field:ident: $value:expr),* } $original:block) => {{
+    (@gets $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
         let (result, nested) = $call.make(|| $original);
         $call.obtained(Action::$action, result, nested, || {
-            // A failed call has written no address.
+            $(
+                #[allow(unused_variables, reason = "not every argument tells something")]
+                let $arg = if result == 0 { $arg } else { $arg.after_failure() };
+            )*
             #[allow(clippy::needless_update, reason = "some calls have a stream, some have not")]
             let memory = Memory { $($field: $value as u64,)* ..Memory::default() };
+            // Not even the address that a mapping or a registration was asked for.
             if result == 0 { memory } else { Memory { addr: 0, ..memory } }
         });
         result
     }};
-    (@frees $call:ident $action:ident { $($field:ident: $value:expr),* } $original:block) => {{
+    (@frees $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
         #[allow(clippy::needless_update, reason = "some calls have a size or a stream, some have not")]
         let seq = $call.releasing(Action::$action, Memory { $($field: $value as u64,)* ..Memory::default() });
         let (result, _) = $call.make(|| $original);
@@ -191,7 +221,7 @@ macro_rules! hooks {
 hooks! {
     cuMemAlloc_v2(out: *mut u64, size: usize) gets Alloc { addr: at(out), size: size }
     cuMemAllocPitch_v2(out: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) gets Alloc {
-        addr: at(out), size: at(pitch).max(width) * height
+        addr: at(out), size: rows(at(pitch), width, height, 1)
     }
     cuMemAllocManaged(out: *mut u64, size: usize, flags: u32) gets Alloc { addr: at(out), size: size }
     cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) gets Alloc { addr: at(out), size: size, stream: stream }
@@ -237,11 +267,10 @@ hooks! {
     cuIpcCloseMemHandle(addr: u64) frees FreeCompleted { addr: addr }
     cudaMalloc(out: *mut u64, size: usize) gets Alloc { addr: at(out), size: size }
     cudaMallocPitch(out: *mut u64, pitch: *mut usize, width: usize, height: usize) gets Alloc {
-        addr: at(out), size: at(pitch).max(width) * height
+        addr: at(out), size: rows(at(pitch), width, height, 1)
     }
     cudaMalloc3D(out: *mut PitchedPtr, extent: Extent) gets Alloc {
-        addr: at(out.cast::<u64>()),
-        size: at(out.cast::<usize>().wrapping_add(1)).max(extent.width) * extent.height * extent.depth
+        addr: at(out).ptr, size: rows(at(out).pitch, extent.width, extent.height, extent.depth)
     }
     cudaMallocManaged(out: *mut u64, size: usize, flags: u32) gets Alloc { addr: at(out), size: size }
     cudaMallocAsync(out: *mut u64, size: usize, stream: u64) gets Alloc { addr: at(out), size: size, stream: stream }
