@@ -29,10 +29,18 @@ pub struct Call {
 pub type Calls = BTreeMap<u32, Vec<Call>>;
 
 /// The ledger of one process.
+#[track_caller]
 pub fn read(path: &Path) -> Calls {
+    let mut processes = read_all(path);
+    assert!(processes.len() <= 1, "one process: {:?}", processes.keys());
+    processes.pop_first().unwrap_or_default().1
+}
+
+/// The ledgers of several processes in one file, by process id. A line that a killed process did not finish is left out.
+pub fn read_all(path: &Path) -> BTreeMap<u32, Calls> {
     let text = std::fs::read_to_string(path).expect("the ledger");
-    let mut calls = Calls::new();
-    for line in text.lines() {
+    let mut processes: BTreeMap<u32, Calls> = BTreeMap::new();
+    for line in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
         let entry: Value = serde_json::from_str(line).expect("a line of the ledger");
         let number = |key: &str| entry[key].as_u64().unwrap_or(0);
         let name = entry["api"].as_str().expect("an api").to_owned();
@@ -43,6 +51,10 @@ pub fn read(path: &Path) -> Calls {
         if frees && addr == 0 {
             continue; // cudaFree(NULL): no memory is concerned
         }
+        if addr == 0 && result == 0 {
+            continue; // cudaMalloc(0)
+        }
+        let calls = processes.entry(number("pid") as u32).or_default();
         let failed = result != 0 && !frees;
         let sized = !frees || api.memory() == Some(Memory::Address);
         calls.entry(number("tid") as u32).or_default().push(Call {
@@ -53,7 +65,13 @@ pub fn read(path: &Path) -> Calls {
             nested: entry["nested"].as_bool().unwrap_or(false),
         });
     }
-    calls
+    processes
+}
+
+/// The process id of a trace.
+pub fn pid(reader: &Reader) -> u32 {
+    let info: Value = serde_json::from_str(reader.info()).expect("the trace's info");
+    info["pid"].as_u64().expect("a process id") as u32
 }
 
 /// Our driver and runtime events, in the ledger's form.
@@ -91,10 +109,11 @@ fn call(e: &Event, result: i64) -> Call {
 pub fn assert_equal(ours: &Calls, ledger: &Calls) {
     for (tid, theirs) in ledger {
         let ours = ours.get(tid).map(Vec::as_slice).unwrap_or_default();
-        // A nested release comes before its runtime call in the ledger and after it in ours (a release is recorded before it is
-        // made), so both are put into one order: by address among neighbours of one release.
-        let (ours, theirs) = (outer_first(ours), outer_first(theirs));
+        let theirs = outer_first(theirs);
         for (index, (a, b)) in ours.iter().zip(&theirs).enumerate() {
+            // The ledger does not tell what some failed calls wanted: a size that comes from a pitch or a format.
+            let told = b.result == 0 || b.size != 0;
+            let a = if told { a } else { &Call { size: 0, ..a.clone() } };
             assert_eq!(a, b, "call {index} of thread {tid} (left: ours, right: the ledger's)");
         }
         assert_eq!(ours.len(), theirs.len(), "calls of thread {tid}");
@@ -104,24 +123,16 @@ pub fn assert_equal(ours: &Calls, ledger: &Calls) {
     }
 }
 
-/// The calls with every runtime call before the driver calls nested in it.
+/// The ledger's calls in our order: a nested release comes before its runtime call there and after it in ours, since we record
+/// a release before it is made.
 fn outer_first(calls: &[Call]) -> Vec<Call> {
-    let mut out: Vec<Call> = Vec::new();
-    let mut nested: Vec<Call> = Vec::new();
-    let mut frees_outer_first = false;
-    for call in calls {
-        if call.nested && !frees_outer_first {
-            nested.push(call.clone());
-            continue;
+    let releases = |call: &Call| Api::ALL.iter().any(|a| a.symbol() == Some(&call.api) && a.frees());
+    let mut calls = calls.to_vec();
+    for index in 1..calls.len() {
+        let (inner, outer) = (&calls[index - 1], &calls[index]);
+        if inner.nested && !outer.nested && inner.addr == outer.addr && releases(inner) && releases(outer) {
+            calls.swap(index - 1, index);
         }
-        frees_outer_first = false;
-        if !call.nested && nested.is_empty() && call.api.starts_with("cuda") && call.api.contains("Free") {
-            // Ours: the outer call stands first already.
-            frees_outer_first = true;
-        }
-        out.push(call.clone());
-        out.append(&mut nested);
     }
-    out.append(&mut nested);
-    out
+    calls
 }

@@ -2,4 +2,5 @@
 
 pub mod ledger;
 pub mod oracle;
+pub mod programs;
 pub mod victim;

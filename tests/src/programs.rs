@@ -1,0 +1,82 @@
+//! C programs of `tests/programs`, compiled on the spot, and what they need to run over the simulated CUDA.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::victim::{Victim, root};
+
+/// Where the simulated `libcuda.so.1`, `libcudart.so.12` and `libcudart.so.13` are; builds them on first use.
+pub fn simcuda() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let mut command = Command::new(root().join("scripts/sim"));
+        let output = command.args(["printenv", "SIMCUDA_LIB"]).env("SIM_TORCH", "none").output().expect("scripts/sim");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("a path").trim_end().into()
+    })
+}
+
+/// The options that link a program with one of the simulated libraries, e.g. `libcuda.so.1`.
+pub fn linked_with(library: &str) -> Vec<String> {
+    vec![format!("-L{}", simcuda().display()), format!("-l:{library}")]
+}
+
+/// A folder for the programs of one test; removed with everything in it on drop.
+#[derive(Debug)]
+pub struct Workshop {
+    folder: tempfile::TempDir,
+}
+
+impl Default for Workshop {
+    fn default() -> Workshop {
+        Workshop { folder: tempfile::Builder::new().prefix("memtrace-test-").tempdir().expect("a temporary folder") }
+    }
+}
+
+impl Workshop {
+    /// An empty one.
+    pub fn new() -> Workshop {
+        Workshop::default()
+    }
+
+    /// A path in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Compiles `tests/programs/SOURCE` into the program `name`.
+    #[track_caller]
+    pub fn program<S: AsRef<OsStr>>(&self, source: &str, name: &str, options: &[S]) -> PathBuf {
+        self.compile(source, name, &["-rdynamic"], options)
+    }
+
+    /// Compiles `tests/programs/SOURCE` into the library `name`.
+    #[track_caller]
+    pub fn library<S: AsRef<OsStr>>(&self, source: &str, name: &str, options: &[S]) -> PathBuf {
+        let soname = format!("-Wl,-soname,{name}");
+        self.compile(source, name, &["-shared", "-fPIC", "-fvisibility=hidden", &soname], options)
+    }
+
+    #[track_caller]
+    fn compile<S: AsRef<OsStr>>(&self, source: &str, name: &str, kind: &[&str], options: &[S]) -> PathBuf {
+        let out = self.path(name);
+        let mut command = Command::new("cc");
+        command.args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]).args(kind);
+        command.arg("-o").arg(&out).arg(root().join("tests/programs").join(source)).args(options).arg("-ldl");
+        let output = command.output().expect("cc");
+        assert!(output.status.success(), "{source}: {}", String::from_utf8_lossy(&output.stderr));
+        out
+    }
+}
+
+/// A program that finds the simulated CUDA by LD_LIBRARY_PATH.
+pub fn victim<S: AsRef<OsStr>>(command: &[S]) -> Victim {
+    let mut path = OsString::from(simcuda());
+    if let Some(before) = std::env::var_os("LD_LIBRARY_PATH") {
+        path.push(":");
+        path.push(before);
+    }
+    Victim::command(command).env("LD_LIBRARY_PATH", path)
+}

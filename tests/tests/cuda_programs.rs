@@ -1,0 +1,309 @@
+//! Whatever way a program finds CUDA, every allocation it makes is recorded: programs in C and Python call every hooked
+//! function by every door there is, and our events equal the simulated CUDA's ledger call for call, results and failures
+//! included. What the programs print is the same with and without memtrace.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use memtrace_tests::ledger::{assert_equal, ours, pid, read, read_all};
+use memtrace_tests::programs::{Workshop, linked_with, victim};
+use memtrace_tests::victim::{Run, Victim, events, root};
+use memtrace_trace::api::Api;
+use memtrace_trace::event::{Action, Event, Flags, Source};
+use memtrace_trace::file::Reader;
+
+const NONE: &[&str] = &[];
+
+/// Runs a command with and without memtrace, compares the output, and the events with the ledger.
+#[track_caller]
+fn compare(command: &[&OsStr], prepare: impl Fn(Victim) -> Victim) -> (Run, Reader) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger");
+    let victim = prepare(victim(command));
+    let alone = victim.run_alone();
+    let run = victim.env("SIMCUDA_LEDGER", &path).run();
+    run.assert_ended_well();
+    assert_eq!(String::from_utf8_lossy(&alone.stdout), String::from_utf8_lossy(&run.output.stdout));
+    assert_eq!(alone.status, run.output.status);
+    let trace = run.trace();
+    assert_equal(&ours(&trace), &read(&path));
+    (run, trace)
+}
+
+/// The functions that were seen.
+fn seen(trace: &Reader, source: Source) -> BTreeSet<&'static str> {
+    events(trace).iter().filter(|e| e.source == source).filter_map(|e| e.api.symbol()).collect()
+}
+
+/// All functions of a layer but those that `left_out` names.
+fn all(source: Source, left_out: &[&str]) -> BTreeSet<&'static str> {
+    let symbols = Api::ALL.iter().filter(|a| a.source() == Some(source)).filter_map(|a| a.symbol());
+    symbols.filter(|s| !left_out.iter().any(|l| s.contains(l))).collect()
+}
+
+/// The file names of the calling objects, by layer, of calls that are not nested.
+fn callers(trace: &Reader) -> BTreeMap<Source, BTreeSet<String>> {
+    let mut callers: BTreeMap<Source, BTreeSet<String>> = BTreeMap::new();
+    for event in events(trace) {
+        if !event.flags.contains(Flags::NESTED) {
+            callers.entry(event.source).or_default().insert(caller(trace, &event));
+        }
+    }
+    callers
+}
+
+fn caller(trace: &Reader, event: &Event) -> String {
+    let module = trace.definitions().module(event.module).expect("the calling object is known");
+    Path::new(module).file_name().unwrap().to_string_lossy().into_owned()
+}
+
+/// A set of one name for one layer.
+fn only(source: Source, name: &str) -> BTreeMap<Source, BTreeSet<String>> {
+    BTreeMap::from([(source, BTreeSet::from([name.to_owned()]))])
+}
+
+fn same(victim: Victim) -> Victim {
+    victim
+}
+
+#[track_caller]
+fn every_runtime_function(library: &str) {
+    let workshop = Workshop::new();
+    let program = workshop.program("cuda/runtime.c", "program", &linked_with(library));
+    let (_, trace) = compare(&[program.as_os_str()], same);
+    // Opening another process's memory has a test of its own.
+    assert_eq!(seen(&trace, Source::Runtime), all(Source::Runtime, &["IpcOpen"]));
+    assert_eq!(callers(&trace), only(Source::Runtime, "program"));
+}
+
+#[test]
+fn every_function_of_the_cuda_12_runtime_is_recorded() {
+    every_runtime_function("libcudart.so.12");
+}
+
+#[test]
+fn every_function_of_the_cuda_13_runtime_is_recorded() {
+    every_runtime_function("libcudart.so.13");
+}
+
+#[test]
+fn a_runtime_found_by_dlopen_and_dlsym_is_recorded() {
+    let workshop = Workshop::new();
+    let program = workshop.program("cuda/runtime.c", "program", &["-DBY_POINTER"]);
+    for library in ["libcudart.so.12", "libcudart.so.13"] {
+        let (_, trace) = compare(&[program.as_os_str(), library.as_ref()], same);
+        assert_eq!(seen(&trace, Source::Runtime), all(Source::Runtime, &["IpcOpen"]), "{library}");
+        assert_eq!(callers(&trace), only(Source::Runtime, "program"));
+    }
+}
+
+#[test]
+fn every_function_of_the_driver_is_recorded() {
+    let workshop = Workshop::new();
+    let program = workshop.program("cuda/driver.c", "program", &linked_with("libcuda.so.1"));
+    let (_, trace) = compare(&[program.as_os_str()], same);
+    assert_eq!(seen(&trace, Source::Driver), all(Source::Driver, &["IpcOpen", "_ptsz"]));
+    assert_eq!(callers(&trace), only(Source::Driver, "program"));
+}
+
+#[test]
+fn every_way_to_a_driver_function_is_recorded() {
+    let workshop = Workshop::new();
+    let program = workshop.program("cuda/driver.c", "program", &["-DBY_POINTER"]);
+    for how in ["dlsym", "entry", "entry-v1", "runtime", "runtime-version"] {
+        let (_, trace) = compare(&[program.as_os_str(), how.as_ref()], same);
+        assert_eq!(seen(&trace, Source::Driver), all(Source::Driver, &["IpcOpen", "_ptsz"]), "{how}");
+        assert_eq!(callers(&trace), only(Source::Driver, "program"), "{how}");
+    }
+}
+
+#[test]
+fn functions_of_the_per_thread_default_stream_are_recorded() {
+    let workshop = Workshop::new();
+    let program = workshop.program("cuda/driver.c", "program", &["-DBY_POINTER"]);
+    for how in ["dlsym", "entry", "entry-v1", "runtime", "runtime-version"] {
+        let (_, trace) = compare(&[program.as_os_str(), how.as_ref(), "per-thread".as_ref()], same);
+        let ordinary = ["IpcOpen", "cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemFreeAsync"];
+        let mut expected = all(Source::Driver, &ordinary);
+        expected.extend(["cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync_ptsz", "cuMemFreeAsync_ptsz"]);
+        assert_eq!(seen(&trace, Source::Driver), expected, "{how}");
+    }
+}
+
+#[test]
+fn allocations_that_fail_on_demand_fail_alike_and_are_recorded_as_failed() {
+    let workshop = Workshop::new();
+    let program = workshop.program("cuda/runtime.c", "program", &linked_with("libcudart.so.12"));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger");
+    for api in ["cudaMalloc:2", "cuMemAlloc_v2:1", "cudaMallocHost:1", "cuMemAllocAsync:1", "cudaMallocArray:1"] {
+        let victim = victim(&[&program]).env("SIMCUDA_FAIL", api);
+        let alone = victim.run_alone();
+        let run = victim.env("SIMCUDA_LEDGER", &path).run();
+        assert_eq!(alone.status.code(), Some(9), "{api}: the program gives up");
+        assert_eq!(run.output.status.code(), Some(9), "{api}");
+        assert_eq!(alone.stdout, run.output.stdout, "{api}");
+        let trace = run.trace();
+        assert_equal(&ours(&trace), &read(&path));
+        let last = events(&trace).into_iter().rfind(|e| e.result != 0).expect("a failed call");
+        assert_eq!((last.result, last.addr), (2, 0), "{api}");
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn a_free_that_fails_is_taken_back() {
+    let workshop = Workshop::new();
+    let program = workshop.program("cuda/runtime.c", "program", &linked_with("libcudart.so.13"));
+    let run = victim(&[&program]).run();
+    run.assert_ended_well();
+    let events = events(&run.trace());
+    let mut retracted = 0;
+    for event in events.iter().filter(|e| e.action == Action::Retract) {
+        let release = &events[event.addr as usize - 1];
+        assert!(release.api.frees() && release.action == Action::FreeCompleted, "{release:?}");
+        assert_eq!(release.api, event.api);
+        assert_ne!(event.result, 0);
+        retracted += 1;
+    }
+    // Eight bad pointers and a double free, some of them by way of the driver as well.
+    assert!(retracted >= 9, "{retracted}");
+}
+
+#[test]
+fn memory_of_another_process_is_recorded_where_it_is_opened() {
+    let workshop = Workshop::new();
+    let options = [linked_with("libcudart.so.12"), linked_with("libcuda.so.1")].concat();
+    let program = workshop.program("cuda/ipc.c", "program", &options);
+    let path = workshop.path("ledger");
+    let run = victim(&[&program]).env("SIMCUDA_LEDGER", &path).run();
+    run.assert_ended_well();
+    let ledgers = read_all(&path);
+    let traces = run.traces();
+    assert_eq!(traces.len(), 2);
+    for trace in &traces {
+        assert_equal(&ours(trace), &ledgers[&pid(trace)]);
+    }
+    let opened = traces.iter().flat_map(|t| events(t)).filter(|e| e.api == Api::cuIpcOpenMemHandle_v2);
+    assert_eq!(opened.map(|e| e.size).collect::<Vec<_>>(), [5 << 20, 5 << 20]);
+}
+
+/// Libraries named `names`, each linked with the runtime of the same place in `runtimes`.
+fn libraries(workshop: &Workshop, runtimes: &[&str]) -> Vec<PathBuf> {
+    let library = |(i, runtime): (usize, &&str)| {
+        let name = format!("libuser{i}.so");
+        match *runtime {
+            "static" => workshop.library("cuda/library.c", &name, &["-DEMBEDDED"]),
+            runtime => workshop.library("cuda/library.c", &name, &linked_with(runtime)),
+        }
+    };
+    runtimes.iter().enumerate().map(library).collect()
+}
+
+/// Loads the libraries into one process; gives the callers of calls that are not nested.
+#[track_caller]
+fn load(flags: &str, runtimes: &[&str]) -> BTreeMap<Source, BTreeSet<String>> {
+    let workshop = Workshop::new();
+    let libraries = libraries(&workshop, runtimes);
+    let loader = workshop.program("cuda/loader.c", "loader", NONE);
+    let mut command = vec![loader.as_os_str(), flags.as_ref()];
+    command.extend(libraries.iter().map(|l| l.as_os_str()));
+    let (_, trace) = compare(&command, same);
+    let count = events(&trace).iter().filter(|e| e.source == Source::Driver && e.action == Action::Alloc).count();
+    assert_eq!(count, 12 * runtimes.len(), "twelve allocations a library, each seen in the driver");
+    for event in events(&trace).iter().filter(|e| e.source == Source::Runtime) {
+        // The library's own size tells whose call it is.
+        let index = (event.size >> 20).saturating_sub(1);
+        if event.action == Action::Alloc {
+            assert_eq!(caller(&trace, event), format!("libuser{index}.so"));
+        }
+    }
+    callers(&trace)
+}
+
+/// One name for each number.
+fn users(numbers: &[u32]) -> BTreeSet<String> {
+    numbers.iter().map(|i| format!("libuser{i}.so")).collect()
+}
+
+#[test]
+fn a_library_loaded_locally_calls_its_own_runtime() {
+    assert_eq!(load("local", &["libcudart.so.12"]), BTreeMap::from([(Source::Runtime, users(&[0]))]));
+}
+
+#[test]
+fn two_runtimes_in_one_process_are_kept_apart() {
+    let both = load("local", &["libcudart.so.12", "libcudart.so.13"]);
+    assert_eq!(both, BTreeMap::from([(Source::Runtime, users(&[0, 1]))]));
+}
+
+#[test]
+fn libraries_that_bind_deeply_are_recorded() {
+    let both = load("deepbind", &["libcudart.so.13", "libcudart.so.12"]);
+    assert_eq!(both, BTreeMap::from([(Source::Runtime, users(&[0, 1]))]));
+}
+
+#[test]
+fn a_runtime_that_a_library_carries_itself_is_recorded_in_the_driver() {
+    let callers = load("local", &["static", "libcudart.so.12", "static"]);
+    assert_eq!(callers, BTreeMap::from([(Source::Runtime, users(&[1])), (Source::Driver, users(&[0, 2]))]));
+}
+
+#[test]
+fn many_threads_at_once_are_in_an_order_that_could_have_been() {
+    let workshop = Workshop::new();
+    let program = workshop.program("cuda/threads.c", "threads", &linked_with("libcudart.so.12"));
+    let (_, trace) = compare(&[program.as_os_str(), "16".as_ref(), "300".as_ref()], same);
+    // In the order of our numbers no address is given out while it is in use, nor released while it is not: in either layer.
+    for source in [Source::Runtime, Source::Driver] {
+        let mut live = BTreeSet::new();
+        for event in events(&trace).iter().filter(|e| e.source == source) {
+            let sound = if event.action == Action::Alloc { live.insert(event.addr) } else { live.remove(&event.addr) };
+            assert!(sound, "{event:?}");
+        }
+        assert!(live.is_empty());
+    }
+    let threads: BTreeSet<_> = events(&trace).iter().map(|e| e.thread).collect();
+    assert_eq!(threads.len(), 16);
+}
+
+#[test]
+fn python_programs_that_call_cuda_themselves_are_recorded_with_their_stacks() {
+    let program = root().join("tests/programs/cuda/calls.py");
+    let mut versions = 0;
+    for python in pythons() {
+        for runtime in ["libcudart.so.12", "libcudart.so.13"] {
+            let (_, trace) = compare(&[python.as_os_str(), program.as_os_str(), runtime.as_ref()], same);
+            let events = events(&trace);
+            let names = |event: &Event| -> Vec<String> {
+                let frames = trace.definitions().walk(event.stack);
+                frames.map(|(_, f)| f.expect("every frame is defined").name.to_string()).collect()
+            };
+            let first = events.iter().find(|e| e.api == Api::cudaMalloc).unwrap();
+            let stack = names(first);
+            assert_eq!(stack[0], "allocate", "{}: {stack:?}", python.display());
+            assert_eq!(stack.last().unwrap(), "<module>", "{}: {stack:?}", python.display());
+            assert!(stack.contains(&"work".to_owned()));
+        }
+        versions += 1;
+    }
+    assert!(versions > 0, "a Python to run");
+}
+
+/// The Pythons of this machine: the one on PATH, and one of each minor version that pyenv has.
+fn pythons() -> Vec<PathBuf> {
+    let home = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
+    let home = home.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".pyenv")));
+    let versions = home.and_then(|h| std::fs::read_dir(h.join("versions")).ok());
+    let mut found: BTreeMap<u32, PathBuf> = BTreeMap::new();
+    for entry in versions.into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let minor = name.strip_prefix("3.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
+        let python = entry.path().join("bin/python3");
+        if let Some(minor) = minor.filter(|m| (9..=14).contains(m) && python.exists()) {
+            found.insert(minor, python);
+        }
+    }
+    if found.is_empty() { vec!["python3".into()] } else { found.into_values().collect() }
+}
