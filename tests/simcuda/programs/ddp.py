@@ -11,7 +11,11 @@ import torch.nn as nn
 def main(rank, size, store):
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=size)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(256, 256).cuda(), device_ids=[rank])
+    # DDP compares the ranks' parameters with copies that later versions of PyTorch do in a kernel, which does not run here.
+    probe, copied = torch.zeros(1, device="cuda"), torch.ones(1).cuda()
+    torch._foreach_copy_([probe], [copied])
+    compare = probe.item() == 1
+    model = nn.parallel.DistributedDataParallel(nn.Linear(256, 256).cuda(), device_ids=[rank], init_sync=compare)
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(3):
         model(torch.randn(8, 256, device="cuda")).sum().backward()

@@ -19,6 +19,7 @@ def refused(mib):
 blocks = [block(512) for _ in range(16)]
 message = refused(512)
 assert "Tried to allocate 512.00 MiB" in message and "8.00 GiB of which 0 bytes is free" in message, message
+assert "this process has 8.00 GiB memory in use" in message, message
 stats = torch.cuda.memory_stats()
 assert (stats["num_ooms"], stats["num_alloc_retries"]) == (1, 1)
 assert stats["reserved_bytes.all.current"] == 8 << 30

@@ -26,6 +26,10 @@ pub struct Bridge {
     pub symbol: extern "C" fn(u64, u64) -> u64,
     /// Bytes of the allocation that begins at an address; 0 where none does.
     pub size_at: extern "C" fn(u64) -> u64,
+    /// Number of devices on the host, hidden ones included.
+    pub physical_devices: extern "C" fn() -> u32,
+    /// Capacity and use of a device, by its physical ordinal, bytes.
+    pub memory_of: unsafe extern "C" fn(u32, *mut u64, *mut u64),
     /// Counts a call of a stub, by its C-string name.
     pub stub: unsafe extern "C" fn(*const c_char),
 }

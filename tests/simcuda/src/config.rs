@@ -17,6 +17,8 @@ pub enum Log {
 /// The settings; README.md has the table.
 #[derive(Debug)]
 pub struct Config {
+    /// Number of devices on the host (`SIMCUDA_DEVICES`), at most 64.
+    pub physical: u32,
     /// Physical ordinals of the visible devices (`SIMCUDA_DEVICES` seen through `CUDA_VISIBLE_DEVICES`).
     pub visible: Vec<u32>,
     /// Capacity of each device, bytes (`SIMCUDA_MEMORY`).
@@ -81,9 +83,10 @@ impl Config {
         }
         let size = |name, default| read(lookup(name), name, default, parse_size);
         let number = |name, default: f64| read(lookup(name), name, default, |t| t.trim().parse().ok());
-        let devices = number("SIMCUDA_DEVICES", 1.0) as u32;
+        let physical = (number("SIMCUDA_DEVICES", 1.0) as u32).min(64);
         Config {
-            visible: visible(devices.min(64), lookup("CUDA_VISIBLE_DEVICES").as_deref()),
+            physical,
+            visible: visible(physical, lookup("CUDA_VISIBLE_DEVICES").as_deref()),
             memory_bytes: size("SIMCUDA_MEMORY", 8192 * MIB),
             context_bytes: size("SIMCUDA_CONTEXT", 0),
             kernel_ns: (number("SIMCUDA_KERNEL_US", 0.0) * 1000.0) as u64,

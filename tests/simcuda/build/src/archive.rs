@@ -36,7 +36,7 @@ impl Archives {
 }
 
 /// The beginnings of names that belong to CUDA: all that is ever exported.
-const PREFIXES: &[&str] = &["cu", "__cuda", "nccl", "nvrtc"];
+const PREFIXES: &[&str] = &["cu", "__cuda", "nccl", "nvml", "nvrtc"];
 
 impl Archive {
     fn open(folder: &Path, name: &str) -> Result<Self> {

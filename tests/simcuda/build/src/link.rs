@@ -122,6 +122,9 @@ fn node<'a>(version: &str, names: impl Iterator<Item = &'a String>) -> String {
 
 /// Which library a function of the mixed archive belongs to.
 fn family(name: &str) -> Option<&'static str> {
+    if name.starts_with("nvml") {
+        return Some("nvidia-ml");
+    }
     const FAMILIES: [&str; 10] =
         ["cublasLt", "cublas", "cudnn", "cufft", "cupti", "cusolver", "cusparseLt", "cusparse", "nccl", "nvrtc"];
     FAMILIES.into_iter().find(|family| name.starts_with(family))

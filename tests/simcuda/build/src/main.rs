@@ -1,6 +1,6 @@
 //! `simcuda-build`: links the simulated CUDA libraries out of the archives cargo built.
 //!
-//!     simcuda-build plain ARCHIVES OUT     libcuda.so.1, libcudart.so.12 and libcudart.so.13 for programs without PyTorch
+//!     simcuda-build plain ARCHIVES OUT     libcuda.so.1, libcudart.so.12 and .13, libnvidia-ml.so.1: for programs without PyTorch
 //!     simcuda-build torch ARCHIVES TORCH   every NVIDIA library that the PyTorch in the folder TORCH links, where its
 //!                                          run path looks for them; prints that folder
 //!
@@ -39,8 +39,14 @@ fn plain(archives: &archive::Archives, out: &Path) -> Result<()> {
         let version = if major == 12 { 12080 } else { 13000 };
         linker.runtime(&archives.runtime, &wanted, version)?;
     }
+    linker.library(&archives.libs, &nvml())?;
     linker.alias("libcuda.so.1", "libcuda.so")?;
     linker.alias("libcudart.so.13", "libcudart.so")
+}
+
+/// NVML comes with the driver: nobody links it, PyTorch opens it by name.
+fn nvml() -> imports::Library {
+    imports::Library { soname: "libnvidia-ml.so.1".to_string(), ..imports::Library::default() }
 }
 
 fn torch(archives: &archive::Archives, folder: &Path) -> Result<()> {
@@ -56,6 +62,7 @@ fn torch(archives: &archive::Archives, folder: &Path) -> Result<()> {
         }
         .with_context(|| format!("linking {}", library.soname))?;
     }
+    linker.library(&archives.libs, &nvml())?;
     println!("{}", out.display());
     Ok(())
 }

@@ -1,13 +1,24 @@
 //! `cuGetExportTable`: gives the other stand-ins their table and everybody else nothing.
 
 use crate::module::launch;
-use crate::state::{current_device, machine, nest, now_ns};
+use crate::state::{current_device, machine, nest, now_ns, put};
 use simcuda::bridge::{Bridge, ID};
 use simcuda::error::Error;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-static BRIDGE: Bridge =
-    Bridge { ledger_on, number, append, strikes, nest: nest_call, launch: launch_on, symbol, size_at, stub };
+static BRIDGE: Bridge = Bridge {
+    ledger_on,
+    number,
+    append,
+    strikes,
+    nest: nest_call,
+    launch: launch_on,
+    symbol,
+    size_at,
+    physical_devices,
+    memory_of,
+    stub,
+};
 
 extern "C" fn launch_on(stream: u64) -> c_int {
     launch(stream)
@@ -48,6 +59,20 @@ extern "C" fn symbol(key: u64, size: u64) -> u64 {
 
 extern "C" fn size_at(address: u64) -> u64 {
     machine().pointee(address).filter(|p| p.base == address).map_or(0, |p| p.size)
+}
+
+extern "C" fn physical_devices() -> u32 {
+    machine().config.physical
+}
+
+unsafe extern "C" fn memory_of(physical: u32, total: *mut u64, used: *mut u64) {
+    let m = machine();
+    let device = m.devices.iter().find(|d| d.physical == physical);
+    // SAFETY: the other side of the bridge passes pointers to values of its own.
+    unsafe {
+        put(total, m.config.memory_bytes);
+        put(used, device.map_or(0, |d| d.used()));
+    }
 }
 
 unsafe extern "C" fn stub(name: *const c_char) {

@@ -1,4 +1,4 @@
-//! The few functions of cuBLAS, cuDNN, NCCL and the like that must do more than return 0.
+//! The few functions of cuBLAS, cuDNN, NCCL, NVML and the like that must do more than return 0.
 //!
 //! One archive for all of them: `simcuda-build` links each library out of it, taking the functions whose names belong
 //! to that library, and adds return-0 stubs for whatever else PyTorch imports. Handles are boxes of our own, opaque to
@@ -12,6 +12,7 @@ mod cudnn;
 mod cufft;
 mod cupti;
 mod nccl;
+mod nvml;
 mod nvrtc;
 mod solvers;
 mod support;
