@@ -35,6 +35,8 @@ fn build() -> PathBuf {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--release", "--package", "memtrace-interpose", "--manifest-path"]).arg(manifest);
     cargo.arg("--target-dir").arg(&target_dir);
+    // The event path is worth the slower build.
+    cargo.args(["--config", "profile.release.lto=\"fat\"", "--config", "profile.release.codegen-units=1"]);
     let mut out = target_dir.clone();
     if host != target {
         cargo.args(["--target", &target]);
