@@ -6,8 +6,8 @@
 //! - What somebody sent to the launcher's pid is meant for the command: passed on, value included.
 //! - What somebody sent to the whole group has reached the command too. The kernel does not say which of the two it was; the
 //!   [`Witness`](crate::witness::Witness), another member of the group, does.
-//! - When the command is stopped from the terminal, so are we: the shell that started us waits for that. Continued, we see that
-//!   the command is, too.
+//! - When the command is stopped from the terminal, so are we: the shell that started us waits for that. A SIGCONT to us alone
+//!   is passed on like any other signal.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -15,7 +15,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use crate::child::{Change, Child};
 use crate::inherited::State;
-use crate::proc::ProcessDir;
 use crate::witness::Witness;
 
 /// The kernel sends these to whole process groups.
@@ -106,10 +105,8 @@ impl Signals {
                         if terminal_stop || matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
                             terminal_stop = false;
                             stop_as(signal);
-                            // Somebody continued us. If that was `fg` or `bg`, the whole group was meant.
-                            if is_stopped(child) {
-                                child.signal(libc::SIGCONT, None);
-                            }
+                            // Ours was used up by stopping.
+                            forget(witness, &[signal]);
                         }
                     }
                     Change::Continued => terminal_stop = false,
@@ -119,12 +116,6 @@ impl Signals {
             let signal = info.ssi_signo as libc::c_int;
             match signal {
                 libc::SIGCHLD => {}
-                libc::SIGCONT if info.ssi_code == SI_KERNEL => {}
-                libc::SIGCONT => {
-                    if is_stopped(child) {
-                        child.signal(signal, None);
-                    }
-                }
                 _ => {
                     terminal_stop |= signal == libc::SIGTSTP;
                     if !reached_the_command(&info, child, witness) {
@@ -150,6 +141,13 @@ impl Signals {
 /// Whether the command got this signal too.
 fn reached_the_command(info: &libc::signalfd_siginfo, child: &Child, witness: Option<&Witness>) -> bool {
     let signal = info.ssi_signo as libc::c_int;
+    // The kernel drops pending stops when a continuation comes, and the other way round: what the witness saw of those says
+    // nothing any more.
+    match signal {
+        libc::SIGCONT => forget(witness, &[libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU]),
+        libc::SIGTSTP => forget(witness, &[libc::SIGCONT]),
+        _ => {}
+    }
     // Always asked, so that an old answer is never taken for a new one.
     let group = witness.is_some_and(|w| w.has_seen(signal));
     if info.ssi_code == SI_KERNEL {
@@ -159,14 +157,18 @@ fn reached_the_command(info: &libc::signalfd_siginfo, child: &Child, witness: Op
     group || info.ssi_pid as libc::pid_t == child.pid()
 }
 
+fn forget(witness: Option<&Witness>, signals: &[libc::c_int]) {
+    if let Some(witness) = witness {
+        for signal in signals {
+            witness.has_seen(*signal);
+        }
+    }
+}
+
 /// The value of a signal that was sent by sigqueue.
 fn queued_value(info: &libc::signalfd_siginfo) -> Option<libc::sigval> {
     const SI_QUEUE: i32 = -1;
     (info.ssi_code == SI_QUEUE).then_some(libc::sigval { sival_ptr: info.ssi_ptr as *mut libc::c_void })
-}
-
-fn is_stopped(child: &Child) -> bool {
-    ProcessDir::of(child.pid() as u32).state() == Some('T')
 }
 
 /// Stops this process with the signal that stopped the command, until somebody continues it.
@@ -175,6 +177,11 @@ fn stop_as(signal: libc::c_int) {
     // SAFETY: the set is initialised before it is used; the dispositions of these signals are the default or ignored, so no
     // code of ours runs.
     unsafe {
+        // Continued in the meantime: stopping now would be one time too many, and for ever.
+        libc::sigpending(set.as_mut_ptr());
+        if libc::sigismember(set.as_ptr(), libc::SIGCONT) == 1 {
+            return;
+        }
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), signal);
         libc::kill(libc::getpid(), signal);

@@ -17,7 +17,7 @@ use crossbeam::channel::{Receiver, Sender, unbounded};
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::counters::CounterValues;
 use memtrace_trace::event::Event;
-use memtrace_trace::file::{End, Writer};
+use memtrace_trace::file::{End, Reader, Writer};
 
 use super::{RunFolder, Written};
 
@@ -148,8 +148,8 @@ struct OpenFile {
     /// `None` once writing has failed.
     writer: Option<Writer<Counted>>,
     failed: Arc<AtomicBool>,
-    /// Events given to the writer since the last flush that succeeded: lost when the next write fails.
-    unflushed: u64,
+    /// Events that were to be written.
+    given: u64,
     written: Written,
 }
 
@@ -170,17 +170,15 @@ impl Files {
                 None
             }
         };
-        self.open.insert(key, OpenFile { writer, failed, unflushed: 0, written });
+        self.open.insert(key, OpenFile { writer, failed, given: 0, written });
     }
 
     fn write(&mut self, key: FileKey, batch: &Batch) {
         let Some(file) = self.open.get_mut(&key) else { return };
-        file.unflushed += batch.events.len() as u64;
+        file.given += batch.events.len() as u64;
         let Some(writer) = &mut file.writer else { return };
-        match append(writer, batch) {
-            Ok(()) if batch.flush => file.unflushed = 0,
-            Ok(()) => {}
-            Err(e) => file.fail(&e),
+        if let Err(e) = append(writer, batch) {
+            file.fail(&e);
         }
     }
 
@@ -188,14 +186,16 @@ impl Files {
         let Some(mut file) = self.open.remove(&key) else { return };
         if let Some(writer) = file.writer.take() {
             match writer.finish(end) {
-                Ok(out) => {
-                    file.unflushed = 0;
-                    file.written.bytes = out.bytes;
-                }
+                Ok(out) => file.written.bytes = out.bytes,
                 Err(e) => file.fail(&e),
             }
         }
-        file.written.unwritten = file.unflushed;
+        if file.written.error.is_some() {
+            // What counts is what a reader finds.
+            let path = self.folder.0.join(&file.written.file);
+            file.written.bytes = std::fs::metadata(&path).map_or(0, |m| m.len());
+            file.written.unwritten = file.given - Reader::open(&path).map_or(0, |r| r.event_count()).min(file.given);
+        }
         self.done.push(file.written);
     }
 }
