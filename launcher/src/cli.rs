@@ -100,10 +100,6 @@ pub(crate) struct Run {
 pub(crate) enum Stacks {
     /// Python frames
     Python,
-    /// Native frames
-    Native,
-    /// Both, merged
-    Both,
     /// None
     None,
 }
@@ -123,8 +119,6 @@ impl From<Stacks> for options::Stacks {
     fn from(stacks: Stacks) -> options::Stacks {
         match stacks {
             Stacks::Python => options::Stacks::Python,
-            Stacks::Native => options::Stacks::Native,
-            Stacks::Both => options::Stacks::Both,
             Stacks::None => options::Stacks::None,
         }
     }

@@ -29,12 +29,12 @@ pub(crate) fn close(folder: &Path, manner: Manner) {
     let written = finish_run(folder, &options, &mut |progress| line.show(&progress));
     line.clear();
     match written {
-        Ok(written) => page(folder, &written, manner.quiet),
+        Ok(written) => page(&written, manner.quiet),
         Err(e) => say(&format!("{e}; the recording itself is safe in {}", folder.display())),
     }
 }
 
-fn page(folder: &Path, written: &Written, quiet: bool) {
+fn page(written: &Written, quiet: bool) {
     for problem in &written.problems {
         say(&format!("{}: {}", problem.path.display(), problem.text));
     }
@@ -42,12 +42,8 @@ fn page(folder: &Path, written: &Written, quiet: bool) {
         return;
     }
     let text = written.summary.to_text(&layout(std::io::stderr().is_terminal()));
-    let names: Vec<_> = written.files.iter().filter_map(|f| f.file_name()).map(|n| n.to_string_lossy()).collect();
-    let mut out = std::io::stderr().lock();
     // A closed stderr is no reason to fail.
-    let _ = write!(out, "{text}");
-    let _ = writeln!(out, "files    {}/  {}", folder.display(), names.join("  "));
-    let _ = writeln!(out, "look     memtrace report {}", folder.display());
+    let _ = write!(std::io::stderr().lock(), "{text}");
 }
 
 /// The layout that suits where the text goes.
