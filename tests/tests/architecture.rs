@@ -1,0 +1,121 @@
+//! The arrows of ARCHITECTURE.md, read from the manifests and the `use` lines.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use memtrace_tests::victim::root;
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut todo = vec![folder.to_owned()];
+    while let Some(at) = todo.pop() {
+        for entry in std::fs::read_dir(&at).unwrap().map(|e| e.unwrap().path()) {
+            if entry.is_dir() {
+                todo.push(entry);
+            } else if entry.extension().is_some_and(|e| e == "rs") {
+                found.push(entry);
+            }
+        }
+    }
+    assert!(!found.is_empty(), "no sources in {}", folder.display());
+    found
+}
+
+/// Every word that follows `prefix` in the code of a file, comments left out.
+fn words_after(text: &str, prefix: &str) -> BTreeSet<String> {
+    let code = text.lines().filter(|l| !l.trim_start().starts_with("//"));
+    code.flat_map(|line| {
+        line.match_indices(prefix)
+            // Not the end of a longer word, such as a file name in a string.
+            .filter(|(at, _)| !line[..*at].ends_with(|c: char| c.is_alphanumeric() || c == '_'))
+            .map(|(at, _)| {
+                line[at + prefix.len()..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>()
+            })
+            .collect::<Vec<_>>()
+    })
+    .filter(|w| !w.is_empty())
+    .collect()
+}
+
+/// Which of our crates the sources of a crate name.
+fn crates_used(name: &str) -> BTreeSet<String> {
+    let folder = root().join(name).join("src");
+    let texts = sources(&folder).into_iter().map(|p| std::fs::read_to_string(p).unwrap());
+    texts.flat_map(|t| words_after(&t, "memtrace_")).collect()
+}
+
+/// Which top-level modules of a crate the sources of each of its top-level modules name.
+fn modules_used(name: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let folder = root().join(name).join("src");
+    let mut used: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for path in sources(&folder) {
+        let first = path.strip_prefix(&folder).unwrap().components().next().unwrap();
+        let module = first.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut words = words_after(&text, "crate::");
+        words.remove(&module);
+        used.entry(module).or_default().extend(words);
+    }
+    used
+}
+
+#[test]
+fn crates_point_only_where_they_may() {
+    let ours = ["trace", "interpose", "analysis", "tests"];
+    let may = |name: &str| -> &[&str] {
+        match name {
+            "interpose" | "analysis" => &["trace"],
+            "launcher" => &["trace", "analysis"],
+            "tests" => &["trace", "analysis", "tests"],
+            _ => &[],
+        }
+    };
+    for name in ["trace", "interpose", "launcher", "analysis", "tests"] {
+        for used in crates_used(name).iter().filter(|u| ours.contains(&u.as_str()) && *u != name) {
+            assert!(may(name).contains(&used.as_str()), "{name} may not use {used}");
+        }
+        let manifest = std::fs::read_to_string(root().join(name).join("Cargo.toml")).unwrap();
+        assert!(
+            !manifest.contains("memtrace-interpose.") && !manifest.contains("../interpose"),
+            "{name} imports interpose"
+        );
+    }
+}
+
+#[test]
+fn modules_point_only_where_they_may() {
+    let forbidden: &[(&str, &str, &[&str])] = &[
+        ("interpose", "stack", &["hooks", "guard", "emit", "process", "local"]),
+        ("interpose", "emit", &["hooks", "guard"]),
+        ("interpose", "real", &["hooks", "guard", "emit", "stack", "process"]),
+        ("launcher", "drain", &["commands", "cli"]),
+        ("analysis", "model", &["passes", "export", "report", "load"]),
+        ("analysis", "passes", &["export", "report"]),
+        ("analysis", "load", &["passes", "export", "report"]),
+        ("analysis", "export", &["report"]),
+    ];
+    for (name, module, not) in forbidden {
+        let used = modules_used(name);
+        let used = used.get(*module).unwrap_or_else(|| panic!("{name} has no module {module}"));
+        for other in *not {
+            assert!(!used.contains(*other), "in {name}, {module} may not use {other}");
+        }
+    }
+}
+
+#[test]
+fn the_preloaded_library_needs_nothing_but_the_c_library() {
+    let library = std::env::var_os("MEMTRACE_LIBRARY").map(PathBuf::from).unwrap_or_else(|| {
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+        target.join("release/libmemtrace_interpose.so")
+    });
+    let output = std::process::Command::new("readelf").arg("-d").arg(&library).output().expect("readelf");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let needed: Vec<&str> =
+        text.lines().filter(|l| l.contains("(NEEDED)")).filter_map(|l| l.split(['[', ']']).nth(1)).collect();
+    assert!(!needed.is_empty(), "{} is built by `cargo build --release`", library.display());
+    for name in needed {
+        let family = ["libc.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"];
+        assert!(family.contains(&name), "{name} would have to exist wherever a child of the program runs");
+    }
+}
