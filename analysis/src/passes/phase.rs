@@ -134,6 +134,7 @@ pub struct PhaseTracker {
     optimizers_seen: u32,
     optimizer_running: bool,
     model_call: StackId,
+    outside_model: bool,
     last: Verdict,
 }
 
@@ -168,6 +169,7 @@ impl PhaseTracker {
             optimizers_seen: 0,
             optimizer_running: false,
             model_call: StackId::NONE,
+            outside_model: false,
             last: START,
         }
     }
@@ -230,10 +232,9 @@ impl PhaseTracker {
         match meaning {
             Some(Meaning::Engine) => by_rule(Phase::Backward),
             Some(Meaning::Load) => by_rule(Phase::Load),
-            Some(Meaning::Checkpoint) => by_rule(Phase::Forward),
-            // A reentrant checkpoint runs its forward without gradients.
-            Some(Meaning::Compute) if grad_off && !facts.in_checkpoint => by_rule(Phase::Eval),
-            Some(Meaning::Compute) => by_rule(Phase::Forward),
+            // A reentrant checkpoint runs its forward without gradients, inside the node that it makes.
+            Some(Meaning::Compute | Meaning::Checkpoint) if grad_off && !facts.inside_node => by_rule(Phase::Eval),
+            Some(Meaning::Compute | Meaning::Checkpoint) => by_rule(Phase::Forward),
             Some(Meaning::Aside) => by_rule(Phase::Other),
             _ if facts.made_node => by_itself(Phase::Forward, "forward: made an autograd node"),
             _ => self.judge_by_place(e, grad_off),
@@ -273,7 +274,7 @@ impl PhaseTracker {
         if phase == Phase::Data && e.thread != self.main_thread && !self.main_thread.is_none() {
             return;
         }
-        let model_called = self.model_called(e, phase);
+        let model_called = self.model_called(e);
         if phase == self.now.phase && verdict.meaning == self.last.meaning && !model_called {
             return;
         }
@@ -340,23 +341,21 @@ impl PhaseTracker {
         }
     }
 
-    /// Whether an inference-only program calls its model anew: the outermost computing frame is entered from the program's
-    /// main thread after something else had run.
-    fn model_called(&mut self, e: &Event, phase: Phase) -> bool {
+    /// Whether an inference-only program calls its model anew: from the line of the first call, after it had allocated
+    /// something outside.
+    fn model_called(&mut self, e: &Event) -> bool {
         if self.step_end != StepEnd::ModelCall || e.action != Action::Alloc {
-            return false;
-        }
-        if !matches!(phase, Phase::Forward | Phase::Eval) {
             return false;
         }
         let call = self.table.facts(e.stack).outermost_compute;
         if call.is_none() {
+            self.outside_model = true;
             return false;
         }
-        let anew = self.model_call == call && !matches!(self.now.phase, Phase::Forward | Phase::Eval);
         if self.model_call.is_none() {
             self.model_call = call;
+            self.outside_model = false;
         }
-        anew
+        self.model_call == call && std::mem::take(&mut self.outside_model)
     }
 }

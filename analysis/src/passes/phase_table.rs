@@ -3,7 +3,7 @@
 //! Steps are many in a long run: the first and the last ones and the one with the peak are kept row by row, all others only
 //! in the sums.
 //!
-//! What is freed while no Python frame runs is held back until something else happens: if nothing does, the program was ending,
+//! What is freed while no Python frame runs is held back until something is allocated: if nothing is, the program was ending,
 //! and its teardown is no part of the last step.
 
 use std::collections::VecDeque;
@@ -109,7 +109,6 @@ impl PhaseTable {
     /// A free of `bytes`, after which `level` bytes are allocated.
     #[inline]
     pub fn free(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
-        self.settle_frameless();
         let before = self.level;
         let row = self.row(step, phase, ticks);
         row.frees += 1;
@@ -129,7 +128,7 @@ impl PhaseTable {
         self.level = level;
     }
 
-    /// What was freed after the last thing the program did.
+    /// What was freed so after the last allocation.
     pub fn at_exit(&self) -> &PhaseRow {
         &self.frameless
     }

@@ -22,6 +22,8 @@ pub struct StackFacts {
     pub in_engine: bool,
     /// Autograd later ran a node that this very stack had made: forward, by proof.
     pub made_node: bool,
+    /// The same is true of one of its callers: the call of an `autograd.Function`, whose inside runs without gradients.
+    pub inside_node: bool,
     /// The optimizer whose code runs.
     pub optimizer: Option<&'static OptimizerRule>,
     /// The outermost frame that computes: where the program calls its model.
@@ -46,7 +48,8 @@ impl StackTable {
             let parent = if node.parent.index() < i { stacks[node.parent.index()] } else { StackFacts::default() };
             let (rule, optimizer) = rules.get(node.frame.index()).copied().unwrap_or_default();
             let id = StackId(i as u32);
-            let mut facts = StackFacts { made_node: i > 0 && made_nodes.contains(&id), ..parent };
+            let made_node = i > 0 && made_nodes.contains(&id);
+            let mut facts = StackFacts { made_node, inside_node: parent.inside_node || parent.made_node, ..parent };
             if let Some(rule) = rule {
                 facts.rule = Some(rule);
                 facts.frame = node.frame;

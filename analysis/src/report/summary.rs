@@ -138,7 +138,7 @@ pub struct DeviceSummary {
     pub later_steps: Vec<PhaseSummary>,
     /// How many later steps there are.
     pub later_steps_count: u32,
-    /// What was freed after the last thing the program did.
+    /// What was freed after the last allocation, while no Python frame ran.
     pub freed_at_exit_bytes: u64,
     /// Step by step: the first and the last ones and the one with the peak.
     pub by_step: Vec<StepSummary>,
