@@ -1,0 +1,20 @@
+// A CUDA driver and runtime in one that allocates and frees without locks and without keeping anything: what else happens in
+// a process that uses it is memtrace's doing alone.
+#include <stddef.h>
+
+#define PUBLIC __attribute__((visibility("default")))
+
+static unsigned long long next = 0x700000000000;
+
+PUBLIC int cuMemAlloc_v2(unsigned long long *out, size_t size) {
+    *out = __atomic_fetch_add(&next, (size + 4095) & ~4095ull, __ATOMIC_RELAXED);
+    return 0;
+}
+
+PUBLIC int cuMemFree_v2(unsigned long long address) { return address == 0; }
+
+PUBLIC int cuCtxGetDevice(int *device) { return *device = 0; }
+
+PUBLIC int cudaMalloc(void **out, size_t size) { return cuMemAlloc_v2((unsigned long long *)out, size); }
+
+PUBLIC int cudaFree(void *address) { return cuMemFree_v2((unsigned long long)address); }

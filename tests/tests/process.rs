@@ -1,0 +1,301 @@
+//! Processes and threads may come and go in any way: each process that allocates has a whole trace of its own, with everything
+//! that its events refer to, and none is disturbed, whatever it does to its descriptors, its threads and its other preloaded
+//! libraries.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use memtrace_tests::ledger::{Calls, assert_equal, ours, pid, read_all};
+use memtrace_tests::programs::{Workshop, linked_with, victim};
+use memtrace_tests::victim::{Run, Victim, events};
+use memtrace_trace::event::{Action, Event};
+use memtrace_trace::file::Reader;
+
+const NONE: &[&str] = &[];
+/// Events of one allocation and its free, by way of the runtime.
+const PAIR: usize = 4;
+
+/// `tests/programs/process/process.c` and where it runs.
+struct Stage {
+    workshop: Workshop,
+    program: PathBuf,
+    ledger: Option<PathBuf>,
+}
+
+impl Stage {
+    /// Over the simulated CUDA, with its ledger.
+    fn simulated() -> Stage {
+        let workshop = Workshop::new();
+        let program = workshop.program("process/process.c", "process", &linked_with("libcudart.so.12"));
+        let ledger = Some(workshop.path("ledger"));
+        Stage { workshop, program, ledger }
+    }
+
+    /// Over a driver that has no locks, no files and no memory of its own (`programs/process/bare.c`).
+    fn bare() -> Stage {
+        let workshop = Workshop::new();
+        workshop.library("process/bare.c", "libcuda.so.1", NONE);
+        let folder = format!("-L{}", workshop.path("").display());
+        let program = workshop.program("process/process.c", "process", &[folder.as_str(), "-l:libcuda.so.1"]);
+        Stage { workshop, program, ledger: None }
+    }
+
+    fn victim(&self, arguments: &[&str]) -> Victim {
+        let mut command = vec![self.program.as_os_str()];
+        command.extend(arguments.iter().map(std::ffi::OsStr::new));
+        match &self.ledger {
+            Some(_) => victim(&command),
+            None => Victim::command(&command).env("LD_LIBRARY_PATH", self.workshop.path("")),
+        }
+    }
+
+    /// Runs it with and without memtrace, compares what it says and its status, and every trace with the ledger; gives the
+    /// traces by file name.
+    #[track_caller]
+    fn run(&self, arguments: &[&str]) -> (Run, Vec<Reader>) {
+        let victim = self.victim(arguments);
+        let alone = victim.run_alone();
+        let run = match &self.ledger {
+            Some(ledger) => victim.env("SIMCUDA_LEDGER", ledger).run(),
+            None => victim.run(),
+        };
+        assert_eq!(alone.status, run.output.status, "{}", String::from_utf8_lossy(&run.output.stderr));
+        assert_eq!(String::from_utf8_lossy(&alone.stdout), String::from_utf8_lossy(&run.output.stdout));
+        let traces = run.traces();
+        if let Some(ledger) = &self.ledger {
+            compare(&traces, ledger);
+            std::fs::remove_file(ledger).unwrap();
+        }
+        traces.iter().for_each(assert_defined);
+        (run, traces)
+    }
+}
+
+/// Every trace against the ledger of its process.
+#[track_caller]
+fn compare(traces: &[Reader], ledger: &Path) {
+    let mut ledgers = read_all(ledger);
+    // A process that replaced itself has two traces and one ledger.
+    let mut recorded: BTreeMap<u32, Calls> = BTreeMap::new();
+    let mut traces: Vec<&Reader> = traces.iter().collect();
+    traces.sort_by_key(|t| (pid(t), t.path().file_stem().is_some_and(|s| s.to_string_lossy().contains('.'))));
+    for trace in traces {
+        let process = recorded.entry(pid(trace)).or_default();
+        for (tid, calls) in ours(trace) {
+            process.entry(tid).or_default().extend(calls);
+        }
+    }
+    for (pid, ours) in recorded {
+        assert_equal(&ours, &ledgers.remove(&pid).unwrap_or_default());
+    }
+    assert!(ledgers.is_empty(), "processes without a trace: {:?}", ledgers.keys());
+}
+
+/// Everything that events refer to is in their own trace.
+#[track_caller]
+fn assert_defined(trace: &Reader) {
+    for event in events(trace) {
+        assert!(trace.definitions().module(event.module).is_some(), "{event:?}");
+        assert!(trace.definitions().thread(event.thread).is_some(), "{event:?}");
+    }
+}
+
+/// The numbers of events, in ascending order.
+fn counts(traces: &[Reader]) -> Vec<usize> {
+    let mut counts: Vec<usize> = traces.iter().map(|t| events(t).len()).collect();
+    counts.sort_unstable();
+    counts
+}
+
+#[test]
+fn a_forked_child_and_its_parent_have_a_trace_each() {
+    let stage = Stage::simulated();
+    for how in ["fork", "raw-fork", "raw-clone"] {
+        let (_, traces) = stage.run(&[how, "3"]);
+        assert_eq!(counts(&traces), [5 * PAIR, (3 + 2) * PAIR], "{how}");
+    }
+}
+
+#[test]
+fn a_child_forked_before_the_first_event_has_a_trace() {
+    let stage = Stage::simulated();
+    for how in ["fork", "raw-fork", "raw-clone"] {
+        let (_, traces) = stage.run(&[how, "0"]);
+        assert_eq!(counts(&traces), [2 * PAIR, 5 * PAIR], "{how}");
+    }
+}
+
+#[test]
+fn children_of_children_have_traces() {
+    let (_, traces) = Stage::simulated().run(&["generations", "6"]);
+    assert_eq!(counts(&traces), [1, 2, 3, 4, 5, 6].map(|n| n * PAIR));
+}
+
+#[test]
+fn programs_started_by_vfork_posix_spawn_and_system_have_traces() {
+    let stage = Stage::simulated();
+    for how in ["vfork", "spawn", "system"] {
+        let (_, traces) = stage.run(&[how]);
+        assert_eq!(counts(&traces), [5 * PAIR, 5 * PAIR], "{how}");
+    }
+}
+
+#[test]
+fn a_program_that_replaces_itself_has_two_traces_under_one_pid() {
+    let (run, traces) = Stage::simulated().run(&["exec"]);
+    assert_eq!(counts(&traces), [3 * PAIR, 5 * PAIR]);
+    assert_eq!(pid(&traces[0]), pid(&traces[1]));
+    let manifest = run.manifest();
+    let reasons: Vec<_> = manifest["processes"].as_array().unwrap().iter().map(|p| p["end_reason"].clone()).collect();
+    assert_eq!(reasons, ["replaced by exec", "exited"]);
+}
+
+#[test]
+fn children_forked_in_the_middle_of_other_threads_calls_are_sound() {
+    let stage = Stage::bare();
+    let run = stage.victim(&["storm", "3", "30"]).run();
+    run.assert_ended_well();
+    let traces = run.traces();
+    assert_eq!(traces.len(), 31);
+    let mut children = 0;
+    for trace in &traces {
+        assert_defined(trace);
+        let events = events(trace);
+        if events.len() == 10 * PAIR {
+            let owner = trace.definitions().thread(events[0].thread).unwrap();
+            assert_eq!(owner.tid, pid(trace), "the only thread of a child is its main thread");
+            assert!(events.iter().all(|e| e.thread == events[0].thread));
+            children += 1;
+        }
+    }
+    assert_eq!(children, 30);
+}
+
+#[test]
+fn a_daemon_that_outlives_the_command_is_recorded_until_then_and_undisturbed() {
+    let stage = Stage::bare();
+    let (gate, report) = (stage.workshop.path("gate"), stage.workshop.path("report"));
+    for fifo in [&gate, &report] {
+        let path = std::ffi::CString::new(fifo.as_os_str().as_encoded_bytes()).unwrap();
+        // SAFETY: a C string.
+        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+    }
+    let run = stage.victim(&["daemon", gate.to_str().unwrap(), report.to_str().unwrap()]).run();
+    run.assert_ended_well();
+    let trace = run.trace();
+    assert_eq!(events(&trace).len(), 5 * PAIR);
+    assert_eq!(trace.end().unwrap().reason, "still running");
+    // The launcher is gone. The daemon goes on.
+    std::fs::OpenOptions::new().write(true).open(&gate).unwrap().write_all(b"go").unwrap();
+    let mut said = String::new();
+    std::fs::File::open(&report).unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said, "fine");
+}
+
+#[test]
+fn however_a_process_ends_its_history_is_whole() {
+    let stage = Stage::simulated();
+    for how in ["_exit", "exit_group", "quick_exit", "exit", "pthread_exit"] {
+        let (_, traces) = stage.run(&["end", how]);
+        assert_eq!(counts(&traces), [8 * PAIR], "{how}");
+    }
+}
+
+#[test]
+fn two_thousand_short_lived_threads_are_told_apart() {
+    let (_, traces) = Stage::simulated().run(&["short-lived", "2000"]);
+    let events = events(&traces[0]);
+    assert_eq!(events.len(), 2000 * PAIR);
+    let mut by_thread: BTreeMap<u32, usize> = BTreeMap::new();
+    for event in &events {
+        *by_thread.entry(traces[0].definitions().thread(event.thread).unwrap().tid).or_default() += 1;
+    }
+    // Thread ids may come round again, but never so soon.
+    assert_eq!(by_thread.len(), 2000);
+    assert!(by_thread.values().all(|n| *n == PAIR));
+}
+
+#[test]
+fn more_threads_at_once_than_there_are_rings_lose_nothing() {
+    let stage = Stage::bare();
+    let (_, traces) = stage.run(&["crowd", "1500", "64"]);
+    let events = events(&traces[0]);
+    assert_eq!(events.len(), 1500 * 2 * PAIR);
+    let allocations = events.iter().filter(|e| e.action == Action::Alloc).count();
+    assert_eq!(allocations, 1500 * PAIR);
+    // Those who share a ring are told apart as well.
+    let mut threads: Vec<_> = events.iter().map(|e| e.thread).collect();
+    threads.sort();
+    threads.dedup();
+    assert_eq!(threads.len(), 1500);
+}
+
+#[test]
+fn the_smallest_stacks_a_thread_can_have_are_enough() {
+    // The first event of the process, with everything it starts, is on such a stack.
+    let (_, traces) = Stage::bare().run(&["crowd", "20", "16"]);
+    assert_eq!(counts(&traces), [20 * 2 * PAIR]);
+}
+
+#[test]
+fn no_descriptor_is_taken() {
+    let (run, _) = Stage::bare().run(&["descriptors"]);
+    assert_eq!(String::from_utf8_lossy(&run.output.stdout), "3\n3\n3\n");
+}
+
+#[test]
+fn a_program_may_close_every_descriptor_and_take_all_the_numbers() {
+    let (run, traces) = Stage::bare().run(&["close-all"]);
+    assert_eq!(String::from_utf8_lossy(&run.output.stdout), "lowest 0, wrong 0\n");
+    assert_eq!(counts(&traces), [(3 + 2000 + 3) * PAIR]);
+}
+
+#[test]
+fn a_program_that_may_open_no_descriptor_goes_on() {
+    let stage = Stage::bare();
+    let (_, traces) = stage.run(&["no-descriptors", "0"]);
+    assert_eq!(counts(&traces), [(3 + 4) * PAIR]);
+    // From the start: nothing can be recorded, nothing else happens.
+    let (_, traces) = stage.run(&["no-descriptors", "1"]);
+    assert!(traces.is_empty());
+}
+
+#[test]
+fn a_child_with_an_empty_environment_is_unharmed() {
+    let stage = Stage::bare();
+    let program = stage.program.to_str().unwrap();
+    let library_path = format!("LD_LIBRARY_PATH={}", stage.workshop.path("").display());
+    let victim = Victim::command(&["env", "-i", &library_path, program, "some", "3"]);
+    let (alone, run) = (victim.run_alone(), victim.run());
+    assert_eq!((alone.status.code(), run.output.status.code()), (Some(0), Some(0)));
+    assert!(run.traces().is_empty());
+}
+
+#[test]
+fn other_preloaded_libraries_work_as_they_do_without_us() {
+    // Theirs hooks cudaMalloc and dlsym itself, and lets one size fail.
+    let workshop = Workshop::new();
+    let preload = workshop.library("process/preload.c", "preload.so", &["-fvisibility=default"]);
+    workshop.library("cuda/library.c", "liblinked.so", &linked_with("libcudart.so.12"));
+    let local = workshop.library("cuda/library.c", "liblocal.so", &linked_with("libcudart.so.12"));
+    let here = format!("-L{}", workshop.path("").display());
+    let run_path = format!("-Wl,-rpath,{}", workshop.path("").display());
+    let mut options = linked_with("libcudart.so.12");
+    options.splice(0..0, [here, run_path, "-l:liblinked.so".to_owned()]);
+    let program = workshop.program("process/preloaded.c", "preloaded", &options);
+    let command = [program.as_os_str(), local.as_os_str(), "libcudart.so.12".as_ref()];
+    // By a shell in the command: the launcher itself shall not have it.
+    let script = r#"LD_PRELOAD="$LD_PRELOAD:$0" exec "$@""#;
+    let mut shell = vec!["sh".as_ref(), "-c".as_ref(), script.as_ref(), preload.as_os_str()];
+    shell.extend(command);
+    let victim = victim(&shell);
+    let (alone, run) = (victim.run_alone(), victim.run());
+    run.assert_ended_well();
+    let said = String::from_utf8_lossy(&run.output.stdout);
+    assert_eq!(String::from_utf8_lossy(&alone.stdout), said);
+    assert!(said.contains("from the other library") && said.contains("preload: 12 allocations, 1 questions"), "{said}");
+    // We see what it lets through, and what it refuses.
+    let refused: Vec<Event> = events(&run.trace()).into_iter().filter(|e| e.size == 4321).collect();
+    assert_eq!(refused.iter().map(|e| e.result).collect::<Vec<_>>(), [2; 4]);
+}
