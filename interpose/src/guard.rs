@@ -15,6 +15,7 @@ use memtrace_trace::shm::layout::RING_COUNT;
 use memtrace_trace::shm::ring::Producer;
 
 use crate::emit::{self, RingSink};
+use crate::hooks;
 use crate::local::Inner;
 use crate::process::{Process, thread_exists, thread_id};
 use crate::real;
@@ -257,8 +258,8 @@ impl Guard {
         if self.process.devices.load(Ordering::Relaxed) & bit == 0
             && self.process.devices.fetch_or(bit, Ordering::Relaxed) & bit == 0
         {
-            self.process.torch.device_in_use();
-            crate::hooks::describe_device(self, device, obtained);
+            hooks::device_in_use();
+            hooks::describe_device(self, device, obtained);
         }
     }
 

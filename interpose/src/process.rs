@@ -59,23 +59,22 @@ impl Process {
     /// This process's recording; `None` when it has none. The first call connects to the launcher.
     #[inline]
     pub(crate) fn current() -> Option<&'static Process> {
-        let process = CURRENT.load(Ordering::Acquire);
-        if !process.is_null() && process != off() {
-            // SAFETY: neither null nor the marker, so it was made by `start` and is never freed.
-            let process = unsafe { &*process };
-            if process.alive.load(Ordering::Relaxed) != 0 {
-                return Some(process);
-            }
-        } else if process == off() {
-            return None;
+        if let Some(process) = Process::if_started() {
+            return Some(process);
         }
-        Process::find_out()
+        if std::ptr::eq(CURRENT.load(Ordering::Relaxed), off()) { None } else { Process::find_out() }
     }
 
-    /// The same, but without connecting: `None` also before the first event.
+    /// The same, but without connecting: `None` also before the first event, and in a forked child before its own first.
     #[inline]
     pub(crate) fn if_started() -> Option<&'static Process> {
-        if CURRENT.load(Ordering::Acquire).is_null() { None } else { Process::current() }
+        let process = CURRENT.load(Ordering::Acquire);
+        if process.is_null() || std::ptr::eq(process, off()) {
+            return None;
+        }
+        // SAFETY: neither null nor the marker, so it was made by `start` and is never freed.
+        let process = unsafe { &*process };
+        (process.alive.load(Ordering::Relaxed) != 0).then_some(process)
     }
 
     #[cold]
@@ -95,13 +94,13 @@ impl Process {
             }
         }
         let known = CURRENT.load(Ordering::Acquire);
-        // SAFETY: as in `current`.
-        let process = if std::ptr::eq(known, off())
-            || !known.is_null() && unsafe { (*known).alive.load(Ordering::Relaxed) } != 0
-        {
+        // SAFETY: neither null nor the marker: made by `start`, never freed.
+        let before = (!known.is_null() && !std::ptr::eq(known, off())).then(|| unsafe { &*known });
+        let settled = std::ptr::eq(known, off()) || before.is_some_and(|p| p.alive.load(Ordering::Relaxed) != 0);
+        let process = if settled {
             known
         } else {
-            let process = start().map_or(off(), |p| Box::into_raw(Box::new(p)));
+            let process = start(before).map_or(off(), |p| Box::into_raw(Box::new(p)));
             CURRENT.store(process, Ordering::Release);
             process
         };
@@ -165,7 +164,8 @@ pub(crate) fn thread_exists(tid: u32) -> bool {
     sent || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
-fn start() -> Option<Process> {
+/// Connects. `parent` is what the process that forked this one had.
+fn start(parent: Option<&Process>) -> Option<Process> {
     let options = session_options()?;
     let alive = alive_page()?;
     let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
@@ -176,7 +176,7 @@ fn start() -> Option<Process> {
         segment,
         interner: Interner::new(),
         modules: DefinedModules::new(),
-        torch: TorchState::new(),
+        torch: TorchState::new(parent.map(|p| &p.torch)),
         python: AtomicPtr::new(std::ptr::null_mut()),
         python_misses: AtomicU64::new(0),
         python_reported: AtomicU32::new(0),

@@ -47,3 +47,10 @@ fn two_devices_and_threads() {
     let (_, oracle) = compare(Victim::python("torch/two_devices.py", &[]).env("SIMCUDA_DEVICES", "2"));
     assert_eq!(oracle.entries().len(), 2);
 }
+
+#[test]
+fn data_loader_workers_are_left_alone() {
+    // `compare` demands that there is one trace: workers that only make CPU tensors leave none.
+    let (run, _) = compare(Victim::python("torch/loader.py", &[]));
+    assert_eq!(String::from_utf8_lossy(&run.output.stdout), "rows 64\n");
+}

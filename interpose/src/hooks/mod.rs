@@ -10,4 +10,4 @@ mod registry;
 mod torch;
 
 pub(crate) use device::describe as describe_device;
-pub(crate) use torch::TorchState;
+pub(crate) use torch::{TorchState, device_in_use};

@@ -24,24 +24,26 @@ pub(crate) struct TorchState {
     autograd: autograd::State,
     /// PyTorch's pool ids, by ours.
     pools: tracker::Pools,
-    /// Set once a CUDA device is in use: CPU tensors are then left alone, unless asked for.
-    cpu_off: AtomicU32,
 }
 
 impl TorchState {
-    pub(crate) fn new() -> TorchState {
+    /// A forked child has its parent's PyTorch, with our tracker in it.
+    pub(crate) fn new(parent: Option<&TorchState>) -> TorchState {
         TorchState {
-            tracker: tracker::State::new(),
+            tracker: tracker::State::new(parent.map(|p| &p.tracker)),
             autograd: autograd::State::new(),
             pools: tracker::Pools::new(),
-            cpu_off: AtomicU32::new(0),
         }
     }
+}
 
-    /// A CUDA device is in use.
-    pub(crate) fn device_in_use(&self) {
-        self.cpu_off.store(1, Ordering::Relaxed);
-    }
+/// Set once a CUDA device is in use: CPU tensors are then left alone, unless asked for. Of this image and of the children it forks: the
+/// workers of a program that trains on a GPU are not what is looked for either.
+static DEVICE_IN_USE: AtomicU32 = AtomicU32::new(0);
+
+/// A CUDA device is in use.
+pub(crate) fn device_in_use() {
+    DEVICE_IN_USE.store(1, Ordering::Relaxed);
 }
 
 /// Whether an object's calls are those of PyTorch's CUDA caching allocator.

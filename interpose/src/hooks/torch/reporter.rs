@@ -15,7 +15,7 @@ use memtrace_trace::options::Cpu;
 
 use super::{libc10, moment};
 use crate::guard::{Guard, thread};
-use crate::process::{Process, session_options};
+use crate::process::session_options;
 use crate::real::Original;
 
 /// Set once PyTorch has called here: its libraries are loaded.
@@ -65,7 +65,7 @@ fn cpu_recorded() -> bool {
     }
     match mode {
         YES => true,
-        AUTO => Process::if_started().is_none_or(|p| p.torch.cpu_off.load(Ordering::Relaxed) == 0),
+        AUTO => super::DEVICE_IN_USE.load(Ordering::Relaxed) == 0,
         _ => false,
     }
 }

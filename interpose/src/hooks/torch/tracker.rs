@@ -53,8 +53,11 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new() -> State {
-        State { phase: AtomicU32::new(Phase::New as u32), reports: AtomicU32::new(0) }
+    pub(super) fn new(parent: Option<&State>) -> State {
+        let known = parent.map_or(Phase::New as u32, |p| p.phase.load(Ordering::Relaxed));
+        // What another thread was in the middle of is lost with that thread.
+        let phase = if known == Phase::Attaching as u32 { Phase::Off as u32 } else { known };
+        State { phase: AtomicU32::new(phase), reports: AtomicU32::new(0) }
     }
 
     /// Whether allocator events come from here (or are about to: the first one verifies).
