@@ -32,6 +32,9 @@ const GROUP_SIGNALS: [libc::c_int; 8] = [
 /// `si_code` of a signal that the kernel made itself (`asm-generic/siginfo.h`).
 const SI_KERNEL: i32 = 0x80;
 
+/// A terminal stops programs with these.
+const STOPS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+
 /// Signals that are left alone: faults are ours, and writing to or reading from a terminal from the background should stop us
 /// as it would any program.
 const NOT_BLOCKED: [libc::c_int; 10] = [
@@ -93,7 +96,8 @@ impl Signals {
 
     /// Stays until the command has ended, passing signals on; gives its wait status. The child is left uncollected.
     pub(crate) fn watch(&self, child: &Child, witness: Option<&Witness>) -> i32 {
-        let mut terminal_stop = false;
+        // A stop of the command that we have not followed, and whether the terminal asked for one.
+        let (mut stopped, mut asked) = (None, false);
         loop {
             // First the state, then the signals: a child may have ended before the first signal is read.
             if let Some(status) = child.ended() {
@@ -101,28 +105,25 @@ impl Signals {
             }
             while let Some(change) = child.change() {
                 match change {
-                    Change::Stopped(signal) => {
-                        if terminal_stop || matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
-                            terminal_stop = false;
-                            stop_as(signal);
-                            // Ours was used up by stopping.
-                            forget(witness, &[signal]);
-                        }
-                    }
-                    Change::Continued => terminal_stop = false,
+                    Change::Stopped(signal) => stopped = Some(signal),
+                    Change::Continued => (stopped, asked) = (None, false),
                 }
+            }
+            // A continuation that is waiting to be read may be the end of this very stop.
+            let terminal = stopped.filter(|s| asked || STOPS.contains(s)).filter(|_| !is_pending(&[libc::SIGCONT]));
+            if let Some(signal) = terminal {
+                (stopped, asked) = (None, false);
+                stop_as(signal);
+                // Ours was used up by stopping.
+                forget(witness, &[signal]);
+                continue;
             }
             let Some(info) = self.next() else { continue };
             let signal = info.ssi_signo as libc::c_int;
-            match signal {
-                libc::SIGCHLD => {}
-                _ => {
-                    terminal_stop |= signal == libc::SIGTSTP;
-                    if !reached_the_command(&info, child, witness) {
-                        child.signal(signal, queued_value(&info));
-                    }
-                }
+            if signal != libc::SIGCHLD && !reached_the_command(&info, child, witness) {
+                child.signal(signal, queued_value(&info));
             }
+            asked |= signal == libc::SIGTSTP;
         }
     }
 
@@ -144,7 +145,7 @@ fn reached_the_command(info: &libc::signalfd_siginfo, child: &Child, witness: Op
     // The kernel drops pending stops when a continuation comes, and the other way round: what the witness saw of those says
     // nothing any more.
     match signal {
-        libc::SIGCONT => forget(witness, &[libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU]),
+        libc::SIGCONT => forget(witness, &STOPS),
         libc::SIGTSTP => forget(witness, &[libc::SIGCONT]),
         _ => {}
     }
@@ -152,6 +153,10 @@ fn reached_the_command(info: &libc::signalfd_siginfo, child: &Child, witness: Op
     let group = witness.is_some_and(|w| w.has_seen(signal));
     if info.ssi_code == SI_KERNEL {
         return GROUP_SIGNALS.contains(&signal);
+    }
+    // A continuation overtaken by a new stop, which made the witness forget it.
+    if signal == libc::SIGCONT && is_pending(&STOPS) {
+        return true;
     }
     // What the command sends its parent is not meant for the command.
     group || info.ssi_pid as libc::pid_t == child.pid()
@@ -171,17 +176,22 @@ fn queued_value(info: &libc::signalfd_siginfo) -> Option<libc::sigval> {
     (info.ssi_code == SI_QUEUE).then_some(libc::sigval { sival_ptr: info.ssi_ptr as *mut libc::c_void })
 }
 
+/// Whether one of these has arrived and has not been read.
+fn is_pending(signals: &[libc::c_int]) -> bool {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: sigpending fills the set.
+    unsafe {
+        libc::sigpending(set.as_mut_ptr());
+        signals.iter().any(|signal| libc::sigismember(set.as_ptr(), *signal) == 1)
+    }
+}
+
 /// Stops this process with the signal that stopped the command, until somebody continues it.
 fn stop_as(signal: libc::c_int) {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: the set is initialised before it is used; the dispositions of these signals are the default or ignored, so no
     // code of ours runs.
     unsafe {
-        // Continued in the meantime: stopping now would be one time too many, and for ever.
-        libc::sigpending(set.as_mut_ptr());
-        if libc::sigismember(set.as_ptr(), libc::SIGCONT) == 1 {
-            return;
-        }
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), signal);
         libc::kill(libc::getpid(), signal);

@@ -98,6 +98,8 @@ fn stopped_and_continued_as_one_job() {
         // What a shell does for `fg`.
         kill(-launcher, libc::SIGCONT);
         wait_for(|| state_of(victim) != 'T' && state_of(launcher) != 'T');
+        // To stop, the launcher lets the signal through; from here on it reads it again.
+        wait_for(|| blocks(launcher, libc::SIGTSTP));
     }
     // The same, with only the launcher's pid known.
     kill(launcher, libc::SIGTSTP);
@@ -112,6 +114,12 @@ fn stopped_and_continued_as_one_job() {
 fn state_of(pid: i32) -> char {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
+}
+
+fn blocks(pid: i32, signal: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let mask = status.lines().find_map(|l| l.strip_prefix("SigBlk:")).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() & 1 << (signal - 1) != 0
 }
 
 /// A terminal: our end, and the program's.
