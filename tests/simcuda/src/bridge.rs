@@ -2,6 +2,7 @@
 //!
 //! It is asked for as NVIDIA's own libraries ask for their private tables: `cuGetExportTable` with an identifier.
 
+use crate::out::Out;
 use std::ffi::c_char;
 
 /// The identifier of the table.
@@ -29,7 +30,7 @@ pub struct Bridge {
     /// Number of devices on the host, hidden ones included.
     pub physical_devices: extern "C" fn() -> u32,
     /// Capacity and use of a device, by its physical ordinal, bytes.
-    pub memory_of: unsafe extern "C" fn(u32, *mut u64, *mut u64),
+    pub memory_of: extern "C" fn(u32, Out<u64>, Out<u64>),
     /// Counts a call of a stub, by its C-string name.
     pub stub: unsafe extern "C" fn(*const c_char),
 }

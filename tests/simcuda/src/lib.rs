@@ -3,7 +3,8 @@
 //! The crate is pure bookkeeping behind safe functions; the exported `cu*` and `cuda*` symbols are in the sibling
 //! crates `simcuda-driver`, `simcuda-runtime` and `simcuda-libs`. Kernels never run: memory has an address, a size and
 //! (where something copied to it) contents, streams have a virtual timeline, and everything allocated is accounted for
-//! exactly. The only unsafe code is in [`backing`], which maps host memory.
+//! exactly. Unsafe code is in [`backing`], which maps
+//! host memory, and in [`out`], which writes through C's out-pointers.
 
 pub mod abi;
 pub mod array;
@@ -21,6 +22,7 @@ pub mod ipc;
 pub mod ledger;
 pub mod machine;
 pub mod memory;
+pub mod out;
 pub mod pool;
 pub mod ranges;
 pub mod stream;

@@ -1,13 +1,14 @@
 //! CUDA arrays and mipmapped arrays.
 
-use crate::state::{Purpose, current_device, put, recorded, required_device};
+use crate::state::{Purpose, current_device, recorded, required_device};
 use simcuda::abi::{Array3dDescriptor, ArrayDescriptor};
 use simcuda::array::{Shape, format_bytes};
 use simcuda::error::{Error, Result};
 use simcuda::ledger::Call;
+use simcuda::out::Out;
 use std::ffi::{c_int, c_uint};
 
-unsafe fn create(api: &'static str, out: *mut u64, flags: Option<u64>, shape: Result<Shape>) -> c_int {
+fn create(api: &'static str, out: Out<u64>, flags: Option<u64>, shape: Result<Shape>) -> c_int {
     let call = Call { api, size: Some(0), device: Some(current_device()), handle: Some(0), flags, ..Call::default() };
     recorded(Purpose::Take, call, |m, call| {
         if out.is_null() {
@@ -17,8 +18,7 @@ unsafe fn create(api: &'static str, out: *mut u64, flags: Option<u64>, shape: Re
         call.size = Some(shape.bytes()?);
         let (handle, _) = m.create_array(required_device()?, shape)?;
         call.handle = Some(handle);
-        // SAFETY: passed on from the caller.
-        unsafe { put(out, handle) };
+        out.put(handle);
         Ok(())
     })
 }
@@ -44,23 +44,21 @@ fn shape_3d(d: &Array3dDescriptor, levels: u32) -> Result<Shape> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuArrayCreate_v2(out: *mut u64, descriptor: *const ArrayDescriptor) -> c_int {
-    // SAFETY: see the crate's contract.
+unsafe extern "C" fn cuArrayCreate_v2(out: Out<u64>, descriptor: *const ArrayDescriptor) -> c_int {
+    // SAFETY: null or a structure of that type, by the interface's contract.
     let shape = unsafe { descriptor.as_ref() }.ok_or(Error::InvalidValue).and_then(|d| {
         let element_bytes = format_bytes(d.format)? * u64::from(d.channels);
         Ok(Shape { width: d.width as u64, height: d.height as u64, depth: 0, element_bytes, levels: 1 })
     });
-    // SAFETY: see the crate's contract.
-    unsafe { create("cuArrayCreate_v2", out, None, shape) }
+    create("cuArrayCreate_v2", out, None, shape)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuArray3DCreate_v2(out: *mut u64, descriptor: *const Array3dDescriptor) -> c_int {
-    // SAFETY: see the crate's contract.
+unsafe extern "C" fn cuArray3DCreate_v2(out: Out<u64>, descriptor: *const Array3dDescriptor) -> c_int {
+    // SAFETY: null or a structure of that type, by the interface's contract.
     let descriptor = unsafe { descriptor.as_ref() };
     let shape = descriptor.ok_or(Error::InvalidValue).and_then(|d| shape_3d(d, 1));
-    // SAFETY: see the crate's contract.
-    unsafe { create("cuArray3DCreate_v2", out, descriptor.map(|d| d.flags.into()), shape) }
+    create("cuArray3DCreate_v2", out, descriptor.map(|d| d.flags.into()), shape)
 }
 
 #[unsafe(no_mangle)]
@@ -70,15 +68,14 @@ extern "C" fn cuArrayDestroy(array: u64) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMipmappedArrayCreate(
-    out: *mut u64,
+    out: Out<u64>,
     descriptor: *const Array3dDescriptor,
     levels: c_uint,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: null or a structure of that type, by the interface's contract.
     let descriptor = unsafe { descriptor.as_ref() };
     let shape = descriptor.ok_or(Error::InvalidValue).and_then(|d| shape_3d(d, levels));
-    // SAFETY: see the crate's contract.
-    unsafe { create("cuMipmappedArrayCreate", out, descriptor.map(|d| d.flags.into()), shape) }
+    create("cuMipmappedArrayCreate", out, descriptor.map(|d| d.flags.into()), shape)
 }
 
 #[unsafe(no_mangle)]

@@ -1,9 +1,10 @@
 //! `cuGetExportTable`: gives the other stand-ins their table and everybody else nothing.
 
 use crate::module::launch;
-use crate::state::{current_device, machine, nest, now_ns, put};
+use crate::state::{current_device, machine, nest, now_ns};
 use simcuda::bridge::{Bridge, ID};
 use simcuda::error::Error;
+use simcuda::out::Out;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 static BRIDGE: Bridge = Bridge {
@@ -65,14 +66,11 @@ extern "C" fn physical_devices() -> u32 {
     machine().config.physical
 }
 
-unsafe extern "C" fn memory_of(physical: u32, total: *mut u64, used: *mut u64) {
+extern "C" fn memory_of(physical: u32, total: Out<u64>, used: Out<u64>) {
     let m = machine();
     let device = m.devices.iter().find(|d| d.physical == physical);
-    // SAFETY: the other side of the bridge passes pointers to values of its own.
-    unsafe {
-        put(total, m.config.memory_bytes);
-        put(used, device.map_or(0, |d| d.used()));
-    }
+    total.put(m.config.memory_bytes);
+    used.put(device.map_or(0, |d| d.used()));
 }
 
 unsafe extern "C" fn stub(name: *const c_char) {
@@ -82,13 +80,11 @@ unsafe extern "C" fn stub(name: *const c_char) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuGetExportTable(table: *mut *const c_void, id: *const [u8; 16]) -> c_int {
-    // SAFETY: see the crate's contract.
-    if unsafe { id.as_ref() } != Some(&ID) || table.is_null() {
+extern "C" fn cuGetExportTable(table: Out<*const c_void>, id: Out<[u8; 16]>) -> c_int {
+    if id.get() != Some(ID) || table.is_null() {
         machine().stub("cuGetExportTable");
         return Error::NotSupported.code();
     }
-    // SAFETY: not null; see the crate's contract.
-    unsafe { table.write((&raw const BRIDGE).cast()) };
+    table.put((&raw const BRIDGE).cast());
     0
 }

@@ -2,10 +2,11 @@
 
 use crate::device::ordinal_of;
 use crate::state::{
-    Current, code, current, current_device, machine, push_current, put, required_device, set_current, wait_until,
+    Current, code, current, current_device, machine, push_current, required_device, set_current, wait_until,
 };
 use simcuda::context::primary;
 use simcuda::error::{Error, Result};
+use simcuda::out::Out;
 use std::ffi::{c_int, c_uint, c_void};
 
 fn entry(context: u64) -> Result<Current> {
@@ -15,11 +16,10 @@ fn entry(context: u64) -> Result<Current> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) -> c_int {
+extern "C" fn cuDevicePrimaryCtxRetain(context: Out<u64>, device: c_int) -> c_int {
     code(ordinal_of(device).and_then(|d| {
         machine().activate(d)?;
-        // SAFETY: see the crate's contract.
-        unsafe { put(context, primary(d)) };
+        context.put(primary(d));
         Ok(())
     }))
 }
@@ -40,49 +40,42 @@ extern "C" fn cuDevicePrimaryCtxSetFlags_v2(_device: c_int, _flags: c_uint) -> c
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) -> c_int {
+extern "C" fn cuDevicePrimaryCtxGetState(device: c_int, flags: Out<c_uint>, active: Out<c_int>) -> c_int {
     code(ordinal_of(device).map(|d| {
         let is_active = machine().devices[d].primary_active;
-        // SAFETY: see the crate's contract.
-        unsafe {
-            put(flags, 0);
-            put(active, c_int::from(is_active));
-        }
+        flags.put(0);
+        active.put(c_int::from(is_active));
     }))
 }
 
-unsafe fn create(context: *mut u64, device: c_int) -> c_int {
+fn create(context: Out<u64>, device: c_int) -> c_int {
     code(ordinal_of(device).and_then(|d| {
         let handle = machine().create_context(d)?;
         push_current(Current { context: handle, device: d })?;
-        // SAFETY: see the crate's contract.
-        unsafe { put(context, handle) };
+        context.put(handle);
         Ok(())
     }))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxCreate_v2(context: *mut u64, _flags: c_uint, device: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { create(context, device) }
+extern "C" fn cuCtxCreate_v2(context: Out<u64>, _flags: c_uint, device: c_int) -> c_int {
+    create(context, device)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxCreate_v3(
-    context: *mut u64,
+extern "C" fn cuCtxCreate_v3(
+    context: Out<u64>,
     _affinity: *const c_void,
     _count: c_int,
     _flags: c_uint,
     device: c_int,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { create(context, device) }
+    create(context, device)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxCreate_v4(context: *mut u64, _params: *const c_void, _flags: c_uint, device: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { create(context, device) }
+extern "C" fn cuCtxCreate_v4(context: Out<u64>, _params: *const c_void, _flags: c_uint, device: c_int) -> c_int {
+    create(context, device)
 }
 
 #[unsafe(no_mangle)]
@@ -94,9 +87,8 @@ extern "C" fn cuCtxDestroy_v2(context: u64) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxGetCurrent(context: *mut u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(context, current().map_or(0, |c| c.context)) };
+extern "C" fn cuCtxGetCurrent(context: Out<u64>) -> c_int {
+    context.put(current().map_or(0, |c| c.context));
     0
 }
 
@@ -115,43 +107,34 @@ extern "C" fn cuCtxPushCurrent_v2(context: u64) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut u64) -> c_int {
+extern "C" fn cuCtxPopCurrent_v2(context: Out<u64>) -> c_int {
     let Some(top) = current() else { return Error::InvalidContext.code() };
     set_current(None);
-    // SAFETY: see the crate's contract.
-    unsafe { put(context, top.context) };
+    context.put(top.context);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> c_int {
-    code(required_device().map(|d| {
-        // SAFETY: see the crate's contract.
-        unsafe { put(device, d as c_int) }
-    }))
+extern "C" fn cuCtxGetDevice(device: Out<c_int>) -> c_int {
+    code(required_device().map(|d| device.put(d as c_int)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxGetFlags(flags: *mut c_uint) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(flags, 0) };
+extern "C" fn cuCtxGetFlags(flags: Out<c_uint>) -> c_int {
+    flags.put(0);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxGetApiVersion(_context: u64, version: *mut c_uint) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(version, 3020) };
+extern "C" fn cuCtxGetApiVersion(_context: u64, version: Out<c_uint>) -> c_int {
+    version.put(3020);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe {
-        put(least, 0);
-        put(greatest, -5);
-    }
+extern "C" fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) -> c_int {
+    least.put(0);
+    greatest.put(-5);
     0
 }
 
@@ -166,9 +149,8 @@ extern "C" fn cuCtxDisablePeerAccess(_peer: u64) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxGetLimit(value: *mut usize, _limit: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(value, 1 << 20) };
+extern "C" fn cuCtxGetLimit(value: Out<usize>, _limit: c_int) -> c_int {
+    value.put(1 << 20);
     0
 }
 

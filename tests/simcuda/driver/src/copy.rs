@@ -39,49 +39,49 @@ unsafe fn copy_and_wait(to: u64, from: u64, size: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpy(to: u64, from: u64, size: usize) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names ranges it may access.
     unsafe { copy_and_wait(to, from, size) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: u64, size: usize) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names ranges it may access.
     unsafe { copy_and_wait(to, from, size) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoH_v2(to: u64, from: u64, size: usize) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names ranges it may access.
     unsafe { copy_and_wait(to, from, size) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoD_v2(to: u64, from: u64, size: usize) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names ranges it may access.
     unsafe { copy_and_wait(to, from, size) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyAsync(to: u64, from: u64, size: usize, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names ranges it may access.
     unsafe { copy(to, from, size, stream) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, size: usize, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names ranges it may access.
     unsafe { copy(to, from, size, stream) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, size: usize, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names ranges it may access.
     unsafe { copy(to, from, size, stream) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, size: usize, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names ranges it may access.
     unsafe { copy(to, from, size, stream) }
 }
 
@@ -94,7 +94,7 @@ unsafe extern "C" fn cuMemcpyPeerAsync(
     size: usize,
     stream: u64,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names ranges it may access.
     unsafe { copy(to, from, size, stream) }
 }
 
@@ -137,36 +137,36 @@ unsafe fn fill<T: Copy + PartialEq + Default>(to: u64, value: T, count: usize, s
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemsetD8Async(to: u64, value: c_uchar, count: usize, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names a range it may write.
     unsafe { fill(to, value, count, stream) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemsetD16Async(to: u64, value: c_ushort, count: usize, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names a range it may write.
     unsafe { fill(to, value, count, stream) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemsetD32Async(to: u64, value: c_uint, count: usize, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names a range it may write.
     unsafe { fill(to, value, count, stream) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemsetD8_v2(to: u64, value: c_uchar, count: usize) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names a range it may write.
     unsafe { fill(to, value, count, 0) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemsetD16_v2(to: u64, value: c_ushort, count: usize) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names a range it may write.
     unsafe { fill(to, value, count, 0) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemsetD32_v2(to: u64, value: c_uint, count: usize) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names a range it may write.
     unsafe { fill(to, value, count, 0) }
 }

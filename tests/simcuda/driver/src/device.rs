@@ -1,8 +1,9 @@
 //! Initialization, devices, errors.
 
-use crate::state::{code, machine, put};
+use crate::state::{code, machine};
 use simcuda::attributes::{NAME, attribute};
 use simcuda::error::{Error, Result, describe};
+use simcuda::out::Out;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 #[unsafe(no_mangle)]
@@ -11,25 +12,20 @@ extern "C" fn cuInit(_flags: c_uint) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(version, machine().config.driver_version) };
+extern "C" fn cuDriverGetVersion(version: Out<c_int>) -> c_int {
+    version.put(machine().config.driver_version);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(count, machine().devices.len() as c_int) };
+extern "C" fn cuDeviceGetCount(count: Out<c_int>) -> c_int {
+    count.put(machine().devices.len() as c_int);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int {
-    code(ordinal_of(ordinal).map(|_| {
-        // SAFETY: see the crate's contract.
-        unsafe { put(device, ordinal) }
-    }))
+extern "C" fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) -> c_int {
+    code(ordinal_of(ordinal).map(|_| device.put(ordinal)))
 }
 
 /// Checks a `CUdevice`.
@@ -56,17 +52,16 @@ unsafe fn put_text(buffer: *mut c_char, length: c_int, text: &CStr) {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) -> c_int {
     code(ordinal_of(device).map(|_| {
-        // SAFETY: see the crate's contract.
+        // SAFETY: the buffer has that length, by the interface's contract.
         unsafe { put_text(name, length, NAME) }
     }))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> c_int {
+extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) -> c_int {
     code(ordinal_of(device).map(|d| {
         let total = machine().devices[d].total();
-        // SAFETY: see the crate's contract.
-        unsafe { put(bytes, total as usize) }
+        bytes.put(total as usize)
     }))
 }
 
@@ -78,15 +73,13 @@ fn uuid_of(device: c_int) -> Result<[u8; 16]> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    code(uuid_of(device).map(|value| unsafe { put(uuid, value) }))
+extern "C" fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: c_int) -> c_int {
+    code(uuid_of(device).map(|value| uuid.put(value)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    code(uuid_of(device).map(|value| unsafe { put(uuid, value) }))
+extern "C" fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: c_int) -> c_int {
+    code(uuid_of(device).map(|value| uuid.put(value)))
 }
 
 #[unsafe(no_mangle)]
@@ -95,70 +88,59 @@ unsafe extern "C" fn cuDeviceGetPCIBusId(text: *mut c_char, length: c_int, devic
         let bus = machine().devices[d].physical + 1;
         let id = format!("0000:{bus:02X}:00.0\0");
         if let Ok(id) = CStr::from_bytes_with_nul(id.as_bytes()) {
-            // SAFETY: see the crate's contract.
+            // SAFETY: the buffer has that length, by the interface's contract.
             unsafe { put_text(text, length, id) };
         }
     }))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetByPCIBusId(device: *mut c_int, text: *const c_char) -> c_int {
-    // SAFETY: see the crate's contract.
+unsafe extern "C" fn cuDeviceGetByPCIBusId(device: Out<c_int>, text: *const c_char) -> c_int {
+    // SAFETY: a C string, by the interface's contract.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy().to_uppercase();
     let found = machine().devices.iter().position(|d| text == format!("0000:{:02X}:00.0", d.physical + 1));
-    code(found.ok_or(Error::InvalidValue).map(|d| {
-        // SAFETY: see the crate's contract.
-        unsafe { put(device, d as c_int) }
-    }))
+    code(found.ok_or(Error::InvalidValue).map(|d| device.put(d as c_int)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute_code: c_int, device: c_int) -> c_int {
+extern "C" fn cuDeviceGetAttribute(value: Out<c_int>, attribute_code: c_int, device: c_int) -> c_int {
     code(ordinal_of(device).map(|d| {
         let m = machine();
         let number = attribute(attribute_code, m.devices[d].physical, m.config.sm);
-        // SAFETY: see the crate's contract.
-        unsafe { put(value, number) }
+        value.put(number)
     }))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceComputeCapability(major: *mut c_int, minor: *mut c_int, device: c_int) -> c_int {
+extern "C" fn cuDeviceComputeCapability(major: Out<c_int>, minor: Out<c_int>, device: c_int) -> c_int {
     code(ordinal_of(device).map(|_| {
         let sm = machine().config.sm;
-        // SAFETY: see the crate's contract.
-        unsafe {
-            put(major, (sm / 10) as c_int);
-            put(minor, (sm % 10) as c_int);
-        }
+        major.put((sm / 10) as c_int);
+        minor.put((sm % 10) as c_int);
     }))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(can, c_int::from(device != peer)) };
+extern "C" fn cuDeviceCanAccessPeer(can: Out<c_int>, device: c_int, peer: c_int) -> c_int {
+    can.put(c_int::from(device != peer));
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: c_int, device: c_int, peer: c_int) -> c_int {
+extern "C" fn cuDeviceGetP2PAttribute(value: Out<c_int>, attribute: c_int, device: c_int, peer: c_int) -> c_int {
     // 2: access supported.
-    // SAFETY: see the crate's contract.
-    unsafe { put(value, c_int::from(attribute == 2 && device != peer)) };
+    value.put(c_int::from(attribute == 2 && device != peer));
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuGetErrorString(error: c_int, text: *mut *const c_char) -> c_int {
-    // SAFETY: see the crate's contract; the text lives for ever.
-    unsafe { put(text, describe(error).1.as_ptr()) };
+extern "C" fn cuGetErrorString(error: c_int, text: Out<*const c_char>) -> c_int {
+    text.put(describe(error).1.as_ptr());
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuGetErrorName(error: c_int, text: *mut *const c_char) -> c_int {
-    // SAFETY: see the crate's contract; the text lives for ever.
-    unsafe { put(text, describe(error).0.as_ptr()) };
+extern "C" fn cuGetErrorName(error: c_int, text: Out<*const c_char>) -> c_int {
+    text.put(describe(error).0.as_ptr());
     0
 }

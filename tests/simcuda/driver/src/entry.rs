@@ -4,8 +4,9 @@
 //! LD_PRELOADed library defines under the same name is not seen this way. `simcuda-build` makes the table out of the
 //! symbols it finds in the archive and links it in.
 
-use crate::state::{machine, put};
+use crate::state::machine;
 use simcuda::error::Error;
+use simcuda::out::Out;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// One line of the table.
@@ -65,18 +66,15 @@ fn look_up(name: &str, version: c_int, flags: u64) -> Result<*mut c_void, c_int>
     result
 }
 
-unsafe fn answer(name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int) -> c_int {
+unsafe fn answer(name: *const c_char, out: Out<*mut c_void>, version: c_int, flags: u64, status: Out<c_int>) -> c_int {
     if name.is_null() || out.is_null() {
         return Error::InvalidValue.code();
     }
-    // SAFETY: not null; see the crate's contract.
+    // SAFETY: a C string, by the interface's contract.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
     let found = look_up(&name, version, flags);
-    // SAFETY: see the crate's contract.
-    unsafe {
-        put(out, found.unwrap_or(std::ptr::null_mut()));
-        put(status, found.err().unwrap_or(FOUND));
-    }
+    out.put(found.unwrap_or(std::ptr::null_mut()));
+    status.put(found.err().unwrap_or(FOUND));
     match found {
         Ok(_) => 0,
         Err(_) => {
@@ -87,19 +85,19 @@ unsafe fn answer(name: *const c_char, out: *mut *mut c_void, version: c_int, fla
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuGetProcAddress(name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { answer(name, out, version, flags, std::ptr::null_mut()) }
+unsafe extern "C" fn cuGetProcAddress(name: *const c_char, out: Out<*mut c_void>, version: c_int, flags: u64) -> c_int {
+    // SAFETY: a C string, by the interface's contract.
+    unsafe { answer(name, out, version, flags, Out::NONE) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetProcAddress_v2(
     name: *const c_char,
-    out: *mut *mut c_void,
+    out: Out<*mut c_void>,
     version: c_int,
     flags: u64,
-    status: *mut c_int,
+    status: Out<c_int>,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: a C string, by the interface's contract.
     unsafe { answer(name, out, version, flags, status) }
 }

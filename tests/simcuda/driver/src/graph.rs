@@ -1,7 +1,8 @@
 //! Stream capture and graphs.
 
-use crate::state::{code, current_device, machine, now_ns, put};
+use crate::state::{code, current_device, machine, now_ns};
 use simcuda::error::{Error, Result};
+use simcuda::out::Out;
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -25,76 +26,64 @@ extern "C" fn cuStreamBeginCapture_v2(stream: u64, _mode: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamEndCapture(stream: u64, graph: *mut u64) -> c_int {
+extern "C" fn cuStreamEndCapture(stream: u64, graph: Out<u64>) -> c_int {
     let m = &mut *machine();
     let ended = m.capture_of(stream, current_device()).and_then(|capture| {
         let capture = capture.ok_or(Error::IllegalState)?;
         m.graphs.end(capture.id)
     });
-    // SAFETY: see the crate's contract.
-    code(ended.map(|handle| unsafe { put(graph, handle) }))
+    code(ended.map(|handle| graph.put(handle)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamIsCapturing(stream: u64, status: *mut c_int) -> c_int {
+extern "C" fn cuStreamIsCapturing(stream: u64, status: Out<c_int>) -> c_int {
     let live = machine().capture_of(stream, current_device());
-    // SAFETY: see the crate's contract.
-    code(live.map(|capture| unsafe { put(status, if capture.is_some() { ACTIVE } else { NONE }) }))
+    code(live.map(|capture| status.put(if capture.is_some() { ACTIVE } else { NONE })))
 }
 
 /// Tells about a capture; the lists of dependencies are empty.
-///
-/// # Safety
-/// Each non-null pointer can be written.
-unsafe fn capture_info(
+fn capture_info(
     stream: u64,
-    status: *mut c_int,
-    id: *mut u64,
-    graph: *mut u64,
-    dependencies: *mut *const c_void,
-    count: *mut usize,
+    status: Out<c_int>,
+    id: Out<u64>,
+    graph: Out<u64>,
+    dependencies: Out<*const c_void>,
+    count: Out<usize>,
 ) -> c_int {
     let live = machine().capture_of(stream, current_device());
     code(live.map(|capture| {
-        // SAFETY: the caller's promise.
-        unsafe {
-            put(status, if capture.is_some() { ACTIVE } else { NONE });
-            put(id, capture.map_or(0, |c| c.id));
-            put(graph, capture.map_or(0, |c| c.graph));
-            put(dependencies, ptr::null());
-            put(count, 0);
-        }
+        status.put(if capture.is_some() { ACTIVE } else { NONE });
+        id.put(capture.map_or(0, |c| c.id));
+        graph.put(capture.map_or(0, |c| c.graph));
+        dependencies.put(ptr::null());
+        count.put(0);
     }))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
+extern "C" fn cuStreamGetCaptureInfo_v2(
     stream: u64,
-    status: *mut c_int,
-    id: *mut u64,
-    graph: *mut u64,
-    dependencies: *mut *const c_void,
-    count: *mut usize,
+    status: Out<c_int>,
+    id: Out<u64>,
+    graph: Out<u64>,
+    dependencies: Out<*const c_void>,
+    count: Out<usize>,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { capture_info(stream, status, id, graph, dependencies, count) }
+    capture_info(stream, status, id, graph, dependencies, count)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
+extern "C" fn cuStreamGetCaptureInfo_v3(
     stream: u64,
-    status: *mut c_int,
-    id: *mut u64,
-    graph: *mut u64,
-    dependencies: *mut *const c_void,
-    edges: *mut *const c_void,
-    count: *mut usize,
+    status: Out<c_int>,
+    id: Out<u64>,
+    graph: Out<u64>,
+    dependencies: Out<*const c_void>,
+    edges: Out<*const c_void>,
+    count: Out<usize>,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe {
-        put(edges, ptr::null());
-        capture_info(stream, status, id, graph, dependencies, count)
-    }
+    edges.put(ptr::null());
+    capture_info(stream, status, id, graph, dependencies, count)
 }
 
 thread_local! {
@@ -103,30 +92,25 @@ thread_local! {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int {
-    if mode.is_null() {
-        return Error::InvalidValue.code();
-    }
-    // SAFETY: not null; see the crate's contract.
-    unsafe { *mode = MODE.replace(*mode) };
+extern "C" fn cuThreadExchangeStreamCaptureMode(mode: Out<c_int>) -> c_int {
+    let Some(new) = mode.get() else { return Error::InvalidValue.code() };
+    mode.put(MODE.replace(new));
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuGraphCreate(graph: *mut u64, _flags: c_uint) -> c_int {
+extern "C" fn cuGraphCreate(graph: Out<u64>, _flags: c_uint) -> c_int {
     let m = &mut *machine();
     let handle = m.graphs.create(&mut m.handles);
-    // SAFETY: see the crate's contract.
-    unsafe { put(graph, handle) };
+    graph.put(handle);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuGraphInstantiateWithFlags(out: *mut u64, graph: u64, _flags: u64) -> c_int {
+extern "C" fn cuGraphInstantiateWithFlags(out: Out<u64>, graph: u64, _flags: u64) -> c_int {
     let m = &mut *machine();
     let made = m.graphs.instantiate(graph, &mut m.handles);
-    // SAFETY: see the crate's contract.
-    code(made.map(|handle| unsafe { put(out, handle) }))
+    code(made.map(|handle| out.put(handle)))
 }
 
 #[unsafe(no_mangle)]
@@ -158,19 +142,15 @@ extern "C" fn cuGraphExecDestroy(instance: u64) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuGraphGetNodes(graph: u64, nodes: *mut u64, count: *mut usize) -> c_int {
+extern "C" fn cuGraphGetNodes(graph: u64, nodes: Out<u64>, count: Out<usize>) -> c_int {
     let found = machine().graphs.graph(graph);
     code(found.map(|g| {
-        if !nodes.is_null() && !count.is_null() {
-            // SAFETY: see the crate's contract: the list has `count` places.
-            unsafe {
-                for i in 0..*count {
-                    nodes.add(i).write(graph + 1 + i as u64);
-                }
+        if !nodes.is_null() {
+            for i in 0..count.get().unwrap_or(0) {
+                nodes.nth(i).put(graph + 1 + i as u64);
             }
         }
-        // SAFETY: see the crate's contract.
-        unsafe { put(count, g.nodes as usize) };
+        count.put(g.nodes as usize);
     }))
 }
 

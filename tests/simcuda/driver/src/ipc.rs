@@ -1,22 +1,22 @@
 //! CUDA IPC: memory handles work between processes of one host; an event's handle makes a fresh, finished event.
 
 use crate::memory::release;
-use crate::state::{Purpose, code, current_device, machine, put, recorded, required_device};
+use crate::state::{Purpose, code, current_device, machine, recorded, required_device};
 use simcuda::abi::IpcHandle;
 use simcuda::error::Error;
 use simcuda::ipc::MemHandle;
 use simcuda::ledger::Call;
+use simcuda::out::Out;
 use std::ffi::{c_int, c_uint};
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuIpcGetMemHandle(out: *mut IpcHandle, address: u64) -> c_int {
+extern "C" fn cuIpcGetMemHandle(out: Out<IpcHandle>, address: u64) -> c_int {
     let shared = machine().share(address);
-    // SAFETY: see the crate's contract.
-    code(shared.map(|handle| unsafe { put(out, IpcHandle { bytes: handle.encode() }) }))
+    code(shared.map(|handle| out.put(IpcHandle { bytes: handle.encode() })))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, flags: c_uint) -> c_int {
+extern "C" fn cuIpcOpenMemHandle_v2(out: Out<u64>, handle: IpcHandle, flags: c_uint) -> c_int {
     let call = Call {
         api: "cuIpcOpenMemHandle_v2",
         addr: Some(0),
@@ -33,8 +33,7 @@ unsafe extern "C" fn cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, fla
         let base = m.open_import(&handle, required_device()?)?;
         call.addr = Some(base);
         call.size = Some(handle.size);
-        // SAFETY: see the crate's contract.
-        unsafe { put(out, base) };
+        out.put(base);
         Ok(())
     })
 }
@@ -45,17 +44,15 @@ extern "C" fn cuIpcCloseMemHandle(base: u64) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuIpcGetEventHandle(out: *mut IpcHandle, _event: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(out, IpcHandle { bytes: [0; 64] }) };
+extern "C" fn cuIpcGetEventHandle(out: Out<IpcHandle>, _event: u64) -> c_int {
+    out.put(IpcHandle { bytes: [0; 64] });
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuIpcOpenEventHandle(out: *mut u64, _handle: IpcHandle) -> c_int {
+extern "C" fn cuIpcOpenEventHandle(out: Out<u64>, _handle: IpcHandle) -> c_int {
     let m = &mut *machine();
     let event = m.streams.create_event(&mut m.handles);
-    // SAFETY: see the crate's contract.
-    unsafe { put(out, event) };
+    out.put(event);
     0
 }

@@ -5,8 +5,9 @@
 //! counts them for failures on demand and writes the ledger. Which functions there are is read out of the built archive
 //! by `simcuda-build`, which makes the table that [`entry`] searches; nothing has to be listed by hand.
 //!
-//! Safety, for all exported functions: the caller keeps CUDA's contract, so a non-null out-pointer can be written, a
-//! string ends with 0, and memory named in a copy can be accessed.
+//! Safety, for all exported functions: the caller keeps the interface's contract. Results are written through
+//! [`simcuda::out::Out`], which relies on it in one place; where other pointers are followed, the function is unsafe and says
+//! what it relies on.
 
 mod array;
 mod bridge;

@@ -1,6 +1,6 @@
 //! Linear device memory, managed memory, page-locked host memory, and questions about pointers.
 
-use crate::state::{Purpose, code, current, current_device, machine, put, recorded, required_device};
+use crate::state::{Purpose, code, current, current_device, machine, recorded, required_device};
 use simcuda::attributes::PITCH_ALIGNMENT;
 use simcuda::backing::round_up;
 use simcuda::context::primary;
@@ -8,31 +8,22 @@ use simcuda::error::{Error, Result};
 use simcuda::ledger::Call;
 use simcuda::machine::{Machine, Pointee};
 use simcuda::memory::{Freed, Kind};
+use simcuda::out::Out;
 use std::ffi::{c_int, c_uint, c_void};
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> c_int {
+extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> c_int {
     code(required_device().and_then(|d| {
         let mut m = machine();
         let device = m.device(d)?;
-        // SAFETY: see the crate's contract.
-        unsafe {
-            put(free, device.free() as usize);
-            put(total, device.total() as usize);
-        }
+        free.put(device.free() as usize);
+        total.put(device.total() as usize);
         Ok(())
     }))
 }
 
 /// Allocates on the current device and tells the ledger.
-///
-/// # Safety
-/// A non-null `out` can be written.
-unsafe fn allocate(
-    call: Call,
-    out: *mut u64,
-    work: impl FnOnce(&mut Machine, usize, &mut Call) -> Result<u64>,
-) -> c_int {
+fn allocate(call: Call, out: Out<u64>, work: impl FnOnce(&mut Machine, usize, &mut Call) -> Result<u64>) -> c_int {
     let call = Call { addr: Some(0), device: Some(current_device()), ..call };
     recorded(Purpose::Take, call, |m, call| {
         if out.is_null() {
@@ -40,8 +31,7 @@ unsafe fn allocate(
         }
         let base = work(m, required_device()?, call)?;
         call.addr = Some(base);
-        // SAFETY: not null, and the caller's promise.
-        unsafe { put(out, base) };
+        out.put(base);
         Ok(())
     })
 }
@@ -64,16 +54,15 @@ pub(crate) fn release(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemAlloc_v2(out: *mut u64, size: usize) -> c_int {
+extern "C" fn cuMemAlloc_v2(out: Out<u64>, size: usize) -> c_int {
     let call = Call { api: "cuMemAlloc_v2", size: Some(size as u64), ..Call::default() };
-    // SAFETY: see the crate's contract.
-    unsafe { allocate(call, out, |m, device, _| m.allocate(device, size as u64)) }
+    allocate(call, out, |m, device, _| m.allocate(device, size as u64))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemAllocPitch_v2(
-    out: *mut u64,
-    pitch: *mut usize,
+extern "C" fn cuMemAllocPitch_v2(
+    out: Out<u64>,
+    pitch: Out<usize>,
     width: usize,
     height: usize,
     element_size: c_uint,
@@ -88,19 +77,16 @@ unsafe extern "C" fn cuMemAllocPitch_v2(
         call.pitch = Some(row);
         call.size = Some(size);
         let base = m.allocate(device, size)?;
-        // SAFETY: see the crate's contract.
-        unsafe { put(pitch, row as usize) };
+        pitch.put(row as usize);
         Ok(base)
     };
-    // SAFETY: see the crate's contract.
-    unsafe { allocate(call, out, work) }
+    allocate(call, out, work)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemAllocManaged(out: *mut u64, size: usize, flags: c_uint) -> c_int {
+extern "C" fn cuMemAllocManaged(out: Out<u64>, size: usize, flags: c_uint) -> c_int {
     let call = Call { api: "cuMemAllocManaged", size: Some(size as u64), flags: Some(flags.into()), ..Call::default() };
-    // SAFETY: see the crate's contract.
-    unsafe { allocate(call, out, |m, device, _| m.allocate_managed(device, size as u64)) }
+    allocate(call, out, |m, device, _| m.allocate_managed(device, size as u64))
 }
 
 #[unsafe(no_mangle)]
@@ -108,22 +94,19 @@ extern "C" fn cuMemFree_v2(base: u64) -> c_int {
     release("cuMemFree_v2", base, None, |m| m.free(base))
 }
 
-unsafe fn host(api: &'static str, out: *mut u64, size: usize, flags: Option<u64>) -> c_int {
+fn host(api: &'static str, out: Out<u64>, size: usize, flags: Option<u64>) -> c_int {
     let call = Call { api, size: Some(size as u64), flags, ..Call::default() };
-    // SAFETY: passed on from the caller.
-    unsafe { allocate(call, out, |m, device, _| m.allocate_host(device, size as u64)) }
+    allocate(call, out, |m, device, _| m.allocate_host(device, size as u64))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemHostAlloc(out: *mut u64, size: usize, flags: c_uint) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { host("cuMemHostAlloc", out, size, Some(flags.into())) }
+extern "C" fn cuMemHostAlloc(out: Out<u64>, size: usize, flags: c_uint) -> c_int {
+    host("cuMemHostAlloc", out, size, Some(flags.into()))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemAllocHost_v2(out: *mut u64, size: usize) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { host("cuMemAllocHost_v2", out, size, None) }
+extern "C" fn cuMemAllocHost_v2(out: Out<u64>, size: usize) -> c_int {
+    host("cuMemAllocHost_v2", out, size, None)
 }
 
 #[unsafe(no_mangle)]
@@ -150,82 +133,72 @@ extern "C" fn cuMemHostUnregister(base: u64) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemHostGetDevicePointer_v2(out: *mut u64, host: u64, _flags: c_uint) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(out, host) };
+extern "C" fn cuMemHostGetDevicePointer_v2(out: Out<u64>, host: u64, _flags: c_uint) -> c_int {
+    out.put(host);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemHostGetFlags(flags: *mut c_uint, _host: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(flags, 0) };
+extern "C" fn cuMemHostGetFlags(flags: Out<c_uint>, _host: u64) -> c_int {
+    flags.put(0);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address: u64) -> c_int {
+extern "C" fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) -> c_int {
     let found = machine().pointee(address).ok_or(Error::NotFound);
     code(found.map(|p| {
-        // SAFETY: see the crate's contract.
-        unsafe {
-            put(base, p.base);
-            put(size, p.size as usize);
-        }
+        base.put(p.base);
+        size.put(p.size as usize);
     }))
 }
 
 /// Writes one pointer attribute.
 ///
-/// # Safety
-/// `out` can take a value of the attribute's type.
-unsafe fn put_attribute(out: *mut c_void, attribute: c_int, address: u64, p: &Pointee) -> Result<()> {
+/// `out` can take a value of the attribute's type, as cuda.h gives it.
+fn put_attribute(out: Out<c_void>, attribute: c_int, address: u64, p: &Pointee) -> Result<()> {
     let host = matches!(p.kind, Kind::Host | Kind::Registered);
-    // SAFETY: by the caller's promise each attribute is written in its own type, as cuda.h gives it.
-    unsafe {
-        match attribute {
-            1 => put(out.cast(), current().filter(|c| c.device == p.device).map_or(primary(p.device), |c| c.context)),
-            2 => put(out.cast::<c_uint>(), if host { 1 } else { 2 }),
-            3 => put(out.cast(), address),
-            4 if host || p.kind == Kind::Managed => put(out.cast(), address),
-            6 => put(out.cast::<u8>(), 0),
-            7 => put(out.cast(), p.base),
-            8 => put(out.cast::<u8>(), u8::from(p.kind == Kind::Managed)),
-            9 => put(out.cast::<c_int>(), p.device as c_int),
-            11 => put(out.cast(), p.base),
-            12 => put(out.cast(), p.size),
-            13 => put(out.cast::<u8>(), 1),
-            17 => put(out.cast(), if let Kind::Pooled(pool) = p.kind { pool } else { 0 }),
-            4 => return Err(Error::InvalidValue),
-            _ => return Err(Error::NotSupported),
-        }
+    match attribute {
+        1 => out.cast().put(current().filter(|c| c.device == p.device).map_or(primary(p.device), |c| c.context)),
+        2 => out.cast::<c_uint>().put(if host { 1 } else { 2 }),
+        3 => out.cast().put(address),
+        4 if host || p.kind == Kind::Managed => out.cast().put(address),
+        6 => out.cast::<u8>().put(0),
+        7 => out.cast().put(p.base),
+        8 => out.cast::<u8>().put(u8::from(p.kind == Kind::Managed)),
+        9 => out.cast::<c_int>().put(p.device as c_int),
+        11 => out.cast().put(p.base),
+        12 => out.cast().put(p.size),
+        13 => out.cast::<u8>().put(1),
+        17 => out.cast().put(if let Kind::Pooled(pool) = p.kind { pool } else { 0 }),
+        4 => return Err(Error::InvalidValue),
+        _ => return Err(Error::NotSupported),
     }
     Ok(())
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuPointerGetAttribute(out: *mut c_void, attribute: c_int, address: u64) -> c_int {
+extern "C" fn cuPointerGetAttribute(out: Out<c_void>, attribute: c_int, address: u64) -> c_int {
     let found = machine().pointee(address).ok_or(Error::InvalidValue);
-    // SAFETY: see the crate's contract.
-    code(found.and_then(|p| unsafe { put_attribute(out, attribute, address, &p) }))
+    code(found.and_then(|p| put_attribute(out, attribute, address, &p)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuPointerGetAttributes(
+extern "C" fn cuPointerGetAttributes(
     count: c_uint,
-    attributes: *const c_int,
-    outs: *mut *mut c_void,
+    attributes: Out<c_int>,
+    outs: Out<Out<c_void>>,
     address: u64,
 ) -> c_int {
     let found = machine().pointee(address);
     for i in 0..count as usize {
-        // SAFETY: both arrays have `count` entries; an unknown pointer gives zeros, of the smallest type there is.
-        unsafe {
-            let (attribute, out) = (*attributes.add(i), *outs.add(i));
-            match &found {
-                Some(p) => drop(put_attribute(out, attribute, address, p)),
-                None => put(out.cast::<u8>(), 0),
-            }
+        let Some((attribute, out)) = attributes.nth(i).get().zip(outs.nth(i).get()) else {
+            return Error::InvalidValue.code();
+        };
+        match &found {
+            Some(p) => drop(put_attribute(out, attribute, address, p)),
+            // An unknown pointer gives zeros, of the smallest type there is.
+            None => out.cast::<u8>().put(0),
         }
     }
     0

@@ -1,48 +1,44 @@
 //! Modules, functions and launches: everything is accepted, nothing is run.
 
-use crate::state::{code, current_device, machine, now_ns, put};
+use crate::state::{code, current_device, machine, now_ns};
 use simcuda::abi::DriverLaunchConfig;
 use simcuda::handle::Kind;
+use simcuda::out::Out;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// Bytes given to each `__device__` variable of a loaded module.
 const GLOBAL_BYTES: u64 = 1 << 20;
 
-unsafe fn load(module: *mut u64) -> c_int {
+fn load(module: Out<u64>) -> c_int {
     let handle = machine().handles.deal(Kind::Module);
-    // SAFETY: passed on from the caller.
-    unsafe { put(module, handle) };
+    module.put(handle);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuModuleLoad(module: *mut u64, _path: *const c_char) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { load(module) }
+extern "C" fn cuModuleLoad(module: Out<u64>, _path: *const c_char) -> c_int {
+    load(module)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuModuleLoadData(module: *mut u64, _image: *const c_void) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { load(module) }
+extern "C" fn cuModuleLoadData(module: Out<u64>, _image: *const c_void) -> c_int {
+    load(module)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuModuleLoadDataEx(
-    module: *mut u64,
+extern "C" fn cuModuleLoadDataEx(
+    module: Out<u64>,
     _image: *const c_void,
     _count: c_uint,
     _options: *const c_void,
     _values: *const c_void,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { load(module) }
+    load(module)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuLibraryLoadData(library: *mut u64, _code: *const c_void) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { load(library) }
+extern "C" fn cuLibraryLoadData(library: Out<u64>, _code: *const c_void) -> c_int {
+    load(library)
 }
 
 #[unsafe(no_mangle)]
@@ -51,16 +47,14 @@ extern "C" fn cuLibraryUnload(_library: u64) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuLibraryGetKernel(kernel: *mut u64, library: u64, _name: *const c_char) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(kernel, library) };
+extern "C" fn cuLibraryGetKernel(kernel: Out<u64>, library: u64, _name: *const c_char) -> c_int {
+    kernel.put(library);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuKernelGetFunction(function: *mut u64, kernel: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(function, kernel) };
+extern "C" fn cuKernelGetFunction(function: Out<u64>, kernel: u64) -> c_int {
+    function.put(kernel);
     0
 }
 
@@ -70,46 +64,35 @@ extern "C" fn cuModuleUnload(_module: u64) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuModuleGetFunction(function: *mut u64, module: u64, _name: *const c_char) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(function, module) };
+extern "C" fn cuModuleGetFunction(function: Out<u64>, module: u64, _name: *const c_char) -> c_int {
+    function.put(module);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuModuleGetGlobal_v2(
-    address: *mut u64,
-    size: *mut usize,
-    module: u64,
-    _name: *const c_char,
-) -> c_int {
+extern "C" fn cuModuleGetGlobal_v2(address: Out<u64>, size: Out<usize>, module: u64, _name: *const c_char) -> c_int {
     let storage = machine().symbol(module, GLOBAL_BYTES, current_device());
     code(storage.map(|base| {
-        // SAFETY: see the crate's contract.
-        unsafe {
-            put(address, base);
-            put(size, GLOBAL_BYTES as usize);
-        }
+        address.put(base);
+        size.put(GLOBAL_BYTES as usize);
     }))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuModuleGetLoadingMode(mode: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract; 2 is lazy loading.
-    unsafe { put(mode, 2) };
+extern "C" fn cuModuleGetLoadingMode(mode: Out<c_int>) -> c_int {
+    mode.put(2);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, _function: u64) -> c_int {
+extern "C" fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_int, _function: u64) -> c_int {
     // 0: greatest block; 4: registers of a thread.
     let number = match attribute {
         0 => 1024,
         4 => 32,
         _ => 0,
     };
-    // SAFETY: see the crate's contract.
-    unsafe { put(value, number) };
+    value.put(number);
     0
 }
 
@@ -124,25 +107,23 @@ extern "C" fn cuFuncSetCacheConfig(_function: u64, _config: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-    count: *mut c_int,
+extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    count: Out<c_int>,
     _function: u64,
     _block: c_int,
     _shared: usize,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(count, 2) };
+    count.put(2);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuOccupancyMaxActiveClusters(
-    count: *mut c_int,
+extern "C" fn cuOccupancyMaxActiveClusters(
+    count: Out<c_int>,
     _function: u64,
     _config: *const DriverLaunchConfig,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(count, 8) };
+    count.put(8);
     0
 }
 
@@ -193,7 +174,7 @@ unsafe extern "C" fn cuLaunchKernelEx(
     _parameters: *const c_void,
     _extra: *const c_void,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: null or a structure of that type, by the interface's contract.
     launch(unsafe { config.as_ref() }.map_or(0, |c| c.stream))
 }
 

@@ -2,11 +2,12 @@
 
 use crate::device::ordinal_of;
 use crate::memory::release;
-use crate::state::{Purpose, code, current_device, machine, put, recorded};
+use crate::state::{Purpose, code, current_device, machine, recorded};
 use simcuda::abi::{AccessDesc, PoolProps};
 use simcuda::error::{Error, Result};
 use simcuda::ledger::Call;
 use simcuda::machine::Machine;
+use simcuda::out::Out;
 use simcuda::stream::PER_THREAD;
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -16,10 +17,7 @@ pub(crate) fn per_thread(stream: u64) -> u64 {
 }
 
 /// Allocates from a pool, or from the current pool of the stream's device.
-///
-/// # Safety
-/// A non-null `out` can be written.
-unsafe fn allocate(api: &'static str, out: *mut u64, size: usize, pool: Option<u64>, stream: u64) -> c_int {
+fn allocate(api: &'static str, out: Out<u64>, size: usize, pool: Option<u64>, stream: u64) -> c_int {
     let current = current_device();
     let call = Call {
         api,
@@ -44,34 +42,29 @@ unsafe fn allocate(api: &'static str, out: *mut u64, size: usize, pool: Option<u
         m.activate(ordinal)?;
         let base = m.allocate_pooled(pool, size as u64)?;
         call.addr = Some(base);
-        // SAFETY: not null, and the caller's promise.
-        unsafe { put(out, base) };
+        out.put(base);
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { allocate("cuMemAllocAsync", out, size, None, stream) }
+extern "C" fn cuMemAllocAsync(out: Out<u64>, size: usize, stream: u64) -> c_int {
+    allocate("cuMemAllocAsync", out, size, None, stream)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { allocate("cuMemAllocAsync_ptsz", out, size, None, per_thread(stream)) }
+extern "C" fn cuMemAllocAsync_ptsz(out: Out<u64>, size: usize, stream: u64) -> c_int {
+    allocate("cuMemAllocAsync_ptsz", out, size, None, per_thread(stream))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemAllocFromPoolAsync(out: *mut u64, size: usize, pool: u64, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { allocate("cuMemAllocFromPoolAsync", out, size, Some(pool), stream) }
+extern "C" fn cuMemAllocFromPoolAsync(out: Out<u64>, size: usize, pool: u64, stream: u64) -> c_int {
+    allocate("cuMemAllocFromPoolAsync", out, size, Some(pool), stream)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemAllocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: u64, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { allocate("cuMemAllocFromPoolAsync_ptsz", out, size, Some(pool), per_thread(stream)) }
+extern "C" fn cuMemAllocFromPoolAsync_ptsz(out: Out<u64>, size: usize, pool: u64, stream: u64) -> c_int {
+    allocate("cuMemAllocFromPoolAsync_ptsz", out, size, Some(pool), per_thread(stream))
 }
 
 fn free(api: &'static str, base: u64, stream: u64) -> c_int {
@@ -93,16 +86,14 @@ extern "C" fn cuMemFreeAsync_ptsz(base: u64, stream: u64) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetDefaultMemPool(pool: *mut u64, device: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    code(ordinal_of(device).map(|d| unsafe { put(pool, Machine::default_pool(d)) }))
+extern "C" fn cuDeviceGetDefaultMemPool(pool: Out<u64>, device: c_int) -> c_int {
+    code(ordinal_of(device).map(|d| pool.put(Machine::default_pool(d))))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetMemPool(pool: *mut u64, device: c_int) -> c_int {
+extern "C" fn cuDeviceGetMemPool(pool: Out<u64>, device: c_int) -> c_int {
     let found = ordinal_of(device).and_then(|d| machine().current_pool(d));
-    // SAFETY: see the crate's contract.
-    code(found.map(|handle| unsafe { put(pool, handle) }))
+    code(found.map(|handle| pool.put(handle)))
 }
 
 #[unsafe(no_mangle)]
@@ -111,15 +102,14 @@ extern "C" fn cuDeviceSetMemPool(device: c_int, pool: u64) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemPoolCreate(pool: *mut u64, props: *const PoolProps) -> c_int {
+unsafe extern "C" fn cuMemPoolCreate(pool: Out<u64>, props: *const PoolProps) -> c_int {
     if props.is_null() {
         return Error::InvalidValue.code();
     }
-    // SAFETY: not null; see the crate's contract.
+    // SAFETY: null or a structure of that type, by the interface's contract.
     let device = unsafe { (*props).location.id };
     let made = ordinal_of(device).and_then(|d| machine().create_pool(d));
-    // SAFETY: see the crate's contract.
-    code(made.map(|handle| unsafe { put(pool, handle) }))
+    code(made.map(|handle| pool.put(handle)))
 }
 
 #[unsafe(no_mangle)]
@@ -138,9 +128,8 @@ extern "C" fn cuMemPoolSetAccess(_pool: u64, _access: *const AccessDesc, _count:
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemPoolGetAccess(flags: *mut c_uint, _pool: u64, _location: *const c_void) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(flags, 3) };
+extern "C" fn cuMemPoolGetAccess(flags: Out<c_uint>, _pool: u64, _location: *const c_void) -> c_int {
+    flags.put(3);
     0
 }
 
@@ -159,7 +148,7 @@ unsafe extern "C" fn cuMemPoolSetAttribute(pool: u64, which: c_int, value: *cons
     code(m.pool(pool).and_then(|pool| {
         match which {
             1..=3 => {}
-            // SAFETY: the threshold is a 64-bit value; see the crate's contract.
+            // SAFETY: the attribute's value, of the type the interface gives it.
             attribute::RELEASE_THRESHOLD => pool.threshold = unsafe { value.cast::<u64>().read_unaligned() },
             attribute::RESERVED_HIGH => pool.reset_reserved_high(),
             attribute::USED_HIGH => pool.reset_used_high(),
@@ -170,7 +159,7 @@ unsafe extern "C" fn cuMemPoolSetAttribute(pool: u64, which: c_int, value: *cons
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemPoolGetAttribute(pool: u64, which: c_int, value: *mut c_void) -> c_int {
+extern "C" fn cuMemPoolGetAttribute(pool: u64, which: c_int, value: Out<c_void>) -> c_int {
     let mut m = machine();
     let told: Result<u64> = m.pool(pool).and_then(|pool| {
         let usage = pool.usage();
@@ -184,13 +173,8 @@ unsafe extern "C" fn cuMemPoolGetAttribute(pool: u64, which: c_int, value: *mut 
             _ => Err(Error::InvalidValue),
         }
     });
-    code(told.map(|number| {
-        // SAFETY: the policies are 32-bit flags, the others 64-bit numbers; see the crate's contract.
-        unsafe {
-            match which {
-                1..=3 => put(value.cast::<c_int>(), number as c_int),
-                _ => put(value.cast::<u64>(), number),
-            }
-        }
+    code(told.map(|number| match which {
+        1..=3 => value.cast::<c_int>().put(number as c_int),
+        _ => value.cast::<u64>().put(number),
     }))
 }

@@ -123,17 +123,6 @@ pub(crate) fn code(result: Result<()>) -> i32 {
     code_of(&result)
 }
 
-/// Writes a result through an out-pointer, if there is one.
-///
-/// # Safety
-/// A non-null pointer can be written.
-pub(crate) unsafe fn put<T>(out: *mut T, value: T) {
-    if !out.is_null() {
-        // SAFETY: the caller's promise; CUDA's own out-pointers are aligned, but `void *` ones may not be.
-        unsafe { out.write_unaligned(value) };
-    }
-}
-
 /// Whether a call takes memory or gives it back: only the former fail on demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {

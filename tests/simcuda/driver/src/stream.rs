@@ -1,23 +1,22 @@
 //! Streams, events and host functions on the virtual timeline.
 
-use crate::state::{code, current_device, machine, now_ns, put, wait_until};
+use crate::state::{code, current_device, machine, now_ns, wait_until};
 use simcuda::error::Error;
+use simcuda::out::Out;
 use std::ffi::{c_int, c_uint, c_void};
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamCreateWithPriority(out: *mut u64, flags: c_uint, priority: c_int) -> c_int {
+extern "C" fn cuStreamCreateWithPriority(out: Out<u64>, flags: c_uint, priority: c_int) -> c_int {
     let device = current_device();
     let m = &mut *machine();
     let handle = m.streams.create(device, flags, priority, &mut m.handles);
-    // SAFETY: see the crate's contract.
-    unsafe { put(out, handle) };
+    out.put(handle);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamCreate(out: *mut u64, flags: c_uint) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { cuStreamCreateWithPriority(out, flags, 0) }
+extern "C" fn cuStreamCreate(out: Out<u64>, flags: c_uint) -> c_int {
+    cuStreamCreateWithPriority(out, flags, 0)
 }
 
 #[unsafe(no_mangle)]
@@ -40,38 +39,33 @@ extern "C" fn cuStreamSynchronize(stream: u64) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamGetPriority(stream: u64, priority: *mut c_int) -> c_int {
+extern "C" fn cuStreamGetPriority(stream: u64, priority: Out<c_int>) -> c_int {
     let found = machine().streams.get(stream, current_device()).map(|s| s.priority);
-    // SAFETY: see the crate's contract.
-    code(found.map(|value| unsafe { put(priority, value) }))
+    code(found.map(|value| priority.put(value)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamGetFlags(stream: u64, flags: *mut c_uint) -> c_int {
+extern "C" fn cuStreamGetFlags(stream: u64, flags: Out<c_uint>) -> c_int {
     let found = machine().streams.get(stream, current_device()).map(|s| s.flags);
-    // SAFETY: see the crate's contract.
-    code(found.map(|value| unsafe { put(flags, value) }))
+    code(found.map(|value| flags.put(value)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamGetId(stream: u64, id: *mut u64) -> c_int {
+extern "C" fn cuStreamGetId(stream: u64, id: Out<u64>) -> c_int {
     let found = machine().streams.get(stream, current_device()).map(|s| s.id);
-    // SAFETY: see the crate's contract.
-    code(found.map(|value| unsafe { put(id, value) }))
+    code(found.map(|value| id.put(value)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamGetDevice(stream: u64, device: *mut c_int) -> c_int {
+extern "C" fn cuStreamGetDevice(stream: u64, device: Out<c_int>) -> c_int {
     let found = machine().streams.get(stream, current_device()).map(|s| s.device);
-    // SAFETY: see the crate's contract.
-    code(found.map(|value| unsafe { put(device, value as c_int) }))
+    code(found.map(|value| device.put(value as c_int)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamGetCtx(stream: u64, context: *mut u64) -> c_int {
+extern "C" fn cuStreamGetCtx(stream: u64, context: Out<u64>) -> c_int {
     let found = machine().streams.get(stream, current_device()).map(|s| s.device);
-    // SAFETY: see the crate's contract.
-    code(found.map(|device| unsafe { put(context, simcuda::context::primary(device)) }))
+    code(found.map(|device| context.put(simcuda::context::primary(device))))
 }
 
 #[unsafe(no_mangle)]
@@ -115,27 +109,27 @@ unsafe fn write_value<T>(stream: u64, address: u64, value: T) -> c_int {
     code(now.map(|now| {
         if now {
             // SAFETY: the program names device memory of its own.
-            unsafe { put(address as *mut T, value) };
+            unsafe { (address as *mut T).write_unaligned(value) };
         }
     }))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamWriteValue32_v2(stream: u64, address: u64, value: u32, _flags: c_uint) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names device memory of its own.
     unsafe { write_value(stream, address, value) }
 }
 
 /// Looked up under its old name by PyTorch before 2.8.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamWriteValue32(stream: u64, address: u64, value: u32, _flags: c_uint) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names device memory of its own.
     unsafe { write_value(stream, address, value) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamWriteValue64_v2(stream: u64, address: u64, value: u64, _flags: c_uint) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names device memory of its own.
     unsafe { write_value(stream, address, value) }
 }
 
@@ -145,11 +139,10 @@ extern "C" fn cuStreamWaitValue32_v2(_stream: u64, _address: u64, _value: u32, _
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuEventCreate(out: *mut u64, _flags: c_uint) -> c_int {
+extern "C" fn cuEventCreate(out: Out<u64>, _flags: c_uint) -> c_int {
     let m = &mut *machine();
     let handle = m.streams.create_event(&mut m.handles);
-    // SAFETY: see the crate's contract.
-    unsafe { put(out, handle) };
+    out.put(handle);
     0
 }
 
@@ -183,25 +176,22 @@ extern "C" fn cuEventSynchronize(event: u64) -> c_int {
     code(event.map(|e| wait_until(e.ready_at.unwrap_or(0))))
 }
 
-unsafe fn elapsed(milliseconds: *mut f32, start: u64, end: u64) -> c_int {
+fn elapsed(milliseconds: Out<f32>, start: u64, end: u64) -> c_int {
     let m = machine();
     let both = m.streams.event(start).and_then(|a| Ok((a, m.streams.event(end)?)));
     code(both.and_then(|(a, b)| {
         let (a, b) = a.ready_at.zip(b.ready_at).ok_or(Error::InvalidHandle)?;
-        // SAFETY: see the crate's contract.
-        unsafe { put(milliseconds, ((b as f64 - a as f64) / 1e6) as f32) };
+        milliseconds.put(((b as f64 - a as f64) / 1e6) as f32);
         Ok(())
     }))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, start: u64, end: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { elapsed(milliseconds, start, end) }
+extern "C" fn cuEventElapsedTime(milliseconds: Out<f32>, start: u64, end: u64) -> c_int {
+    elapsed(milliseconds, start, end)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: u64, end: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { elapsed(milliseconds, start, end) }
+extern "C" fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: u64, end: u64) -> c_int {
+    elapsed(milliseconds, start, end)
 }

@@ -1,11 +1,12 @@
 //! Virtual memory management: reservations, physical memory, mappings, and passing physical memory on by descriptor.
 
-use crate::state::{Purpose, code, current_device, machine, put, recorded};
+use crate::state::{Purpose, code, current_device, machine, recorded};
 use simcuda::abi::{AccessDesc, AllocationProp};
 use simcuda::backing::Extent;
 use simcuda::error::{Error, Result};
 use simcuda::ledger::Call;
 use simcuda::machine::{GRANULARITY, PhysicalRequest};
+use simcuda::out::Out;
 use simcuda::vmm::Mapping;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};
@@ -15,24 +16,17 @@ const FILE_DESCRIPTOR: u32 = 1;
 const FABRIC: u32 = 8;
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemGetAllocationGranularity(
-    granularity: *mut usize,
+extern "C" fn cuMemGetAllocationGranularity(
+    granularity: Out<usize>,
     _props: *const AllocationProp,
     _option: c_int,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(granularity, GRANULARITY as usize) };
+    granularity.put(GRANULARITY as usize);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemAddressReserve(
-    out: *mut u64,
-    size: usize,
-    alignment: usize,
-    _hint: u64,
-    flags: u64,
-) -> c_int {
+extern "C" fn cuMemAddressReserve(out: Out<u64>, size: usize, alignment: usize, _hint: u64, flags: u64) -> c_int {
     let device = current_device();
     let call = Call {
         api: "cuMemAddressReserve",
@@ -48,8 +42,7 @@ unsafe extern "C" fn cuMemAddressReserve(
         }
         let base = m.reserve(size as u64, alignment as u64, device)?;
         call.addr = Some(base);
-        // SAFETY: see the crate's contract.
-        unsafe { put(out, base) };
+        out.put(base);
         Ok(())
     })
 }
@@ -77,8 +70,8 @@ fn words(props: &AllocationProp) -> [u64; 4] {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemCreate(out: *mut u64, size: usize, props: *const AllocationProp, flags: u64) -> c_int {
-    // SAFETY: see the crate's contract.
+unsafe extern "C" fn cuMemCreate(out: Out<u64>, size: usize, props: *const AllocationProp, flags: u64) -> c_int {
+    // SAFETY: null or a structure of that type, by the interface's contract.
     let props = unsafe { props.as_ref() };
     let on_device = props.filter(|p| p.location.kind == DEVICE).and_then(|p| usize::try_from(p.location.id).ok());
     let call = Call {
@@ -107,8 +100,7 @@ unsafe extern "C" fn cuMemCreate(out: *mut u64, size: usize, props: *const Alloc
             properties: words(props),
         })?;
         call.handle = Some(handle);
-        // SAFETY: see the crate's contract.
-        unsafe { put(out, handle) };
+        out.put(handle);
         Ok(())
     })
 }
@@ -125,17 +117,15 @@ extern "C" fn cuMemRelease(handle: u64) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemRetainAllocationHandle(out: *mut u64, address: u64) -> c_int {
+extern "C" fn cuMemRetainAllocationHandle(out: Out<u64>, address: u64) -> c_int {
     let retained = machine().retain_physical(address);
-    // SAFETY: see the crate's contract.
-    code(retained.map(|handle| unsafe { put(out, handle) }))
+    code(retained.map(|handle| out.put(handle)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemGetAllocationPropertiesFromHandle(out: *mut [u64; 4], handle: u64) -> c_int {
+extern "C" fn cuMemGetAllocationPropertiesFromHandle(out: Out<[u64; 4]>, handle: u64) -> c_int {
     let properties = machine().physical(handle).map(|p| p.properties);
-    // SAFETY: see the crate's contract; `words` laid them out as the structure does.
-    code(properties.map(|words| unsafe { put(out, words) }))
+    code(properties.map(|words| out.put(words)))
 }
 
 #[unsafe(no_mangle)]
@@ -167,20 +157,19 @@ extern "C" fn cuMemUnmap(base: u64, size: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemSetAccess(base: u64, size: usize, access: *const AccessDesc, count: usize) -> c_int {
-    // SAFETY: see the crate's contract: `count` descriptions.
+    // SAFETY: the library's contract: `count` descriptions.
     let accessible = (0..count).any(|i| unsafe { (*access.add(i)).flags } != 0);
     code(machine().set_access(base, size as u64, accessible))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemGetAccess(flags: *mut u64, _location: *const c_void, _address: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(flags, 3) };
+extern "C" fn cuMemGetAccess(flags: Out<u64>, _location: *const c_void, _address: u64) -> c_int {
+    flags.put(3);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemExportToShareableHandle(out: *mut c_int, handle: u64, kind: c_uint, _flags: u64) -> c_int {
+extern "C" fn cuMemExportToShareableHandle(out: Out<c_int>, handle: u64, kind: c_uint, _flags: u64) -> c_int {
     let duplicate = || -> Result<c_int> {
         let m = machine();
         let physical = m.physical(handle)?;
@@ -190,12 +179,11 @@ unsafe extern "C" fn cuMemExportToShareableHandle(out: *mut c_int, handle: u64, 
         }
         Ok(physical.extent.export().map_err(|_| Error::MapFailed)?.into_raw_fd())
     };
-    // SAFETY: see the crate's contract.
-    code(duplicate().map(|descriptor| unsafe { put(out, descriptor) }))
+    code(duplicate().map(|descriptor| out.put(descriptor)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemImportFromShareableHandle(out: *mut u64, descriptor: *mut c_void, kind: c_uint) -> c_int {
+unsafe extern "C" fn cuMemImportFromShareableHandle(out: Out<u64>, descriptor: *mut c_void, kind: c_uint) -> c_int {
     let import = || -> Result<u64> {
         if kind != FILE_DESCRIPTOR {
             return Err(Error::NotSupported);
@@ -205,6 +193,5 @@ unsafe extern "C" fn cuMemImportFromShareableHandle(out: *mut u64, descriptor: *
         let extent = own.and_then(Extent::import).map_err(|_| Error::InvalidValue)?;
         Ok(machine().import_physical(extent, current_device()))
     };
-    // SAFETY: see the crate's contract.
-    code(import().map(|handle| unsafe { put(out, handle) }))
+    code(import().map(|handle| out.put(handle)))
 }

@@ -1,71 +1,48 @@
 //! cuBLAS and cuBLASLt: handles, their stream, and one matrix-multiplication algorithm without a workspace.
 
-use crate::support::{Handle, handles, put};
+use crate::support::{Handle, handles};
+use simcuda::out::Out;
 use std::ffi::{c_int, c_void};
+
+/// `CUBLAS_STATUS_NOT_INITIALIZED`
+const INVALID: c_int = 1;
 
 handles! {
     cublasCreate_v2 / cublasDestroy_v2;
     cublasLtCreate / cublasLtDestroy;
+    cublasLtMatmulDescCreate / cublasLtMatmulDescDestroy;
+    cublasLtMatrixLayoutCreate / cublasLtMatrixLayoutDestroy;
     cublasLtMatmulPreferenceCreate / cublasLtMatmulPreferenceDestroy;
 }
 
-/// Both descriptors are made with types as further arguments, which nobody asks back.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cublasLtMatmulDescCreate(out: *mut *mut Handle) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { crate::support::create(out) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasLtMatmulDescDestroy(handle: *mut Handle) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { crate::support::destroy(handle) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasLtMatrixLayoutCreate(out: *mut *mut Handle) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { crate::support::create(out) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasLtMatrixLayoutDestroy(handle: *mut Handle) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { crate::support::destroy(handle) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasSetStream_v2(handle: *mut Handle, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { (*handle).stream = stream };
+extern "C" fn cublasSetStream_v2(handle: Option<&mut Handle>, stream: u64) -> c_int {
+    let Some(handle) = handle else { return INVALID };
+    handle.stream = stream;
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cublasGetStream_v2(handle: *const Handle, stream: *mut u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(stream, (*handle).stream) };
+extern "C" fn cublasGetStream_v2(handle: Option<&Handle>, stream: Out<u64>) -> c_int {
+    stream.put(handle.map_or(0, |h| h.stream));
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cublasGetVersion_v2(_handle: *const Handle, version: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(version, 130_100) };
+extern "C" fn cublasGetVersion_v2(_handle: *const Handle, version: Out<c_int>) -> c_int {
+    version.put(130_100);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cublasGetMathMode(_handle: *const Handle, mode: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(mode, 0) };
+extern "C" fn cublasGetMathMode(_handle: *const Handle, mode: Out<c_int>) -> c_int {
+    mode.put(0);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cublasGetPointerMode_v2(_handle: *const Handle, mode: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(mode, 0) };
+extern "C" fn cublasGetPointerMode_v2(_handle: *const Handle, mode: Out<c_int>) -> c_int {
+    mode.put(0);
     0
 }
 
@@ -94,12 +71,12 @@ unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     _preference: *const c_void,
     wanted: c_int,
     results: *mut u8,
-    found: *mut c_int,
+    found: Out<c_int>,
 ) -> c_int {
-    // SAFETY: see the crate's contract: `results` has room for `wanted` of them.
+    // SAFETY: the library's contract: `results` has room for `wanted` of them.
     unsafe {
         results.write_bytes(0, wanted.max(0) as usize * HEURISTIC_RESULT_BYTES);
-        put(found, c_int::from(wanted > 0));
+        found.put(c_int::from(wanted > 0));
     }
     0
 }

@@ -2,9 +2,13 @@
 //!
 //! `SIMCUDA_CUDNN_WORKSPACE` (bytes, 0 by default) is the workspace every convolution asks for.
 
-use crate::support::{Handle, create, handles, launch, put};
+use crate::support::{Handle, create, handles, launch};
+use simcuda::out::Out;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
+
+/// `CUDNN_STATUS_BAD_PARAM`
+const INVALID: c_int = 2000;
 
 handles! {
     cudnnCreate / cudnnDestroy;
@@ -32,16 +36,15 @@ fn workspace() -> usize {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnSetStream(handle: *mut Handle, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { (*handle).stream = stream };
+extern "C" fn cudnnSetStream(handle: Option<&mut Handle>, stream: u64) -> c_int {
+    let Some(handle) = handle else { return INVALID };
+    handle.stream = stream;
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnGetStream(handle: *const Handle, stream: *mut u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(stream, (*handle).stream) };
+extern "C" fn cudnnGetStream(handle: Option<&Handle>, stream: Out<u64>) -> c_int {
+    stream.put(handle.map_or(0, |h| h.stream));
     0
 }
 
@@ -56,10 +59,9 @@ extern "C" fn cudnnGetCudartVersion() -> usize {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnGetProperty(which: c_int, value: *mut c_int) -> c_int {
+extern "C" fn cudnnGetProperty(which: c_int, value: Out<c_int>) -> c_int {
     let number = usize::try_from(which).ok().and_then(|i| VERSION.get(i)).copied().unwrap_or(0);
-    // SAFETY: see the crate's contract.
-    unsafe { put(value, number) };
+    value.put(number);
     0
 }
 
@@ -69,17 +71,15 @@ extern "C" fn cudnnGetErrorString(_status: c_int) -> *const c_char {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnGetLastErrorString(text: *mut c_char, length: usize) {
+extern "C" fn cudnnGetLastErrorString(text: Out<c_char>, length: usize) {
     if length > 0 {
-        // SAFETY: see the crate's contract.
-        unsafe { put(text, 0) };
+        text.put(0);
     }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnDropoutGetStatesSize(_handle: *const Handle, size: *mut usize) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(size, 1 << 20) };
+extern "C" fn cudnnDropoutGetStatesSize(_handle: *const Handle, size: Out<usize>) -> c_int {
+    size.put(1 << 20);
     0
 }
 
@@ -88,9 +88,8 @@ macro_rules! sizes {
     ($($name:ident($($argument:ident),*) = $bytes:expr;)*) => {$(
         #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments)]
-        unsafe extern "C" fn $name($($argument: *const c_void,)* size: *mut usize) -> c_int {
-            // SAFETY: see the crate's contract.
-            unsafe { put(size, $bytes) };
+        extern "C" fn $name($($argument: *const c_void,)* size: Out<usize>) -> c_int {
+            size.put($bytes);
             0
         }
     )*};
@@ -111,15 +110,12 @@ sizes! {
 const PERF_BYTES: usize = 48;
 const PERF_MEMORY: usize = 16;
 
-unsafe fn one_algorithm(wanted: c_int, found: *mut c_int, perf: *mut u8) -> c_int {
-    // SAFETY: passed on from the caller: `perf` has room for `wanted` (at least one) results.
-    unsafe {
-        if wanted > 0 {
-            perf.write_bytes(0, PERF_BYTES);
-            put(perf.add(PERF_MEMORY).cast(), workspace());
-        }
-        put(found, c_int::from(wanted > 0));
+fn one_algorithm(wanted: c_int, found: Out<c_int>, perf: Out<[u8; PERF_BYTES]>) -> c_int {
+    if wanted > 0 {
+        perf.put([0; PERF_BYTES]);
+        perf.cast::<u8>().nth(PERF_MEMORY).cast().put(workspace());
     }
+    found.put(c_int::from(wanted > 0));
     0
 }
 
@@ -127,14 +123,13 @@ macro_rules! algorithms {
     ($($name:ident($($argument:ident),*);)*) => {$(
         #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments)]
-        unsafe extern "C" fn $name(
+        extern "C" fn $name(
             $($argument: *const c_void,)*
             wanted: c_int,
-            found: *mut c_int,
-            perf: *mut u8,
+            found: Out<c_int>,
+            perf: Out<[u8; PERF_BYTES]>,
         ) -> c_int {
-            // SAFETY: see the crate's contract.
-            unsafe { one_algorithm(wanted, found, perf) }
+            one_algorithm(wanted, found, perf)
         }
     )*};
 }
@@ -152,21 +147,18 @@ algorithms! {
 // is 0, apart from the plan's workspace.
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnBackendCreateDescriptor(_kind: c_int, out: *mut *mut Handle) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { create(out) }
+extern "C" fn cudnnBackendCreateDescriptor(_kind: c_int, out: Out<Box<Handle>>) -> c_int {
+    create(out)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnBackendDestroyDescriptor(descriptor: *mut Handle) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { crate::support::destroy(descriptor) }
+extern "C" fn cudnnBackendDestroyDescriptor(_descriptor: Option<Box<Handle>>) -> c_int {
+    0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnBackendExecute(handle: *const Handle, _plan: *const c_void, _pack: *const c_void) -> c_int {
-    // SAFETY: see the crate's contract.
-    launch(unsafe { handle.as_ref() }.map_or(0, |h| h.stream));
+extern "C" fn cudnnBackendExecute(handle: Option<&Handle>, _plan: *const c_void, _pack: *const c_void) -> c_int {
+    launch(handle.map_or(0, |h| h.stream));
     0
 }
 
@@ -192,13 +184,13 @@ mod kind {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnBackendGetAttribute(
+extern "C" fn cudnnBackendGetAttribute(
     _descriptor: *const c_void,
     attribute: c_int,
     type_: c_int,
     wanted: i64,
-    count: *mut i64,
-    out: *mut u8,
+    count: Out<i64>,
+    out: Out<u8>,
 ) -> c_int {
     let room = !out.is_null() && wanted > 0;
     let number = match attribute {
@@ -219,26 +211,21 @@ unsafe extern "C" fn cudnnBackendGetAttribute(
         (_, kind::CHAR) => {
             let text = b"{}\0";
             if room && wanted as usize >= text.len() {
-                // SAFETY: see the crate's contract: `wanted` bytes.
-                unsafe { out.copy_from_nonoverlapping(text.as_ptr(), text.len()) };
+                out.cast().put(*text);
             }
             text.len() as i64
         }
         (_, type_) => {
             if room {
-                // SAFETY: see the crate's contract: one value of the type fits.
-                unsafe {
-                    match type_ {
-                        kind::HANDLE | kind::INT64 | kind::DOUBLE | kind::VOID_PTR => put(out.cast(), number),
-                        kind::BOOLEAN => put(out, 0),
-                        _ => put(out.cast::<i32>(), 0),
-                    }
+                match type_ {
+                    kind::HANDLE | kind::INT64 | kind::DOUBLE | kind::VOID_PTR => out.cast().put(number),
+                    kind::BOOLEAN => out.put(0),
+                    _ => out.cast::<i32>().put(0),
                 }
             }
             1
         }
     };
-    // SAFETY: see the crate's contract.
-    unsafe { put(count, told) };
+    count.put(told);
     0
 }

@@ -1,20 +1,19 @@
 //! cuFFT: plans without a workspace.
 
-use crate::support::put;
+use simcuda::out::Out;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cufftCreate(plan: *mut c_int) -> c_int {
+extern "C" fn cufftCreate(plan: Out<c_int>) -> c_int {
     static PLANS: AtomicI32 = AtomicI32::new(0);
-    // SAFETY: see the crate's contract.
-    unsafe { put(plan, PLANS.fetch_add(1, Ordering::Relaxed) + 1) };
+    plan.put(PLANS.fetch_add(1, Ordering::Relaxed) + 1);
     0
 }
 
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)]
-unsafe extern "C" fn cufftXtMakePlanMany(
+extern "C" fn cufftXtMakePlanMany(
     _plan: c_int,
     _rank: c_int,
     _n: *const c_void,
@@ -27,10 +26,9 @@ unsafe extern "C" fn cufftXtMakePlanMany(
     _odist: i64,
     _output_type: c_int,
     _batch: i64,
-    work_size: *mut usize,
+    work_size: Out<usize>,
     _execution_type: c_int,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(work_size, 0) };
+    work_size.put(0);
     0
 }

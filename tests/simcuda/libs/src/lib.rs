@@ -4,8 +4,9 @@
 //! to that library, and adds return-0 stubs for whatever else PyTorch imports. Handles are boxes of our own, opaque to
 //! the program; what is drawn from them is only what was put into them.
 //!
-//! Safety, for all exported functions: the caller keeps the library's contract, so a non-null out-pointer can be
-//! written, a handle came from this library's own create function, and memory can be accessed.
+//! Safety, for all exported functions: the caller keeps the library's contract. Results are written through
+//! [`simcuda::out::Out`]; a handle is a `Box` given out by the library's own create function, taken back by its destroy
+//! function and borrowed by the others; where other pointers are followed, the function is unsafe and says what it relies on.
 
 mod cublas;
 mod cudnn;

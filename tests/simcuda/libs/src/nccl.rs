@@ -1,6 +1,7 @@
 //! NCCL: every rank is taken to hold the same data, so a collective copies this rank's own.
 
-use crate::support::{launch, put};
+use crate::support::launch;
+use simcuda::out::Out;
 use std::ffi::{c_char, c_int, c_void};
 
 /// `ncclComm_t` points at one of these.
@@ -17,127 +18,109 @@ pub(crate) struct UniqueId {
     bytes: [u8; 128],
 }
 
+/// `ncclInvalidArgument`
+const INVALID: c_int = 4;
+
 #[unsafe(no_mangle)]
 extern "C" fn ncclGetErrorString(_status: c_int) -> *const c_char {
     c"simulated NCCL status".as_ptr()
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclGetLastError(_communicator: *const Communicator) -> *const c_char {
+extern "C" fn ncclGetLastError(_communicator: Option<&Communicator>) -> *const c_char {
     c"".as_ptr()
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(version, 22809) };
+extern "C" fn ncclGetVersion(version: Out<c_int>) -> c_int {
+    version.put(22809);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(id, UniqueId { bytes: [1; 128] }) };
+extern "C" fn ncclGetUniqueId(id: Out<UniqueId>) -> c_int {
+    id.put(UniqueId { bytes: [1; 128] });
     0
 }
 
-unsafe fn make(out: *mut *mut Communicator, size: c_int, rank: c_int) -> c_int {
-    // SAFETY: passed on from the caller.
-    unsafe { put(out, Box::into_raw(Box::new(Communicator { size, rank }))) };
+fn make(out: Out<Box<Communicator>>, size: c_int, rank: c_int) -> c_int {
+    out.put(Box::new(Communicator { size, rank }));
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommInitRank(out: *mut *mut Communicator, size: c_int, _id: UniqueId, rank: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { make(out, size, rank) }
+extern "C" fn ncclCommInitRank(out: Out<Box<Communicator>>, size: c_int, _id: UniqueId, rank: c_int) -> c_int {
+    make(out, size, rank)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommInitRankConfig(
-    out: *mut *mut Communicator,
+extern "C" fn ncclCommInitRankConfig(
+    out: Out<Box<Communicator>>,
     size: c_int,
     _id: UniqueId,
     rank: c_int,
     _config: *const c_void,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { make(out, size, rank) }
+    make(out, size, rank)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommInitRankScalable(
-    out: *mut *mut Communicator,
+extern "C" fn ncclCommInitRankScalable(
+    out: Out<Box<Communicator>>,
     size: c_int,
     rank: c_int,
     _id_count: c_int,
     _ids: *const UniqueId,
     _config: *const c_void,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { make(out, size, rank) }
+    make(out, size, rank)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommSplit(
-    parent: *const Communicator,
+extern "C" fn ncclCommSplit(
+    parent: Option<&Communicator>,
     _color: c_int,
     _key: c_int,
-    out: *mut *mut Communicator,
+    out: Out<Box<Communicator>>,
     _config: *const c_void,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { make(out, (*parent).size, (*parent).rank) }
+    parent.map_or(INVALID, |parent| make(out, parent.size, parent.rank))
 }
 
 /// One process, several devices: each communicator is a rank of its own.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommInitAll(out: *mut *mut Communicator, size: c_int, _devices: *const c_int) -> c_int {
+extern "C" fn ncclCommInitAll(out: Out<Box<Communicator>>, size: c_int, _devices: *const c_int) -> c_int {
     for rank in 0..size {
-        // SAFETY: see the crate's contract: the list has `size` places.
-        unsafe { make(out.add(rank as usize), size, rank) };
-    }
-    0
-}
-
-unsafe fn end(communicator: *mut Communicator) -> c_int {
-    if !communicator.is_null() {
-        // SAFETY: the caller hands over what `make` gave it.
-        drop(unsafe { Box::from_raw(communicator) });
+        make(out.nth(rank as usize), size, rank);
     }
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommDestroy(communicator: *mut Communicator) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { end(communicator) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommAbort(communicator: *mut Communicator) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { end(communicator) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommCount(communicator: *const Communicator, count: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(count, (*communicator).size) };
+extern "C" fn ncclCommDestroy(_communicator: Option<Box<Communicator>>) -> c_int {
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommUserRank(communicator: *const Communicator, rank: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(rank, (*communicator).rank) };
+extern "C" fn ncclCommAbort(_communicator: Option<Box<Communicator>>) -> c_int {
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommGetAsyncError(_communicator: *const Communicator, error: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(error, 0) };
+extern "C" fn ncclCommCount(communicator: Option<&Communicator>, count: Out<c_int>) -> c_int {
+    count.put(communicator.map_or(0, |c| c.size));
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommUserRank(communicator: Option<&Communicator>, rank: Out<c_int>) -> c_int {
+    rank.put(communicator.map_or(0, |c| c.rank));
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommGetAsyncError(_communicator: Option<&Communicator>, error: Out<c_int>) -> c_int {
+    error.put(0);
     0
 }
 
@@ -167,10 +150,10 @@ unsafe extern "C" fn ncclAllReduce(
     count: usize,
     kind: c_int,
     _operation: c_int,
-    _communicator: *const Communicator,
+    _communicator: Option<&Communicator>,
     stream: u64,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names ranges it may access.
     unsafe { copy(from, to, count * element_bytes(kind), stream) }
 }
 
@@ -183,10 +166,10 @@ unsafe extern "C" fn ncclReduce(
     kind: c_int,
     _operation: c_int,
     _root: c_int,
-    _communicator: *const Communicator,
+    _communicator: Option<&Communicator>,
     stream: u64,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names ranges it may access.
     unsafe { copy(from, to, count * element_bytes(kind), stream) }
 }
 
@@ -197,10 +180,10 @@ unsafe extern "C" fn ncclBroadcast(
     count: usize,
     kind: c_int,
     _root: c_int,
-    _communicator: *const Communicator,
+    _communicator: Option<&Communicator>,
     stream: u64,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names ranges it may access.
     unsafe { copy(from, to, count * element_bytes(kind), stream) }
 }
 
@@ -211,15 +194,15 @@ unsafe extern "C" fn ncclAllGather(
     to: *mut u8,
     count: usize,
     kind: c_int,
-    communicator: *const Communicator,
+    communicator: Option<&Communicator>,
     stream: u64,
 ) -> c_int {
     let bytes = count * element_bytes(kind);
-    // SAFETY: see the crate's contract: `from` has that many bytes, `to` one such part for each rank. The part is
+    // SAFETY: the library's contract: `from` has that many bytes, `to` one such part for each rank. The part is
     // copied out first, because `from` may lie in `to`.
     unsafe {
         let own = std::slice::from_raw_parts(from, bytes).to_vec();
-        for rank in 0..(*communicator).size as usize {
+        for rank in 0..communicator.map_or(0, |c| c.size as usize) {
             copy(own.as_ptr(), to.add(rank * bytes), bytes, stream);
         }
     }
@@ -233,10 +216,10 @@ unsafe extern "C" fn ncclReduceScatter(
     count: usize,
     kind: c_int,
     _operation: c_int,
-    communicator: *const Communicator,
+    communicator: Option<&Communicator>,
     stream: u64,
 ) -> c_int {
     let bytes = count * element_bytes(kind);
-    // SAFETY: see the crate's contract: `from` has one such part for each rank.
-    unsafe { copy(from.add((*communicator).rank as usize * bytes), to, bytes, stream) }
+    // SAFETY: the library's contract: `from` has one such part for each rank.
+    unsafe { copy(from.add(communicator.map_or(0, |c| c.rank as usize) * bytes), to, bytes, stream) }
 }

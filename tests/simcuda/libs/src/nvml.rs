@@ -3,7 +3,8 @@
 //! As in the real library, `CUDA_VISIBLE_DEVICES` hides nothing here. PyTorch asks it for the processes on a device when
 //! memory runs out, and for the NVLink fabric.
 
-use crate::support::{bridge, put};
+use crate::support::bridge;
+use simcuda::out::Out;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 const SUCCESS: c_int = 0;
@@ -28,8 +29,7 @@ fn physical(handle: u64) -> Option<u32> {
 fn memory(handle: u64) -> Option<(u64, u64)> {
     let (mut total, mut used) = (0, 0);
     let ordinal = physical(handle)?;
-    // SAFETY: the out-pointers are ours.
-    unsafe { (bridge()?.memory_of)(ordinal, &mut total, &mut used) };
+    (bridge()?.memory_of)(ordinal, Out::from(&mut total), Out::from(&mut used));
     Some((total, used))
 }
 
@@ -54,9 +54,8 @@ extern "C" fn nvmlErrorString(_status: c_int) -> *const c_char {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(version, 13000) };
+extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) -> c_int {
+    version.put(13000);
     SUCCESS
 }
 
@@ -78,40 +77,35 @@ unsafe fn put_text(buffer: *mut c_char, length: c_uint, text: &str) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlSystemGetDriverVersion(buffer: *mut c_char, length: c_uint) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the buffer has that length, by the interface's contract.
     unsafe { put_text(buffer, length, "580.0") }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(count, device_count().unwrap_or(0)) };
+extern "C" fn nvmlDeviceGetCount_v2(count: Out<c_uint>) -> c_int {
+    count.put(device_count().unwrap_or(0));
     SUCCESS
 }
 
-/// # Safety
-/// A non-null `out` can be written.
-unsafe fn put_device(out: *mut u64, ordinal: Option<u32>) -> c_int {
+/// Gives a device's handle.
+fn put_device(out: Out<u64>, ordinal: Option<u32>) -> c_int {
     let Some(ordinal) = ordinal.filter(|&n| n < device_count().unwrap_or(0)) else { return NOT_FOUND };
-    // SAFETY: passed on from the caller.
-    unsafe { put(out, u64::from(ordinal) + 1) };
+    out.put(u64::from(ordinal) + 1);
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, out: *mut u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put_device(out, Some(index)) }
+extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, out: Out<u64>) -> c_int {
+    put_device(out, Some(index))
 }
 
 /// `domain:bus:device.function`, of which the bus is the physical ordinal plus one.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, out: *mut u64) -> c_int {
-    // SAFETY: see the crate's contract.
+unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, out: Out<u64>) -> c_int {
+    // SAFETY: a C string, by the interface's contract.
     let id = unsafe { CStr::from_ptr(id) }.to_string_lossy();
     let bus = id.rsplit(':').nth(1).and_then(|bus| u32::from_str_radix(bus, 16).ok());
-    // SAFETY: see the crate's contract.
-    unsafe { put_device(out, bus.and_then(|bus| bus.checked_sub(1))) }
+    put_device(out, bus.and_then(|bus| bus.checked_sub(1)))
 }
 
 /// The text form of the UUID the driver tells: "simcuda", zeros, and the physical ordinal.
@@ -120,18 +114,17 @@ fn uuid(ordinal: u32) -> String {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetHandleByUUID(text: *const c_char, out: *mut u64) -> c_int {
-    // SAFETY: see the crate's contract.
+unsafe extern "C" fn nvmlDeviceGetHandleByUUID(text: *const c_char, out: Out<u64>) -> c_int {
+    // SAFETY: a C string, by the interface's contract.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
     let found = (0..device_count().unwrap_or(0)).find(|&n| uuid(n) == text);
-    // SAFETY: see the crate's contract.
-    unsafe { put_device(out, found) }
+    put_device(out, found)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetUUID(device: u64, buffer: *mut c_char, length: c_uint) -> c_int {
     let Some(ordinal) = physical(device) else { return INVALID_ARGUMENT };
-    // SAFETY: see the crate's contract.
+    // SAFETY: the buffer has that length, by the interface's contract.
     unsafe { put_text(buffer, length, &uuid(ordinal)) }
 }
 
@@ -140,70 +133,60 @@ unsafe extern "C" fn nvmlDeviceGetName(device: u64, buffer: *mut c_char, length:
     if physical(device).is_none() {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: see the crate's contract.
+    // SAFETY: the buffer has that length, by the interface's contract.
     unsafe { put_text(buffer, length, &simcuda::attributes::NAME.to_string_lossy()) }
 }
 
 /// `nvmlMemory_t`: total, free, used.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: u64, out: *mut [u64; 3]) -> c_int {
+extern "C" fn nvmlDeviceGetMemoryInfo(device: u64, out: Out<[u64; 3]>) -> c_int {
     let Some((total, used)) = memory(device) else { return INVALID_ARGUMENT };
-    // SAFETY: see the crate's contract.
-    unsafe { put(out, [total, total - used, used]) };
+    out.put([total, total - used, used]);
     SUCCESS
 }
 
 /// `nvmlMemory_v2_t`: version, total, reserved, free, used.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: u64, out: *mut [u64; 5]) -> c_int {
+extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: u64, out: Out<[u64; 5]>) -> c_int {
     let Some((total, used)) = memory(device) else { return INVALID_ARGUMENT };
-    // SAFETY: see the crate's contract; the version is the caller's own.
-    unsafe { put(out, [(*out)[0], total, 0, total - used, used]) };
+    let version = out.cast().get().unwrap_or(0);
+    out.put([version, total, 0, total - used, used]);
     SUCCESS
 }
 
 /// Tells the one process that is known here, this one, if it uses the device: pid and bytes, then the instance numbers
 /// that later versions of the structure have.
-///
-/// # Safety
-/// `count` can be read and written, `out` has room for that many entries of `words` 64-bit words.
-unsafe fn put_processes(device: u64, count: *mut c_uint, out: *mut u64, words: usize) -> c_int {
+fn put_processes(device: u64, count: Out<c_uint>, out: Out<u64>, words: usize) -> c_int {
     let Some((_, used)) = memory(device) else { return INVALID_ARGUMENT };
     let here = c_uint::from(used > 0);
-    // SAFETY: the caller's promise.
-    unsafe {
-        let room = *count;
-        *count = here;
-        if room < here {
-            return INSUFFICIENT_SIZE;
-        }
-        if here > 0 {
-            put(out, u64::from(std::process::id()));
-            put(out.add(1), used);
-            for word in 2..words {
-                put(out.add(word), u64::MAX);
-            }
+    let room = count.get().unwrap_or(0);
+    count.put(here);
+    if room < here {
+        return INSUFFICIENT_SIZE;
+    }
+    if here > 0 {
+        out.put(u64::from(std::process::id()));
+        out.nth(1).put(used);
+        for word in 2..words {
+            out.nth(word).put(u64::MAX);
         }
     }
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses(device: u64, count: *mut c_uint, out: *mut u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put_processes(device, count, out, 2) }
+extern "C" fn nvmlDeviceGetComputeRunningProcesses(device: u64, count: Out<c_uint>, out: Out<u64>) -> c_int {
+    put_processes(device, count, out, 2)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v2(device: u64, count: *mut c_uint, out: *mut u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put_processes(device, count, out, 3) }
+extern "C" fn nvmlDeviceGetComputeRunningProcesses_v2(device: u64, count: Out<c_uint>, out: Out<u64>) -> c_int {
+    put_processes(device, count, out, 3)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(device: u64, count: *mut c_uint, out: *mut u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put_processes(device, count, out, 3) }
+extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(device: u64, count: Out<c_uint>, out: Out<u64>) -> c_int {
+    put_processes(device, count, out, 3)
 }
 
 /// No fabric: the state stays as the caller has set it, which is "not supported".
@@ -224,8 +207,7 @@ extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(_device: u64, _link: c_uint, _
 
 /// Every pair of devices can read and write each other's memory.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetP2PStatus(_a: u64, _b: u64, _kind: c_int, status: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(status, 0) };
+extern "C" fn nvmlDeviceGetP2PStatus(_a: u64, _b: u64, _kind: c_int, status: Out<c_int>) -> c_int {
+    status.put(0);
     SUCCESS
 }

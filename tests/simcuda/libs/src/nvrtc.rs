@@ -1,15 +1,13 @@
 //! NVRTC: every program compiles, to nothing.
 
-use crate::support::{Handle, create, destroy, put};
+use crate::support::{Handle, create};
+use simcuda::out::Out;
 use std::ffi::{c_char, c_int, c_void};
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe {
-        put(major, 13);
-        put(minor, 0);
-    }
+extern "C" fn nvrtcVersion(major: Out<c_int>, minor: Out<c_int>) -> c_int {
+    major.put(13);
+    minor.put(0);
     0
 }
 
@@ -19,17 +17,14 @@ extern "C" fn nvrtcGetErrorString(_status: c_int) -> *const c_char {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvrtcCreateProgram(out: *mut *mut Handle) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { create(out) }
+extern "C" fn nvrtcCreateProgram(out: Out<Box<Handle>>) -> c_int {
+    create(out)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvrtcDestroyProgram(program: *mut *mut Handle) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe {
-        destroy(*program);
-        put(program, std::ptr::null_mut());
+extern "C" fn nvrtcDestroyProgram(program: Option<&mut Option<Box<Handle>>>) -> c_int {
+    if let Some(program) = program {
+        *program = None;
     }
     0
 }
@@ -38,16 +33,14 @@ unsafe extern "C" fn nvrtcDestroyProgram(program: *mut *mut Handle) -> c_int {
 macro_rules! texts {
     ($($size:ident / $text:ident;)*) => {$(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $size(_program: *const c_void, size: *mut usize) -> c_int {
-            // SAFETY: see the crate's contract.
-            unsafe { put(size, 1) };
+        extern "C" fn $size(_program: *const c_void, size: Out<usize>) -> c_int {
+            size.put(1);
             0
         }
 
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $text(_program: *const c_void, text: *mut c_char) -> c_int {
-            // SAFETY: see the crate's contract.
-            unsafe { put(text, 0) };
+        extern "C" fn $text(_program: *const c_void, text: Out<c_char>) -> c_int {
+            text.put(0);
             0
         }
     )*};
@@ -60,12 +53,7 @@ texts! {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvrtcGetLoweredName(
-    _program: *const c_void,
-    name: *const c_char,
-    lowered: *mut *const c_char,
-) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(lowered, name) };
+extern "C" fn nvrtcGetLoweredName(_program: *const c_void, name: *const c_char, lowered: Out<*const c_char>) -> c_int {
+    lowered.put(name);
     0
 }

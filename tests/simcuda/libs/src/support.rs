@@ -1,6 +1,7 @@
 //! What the stand-ins share: handles, the way to the simulated driver, and the entry for generated stubs.
 
 use simcuda::bridge::{Bridge, ID};
+use simcuda::out::Out;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::transmute;
 use std::ptr;
@@ -18,36 +19,9 @@ pub(crate) struct Handle {
 }
 
 /// Makes a handle.
-///
-/// # Safety
-/// A non-null `out` can be written.
-pub(crate) unsafe fn create(out: *mut *mut Handle) -> c_int {
-    // SAFETY: passed on from the caller.
-    unsafe { put(out, Box::into_raw(Box::default())) };
+pub(crate) fn create(out: Out<Box<Handle>>) -> c_int {
+    out.put(Box::default());
     0
-}
-
-/// Ends a handle.
-///
-/// # Safety
-/// Null, or a handle of [`create`] that is not used any more.
-pub(crate) unsafe fn destroy(handle: *mut Handle) -> c_int {
-    if !handle.is_null() {
-        // SAFETY: the caller's promise.
-        drop(unsafe { Box::from_raw(handle) });
-    }
-    0
-}
-
-/// Writes a result through an out-pointer, if there is one.
-///
-/// # Safety
-/// A non-null pointer can be written.
-pub(crate) unsafe fn put<T>(out: *mut T, value: T) {
-    if !out.is_null() {
-        // SAFETY: the caller's promise.
-        unsafe { out.write_unaligned(value) };
-    }
 }
 
 /// The driver's private table; None where there is no simulated driver.
@@ -94,19 +68,17 @@ extern "C" fn simcuda_handle() -> *mut c_void {
     Box::into_raw(Box::<Handle>::default()).cast()
 }
 
-/// Declares functions that make or end a handle.
+/// Declares functions that make or end a handle; what else they are given is not looked at.
 macro_rules! handles {
     ($($create:ident $(/ $destroy:ident)?;)*) => {$(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $create(out: *mut *mut $crate::support::Handle) -> std::ffi::c_int {
-            // SAFETY: see the crate's contract.
-            unsafe { $crate::support::create(out) }
+        extern "C" fn $create(out: simcuda::out::Out<Box<$crate::support::Handle>>) -> std::ffi::c_int {
+            $crate::support::create(out)
         }
         $(
             #[unsafe(no_mangle)]
-            unsafe extern "C" fn $destroy(handle: *mut $crate::support::Handle) -> std::ffi::c_int {
-                // SAFETY: see the crate's contract.
-                unsafe { $crate::support::destroy(handle) }
+            extern "C" fn $destroy(_handle: Option<Box<$crate::support::Handle>>) -> std::ffi::c_int {
+                0
             }
         )?
     )*};

@@ -1,11 +1,12 @@
 //! CUDA arrays and mipmapped arrays.
 
 use crate::driver::Driver;
-use crate::state::{give, put, take};
+use crate::state::{give, take};
 use simcuda::abi::{Array3dDescriptor, ArrayDescriptor, ChannelDesc, Extent3};
 use simcuda::array::{Shape, format_bytes};
 use simcuda::error::Error;
 use simcuda::ledger::Call;
+use simcuda::out::Out;
 use std::ffi::{c_int, c_uint};
 
 /// `CUarray_format` and number of channels of a runtime descriptor.
@@ -28,7 +29,7 @@ fn format_of(desc: &ChannelDesc) -> Option<(u32, u32)> {
 /// What the driver is asked for.
 struct Request {
     api: &'static str,
-    out: *mut u64,
+    out: Out<u64>,
     desc: *const ChannelDesc,
     extent: Extent3,
     levels: u32,
@@ -37,7 +38,7 @@ struct Request {
 
 /// # Safety
 /// The pointers are null or can be used.
-unsafe fn create(request: Request, work: impl FnOnce(&Driver, *mut u64, &Array3dDescriptor) -> c_int) -> c_int {
+unsafe fn create(request: Request, work: impl FnOnce(&Driver, Out<u64>, &Array3dDescriptor) -> c_int) -> c_int {
     let Request { api, out, desc, extent, levels, flags } = request;
     let told = Call { api, size: Some(0), handle: Some(0), flags: Some(flags.into()), ..Call::default() };
     take(told, |d, told| {
@@ -54,7 +55,7 @@ unsafe fn create(request: Request, work: impl FnOnce(&Driver, *mut u64, &Array3d
             flags,
         };
         let mut handle = 0;
-        let code = work(d, &mut handle, &descriptor);
+        let code = work(d, Out::from(&mut handle), &descriptor);
         if code == 0 {
             let shape = Shape {
                 width: extent.width as u64,
@@ -65,8 +66,7 @@ unsafe fn create(request: Request, work: impl FnOnce(&Driver, *mut u64, &Array3d
             };
             told.size = shape.bytes().ok();
             told.handle = Some(handle);
-            // SAFETY: not null, and the caller's promise.
-            unsafe { put(out, handle) };
+            out.put(handle);
         }
         code
     })
@@ -74,7 +74,7 @@ unsafe fn create(request: Request, work: impl FnOnce(&Driver, *mut u64, &Array3d
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMallocArray(
-    out: *mut u64,
+    out: Out<u64>,
     desc: *const ChannelDesc,
     width: usize,
     height: usize,
@@ -82,7 +82,7 @@ unsafe extern "C" fn cudaMallocArray(
 ) -> c_int {
     let extent = Extent3 { width, height, depth: 0 };
     let request = Request { api: "cudaMallocArray", out, desc, extent, levels: 1, flags };
-    // SAFETY: see the crate's contract.
+    // SAFETY: null or a structure of that type, by the interface's contract.
     unsafe {
         create(request, |d, handle, a| {
             if a.flags == 0 {
@@ -98,26 +98,26 @@ unsafe extern "C" fn cudaMallocArray(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMalloc3DArray(
-    out: *mut u64,
+    out: Out<u64>,
     desc: *const ChannelDesc,
     extent: Extent3,
     flags: c_uint,
 ) -> c_int {
     let request = Request { api: "cudaMalloc3DArray", out, desc, extent, levels: 1, flags };
-    // SAFETY: see the crate's contract.
+    // SAFETY: null or a structure of that type, by the interface's contract.
     unsafe { create(request, |d, handle, a| (d.array_3d_create)(handle, a)) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMallocMipmappedArray(
-    out: *mut u64,
+    out: Out<u64>,
     desc: *const ChannelDesc,
     extent: Extent3,
     levels: c_uint,
     flags: c_uint,
 ) -> c_int {
     let request = Request { api: "cudaMallocMipmappedArray", out, desc, extent, levels, flags };
-    // SAFETY: see the crate's contract.
+    // SAFETY: null or a structure of that type, by the interface's contract.
     unsafe { create(request, |d, handle, a| (d.mipmapped_array_create)(handle, a, levels)) }
 }
 
@@ -127,8 +127,7 @@ extern "C" fn cudaFreeArray(array: u64) -> c_int {
         return 0;
     }
     let told = Call { api: "cudaFreeArray", handle: Some(array), ..Call::default() };
-    // SAFETY: the driver checks the handle.
-    give(told, |d| unsafe { (d.array_destroy)(array) })
+    give(told, |d| (d.array_destroy)(array))
 }
 
 #[unsafe(no_mangle)]
@@ -137,6 +136,5 @@ extern "C" fn cudaFreeMipmappedArray(array: u64) -> c_int {
         return 0;
     }
     let told = Call { api: "cudaFreeMipmappedArray", handle: Some(array), ..Call::default() };
-    // SAFETY: the driver checks the handle.
-    give(told, |d| unsafe { (d.mipmapped_array_destroy)(array) })
+    give(told, |d| (d.mipmapped_array_destroy)(array))
 }

@@ -1,34 +1,32 @@
 //! Devices, their properties, versions and errors.
 
 use crate::driver::{Driver, driver, version};
-use crate::state::{call, current_device, last, make_current, put, ready, ret};
+use crate::state::{call, current_device, last, make_current, ready, ret};
 use simcuda::abi::{DeviceProp12, DeviceProp13, DevicePropHead, DevicePropTail, TextureLimits};
 use simcuda::error::{Error, describe};
+use simcuda::out::Out;
 use std::ffi::{c_char, c_int, c_uint};
 use std::mem::offset_of;
 
 fn count() -> c_int {
     let mut count = 0;
-    // SAFETY: the out-pointer is ours.
-    unsafe { (driver().device_get_count)(&mut count) };
+    (driver().device_get_count)(Out::from(&mut count));
     count
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaGetDeviceCount(out: *mut c_int) -> c_int {
+extern "C" fn cudaGetDeviceCount(out: Out<c_int>) -> c_int {
     let count = count();
-    // SAFETY: see the crate's contract.
-    unsafe { put(out, count) };
+    out.put(count);
     ret(if count > 0 { 0 } else { Error::NoDevice.code() })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaGetDevice(device: *mut c_int) -> c_int {
+extern "C" fn cudaGetDevice(device: Out<c_int>) -> c_int {
     if count() == 0 {
         return ret(Error::NoDevice.code());
     }
-    // SAFETY: see the crate's contract.
-    unsafe { put(device, current_device()) };
+    device.put(current_device());
     0
 }
 
@@ -40,8 +38,7 @@ extern "C" fn cudaSetDevice(device: c_int) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn cudaInitDevice(device: c_int, _device_flags: c_uint, _flags: c_uint) -> c_int {
     let mut context = 0;
-    // SAFETY: the out-pointer is ours.
-    ret(unsafe { (driver().primary_ctx_retain)(&mut context, device) })
+    ret((driver().primary_ctx_retain)(Out::from(&mut context), device))
 }
 
 #[unsafe(no_mangle)]
@@ -50,9 +47,8 @@ extern "C" fn cudaSetDeviceFlags(_flags: c_uint) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaGetDeviceFlags(flags: *mut c_uint) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(flags, 0) };
+extern "C" fn cudaGetDeviceFlags(flags: Out<c_uint>) -> c_int {
+    flags.put(0);
     0
 }
 
@@ -63,45 +59,40 @@ extern "C" fn cudaDeviceReset() -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaDeviceSynchronize() -> c_int {
-    // SAFETY: no arguments.
-    call(|d| unsafe { (d.ctx_synchronize)() })
+    call(|d| (d.ctx_synchronize)())
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaDriverGetVersion(out: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    ret(unsafe { (driver().driver_get_version)(out) })
+extern "C" fn cudaDriverGetVersion(out: Out<c_int>) -> c_int {
+    ret((driver().driver_get_version)(out))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaRuntimeGetVersion(out: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(out, version()) };
+extern "C" fn cudaRuntimeGetVersion(out: Out<c_int>) -> c_int {
+    out.put(version());
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    ret(unsafe { (driver().device_get_attribute)(value, attribute, device) })
+extern "C" fn cudaDeviceGetAttribute(value: Out<c_int>, attribute: c_int, device: c_int) -> c_int {
+    ret((driver().device_get_attribute)(value, attribute, device))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaDeviceGetPCIBusId(text: *mut c_char, length: c_int, device: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: a C string, by the interface's contract.
     ret(unsafe { (driver().device_get_pci_bus_id)(text, length, device) })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaDeviceGetByPCIBusId(device: *mut c_int, text: *const c_char) -> c_int {
-    // SAFETY: see the crate's contract.
+unsafe extern "C" fn cudaDeviceGetByPCIBusId(device: Out<c_int>, text: *const c_char) -> c_int {
+    // SAFETY: a C string, by the interface's contract.
     ret(unsafe { (driver().device_get_by_pci_bus_id)(device, text) })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    ret(unsafe { (driver().device_can_access_peer)(can, device, peer) })
+extern "C" fn cudaDeviceCanAccessPeer(can: Out<c_int>, device: c_int, peer: c_int) -> c_int {
+    ret((driver().device_can_access_peer)(can, device, peer))
 }
 
 #[unsafe(no_mangle)]
@@ -115,15 +106,13 @@ extern "C" fn cudaDeviceDisablePeerAccess(_peer: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaDeviceGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    ret(unsafe { (driver().ctx_get_stream_priority_range)(least, greatest) })
+extern "C" fn cudaDeviceGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) -> c_int {
+    ret((driver().ctx_get_stream_priority_range)(least, greatest))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaDeviceGetLimit(value: *mut usize, _limit: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(value, 1 << 20) };
+extern "C" fn cudaDeviceGetLimit(value: Out<usize>, _limit: c_int) -> c_int {
+    value.put(1 << 20);
     0
 }
 
@@ -161,8 +150,7 @@ struct Attributes<'a> {
 impl Attributes<'_> {
     fn get(&self, attribute: c_int) -> c_int {
         let mut value = 0;
-        // SAFETY: the out-pointer is ours.
-        unsafe { (self.driver.device_get_attribute)(&mut value, attribute, self.device) };
+        (self.driver.device_get_attribute)(Out::from(&mut value), attribute, self.device);
         value
     }
 
@@ -189,8 +177,8 @@ impl Attributes<'_> {
         // SAFETY: the out-pointers are ours, the name's room is told.
         unsafe {
             (self.driver.device_get_name)(head.name.as_mut_ptr(), 256, self.device);
-            (self.driver.device_get_uuid)(&mut head.uuid, self.device);
-            (self.driver.device_total_mem)(&mut head.total_global_mem, self.device);
+            (self.driver.device_get_uuid)(Out::from(&mut head.uuid), self.device);
+            (self.driver.device_total_mem)(Out::from(&mut head.total_global_mem), self.device);
         }
         head
     }
@@ -321,30 +309,29 @@ impl Attributes<'_> {
 
 /// CUDA 12's name for CUDA 12's structure.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaGetDeviceProperties_v2(out: *mut DeviceProp12, device: c_int) -> c_int {
+extern "C" fn cudaGetDeviceProperties_v2(out: Out<DeviceProp12>, device: c_int) -> c_int {
     if out.is_null() || device < 0 || device >= count() {
         return ret(Error::InvalidDevice.code());
     }
-    // SAFETY: not null; see the crate's contract.
-    unsafe { out.write(Attributes { driver: driver(), device }.cuda_12()) };
+    out.put(Attributes { driver: driver(), device }.cuda_12());
     0
 }
 
 /// In CUDA 13 its own structure; in CUDA 12 that of CUDA 11, which is the beginning of CUDA 12's.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaGetDeviceProperties(out: *mut DeviceProp13, device: c_int) -> c_int {
+unsafe extern "C" fn cudaGetDeviceProperties(out: Out<DeviceProp13>, device: c_int) -> c_int {
     const CUDA_11_BYTES: usize = offset_of!(DeviceProp12, tail) + offset_of!(DevicePropTail, host_register_supported);
     if out.is_null() || device < 0 || device >= count() {
         return ret(Error::InvalidDevice.code());
     }
     let attributes = Attributes { driver: driver(), device };
     if version() >= 13000 {
-        // SAFETY: not null; see the crate's contract.
-        unsafe { out.write(attributes.cuda_13()) };
+        out.put(attributes.cuda_13());
     } else {
         let value = attributes.cuda_12();
-        // SAFETY: not null; a CUDA 11 caller's structure has at least those bytes.
-        unsafe { out.cast::<u8>().copy_from_nonoverlapping((&raw const value).cast(), CUDA_11_BYTES) };
+        // SAFETY: as many bytes as the value's beginning, any bit pattern of which is some bytes.
+        let bytes = unsafe { (&raw const value).cast::<[u8; CUDA_11_BYTES]>().read() };
+        out.cast().put(bytes);
     }
     0
 }

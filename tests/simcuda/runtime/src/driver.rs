@@ -2,12 +2,13 @@
 
 use simcuda::abi::{AccessDesc, Array3dDescriptor, ArrayDescriptor, IpcHandle, PoolProps};
 use simcuda::bridge::{Bridge, ID};
+use simcuda::out::Out;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::transmute;
 use std::ptr;
 use std::sync::OnceLock;
 
-type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
+type GetProcAddress = unsafe extern "C" fn(*const c_char, Out<*mut c_void>, c_int, u64, Out<c_int>) -> c_int;
 type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
 type StreamCallback = Option<unsafe extern "C" fn(u64, c_int, *mut c_void)>;
 
@@ -30,16 +31,20 @@ fn die(what: &str) -> ! {
     std::process::abort()
 }
 
-/// Declares the table: the field, the name it is asked for by, the flags, and the type.
+/// Declares the table: the field, the name it is asked for by, the flags, and the arguments. Those under `unsafe` follow
+/// pointers of the program's that are no out-pointers.
 macro_rules! functions {
-    ($($field:ident = $name:literal, $flags:expr, ($($argument:ty),*);)*) => {
+    (
+        safe { $($safe:ident = $safe_name:literal, $safe_flags:expr, ($($safe_argument:ty),*);)* }
+        unsafe { $($field:ident = $name:literal, $flags:expr, ($($argument:ty),*);)* }
+    ) => {
         /// The driver's functions the runtime needs.
-        #[allow(non_snake_case)]
         pub(crate) struct Driver {
             /// The entry point all others were found through.
             pub(crate) get_proc_address: GetProcAddress,
             /// The private table.
             pub(crate) bridge: &'static Bridge,
+            $(pub(crate) $safe: extern "C" fn($($safe_argument),*) -> c_int,)*
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> c_int,)*
         }
 
@@ -48,14 +53,19 @@ macro_rules! functions {
                 let get_proc_address = entry_point();
                 let look = |name: &CStr, flags: u64| -> *mut c_void {
                     let mut found = ptr::null_mut();
+                    let out = Out::from(&mut found);
                     // SAFETY: the entry point takes a C string and an out-pointer.
-                    unsafe { get_proc_address(name.as_ptr(), &mut found, version(), flags, ptr::null_mut()) };
+                    unsafe { get_proc_address(name.as_ptr(), out, version(), flags, Out::NONE) };
                     if found.is_null() { die(&name.to_string_lossy()) } else { found }
                 };
                 Driver {
                     get_proc_address,
                     bridge: bridge(look(c"cuGetExportTable", 0)),
                     // SAFETY: the driver's function of that name has that type: both are built from these sources.
+                    $($safe: unsafe {
+                        transmute::<*mut c_void, extern "C" fn($($safe_argument),*) -> c_int>(look($safe_name, $safe_flags))
+                    },)*
+                    // SAFETY: as above.
                     $($field: unsafe {
                         transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(look($name, $flags))
                     },)*
@@ -66,88 +76,92 @@ macro_rules! functions {
 }
 
 functions! {
-    init = c"cuInit", 0, (c_uint);
-    driver_get_version = c"cuDriverGetVersion", 0, (*mut c_int);
-    device_get_count = c"cuDeviceGetCount", 0, (*mut c_int);
-    device_get_name = c"cuDeviceGetName", 0, (*mut c_char, c_int, c_int);
-    device_total_mem = c"cuDeviceTotalMem", 0, (*mut usize, c_int);
-    device_get_attribute = c"cuDeviceGetAttribute", 0, (*mut c_int, c_int, c_int);
-    device_get_uuid = c"cuDeviceGetUuid", 0, (*mut [u8; 16], c_int);
-    device_get_pci_bus_id = c"cuDeviceGetPCIBusId", 0, (*mut c_char, c_int, c_int);
-    device_get_by_pci_bus_id = c"cuDeviceGetByPCIBusId", 0, (*mut c_int, *const c_char);
-    device_can_access_peer = c"cuDeviceCanAccessPeer", 0, (*mut c_int, c_int, c_int);
-    primary_ctx_retain = c"cuDevicePrimaryCtxRetain", 0, (*mut u64, c_int);
-    ctx_get_current = c"cuCtxGetCurrent", 0, (*mut u64);
-    ctx_set_current = c"cuCtxSetCurrent", 0, (u64);
-    ctx_get_device = c"cuCtxGetDevice", 0, (*mut c_int);
-    ctx_synchronize = c"cuCtxSynchronize", 0, ();
-    ctx_get_stream_priority_range = c"cuCtxGetStreamPriorityRange", 0, (*mut c_int, *mut c_int);
-    mem_get_info = c"cuMemGetInfo", 0, (*mut usize, *mut usize);
-    mem_alloc = c"cuMemAlloc", 0, (*mut u64, usize);
-    mem_alloc_pitch = c"cuMemAllocPitch", 0, (*mut u64, *mut usize, usize, usize, c_uint);
-    mem_alloc_managed = c"cuMemAllocManaged", 0, (*mut u64, usize, c_uint);
-    mem_free = c"cuMemFree", 0, (u64);
-    mem_host_alloc = c"cuMemHostAlloc", 0, (*mut u64, usize, c_uint);
-    mem_free_host = c"cuMemFreeHost", 0, (u64);
-    mem_host_register = c"cuMemHostRegister", 0, (u64, usize, c_uint);
-    mem_host_unregister = c"cuMemHostUnregister", 0, (u64);
-    mem_alloc_async = c"cuMemAllocAsync", 0, (*mut u64, usize, u64);
-    mem_alloc_async_ptsz = c"cuMemAllocAsync", PER_THREAD, (*mut u64, usize, u64);
-    mem_alloc_from_pool_async = c"cuMemAllocFromPoolAsync", 0, (*mut u64, usize, u64, u64);
-    mem_alloc_from_pool_async_ptsz = c"cuMemAllocFromPoolAsync", PER_THREAD, (*mut u64, usize, u64, u64);
-    mem_free_async = c"cuMemFreeAsync", 0, (u64, u64);
-    mem_free_async_ptsz = c"cuMemFreeAsync", PER_THREAD, (u64, u64);
-    device_get_default_mem_pool = c"cuDeviceGetDefaultMemPool", 0, (*mut u64, c_int);
-    device_get_mem_pool = c"cuDeviceGetMemPool", 0, (*mut u64, c_int);
-    device_set_mem_pool = c"cuDeviceSetMemPool", 0, (c_int, u64);
-    mem_pool_create = c"cuMemPoolCreate", 0, (*mut u64, *const PoolProps);
-    mem_pool_destroy = c"cuMemPoolDestroy", 0, (u64);
-    mem_pool_trim_to = c"cuMemPoolTrimTo", 0, (u64, usize);
-    mem_pool_set_access = c"cuMemPoolSetAccess", 0, (u64, *const AccessDesc, usize);
-    mem_pool_set_attribute = c"cuMemPoolSetAttribute", 0, (u64, c_int, *const c_void);
-    mem_pool_get_attribute = c"cuMemPoolGetAttribute", 0, (u64, c_int, *mut c_void);
-    pointer_get_attribute = c"cuPointerGetAttribute", 0, (*mut c_void, c_int, u64);
-    array_create = c"cuArrayCreate", 0, (*mut u64, *const ArrayDescriptor);
-    array_3d_create = c"cuArray3DCreate", 0, (*mut u64, *const Array3dDescriptor);
-    array_destroy = c"cuArrayDestroy", 0, (u64);
-    mipmapped_array_create = c"cuMipmappedArrayCreate", 0, (*mut u64, *const Array3dDescriptor, c_uint);
-    mipmapped_array_destroy = c"cuMipmappedArrayDestroy", 0, (u64);
-    ipc_get_mem_handle = c"cuIpcGetMemHandle", 0, (*mut IpcHandle, u64);
-    ipc_open_mem_handle = c"cuIpcOpenMemHandle", 0, (*mut u64, IpcHandle, c_uint);
-    ipc_close_mem_handle = c"cuIpcCloseMemHandle", 0, (u64);
-    ipc_get_event_handle = c"cuIpcGetEventHandle", 0, (*mut IpcHandle, u64);
-    ipc_open_event_handle = c"cuIpcOpenEventHandle", 0, (*mut u64, IpcHandle);
-    memcpy = c"cuMemcpy", 0, (u64, u64, usize);
-    memcpy_async = c"cuMemcpyAsync", 0, (u64, u64, usize, u64);
-    memset_async = c"cuMemsetD8Async", 0, (u64, u8, usize, u64);
-    stream_create = c"cuStreamCreateWithPriority", 0, (*mut u64, c_uint, c_int);
-    stream_destroy = c"cuStreamDestroy", 0, (u64);
-    stream_query = c"cuStreamQuery", 0, (u64);
-    stream_synchronize = c"cuStreamSynchronize", 0, (u64);
-    stream_wait_event = c"cuStreamWaitEvent", 0, (u64, u64, c_uint);
-    stream_get_priority = c"cuStreamGetPriority", 0, (u64, *mut c_int);
-    stream_get_flags = c"cuStreamGetFlags", 0, (u64, *mut c_uint);
-    stream_get_id = c"cuStreamGetId", 0, (u64, *mut u64);
-    stream_add_callback = c"cuStreamAddCallback", 0, (u64, StreamCallback, *mut c_void, c_uint);
-    launch_host_func = c"cuLaunchHostFunc", 0, (u64, HostFunction, *mut c_void);
-    event_create = c"cuEventCreate", 0, (*mut u64, c_uint);
-    event_destroy = c"cuEventDestroy", 0, (u64);
-    event_record = c"cuEventRecord", 0, (u64, u64);
-    event_query = c"cuEventQuery", 0, (u64);
-    event_synchronize = c"cuEventSynchronize", 0, (u64);
-    event_elapsed_time = c"cuEventElapsedTime", 0, (*mut f32, u64, u64);
-    stream_begin_capture = c"cuStreamBeginCapture", 0, (u64, c_int);
-    stream_end_capture = c"cuStreamEndCapture", 0, (u64, *mut u64);
-    stream_is_capturing = c"cuStreamIsCapturing", 0, (u64, *mut c_int);
-    stream_get_capture_info = c"cuStreamGetCaptureInfo", 0,
-        (u64, *mut c_int, *mut u64, *mut u64, *mut *const c_void, *mut *const c_void, *mut usize);
-    exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode", 0, (*mut c_int);
-    graph_create = c"cuGraphCreate", 0, (*mut u64, c_uint);
-    graph_instantiate = c"cuGraphInstantiateWithFlags", 0, (*mut u64, u64, u64);
-    graph_launch = c"cuGraphLaunch", 0, (u64, u64);
-    graph_destroy = c"cuGraphDestroy", 0, (u64);
-    graph_exec_destroy = c"cuGraphExecDestroy", 0, (u64);
-    graph_get_nodes = c"cuGraphGetNodes", 0, (u64, *mut u64, *mut usize);
+    safe {
+        init = c"cuInit", 0, (c_uint);
+        driver_get_version = c"cuDriverGetVersion", 0, (Out<c_int>);
+        device_get_count = c"cuDeviceGetCount", 0, (Out<c_int>);
+        device_total_mem = c"cuDeviceTotalMem", 0, (Out<usize>, c_int);
+        device_get_uuid = c"cuDeviceGetUuid", 0, (Out<[u8; 16]>, c_int);
+        device_get_attribute = c"cuDeviceGetAttribute", 0, (Out<c_int>, c_int, c_int);
+        device_can_access_peer = c"cuDeviceCanAccessPeer", 0, (Out<c_int>, c_int, c_int);
+        primary_ctx_retain = c"cuDevicePrimaryCtxRetain", 0, (Out<u64>, c_int);
+        ctx_get_current = c"cuCtxGetCurrent", 0, (Out<u64>);
+        ctx_set_current = c"cuCtxSetCurrent", 0, (u64);
+        ctx_get_device = c"cuCtxGetDevice", 0, (Out<c_int>);
+        ctx_synchronize = c"cuCtxSynchronize", 0, ();
+        ctx_get_stream_priority_range = c"cuCtxGetStreamPriorityRange", 0, (Out<c_int>, Out<c_int>);
+        mem_get_info = c"cuMemGetInfo", 0, (Out<usize>, Out<usize>);
+        mem_alloc = c"cuMemAlloc", 0, (Out<u64>, usize);
+        mem_alloc_pitch = c"cuMemAllocPitch", 0, (Out<u64>, Out<usize>, usize, usize, c_uint);
+        mem_alloc_managed = c"cuMemAllocManaged", 0, (Out<u64>, usize, c_uint);
+        mem_free = c"cuMemFree", 0, (u64);
+        mem_host_alloc = c"cuMemHostAlloc", 0, (Out<u64>, usize, c_uint);
+        mem_free_host = c"cuMemFreeHost", 0, (u64);
+        mem_host_register = c"cuMemHostRegister", 0, (u64, usize, c_uint);
+        mem_host_unregister = c"cuMemHostUnregister", 0, (u64);
+        mem_alloc_async = c"cuMemAllocAsync", 0, (Out<u64>, usize, u64);
+        mem_alloc_async_ptsz = c"cuMemAllocAsync", PER_THREAD, (Out<u64>, usize, u64);
+        mem_alloc_from_pool_async = c"cuMemAllocFromPoolAsync", 0, (Out<u64>, usize, u64, u64);
+        mem_alloc_from_pool_async_ptsz = c"cuMemAllocFromPoolAsync", PER_THREAD, (Out<u64>, usize, u64, u64);
+        mem_free_async = c"cuMemFreeAsync", 0, (u64, u64);
+        mem_free_async_ptsz = c"cuMemFreeAsync", PER_THREAD, (u64, u64);
+        device_get_default_mem_pool = c"cuDeviceGetDefaultMemPool", 0, (Out<u64>, c_int);
+        device_get_mem_pool = c"cuDeviceGetMemPool", 0, (Out<u64>, c_int);
+        device_set_mem_pool = c"cuDeviceSetMemPool", 0, (c_int, u64);
+        mem_pool_destroy = c"cuMemPoolDestroy", 0, (u64);
+        mem_pool_trim_to = c"cuMemPoolTrimTo", 0, (u64, usize);
+        mem_pool_get_attribute = c"cuMemPoolGetAttribute", 0, (u64, c_int, *mut c_void);
+        pointer_get_attribute = c"cuPointerGetAttribute", 0, (*mut c_void, c_int, u64);
+        array_destroy = c"cuArrayDestroy", 0, (u64);
+        mipmapped_array_destroy = c"cuMipmappedArrayDestroy", 0, (u64);
+        ipc_get_mem_handle = c"cuIpcGetMemHandle", 0, (Out<IpcHandle>, u64);
+        ipc_open_mem_handle = c"cuIpcOpenMemHandle", 0, (Out<u64>, IpcHandle, c_uint);
+        ipc_close_mem_handle = c"cuIpcCloseMemHandle", 0, (u64);
+        ipc_get_event_handle = c"cuIpcGetEventHandle", 0, (Out<IpcHandle>, u64);
+        ipc_open_event_handle = c"cuIpcOpenEventHandle", 0, (Out<u64>, IpcHandle);
+        stream_create = c"cuStreamCreateWithPriority", 0, (Out<u64>, c_uint, c_int);
+        stream_destroy = c"cuStreamDestroy", 0, (u64);
+        stream_query = c"cuStreamQuery", 0, (u64);
+        stream_synchronize = c"cuStreamSynchronize", 0, (u64);
+        stream_wait_event = c"cuStreamWaitEvent", 0, (u64, u64, c_uint);
+        stream_get_priority = c"cuStreamGetPriority", 0, (u64, Out<c_int>);
+        stream_get_flags = c"cuStreamGetFlags", 0, (u64, Out<c_uint>);
+        stream_get_id = c"cuStreamGetId", 0, (u64, Out<u64>);
+        event_create = c"cuEventCreate", 0, (Out<u64>, c_uint);
+        event_destroy = c"cuEventDestroy", 0, (u64);
+        event_record = c"cuEventRecord", 0, (u64, u64);
+        event_query = c"cuEventQuery", 0, (u64);
+        event_synchronize = c"cuEventSynchronize", 0, (u64);
+        event_elapsed_time = c"cuEventElapsedTime", 0, (Out<f32>, u64, u64);
+        stream_begin_capture = c"cuStreamBeginCapture", 0, (u64, c_int);
+        stream_end_capture = c"cuStreamEndCapture", 0, (u64, Out<u64>);
+        stream_is_capturing = c"cuStreamIsCapturing", 0, (u64, Out<c_int>);
+        stream_get_capture_info = c"cuStreamGetCaptureInfo", 0,
+            (u64, Out<c_int>, Out<u64>, Out<u64>, Out<*const c_void>, Out<*const c_void>, Out<usize>);
+        exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode", 0, (Out<c_int>);
+        graph_create = c"cuGraphCreate", 0, (Out<u64>, c_uint);
+        graph_instantiate = c"cuGraphInstantiateWithFlags", 0, (Out<u64>, u64, u64);
+        graph_launch = c"cuGraphLaunch", 0, (u64, u64);
+        graph_destroy = c"cuGraphDestroy", 0, (u64);
+        graph_exec_destroy = c"cuGraphExecDestroy", 0, (u64);
+        graph_get_nodes = c"cuGraphGetNodes", 0, (u64, Out<u64>, Out<usize>);
+    }
+    unsafe {
+        device_get_name = c"cuDeviceGetName", 0, (*mut c_char, c_int, c_int);
+        device_get_pci_bus_id = c"cuDeviceGetPCIBusId", 0, (*mut c_char, c_int, c_int);
+        device_get_by_pci_bus_id = c"cuDeviceGetByPCIBusId", 0, (Out<c_int>, *const c_char);
+        mem_pool_create = c"cuMemPoolCreate", 0, (Out<u64>, *const PoolProps);
+        mem_pool_set_access = c"cuMemPoolSetAccess", 0, (u64, *const AccessDesc, usize);
+        mem_pool_set_attribute = c"cuMemPoolSetAttribute", 0, (u64, c_int, *const c_void);
+        array_create = c"cuArrayCreate", 0, (Out<u64>, *const ArrayDescriptor);
+        array_3d_create = c"cuArray3DCreate", 0, (Out<u64>, *const Array3dDescriptor);
+        mipmapped_array_create = c"cuMipmappedArrayCreate", 0, (Out<u64>, *const Array3dDescriptor, c_uint);
+        memcpy = c"cuMemcpy", 0, (u64, u64, usize);
+        memcpy_async = c"cuMemcpyAsync", 0, (u64, u64, usize, u64);
+        memset_async = c"cuMemsetD8Async", 0, (u64, u8, usize, u64);
+        stream_add_callback = c"cuStreamAddCallback", 0, (u64, StreamCallback, *mut c_void, c_uint);
+        launch_host_func = c"cuLaunchHostFunc", 0, (u64, HostFunction, *mut c_void);
+    }
 }
 
 /// `cuGetProcAddress_v2` of the driver, by the dynamic linker.
@@ -184,8 +198,7 @@ pub(crate) fn driver() -> &'static Driver {
     static DRIVER: OnceLock<Driver> = OnceLock::new();
     DRIVER.get_or_init(|| {
         let driver = Driver::load();
-        // SAFETY: takes flags only.
-        unsafe { (driver.init)(0) };
+        (driver.init)(0);
         driver
     })
 }

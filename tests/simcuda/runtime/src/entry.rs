@@ -1,19 +1,19 @@
 //! The driver's functions by name, for programs that do not link the driver.
 
 use crate::driver::{driver, version};
-use crate::state::put;
+use simcuda::out::Out;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// Asks the driver. A name it does not know is told in the status, not as an error.
 ///
 /// # Safety
 /// CUDA's contract, see the crate.
-unsafe fn ask(name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int) -> c_int {
+unsafe fn ask(name: *const c_char, out: Out<*mut c_void>, version: c_int, flags: u64, status: Out<c_int>) -> c_int {
     let mut told = 0;
     // SAFETY: the caller's promise.
     unsafe {
-        (driver().get_proc_address)(name, out, version, flags, &mut told);
-        put(status, told);
+        (driver().get_proc_address)(name, out, version, flags, Out::from(&mut told));
+        status.put(told);
     }
     0
 }
@@ -21,23 +21,23 @@ unsafe fn ask(name: *const c_char, out: *mut *mut c_void, version: c_int, flags:
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaGetDriverEntryPointByVersion(
     name: *const c_char,
-    out: *mut *mut c_void,
+    out: Out<*mut c_void>,
     version: c_uint,
     flags: u64,
-    status: *mut c_int,
+    status: Out<c_int>,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: a C string, by the interface's contract.
     unsafe { ask(name, out, version as c_int, flags, status) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaGetDriverEntryPoint(
     name: *const c_char,
-    out: *mut *mut c_void,
+    out: Out<*mut c_void>,
     flags: u64,
-    status: *mut c_int,
+    status: Out<c_int>,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: a C string, by the interface's contract.
     unsafe { ask(name, out, version(), flags, status) }
 }
 
@@ -49,22 +49,22 @@ fn per_thread(flags: u64) -> u64 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaGetDriverEntryPointByVersion_ptsz(
     name: *const c_char,
-    out: *mut *mut c_void,
+    out: Out<*mut c_void>,
     version: c_uint,
     flags: u64,
-    status: *mut c_int,
+    status: Out<c_int>,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: a C string, by the interface's contract.
     unsafe { ask(name, out, version as c_int, per_thread(flags), status) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaGetDriverEntryPoint_ptsz(
     name: *const c_char,
-    out: *mut *mut c_void,
+    out: Out<*mut c_void>,
     flags: u64,
-    status: *mut c_int,
+    status: Out<c_int>,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: a C string, by the interface's contract.
     unsafe { ask(name, out, version(), per_thread(flags), status) }
 }

@@ -1,8 +1,9 @@
 //! What nvcc's code calls: registration, launches, symbols. Kernels are counted, never run.
 
 use crate::driver::driver;
-use crate::state::{call, put};
+use crate::state::call;
 use simcuda::abi::{Dim3, FuncAttributes, RuntimeLaunchConfig};
+use simcuda::out::Out;
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -69,30 +70,26 @@ extern "C" fn __cudaPushCallConfiguration(grid: Dim3, block: Dim3, shared: usize
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __cudaPopCallConfiguration(
-    grid: *mut Dim3,
-    block: *mut Dim3,
-    shared: *mut usize,
-    stream: *mut u64,
+extern "C" fn __cudaPopCallConfiguration(
+    grid: Out<Dim3>,
+    block: Out<Dim3>,
+    shared: Out<usize>,
+    stream: Out<u64>,
 ) -> c_int {
     let (depth, stack) = CONFIGURATIONS.get();
     let depth = depth.saturating_sub(1);
     CONFIGURATIONS.set((depth, stack));
     let top = stack.get(depth).copied().unwrap_or_default();
-    // SAFETY: see the crate's contract.
-    unsafe {
-        put(grid, top.grid);
-        put(block, top.block);
-        put(shared, top.shared);
-        put(stream, top.stream);
-    }
+    grid.put(top.grid);
+    block.put(top.block);
+    shared.put(top.shared);
+    stream.put(top.stream);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __cudaGetKernel(kernel: *mut *const c_void, function: *const c_void) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(kernel, function) };
+extern "C" fn __cudaGetKernel(kernel: Out<*const c_void>, function: *const c_void) -> c_int {
+    kernel.put(function);
     0
 }
 
@@ -138,12 +135,12 @@ unsafe extern "C" fn cudaLaunchKernelExC(
     _function: *const c_void,
     _arguments: *const c_void,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: null or a structure of that type, by the interface's contract.
     launch(unsafe { config.as_ref() }.map_or(0, |c| c.stream))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaFuncGetAttributes(out: *mut FuncAttributes, _function: *const c_void) -> c_int {
+extern "C" fn cudaFuncGetAttributes(out: Out<FuncAttributes>, _function: *const c_void) -> c_int {
     let attributes = FuncAttributes {
         max_threads: 1024,
         registers: 32,
@@ -152,8 +149,7 @@ unsafe extern "C" fn cudaFuncGetAttributes(out: *mut FuncAttributes, _function: 
         max_dynamic_shared: 49152,
         ..FuncAttributes::default()
     };
-    // SAFETY: see the crate's contract.
-    unsafe { put(out, attributes) };
+    out.put(attributes);
     0
 }
 
@@ -168,27 +164,25 @@ extern "C" fn cudaFuncSetCacheConfig(_function: *const c_void, _config: c_int) -
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-    count: *mut c_int,
+extern "C" fn cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+    count: Out<c_int>,
     _function: *const c_void,
     _block: c_int,
     _shared: usize,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(count, 2) };
+    count.put(2);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    count: *mut c_int,
+extern "C" fn cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    count: Out<c_int>,
     _function: *const c_void,
     _block: c_int,
     _shared: usize,
     _flags: c_uint,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { put(count, 2) };
+    count.put(2);
     0
 }
 
@@ -197,17 +191,16 @@ fn symbol(symbol: u64) -> u64 {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaGetSymbolAddress(out: *mut u64, name: u64) -> c_int {
+extern "C" fn cudaGetSymbolAddress(out: Out<u64>, name: u64) -> c_int {
     call(|_| {
-        // SAFETY: see the crate's contract.
-        unsafe { put(out, symbol(name)) };
+        out.put(symbol(name));
         0
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemcpyToSymbol(name: u64, from: u64, size: usize, offset: usize, _kind: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names ranges it may access.
     call(|d| unsafe { (d.memcpy)(symbol(name) + offset as u64, from, size) })
 }
 
@@ -220,13 +213,13 @@ unsafe extern "C" fn cudaMemcpyToSymbolAsync(
     _kind: c_int,
     stream: u64,
 ) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names ranges it may access.
     call(|d| unsafe { (d.memcpy_async)(symbol(name) + offset as u64, from, size, stream) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemcpyFromSymbol(to: u64, name: u64, size: usize, offset: usize, _kind: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the program names ranges it may access.
     call(|d| unsafe { (d.memcpy)(to, symbol(name) + offset as u64, size) })
 }
 

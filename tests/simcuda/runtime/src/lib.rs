@@ -7,8 +7,9 @@
 //! One archive serves both CUDA versions. Where they differ under one symbol name, the linked-in constant
 //! `simcuda_cudart_version` decides ([`device`], [`graph`]).
 //!
-//! Safety, for all exported functions: the caller keeps CUDA's contract, so a non-null out-pointer can be written, a
-//! string ends with 0, and memory named in a copy can be accessed.
+//! Safety, for all exported functions: the caller keeps the interface's contract. Results are written through
+//! [`simcuda::out::Out`], which relies on it in one place; where other pointers are followed, the function is unsafe and says
+//! what it relies on.
 
 mod array;
 mod device;

@@ -1,10 +1,11 @@
 //! Stream-ordered allocation and memory pools.
 
 use crate::driver::Driver;
-use crate::state::{call, give, put, take};
+use crate::state::{call, give, take};
 use simcuda::abi::{AccessDesc, PoolProps};
 use simcuda::error::Error;
 use simcuda::ledger::Call;
+use simcuda::out::Out;
 use simcuda::stream::PER_THREAD;
 use std::ffi::{c_int, c_void};
 
@@ -12,15 +13,13 @@ fn per_thread(stream: u64) -> u64 {
     if stream == 0 { PER_THREAD } else { stream }
 }
 
-/// # Safety
-/// A non-null `out` can be written.
-unsafe fn allocate(
+fn allocate(
     api: &'static str,
-    out: *mut u64,
+    out: Out<u64>,
     size: usize,
     pool: Option<u64>,
     stream: u64,
-    work: impl FnOnce(&Driver, *mut u64) -> c_int,
+    work: impl FnOnce(&Driver, Out<u64>) -> c_int,
 ) -> c_int {
     let told =
         Call { api, addr: Some(0), size: Some(size as u64), handle: pool, stream: Some(stream), ..Call::default() };
@@ -29,117 +28,98 @@ unsafe fn allocate(
             return Error::InvalidValue.code();
         }
         let mut base = 0;
-        let code = if size == 0 { 0 } else { work(d, &mut base) };
+        let code = if size == 0 { 0 } else { work(d, Out::from(&mut base)) };
         if code == 0 {
             told.addr = Some(base);
-            // SAFETY: not null, and the caller's promise.
-            unsafe { put(out, base) };
+            out.put(base);
         }
         code
     })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMallocAsync(out: *mut u64, size: usize, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe { allocate("cudaMallocAsync", out, size, None, stream, |d, base| (d.mem_alloc_async)(base, size, stream)) }
+extern "C" fn cudaMallocAsync(out: Out<u64>, size: usize, stream: u64) -> c_int {
+    allocate("cudaMallocAsync", out, size, None, stream, |d, base| (d.mem_alloc_async)(base, size, stream))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMallocAsync_ptsz(out: *mut u64, size: usize, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe {
-        allocate("cudaMallocAsync_ptsz", out, size, None, per_thread(stream), |d, base| {
-            (d.mem_alloc_async_ptsz)(base, size, stream)
-        })
-    }
+extern "C" fn cudaMallocAsync_ptsz(out: Out<u64>, size: usize, stream: u64) -> c_int {
+    allocate("cudaMallocAsync_ptsz", out, size, None, per_thread(stream), |d, base| {
+        (d.mem_alloc_async_ptsz)(base, size, stream)
+    })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMallocFromPoolAsync(out: *mut u64, size: usize, pool: u64, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe {
-        allocate("cudaMallocFromPoolAsync", out, size, Some(pool), stream, |d, base| {
-            (d.mem_alloc_from_pool_async)(base, size, pool, stream)
-        })
-    }
+extern "C" fn cudaMallocFromPoolAsync(out: Out<u64>, size: usize, pool: u64, stream: u64) -> c_int {
+    allocate("cudaMallocFromPoolAsync", out, size, Some(pool), stream, |d, base| {
+        (d.mem_alloc_from_pool_async)(base, size, pool, stream)
+    })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMallocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: u64, stream: u64) -> c_int {
-    // SAFETY: see the crate's contract.
-    unsafe {
-        allocate("cudaMallocFromPoolAsync_ptsz", out, size, Some(pool), per_thread(stream), |d, base| {
-            (d.mem_alloc_from_pool_async_ptsz)(base, size, pool, stream)
-        })
-    }
+extern "C" fn cudaMallocFromPoolAsync_ptsz(out: Out<u64>, size: usize, pool: u64, stream: u64) -> c_int {
+    allocate("cudaMallocFromPoolAsync_ptsz", out, size, Some(pool), per_thread(stream), |d, base| {
+        (d.mem_alloc_from_pool_async_ptsz)(base, size, pool, stream)
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaFreeAsync(base: u64, stream: u64) -> c_int {
     let told = Call { api: "cudaFreeAsync", addr: Some(base), stream: Some(stream), ..Call::default() };
-    // SAFETY: the driver checks the address.
-    give(told, |d| unsafe { (d.mem_free_async)(base, stream) })
+    give(told, |d| (d.mem_free_async)(base, stream))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaFreeAsync_ptsz(base: u64, stream: u64) -> c_int {
     let told =
         Call { api: "cudaFreeAsync_ptsz", addr: Some(base), stream: Some(per_thread(stream)), ..Call::default() };
-    // SAFETY: the driver checks the address.
-    give(told, |d| unsafe { (d.mem_free_async_ptsz)(base, stream) })
+    give(told, |d| (d.mem_free_async_ptsz)(base, stream))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaDeviceGetDefaultMemPool(pool: *mut u64, device: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    call(|d| unsafe { (d.device_get_default_mem_pool)(pool, device) })
+extern "C" fn cudaDeviceGetDefaultMemPool(pool: Out<u64>, device: c_int) -> c_int {
+    call(|d| (d.device_get_default_mem_pool)(pool, device))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaDeviceGetMemPool(pool: *mut u64, device: c_int) -> c_int {
-    // SAFETY: see the crate's contract.
-    call(|d| unsafe { (d.device_get_mem_pool)(pool, device) })
+extern "C" fn cudaDeviceGetMemPool(pool: Out<u64>, device: c_int) -> c_int {
+    call(|d| (d.device_get_mem_pool)(pool, device))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaDeviceSetMemPool(device: c_int, pool: u64) -> c_int {
-    // SAFETY: the driver checks both.
-    call(|d| unsafe { (d.device_set_mem_pool)(device, pool) })
+    call(|d| (d.device_set_mem_pool)(device, pool))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMemPoolCreate(pool: *mut u64, props: *const PoolProps) -> c_int {
-    // SAFETY: see the crate's contract.
+unsafe extern "C" fn cudaMemPoolCreate(pool: Out<u64>, props: *const PoolProps) -> c_int {
+    // SAFETY: null or a structure of that type, by the interface's contract.
     call(|d| unsafe { (d.mem_pool_create)(pool, props) })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaMemPoolDestroy(pool: u64) -> c_int {
-    // SAFETY: the driver checks the handle.
-    call(|d| unsafe { (d.mem_pool_destroy)(pool) })
+    call(|d| (d.mem_pool_destroy)(pool))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaMemPoolTrimTo(pool: u64, keep: usize) -> c_int {
-    // SAFETY: the driver checks the handle.
-    call(|d| unsafe { (d.mem_pool_trim_to)(pool, keep) })
+    call(|d| (d.mem_pool_trim_to)(pool, keep))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemPoolSetAccess(pool: u64, access: *const AccessDesc, count: usize) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: as many descriptions as `count`, by the interface's contract.
     call(|d| unsafe { (d.mem_pool_set_access)(pool, access, count) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemPoolSetAttribute(pool: u64, attribute: c_int, value: *const c_void) -> c_int {
-    // SAFETY: see the crate's contract.
+    // SAFETY: the attribute's value, of the type the interface gives it.
     call(|d| unsafe { (d.mem_pool_set_attribute)(pool, attribute, value) })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMemPoolGetAttribute(pool: u64, attribute: c_int, value: *mut c_void) -> c_int {
-    // SAFETY: see the crate's contract.
-    call(|d| unsafe { (d.mem_pool_get_attribute)(pool, attribute, value) })
+extern "C" fn cudaMemPoolGetAttribute(pool: u64, attribute: c_int, value: *mut c_void) -> c_int {
+    call(|d| (d.mem_pool_get_attribute)(pool, attribute, value))
 }

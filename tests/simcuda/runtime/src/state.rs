@@ -3,6 +3,7 @@
 use crate::driver::{Driver, driver};
 use simcuda::error::Error;
 use simcuda::ledger::{Call, Layer};
+use simcuda::out::Out;
 use std::cell::Cell;
 use std::ffi::c_int;
 
@@ -27,12 +28,9 @@ pub(crate) fn last(clear: bool) -> c_int {
 pub(crate) fn ready() -> Result<&'static Driver, c_int> {
     let d = driver();
     let mut context = 0;
-    // SAFETY: the out-pointers are ours.
-    unsafe {
-        (d.ctx_get_current)(&mut context);
-        if context == 0 {
-            make_current(d, 0)?;
-        }
+    (d.ctx_get_current)(Out::from(&mut context));
+    if context == 0 {
+        make_current(d, 0)?;
     }
     Ok(d)
 }
@@ -40,10 +38,8 @@ pub(crate) fn ready() -> Result<&'static Driver, c_int> {
 /// Makes a device's primary context current on this thread.
 pub(crate) fn make_current(d: &Driver, device: c_int) -> Result<(), c_int> {
     let mut context = 0;
-    // SAFETY: the out-pointer is ours.
-    match unsafe { (d.primary_ctx_retain)(&mut context, device) } {
-        // SAFETY: a context the driver just gave.
-        0 => match unsafe { (d.ctx_set_current)(context) } {
+    match (d.primary_ctx_retain)(Out::from(&mut context), device) {
+        0 => match (d.ctx_set_current)(context) {
             0 => Ok(()),
             code => Err(code),
         },
@@ -54,8 +50,7 @@ pub(crate) fn make_current(d: &Driver, device: c_int) -> Result<(), c_int> {
 /// The thread's current device; 0 where no context is current.
 pub(crate) fn current_device() -> c_int {
     let mut device = 0;
-    // SAFETY: the out-pointer is ours.
-    match unsafe { (driver().ctx_get_device)(&mut device) } {
+    match (driver().ctx_get_device)(Out::from(&mut device)) {
         0 => device,
         _ => 0,
     }
@@ -134,15 +129,4 @@ pub(crate) fn give(mut call: Call, work: impl FnOnce(&Driver) -> c_int) -> c_int
         record(d, number, &call, code);
     }
     ret(code)
-}
-
-/// Writes a result through an out-pointer, if there is one.
-///
-/// # Safety
-/// A non-null pointer can be written.
-pub(crate) unsafe fn put<T>(out: *mut T, value: T) {
-    if !out.is_null() {
-        // SAFETY: the caller's promise.
-        unsafe { out.write_unaligned(value) };
-    }
 }
