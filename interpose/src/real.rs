@@ -1,41 +1,55 @@
-//! The real `dlsym`, which we interpose, and the originals found with it.
+//! The `dlsym` behind ours, and the originals found with it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// The real `dlsym`; null until [`dlsym_address`] has found it.
+/// The `dlsym` that the program would call without us: the C library's, or that of another preloaded library. Null until
+/// [`dlsym_address`] has found it.
 pub(crate) static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// The C library's.
+static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Finds the next `dlsym` after ours, by version, since the plain name is ours: glibc 2.34 moved it into libc and gave it a
+/// Finds the `dlsym` of the C library by version, since the plain name is ours: glibc 2.34 moved it into libc and gave it a
 /// new version; the older one is the architecture's first.
+fn real_dlsym() -> Option<Dlsym> {
+    let mut found = REAL.load(Ordering::Relaxed);
+    for version in [c"GLIBC_2.34", c"GLIBC_2.2.5"] {
+        if found.is_null() {
+            // SAFETY: valid C strings. RTLD_NEXT is taken from this library, which is what is meant here.
+            found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
+        }
+    }
+    REAL.store(found, Ordering::Relaxed);
+    // SAFETY: null, or the address of a function of this type.
+    unsafe { std::mem::transmute::<*mut c_void, Option<Dlsym>>(found) }
+}
+
+/// See [`DLSYM`].
 pub(crate) extern "C" fn dlsym_address() -> *mut c_void {
     let known = DLSYM.load(Ordering::Relaxed);
     if !known.is_null() {
         return known;
     }
-    for version in [c"GLIBC_2.34", c"GLIBC_2.2.5"] {
-        // SAFETY: valid C strings. RTLD_NEXT is taken from this library, which is what is meant here.
-        let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
-        if !found.is_null() {
-            DLSYM.store(found, Ordering::Relaxed);
-            return found;
-        }
-    }
-    std::ptr::null_mut()
+    let next = lookup(libc::RTLD_NEXT, c"dlsym");
+    let next = if next.is_null() { REAL.load(Ordering::Relaxed) } else { next };
+    DLSYM.store(next, Ordering::Relaxed);
+    next
 }
 
-/// The real `dlsym(handle, name)`; null when there is no such symbol.
+/// The C library's `dlsym(handle, name)`: for our own questions. Null when there is no such symbol.
 pub(crate) fn lookup(handle: *mut c_void, name: &CStr) -> *mut c_void {
-    let dlsym = dlsym_address();
-    if dlsym.is_null() {
-        return dlsym;
-    }
-    // SAFETY: the address is that of a function of this type.
-    let dlsym: Dlsym = unsafe { std::mem::transmute(dlsym) };
     // SAFETY: the handle is one of dlopen's or a special one; the name is a C string.
-    unsafe { dlsym(handle, name.as_ptr()) }
+    real_dlsym().map_or(std::ptr::null_mut(), |dlsym| unsafe { dlsym(handle, name.as_ptr()) })
+}
+
+/// What the program would be answered without us.
+pub(crate) fn ask(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    // SAFETY: null, or the address of a function of this type.
+    let dlsym = unsafe { std::mem::transmute::<*mut c_void, Option<Dlsym>>(dlsym_address()) };
+    // SAFETY: the program's own handle; the name is a C string.
+    dlsym.map_or(std::ptr::null_mut(), |dlsym| unsafe { dlsym(handle, name.as_ptr()) })
 }
 
 /// A handle of an object that is loaded already, or null. The reference it takes is kept on purpose: what we hold

@@ -307,3 +307,18 @@ fn pythons() -> Vec<PathBuf> {
     }
     if found.is_empty() { vec!["python3".into()] } else { found.into_values().collect() }
 }
+
+#[test]
+fn a_program_linked_with_one_runtime_gets_the_functions_of_the_other_that_it_asks_for() {
+    let workshop = Workshop::new();
+    let program = workshop.program("cuda/both.c", "both", &linked_with("libcudart.so.12"));
+    let victim = victim(&[program.as_os_str(), "libcudart.so.13".as_ref()]);
+    let (alone, run) = (victim.run_alone(), victim.run());
+    run.assert_ended_well();
+    let said = String::from_utf8_lossy(&run.output.stdout);
+    assert_eq!(String::from_utf8_lossy(&alone.stdout), said);
+    assert!(said.contains("own 2, other 0") && said.contains("own 0, other 2"), "{said}");
+    // The other runtime's calls are seen in the driver at least.
+    let sizes = events(&run.trace()).into_iter().filter(|e| e.source == Source::Driver && e.action == Action::Alloc);
+    assert_eq!(sizes.map(|e| e.size).collect::<Vec<_>>(), [1 << 50, 1 << 50, 100, 200]);
+}

@@ -163,7 +163,20 @@ pub(super) fn driver_function(cache: &Original, name: &std::ffi::CStr) -> *mut c
 }
 
 fn driver_original(hook: &Hook) -> *mut c_void {
-    driver_function(&hook.original, hook.symbol)
+    hook.original.get(|| {
+        let driver = driver();
+        interposed(hook).or_else(|| (!driver.is_null()).then(|| real::lookup(driver, hook.symbol))).unwrap_or_default()
+    })
+}
+
+/// The function of another library that interposes the same symbol, preloaded after us: without us the program would call it,
+/// so we do.
+fn interposed(hook: &Hook) -> Option<*mut c_void> {
+    let found = real::lookup(libc::RTLD_NEXT, hook.symbol);
+    let object = objects::containing(found as usize)?;
+    let genuine =
+        [&b"libcuda.so"[..], b"libcudart.so", b"libcudart-"].iter().any(|n| object.file_name().starts_with(n));
+    (!genuine && !found.is_null()).then_some(found)
 }
 
 /// The device of the calling thread's context; -1 when there is none.
@@ -194,10 +207,14 @@ fn runtime_original(hook: &'static Hook, caller: Option<&Caller>) -> *mut c_void
     }
     let ours = hook.entry as *mut c_void;
     let sound = |found: *mut c_void| !found.is_null() && found != ours;
-    // 1. What the caller itself is linked with. 2. What it was given by dlsym. 3. The executable's. 4. Any runtime there is.
+    // 1. Another interposer's. 2. What the caller itself is linked with. 3. What it was given by dlsym. 4. The executable's.
+    // 5. Any runtime there is.
     let own =
         caller.map(|c| real::loaded(c.path())).filter(|h| !h.is_null() && !caller.is_some_and(|c| c.path().is_empty()));
-    let mut found = own.map_or(std::ptr::null_mut(), |handle| real::lookup(handle, hook.symbol));
+    let mut found = interposed(hook).unwrap_or_default();
+    if !sound(found) {
+        found = own.map_or(std::ptr::null_mut(), |handle| real::lookup(handle, hook.symbol));
+    }
     if !sound(found) {
         found = hook.original.peek();
     }

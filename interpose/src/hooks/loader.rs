@@ -52,27 +52,38 @@ unsafe extern "C" fn replacement(handle: *mut c_void, name: *const c_char) -> *m
     if !symbol.to_bytes().starts_with(b"cu") {
         return NO;
     }
-    if let Some(entry) = proc_address_entry(symbol.to_bytes()) {
-        let found = real::lookup(handle, symbol);
-        return if found.is_null() || found == entry { NO } else { entry };
+    if let Some((entry, original)) = proc_address_entry(symbol.to_bytes()) {
+        let found = real::ask(handle, symbol);
+        if found.is_null() || found == entry {
+            return found;
+        }
+        if original.peek().is_null() {
+            original.set(found);
+        }
+        return entry;
     }
     let Some(hook) = registry::by_symbol(symbol.to_bytes()) else { return NO };
     let entry = hook.entry as *mut c_void;
-    let found = real::lookup(handle, symbol);
-    if found.is_null() || found == entry {
-        return NO;
-    }
-    if adopt(hook, found) { entry } else { NO }
+    let found = real::ask(handle, symbol);
+    // Another preloaded library's own reference to the name leads to us.
+    let ours = found.is_null() || found == entry;
+    if !ours && adopt(hook, found) { entry } else { found }
 }
 
-/// Takes `found` for the hook's original. False when the hook has another one already: then the program gets what it asked for,
-/// unhooked; a runtime's calls are still seen in the driver.
+/// Takes `found` for the hook's original. False when the hook has another one already, or when programs are linked with another
+/// runtime's function of that name: then the program gets what it asked for, unhooked; a runtime's calls are still seen in the
+/// driver.
 fn adopt(hook: &Hook, found: *mut c_void) -> bool {
     let known = hook.original.peek();
-    if known.is_null() {
+    if !known.is_null() {
+        return known == found;
+    }
+    let linked = if hook.is_runtime() { real::lookup(libc::RTLD_NEXT, hook.symbol) } else { found };
+    let sound = linked.is_null() || linked == found;
+    if sound {
         hook.original.set(found);
     }
-    known.is_null() || known == found
+    sound
 }
 
 /// What an object that imports this name is to call: the stub, where the name is hooked.
@@ -80,14 +91,16 @@ pub(super) fn stub(name: &[u8]) -> Option<usize> {
     if name == b"dlsym" {
         return Some(dlsym as *const () as usize);
     }
-    proc_address_entry(name).map(|p| p as usize).or_else(|| registry::by_symbol(name).map(|h| h.entry as usize))
+    proc_address_entry(name)
+        .map(|(entry, _)| entry as usize)
+        .or_else(|| registry::by_symbol(name).map(|h| h.entry as usize))
 }
 
-/// Our own `cuGetProcAddress` of this exported name.
-fn proc_address_entry(name: &[u8]) -> Option<*mut c_void> {
+/// Our own `cuGetProcAddress` of this exported name, and where its original is kept.
+fn proc_address_entry(name: &[u8]) -> Option<(*mut c_void, &'static Original)> {
     match name {
-        b"cuGetProcAddress" => Some(cuGetProcAddress as *mut c_void),
-        b"cuGetProcAddress_v2" => Some(cuGetProcAddress_v2 as *mut c_void),
+        b"cuGetProcAddress" => Some((cuGetProcAddress as *mut c_void, &GET_PROC_ADDRESS)),
+        b"cuGetProcAddress_v2" => Some((cuGetProcAddress_v2 as *mut c_void, &GET_PROC_ADDRESS_V2)),
         _ => None,
     }
 }
