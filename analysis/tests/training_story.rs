@@ -4,7 +4,9 @@ mod training;
 
 use memtrace_analysis::passes::{Category, Phase};
 use memtrace_analysis::report::{DeviceSummary, PhaseSummary, Summary, TextOptions};
-use memtrace_analysis::summarize;
+use memtrace_analysis::{Run, summarize};
+use memtrace_trace::event::Action;
+use memtrace_trace::ids::{ContextId, StackId};
 use training::{MIB, PARAMETERS, Program};
 
 fn summary(steps: u32, oom: bool) -> Summary {
@@ -95,12 +97,26 @@ fn out_of_memory_says_what_was_wanted_and_what_was_there() {
 fn a_caught_error_is_not_the_end() {
     let mut program = training::training(1, false);
     let s = training::stacks(&mut program);
-    program.event(memtrace_trace::event::Action::Oom, 0, 99 * MIB, s.forward, memtrace_trace::ids::ContextId::NONE);
+    program.event(Action::Oom, 0, 99 * MIB, s.forward, ContextId::NONE);
     program.alloc(MIB, s.step);
-    let run = memtrace_analysis::Run::from_processes("run".as_ref(), Default::default(), vec![program.process()]);
+    let run = Run::from_processes("run".as_ref(), Default::default(), vec![program.process()]);
     let summary = summarize(&run, &mut |_| {}).unwrap();
     assert_eq!(device(&summary).ooms[0].fatal, Some(false));
     assert!(summary.to_text(&TextOptions::default()).contains("ran out of memory and went on"));
+}
+
+#[test]
+fn the_teardown_is_no_part_of_a_step() {
+    let mut program = training::training(2, false);
+    let events = &program.recording.events;
+    let parameters: Vec<u64> = events.iter().filter(|e| e.action == Action::Alloc).map(|e| e.addr).take(2).collect();
+    for addr in parameters {
+        program.free(addr, StackId::NONE);
+    }
+    let run = Run::from_processes("run".as_ref(), Default::default(), vec![program.process()]);
+    let summary = summarize(&run, &mut |_| {}).unwrap();
+    assert_eq!(device(&summary).freed_at_exit_bytes, PARAMETERS);
+    assert!(device(&summary).later_steps.iter().all(|row| row.phase != Phase::Other));
 }
 
 #[test]
@@ -115,9 +131,9 @@ fn eval_recompute_and_accumulation() {
             let kept = p.alloc(MIB, s.forward);
             let again = p.alloc_in(2 * MIB, recompute, s.node);
             p.free_in(again, recompute, s.node);
-            let gradient = p.alloc_in(4 * MIB, memtrace_trace::ids::StackId::NONE, s.node);
-            p.free_in(gradient, memtrace_trace::ids::StackId::NONE, s.node);
-            p.free_in(kept, memtrace_trace::ids::StackId::NONE, s.node);
+            let gradient = p.alloc_in(4 * MIB, StackId::NONE, s.node);
+            p.free_in(gradient, StackId::NONE, s.node);
+            p.free_in(kept, StackId::NONE, s.node);
         }
         p.with_grad(false);
         if step == 0 {
@@ -129,7 +145,7 @@ fn eval_recompute_and_accumulation() {
         p.free(out, s.forward);
         p.with_grad(true);
     }
-    let run = memtrace_analysis::Run::from_processes("run".as_ref(), Default::default(), vec![p.process()]);
+    let run = Run::from_processes("run".as_ref(), Default::default(), vec![p.process()]);
     let summary = summarize(&run, &mut |_| {}).unwrap();
     let device = device(&summary);
     assert_eq!(device.steps, 2, "three micro-batches make one step");

@@ -88,7 +88,7 @@ const FRAMELESS_FREE: &str = "free: no Python frame runs";
 impl Verdict {
     /// Whether it is about a free while no Python frame runs.
     pub fn is_frameless_free(&self) -> bool {
-        std::ptr::eq(self.rule, FRAMELESS_FREE)
+        self.phase == Phase::Other && self.rule == FRAMELESS_FREE
     }
 
     /// What the deciding frame means, where a frame decided.

@@ -30,6 +30,7 @@ impl Reasons {
     /// An allocation was judged.
     #[inline]
     pub fn add(&mut self, verdict: &Verdict, bytes: u64) {
+        // By address first: one literal may have several, which only costs another entry.
         let is = |r: &Reason| std::ptr::eq(r.rule, verdict.rule) && r.phase == verdict.phase;
         // The rule that decided last mostly decides again.
         if !self.rules.get(self.latest).is_some_and(is) {

@@ -91,21 +91,24 @@ fn worst(process: &ProcessSummary) -> (bool, u64) {
 }
 
 fn outcome(exit: Exit, processes: &[ProcessSummary]) -> String {
-    let fatal = processes
+    // An error that a process did nothing after ended it, as far as its recording can tell.
+    let last_straw = processes
         .iter()
         .flat_map(|p| p.devices.iter().flat_map(move |d| d.ooms.iter().map(move |oom| (p, oom))))
-        .find(|(_, oom)| oom.fatal == Some(true));
-    if let Some((process, oom)) = fatal
-        && exit.success() != Some(true)
-    {
-        let rank = process.rank.map(|r| format!(" in rank {r}")).unwrap_or_default();
-        return format!("ended by an out-of-memory error{rank} {}", when(oom.there.step, oom.there.phase));
-    }
-    match (exit.code, exit.signal) {
+        .find(|(_, oom)| oom.fatal != Some(false));
+    let end = match (exit.code, exit.signal) {
         (_, Some(signal)) => format!("killed by {}", signal_name(signal)),
         (Some(0), None) => "finished".to_owned(),
         (Some(code), None) => format!("exit status {code}"),
         (None, None) => "end unknown".to_owned(),
+    };
+    let Some((process, oom)) = last_straw else { return end };
+    let when = when(oom.there.step, oom.there.phase);
+    match (process.rank, exit.success()) {
+        (None, Some(false)) => format!("ended by an out-of-memory error {when}"),
+        (Some(rank), Some(false)) => format!("ended by an out-of-memory error in rank {rank} {when}"),
+        (Some(rank), _) => format!("{end}, rank {rank} ran out of memory {when}"),
+        (None, _) => format!("{end}, process {} ran out of memory {when}", process.pid),
     }
 }
 

@@ -206,7 +206,7 @@ impl Page {
             1 => String::new(),
             n => format!(" (the last of {n} such errors)"),
         };
-        let verb = if oom.fatal == Some(true) { "ran out of memory" } else { "ran out of memory and went on" };
+        let verb = if oom.fatal == Some(false) { "ran out of memory and went on" } else { "ran out of memory" };
         self.title(
             title,
             &format!("{verb}: wanted {} {}{times}", size_text(oom.wanted_bytes), when(oom.there.step, oom.there.phase)),

@@ -1,0 +1,135 @@
+//! Recordings of CUDA calls without PyTorch: the physical ledger, and snapshots in which every allocation is a segment.
+
+use std::path::Path;
+
+use memtrace_analysis::export::{SnapshotOptions, snapshot};
+use memtrace_analysis::load::{Manifest, MemoryRecording, Process};
+use memtrace_analysis::model::{Lane, Owner, Physical, Place};
+use memtrace_analysis::{Run, summarize};
+use memtrace_trace::api::Api;
+use memtrace_trace::event::{Action, Event, Flags, Source};
+use memtrace_trace::file::Definitions;
+use memtrace_trace::ids::ModuleId;
+
+const MIB: u64 = 1 << 20;
+
+fn call(seq: u64, api: Api, action: Action, addr: u64, size: u64) -> Event {
+    Event {
+        seq,
+        ticks: seq * 1000,
+        source: api.source().unwrap(),
+        action,
+        addr,
+        size,
+        api,
+        device: 0,
+        module: ModuleId(1),
+        ..Event::EMPTY
+    }
+}
+
+fn ledger(events: &[Event]) -> Physical {
+    let mut physical = Physical::default();
+    for e in events {
+        physical.apply(e);
+    }
+    physical
+}
+
+#[test]
+fn nested_calls_count_once_and_belong_to_the_outer_caller() {
+    let driver = call(1, Api::cuMemAlloc_v2, Action::Alloc, 4096, MIB);
+    let runtime = call(2, Api::cudaMalloc, Action::Alloc, 4096, MIB);
+    let events = [
+        Event { flags: Flags::NESTED, module: ModuleId(9), ..driver },
+        Event { flags: Flags::HAS_NESTED, ..runtime },
+        // A free is recorded before it is made: the outer one comes first.
+        call(3, Api::cudaFree, Action::FreeCompleted, 4096, 0),
+        Event { flags: Flags::NESTED, ..call(4, Api::cuMemFree_v2, Action::FreeCompleted, 4096, 0) },
+    ];
+    let held = ledger(&events[..2]);
+    assert_eq!(held.total(Place::Device(0)).now, MIB);
+    assert_eq!(held.uses()[&(Place::Device(0), Owner::Module(ModuleId(1)))].now, MIB);
+    assert_eq!(held.uses()[&(Place::Device(0), Owner::Module(ModuleId(9)))].now, 0);
+    let freed = ledger(&events);
+    assert_eq!((freed.total(Place::Device(0)).now, freed.total(Place::Device(0)).peak), (0, MIB));
+    assert_eq!(freed.unmatched_frees(), 0);
+}
+
+#[test]
+fn failures_and_retractions_count_nothing() {
+    let alloc = call(1, Api::cuMemAlloc_v2, Action::Alloc, 4096, MIB);
+    let free = call(3, Api::cuMemFree_v2, Action::FreeCompleted, 4096, 0);
+    let retract = Event { addr: free.seq, action: Action::Retract, result: 1, ..free };
+    let failed = Event { result: 2, addr: 0, ..call(2, Api::cuMemAlloc_v2, Action::Alloc, 0, 9 * MIB) };
+    let held = ledger(&[alloc, failed, free, retract]);
+    assert_eq!(held.total(Place::Device(0)).now, MIB);
+    assert_eq!(held.failed_calls(), 1);
+}
+
+#[test]
+fn physical_memory_lives_until_it_is_released_and_unmapped() {
+    let handle = 77;
+    let events = [
+        call(1, Api::cuMemCreate, Action::Alloc, handle, 2 * MIB),
+        Event { stream: handle, ..call(2, Api::cuMemMap, Action::Map, 1 << 30, 2 * MIB) },
+        call(3, Api::cuMemRelease, Action::FreeCompleted, handle, 0),
+        call(4, Api::cuMemUnmap, Action::Unmap, 1 << 30, 2 * MIB),
+    ];
+    for (count, bytes) in [(1, 2 * MIB), (2, 2 * MIB), (3, 2 * MIB), (4, 0)] {
+        assert_eq!(ledger(&events[..count]).total(Place::Device(0)).now, bytes, "after {count} calls");
+    }
+}
+
+#[test]
+fn pinned_memory_is_the_hosts() {
+    let pinned = Event { device: -1, ..call(1, Api::cudaHostAlloc, Action::Alloc, 4096, MIB) };
+    let held = ledger(&[pinned]);
+    assert_eq!((held.total(Place::Host).now, held.total(Place::Device(0)).now), (MIB, 0));
+}
+
+fn process() -> Process {
+    let mut definitions = Definitions::default();
+    definitions.modules = vec!["".into(), "/opt/lib/libnccl.so.2".into()];
+    let events = vec![
+        call(1, Api::cuMemAlloc_v2, Action::Alloc, 1 << 30, 3 * MIB),
+        call(2, Api::cuMemCreate, Action::Alloc, 77, 2 * MIB),
+        call(3, Api::cuMemAlloc_v2, Action::Alloc, 2 << 30, MIB),
+        call(4, Api::cuMemFree_v2, Action::FreeCompleted, 2 << 30, 0),
+    ];
+    let recording = MemoryRecording { definitions, events, info: r#"{"pid":7}"#.into(), ..MemoryRecording::default() };
+    Process::new(Path::new("7.mtr"), Box::new(recording), &Manifest::default())
+}
+
+#[test]
+fn a_device_without_pytorch_is_told_by_its_calls() {
+    let process = process();
+    assert_eq!(process.survey().lanes[&0], Lane::Cuda);
+    let mut bytes = Vec::new();
+    let report = snapshot(&process, &mut bytes, &SnapshotOptions::default(), &mut |_| {}).unwrap();
+    // Each allocation with its segment; the free as request and completion, with its segment.
+    assert_eq!((report.events, report.segments), (3 * 2 + 3, 2));
+    assert_eq!(report.bytes, bytes.len() as u64);
+    let run = Run::from_processes(Path::new("run"), Manifest::default(), vec![process]);
+    let summary = summarize(&run, &mut |_| {}).unwrap();
+    let device = &summary.processes[0].devices[0];
+    assert_eq!((device.source.as_str(), device.highest.allocated_bytes), ("cuda_calls", 6 * MIB));
+    assert_eq!((device.owners[0].owner.as_str(), device.owners[0].end_bytes), ("NCCL", 5 * MIB));
+    assert!(summary.losses.is_empty(), "{:?}", summary.losses);
+}
+
+#[test]
+fn a_source_of_the_caching_allocator_hides_its_own_calls() {
+    let mut events =
+        vec![Event { flags: Flags::IN_ALLOCATOR, ..call(1, Api::cuMemAlloc_v2, Action::Alloc, 1 << 30, 2 * MIB) }];
+    let torch = Event { device: 0, source: Source::Torch, addr: 1 << 30, ..Event::EMPTY };
+    events.push(Event { seq: 2, action: Action::SegmentAlloc, size: 2 * MIB, ..torch });
+    events.push(Event { seq: 3, action: Action::Alloc, size: 512, ..torch });
+    let recording = MemoryRecording { events, ..MemoryRecording::default() };
+    let process = Process::new(Path::new("7.mtr"), Box::new(recording), &Manifest::default());
+    assert_eq!(process.survey().lanes[&0], Lane::Torch);
+    let run = Run::from_processes(Path::new("run"), Manifest::default(), vec![process]);
+    let device = &summarize(&run, &mut |_| {}).unwrap().processes[0].devices[0];
+    assert_eq!((device.highest.allocated_bytes, device.highest.reserved_bytes), (512, 2 * MIB));
+    assert_eq!(device.owners[0].owner, "PyTorch's caching allocator");
+}
