@@ -1,0 +1,70 @@
+//! What memtrace leaves in a run folder, and the programs of tests/vizcheck that judge it.
+
+// Each test program uses a part of this.
+#![allow(dead_code)]
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::process::Command;
+
+use memtrace_tests::victim::{Run, Victim, root};
+use serde_json::Value;
+use tempfile::NamedTempFile;
+
+/// A run with PyTorch's own recorder on in the same process.
+pub(crate) struct Recorded {
+    pub(crate) run: Run,
+    /// PyTorch's snapshot.
+    pub(crate) oracle: NamedTempFile,
+    /// Ours, as the launcher wrote it.
+    pub(crate) pickle: PathBuf,
+}
+
+/// Runs a program of tests/programs/torch with PyTorch's recorder; it ends where PyTorch's snapshot was taken.
+#[track_caller]
+pub(crate) fn record(victim: Victim) -> Recorded {
+    let oracle = NamedTempFile::new().expect("a temporary file");
+    let run = victim.env("MEMTRACE_TEST_ORACLE", oracle.path()).env("MEMTRACE_TEST_ORACLE_LAST", "1").run();
+    run.assert_ended_well();
+    let pickle = pickle(&run);
+    Recorded { run, oracle, pickle }
+}
+
+/// The only snapshot in a run folder.
+#[track_caller]
+pub(crate) fn pickle(run: &Run) -> PathBuf {
+    let entries = std::fs::read_dir(run.path()).expect("a run folder");
+    let mut pickles: Vec<_> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
+    pickles.retain(|p| p.extension() == Some(OsStr::new("pickle")));
+    assert_eq!(pickles.len(), 1, "snapshots: {pickles:?}; stderr: {}", String::from_utf8_lossy(&run.output.stderr));
+    pickles.remove(0)
+}
+
+/// Runs a program of tests/vizcheck, which must be content; gives the JSON that it printed.
+#[track_caller]
+pub(crate) fn vizcheck<I: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = I>) -> Value {
+    let program = root().join("tests/vizcheck").join(program);
+    let output = Command::new("python3").arg(program).args(arguments).output().expect("python3");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+impl Recorded {
+    /// Compares the two snapshots; gives what was compared.
+    #[track_caller]
+    pub(crate) fn same(&self, forward: bool) -> Value {
+        let mut arguments = vec![self.pickle.as_os_str(), self.oracle.path().as_os_str()];
+        if forward {
+            arguments.push(OsStr::new("--forward"));
+        }
+        vizcheck("same.py", arguments)
+    }
+}
+
+/// Fails the test where less was compared than expected.
+#[track_caller]
+pub(crate) fn at_least(found: &Value, expected: &[(&str, u64)]) {
+    for (what, least) in expected {
+        assert!(found[what].as_u64().unwrap_or(0) >= *least, "{what}: {least} at least, in {found}");
+    }
+}
