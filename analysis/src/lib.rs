@@ -2,7 +2,8 @@
 //!
 //! The way through the crate: [`load`] opens a run and streams its events, [`model`] replays them into the state of the
 //! allocators, [`passes`] draw conclusions by named [`rules`], [`export`] writes files for other programs and [`report`]
-//! writes for people. Nothing here keeps events in memory: what is kept grows with live blocks and distinct stacks.
+//! writes for people. Imports point one way: `report -> export -> passes -> {rules, model} <- load`; exports and reports
+//! also take the processes that `load` opened. Nothing here keeps events in memory: what is kept grows with live blocks and distinct stacks.
 
 pub mod error;
 pub mod export;

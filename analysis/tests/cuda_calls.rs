@@ -89,8 +89,8 @@ fn pinned_memory_is_the_hosts() {
 }
 
 fn process() -> Process {
-    let mut definitions = Definitions::default();
-    definitions.modules = vec!["".into(), "/opt/lib/libnccl.so.2".into()];
+    let modules = vec!["".into(), "/opt/lib/libnccl.so.2".into()];
+    let definitions = Definitions { modules, ..Definitions::default() };
     let events = vec![
         call(1, Api::cuMemAlloc_v2, Action::Alloc, 1 << 30, 3 * MIB),
         call(2, Api::cuMemCreate, Action::Alloc, 77, 2 * MIB),

@@ -5,7 +5,8 @@ mod process;
 mod recording;
 mod run;
 
+pub use crate::model::{LostEvents, MemoryRecording, Recording};
 pub use manifest::{Exit, Manifest, ManifestProcess, RUN_MANIFEST};
 pub use process::{Process, ProcessInfo};
-pub use recording::{LostEvents, MemoryRecording, Recording, TraceRecording};
+pub use recording::TraceRecording;
 pub use run::{Problem, Run, open_run};

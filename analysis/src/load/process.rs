@@ -9,8 +9,7 @@ use memtrace_trace::file::Definitions;
 use serde::Deserialize;
 
 use super::manifest::{Exit, Manifest};
-use super::recording::Recording;
-use crate::model::Survey;
+use crate::model::{Recording, Survey};
 
 /// What the recorder noted about a process; every field may be missing.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]

@@ -5,11 +5,13 @@
 mod address_map;
 mod allocator;
 mod physical;
+mod recording;
 mod replay;
 mod survey;
 
 pub use address_map::{AddressHasher, AddressHashing};
 pub use allocator::{Allocator, Anomalies, Block, BlockId, BlockState, Peak, Segment, Usage};
 pub use physical::{Effect, Held, Owner, OwnerUse, Physical, Place};
+pub use recording::{LostEvents, MemoryRecording, Recording};
 pub use replay::{Change, DeviceReplay, Replay};
 pub use survey::{Lane, Survey};

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use memtrace_trace::api::Memory;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 
-use crate::load::{LostEvents, Recording};
+use super::recording::{LostEvents, Recording};
 
 /// Whose events tell about a device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

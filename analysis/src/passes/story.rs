@@ -13,8 +13,9 @@ use super::phase::{Moment, Phase, PhaseTracker, Verdict};
 use super::phase_table::PhaseTable;
 use super::reasons::Reasons;
 use super::stacks::StackTable;
-use crate::load::{LostEvents, Process};
-use crate::model::{Allocator, BlockId, Change, Lane, Owner, OwnerUse, Peak, Place, Replay, Usage};
+use crate::model::{
+    Allocator, BlockId, Change, Lane, LostEvents, Owner, OwnerUse, Peak, Place, Recording, Replay, Survey, Usage,
+};
 use crate::rules::{Meaning, is_workspace_size};
 
 /// What is concluded about one device.
@@ -62,10 +63,10 @@ pub struct Story {
 }
 
 impl Story {
-    /// Streams a process once. `progress` hears how many events have been read.
-    pub fn of(process: &Process, progress: &mut dyn FnMut(u64)) -> Story {
-        let definitions = process.definitions();
-        let mut replay = Replay::new(process.survey(), None);
+    /// Streams a recording once. `progress` hears how many events have been read.
+    pub fn of(recording: &dyn Recording, survey: &Survey, progress: &mut dyn FnMut(u64)) -> Story {
+        let definitions = recording.definitions();
+        let mut replay = Replay::new(survey, None);
         let mut tracker = PhaseTracker::new(StackTable::new(definitions));
         let mut devices: Vec<DeviceStory> =
             replay.devices().iter().map(|d| DeviceStory::new(d.device, d.lane)).collect();
@@ -77,7 +78,7 @@ impl Story {
             .map(|(i, _)| ContextId(i as u32))
             .collect();
         let mut done = 0;
-        let lost = process.recording().stream(&mut |events| {
+        let lost = recording.stream(&mut |events| {
             for e in events {
                 replay.apply(e, |replay, slot, e, change| {
                     let Some(device) = devices.get_mut(slot) else { return };

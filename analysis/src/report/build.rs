@@ -36,7 +36,8 @@ pub fn summarize(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Su
             None => format!("reading process {}", process.pid()),
         };
         let total = process.recording().event_count();
-        let story = Story::of(process, &mut |done| progress(Progress { what: &what, done, total }));
+        let mut heard = |done| progress(Progress { what: &what, done, total });
+        let story = Story::of(process.recording(), process.survey(), &mut heard);
         processes.push(process_summary(process, &story));
     }
     processes.sort_by_key(|p| (std::cmp::Reverse(worst(p)), p.rank, p.pid));
