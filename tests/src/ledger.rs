@@ -74,17 +74,22 @@ pub fn pid(reader: &Reader) -> u32 {
     info["pid"].as_u64().expect("a process id") as u32
 }
 
-/// Our driver and runtime events, in the ledger's form.
+/// Our driver and runtime events, in the ledger's form, of a trace that must be whole.
+#[track_caller]
 pub fn ours(reader: &Reader) -> Calls {
-    let events = events(reader);
+    calls_of(reader, &events(reader))
+}
+
+/// Driver and runtime events of a trace, in the ledger's form.
+pub fn calls_of(reader: &Reader, events: &[Event]) -> Calls {
     let mut failed: BTreeMap<u64, i64> = BTreeMap::new();
-    for e in &events {
+    for e in events {
         if e.action == Action::Retract {
             failed.insert(e.addr, e.result.into());
         }
     }
     let mut calls = Calls::new();
-    for e in &events {
+    for e in events {
         if matches!(e.source, Source::Driver | Source::Runtime) && e.action != Action::Retract {
             let tid = reader.definitions().thread(e.thread).expect("a thread").tid;
             let result = failed.get(&e.seq).copied().unwrap_or(e.result.into());
@@ -123,14 +128,53 @@ pub fn assert_equal(ours: &Calls, ledger: &Calls) {
     }
 }
 
+/// Compares them for a process that was killed in the middle of calls: each thread may have one call in the ledger that it
+/// could not record any more, or have recorded a release (its own and the nested one) that it could not make any more.
+#[track_caller]
+pub fn assert_whole_when_killed(ours: &Calls, ledger: &Calls) {
+    for (tid, theirs) in ledger {
+        let cut = theirs.last().is_some_and(|last| last.nested && frees(last));
+        let theirs = outer_first(&theirs[..theirs.len() - usize::from(cut)]);
+        let ours = ours.get(tid).map(Vec::as_slice).unwrap_or_default();
+        for (index, (a, b)) in ours.iter().zip(&theirs).enumerate() {
+            assert_eq!(a, b, "call {index} of thread {tid} (left: ours, right: the ledger's)");
+        }
+        let (more, less) = (ours.len().saturating_sub(theirs.len()), theirs.len().saturating_sub(ours.len()));
+        assert!(less <= 1, "thread {tid}: {less} calls of {} are missing", theirs.len());
+        let tail = &ours[ours.len() - more..];
+        assert!(
+            more <= 2 && tail.iter().all(frees),
+            "thread {tid}: too many calls: {tail:?} after {:?}",
+            theirs.last()
+        );
+    }
+    for (tid, calls) in ours {
+        assert!(ledger.contains_key(tid) || calls.len() <= 2, "thread {tid} is not in the ledger");
+    }
+}
+
+/// Compares them for a trace whose end is missing: what is there is the beginning.
+#[track_caller]
+pub fn assert_beginning(ours: &Calls, ledger: &Calls) {
+    for (tid, ours) in ours {
+        let theirs = outer_first(&ledger[tid]);
+        for (index, a) in ours.iter().enumerate() {
+            assert_eq!(Some(a), theirs.get(index), "call {index} of thread {tid} (left: ours, right: the ledger's)");
+        }
+    }
+}
+
+fn frees(call: &Call) -> bool {
+    Api::ALL.iter().any(|a| a.symbol() == Some(&call.api) && a.frees())
+}
+
 /// The ledger's calls in our order: a nested release comes before its runtime call there and after it in ours, since we record
 /// a release before it is made.
 fn outer_first(calls: &[Call]) -> Vec<Call> {
-    let releases = |call: &Call| Api::ALL.iter().any(|a| a.symbol() == Some(&call.api) && a.frees());
     let mut calls = calls.to_vec();
     for index in 1..calls.len() {
         let (inner, outer) = (&calls[index - 1], &calls[index]);
-        if inner.nested && !outer.nested && inner.addr == outer.addr && releases(inner) && releases(outer) {
+        if inner.nested && !outer.nested && inner.addr == outer.addr && frees(inner) && frees(outer) {
             calls.swap(index - 1, index);
         }
     }

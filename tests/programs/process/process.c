@@ -163,6 +163,7 @@ static void *wait_for_the_end(void *nothing) {
 // Ends in one of many ways while another thread exists.
 static void end(const char *how) {
     pthread_t thread;
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
     pthread_barrier_init(&barrier, NULL, 2);
     pthread_create(&thread, NULL, wait_for_the_end, NULL);
     pthread_barrier_wait(&barrier);

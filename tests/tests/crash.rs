@@ -1,0 +1,266 @@
+//! Whatever kills a program, the history up to that moment is in its trace: every call in the simulated CUDA's ledger, but for
+//! the one that each thread was making. And whatever kills the launcher, the program goes on as if nothing had happened, and
+//! the trace can be read up to about then.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Stdio};
+
+use memtrace_tests::ledger::{assert_beginning, assert_equal, assert_whole_when_killed, calls_of, ours, read};
+use memtrace_tests::programs::{Workshop, linked_with, victim};
+use memtrace_tests::victim::{Run, Victim, events};
+use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::file::Reader;
+
+/// A program under memtrace that is still running.
+struct Running {
+    folder: tempfile::TempDir,
+    launcher: Child,
+    /// The process that is recorded.
+    pid: i32,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Running {
+    /// Starts a program that says its process id first.
+    fn start(victim: Victim) -> Running {
+        let folder = tempfile::Builder::new().prefix("memtrace-test-").tempdir().unwrap();
+        let victim = victim.option("--quiet").env("SIMCUDA_LEDGER", folder.path().join("ledger"));
+        let mut command = victim.prepare(Some(&folder.path().join("run")));
+        let mut launcher = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdout = BufReader::new(launcher.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let pid = line.trim().parse().expect("the program says its process id");
+        Running { folder, launcher, pid, stdout }
+    }
+
+    /// Waits until the ledger has so many bytes.
+    fn wait_for_ledger(&self, bytes: u64) {
+        let path = self.folder.path().join("ledger");
+        while std::fs::metadata(&path).map_or(0, |m| m.len()) < bytes {
+            std::thread::sleep(std::time::Duration::from_micros(100));
+        }
+    }
+
+    fn ledger(&self) -> memtrace_tests::ledger::Calls {
+        read(&self.folder.path().join("ledger"))
+    }
+
+    /// The rest of what the program says.
+    fn rest(&mut self) -> String {
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).unwrap();
+        rest
+    }
+
+    /// The only trace.
+    fn trace(&self) -> Option<Reader> {
+        let files = std::fs::read_dir(self.folder.path().join("run")).unwrap().map(|e| e.unwrap().path());
+        let traces: Vec<_> = files.filter(|p| p.extension().is_some_and(|e| e == "mtr")).collect();
+        assert!(traces.len() <= 1, "{traces:?}");
+        traces.first().map(|path| Reader::open(path).expect("a readable trace"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A test that failed leaves nothing running. The launcher first: until it is collected the process id is its child's.
+        if self.launcher.try_wait().is_ok_and(|ended| ended.is_none()) {
+            kill(self.pid, libc::SIGKILL);
+            let _ = self.launcher.wait();
+        }
+    }
+}
+
+fn kill(pid: i32, signal: i32) {
+    // SAFETY: a plain call on a process of this test.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// Events as they are, whole or not.
+#[track_caller]
+fn all_events(trace: &Reader) -> Vec<Event> {
+    trace.events().flat_map(|block| block.expect("a sound block")).collect()
+}
+
+/// A small generator: the moments are the same in every run.
+struct Moments(u64);
+
+impl Moments {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// What a killed process leaves: everything but what its threads were doing at that moment.
+#[track_caller]
+fn assert_killed_whole(running: &mut Running, threads: u64) {
+    assert_eq!(running.launcher.wait().unwrap().code(), Some(128 + libc::SIGKILL));
+    let trace = running.trace().expect("a trace");
+    assert!(trace.damage().is_none(), "{:?}", trace.damage());
+    let end = trace.end().expect("the launcher has finished the trace");
+    assert_eq!((end.wait_status, end.late), (Some(libc::SIGKILL), 0));
+    assert!(end.lost <= threads, "{} numbers taken and not used", end.lost);
+    assert_whole_when_killed(&calls_of(&trace, &all_events(&trace)), &running.ledger());
+}
+
+#[test]
+fn killed_at_any_moment_a_program_has_a_whole_history() {
+    let workshop = Workshop::new();
+    let program = workshop.program("crash/loop.c", "loop", &linked_with("libcudart.so.12"));
+    let mut moments = Moments(1);
+    for _ in 0..20 {
+        let mut running = Running::start(victim(&[program.as_os_str(), "4".as_ref(), "0".as_ref()]));
+        running.wait_for_ledger(1 + moments.below(400_000));
+        kill(running.pid, libc::SIGKILL);
+        assert_killed_whole(&mut running, 4);
+    }
+}
+
+#[test]
+fn a_program_killed_at_its_first_call_has_a_whole_history() {
+    let workshop = Workshop::new();
+    let program = workshop.program("crash/loop.c", "loop", &linked_with("libcudart.so.13"));
+    for _ in 0..5 {
+        let mut running = Running::start(victim(&[program.as_os_str(), "1".as_ref(), "0".as_ref()]));
+        running.wait_for_ledger(1);
+        kill(running.pid, libc::SIGKILL);
+        assert_eq!(running.launcher.wait().unwrap().code(), Some(137));
+        // It may not even have come to ask for a place to record to.
+        let ledger = running.ledger();
+        match running.trace() {
+            Some(trace) => assert_whole_when_killed(&calls_of(&trace, &all_events(&trace)), &ledger),
+            None => assert!(ledger.values().map(Vec::len).sum::<usize>() <= 1, "{ledger:?}"),
+        }
+    }
+}
+
+#[test]
+fn whatever_signal_ends_a_program_its_history_is_whole() {
+    let workshop = Workshop::new();
+    let program = workshop.program("process/process.c", "process", &linked_with("libcudart.so.12"));
+    let ledger = workshop.path("ledger");
+    for how in ["abort", "segv", "wild", "trap", "kill", "interrupt"] {
+        let victim = victim(&[program.as_os_str(), "end".as_ref(), how.as_ref()]).option("--quiet");
+        let alone = victim.run_alone();
+        let run = victim.env("SIMCUDA_LEDGER", &ledger).run();
+        let signal = alone.status.signal().expect("it dies of a signal");
+        assert_eq!(run.output.status.code(), Some(128 + signal), "{how}");
+        assert_eq!((&alone.stdout, &alone.stderr), (&run.output.stdout, &run.output.stderr), "{how}");
+        let trace = run.trace();
+        assert_equal(&ours(&trace), &read(&ledger));
+        assert_eq!(events(&trace).len(), 8 * 4, "{how}");
+        assert_eq!(trace.end().unwrap().wait_status.map(|s| s & 0x7f), Some(signal), "{how}");
+        std::fs::remove_file(&ledger).unwrap();
+    }
+}
+
+/// Runs the training program to an end of this kind, with and without memtrace; gives the run, compared with its ledger.
+#[track_caller]
+fn train(how: &str) -> Run {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = folder.path().join("ledger");
+    let victim = Victim::python("crash/train.py", &[how]).option("--quiet");
+    let alone = victim.run_alone();
+    let run = victim.env("SIMCUDA_LEDGER", &ledger).run();
+    let code = alone.status.code().or(alone.status.signal().map(|s| 128 + s));
+    assert_eq!(run.output.status.code(), code, "{how}");
+    assert_eq!(String::from_utf8_lossy(&alone.stdout), String::from_utf8_lossy(&run.output.stdout), "{how}");
+    assert_eq!(String::from_utf8_lossy(&alone.stderr), String::from_utf8_lossy(&run.output.stderr), "{how}");
+    let trace = run.trace();
+    assert_equal(&ours(&trace), &read(&ledger));
+    assert!(events(&trace).iter().filter(|e| e.source == Source::Torch).count() > 100, "{how}: three steps");
+    run
+}
+
+#[test]
+fn an_exception_that_nobody_handles_leaves_a_whole_history() {
+    assert_eq!(train("exception").output.status.code(), Some(1));
+}
+
+#[test]
+fn an_out_of_memory_error_that_nobody_handles_is_in_the_history_and_reads_the_same() {
+    let run = train("oom");
+    assert_eq!(run.output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&run.output.stderr).contains("Tried to allocate 1024.00 GiB"));
+    let events = events(&run.trace());
+    let oom: Vec<_> = events.iter().filter(|e| e.action == Action::Oom).map(|e| e.size).collect();
+    assert_eq!(oom, [1 << 40]);
+}
+
+#[test]
+fn a_python_program_that_leaves_by_os_exit_has_a_whole_history() {
+    assert_eq!(train("_exit").output.status.code(), Some(3));
+}
+
+#[test]
+fn a_python_program_that_aborts_has_a_whole_history() {
+    assert_eq!(train("abort").output.status.code(), Some(134));
+}
+
+#[test]
+fn a_python_program_that_reads_wild_memory_has_a_whole_history() {
+    assert_eq!(train("segv").output.status.code(), Some(139));
+}
+
+#[test]
+fn a_training_program_killed_in_a_step_has_a_whole_history() {
+    let mut running = Running::start(Victim::python("crash/train.py", &["loop"]));
+    let served = std::fs::metadata(running.folder.path().join("ledger")).unwrap().len();
+    running.wait_for_ledger(served + 20_000);
+    kill(running.pid, libc::SIGKILL);
+    // The main thread, and the one that runs backward.
+    assert_killed_whole(&mut running, 2);
+    let trace = running.trace().unwrap();
+    assert!(all_events(&trace).iter().filter(|e| e.source == Source::Torch).count() > 100);
+}
+
+#[test]
+fn ctrl_c_in_a_training_program_is_its_own_and_leaves_a_whole_history() {
+    let mut running = Running::start(Victim::python("crash/train.py", &["loop"]));
+    kill(running.pid, libc::SIGINT);
+    let status = running.launcher.wait().unwrap();
+    let mut said = String::new();
+    running.launcher.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(said.trim_end().ends_with("KeyboardInterrupt"), "{said}");
+    assert_eq!(status.code(), Some(130));
+    let trace = running.trace().unwrap();
+    assert_equal(&ours(&trace), &running.ledger());
+    assert_eq!(trace.end().unwrap().wait_status, Some(libc::SIGINT));
+}
+
+/// Lets a program run to its end after the launcher was killed; gives what it said and the events that were saved.
+fn without_launcher(program: &Path, rounds: &str, bytes: u64) -> (String, usize) {
+    let mut running = Running::start(victim(&[program.as_os_str(), "4".as_ref(), rounds.as_ref()]));
+    running.wait_for_ledger(bytes);
+    running.launcher.kill().unwrap();
+    running.launcher.wait().unwrap();
+    // Its end is the end of its output.
+    let said = running.rest();
+    let Some(trace) = running.trace() else { return (said, 0) };
+    assert!(trace.end().is_none());
+    assert!(trace.damage().damaged_places <= 1, "a cut tail at most: {:?}", trace.damage());
+    let events = all_events(&trace);
+    for (index, event) in events.iter().enumerate() {
+        assert_eq!(event.seq, index as u64 + 1, "the beginning, without gaps");
+    }
+    assert_beginning(&calls_of(&trace, &events), &running.ledger());
+    (said, events.len())
+}
+
+#[test]
+fn a_launcher_killed_at_any_moment_leaves_an_undisturbed_program_and_a_readable_trace() {
+    let workshop = Workshop::new();
+    let program = workshop.program("crash/loop.c", "loop", &linked_with("libcudart.so.12"));
+    let mut moments = Moments(2);
+    let mut saved = 0;
+    for _ in 0..8 {
+        let (said, events) = without_launcher(&program, "8000", 1 + moments.below(9_000_000));
+        assert_eq!(said, "done 32000\n");
+        saved += events;
+    }
+    assert!(saved > 0, "something was saved in one of them");
+}
