@@ -14,8 +14,8 @@ def main(rank, size, store):
     # DDP compares the ranks' parameters with copies that later versions of PyTorch do in a kernel, which does not run here.
     probe, copied = torch.zeros(1, device="cuda"), torch.ones(1).cuda()
     torch._foreach_copy_([probe], [copied])
-    compare = probe.item() == 1
-    model = nn.parallel.DistributedDataParallel(nn.Linear(256, 256).cuda(), device_ids=[rank], init_sync=compare)
+    without = {} if probe.item() == 1 else {"init_sync": False}
+    model = nn.parallel.DistributedDataParallel(nn.Linear(256, 256).cuda(), device_ids=[rank], **without)
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(3):
         model(torch.randn(8, 256, device="cuda")).sum().backward()
