@@ -53,13 +53,29 @@ fn gettid() -> u32 {
     unsafe { libc::gettid() as u32 }
 }
 
-/// Claims a ring as a thread of the library does.
+fn thread_exists(tid: u32) -> bool {
+    // SAFETY: signal 0 asks only.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, 0) == 0 }
+}
+
+/// Claims a ring as a thread of the library does: a free one, or that of a thread that is gone; and says who writes.
 fn claim(segment: &Segment) -> Option<Producer<'_>> {
     for index in 1..RING_COUNT {
         let header = segment.ring_header(index)?;
-        if header.owner.0.compare_exchange(0, gettid(), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        let owner = header.owner.0.load(Ordering::Relaxed);
+        if owner != 0 && owner != gettid() && thread_exists(owner) {
+            continue;
+        }
+        if header.owner.0.compare_exchange(owner, gettid(), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             segment.header().rings_used.0.fetch_max(index as u32 + 1, Ordering::AcqRel);
-            return Some(Producer::new(segment.ring(index)?));
+            let mut producer = Producer::new(segment.ring(index)?);
+            let name = std::thread::current().name().unwrap_or_default().to_owned();
+            let mut bytes = Vec::new();
+            Definition::Thread { id: ThreadId::NONE, tid: gettid(), name: &name }.encode(&mut bytes);
+            while producer.write_definition(&bytes) == Err(Full) {
+                std::thread::yield_now();
+            }
+            return Some(producer);
         }
     }
     None
@@ -210,7 +226,6 @@ fn main() {
                 for n in 0..number() {
                     let segment = Arc::clone(&segment);
                     let work = move || loop {
-                        // All rings taken: the launcher gives back those of the dead.
                         if let Some(mut producer) = claim(&segment) {
                             let event = event(&segment, n);
                             return put(&segment, &mut producer, &event);
