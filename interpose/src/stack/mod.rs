@@ -54,5 +54,5 @@ mod thread;
 
 pub(crate) use definition::{DefinitionSink, FrameText, Loss};
 pub(crate) use intern::Interner;
-pub(crate) use python::{Python, Reason};
+pub(crate) use python::{CheckedMemory, Python, Reason};
 pub(crate) use thread::ThreadStacks;

@@ -7,8 +7,9 @@
 //!   interposed, and the stack is remembered under the node's address.
 //! - `torch::autograd::Engine::evaluate_function(...)` runs one node. While it runs, allocations of this thread belong to the node.
 //!
-//! `Node` (torch/csrc/autograd/function.h): after `enable_shared_from_this`, `sequence_nr_` at 24, `thread_id_` at 48. Believed
-//! only when numbers found there are numbers that were handed out; the type's name comes from the vtable's type info.
+//! `Node` (torch/csrc/autograd/function.h, later node.h): see [`LAYOUTS`]. One is believed when numbers found there are numbers
+//! that were handed out. The type's name comes from the vtable's type info; nodes of Python's `autograd.Function` share one, so
+//! they are named by their Python class: see [`super::python_node`].
 
 use std::ffi::{CStr, CString, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -18,6 +19,7 @@ use memtrace_trace::definition::Definition;
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::exported_by;
+use super::python_node::PythonNodes;
 use crate::guard::{Guard, thread};
 use crate::process::Process;
 use crate::real::Original;
@@ -28,6 +30,9 @@ const FORWARD_SLOTS: usize = 1 << 20;
 const CONTEXT_SLOTS: usize = 1 << 16;
 /// How often a node's number must not have been handed out, with never one that was, until the layout is given up.
 const MISSES_ALLOWED: u32 = 64;
+/// Where `sequence_nr_` and `thread_id_` are, in words: after `std::enable_shared_from_this` (until 2.14), after
+/// `c10::intrusive_ptr_target` (2.15).
+const LAYOUTS: [(usize, usize); 2] = [(3, 6), (2, 5)];
 /// `AccumulateGrad`'s sequence number.
 const NO_NUMBER: u64 = u64::MAX;
 
@@ -37,8 +42,10 @@ pub(super) struct State {
     contexts: Table,
     contexts_lock: AtomicU32,
     context_count: AtomicU32,
-    hits: AtomicU32,
+    /// Which of [`LAYOUTS`] has proved right, plus 1.
+    layout: AtomicU32,
     misses: AtomicU32,
+    python: PythonNodes,
 }
 
 /// A zeroed array of words in anonymous memory, mapped when first used: pages cost memory when they are touched.
@@ -102,8 +109,9 @@ impl State {
             contexts: Table::new(CONTEXT_SLOTS * 2),
             contexts_lock: AtomicU32::new(0),
             context_count: AtomicU32::new(0),
-            hits: AtomicU32::new(0),
+            layout: AtomicU32::new(0),
             misses: AtomicU32::new(0),
+            python: PythonNodes::new(),
         }
     }
 
@@ -122,10 +130,70 @@ impl State {
         (word & CHECK == check && word != 0).then_some(StackId(word as u32))
     }
 
+    /// Where the context of (node type, forward stack) is or goes: two words each, the type's address (a vtable or a Python
+    /// class), and the forward stack beside the id.
+    fn places(&self, kind: u64, forward: StackId) -> impl Iterator<Item = (&AtomicU64, &AtomicU64)> {
+        let words = self.contexts.words();
+        let spread = (kind ^ u64::from(forward.0) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let start = (spread >> 40) as usize;
+        (0..64).map_while(move |probe| {
+            let slot = (start + probe) % CONTEXT_SLOTS;
+            Some((words.get(slot * 2)?, words.get(slot * 2 + 1)?))
+        })
+    }
+
+    /// The context of (node type, forward stack), where it has one.
+    #[inline]
+    fn known(&self, kind: u64, forward: StackId) -> Option<ContextId> {
+        for (key, value) in self.places(kind, forward) {
+            let known = value.load(Ordering::Acquire);
+            if known == 0 {
+                return None;
+            }
+            if key.load(Ordering::Relaxed) == kind && (known >> 32) as u32 == forward.0 {
+                return Some(ContextId(known as u32));
+            }
+        }
+        None
+    }
+
     /// Whether node layouts have proved wrong.
     fn given_up(&self) -> bool {
-        self.hits.load(Ordering::Relaxed) == 0 && self.misses.load(Ordering::Relaxed) >= MISSES_ALLOWED
+        self.layout.load(Ordering::Relaxed) == 0 && self.misses.load(Ordering::Relaxed) >= MISSES_ALLOWED
     }
+
+    /// The forward stack of a node.
+    ///
+    /// # Safety
+    ///
+    /// `node` is alive.
+    unsafe fn forward(&self, node: *const u64) -> Forward {
+        let known = self.layout.load(Ordering::Relaxed) as usize;
+        let layouts = LAYOUTS.iter().enumerate().filter(|(index, _)| known == 0 || known == index + 1);
+        let mut outcome = Forward::Unknown;
+        for (index, (number_at, owner_at)) in layouts {
+            // SAFETY: every node is at least 56 bytes: the greatest index is 6.
+            let (number, owner) = unsafe { (node.add(*number_at).read(), node.add(*owner_at).read()) };
+            if number == NO_NUMBER {
+                // Says nothing about the layout: any member may be all ones.
+                return self.recall(node as u64, NO_NUMBER).map_or(Forward::NoNumber, Forward::Stack);
+            }
+            if let Some(stack) = self.recall(owner, number) {
+                self.layout.store(index as u32 + 1, Ordering::Relaxed);
+                outcome = Forward::Stack(stack);
+            }
+        }
+        outcome
+    }
+}
+
+/// What is known of a node's forward call.
+enum Forward {
+    Stack(StackId),
+    /// A node without a number, made before anything was recorded.
+    NoNumber,
+    /// A number that nobody handed out, or too long ago.
+    Unknown,
 }
 
 const CHECK: u64 = 0xffff_ffff_0000_0000;
@@ -264,67 +332,59 @@ fn context_of(node: *mut c_void) -> ContextId {
     if node.is_null() || state.given_up() {
         return ContextId::NONE;
     }
-    // SAFETY: a live node: the engine is about to run it. It begins with its vtable pointer and is at least 56 bytes.
-    let (vtable, number, owner) = unsafe {
-        let node = node.cast::<u64>();
-        (node.read(), node.add(3).read(), node.add(6).read())
-    };
-    let forward = if number == NO_NUMBER { state.recall(node as u64, NO_NUMBER) } else { state.recall(owner, number) };
-    match forward {
-        Some(_) if number != NO_NUMBER => {
-            state.hits.store(1, Ordering::Relaxed);
+    let node = node.cast::<u64>();
+    // SAFETY: a live node: the engine is about to run it. It begins with its vtable pointer.
+    let (vtable, forward) = unsafe { (node.read(), state.forward(node)) };
+    if matches!(forward, Forward::Unknown) {
+        if state.layout.load(Ordering::Relaxed) != 0 {
+            process.count(Counter::ForwardStacksLost, 1);
+        } else if state.misses.fetch_add(1, Ordering::Relaxed) + 1 == MISSES_ALLOWED
+            && let Some(mut guard) = Guard::enter()
+        {
+            guard.notice(
+                "torch.autograd",
+                "node layout not recognised: backward allocations carry no node and no forward call",
+            );
         }
-        None if number != NO_NUMBER && state.hits.load(Ordering::Relaxed) == 0 => {
-            if state.misses.fetch_add(1, Ordering::Relaxed) + 1 == MISSES_ALLOWED
-                && let Some(mut guard) = Guard::enter()
-            {
-                guard.notice(
-                    "torch.autograd",
-                    "node layout not recognised: backward allocations carry no node and no forward call",
-                );
-            }
-        }
-        None if number != NO_NUMBER => process.count(Counter::ForwardStacksLost, 1),
-        _ => {}
     }
-    intern(process, vtable, forward.unwrap_or(StackId::NONE))
-}
-
-/// The id of (node type, forward stack). Two words a slot: the vtable's address; the forward stack and the id.
-fn intern(process: &'static Process, vtable: u64, forward: StackId) -> ContextId {
-    let state = &process.torch.autograd;
-    let words = state.contexts.words();
-    let spread = (vtable ^ u64::from(forward.0) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let start = (spread >> 40) as usize;
-    for probe in 0..64 {
-        let slot = (start + probe) % CONTEXT_SLOTS;
-        let (Some(key), Some(value)) = (words.get(slot * 2), words.get(slot * 2 + 1)) else { break };
-        let known = value.load(Ordering::Acquire);
-        if known == 0 {
-            break;
-        }
-        if key.load(Ordering::Relaxed) == vtable && (known >> 32) as u32 == forward.0 {
-            return ContextId(known as u32);
-        }
+    let forward = if let Forward::Stack(stack) = forward { stack } else { StackId::NONE };
+    // SAFETY: as above.
+    let class = || unsafe { state.python.class(node, vtable) };
+    if let Some(class) = class() {
+        return state
+            .known(class, forward)
+            .unwrap_or_else(|| define(process, class, forward, &state.python.name(class)));
+    }
+    if let Some(id) = state.known(vtable, forward) {
+        return id;
     }
     let name = type_name(vtable);
+    state.python.met(vtable, &name);
+    match class() {
+        Some(class) => define(process, class, forward, &state.python.name(class)),
+        None => define(process, vtable, forward, &name),
+    }
+}
+
+/// Makes the context of (node type, forward stack), unless another thread has just done so.
+#[cold]
+fn define(process: &'static Process, kind: u64, forward: StackId, name: &str) -> ContextId {
+    let state = &process.torch.autograd;
     let Some(mut guard) = Guard::enter() else { return ContextId::NONE };
     while state.contexts_lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
         std::hint::spin_loop();
     }
     let mut outcome = None;
-    for probe in 0..64 {
-        let slot = (start + probe) % CONTEXT_SLOTS;
-        let (Some(key), Some(value)) = (words.get(slot * 2), words.get(slot * 2 + 1)) else { break };
+    for (key, value) in state.places(kind, forward) {
         let known = value.load(Ordering::Relaxed);
         if known == 0 {
             let id = state.context_count.fetch_add(1, Ordering::Relaxed) + 1;
-            key.store(vtable, Ordering::Relaxed);
+            key.store(kind, Ordering::Relaxed);
             value.store(u64::from(forward.0) << 32 | u64::from(id), Ordering::Release);
             outcome = Some((ContextId(id), true));
             break;
         }
-        if key.load(Ordering::Relaxed) == vtable && (known >> 32) as u32 == forward.0 {
+        if key.load(Ordering::Relaxed) == kind && (known >> 32) as u32 == forward.0 {
             outcome = Some((ContextId(known as u32), false));
             break;
         }
@@ -333,7 +393,7 @@ fn intern(process: &'static Process, vtable: u64, forward: StackId) -> ContextId
     match outcome {
         Some((id, new)) => {
             if new {
-                guard.define(&Definition::Context { id, node: &name, forward });
+                guard.define(&Definition::Context { id, node: name, forward });
             }
             id
         }

@@ -4,6 +4,7 @@
 //! switched off with a notice where the check fails.
 
 mod autograd;
+mod python_node;
 mod reporter;
 pub(super) mod tracker;
 

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use super::reason::Reason;
 
 /// A way to read memory that answers instead of crashing.
-pub(super) enum CheckedMemory {
+pub(crate) enum CheckedMemory {
     /// `process_vm_readv`.
     Process(libc::pid_t),
     /// `/proc/self/mem`, open for reading.
@@ -17,7 +17,7 @@ pub(super) enum CheckedMemory {
 
 impl CheckedMemory {
     /// Tries the ways there are on a word of our own.
-    pub(super) fn open() -> Result<CheckedMemory, Reason> {
+    pub(crate) fn open() -> Result<CheckedMemory, Reason> {
         let known = 0x5EED_u64;
         let works = |memory: &CheckedMemory| memory.word((&raw const known).expose_provenance(), 0) == Some(known);
         // SAFETY: takes nothing.
@@ -63,7 +63,7 @@ impl CheckedMemory {
     }
 
     /// The same, as an address or a size.
-    pub(super) fn size(&self, object: usize, offset: usize) -> Option<usize> {
+    pub(crate) fn size(&self, object: usize, offset: usize) -> Option<usize> {
         self.word(object, offset).map(|word| word as usize)
     }
 

@@ -1,0 +1,166 @@
+//! Nodes of Python's `torch.autograd.Function`: all are of one C++ class, `PyNode`; the name that people know is that of the
+//! Python class, as `PyNode::name()` has it (which takes the GIL, so it is not called).
+//!
+//! A `PyNode` holds its Python object, and the object (`THPFunction`) holds the node. Where either pointer lies differs by
+//! version, so it is searched for once, with reads that cannot fault: a word of the node that points to an object which points
+//! back, and whose class is named as PyTorch names them all, `...Backward`. Not found: the nodes stay `PyNode`.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::guard::Guard;
+use crate::stack::CheckedMemory;
+
+/// The first word of a node that may be the pointer: after the number and the thread.
+const FIRST: usize = 7;
+/// Words of a node, and of its Python object, that are searched.
+const NODE_WORDS: usize = 160;
+const OBJECT_WORDS: usize = 96;
+/// How many nodes are searched in vain before it is given up.
+const ATTEMPTS: u32 = 8;
+const GIVEN_UP: u32 = u32::MAX;
+
+/// `PyObject.ob_type` and `PyTypeObject.tp_name` (Include/object.h, Include/cpython/object.h), in bytes.
+const OB_TYPE: usize = 8;
+const TP_NAME: usize = 24;
+
+/// What is known of `PyNode` in this process.
+pub(super) struct PythonNodes {
+    /// `PyNode`'s vtable; 0: not met yet.
+    vtable: AtomicU64,
+    /// Which word of a node points to its Python object; 0: not found yet.
+    word: AtomicU32,
+    attempts: AtomicU32,
+}
+
+impl PythonNodes {
+    pub(super) const fn new() -> PythonNodes {
+        PythonNodes { vtable: AtomicU64::new(0), word: AtomicU32::new(0), attempts: AtomicU32::new(0) }
+    }
+
+    /// Hears the name of a C++ class when it is met for the first time.
+    pub(super) fn met(&self, vtable: u64, name: &str) {
+        if name == "PyNode" {
+            self.vtable.store(vtable, Ordering::Relaxed);
+        }
+    }
+
+    /// The address of a node's Python class; `None` for nodes of C++.
+    ///
+    /// # Safety
+    ///
+    /// `node` is alive, and `vtable` is its first word.
+    #[inline]
+    pub(super) unsafe fn class(&self, node: *const u64, vtable: u64) -> Option<u64> {
+        if self.vtable.load(Ordering::Relaxed) != vtable {
+            return None;
+        }
+        let word = match self.word.load(Ordering::Relaxed) {
+            GIVEN_UP => return None,
+            0 => self.search(node)?,
+            word => word,
+        };
+        // SAFETY: a live node of the class in which this word was found; it owns the object, and the object its class.
+        unsafe {
+            let object = node.add(word as usize).read() as *const u64;
+            if object.is_null() { None } else { Some(object.byte_add(OB_TYPE).read()) }
+        }
+    }
+
+    /// A class's name.
+    pub(super) fn name(&self, class: u64) -> String {
+        // SAFETY: `class` gave it a moment ago for a node that is still alive; CPython's classes all have a name.
+        unsafe {
+            let name = (class as *const *const std::ffi::c_char).byte_add(TP_NAME).read();
+            CStr::from_ptr(name).to_string_lossy().into_owned()
+        }
+    }
+
+    #[cold]
+    fn search(&self, node: *const u64) -> Option<u32> {
+        // Keeps errno; and what allocates in here is not recorded.
+        let mut guard = Guard::enter()?;
+        let found = CheckedMemory::open().ok().and_then(|memory| find(&memory, node as usize));
+        if let Some(word) = found {
+            self.word.store(word, Ordering::Relaxed);
+        } else if self.attempts.fetch_add(1, Ordering::Relaxed) + 1 == ATTEMPTS {
+            self.word.store(GIVEN_UP, Ordering::Relaxed);
+            guard.notice(
+                "torch.autograd",
+                "PyNode not recognised: nodes of Python functions are not named by their class",
+            );
+        }
+        found
+    }
+}
+
+fn find(memory: &CheckedMemory, node: usize) -> Option<u32> {
+    (FIRST..NODE_WORDS)
+        .find(|word| memory.size(node, word * 8).is_some_and(|object| is_python_object_of(memory, object, node)))
+        .map(|word| word as u32)
+}
+
+fn is_python_object_of(memory: &CheckedMemory, object: usize, node: usize) -> bool {
+    let plausible = |address: usize| address.is_multiple_of(8) && (1 << 12..1 << 47).contains(&address);
+    if !plausible(object) {
+        return false;
+    }
+    let points_back = (2..OBJECT_WORDS).map_while(|word| memory.size(object, word * 8)).any(|word| word == node);
+    points_back
+        && memory.size(object, OB_TYPE).filter(|class| plausible(*class)).is_some_and(|class| {
+            memory.size(class, TP_NAME).is_some_and(|name| text(memory, name).is_some_and(|t| t.ends_with(b"Backward")))
+        })
+}
+
+/// The C string at an address, where there is one of no more than 256 bytes.
+fn text(memory: &CheckedMemory, address: usize) -> Option<Vec<u8>> {
+    let mut text = Vec::new();
+    for at in (0..256).step_by(8) {
+        let word = memory.size(address, at)?.to_le_bytes();
+        text.extend(word.iter().take_while(|byte| **byte != 0));
+        if word.contains(&0) {
+            return Some(text);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A class, an object that points to the node at its word 40, and the node, which points to the object at word 90.
+    fn graph(name: &CStr) -> (Box<[usize]>, Box<[usize]>, Box<[usize]>) {
+        let address = |words: &[usize]| words.as_ptr() as usize;
+        let (mut class, mut object, mut node) =
+            (vec![0; 8].into_boxed_slice(), vec![1; 100].into_boxed_slice(), vec![0; 170].into_boxed_slice());
+        class[TP_NAME / 8] = name.as_ptr() as usize;
+        object[OB_TYPE / 8] = address(&class);
+        object[40] = address(&node);
+        // Words that lead nowhere, or to something that does not point back.
+        (node[8], node[9], node[10]) = (8, usize::MAX, address(&class));
+        node[90] = address(&object);
+        (class, object, node)
+    }
+
+    #[test]
+    fn the_python_object_is_found_by_the_pointer_back() {
+        let memory = CheckedMemory::open().unwrap();
+        let (_class, mut object, node) = graph(c"CubeBackward");
+        assert_eq!(find(&memory, node.as_ptr() as usize), Some(90));
+        object[40] = 0;
+        assert_eq!(find(&memory, node.as_ptr() as usize), None);
+        let (_class, _object, node) = graph(c"str");
+        assert_eq!(find(&memory, node.as_ptr() as usize), None);
+    }
+
+    #[test]
+    fn texts_end_at_their_zero() {
+        let memory = CheckedMemory::open().unwrap();
+        assert_eq!(
+            text(&memory, c"a name longer than a word".as_ptr() as usize).unwrap(),
+            b"a name longer than a word"
+        );
+        assert_eq!(text(&memory, 64), None);
+    }
+}
