@@ -66,7 +66,7 @@ fn the_nodes_are_those_that_the_engine_evaluated() {
         ("CheckpointFunctionBackward", 20),
         ("ConvolutionBackward0", 20),
         ("CubeBackward", 20),
-        ("CudnnBatchNormBackward0", 10),
+        ("NativeBatchNormBackward0", 10),
         ("PairBackward", 10),
         ("TanhBackward0", 20),
     ] {

@@ -75,7 +75,9 @@ fn every_difference_would_be_found() {
 #[track_caller]
 fn memory_viz(home: &Path, arguments: &[&OsStr]) -> String {
     let mut command = Command::new(root().join("scripts/sim"));
-    command.args(["env", &format!("HOME={}", home.display()), "python", "-m", "torch.cuda._memory_viz"]).args(arguments);
+    command
+        .args(["env", &format!("HOME={}", home.display()), "python", "-m", "torch.cuda._memory_viz"])
+        .args(arguments);
     let output = command.output().expect("scripts/sim");
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("text")

@@ -5,6 +5,7 @@ MEMTRACE_TEST_ORACLE, with the allocator's own statistics under the key "statist
 With MEMTRACE_TEST_ORACLE_LAST=1 the process ends there, so that nothing happens that PyTorch's snapshot does not have.
 """
 
+import gc
 import json
 import os
 import sys
@@ -23,6 +24,9 @@ def start():
 def finish():
     if not PATH:
         return
+    # What hangs in cycles must not be freed later than the snapshot.
+    gc.collect()
+    gc.disable()
     torch.cuda.synchronize()
     statistics = [torch.cuda.memory_stats(d) for d in range(torch.cuda.device_count())]
     snapshot = torch.cuda.memory._snapshot()
