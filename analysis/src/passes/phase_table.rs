@@ -174,9 +174,25 @@ impl PhaseTable {
         }
     }
 
-    /// No more events come.
+    /// No more events come. What only fetched or arranged after the last step (a barrier, a report) began no step: it is "other" of
+    /// the last one.
     pub fn finish(&mut self) {
-        self.close_step();
+        let computes = [Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Eval, Phase::Recompute];
+        let computed = computes.iter().any(|phase| !self.current.phases[*phase as usize].is_empty());
+        if computed || self.current.step.is_none_or(|step| step == 0) {
+            self.close_step();
+            return;
+        }
+        let rows = std::mem::take(&mut self.current);
+        let mut rest = PhaseRow::default();
+        for row in &rows.phases {
+            rest.absorb(row);
+        }
+        let last = self.last.back_mut().or(self.first.last_mut());
+        let later = (self.steps > 1).then_some(&mut self.later);
+        for sum in [last, later, Some(&mut self.total)].into_iter().flatten() {
+            sum.phases[Phase::Other as usize].absorb(&rest);
+        }
     }
 
     /// Steps seen.
@@ -242,6 +258,19 @@ mod tests {
         assert_eq!(kept.len(), 2 * KEPT_STEPS + 1);
         assert!(kept.iter().any(|rows| rows.step == Some(50) && rows.peak() == 1150));
     }
+
+    #[test]
+    fn what_computes_nothing_after_the_last_step_is_no_step() {
+        let mut table = PhaseTable::default();
+        table.alloc(Some(0), Phase::Forward, 1, 100, 100);
+        table.alloc(Some(1), Phase::Optimizer, 2, 10, 110);
+        table.alloc(Some(2), Phase::Data, 3, 5, 115);
+        table.finish();
+        assert_eq!(table.steps(), 2);
+        assert_eq!(table.later().0.phases[Phase::Other as usize].allocated, 5);
+        assert_eq!(table.kept()[1].phases[Phase::Other as usize].allocated, 5);
+    }
+
     #[test]
     fn the_teardown_is_no_part_of_the_last_step() {
         let mut table = PhaseTable::default();
