@@ -1,0 +1,213 @@
+//! A program cannot tell that memtrace is there: what it sees of itself is the same, byte for byte, before, while and after it uses
+//! CUDA. And a program that does not use CUDA has a small library more in its memory, and nothing else.
+
+use std::ffi::OsStr;
+use std::io::ErrorKind;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use memtrace_tests::programs::{Workshop, linked_with, victim};
+use memtrace_tests::victim::{Run, Victim, events};
+use memtrace_trace::options::{Cpu, ENV, Options, Stacks};
+
+const NONE: &[&str] = &[];
+const LIBRARY: &str = "libmemtrace_interpose.so";
+/// What every program in C++ has as well: Rust's panics are unwound with it.
+const UNWINDER: &str = "libgcc_s.so.1";
+
+/// Runs a command with and without memtrace and compares all that it says and how it ends.
+#[track_caller]
+fn same(victim: Victim) -> (Output, Run) {
+    let victim = victim.option("--quiet");
+    let (alone, run) = (victim.run_alone(), victim.run());
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert_eq!(text(&alone.stdout), text(&run.output.stdout));
+    assert_eq!(text(&alone.stderr), text(&run.output.stderr));
+    assert_eq!(alone.status, run.output.status);
+    (alone, run)
+}
+
+/// The same for a program that does not use CUDA: no trace either.
+#[track_caller]
+fn same_and_silent<S: AsRef<OsStr>>(command: &[S]) -> Output {
+    let (alone, run) = same(Victim::command(command));
+    assert!(run.traces().is_empty());
+    assert_eq!(run.manifest()["processes"].as_array().map(Vec::len), Some(0));
+    alone
+}
+
+#[test]
+fn a_program_that_uses_cuda_sees_itself_unchanged() {
+    let workshop = Workshop::new();
+    let options = [vec!["-DCUDA".to_owned()], linked_with("libcudart.so.12"), vec!["-lm".to_owned()]].concat();
+    let program = workshop.program("host/state.c", "state", &options);
+    let (alone, run) = same(victim(&[program.as_os_str(), "".as_ref(), "two words".as_ref()]));
+    assert_eq!(alone.status.code(), Some(3));
+    assert_eq!(events(&run.trace()).iter().filter(|e| e.result != 0).count(), 4, "two failures, each in both layers");
+}
+
+#[test]
+fn errno_is_what_the_program_and_cuda_left_in_it() {
+    // The driver of this test never touches errno.
+    let workshop = Workshop::new();
+    workshop.library("host/failing.c", "libcuda.so.1", NONE);
+    let folder = format!("-L{}", workshop.path("").display());
+    let program = workshop.program("host/state.c", "state", &["-DCUDA", folder.as_str(), "-l:libcuda.so.1", "-lm"]);
+    let (alone, _) = same(Victim::command(&[&program]).env("LD_LIBRARY_PATH", workshop.path("")));
+    let said = String::from_utf8_lossy(&alone.stdout);
+    for line in [
+        "too much: 2, errno 77, (nil)",
+        "after open: 0, errno 2, then 2",
+        "freed: 0, errno 78",
+        "open right after a call: -1 No such file or directory",
+        "bad pointer: 1, errno 79",
+    ] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+}
+
+#[test]
+fn a_program_without_cuda_sees_itself_unchanged() {
+    let workshop = Workshop::new();
+    let program = workshop.program("host/state.c", "state", &["-lm"]);
+    assert_eq!(same_and_silent(&[program.as_os_str(), "x".as_ref()]).status.code(), Some(3));
+}
+
+#[test]
+fn a_pytorch_program_sees_itself_and_its_gpu_unchanged() {
+    let (alone, run) = same(Victim::python("host/state.py", &["a", "b c"]));
+    let said = String::from_utf8_lossy(&alone.stdout);
+    assert!(alone.status.success(), "{}", String::from_utf8_lossy(&alone.stderr));
+    assert!(said.contains("CUDA out of memory. Tried to allocate 64.00 GiB"), "{said}");
+    assert!(events(&run.trace()).len() > 10);
+}
+
+#[test]
+fn ordinary_programs_run_unchanged() {
+    let workshop = Workshop::new();
+    let source = memtrace_tests::victim::root().join("tests/programs/host/quiet.c");
+    let object = |name: &str| workshop.path(name);
+    let compile =
+        |name: &str| ["cc", "-O2", "-c", "-o"].map(PathBuf::from).into_iter().chain([object(name), source.clone()]);
+    let alone = Victim::command(&compile("alone.o").collect::<Vec<_>>()).run_alone();
+    let run = Victim::command(&compile("traced.o").collect::<Vec<_>>()).option("--quiet").run();
+    assert!(alone.status.success() && run.output.status.success());
+    assert!(run.output.stdout.is_empty() && run.output.stderr.is_empty() && run.traces().is_empty());
+    assert_eq!(std::fs::read(object("alone.o")).unwrap(), std::fs::read(object("traced.o")).unwrap());
+
+    same_and_silent(&["python3", "-c", "import json, socket, threading, ctypes; print(json.dumps({'a': 1}))"]);
+    same_and_silent(&["python3", "-c", "import ctypes; print(ctypes.CDLL(None).getpid() > 0); raise SystemExit(5)"]);
+    same_and_silent(&["sh", "-c", "seq 100000 | sort -rn | head -n 3; cat /no/such/file | wc -c; exit 4"]);
+    same_and_silent(&["env", "-i", "/bin/sh", "-c", "echo alone $#"]);
+    same_and_silent(&["git", "--version"]);
+}
+
+/// What a process has mapped, by what `quiet` prints.
+struct Mappings {
+    /// (file or area, protection) of everything that has a name, but for our library.
+    named: Vec<(String, String)>,
+    /// Mappings of our library.
+    library: usize,
+    /// Bytes of mappings without a name: data that is not in a file, the loader's own.
+    anonymous: u64,
+}
+
+impl Mappings {
+    fn of(said: &[u8]) -> Mappings {
+        let mut mappings = Mappings { named: Vec::new(), library: 0, anonymous: 0 };
+        for line in String::from_utf8_lossy(said).lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let address = |text| u64::from_str_radix(text, 16).unwrap();
+            let (start, end) = words[0].split_once('-').unwrap();
+            match words.get(5) {
+                Some(name) if name.ends_with(LIBRARY) || name.ends_with(UNWINDER) => mappings.library += 1,
+                Some(name) => mappings.named.push(((*name).to_owned(), words[1].to_owned())),
+                None => mappings.anonymous += address(end) - address(start),
+            }
+        }
+        mappings.named.sort();
+        mappings
+    }
+}
+
+#[test]
+fn a_program_without_cuda_has_one_small_library_more_and_nothing_else() {
+    let workshop = Workshop::new();
+    let program = workshop.program("host/quiet.c", "quiet", NONE);
+    let victim = Victim::command(&[&program]).option("--quiet");
+    let (alone, run) = (victim.run_alone(), victim.run());
+    let (alone, traced) = (Mappings::of(&alone.stdout), Mappings::of(&run.output.stdout));
+    assert_eq!(alone.library, 0);
+    assert!(traced.library > 0, "the library is there");
+    assert_eq!(alone.named, traced.named);
+    // Data of the library that is not in its file.
+    let more = traced.anonymous - alone.anonymous;
+    assert!(more < 256 << 10, "{more} bytes");
+    assert!(run.traces().is_empty());
+}
+
+/// The preloaded library, as the launcher puts it into the environment.
+fn library() -> PathBuf {
+    let run = Victim::command(&["sh", "-c", "printf %s \"$LD_PRELOAD\""]).option("--quiet").run();
+    String::from_utf8(run.output.stdout).unwrap().split(':').next().unwrap().into()
+}
+
+/// How many connections a command with our library makes to the launcher's address.
+fn connections(mut command: Command) -> usize {
+    let token = format!("test{:08x}{:x}", std::process::id(), std::ptr::from_ref(&command).addr());
+    let address = SocketAddr::from_abstract_name(format!("memtrace-{token}")).unwrap();
+    let listener = UnixListener::bind_addr(&address).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let options = Options { token, cpu: Cpu::Never, stacks: Stacks::None };
+    let mut child = command.env("LD_PRELOAD", library()).env(ENV, options.encode()).spawn().unwrap();
+    let mut count = 0;
+    loop {
+        let ended = child.try_wait().unwrap();
+        match listener.accept() {
+            // Nobody answers: the program must go on without.
+            Ok(connection) => {
+                drop(connection);
+                count += 1;
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => match ended {
+                Some(status) => {
+                    assert!(status.success());
+                    return count;
+                }
+                None => std::thread::sleep(std::time::Duration::from_millis(1)),
+            },
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+#[test]
+fn only_a_program_that_uses_cuda_connects_and_only_once() {
+    let workshop = Workshop::new();
+    let quiet = workshop.program("host/quiet.c", "quiet", NONE);
+    let mut command = Command::new(quiet);
+    command.stdout(std::process::Stdio::null());
+    assert_eq!(connections(command), 0);
+
+    workshop.library("process/bare.c", "libcuda.so.1", NONE);
+    let folder = format!("-L{}", workshop.path("").display());
+    let program = workshop.program("process/process.c", "process", &[folder.as_str(), "-l:libcuda.so.1"]);
+    let mut command = Command::new(program);
+    command.args(["some", "100"]).env("LD_LIBRARY_PATH", workshop.path(""));
+    assert_eq!(connections(command), 1);
+}
+
+#[test]
+fn the_library_needs_nothing_but_the_c_library_and_the_unwinder() {
+    let output = Command::new("readelf").arg("-d").arg(library()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let needed: Vec<&str> =
+        text.lines().filter(|l| l.contains("(NEEDED)")).filter_map(|l| l.split(['[', ']']).nth(1)).collect();
+    assert!(!needed.is_empty());
+    for name in needed {
+        let family = ["libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2", UNWINDER];
+        assert!(family.contains(&name), "{name}");
+    }
+}
