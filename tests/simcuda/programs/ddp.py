@@ -11,10 +11,12 @@ import torch.nn as nn
 def main(rank, size, store):
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=size)
-    # DDP compares the ranks' parameters with copies that later versions of PyTorch do in a kernel, which does not run here.
-    probe, copied = torch.zeros(1, device="cuda"), torch.ones(1).cuda()
-    torch._foreach_copy_([probe], [copied])
-    without = {} if probe.item() == 1 else {"init_sync": False}
+    # DDP gathers the ranks' parameter shapes to compare them. Later versions of PyTorch gather through a kernel, which
+    # does not run here.
+    parts, own = [torch.zeros(1, device="cuda") for _ in range(size)], torch.ones(1).cuda()
+    dist.all_gather(parts, own)
+    torch.cuda.synchronize()
+    without = {} if all(part.item() == 1 for part in parts) else {"init_sync": False}
     model = nn.parallel.DistributedDataParallel(nn.Linear(256, 256).cuda(), device_ids=[rank], **without)
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(3):
