@@ -1,0 +1,7 @@
+"""A CPU tensor, a CUDA tensor, a CPU tensor, of sizes that nothing else has."""
+
+import torch
+
+before = torch.empty(1000003, dtype=torch.uint8)
+device = torch.empty(1000000, dtype=torch.uint8, device="cuda")
+after = torch.empty(1000033, dtype=torch.uint8)
