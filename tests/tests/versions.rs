@@ -1,17 +1,21 @@
 //! Other releases of PyTorch than the default one: the recorder, the snapshot and the autograd nodes are right on each.
 //!
 //! Each release needs an environment of its own (scripts/venv: a download of up to 0.9 GB on first use), so these are the oldest
-//! supported release with a tracker, one in between and the newest; `MEMTRACE_TEST_TORCH=2.5.1,2.9.1` adds more. Releases before
-//! 2.4, whose tracker has another form, are recorded by the reporter alone: `cargo test --test versions -- --ignored`.
+//! release that is promised to be right, one in between and the newest; `MEMTRACE_TEST_TORCH=2.3.1,2.9.1` adds more. 2.1 and 2.2,
+//! whose tracker cannot be found, are recorded by the reporter: `cargo test --test versions -- --ignored`.
 
 mod snapshot_support;
 
-use memtrace_tests::victim::Victim;
+use memtrace_tests::oracle::Oracle;
+use memtrace_tests::victim::{Victim, events};
+use memtrace_trace::event::Source;
 use snapshot_support::{at_least, pickle, record, vizcheck};
 
 const OLDEST: &str = "2.4.1";
 const BETWEEN: &str = "2.7.1";
 const NEWEST: &str = "2.15.0";
+/// Exports nothing by which the tracker could be found.
+const REPORTER_ONLY: &str = "2.1.2";
 
 fn on(torch: &str, program: &str, arguments: &[&str]) -> Victim {
     Victim::python(program, arguments).env("SIM_TORCH", torch)
@@ -58,4 +62,23 @@ fn those_asked_for() {
     for torch in std::env::var("MEMTRACE_TEST_TORCH").unwrap_or_default().split(',').filter(|t| !t.is_empty()) {
         check(torch);
     }
+}
+
+#[test]
+#[ignore = "an environment of 1.4 GB for a release that has only the fallback"]
+fn the_reporter_where_there_is_no_tracker() {
+    let recorded = record(on(REPORTER_ONLY, "torch/mlp.py", &[]));
+    let ours: Vec<(String, u64)> = events(&recorded.run.trace())
+        .iter()
+        .filter(|e| e.source == Source::TorchReporter)
+        .map(|e| (e.action.name().to_owned(), e.addr))
+        .collect();
+    let mut theirs = Oracle::read(recorded.oracle.path()).entries().remove(&0).expect("device 0");
+    theirs.retain(|e| e.action == "alloc" || e.action == "free_completed");
+    let theirs: Vec<(String, u64)> = theirs.into_iter().map(|e| (e.action, e.addr)).collect();
+    assert_eq!(ours, theirs);
+    assert!(ours.len() > 250, "{} blocks", ours.len());
+    // It is said, and why.
+    let notices = recorded.run.manifest()["processes"][0]["notices"].to_string();
+    assert!(notices.contains("using the profiler's reporter"), "{notices}");
 }
