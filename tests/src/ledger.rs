@@ -19,6 +19,10 @@ pub struct Call {
     pub addr: u64,
     /// Bytes; 0 for releases, whose size the caller does not say.
     pub size: u64,
+    /// The device of memory that was obtained there.
+    pub device: Option<i64>,
+    /// Stream-ordered calls: the stream, as the program gave it.
+    pub stream: u64,
     /// The result code.
     pub result: i64,
     /// Whether a runtime call made it.
@@ -56,11 +60,18 @@ pub fn read_all(path: &Path) -> BTreeMap<u32, Calls> {
         }
         let calls = processes.entry(number("pid") as u32).or_default();
         let failed = result != 0 && !frees;
+        // The ledger has the null stream of a function of the per-thread default stream as 2.
+        let stream = match number("stream") {
+            2 if api.symbol().is_some_and(|s| s.ends_with("_ptsz")) => 0,
+            stream => stream,
+        };
         let sized = !frees || api.memory() == Some(Memory::Address);
         calls.entry(number("tid") as u32).or_default().push(Call {
             api: name,
             addr: if failed { 0 } else { addr },
             size: if sized { number("size") } else { 0 },
+            device: entry["device"].as_i64().filter(|_| result == 0 && is_on_device(*api)),
+            stream,
             result,
             nested: entry["nested"].as_bool().unwrap_or(false),
         });
@@ -99,11 +110,24 @@ pub fn calls_of(reader: &Reader, events: &[Event]) -> Calls {
     calls
 }
 
+/// Whether the function obtains memory of a device that both sides name: the runtime's lines about a pool have the current
+/// device, whatever the pool's.
+fn is_on_device(api: Api) -> bool {
+    let kind = api.memory().filter(|_| !api.frees());
+    match kind {
+        None | Some(Memory::Host | Memory::Registered | Memory::Address) => false,
+        Some(Memory::Pool) => api.source() == Some(Source::Driver),
+        Some(_) => true,
+    }
+}
+
 fn call(e: &Event, result: i64) -> Call {
     Call {
         api: e.api.symbol().expect("a known function").to_owned(),
         addr: e.addr,
         size: e.size,
+        device: Some(e.device.into()).filter(|_| result == 0 && is_on_device(e.api)),
+        stream: if e.api.memory() == Some(Memory::Pool) { e.stream } else { 0 },
         result,
         nested: e.flags.contains(Flags::NESTED),
     }

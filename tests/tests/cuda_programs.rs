@@ -172,6 +172,16 @@ fn a_free_that_fails_is_taken_back() {
 }
 
 #[test]
+fn memory_is_on_the_device_that_the_call_names() {
+    let workshop = Workshop::new();
+    let options = [linked_with("libcudart.so.12"), linked_with("libcuda.so.1")].concat();
+    let program = workshop.program("cuda/devices.c", "devices", &options);
+    let (_, trace) = compare(&[program.as_os_str()], |victim| victim.env("SIMCUDA_DEVICES", "2"));
+    let devices: Vec<_> = trace.definitions().devices.keys().copied().collect();
+    assert_eq!(devices, [0, 1]);
+}
+
+#[test]
 fn memory_of_another_process_is_recorded_where_it_is_opened() {
     let workshop = Workshop::new();
     let options = [linked_with("libcudart.so.12"), linked_with("libcuda.so.1")].concat();

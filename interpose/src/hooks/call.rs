@@ -5,7 +5,7 @@
 //! release that fails is taken back ([`Action::Retract`]).
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Event, Flags, Source};
@@ -35,7 +35,12 @@ pub(super) struct Memory {
     pub(super) addr: u64,
     pub(super) size: u64,
     pub(super) stream: u64,
+    /// Where the call itself says: one more than the device's ordinal, or [`ON_HOST`]; 0: on the current device.
+    pub(super) place: u64,
 }
+
+/// See [`Memory::place`].
+pub(super) const ON_HOST: u64 = u64::MAX;
 
 impl Call {
     /// First thing in a body: the caller's address is overwritten by the next stub that runs.
@@ -89,9 +94,12 @@ impl Call {
 
     /// Records what the call obtained, or that it failed.
     pub(super) fn obtained(&self, action: Action, result: i32, nested_seen: bool, memory: impl FnOnce() -> Memory) {
-        let memory = memory();
+        let mut memory = memory();
         if result == 0 && memory.addr == 0 {
             return; // a request for nothing
+        }
+        if result == 0 && self.hook.is_pool() {
+            memory.place = place_of(memory.addr);
         }
         if self.in_allocator && result == 0 && action != Action::Reserve {
             thread(|t| t.last_segment.set((memory.addr, memory.size)));
@@ -107,7 +115,7 @@ impl Call {
     /// A release that had been recorded has failed.
     pub(super) fn failed(&self, seq: u64, result: i32) {
         if seq != 0 {
-            self.record(Action::Retract, Memory { addr: seq, size: 0, stream: 0 }, result, false);
+            self.record(Action::Retract, Memory { addr: seq, ..Memory::default() }, result, false);
         }
     }
 
@@ -125,8 +133,13 @@ impl Call {
             thread(|t| t.nested_seen.set(true));
         }
         let module = self.caller.as_ref().map_or(Default::default(), |c| objects::module_id(c, &mut guard));
-        let device = if self.hook.is_host() { -1 } else { current_device() };
-        if device >= 0 && matches!(action, Action::Alloc | Action::Map) {
+        let current = if self.hook.is_host() { -1 } else { current_device() };
+        let device = match memory.place {
+            0 => current,
+            ON_HOST => -1,
+            place => i16::try_from(place - 1).unwrap_or(-1),
+        };
+        if device >= 0 && device == current && matches!(action, Action::Alloc | Action::Map) {
             guard.device_seen(device, if result == 0 { memory.size } else { 0 });
         }
         let stack = guard.stack();
@@ -193,6 +206,39 @@ fn current_device() -> i16 {
         get(&mut device)
     };
     if result == 0 { i16::try_from(device).unwrap_or(-1) } else { -1 }
+}
+
+/// Where memory at this address is, for [`Memory::place`]: stream-ordered memory is on the device of its pool, whatever is
+/// current. Not asked for where there is one device only.
+fn place_of(addr: u64) -> u64 {
+    static COUNT: Original = Original::new();
+    static ATTRIBUTE: Original = Original::new();
+    static DEVICES: AtomicI32 = AtomicI32::new(0);
+    /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`
+    const DEVICE_ORDINAL: i32 = 9;
+    let mut count = DEVICES.load(Ordering::Relaxed);
+    if count == 0 {
+        let function = driver_function(&COUNT, c"cuDeviceGetCount");
+        if !function.is_null() {
+            // SAFETY: `CUresult cuDeviceGetCount(int *)`.
+            unsafe {
+                let get: unsafe extern "C" fn(*mut i32) -> i32 = std::mem::transmute(function);
+                get(&mut count);
+            }
+            DEVICES.store(count, Ordering::Relaxed);
+        }
+    }
+    let function = if count > 1 { driver_function(&ATTRIBUTE, c"cuPointerGetAttribute") } else { std::ptr::null_mut() };
+    if function.is_null() {
+        return 0;
+    }
+    let mut ordinal = -1;
+    // SAFETY: `CUresult cuPointerGetAttribute(void *, CUpointer_attribute, CUdeviceptr)`; this attribute is an int.
+    let result = unsafe {
+        let get: unsafe extern "C" fn(*mut i32, i32, u64) -> i32 = std::mem::transmute(function);
+        get(&mut ordinal, DEVICE_ORDINAL, addr)
+    };
+    if result == 0 { u64::try_from(ordinal).map_or(0, |o| o + 1) } else { 0 }
 }
 
 /// Originals of runtime functions, by hook and calling module: a process may hold several runtimes, and each caller has its own.

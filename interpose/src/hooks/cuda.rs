@@ -8,7 +8,7 @@ use std::ffi::c_void;
 
 use memtrace_trace::event::Action;
 
-use super::call::{Call, Memory, UNKNOWN};
+use super::call::{Call, Memory, ON_HOST, UNKNOWN};
 use super::entry::entry;
 use super::registry::{HOOKS, index};
 
@@ -64,6 +64,32 @@ pub(super) struct Array3dDescriptor {
     format: u32,
     channels: u32,
     flags: u32,
+}
+
+/// The head of `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct AllocationProperties {
+    kind: i32,
+    handle_types: i32,
+    location_kind: i32,
+    location: i32,
+}
+
+/// Where physical memory is to be.
+fn place(properties: *const AllocationProperties) -> u64 {
+    /// `CU_MEM_LOCATION_TYPE_DEVICE`; the larger ones are the host's.
+    const DEVICE: i32 = 1;
+    if properties.is_null() {
+        return 0;
+    }
+    // SAFETY: as in `at`.
+    let p = unsafe { properties.read_unaligned() };
+    match p.location_kind {
+        DEVICE => u64::try_from(p.location).map_or(0, |o| o + 1),
+        kind if kind > DEVICE => ON_HOST,
+        _ => 0,
+    }
 }
 
 /// Reads through a pointer that the program gave; 0 for null.
@@ -235,7 +261,9 @@ hooks! {
     cuMemFreeAsync(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
     cuMemFreeAsync_ptsz(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
     cuMemFree_v2(addr: u64) frees FreeCompleted { addr: addr }
-    cuMemCreate(out: *mut u64, size: usize, properties: *const c_void, flags: u64) gets Alloc { addr: at(out), size: size }
+    cuMemCreate(out: *mut u64, size: usize, properties: *const AllocationProperties, flags: u64) gets Alloc {
+        addr: at(out), size: size, place: place(properties)
+    }
     cuMemRelease(handle: u64) frees FreeCompleted { addr: handle }
     cuMemMap(addr: u64, size: usize, offset: usize, handle: u64, flags: u64) gets Map {
         addr: addr, size: size, stream: handle

@@ -30,6 +30,11 @@ impl Hook {
         matches!(self.api.memory(), Some(Memory::Host | Memory::Registered))
     }
 
+    /// Whether the function deals with memory from a stream-ordered pool.
+    pub(super) fn is_pool(&self) -> bool {
+        self.api.memory() == Some(Memory::Pool)
+    }
+
     /// Index among the runtime's functions.
     pub(super) fn runtime_index(&self) -> usize {
         usize::from(self.api.0.saturating_sub(FIRST_RUNTIME))
