@@ -14,7 +14,7 @@ use crate::stack::CheckedMemory;
 /// The first word of a node that may be the pointer: after the number and the thread.
 const FIRST: usize = 7;
 /// Words of a node, and of its Python object, that are searched.
-const NODE_WORDS: usize = 160;
+const NODE_WORDS: usize = 400;
 const OBJECT_WORDS: usize = 96;
 /// How many nodes are searched in vain before it is given up.
 const ATTEMPTS: u32 = 8;
