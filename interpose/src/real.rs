@@ -41,7 +41,16 @@ pub(crate) extern "C" fn dlsym_address() -> *mut c_void {
 /// The C library's `dlsym(handle, name)`: for our own questions. Null when there is no such symbol.
 pub(crate) fn lookup(handle: *mut c_void, name: &CStr) -> *mut c_void {
     // SAFETY: the handle is one of dlopen's or a special one; the name is a C string.
-    real_dlsym().map_or(std::ptr::null_mut(), |dlsym| unsafe { dlsym(handle, name.as_ptr()) })
+    forget_failure(real_dlsym().map_or(std::ptr::null_mut(), |dlsym| unsafe { dlsym(handle, name.as_ptr()) }))
+}
+
+/// Our own failed questions are not to be found by the program's next `dlerror`.
+fn forget_failure(found: *mut c_void) -> *mut c_void {
+    if found.is_null() {
+        // SAFETY: no arguments; the message is not looked at.
+        unsafe { libc::dlerror() };
+    }
+    found
 }
 
 /// What the program would be answered without us.
@@ -57,7 +66,7 @@ pub(crate) fn ask(handle: *mut c_void, name: &CStr) -> *mut c_void {
 pub(crate) fn loaded(path: &CStr) -> *mut c_void {
     const FLAGS: c_int = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
     // SAFETY: a C string; RTLD_NOLOAD loads nothing and runs nothing.
-    unsafe { libc::dlopen(path.as_ptr(), FLAGS) }
+    forget_failure(unsafe { libc::dlopen(path.as_ptr(), FLAGS) })
 }
 
 /// An original's address, found once.

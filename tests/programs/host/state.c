@@ -101,6 +101,7 @@ int main(int argc, char **argv) {
 #ifdef CUDA
     void *memory = NULL;
     // The first event of the process is a failure.
+    dlerror();
     errno = 77;
     int result = cudaMalloc(&memory, (size_t)1 << 50);
     printf("too much: %d, errno %d, %p\n", result, errno, memory);
@@ -117,6 +118,12 @@ int main(int argc, char **argv) {
     errno = 79;
     result = cudaFree((void *)0x1234);
     printf("bad pointer: %d, errno %d\n", result, errno);
+    for (int i = 0; i < 8; i++) cudaMalloc(&memory, 1 << 20);
+    char *error = dlerror();
+    printf("loader's error: %s\n", error ? error : "none");
+    dlsym(RTLD_DEFAULT, "cuNoSuchFunction");
+    error = dlerror();
+    printf("loader's error: %s\n", error ? error : "none");
 #endif
     state("at the end");
     return 3;
