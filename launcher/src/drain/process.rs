@@ -214,13 +214,17 @@ impl Process {
             && (self.start_time.is_none() || self.dir.start_time() != self.start_time || self.dir.state() == Some('Z'))
     }
 
-    /// Empties the rings once.
+    /// Empties the rings once, as far as the writer keeps up.
     pub(super) fn drain(&mut self, now: Duration, queue: &Queue) -> Activity {
+        self.take(now, queue, false)
+    }
+
+    fn take(&mut self, now: Duration, queue: &Queue, to_the_end: bool) -> Activity {
         if self.write_failed.load(Ordering::Acquire) {
             self.close();
         }
         let Process { segment, dir, rings, threads, merge, out, .. } = self;
-        let mut taking = Taking { dir, threads, merge, out, queue, now, activity: Activity::default() };
+        let mut taking = Taking { dir, threads, merge, out, queue, now, to_the_end, activity: Activity::default() };
         rings.drain(segment, &mut taking);
         taking.activity
     }
@@ -257,7 +261,7 @@ impl Process {
         self.close();
         // While a process still runs, its threads may be in the middle of an event: a few more looks, but not for ever.
         for _ in 0..16 {
-            if self.drain(now, queue).slots == 0 {
+            if self.take(now, queue, true).slots == 0 {
                 break;
             }
         }
@@ -312,6 +316,8 @@ struct Taking<'a> {
     out: &'a mut Outflow,
     queue: &'a Queue,
     now: Duration,
+    /// Take everything, however far the writer is behind.
+    to_the_end: bool,
     activity: Activity,
 }
 
@@ -319,6 +325,10 @@ impl Intake for Taking<'_> {
     fn writer(&mut self, tid: u32, name: Option<&str>) -> ThreadId {
         let (out, queue) = (&mut *self.out, self.queue);
         self.threads.id(tid, name, self.dir, self.now, &mut |d| out.own_definition(d, queue))
+    }
+
+    fn has_room(&self) -> bool {
+        self.to_the_end || self.queue.has_room()
     }
 
     fn event(&mut self, event: Event) {

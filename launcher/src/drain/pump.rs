@@ -182,15 +182,14 @@ impl Pump {
     fn drain(&mut self, now: Duration) -> Activity {
         let mut all = Activity::default();
         for process in self.processes.values_mut() {
-            if self.queue.has_room() {
-                let one = process.drain(now, &self.queue);
-                all.slots += one.slots;
-                all.fullest = all.fullest.max(one.fullest);
-            } else {
-                // The disk is behind: look again soon.
-                all.slots += 1;
-            }
+            let one = process.drain(now, &self.queue);
+            all.slots += one.slots;
+            all.fullest = all.fullest.max(one.fullest);
             process.tick(now, &self.queue);
+        }
+        if !self.queue.has_room() {
+            // The disk is behind, and something may have been left: look again soon, but let the writer work.
+            return Activity { slots: 1, fullest: 0 };
         }
         all
     }

@@ -18,6 +18,8 @@ use memtrace_trace::wire::Cursor;
 pub(super) trait Intake {
     /// The thread that writes into a ring from here on (0: several that have not said which); the answer is the id for its events.
     fn writer(&mut self, tid: u32, name: Option<&str>) -> ThreadId;
+    /// Whether more can be taken now. What is left stays in the rings.
+    fn has_room(&self) -> bool;
     /// An event.
     fn event(&mut self, event: Event);
     /// An encoded definition, not checked.
@@ -39,6 +41,8 @@ struct RingState {
 #[derive(Default, Debug)]
 pub(super) struct Rings {
     states: Vec<RingState>,
+    /// The ring at which there was no more room.
+    resume_at: usize,
     corrupt: u64,
 }
 
@@ -60,7 +64,9 @@ impl Rings {
             self.states.resize(used, RingState::default());
         }
         let next_seq = &segment.header().next_seq.0;
-        for index in 0..used {
+        // From where we stopped last time, or the last rings would starve while the writer is behind.
+        let first = std::mem::take(&mut self.resume_at).min(used - 1);
+        for index in (first..used).chain(0..first) {
             let (Some(ring), Some(header), Some(state)) =
                 (segment.ring(index), segment.ring_header(index), self.states.get_mut(index))
             else {
@@ -69,6 +75,10 @@ impl Rings {
             let mut consumer = Consumer::new(ring);
             if consumer.pending() == 0 {
                 continue;
+            }
+            if !intake.has_room() {
+                self.resume_at = index;
+                break;
             }
             let owner = if index == 0 { 0 } else { header.owner.0.load(Ordering::Acquire) };
             if !state.announced && (state.thread.is_none() || state.owner != owner) {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::Context as _;
-use crossbeam::channel::{Receiver, Sender, unbounded};
+use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::counters::CounterValues;
 use memtrace_trace::event::Event;
@@ -25,6 +25,9 @@ use super::{RunFolder, Written};
 const QUEUE_EVENTS: usize = 1 << 17;
 /// Events of a batch.
 pub(crate) const BATCH_EVENTS: usize = 4096;
+
+/// Empty batches kept for the next events.
+const SPARE_BATCHES: usize = QUEUE_EVENTS / BATCH_EVENTS;
 
 /// Names one trace file between the two threads.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -100,7 +103,7 @@ impl Queue {
 /// Starts the writer thread. It ends when the queue is dropped, and returns what became of each file.
 pub(crate) fn start(folder: RunFolder) -> anyhow::Result<(Queue, JoinHandle<Vec<Written>>)> {
     let (jobs, inbox) = unbounded();
-    let (recycle, emptied) = unbounded();
+    let (recycle, emptied) = bounded(SPARE_BATCHES);
     let queued = Arc::new(AtomicUsize::new(0));
     let queue = Queue { jobs, emptied, queued: Arc::clone(&queued) };
     let work = move || {
@@ -113,7 +116,8 @@ pub(crate) fn start(folder: RunFolder) -> anyhow::Result<(Queue, JoinHandle<Vec<
                     queued.fetch_sub(batch.events.len(), Ordering::AcqRel);
                     batch.events.clear();
                     if batch.events.capacity() > 0 {
-                        let _ = recycle.send(batch.events);
+                        // Enough spare ones: this one is freed.
+                        let _ = recycle.try_send(batch.events);
                     }
                 }
                 Job::Finish { key, end } => files.finish(key, &end),
