@@ -224,7 +224,7 @@ pub(crate) fn named(file_name: &[u8]) -> Option<Object> {
 /// A loaded object as the loader's fast look-up gives it.
 #[derive(Clone, Copy)]
 pub(crate) struct Caller {
-    /// Where the object starts in memory: its identity while it is loaded.
+    /// Where the object starts in memory.
     pub(crate) start: usize,
     path: *const libc::c_char,
 }
@@ -243,6 +243,12 @@ impl Caller {
     pub(crate) fn file_name(&self) -> &[u8] {
         let path = self.path().to_bytes();
         path.rsplit(|b| *b == b'/').next().unwrap_or(path)
+    }
+
+    /// Tells objects apart, also those that lie one after the other at one address. Never 0.
+    fn identity(&self) -> usize {
+        const FNV: usize = 0x0000_0100_0000_01b3;
+        self.path().to_bytes().iter().fold(self.start, |hash, byte| (hash ^ usize::from(*byte)).wrapping_mul(FNV)) | 1
     }
 }
 
@@ -299,26 +305,36 @@ pub(crate) fn containing(address: usize) -> Option<Caller> {
 /// How many objects can have a module id; later ones are "none".
 pub(crate) const MODULES: usize = 256;
 
-/// The start addresses of objects that called CUDA, by module index; 0 is free. Of this image, not of a recording: a forked
+/// The identities of objects that called CUDA, by module index; 0 is free. Of this image, not of a recording: a forked
 /// child has the same objects.
-static STARTS: [AtomicUsize; MODULES] = [const { AtomicUsize::new(0) }; MODULES];
+static IDENTITIES: [AtomicUsize; MODULES] = [const { AtomicUsize::new(0) }; MODULES];
 
 /// The calling object's index.
 pub(crate) fn module_index(caller: &Caller) -> Option<usize> {
-    for (index, place) in STARTS.iter().enumerate() {
-        let start = place.load(Ordering::Relaxed);
-        if start == caller.start {
+    let identity = caller.identity();
+    for (index, place) in IDENTITIES.iter().enumerate() {
+        let known = place.load(Ordering::Relaxed);
+        if known == identity {
             return Some(index);
         }
-        if start == 0 {
-            match place.compare_exchange(0, caller.start, Ordering::Relaxed, Ordering::Relaxed) {
+        if known == 0 {
+            match place.compare_exchange(0, identity, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return Some(index),
-                Err(now) if now == caller.start => return Some(index),
+                Err(now) if now == identity => return Some(index),
                 Err(_) => {}
             }
         }
     }
     None
+}
+
+/// Keeps the object that has this address from being unloaded: what we hold originals of must stay.
+pub(crate) fn keep(address: usize) {
+    if let Some(object) = containing(address)
+        && !object.path().is_empty()
+    {
+        real::loaded(object.path());
+    }
 }
 
 /// Which modules this recording has defined, one bit each.

@@ -61,12 +61,19 @@ pub(crate) fn ask(handle: *mut c_void, name: &CStr) -> *mut c_void {
     dlsym.map_or(std::ptr::null_mut(), |dlsym| unsafe { dlsym(handle, name.as_ptr()) })
 }
 
-/// A handle of an object that is loaded already, or null. The reference it takes is kept on purpose: what we hold
-/// originals of must not be unloaded.
+/// A handle of an object that is loaded already, or null. Whoever does not [`close`] it keeps the object from being unloaded.
 pub(crate) fn loaded(path: &CStr) -> *mut c_void {
     const FLAGS: c_int = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
     // SAFETY: a C string; RTLD_NOLOAD loads nothing and runs nothing.
     forget_failure(unsafe { libc::dlopen(path.as_ptr(), FLAGS) })
+}
+
+/// Gives a handle back, so that the program can unload the object.
+pub(crate) fn close(handle: *mut c_void) {
+    if !handle.is_null() {
+        // SAFETY: a handle of `loaded`, given back once. The object is in use by the program, so this unloads nothing.
+        unsafe { libc::dlclose(handle) };
+    }
 }
 
 /// An original's address, found once.

@@ -255,6 +255,22 @@ fn libraries_that_bind_deeply_are_recorded() {
 }
 
 #[test]
+fn libraries_that_are_unloaded_and_loaded_again_are_new_each_time() {
+    let workshop = Workshop::new();
+    let libraries = libraries(&workshop, &["libcudart.so.12", "libcudart.so.13", "libcudart.so.12"]);
+    let program = workshop.program("cuda/reload.c", "reload", NONE);
+    let mut command = vec![program.as_os_str()];
+    command.extend(libraries.iter().map(|l| l.as_os_str()));
+    let (run, trace) = compare(&command, same);
+    let said = String::from_utf8_lossy(&run.output.stdout);
+    assert!(said.contains("1: 0, 3 times") && said.contains("unloaded: 1") && !said.contains("unloaded: 0"), "{said}");
+    // Whatever lies where another one lay is told apart: the size tells whose call it is.
+    for event in events(&trace).iter().filter(|e| e.source == Source::Runtime && e.action == Action::Alloc) {
+        assert_eq!(caller(&trace, event), format!("libuser{}.so", (event.size >> 16) - 1));
+    }
+}
+
+#[test]
 fn a_runtime_that_a_library_carries_itself_is_recorded_in_the_driver() {
     let callers = load("local", &["static", "libcudart.so.12", "static"]);
     assert_eq!(callers, BTreeMap::from([(Source::Runtime, users(&[1])), (Source::Driver, users(&[0, 2]))]));

@@ -261,6 +261,7 @@ fn runtime_original(hook: &'static Hook, caller: Option<&Caller>) -> *mut c_void
     if !sound(found) {
         found = own.map_or(std::ptr::null_mut(), |handle| real::lookup(handle, hook.symbol));
     }
+    own.into_iter().for_each(real::close);
     if !sound(found) {
         found = hook.original.peek();
     }
@@ -281,6 +282,7 @@ fn runtime_original(hook: &'static Hook, caller: Option<&Caller>) -> *mut c_void
     if !sound(found) {
         return std::ptr::null_mut();
     }
+    objects::keep(found as usize);
     if let Some(place) = place {
         place.store(found, Ordering::Relaxed);
     }

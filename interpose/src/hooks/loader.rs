@@ -12,6 +12,7 @@ use super::call::{driver, driver_function};
 use super::deepbind;
 use super::entry::entry;
 use super::registry::{self, Hook};
+use crate::objects;
 use crate::process::Process;
 use crate::real::{self, Original};
 
@@ -81,6 +82,7 @@ fn adopt(hook: &Hook, found: *mut c_void) -> bool {
     let linked = if hook.is_runtime() { real::lookup(libc::RTLD_NEXT, hook.symbol) } else { found };
     let sound = linked.is_null() || linked == found;
     if sound {
+        objects::keep(found as usize);
         hook.original.set(found);
     }
     sound

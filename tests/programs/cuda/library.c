@@ -33,10 +33,13 @@ int cudaMalloc(void **, size_t);
 int cudaFree(void *);
 #endif
 
+__attribute__((visibility("default"))) int used;
+
 __attribute__((visibility("default"))) int use(int rounds, size_t size) {
     for (int i = 0; i < rounds; i++) {
         void *memory;
         if (cudaMalloc(&memory, size + i) != 0 || cudaFree(memory) != 0) return 1;
+        used++;
     }
     return 0;
 }
