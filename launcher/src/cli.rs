@@ -75,7 +75,7 @@ pub(crate) enum Format {
 /// `memtrace run`.
 #[derive(Args, Debug)]
 pub(crate) struct Run {
-    /// Folder for the recording; must be new or empty [default: memtrace-<program>-<time>]
+    /// Folder for the recording; must be new or empty [default: memtrace-PROGRAM-TIME]
     #[arg(short, long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
     /// Which call stacks to record

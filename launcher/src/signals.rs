@@ -5,7 +5,7 @@
 //!   command already: nothing to do.
 //! - What somebody sent to the launcher's pid is meant for the command: passed on, value included.
 //! - What somebody sent to the whole group has reached the command too. The kernel does not say which of the two it was; the
-//!   [`Witness`](crate::witness::Witness), another member of the group, does.
+//!   [`Witness`], another member of the group, does.
 //! - When the command is stopped from the terminal, so are we: the shell that started us waits for that. A SIGCONT to us alone
 //!   is passed on like any other signal.
 

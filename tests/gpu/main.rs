@@ -12,6 +12,9 @@ use memtrace_trace::api::Memory;
 use memtrace_trace::event::{Action, Flags, Source};
 use serde_json::{Value, json};
 
+/// A check: panics where it fails, else says what it saw.
+type Check = Box<dyn Fn() -> Value>;
+
 /// Physical device memory obtained from the driver and not yet released, by calling library, at the end or at `peak`.
 fn by_module(run: &Run) -> BTreeMap<String, u64> {
     let mut held: BTreeMap<(String, u64), u64> = BTreeMap::new();
@@ -139,7 +142,7 @@ fn overhead() -> Value {
 
 fn main() {
     let expandable = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")];
-    let checks: Vec<(&str, Box<dyn Fn() -> Value>)> = vec![
+    let checks: Vec<(&str, Check)> = vec![
         ("recorder: MLP", Box::new(|| recorder("torch/mlp.py", &[], &[]))),
         ("recorder: ResNet-50, batch 32", Box::new(|| recorder("torch/resnet50.py", &["32"], &[]))),
         ("recorder: GPT-2, 124 M parameters", Box::new(|| recorder("torch/gpt2.py", &[], &[]))),

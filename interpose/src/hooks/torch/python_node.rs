@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     /// A class, an object that points to the node at its word 40, and the node, which points to the object at word 90.
-    fn graph(name: &CStr) -> (Box<[usize]>, Box<[usize]>, Box<[usize]>) {
+    fn graph(name: &CStr) -> [Box<[usize]>; 3] {
         let address = |words: &[usize]| words.as_ptr() as usize;
         let (mut class, mut object, mut node) =
             (vec![0; 8].into_boxed_slice(), vec![1; 100].into_boxed_slice(), vec![0; 170].into_boxed_slice());
@@ -140,17 +140,17 @@ mod tests {
         // Words that lead nowhere, or to something that does not point back.
         (node[8], node[9], node[10]) = (8, usize::MAX, address(&class));
         node[90] = address(&object);
-        (class, object, node)
+        [class, object, node]
     }
 
     #[test]
     fn the_python_object_is_found_by_the_pointer_back() {
         let memory = CheckedMemory::open().unwrap();
-        let (_class, mut object, node) = graph(c"CubeBackward");
+        let [_class, mut object, node] = graph(c"CubeBackward");
         assert_eq!(find(&memory, node.as_ptr() as usize), Some(90));
         object[40] = 0;
         assert_eq!(find(&memory, node.as_ptr() as usize), None);
-        let (_class, _object, node) = graph(c"str");
+        let [_class, _object, node] = graph(c"str");
         assert_eq!(find(&memory, node.as_ptr() as usize), None);
     }
 
