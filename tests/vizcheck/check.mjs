@@ -222,13 +222,32 @@ async function checkView(name, device, file) {
   await page.mouse.move(0, 0); // hover nothing
   const start = Date.now();
   await pick(1, name);
-  const seen = await page.evaluate(() => surveyView());
-  const view = { name, device, ms: Date.now() - start, ...seen, png: file };
+  let seen = await page.evaluate(() => surveyView());
+  const view = { name, device, ms: Date.now() - start, png: file };
   const problem = message => note('view', message);
   if (!seen) {
     problem('nothing on show');
     return view;
   }
+
+  // The state view's event list (view > grid > list > entry).
+  const events = page
+    .locator('body > div:visible > div > div > pre')
+    .filter({ hasText: /^(alloc|free|segment|OOM|snapshot|annotate)/ });
+  view.events = await events.count();
+  // Going to the first event replays the whole trace backwards: a trace that
+  // disagrees with the final segments throws here. The last stop is the middle
+  // one: at the end everything may be free, rightly.
+  const stops = [view.events - 1, 0, view.events >> 1];
+  for (const i of [...new Set(stops)].filter(i => i >= 0 && i < view.events)) {
+    await events.nth(i).scrollIntoViewIfNeeded();
+    await events.nth(i).click();
+    await settle();
+    (view.event_stacks ??= []).push((await page.evaluate(() => stackText())).slice(0, 300));
+  }
+  if (view.events > 0) seen = await page.evaluate(() => surveyView());
+  Object.assign(view, seen);
+
   if (seen.text !== undefined) {
     view.text = seen.text.slice(0, 400);
     if (/No allocator settings found/.test(seen.text) || !/[{]/.test(seen.text)) problem('no settings shown');
@@ -242,22 +261,7 @@ async function checkView(name, device, file) {
     }
   }
 
-  // The state view's event list (view > grid > list > entry).
-  const events = page
-    .locator('body > div:visible > div > div > pre')
-    .filter({ hasText: /^(alloc|free|segment|OOM|snapshot|annotate)/ });
-  view.events = await events.count();
-  // Going to the first event replays the whole trace backwards: a trace that
-  // disagrees with the final segments throws here.
-  for (const i of [...new Set([0, view.events >> 1, view.events - 1])].filter(i => i >= 0 && i < view.events)) {
-    await events.nth(i).scrollIntoViewIfNeeded();
-    await events.nth(i).click();
-    await settle();
-    (view.event_stacks ??= []).push((await page.evaluate(() => stackText())).slice(0, 300));
-  }
-
-  // The replay may have moved the shapes: find the point to hover again.
-  const point = view.events > 0 ? (await page.evaluate(() => surveyView())).point : seen.point;
+  const { point } = seen;
   if (point) {
     await page.mouse.move(...point);
     await settle();

@@ -2,7 +2,7 @@
 
 `start()` before the first CUDA allocation, `finish()` at the end: writes PyTorch's snapshot as JSON to the file named by
 MEMTRACE_TEST_ORACLE, with the allocator's own statistics under the key "statistics". Without the variable both do nothing.
-With MEMTRACE_TEST_ORACLE_LAST=1 the process ends there, so that nothing happens that PyTorch's snapshot does not have.
+With MEMTRACE_TEST_ORACLE_LAST=1 the process ends in `finish()`, so that nothing happens that PyTorch's snapshot does not have.
 """
 
 import gc
@@ -22,8 +22,14 @@ def start():
 
 
 def finish():
-    if not PATH:
-        return
+    if PATH:
+        dump()
+    if LAST:
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def dump():
     # What hangs in cycles must not be freed later than the snapshot.
     gc.collect()
     gc.disable()
@@ -34,6 +40,3 @@ def finish():
     snapshot["statistics"] = statistics
     with open(PATH, "w") as f:
         json.dump(snapshot, f)
-    if LAST:
-        sys.stdout.flush()
-        os._exit(0)
