@@ -1,7 +1,7 @@
 //! Other releases of PyTorch than the default one: the recorder, the snapshot and the autograd nodes are right on each.
 //!
 //! Each release needs an environment of its own (scripts/venv: a download of up to 0.9 GB on first use), so these are the oldest
-//! release that is promised to be right, one in between and the newest; `MEMTRACE_TEST_TORCH=2.3.1,2.9.1` adds more. 2.1 and 2.2,
+//! release that is promised to be right, one in between and the newest; `MEMTRACE_TEST_TORCH=2.3.1,2.7.1:3.9` adds more, with a version of Python. 2.1 and 2.2,
 //! whose tracker cannot be found, are recorded by the reporter: `cargo test --test versions -- --ignored`.
 
 mod snapshot_support;
@@ -17,8 +17,13 @@ const NEWEST: &str = "2.15.0";
 /// Exports nothing by which the tracker could be found.
 const REPORTER_ONLY: &str = "2.1.2";
 
+/// A program on a release, `2.7.1` or, with a version of Python, `2.7.1:3.9`.
 fn on(torch: &str, program: &str, arguments: &[&str]) -> Victim {
-    Victim::python(program, arguments).env("SIM_TORCH", torch)
+    let victim = Victim::python(program, arguments);
+    match torch.split_once(':') {
+        Some((torch, python)) => victim.env("SIM_TORCH", torch).env("SIM_PYTHON", python),
+        None => victim.env("SIM_TORCH", torch),
+    }
 }
 
 /// Everything that is compared on every release.
