@@ -95,6 +95,7 @@ impl Guard {
             thread.busy.set(true);
             let guard = Guard::ready(thread, errno);
             if guard.is_none() {
+                Process::missed_event();
                 thread.busy.set(false);
                 // SAFETY: as above.
                 unsafe { *libc::__errno_location() = errno };

@@ -37,7 +37,7 @@ pub(crate) struct Process {
     pub(crate) stalled: AtomicU32,
 }
 
-/// Null: not yet known. [`off`]: this process records nothing.
+/// Null: not yet known. [`off`], [`unreachable`]: this process records nothing, for ever or for now.
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 /// The thread id that is finding out, 0 when nobody is.
 static STARTING: AtomicU32 = AtomicU32::new(0);
@@ -45,9 +45,27 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// The page that forks wipe.
 static ALIVE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
-/// A pointer that is neither null nor a process.
+/// Events that passed while the launcher could not be reached. Told when it can be; see [`Process::missed_event`].
+static MISSED: AtomicU64 = AtomicU64::new(0);
+
+/// A pointer that is neither null nor a process: this process was not started by memtrace.
 fn off() -> *mut Process {
     std::ptr::without_provenance_mut(align_of::<Process>())
+}
+
+/// The other such pointer: the launcher could not be reached (no descriptor was free, it was stopped, it is gone).
+fn unreachable() -> *mut Process {
+    std::ptr::without_provenance_mut(2 * align_of::<Process>())
+}
+
+/// The process that `CURRENT` points to; `None` for null and the two markers.
+#[inline]
+fn known(pointer: *mut Process) -> Option<&'static Process> {
+    if pointer.addr() <= 2 * align_of::<Process>() {
+        return None;
+    }
+    // SAFETY: neither null nor a marker, so it was made by `start` and is never freed.
+    Some(unsafe { &*pointer })
 }
 
 pub(crate) fn thread_id() -> u32 {
@@ -62,19 +80,24 @@ impl Process {
         if let Some(process) = Process::if_started() {
             return Some(process);
         }
-        if std::ptr::eq(CURRENT.load(Ordering::Relaxed), off()) { None } else { Process::find_out() }
+        let pointer = CURRENT.load(Ordering::Relaxed);
+        // Whom nobody answered asks again after 1, 2, 4, 8 ... events.
+        let wait = std::ptr::eq(pointer, unreachable()) && !MISSED.load(Ordering::Relaxed).is_power_of_two();
+        if std::ptr::eq(pointer, off()) || wait { None } else { Process::find_out() }
     }
 
     /// The same, but without connecting: `None` also before the first event, and in a forked child before its own first.
     #[inline]
     pub(crate) fn if_started() -> Option<&'static Process> {
-        let process = CURRENT.load(Ordering::Acquire);
-        if process.is_null() || std::ptr::eq(process, off()) {
-            return None;
+        known(CURRENT.load(Ordering::Acquire)).filter(|p| p.alive.load(Ordering::Relaxed) != 0)
+    }
+
+    /// An event passes by unrecorded. Where the launcher is meant to know, it will be told.
+    #[cold]
+    pub(crate) fn missed_event() {
+        if std::ptr::eq(CURRENT.load(Ordering::Relaxed), unreachable()) {
+            MISSED.fetch_add(1, Ordering::Relaxed);
         }
-        // SAFETY: neither null nor the marker, so it was made by `start` and is never freed.
-        let process = unsafe { &*process };
-        (process.alive.load(Ordering::Relaxed) != 0).then_some(process)
     }
 
     #[cold]
@@ -93,20 +116,25 @@ impl Process {
                 }
             }
         }
-        let known = CURRENT.load(Ordering::Acquire);
-        // SAFETY: neither null nor the marker: made by `start`, never freed.
-        let before = (!known.is_null() && !std::ptr::eq(known, off())).then(|| unsafe { &*known });
-        let settled = std::ptr::eq(known, off()) || before.is_some_and(|p| p.alive.load(Ordering::Relaxed) != 0);
-        let process = if settled {
-            known
+        let pointer = CURRENT.load(Ordering::Acquire);
+        let before = known(pointer);
+        let settled = std::ptr::eq(pointer, off()) || before.is_some_and(|p| p.alive.load(Ordering::Relaxed) != 0);
+        let pointer = if settled {
+            pointer
         } else {
-            let process = start(before).map_or(off(), |p| Box::into_raw(Box::new(p)));
-            CURRENT.store(process, Ordering::Release);
-            process
+            let pointer = match start(before) {
+                Ok(process) => {
+                    process.count(Counter::EventsDropped, MISSED.swap(0, Ordering::Relaxed));
+                    Box::into_raw(Box::new(process))
+                }
+                Err(NotStarted::NoSession) => off(),
+                Err(NotStarted::Unreachable) => unreachable(),
+            };
+            CURRENT.store(pointer, Ordering::Release);
+            pointer
         };
         STARTING.store(0, Ordering::Release);
-        // SAFETY: as in `current`.
-        (process != off()).then(|| unsafe { &*process })
+        known(pointer)
     }
 
     /// What belongs to ring `index`. Only the ring's owner may call.
@@ -164,14 +192,22 @@ pub(crate) fn thread_exists(tid: u32) -> bool {
     sent || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
+/// Why a process records nothing.
+enum NotStarted {
+    /// It was not started by memtrace.
+    NoSession,
+    /// The launcher did not answer, or memory could not be had.
+    Unreachable,
+}
+
 /// Connects. `parent` is what the process that forked this one had.
-fn start(parent: Option<&Process>) -> Option<Process> {
-    let options = session_options()?;
-    let alive = alive_page()?;
+fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
+    let options = session_options().ok_or(NotStarted::NoSession)?;
+    let alive = alive_page().ok_or(NotStarted::Unreachable)?;
     let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
-    let segment = connect(&options.token, generation)?;
+    let segment = connect(&options.token, generation).ok_or(NotStarted::Unreachable)?;
     alive.store(1, Ordering::Relaxed);
-    Some(Process {
+    Ok(Process {
         options,
         segment,
         interner: Interner::new(),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use memtrace_tests::ledger::{Calls, assert_equal, ours, pid, read_all};
 use memtrace_tests::programs::{Workshop, linked_with, victim};
 use memtrace_tests::victim::{Run, Victim, events};
+use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Event};
 use memtrace_trace::file::Reader;
 
@@ -259,6 +260,15 @@ fn a_program_that_may_open_no_descriptor_goes_on() {
     // From the start: nothing can be recorded, nothing else happens.
     let (_, traces) = stage.run(&["no-descriptors", "1"]);
     assert!(traces.is_empty());
+}
+
+#[test]
+fn events_before_the_launcher_could_be_reached_are_counted() {
+    let (_, traces) = Stage::bare().run(&["no-descriptors", "2"]);
+    let [trace] = traces.as_slice() else { panic!("{} traces", traces.len()) };
+    let (recorded, missed) = (trace.event_count(), trace.counter(Counter::EventsDropped));
+    assert_eq!(recorded + missed, (4 + 100) * PAIR as u64, "{recorded} recorded, {missed} missed");
+    assert!(missed >= 4 * PAIR as u64 && recorded > 0, "{recorded} recorded, {missed} missed");
 }
 
 #[test]

@@ -238,14 +238,20 @@ static void close_all(void) {
     dprintf(out, "lowest %d, wrong %d\n", lowest_free(), wrong);
 }
 
-static void no_descriptors(int early) {
-    struct rlimit limit;
-    if (!early) some(3);
+// Allowed to open nothing: after some events (0), from the start (1), for the first events only (2).
+static void no_descriptors(int when) {
+    struct rlimit limit, none;
+    if (when == 0) some(3);
     getrlimit(RLIMIT_NOFILE, &limit);
-    limit.rlim_cur = 3;
-    setrlimit(RLIMIT_NOFILE, &limit);
+    none = limit;
+    none.rlim_cur = 3;
+    setrlimit(RLIMIT_NOFILE, &none);
     some(4);
     printf("%d\n", open("/dev/null", O_RDONLY));
+    if (when == 2) {
+        setrlimit(RLIMIT_NOFILE, &limit);
+        some(100);
+    }
 }
 
 int main(int argc, char **argv) {

@@ -127,7 +127,12 @@ const VTABLE_LIMIT: usize = 160;
 
 /// Attaches, once. Called from inside the allocator, outside any guard.
 pub(in super::super) fn attach() {
-    let Some(process) = Process::current() else { return };
+    // SAFETY: errno is the thread's own. Connecting, the first time, must not leave a trace in it.
+    let errno = unsafe { *libc::__errno_location() };
+    let process = Process::current();
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+    let Some(process) = process else { return };
     let state = &process.torch.tracker;
     if state.phase.load(Ordering::Relaxed) != Phase::New as u32
         || state
