@@ -1,8 +1,8 @@
 //! Other releases of PyTorch than the default one: the recorder, the snapshot and the autograd nodes are right on each.
 //!
 //! Each release needs an environment of its own (scripts/venv: a download of up to 0.9 GB on first use), so these are the oldest
-//! release that is promised to be right, one in between and the newest; `MEMTRACE_TEST_TORCH=2.3.1,2.7.1:3.9` adds more, with a version of Python. 2.1 and 2.2,
-//! whose tracker cannot be found, are recorded by the reporter: `cargo test --test versions -- --ignored`.
+//! release that is promised to be right, one in between, the newest, and one that has only the reporter. Any other, on any
+//! Python: `SIM_TORCH=2.3.1 SIM_PYTHON=3.9 cargo test --release --test recorder --test snapshot`.
 
 mod snapshot_support;
 
@@ -17,13 +17,8 @@ const NEWEST: &str = "2.15.0";
 /// Exports nothing by which the tracker could be found.
 const REPORTER_ONLY: &str = "2.1.2";
 
-/// A program on a release, `2.7.1` or, with a version of Python, `2.7.1:3.9`.
 fn on(torch: &str, program: &str, arguments: &[&str]) -> Victim {
-    let victim = Victim::python(program, arguments);
-    match torch.split_once(':') {
-        Some((torch, python)) => victim.env("SIM_TORCH", torch).env("SIM_PYTHON", python),
-        None => victim.env("SIM_TORCH", torch),
-    }
+    Victim::python(program, arguments).env("SIM_TORCH", torch)
 }
 
 /// Everything that is compared on every release.
@@ -63,14 +58,6 @@ fn the_newest() {
 }
 
 #[test]
-fn those_asked_for() {
-    for torch in std::env::var("MEMTRACE_TEST_TORCH").unwrap_or_default().split(',').filter(|t| !t.is_empty()) {
-        check(torch);
-    }
-}
-
-#[test]
-#[ignore = "an environment of 1.4 GB for a release that has only the fallback"]
 fn the_reporter_where_there_is_no_tracker() {
     let recorded = record(on(REPORTER_ONLY, "torch/mlp.py", &[]));
     let ours: Vec<(String, u64)> = events(&recorded.run.trace())

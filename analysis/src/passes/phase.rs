@@ -84,11 +84,14 @@ pub struct Verdict {
 
 /// The rule for what is freed while no Python frame runs: by destructors at the program's end, mostly.
 const FRAMELESS_FREE: &str = "free: no Python frame runs";
+/// The rule for what plain user code frees.
+const FREE_IN_PLACE: &str = "free: where the program is";
 
 impl Verdict {
-    /// Whether it is about a free while no Python frame runs.
-    pub fn is_frameless_free(&self) -> bool {
-        self.phase == Phase::Other && self.rule == FRAMELESS_FREE
+    /// Whether it is about a free that nothing but its place ties to a phase, of a block that is `older` than the step: if
+    /// nothing is allocated after it, the program was ending.
+    pub fn is_loose_free(&self, older: bool) -> bool {
+        self.rule == FRAMELESS_FREE || self.rule == FREE_IN_PLACE && older
     }
 
     /// What the deciding frame means, where a frame decided.
@@ -248,7 +251,7 @@ impl PhaseTracker {
             if e.stack.is_none() && !matches!(self.now.phase, Phase::Backward | Phase::Recompute) {
                 return place(Phase::Other, FRAMELESS_FREE);
             }
-            return place(self.now.phase, "free: where the program is");
+            return place(self.now.phase, FREE_IN_PLACE);
         }
         match self.now.phase {
             _ if self.now.step.is_none() => place(Phase::Load, "load: before the first forward"),

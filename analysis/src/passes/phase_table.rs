@@ -3,8 +3,8 @@
 //! Steps are many in a long run: the first and the last ones and the one with the peak are kept row by row, all others only
 //! in the sums.
 //!
-//! What is freed while no Python frame runs is held back until something is allocated: if nothing is, the program was ending,
-//! and its teardown is no part of the last step.
+//! What only its place ties to a phase (a free while no Python frame runs, or of an older block by plain user code) is held back
+//! until something is allocated: if nothing is, the program was ending, and its teardown is no part of the last step.
 
 use std::collections::VecDeque;
 
@@ -90,14 +90,14 @@ pub struct PhaseTable {
     total: StepRows,
     steps: u32,
     level: u64,
-    frameless: PhaseRow,
+    loose: [PhaseRow; Phase::ALL.len()],
 }
 
 impl PhaseTable {
     /// An allocation of `bytes`, after which `level` bytes are allocated.
     #[inline]
     pub fn alloc(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
-        self.settle_frameless();
+        self.settle_loose();
         let row = self.row(step, phase, ticks);
         row.allocations += 1;
         row.allocated += bytes;
@@ -119,24 +119,24 @@ impl PhaseTable {
         self.level = level;
     }
 
-    /// A free while no Python frame runs.
-    pub fn free_frameless(&mut self, bytes: u64, level: u64) {
-        self.frameless.frees += 1;
-        self.frameless.freed += bytes;
-        self.frameless.peak = self.frameless.peak.max(self.level);
-        self.frameless.after = level;
+    /// A free that only its place ties to `phase`.
+    pub fn free_loose(&mut self, phase: Phase, bytes: u64, level: u64) {
+        let row = &mut self.loose[phase as usize];
+        row.frees += 1;
+        row.freed += bytes;
+        row.peak = row.peak.max(self.level);
+        row.after = level;
         self.level = level;
     }
 
     /// What was freed so after the last allocation.
-    pub fn at_exit(&self) -> &PhaseRow {
-        &self.frameless
+    pub fn freed_at_exit(&self) -> u64 {
+        self.loose.iter().map(|row| row.freed).sum()
     }
 
-    fn settle_frameless(&mut self) {
-        if !self.frameless.is_empty() {
-            let row = std::mem::take(&mut self.frameless);
-            self.current.phases[Phase::Other as usize].absorb(&row);
+    fn settle_loose(&mut self) {
+        for (row, loose) in self.current.phases.iter_mut().zip(&mut self.loose) {
+            row.absorb(&std::mem::take(loose));
         }
     }
 
@@ -275,11 +275,12 @@ mod tests {
     fn the_teardown_is_no_part_of_the_last_step() {
         let mut table = PhaseTable::default();
         table.alloc(Some(0), Phase::Forward, 1, 100, 100);
-        table.free_frameless(40, 60);
+        table.free_loose(Phase::Other, 40, 60);
         table.alloc(Some(0), Phase::Forward, 2, 10, 70);
-        table.free_frameless(70, 0);
+        table.free_loose(Phase::Forward, 70, 0);
         table.finish();
         assert_eq!(table.first().unwrap().phases[Phase::Other as usize].freed, 40);
-        assert_eq!((table.at_exit().freed, table.at_exit().after), (70, 0));
+        assert_eq!(table.freed_at_exit(), 70);
+        assert_eq!(table.first().unwrap().phases[Phase::Forward as usize].freed, 0);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use memtrace_trace::event::{Action, Event};
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::category::{Birth, Proof, categorize};
+use super::category::{Birth, Category, Proof, categorize};
 use super::composition::{Composition, Origin};
 use super::growth::Growth;
 use super::oom::{Oom, OomLog};
@@ -42,7 +42,17 @@ pub struct DeviceStory {
     /// What did not fit together.
     pub anomalies: crate::model::Anomalies,
     births: Vec<Birth>,
+    loose: Vec<LooseEnd>,
     parameter_sizes: HashSet<u64>,
+}
+
+/// A block that was freed by what may be the program's end; see [`Verdict::is_loose_free`].
+#[derive(Clone, Copy, Debug)]
+struct LooseEnd {
+    birth: Birth,
+    category: Category,
+    at: Moment,
+    phase: Option<Phase>,
 }
 
 /// What is concluded about one process.
@@ -117,6 +127,7 @@ impl DeviceStory {
             reasons: Reasons::default(),
             anomalies: crate::model::Anomalies::default(),
             births: Vec::new(),
+            loose: Vec::new(),
             parameter_sizes: HashSet::new(),
         }
     }
@@ -186,6 +197,9 @@ impl DeviceStory {
         }
         let usage = allocator.usage();
         self.reasons.add(verdict, block.size);
+        for end in self.loose.drain(..) {
+            self.growth.ended(&end.birth, end.category, &end.at, end.phase);
+        }
         self.table.alloc(now.step, verdict.phase, e.ticks, block.size, usage.allocated);
         if usage.allocated > self.peak.usage.allocated {
             self.peak.restart(e.seq, e.ticks, now, verdict.phase, (e.stack, e.context), *usage);
@@ -212,12 +226,15 @@ impl DeviceStory {
         let cut = self.ooms.unwinding(birth.ooms, now);
         let category = categorize(&birth, now, cut);
         let phase = verdict.phase;
-        if verdict.is_frameless_free() {
-            self.table.free_frameless(birth.size, usage.allocated);
+        // What follows an older block's free in the same way goes the same way.
+        let older = birth.at.step != now.step || !self.loose.is_empty();
+        if verdict.is_loose_free(older) {
+            self.table.free_loose(phase, birth.size, usage.allocated);
+            self.loose.push(LooseEnd { birth, category, at: *now, phase: (!cut).then_some(phase) });
         } else {
             self.table.free(now.step, phase, e.ticks, birth.size, usage.allocated);
+            self.growth.ended(&birth, category, now, (!cut).then_some(phase));
         }
-        self.growth.ended(&birth, category, now, (!cut).then_some(phase));
         if self.peak.includes(birth.seq) {
             self.peak.add(origin(&birth, category), birth.size);
         }
@@ -281,10 +298,13 @@ impl DeviceStory {
                 self.peak.add(origin(&birth, category), birth.size);
             }
         }
+        for end in std::mem::take(&mut self.loose) {
+            self.growth.ended(&end.birth, end.category, &end.at, None);
+        }
         self.births = Vec::new();
     }
 }
 
-fn origin(birth: &Birth, category: super::category::Category) -> Origin {
+fn origin(birth: &Birth, category: Category) -> Origin {
     Origin { stack: birth.stack, context: birth.context, phase: birth.phase, category }
 }

@@ -246,7 +246,7 @@ impl Context<'_> {
             first_step: story.table.first().map(|rows| self.phases(story, rows, Part::First, 1)).unwrap_or_default(),
             later_steps: self.phases(story, later, Part::Later, later_steps_count.into()),
             later_steps_count,
-            freed_at_exit_bytes: story.table.at_exit().freed,
+            freed_at_exit_bytes: story.table.freed_at_exit(),
             by_step: kept_steps.iter().filter_map(|rows| self.step(rows)).collect(),
             oom_count: story.ooms.count(),
             ooms: story.ooms.all().map(|oom| self.oom(story, oom)).collect(),
