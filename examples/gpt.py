@@ -1,4 +1,4 @@
-"""A GPT with 355 million parameters, trained with Adam for three steps: an ordinary training script, with nothing of memtrace in it.
+"""A GPT with 406 million parameters, trained with Adam for three steps: an ordinary training script, with nothing of memtrace in it.
 
 The well-known question about such a script: why did the forward pass add this much, the backward pass that much, and the first
 optimizer.step() twice as much again?
