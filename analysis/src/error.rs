@@ -6,15 +6,15 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file or folder could not be read or written.
-    #[error("{what}: {source}")]
+    #[error("{what}: {cause}")]
     Io {
         /// What was being done, with the path.
         what: String,
         /// The system's answer.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// There is nothing at this path.
-    #[error("{} does not exist; give a run folder, a .mtr file or a snapshot pickle", path.display())]
+    #[error("{} does not exist; give a run folder or a .mtr file", path.display())]
     NoSuchRun {
         /// The path that was given.
         path: PathBuf,
@@ -29,12 +29,12 @@ pub enum Error {
         path: PathBuf,
     },
     /// A trace could not be opened.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {cause}", path.display())]
     Trace {
         /// The trace.
         path: PathBuf,
         /// Why.
-        source: memtrace_trace::error::Error,
+        cause: memtrace_trace::error::Error,
     },
     /// None of the traces of a run could be opened.
     #[error("none of the {count} traces in {} can be read; the first: {first}", path.display())]
@@ -52,7 +52,7 @@ impl Error {
     /// An I/O error with what was being done.
     pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
         let what = what.into();
-        move |source| Error::Io { what, source }
+        move |cause| Error::Io { what, cause }
     }
 }
 

@@ -2,16 +2,16 @@
 
 use crate::version::Version;
 
-/// An error of this crate.
+/// An error of this crate. A message says everything, its cause included, so there is no `source()` to print after it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file could not be read or written.
-    #[error("{what}: {source}")]
+    #[error("{what}: {cause}")]
     Io {
         /// What was being done, with the path.
         what: String,
         /// The system's answer.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// The file does not begin as a trace does.
     #[error("not a memtrace trace (it begins with {found:02x?}); give a .mtr file or a run folder")]
@@ -49,7 +49,7 @@ impl Error {
     /// An I/O error with what was being done.
     pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
         let what = what.into();
-        move |source| Error::Io { what, source }
+        move |cause| Error::Io { what, cause }
     }
 }
 

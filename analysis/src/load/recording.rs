@@ -24,7 +24,7 @@ pub struct TraceRecording {
 impl TraceRecording {
     /// Opens and surveys a trace file.
     pub fn open(path: &Path) -> Result<TraceRecording> {
-        let reader = Reader::open(path).map_err(|source| Error::Trace { path: path.to_owned(), source })?;
+        let reader = Reader::open(path).map_err(|cause| Error::Trace { path: path.to_owned(), cause })?;
         let calibration = reader.calibration();
         Ok(TraceRecording { reader, calibration })
     }
