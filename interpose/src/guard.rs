@@ -30,7 +30,7 @@ pub(crate) struct Thread {
     ring: Cell<usize>,
     /// An allocation that was written and not published: it waits for its rounded size.
     held: Cell<Option<Event>>,
-    /// The autograd node being run, and where on the stack its hook's frame is; see `hooks::torch::autograd`.
+    /// The autograd node being run; see `hooks::torch::autograd`.
     pub(crate) context: Cell<ContextId>,
     /// Depth of `evaluate_function` calls.
     pub(crate) backward_depth: Cell<u32>,

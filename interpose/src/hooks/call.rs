@@ -121,7 +121,7 @@ impl Call {
 
     fn record(&self, action: Action, memory: Memory, result: i32, nested_seen: bool) -> u64 {
         let Some(mut guard) = Guard::enter() else { return 0 };
-        let mut flags = torch::moment(&guard);
+        let mut flags = torch::moment();
         if self.in_allocator {
             flags = flags.with(Flags::IN_ALLOCATOR);
         }

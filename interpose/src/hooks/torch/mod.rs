@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_trace::event::Flags;
 
-use crate::guard::{Guard, thread};
+use crate::guard::thread;
 use crate::objects;
 use crate::real::{self, Original};
 
@@ -66,12 +66,13 @@ fn exported_by(file_name: &[u8], name: &CStr) -> *mut std::ffi::c_void {
 
 /// The facts about this moment that PyTorch knows: is autograd recording, is this thread running backward.
 #[inline]
-pub(super) fn moment(guard: &Guard) -> Flags {
+pub(super) fn moment() -> Flags {
     let mut flags = Flags::default();
     if thread(|t| t.backward_depth.get()) > 0 {
         flags = flags.with(Flags::IN_BACKWARD);
     }
-    if !guard.process.torch.seen() {
+    // Only where PyTorch has called one of our hooks are its libraries there to be asked.
+    if reporter::SEEN.load(Ordering::Relaxed) == 0 {
         return flags;
     }
     static GRAD_MODE: Original = Original::new();
@@ -88,12 +89,4 @@ pub(super) fn moment(guard: &Guard) -> Flags {
         }
     }
     flags
-}
-
-impl TorchState {
-    /// Whether PyTorch has called one of our hooks in this process, so that its libraries are loaded.
-    #[inline]
-    fn seen(&self) -> bool {
-        reporter::SEEN.load(Ordering::Relaxed) != 0
-    }
 }

@@ -111,7 +111,7 @@ fn cuda_block(addr: u64, size: i64, allocated: u64, reserved: u64, device: i16) 
             thread(|t| t.last_free.set((0, StackId::NONE)));
         }
         if process.torch.tracker.count_report() % TOTALS_EVERY == 0 {
-            let flags = moment(&guard);
+            let flags = moment();
             guard.emit(Event {
                 addr: allocated,
                 size: reserved,
@@ -134,7 +134,7 @@ fn cpu_block(addr: u64, size: i64) {
 }
 
 fn fallback(guard: &mut Guard, source: Source, addr: u64, size: i64, device: i16) {
-    let flags = moment(guard);
+    let flags = moment();
     let stack = guard.stack();
     let context = thread(|t| t.context.get());
     let action = if size >= 0 { Action::Alloc } else { Action::FreeCompleted };
@@ -159,7 +159,7 @@ extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, reserved:
         && let Some(mut guard) = Guard::enter()
         && !guard.process.torch.tracker.attached()
     {
-        let flags = moment(&guard);
+        let flags = moment();
         let stack = guard.stack();
         guard.emit(Event {
             size: size.unsigned_abs(),

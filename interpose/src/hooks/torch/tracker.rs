@@ -281,7 +281,7 @@ unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
     let device = entry.device();
     let addr = entry.addr();
     let stack = stack_for(&mut guard, action, addr);
-    let flags = moment(&guard);
+    let flags = moment();
     let event = Event {
         addr,
         size: entry.size(),
