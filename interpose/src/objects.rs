@@ -357,7 +357,7 @@ pub(crate) fn module_id(caller: &Caller, guard: &mut Guard) -> ModuleId {
     {
         let path = caller.path().to_string_lossy();
         let path = if path.is_empty() { executable() } else { path.into_owned() };
-        guard.define(&Definition::Module { id, path: &path });
+        guard.define(&Definition::Module { id, path: &path, build_id: "" });
     }
     id
 }

@@ -49,8 +49,10 @@ pub enum Definition<'a> {
     Module {
         /// The id being defined.
         id: ModuleId,
-        /// Its path as the loader has it.
+        /// Its path as the loader has it; the executable's from `/proc/self/exe`.
         path: &'a str,
+        /// Its GNU build id in lower-case hexadecimal digits; empty where it has none.
+        build_id: &'a str,
     },
     /// A thread.
     Thread {
@@ -81,6 +83,16 @@ pub enum Definition<'a> {
         /// The PCI bus id, e.g. `0000:17:00.0`.
         pci: &'a str,
     },
+    /// A frame of native code. Shares the ids of [`Definition::Frame`], and stands in stacks like one.
+    NativeFrame {
+        /// The id being defined.
+        id: FrameId,
+        /// The object that holds the code; `NONE` for code that no loaded object holds (generated at run time).
+        module: ModuleId,
+        /// The return address, as the object's own file counts addresses (its ELF virtual address: the run-time address less the
+        /// load bias); without a module the run-time address. The call is the instruction before it.
+        address: u64,
+    },
     /// What a part of the recorder did or could not do: a topic such as `torch.tracker` and a sentence.
     Notice {
         /// Which part.
@@ -99,6 +111,7 @@ mod kind {
     pub(super) const POOL: u8 = 6;
     pub(super) const DEVICE: u8 = 7;
     pub(super) const NOTICE: u8 = 8;
+    pub(super) const NATIVE_FRAME: u8 = 9;
 }
 
 impl<'a> Definition<'a> {
@@ -134,9 +147,10 @@ impl<'a> Definition<'a> {
                 put_varint(out, forward.0.into());
                 kind::CONTEXT
             }
-            Definition::Module { id, path } => {
+            Definition::Module { id, path, build_id } => {
                 put_varint(out, id.0.into());
                 put_str(out, path);
+                put_str(out, build_id);
                 kind::MODULE
             }
             Definition::Thread { id, tid, name } => {
@@ -158,6 +172,12 @@ impl<'a> Definition<'a> {
                 put_varint(out, used_before);
                 put_str(out, pci);
                 kind::DEVICE
+            }
+            Definition::NativeFrame { id, module, address } => {
+                put_varint(out, id.0.into());
+                put_varint(out, module.0.into());
+                put_varint(out, address);
+                kind::NATIVE_FRAME
             }
             Definition::Notice { topic, text } => {
                 put_str(out, topic);
@@ -190,7 +210,12 @@ impl<'a> Definition<'a> {
             kind::CONTEXT => {
                 Definition::Context { id: ContextId(c.varint32()?), node: c.str()?, forward: StackId(c.varint32()?) }
             }
-            kind::MODULE => Definition::Module { id: ModuleId(c.varint32()?), path: c.str()? },
+            kind::MODULE => Definition::Module {
+                id: ModuleId(c.varint32()?),
+                path: c.str()?,
+                // Files of before native stacks end here.
+                build_id: if c.is_empty() { "" } else { c.str()? },
+            },
             kind::THREAD => Definition::Thread { id: ThreadId(c.varint32()?), tid: c.varint32()?, name: c.str()? },
             kind::POOL => Definition::Pool {
                 id: u16::try_from(c.varint()?).map_err(|_| Error::Malformed { what: "pool id" })?,
@@ -202,6 +227,11 @@ impl<'a> Definition<'a> {
                 total: c.varint()?,
                 used_before: c.varint()?,
                 pci: c.str()?,
+            },
+            kind::NATIVE_FRAME => Definition::NativeFrame {
+                id: FrameId(c.varint32()?),
+                module: ModuleId(c.varint32()?),
+                address: c.varint()?,
             },
             kind::NOTICE => Definition::Notice { topic: c.str()?, text: c.str()? },
             _ => return Ok(None),
@@ -220,7 +250,8 @@ mod tests {
             Definition::Frame { id: FrameId(1), name: "f", qualname: "A.f", filename: "ü.py", line: 7, first_line: 3 },
             Definition::Stack { id: StackId(9), parent: StackId(8), frame: FrameId(1) },
             Definition::Context { id: ContextId(2), node: "MmBackward0", forward: StackId(9) },
-            Definition::Module { id: ModuleId(3), path: "/lib/libcudart.so.13" },
+            Definition::Module { id: ModuleId(3), path: "/lib/libcudart.so.13", build_id: "00ff" },
+            Definition::NativeFrame { id: FrameId(2), module: ModuleId(3), address: 1 << 40 },
             Definition::Thread { id: ThreadId(1), tid: 4242, name: "pt_autograd_0" },
             Definition::Pool { id: 1, pool: (0, 7) },
             Definition::Device { ordinal: 0, name: "H200", total: 1 << 37, used_before: 5 << 20, pci: "0000:01:00.0" },
@@ -235,6 +266,13 @@ mod tests {
             assert_eq!(Definition::decode(&mut cursor).unwrap().as_ref(), Some(d));
         }
         assert!(cursor.is_empty());
+    }
+
+    #[test]
+    fn a_module_of_before_build_ids_is_read() {
+        let bytes = [kind::MODULE, 4, 3, 2, b'/', b'a'];
+        let expected = Definition::Module { id: ModuleId(3), path: "/a", build_id: "" };
+        assert_eq!(Definition::decode(&mut Cursor::new(&bytes)).unwrap(), Some(expected));
     }
 
     #[test]

@@ -120,7 +120,7 @@ impl Outflow {
 /// Whether a traced process may define this. Threads are ours to define.
 fn is_sane(definition: &Definition<'_>) -> bool {
     let id = match *definition {
-        Definition::Frame { id, .. } => id.0,
+        Definition::Frame { id, .. } | Definition::NativeFrame { id, .. } => id.0,
         Definition::Stack { id, .. } => id.0,
         Definition::Context { id, .. } => id.0,
         Definition::Module { id, .. } => id.0,

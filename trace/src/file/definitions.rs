@@ -20,6 +20,24 @@ pub struct Frame {
     pub first_line: u32,
 }
 
+/// A place in native code. Its names are found afterwards, from the object's file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct NativeFrame {
+    /// The object; `NONE` for code generated at run time.
+    pub module: ModuleId,
+    /// The return address, in the object's own terms (ELF virtual address).
+    pub address: u64,
+}
+
+/// A loaded object.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Module {
+    /// As the loader has it.
+    pub path: Box<str>,
+    /// GNU build id, lower-case hexadecimal; empty where it has none.
+    pub build_id: Box<str>,
+}
+
 /// A node of the stack tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StackNode {
@@ -78,8 +96,10 @@ pub struct Definitions {
     pub stacks: Vec<StackNode>,
     /// By [`ContextId`].
     pub contexts: Vec<Context>,
-    /// By [`ModuleId`]: the paths.
-    pub modules: Vec<Box<str>>,
+    /// The frames of native code; their ids are not in `frames`.
+    pub native_frames: BTreeMap<FrameId, NativeFrame>,
+    /// By [`ModuleId`].
+    pub modules: Vec<Module>,
     /// By [`ThreadId`].
     pub threads: Vec<Thread>,
     /// By pool id: PyTorch's `MempoolId_t`.
@@ -120,7 +140,13 @@ impl Definitions {
             Definition::Context { id, node, forward } => {
                 set(&mut self.contexts, id.index(), Context { node: node.into(), forward })
             }
-            Definition::Module { id, path } => set(&mut self.modules, id.index(), path.into()),
+            Definition::Module { id, path, build_id } => {
+                set(&mut self.modules, id.index(), Module { path: path.into(), build_id: build_id.into() })
+            }
+            Definition::NativeFrame { id, module, address } => {
+                self.native_frames.insert(id, NativeFrame { module, address });
+                true
+            }
             Definition::Thread { id, tid, name } => {
                 set(&mut self.threads, id.index(), Thread { tid, name: name.into() })
             }
@@ -177,7 +203,7 @@ impl Definitions {
 
     /// A module's path by id.
     pub fn module(&self, id: ModuleId) -> Option<&str> {
-        if id.is_none() { None } else { self.modules.get(id.index()).map(|p| &**p).filter(|p| !p.is_empty()) }
+        if id.is_none() { None } else { self.modules.get(id.index()).map(|m| &*m.path).filter(|p| !p.is_empty()) }
     }
 
     /// A thread by id.

@@ -10,6 +10,6 @@ mod frame;
 mod reader;
 mod writer;
 
-pub use definitions::{Context, Definitions, Device, Frame, Notice, StackNode, Thread};
+pub use definitions::{Context, Definitions, Device, Frame, Module, NativeFrame, Notice, StackNode, Thread};
 pub use reader::{BlockInfo, Damage, Events, LostBlock, Reader};
 pub use writer::{End, Writer};
