@@ -1,0 +1,51 @@
+"""What the parts of the benchmark share: conditions, statistics, the result that `scripts/bench` reads from stdout."""
+
+import json
+import os
+import pathlib
+import platform
+import random
+import statistics
+import sys
+
+ROOT = pathlib.Path(os.environ["MEMTRACE_ROOT"])
+MEMTRACE = os.environ["MEMTRACE_BIN"]
+SCRATCH = pathlib.Path(os.environ["BENCH_SCRATCH"])
+GPU = bool(os.environ.get("BENCH_GPU"))
+QUICK = bool(os.environ.get("BENCH_QUICK"))
+
+
+def say(text):
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def conditions(*modules):
+    """The machine and the versions; `modules` name themselves by `__name__` and `__version__`."""
+    with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
+        cpu = next((line.split(":")[1].strip() for line in cpuinfo if line.startswith("model name")), platform.machine())
+    found = {"CPU": f"{cpu}, {len(os.sched_getaffinity(0))} cores", "Python": platform.python_version()}
+    for module in modules:
+        found[module.__name__] = module.__version__
+        if module.__name__ == "torch":
+            found["GPU"] = module.cuda.get_device_name() if GPU else "simulated CUDA"
+    return found
+
+
+def median_iqr(samples):
+    """The median and the quartiles around it."""
+    quartiles = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else [samples[0]] * 3
+    return quartiles[1], [quartiles[0], quartiles[2]]
+
+
+def bootstrap(samples, of=statistics.median, level=0.95, resamples=2000):
+    """A confidence interval of `of(samples)`; the same for the same samples."""
+    draw = random.Random(0)
+    found = sorted(of(draw.choices(samples, k=len(samples))) for _ in range(resamples))
+    tail = int(resamples * (1 - level) / 2)
+    return [found[tail], found[-1 - tail]]
+
+
+def done(part, rows, about="", **conditions_):
+    """Prints the part's result, the only thing that goes to stdout."""
+    json.dump({"part": part, "about": about, "conditions": conditions_, "rows": rows}, sys.stdout, indent=1)
+    print()
