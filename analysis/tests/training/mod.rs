@@ -50,6 +50,7 @@ impl Program {
                 filename: (*filename).into(),
                 line: *line,
                 first_line: 1,
+                ..Frame::default()
             };
             let known = definitions.frames.iter().position(|f| *f == frame);
             let frame = FrameId(known.unwrap_or_else(|| {

@@ -32,7 +32,7 @@ fn recording(json: &Value) -> MemoryRecording {
             qualname: frame[0].as_str().unwrap().into(),
             filename: frame[1].as_str().unwrap().into(),
             line: number(&frame[2]) as u32,
-            first_line: 0,
+            ..Frame::default()
         });
     }
     definitions.stacks.push(StackNode::default());

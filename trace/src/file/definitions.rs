@@ -8,16 +8,20 @@ use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 /// One line of one function.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Frame {
-    /// As a traceback prints it.
+    /// As a traceback prints it; of native code the demangled name.
     pub name: Box<str>,
-    /// The qualified name, where known; else the name.
+    /// The qualified name, where known; else the name. Of native code: without arguments.
     pub qualname: Box<str>,
-    /// As the code object has it.
+    /// As the code object has it; of native code the source file, else the object.
     pub filename: Box<str>,
     /// 0 when unknown.
     pub line: u32,
     /// First line of the function, 0 when unknown.
     pub first_line: u32,
+    /// Whether this is native code, named by [`Definitions::name_native`].
+    pub native: bool,
+    /// The frame that this one was inlined into: it follows in every stack.
+    pub inlined_into: FrameId,
 }
 
 /// A place in native code. Its names are found afterwards, from the object's file.
@@ -96,7 +100,7 @@ pub struct Definitions {
     pub stacks: Vec<StackNode>,
     /// By [`ContextId`].
     pub contexts: Vec<Context>,
-    /// The frames of native code; their ids are not in `frames`.
+    /// The frames of native code; `frames` has nothing at their ids before [`Self::name_native`].
     pub native_frames: BTreeMap<FrameId, NativeFrame>,
     /// By [`ModuleId`].
     pub modules: Vec<Module>,
@@ -131,7 +135,14 @@ impl Definitions {
             Definition::Frame { id, name, qualname, filename, line, first_line } => set(
                 &mut self.frames,
                 id.index(),
-                Frame { name: name.into(), qualname: qualname.into(), filename: filename.into(), line, first_line },
+                Frame {
+                    name: name.into(),
+                    qualname: qualname.into(),
+                    filename: filename.into(),
+                    line,
+                    first_line,
+                    ..Frame::default()
+                },
             ),
             // A parent has a smaller id than its child: this is what makes walking to the root end.
             Definition::Stack { id, parent, frame } => {
@@ -144,8 +155,12 @@ impl Definitions {
                 set(&mut self.modules, id.index(), Module { path: path.into(), build_id: build_id.into() })
             }
             Definition::NativeFrame { id, module, address } => {
-                self.native_frames.insert(id, NativeFrame { module, address });
-                true
+                // Its names come later, if at all; its place among the frames is bounded like theirs.
+                let sound = id.index() < self.frames.len() || set(&mut self.frames, id.index(), Frame::default());
+                if sound {
+                    self.native_frames.insert(id, NativeFrame { module, address });
+                }
+                sound
             }
             Definition::Thread { id, tid, name } => {
                 set(&mut self.threads, id.index(), Thread { tid, name: name.into() })
@@ -169,22 +184,56 @@ impl Definitions {
         }
     }
 
-    /// The frames of a stack, innermost first. A stack or frame that was never defined (its definition was lost) ends
-    /// the walk with a `None`.
+    /// The frames of a stack, innermost first, inlined functions as frames of their own. A stack or frame that was never
+    /// defined (its definition was lost) ends the walk with a `None`.
     pub fn walk(&self, stack: StackId) -> impl Iterator<Item = (StackId, Option<&Frame>)> {
+        self.walk_ids(stack).map(|(stack, frame)| (stack, self.frame(frame)))
+    }
+
+    /// The same by number; `NONE` for what was never defined.
+    pub fn walk_ids(&self, stack: StackId) -> impl Iterator<Item = (StackId, FrameId)> {
         let mut at = stack;
+        let mut inlined = (StackId::NONE, FrameId::NONE);
         std::iter::from_fn(move || {
-            if at.is_none() {
+            let next = if !inlined.1.is_none() {
+                inlined
+            } else if at.is_none() {
                 return None;
-            }
-            let id = at;
-            let Some(node) = self.stacks.get(at.index()).filter(|n| !n.frame.is_none()) else {
-                at = StackId::NONE;
-                return Some((id, None));
+            } else if let Some(node) = self.stacks.get(at.index()).filter(|n| !n.frame.is_none()) {
+                (std::mem::replace(&mut at, node.parent), node.frame)
+            } else {
+                (std::mem::replace(&mut at, StackId::NONE), FrameId::NONE)
             };
-            at = node.parent;
-            Some((id, self.frame(node.frame)))
+            let into = self.frames.get(next.1.index()).map_or(FrameId::NONE, |f| f.inlined_into);
+            inlined = (next.0, into);
+            Some(next)
         })
+    }
+
+    /// Gives every frame of native code its names: the frames it stands for, innermost first, all but the last inlined into
+    /// the next. One that gets none stays undefined.
+    pub fn name_native(&mut self, mut names: impl FnMut(&NativeFrame) -> Vec<Frame>) {
+        // Inlined functions get new numbers: beyond those that stacks use, defined or not.
+        let used = self.stacks.iter().map(|node| node.frame.index()).max().unwrap_or(0);
+        if used < self.frames.len() + MAX_GAP {
+            self.frames.resize(self.frames.len().max(used + 1), Frame::default());
+        }
+        for (id, place) in &self.native_frames {
+            let mut last = *id;
+            for (i, frame) in names(place).into_iter().enumerate() {
+                let frame = Frame { native: true, inlined_into: FrameId::NONE, ..frame };
+                if i == 0 {
+                    if !set(&mut self.frames, id.index(), frame) {
+                        break;
+                    }
+                } else {
+                    let next = FrameId(self.frames.len() as u32);
+                    self.frames.push(frame);
+                    self.frames[last.index()].inlined_into = next;
+                    last = next;
+                }
+            }
+        }
     }
 
     /// A frame by id; `None` when it was never defined.
@@ -209,5 +258,40 @@ impl Definitions {
     /// A thread by id.
     pub fn thread(&self, id: ThreadId) -> Option<&Thread> {
         if id.is_none() { None } else { self.threads.get(id.index()).filter(|t| t.tid != 0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn native(name: &str) -> Frame {
+        Frame { name: name.into(), filename: "x.cpp".into(), ..Frame::default() }
+    }
+
+    #[test]
+    fn inlined_functions_are_frames_of_their_own() {
+        let mut all = Definitions::default();
+        let frame =
+            Definition::Frame { id: FrameId(1), name: "f", qualname: "f", filename: "a.py", line: 1, first_line: 1 };
+        assert!(all.add(&frame));
+        assert!(all.add(&Definition::NativeFrame { id: FrameId(2), module: ModuleId(1), address: 9 }));
+        assert!(!all.add(&Definition::NativeFrame { id: FrameId(u32::MAX), module: ModuleId(1), address: 9 }));
+        assert!(all.add(&Definition::Stack { id: StackId(1), parent: StackId(0), frame: FrameId(1) }));
+        assert!(all.add(&Definition::Stack { id: StackId(2), parent: StackId(1), frame: FrameId(2) }));
+        assert!(all.add(&Definition::Stack { id: StackId(3), parent: StackId(2), frame: FrameId(1) }));
+        let names = |all: &Definitions, stack| -> Vec<(u32, String)> {
+            all.walk(stack).map(|(id, f)| (id.0, f.map_or("?".to_owned(), |f| f.name.to_string()))).collect()
+        };
+        assert_eq!(names(&all, StackId(3)), [(3, "f".into()), (2, "?".into()), (1, "f".into())]);
+        all.name_native(|place| {
+            assert_eq!(*place, NativeFrame { module: ModuleId(1), address: 9 });
+            vec![native("inner"), native("middle"), native("outer")]
+        });
+        let middle = [(2, "inner".to_owned()), (2, "middle".to_owned()), (2, "outer".to_owned())];
+        assert_eq!(names(&all, StackId(2)), [&middle[..], &[(1, "f".into())]].concat());
+        assert_eq!(names(&all, StackId(3))[0], (3, "f".into()));
+        assert_eq!(names(&all, StackId(7)), [(7, "?".into())]);
+        assert_eq!(all.frames.iter().filter(|f| f.native).count(), 3);
     }
 }
