@@ -23,12 +23,14 @@ const SPINS: u32 = 200;
 const NAPS: u32 = 5_000;
 const NAP_NS: libc::c_long = 50_000;
 
-/// Gives the event its number and its time. Called at the moment that the event describes: under the allocator's lock, so that
+/// Gives the event its number and, where it has none from PyTorch, its time. Called at the moment that the event describes: under the allocator's lock, so that
 /// numbers are in the allocator's order.
 #[inline]
 pub(crate) fn stamp(process: &Process, event: &mut Event) {
     event.seq = process.segment.header().next_seq.0.fetch_add(1, Ordering::Relaxed);
-    event.ticks = clock::now();
+    if event.ticks == 0 {
+        event.ticks = clock::now();
+    }
 }
 
 /// Writes a slot without publishing it. False when it was dropped.

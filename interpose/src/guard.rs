@@ -3,16 +3,14 @@
 //! The rules it keeps: one guard a thread at a time (work that comes back to a hook calls the original and nothing else),
 //! never alive while an original runs, `errno` as it was when it ends.
 
-use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::Definition;
-use memtrace_trace::event::{Event, Flags};
-use memtrace_trace::ids::{ContextId, StackId, ThreadId};
+use memtrace_trace::event::Event;
+use memtrace_trace::ids::{StackId, ThreadId};
 use memtrace_trace::options::Stacks;
 use memtrace_trace::shm::layout::RING_COUNT;
-use memtrace_trace::shm::ring::Producer;
 
 use crate::emit::{self, RingSink};
 use crate::hooks;
@@ -20,105 +18,64 @@ use crate::local::Inner;
 use crate::process::{Process, thread_exists, thread_id};
 use crate::real;
 use crate::stack::{FrameText, Python, Reason};
+use crate::thread::Thread;
 
-/// What a thread has in thread-local storage: small, plain, without a destructor.
-pub(crate) struct Thread {
-    busy: Cell<bool>,
-    /// Whose ring `ring` is in: another process's (before a fork) is none of ours.
-    process: Cell<*const Process>,
-    /// The claimed ring; 0, the common one, stands for none.
-    ring: Cell<usize>,
-    /// An allocation that was written and not published: it waits for its rounded size.
-    held: Cell<Option<Event>>,
-    /// The autograd node being run; see `hooks::torch::autograd`.
-    pub(crate) context: Cell<ContextId>,
-    /// Depth of `evaluate_function` calls.
-    pub(crate) backward_depth: Cell<u32>,
-    /// Depth of hooked runtime calls, and whether a driver call was recorded inside.
-    pub(crate) runtime_depth: Cell<u32>,
-    pub(crate) nested_seen: Cell<bool>,
-    /// Whether the runtime call under way was made by PyTorch's caching allocator.
-    pub(crate) runtime_in_allocator: Cell<bool>,
-    /// The last address and size that a hooked CUDA call gave to PyTorch's allocator on this thread.
-    pub(crate) last_segment: Cell<(u64, u64)>,
-    /// The stack of the last free request, for the completion that follows it at once.
-    pub(crate) last_free: Cell<(u64, StackId)>,
-}
-
-thread_local! {
-    static THREAD: Thread = const {
-        Thread {
-            busy: Cell::new(false),
-            process: Cell::new(std::ptr::null()),
-            ring: Cell::new(0),
-            held: Cell::new(None),
-            context: Cell::new(ContextId::NONE),
-            backward_depth: Cell::new(0),
-            runtime_depth: Cell::new(0),
-            nested_seen: Cell::new(false),
-            runtime_in_allocator: Cell::new(false),
-            last_segment: Cell::new((0, 0)),
-            last_free: Cell::new((0, StackId::NONE)),
-        }
-    };
-}
-
-/// The calling thread's storage, without a guard: for the cells that hooks keep across an original's call.
-#[inline]
-pub(crate) fn thread<T>(visit: impl FnOnce(&Thread) -> T) -> T {
-    THREAD.with(visit)
-}
-
-/// See the module.
+/// See the module. Not for another thread.
 pub(crate) struct Guard {
+    thread: &'static Thread,
     pub(crate) process: &'static Process,
     inner: &'static mut Inner,
-    errno: i32,
-    common: bool,
     /// Not for another thread.
     _here: std::marker::PhantomData<*const ()>,
 }
 
 impl Guard {
     /// Begins a hook's own work; `None` when this process records nothing, or this thread is in a hook's work already.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn enter() -> Option<Guard> {
-        THREAD.with(|thread| {
-            if thread.busy.get() {
-                if let Some(process) = Process::if_started() {
-                    process.count(Counter::Reentered, 1);
-                }
-                return None;
-            }
-            // SAFETY: errno is the thread's own.
-            let errno = unsafe { *libc::__errno_location() };
-            thread.busy.set(true);
-            let guard = Guard::ready(thread, errno);
-            if guard.is_none() {
-                Process::missed_event();
-                thread.busy.set(false);
-                // SAFETY: as above.
-                unsafe { *libc::__errno_location() = errno };
-            }
-            guard
-        })
+        let thread = Thread::here();
+        let process = thread.process.get();
+        if thread.busy.get() || !Process::is_current(process) || thread.inner.get().is_null() {
+            return Guard::enter_slowly(thread);
+        }
+        // SAFETY: this thread's `errno`, whose place was found when the ring was claimed.
+        thread.errno.set(unsafe { *thread.errno_at.get() });
+        thread.busy.set(true);
+        // SAFETY: the current process is never freed, and its `inner` was claimed for this thread; `busy` keeps it from being
+        // borrowed twice.
+        let (process, inner) = unsafe { (&*process, &mut *thread.inner.get()) };
+        Some(Guard { thread, process, inner, _here: std::marker::PhantomData })
     }
 
-    #[inline]
-    fn ready(thread: &Thread, errno: i32) -> Option<Guard> {
+    /// The first time on this thread, in this process, or without a ring of our own; or not at all.
+    #[cold]
+    fn enter_slowly(thread: &'static Thread) -> Option<Guard> {
+        if thread.busy.get() {
+            if let Some(process) = Process::if_started() {
+                process.count(Counter::Reentered, 1);
+            }
+            return None;
+        }
+        // SAFETY: takes nothing; the place is the thread's own and stays.
+        let errno_at = unsafe { libc::__errno_location() };
+        thread.errno_at.set(errno_at);
+        // SAFETY: as above.
+        thread.errno.set(unsafe { *errno_at });
+        thread.busy.set(true);
+        let guard = Guard::ready(thread);
+        if guard.is_none() {
+            Process::missed_event();
+            thread.busy.set(false);
+            // SAFETY: as above.
+            unsafe { *errno_at = thread.errno.get() };
+        }
+        guard
+    }
+
+    fn ready(thread: &'static Thread) -> Option<Guard> {
         let process = Process::current()?;
-        if !std::ptr::eq(thread.process.get(), process) {
-            thread.process.set(process);
-            thread.ring.set(0);
-            thread.held.set(None);
-        }
-        let mut index = thread.ring.get();
-        let mut fresh = false;
-        if index == 0 {
-            index = claim_ring(process);
-            thread.ring.set(index);
-            fresh = true;
-        }
+        thread.holds.set(false);
+        let index = claim_ring(process);
         let common = index == 0;
         if common {
             lock_common(process);
@@ -126,14 +83,15 @@ impl Guard {
         }
         // SAFETY: this thread owns the ring (its id is in the owner word) or holds the common ring's lock, and `busy`
         // keeps it from asking twice.
-        let inner: &'static mut Inner = unsafe { process.local(index)?.get() };
-        let mut guard = Guard { process, inner, errno, common, _here: std::marker::PhantomData };
-        if guard.inner.producer.is_none() {
-            guard.inner.producer = Some(Producer::new(process.segment.ring(index)?));
-        }
-        if fresh || common {
-            guard.announce();
-        }
+        let inner = unsafe { process.local(index)?.claim(process.segment.ring(index)?) };
+        thread.common.set(common);
+        thread.process.set(process);
+        // Whoever uses the common ring comes here every time, and looks for a free one.
+        thread.inner.set(if common { std::ptr::null_mut() } else { inner });
+        // SAFETY: as above.
+        let inner = unsafe { &mut *inner };
+        let mut guard = Guard { thread, process, inner, _here: std::marker::PhantomData };
+        guard.announce();
         Some(guard)
     }
 
@@ -150,47 +108,49 @@ impl Guard {
     }
 
     /// Numbers, times, writes and publishes an event; gives its number.
-    #[inline]
-    pub(crate) fn emit(&mut self, mut event: Event) -> u64 {
+    pub(crate) fn emit(&mut self, event: Event) -> u64 {
+        self.emit_here(event)
+    }
+
+    /// [`Self::emit`], compiled into its caller: for the one hook that runs for every block.
+    #[inline(always)]
+    pub(crate) fn emit_here(&mut self, mut event: Event) -> u64 {
         emit::stamp(self.process, &mut event);
-        if let Some(producer) = &mut self.inner.producer {
-            emit::write(self.process, producer, &event.to_slot());
-            producer.publish();
-            THREAD.with(|t| t.held.set(None));
-        }
+        emit::write(self.process, &mut self.inner.producer, &event.to_slot());
+        self.inner.producer.publish();
+        self.thread.holds.set(false);
         event.seq
     }
 
     /// The same, but the event is published only with the next one or by [`Self::amend`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn hold(&mut self, mut event: Event) {
         emit::stamp(self.process, &mut event);
-        let Some(producer) = &mut self.inner.producer else { return };
-        let written = emit::write(self.process, producer, &event.to_slot());
-        THREAD.with(|t| t.held.set(written.then_some(event)));
+        let written = emit::write(self.process, &mut self.inner.producer, &event.to_slot());
+        self.thread.holds.set(written);
+        self.thread.held.set((event.addr, event.size));
     }
 
     /// Completes the allocation that was held, if it is the one at `addr`: its rounded size is now known. Returns whether it was.
     #[inline]
     pub(crate) fn amend(&mut self, addr: u64, block_size: u64) -> bool {
-        let Some(mut event) = THREAD.with(|t| t.held.take()) else { return false };
-        let Some(producer) = &mut self.inner.producer else { return false };
-        let same = event.addr == addr && block_size >= event.size;
-        if same {
-            event.slack = u32::try_from(block_size - event.size).unwrap_or(u32::MAX);
-            event.flags = event.flags.with(Flags::SLACK_KNOWN);
-            producer.amend(&event.to_slot());
+        if !self.thread.holds.replace(false) {
+            return false;
         }
-        producer.publish();
+        let (held, size) = self.thread.held.get();
+        let same = held == addr && block_size >= size;
+        if same {
+            let slack = u32::try_from(block_size - size).unwrap_or(u32::MAX);
+            self.inner.producer.amend(|tail| Event::amend_slack(tail, slack));
+        }
+        self.inner.producer.publish();
         same
     }
 
     /// Sends a definition.
     pub(crate) fn define(&mut self, definition: &Definition<'_>) {
-        if let Some(producer) = &mut self.inner.producer {
-            THREAD.with(|t| t.held.set(None));
-            emit::define(self.process, producer, definition);
-        }
+        self.thread.holds.set(false);
+        emit::define(self.process, &mut self.inner.producer, definition);
     }
 
     /// Sends a notice: what a part of the recorder did or could not do.
@@ -210,8 +170,7 @@ impl Guard {
 
     #[inline]
     fn walk(&mut self, python: &Python) -> StackId {
-        let Some(producer) = &mut self.inner.producer else { return StackId::NONE };
-        let mut sink = RingSink { process: self.process, producer };
+        let mut sink = RingSink { process: self.process, producer: &mut self.inner.producer };
         let stack = python.capture(&mut self.inner.stacks, &self.process.interner, &mut sink);
         if !self.process.python_reported() {
             self.report_python(python);
@@ -267,25 +226,29 @@ impl Guard {
     /// A stack of one synthetic frame on top of `parent`. Slow: for names that are then remembered.
     #[allow(dead_code, reason = "native frames come with a later issue")]
     pub(crate) fn push_frame(&mut self, parent: StackId, text: &FrameText<'_>) -> StackId {
-        let Some(producer) = &mut self.inner.producer else { return StackId::NONE };
-        let mut sink = RingSink { process: self.process, producer };
+        let mut sink = RingSink { process: self.process, producer: &mut self.inner.producer };
         self.process.interner.push(parent, text, &mut sink)
     }
 }
 
 impl Drop for Guard {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        if self.common {
-            THREAD.with(|t| t.held.set(None));
-            if let Some(producer) = &mut self.inner.producer {
-                producer.publish();
-            }
-            self.process.segment.header().common_lock.0.store(0, Ordering::Release);
+        if self.thread.common.get() {
+            self.leave_common();
         }
-        THREAD.with(|t| t.busy.set(false));
+        self.thread.busy.set(false);
         // SAFETY: errno is the thread's own.
-        unsafe { *libc::__errno_location() = self.errno };
+        unsafe { *self.thread.errno_at.get() = self.thread.errno.get() };
+    }
+}
+
+impl Guard {
+    #[cold]
+    fn leave_common(&mut self) {
+        self.thread.holds.set(false);
+        self.inner.producer.publish();
+        self.process.segment.header().common_lock.0.store(0, Ordering::Release);
     }
 }
 

@@ -26,3 +26,4 @@ mod objects;
 mod process;
 mod real;
 mod stack;
+mod thread;

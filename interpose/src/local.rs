@@ -3,19 +3,19 @@
 
 use std::cell::UnsafeCell;
 
-use memtrace_trace::shm::ring::Producer;
+use memtrace_trace::shm::ring::{Producer, Ring};
 
 use crate::stack::ThreadStacks;
 
 /// The part of a thread's state that outlives it.
 pub(crate) struct Local {
-    inner: UnsafeCell<Inner>,
+    inner: UnsafeCell<Option<Inner>>,
 }
 
 /// See [`Local`].
 pub(crate) struct Inner {
-    /// The ring's writing end; made when the ring is first claimed.
-    pub(crate) producer: Option<Producer<'static>>,
+    /// The ring's writing end.
+    pub(crate) producer: Producer<'static>,
     /// The last walk.
     pub(crate) stacks: ThreadStacks,
 }
@@ -27,14 +27,16 @@ unsafe impl Send for Local {}
 
 impl Local {
     pub(crate) const fn new() -> Local {
-        Local { inner: UnsafeCell::new(Inner { producer: None, stacks: ThreadStacks::new() }) }
+        Local { inner: UnsafeCell::new(None) }
     }
 
+    /// What belongs to the ring; made when it is first claimed.
+    ///
     /// # Safety
-    /// Only the owner of the ring may call, and only one result may be alive.
-    #[allow(clippy::mut_from_ref, reason = "the ring's owner word is the lock")]
-    pub(crate) unsafe fn get(&self) -> &mut Inner {
+    /// Only the owner of the ring may call, and no reference from before may be in use.
+    pub(crate) unsafe fn claim(&self, ring: Ring<'static>) -> *mut Inner {
         // SAFETY: the caller's promise.
-        unsafe { &mut *self.inner.get() }
+        let inner = unsafe { &mut *self.inner.get() };
+        inner.get_or_insert_with(|| Inner { producer: Producer::new(ring), stacks: ThreadStacks::new() })
     }
 }

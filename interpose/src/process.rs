@@ -92,6 +92,15 @@ impl Process {
         known(CURRENT.load(Ordering::Acquire)).filter(|p| p.alive.load(Ordering::Relaxed) != 0)
     }
 
+    /// Whether this pointer, which a thread has kept, is what this process records with now.
+    #[inline(always)]
+    pub(crate) fn is_current(kept: *const Process) -> bool {
+        !kept.is_null() && std::ptr::eq(kept, CURRENT.load(Ordering::Acquire)) && {
+            // SAFETY: not null, and equal to `CURRENT`, which is a process that is never freed: threads keep no markers.
+            unsafe { (*kept).alive.load(Ordering::Relaxed) != 0 }
+        }
+    }
+
     /// An event passes by unrecorded. Where the launcher is meant to know, it will be told.
     #[cold]
     pub(crate) fn missed_event() {

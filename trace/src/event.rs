@@ -276,6 +276,12 @@ impl Event {
         ]
     }
 
+    /// The last two words of the slot of an allocation whose block turned out to be `slack` bytes larger than the request.
+    #[inline]
+    pub const fn amend_slack([w6, w7]: [u64; 2], slack: u32) -> [u64; 2] {
+        [w6 | (Flags::SLACK_KNOWN.0 as u64) << 32, w7 & !(u32::MAX as u64) | slack as u64]
+    }
+
     /// The event in this slot, or `None` when the slot holds something else or an unknown source or action.
     #[inline]
     pub const fn from_slot(slot: &Slot, thread: ThreadId) -> Option<Event> {

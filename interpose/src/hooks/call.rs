@@ -13,10 +13,11 @@ use memtrace_trace::event::{Action, Event, Flags, Source};
 use super::entry;
 use super::registry::Hook;
 use super::torch;
-use crate::guard::{Guard, thread};
+use crate::guard::Guard;
 use crate::objects::{self, Caller, MODULES};
 use crate::process::Process;
 use crate::real::{self, Original};
+use crate::thread::thread;
 
 /// `CUDA_ERROR_UNKNOWN` and `cudaErrorUnknown`: what a call answers whose original cannot be found.
 pub(super) const UNKNOWN: i32 = 999;

@@ -5,11 +5,16 @@
 //! windows of events can be found without decoding the rest.
 
 mod block;
+mod census;
+mod column;
+mod decoder;
 mod definitions;
 mod frame;
 mod reader;
 mod writer;
 
+pub use census::Census;
+pub use decoder::{Decoder, LostBlock};
 pub use definitions::{Context, Definitions, Device, Frame, Module, NativeFrame, Notice, StackNode, Thread};
-pub use reader::{BlockInfo, Damage, Events, LostBlock, Reader};
+pub use reader::{BlockInfo, Damage, Events, Reader};
 pub use writer::{End, Writer};

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::block::{self, PREFIX, Prefix};
+use super::block::{PREFIX, Prefix};
+use super::decoder::{Decoder, LostBlock};
 use super::definitions::Definitions;
 use super::frame::{FILE_HEADER, FRAME_HEADER, FrameHeader, Kind, MAX_PAYLOAD, SYNC, check_file_header};
 use super::writer::End;
@@ -53,18 +54,7 @@ pub struct BlockInfo {
     pub first_ticks: u64,
     /// Latest moment, in ticks.
     pub last_ticks: u64,
-    header: FrameHeader,
-}
-
-/// A block that could not be decoded.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LostBlock {
-    /// Offset of the frame in the file.
-    pub offset: u64,
-    /// Events that are lost with it.
-    pub events: u32,
-    /// What is wrong.
-    pub why: String,
+    pub(super) header: FrameHeader,
 }
 
 /// An opened trace. Reading is by position: any number of passes may run, also in parallel.
@@ -165,29 +155,29 @@ impl Reader {
 
     /// All events, block by block, in order of `seq` but for the late ones that [`End::late`] counts.
     pub fn events(&self) -> Events<'_> {
-        Events { reader: self, blocks: self.blocks.iter() }
+        Events { decoder: self.decoder(), blocks: self.blocks.iter() }
     }
 
-    /// Decodes one block into `out`.
+    /// Reads blocks one after another; each thread needs one of its own.
+    pub fn decoder(&self) -> Decoder<'_> {
+        Decoder::new(self)
+    }
+
+    /// Decodes one block into `out`. For many blocks [`Self::decoder`] is cheaper.
     pub fn decode(&self, info: &BlockInfo, out: &mut Vec<Event>) -> Result<(), LostBlock> {
-        out.clear();
-        let lost = |why: String| LostBlock { offset: info.offset, events: info.events, why };
-        let payload = self.payload(info.offset, &info.header).map_err(|e| lost(e.to_string()))?;
-        let prefix = Prefix::from_bytes(&payload).ok_or_else(|| lost("no prefix".into()))?;
-        let stored = payload.get(PREFIX..).unwrap_or_default();
-        let raw = decompress(stored, &info.header).map_err(|e| lost(e.to_string()))?;
-        block::decode(&prefix, &raw, out).map_err(|e| lost(e.to_string()))
+        self.decoder().decode(info, out)
     }
 
-    fn payload(&self, offset: u64, header: &FrameHeader) -> Result<Vec<u8>> {
-        let mut payload = vec![0; header.stored_len as usize];
+    /// Reads a frame's payload into `payload` and checks it.
+    pub(super) fn read_payload(&self, offset: u64, header: &FrameHeader, payload: &mut Vec<u8>) -> Result<()> {
+        payload.resize(header.stored_len as usize, 0);
         self.file
-            .read_exact_at(&mut payload, offset + FRAME_HEADER as u64)
+            .read_exact_at(payload, offset + FRAME_HEADER as u64)
             .map_err(Error::io(format!("cannot read {}", self.path.display())))?;
-        if crc32fast::hash(&payload) != header.crc {
+        if crc32fast::hash(payload) != header.crc {
             return Err(Error::Malformed { what: "frame: its checksum does not match" });
         }
-        Ok(payload)
+        Ok(())
     }
 
     fn survey(&mut self, len: u64) -> Result<()> {
@@ -255,7 +245,10 @@ impl Reader {
             self.damage.unknown_frames += 1;
             return true;
         }
-        let Ok(payload) = self.payload(offset, header) else { return false };
+        let mut payload = Vec::new();
+        if self.read_payload(offset, header, &mut payload).is_err() {
+            return false;
+        }
         let raw = if header.compressed {
             match decompress(&payload, header) {
                 Ok(raw) => raw,
@@ -348,7 +341,7 @@ fn decompress(stored: &[u8], header: &FrameHeader) -> Result<Vec<u8>> {
 /// Events, block by block. A block that cannot be decoded is an `Err` that says what is lost; the next one follows.
 #[derive(Debug)]
 pub struct Events<'a> {
-    reader: &'a Reader,
+    decoder: Decoder<'a>,
     blocks: std::slice::Iter<'a, BlockInfo>,
 }
 
@@ -358,6 +351,6 @@ impl Iterator for Events<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         let info = self.blocks.next()?;
         let mut events = Vec::new();
-        Some(self.reader.decode(info, &mut events).map(|()| events))
+        Some(self.decoder.decode(info, &mut events).map(|()| events))
     }
 }

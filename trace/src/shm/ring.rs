@@ -103,11 +103,13 @@ impl<'a> Producer<'a> {
         Ok(())
     }
 
-    /// Writes again over the last slot, which has not been published.
+    /// Changes the last two words of the last slot, which has not been published.
     #[inline]
-    pub fn amend(&mut self, slot: &Slot) {
-        if let Some(shared) = self.ring.slot(self.next.wrapping_sub(1)) {
-            shared.store(slot);
+    pub fn amend(&mut self, change: impl FnOnce([u64; 2]) -> [u64; 2]) {
+        if let Some(SharedSlot([.., a, b])) = self.ring.slot(self.next.wrapping_sub(1)) {
+            let [new_a, new_b] = change([a.load(Ordering::Relaxed), b.load(Ordering::Relaxed)]);
+            a.store(new_a, Ordering::Relaxed);
+            b.store(new_b, Ordering::Relaxed);
         }
     }
 
@@ -226,7 +228,7 @@ impl<'a> Consumer<'a> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::event::Event;
+    use crate::event::{Event, Flags};
     use proptest::prelude::*;
     use std::collections::VecDeque;
 
@@ -326,11 +328,13 @@ mod tests {
         let slots: Vec<_> = (0..4).map(|_| SharedSlot::zeroed()).collect();
         let ring = Ring::new(&tail, &head, &slots);
         let (mut producer, mut consumer) = (Producer::new(ring), Consumer::new(ring));
-        producer.write(&event(1)).unwrap();
+        let held = Event { seq: 1, size: 500, stream: 7, ..Event::EMPTY };
+        producer.write(&held.to_slot()).unwrap();
         assert_eq!(consumer.drain(|_| panic!("not published")), Ok(0));
-        producer.amend(&event(2));
+        producer.amend(|words| Event::amend_slack(words, 12));
         producer.publish();
-        assert_eq!(consumer.drain(|r| assert_eq!(r, Record::Event(event(2)))), Ok(1));
+        let amended = Event { slack: 12, flags: Flags::SLACK_KNOWN, ..held };
+        assert_eq!(consumer.drain(|r| assert_eq!(r, Record::Event(amended.to_slot()))), Ok(1));
     }
 
     #[test]

@@ -20,9 +20,10 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use super::exported_by;
 use super::python_node::PythonNodes;
-use crate::guard::{Guard, thread};
+use crate::guard::Guard;
 use crate::process::Process;
 use crate::real::Original;
+use crate::thread::thread;
 
 /// Forward stacks remembered; a node older than this many later ones has lost its stack, and that is counted.
 const FORWARD_SLOTS: usize = 1 << 20;

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_trace::event::Flags;
 
-use crate::guard::thread;
 use crate::objects;
 use crate::real::{self, Original};
+use crate::thread::thread;
 
 /// What is known of this process's PyTorch.
 pub(crate) struct TorchState {

@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Event, Source};
-use memtrace_trace::ids::StackId;
 use memtrace_trace::options::Cpu;
 
 use super::{libc10, moment};
-use crate::guard::{Guard, thread};
+use crate::guard::Guard;
 use crate::process::session_options;
 use crate::real::Original;
+use crate::thread::{LastFree, thread};
 
 /// Set once PyTorch has called here: its libraries are loaded.
 pub(super) static SEEN: AtomicU32 = AtomicU32::new(0);
@@ -108,7 +108,7 @@ fn cuda_block(addr: u64, size: i64, allocated: u64, reserved: u64, device: i16) 
             }
         } else {
             // The allocator reports at the end of a free: a completion from here on is a deferred one.
-            thread(|t| t.last_free.set((0, StackId::NONE)));
+            thread(|t| t.last_free.set(LastFree::default()));
         }
         if process.torch.tracker.count_report() % TOTALS_EVERY == 0 {
             let flags = moment();

@@ -20,13 +20,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::Definition;
-use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::ids::StackId;
 
 use super::{exported_by, moment};
-use crate::guard::{Guard, thread};
+use crate::guard::Guard;
 use crate::objects;
 use crate::process::Process;
+use crate::thread::{LastFree, thread};
 
 /// How far attaching has come.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,41 +39,74 @@ enum Phase {
     Attaching = 1,
     /// Attached; the layout is not verified yet.
     Attached = 2,
-    /// Verified: `pool` is at 48 and `time` at 64 (PyTorch 2.7 and later).
-    WithPool = 3,
-    /// Verified: `time` is at 48.
-    WithoutPool = 4,
+    /// Verified; [`State::layout`] says what was found.
+    Verified = 3,
     /// Not to be had; the reporter takes over.
-    Off = 5,
+    Off = 4,
+}
+
+/// What verification found out about `TraceEntry`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct EntryLayout(u32);
+
+impl EntryLayout {
+    /// `pool` is at 48 and `time` at 64 (PyTorch 2.7 and later); otherwise `time` is at 48.
+    const POOL: u32 = 1;
+    /// `time` counts as [`clock::now`] does: it need not be read again.
+    const TICKS: u32 = 2;
+
+    #[inline]
+    fn has_pool(self) -> bool {
+        self.0 & Self::POOL != 0
+    }
+
+    /// Where the time is, when it can be used.
+    #[inline]
+    fn ticks_at(self) -> Option<usize> {
+        (self.0 & Self::TICKS != 0).then_some(if self.has_pool() { 64 } else { 48 })
+    }
 }
 
 /// The tracker's state.
 pub(super) struct State {
     phase: AtomicU32,
+    layout: AtomicU32,
     reports: AtomicU32,
 }
 
 impl State {
     pub(super) fn new(parent: Option<&State>) -> State {
-        let known = parent.map_or(Phase::New as u32, |p| p.phase.load(Ordering::Relaxed));
+        let known = parent.map_or(Phase::New as u32, |p| p.phase.load(Ordering::Acquire));
         // What another thread was in the middle of is lost with that thread.
         let phase = if known == Phase::Attaching as u32 { Phase::Off as u32 } else { known };
-        State { phase: AtomicU32::new(phase), reports: AtomicU32::new(0) }
+        let layout = parent.map_or(0, |p| p.layout.load(Ordering::Relaxed));
+        State { phase: AtomicU32::new(phase), layout: AtomicU32::new(layout), reports: AtomicU32::new(0) }
     }
 
     /// Whether allocator events come from here (or are about to: the first one verifies).
     #[inline]
     pub(super) fn attached(&self) -> bool {
-        matches!(self.phase.load(Ordering::Relaxed), 2..=4)
+        let phase = self.phase.load(Ordering::Relaxed);
+        phase == Phase::Verified as u32 || phase == Phase::Attached as u32
     }
 
-    /// Counts a report of the reporter.
+    /// The verified layout; `None` before and where it was refused.
+    #[inline]
+    fn layout(&self) -> Option<EntryLayout> {
+        let verified = self.phase.load(Ordering::Acquire) == Phase::Verified as u32;
+        verified.then(|| EntryLayout(self.layout.load(Ordering::Relaxed)))
+    }
+
+    /// Counts a report of the reporter: not exactly, when threads do so at once.
+    #[inline]
     pub(super) fn count_report(&self) -> u32 {
-        self.reports.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+        let reports = self.reports.load(Ordering::Relaxed).wrapping_add(1);
+        self.reports.store(reports, Ordering::Relaxed);
+        reports
     }
 
     fn set(&self, phase: Phase) {
-        self.phase.store(phase as u32, Ordering::Relaxed);
+        self.phase.store(phase as u32, Ordering::Release);
     }
 }
 
@@ -253,36 +287,18 @@ impl TraceEntry {
 unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
     let entry = TraceEntry(entry);
     let Some(mut guard) = Guard::enter() else { return };
-    let state = &guard.process.torch.tracker;
-    let with_pool = match state.phase.load(Ordering::Relaxed) {
-        3 => true,
-        4 => false,
-        2 => match verify(&entry) {
-            Ok(phase) => {
-                state.set(phase);
-                let layout = if phase == Phase::WithPool { "with pool id" } else { "without pool id" };
-                guard.notice("torch.tracker", &format!("TraceEntry verified, {layout}"));
-                phase == Phase::WithPool
-            }
-            Err(reason) => {
-                state.set(Phase::Off);
-                guard.notice("torch.tracker", &format!("ignored: {reason}; using the profiler's reporter"));
-                return;
-            }
-        },
-        _ => return,
+    let Some(layout) = guard.process.torch.tracker.layout().or_else(|| verify_first(&mut guard, &entry)) else {
+        return;
     };
     let Some(action) = u8::try_from(entry.action()).ok().and_then(Action::from_wire).filter(|a| *a <= Action::Annotate)
     else {
         guard.process.count(Counter::UnknownActions, 1);
         return;
     };
-    let pool = if with_pool { pool_id(&mut guard, (entry.word(48), entry.word(56))) } else { 0 };
-    let device = entry.device();
     let addr = entry.addr();
-    let stack = stack_for(&mut guard, action, addr);
-    let flags = moment();
+    let (stack, flags) = circumstances(&mut guard, action, addr);
     let event = Event {
+        ticks: layout.ticks_at().map_or_else(clock::now, |at| entry.word(at)),
         addr,
         size: entry.size(),
         stream: entry.stream(),
@@ -290,37 +306,60 @@ unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
         context: thread(|t| t.context.get()),
         source: Source::Torch,
         action,
-        device,
+        device: entry.device(),
         flags,
-        pool,
+        pool: if layout.has_pool() { pool_id(&mut guard, (entry.word(48), entry.word(56))) } else { 0 },
         ..Event::EMPTY
     };
     if action == Action::Alloc {
         guard.hold(event);
     } else {
-        guard.emit(event);
+        guard.emit_here(event);
     }
 }
 
-/// A completion within the same free has the request's stack: the reporter, which is called at the end of a free, has not been
-/// called in between. A deferred completion happens wherever the allocator next looks, and has that stack.
-#[inline]
-fn stack_for(guard: &mut Guard, action: Action, addr: u64) -> StackId {
-    if action == Action::FreeCompleted
-        && let (last, stack) = thread(|t| t.last_free.replace((0, StackId::NONE)))
-        && last == addr
-        && addr != 0
-    {
-        return stack;
+/// The stack and the flags of an event. A completion within the same free has the request's: the reporter, which is called at the end
+/// of a free, has not been called in between. A deferred completion happens wherever the allocator next looks, and has what is
+/// there.
+#[inline(always)]
+fn circumstances(guard: &mut Guard, action: Action, addr: u64) -> (StackId, Flags) {
+    let last = thread(|t| t.last_free.get());
+    if action == Action::FreeCompleted && last.addr == addr && addr != 0 {
+        thread(|t| t.last_free.set(LastFree::default()));
+        return (last.stack, last.flags);
     }
-    let stack = guard.stack();
-    let remembered = if action == Action::FreeRequested { (addr, stack) } else { (0, StackId::NONE) };
-    thread(|t| t.last_free.set(remembered));
-    stack
+    let (stack, flags) = (guard.stack(), moment());
+    let remembered = if action == Action::FreeRequested { addr } else { 0 };
+    thread(|t| t.last_free.set(LastFree { addr: remembered, stack, flags }));
+    (stack, flags)
+}
+
+/// What the first entry proves about its own layout; `None`: nothing, and the reporter takes over.
+#[cold]
+fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
+    let state = &guard.process.torch.tracker;
+    if !state.attached() {
+        return None;
+    }
+    match verify(entry) {
+        Ok(layout) => {
+            state.layout.store(layout.0, Ordering::Relaxed);
+            state.set(Phase::Verified);
+            let pool = if layout.has_pool() { "with pool id" } else { "without pool id" };
+            let time = if layout.ticks_at().is_some() { "its time is ours" } else { "its time is another clock's" };
+            guard.notice("torch.tracker", &format!("TraceEntry verified, {pool}, {time}"));
+            Some(layout)
+        }
+        Err(reason) => {
+            state.set(Phase::Off);
+            guard.notice("torch.tracker", &format!("ignored: {reason}; using the profiler's reporter"));
+            None
+        }
+    }
 }
 
 /// Checks the first entry against what this thread has just seen in CUDA.
-fn verify(entry: &TraceEntry) -> Result<Phase, &'static str> {
+fn verify(entry: &TraceEntry) -> Result<EntryLayout, &'static str> {
     let (addr, size) = thread(|t| t.last_segment.get());
     let same = match entry.action() {
         3 => entry.addr() == addr && entry.size() == size,
@@ -331,10 +370,11 @@ fn verify(entry: &TraceEntry) -> Result<Phase, &'static str> {
     if !same || size == 0 {
         return Err("the first entry does not name the segment that CUDA has just given");
     }
+    let ticks = |at| if is_now(entry.word(at)) { EntryLayout::TICKS } else { 0 };
     if near(entry.word(64)) && entry.word(48) < 1 << 32 && entry.word(56) < 1 << 32 {
-        Ok(Phase::WithPool)
+        Ok(EntryLayout(EntryLayout::POOL | ticks(64)))
     } else if near(entry.word(48)) {
-        Ok(Phase::WithoutPool)
+        Ok(EntryLayout(ticks(48)))
     } else {
         Err("the first entry carries no time near now")
     }
@@ -344,6 +384,14 @@ fn verify(entry: &TraceEntry) -> Result<Phase, &'static str> {
 fn near(time: u64) -> bool {
     const SECONDS: u64 = 20_000_000_000;
     time.abs_diff(clock::now()) < SECONDS || time.abs_diff(clock::monotonic_ns()) < SECONDS
+}
+
+/// Whether a time is a moment ago by our clock, as the entry was: then it is our clock, for another one agrees to a millisecond by
+/// accident only. A process that was stopped in between reads its own clock at every event, which is right too.
+fn is_now(time: u64) -> bool {
+    const A_MOMENT: u64 = 5_000_000;
+    let now = clock::now();
+    now.wrapping_sub(time) < A_MOMENT
 }
 
 /// Our id of a pool; 0 is the default one.

@@ -1,0 +1,75 @@
+//! Blocks in, events out: checksum, zstd, columns. What this needs beside the reader, buffers and a decompressor, is kept from
+//! block to block, so that a pass over a long trace allocates nothing.
+
+use super::block::{self, PREFIX, Prefix};
+use super::census::Census;
+use super::reader::{BlockInfo, Reader};
+use crate::error::{Error, Result};
+use crate::event::Event;
+
+/// A block that could not be decoded.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LostBlock {
+    /// Offset of the frame in the file.
+    pub offset: u64,
+    /// Events that are lost with it.
+    pub events: u32,
+    /// What is wrong.
+    pub why: String,
+}
+
+/// See the module and [`Reader::decoder`].
+pub struct Decoder<'a> {
+    reader: &'a Reader,
+    zstd: Option<zstd::bulk::Decompressor<'static>>,
+    payload: Vec<u8>,
+    raw: Vec<u8>,
+}
+
+impl std::fmt::Debug for Decoder<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Decoder").field("path", &self.reader.path()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Decoder<'a> {
+    pub(super) fn new(reader: &'a Reader) -> Decoder<'a> {
+        // It fails for want of memory only; the blocks then say so.
+        let zstd = zstd::bulk::Decompressor::new().ok();
+        Decoder { reader, zstd, payload: Vec::new(), raw: Vec::new() }
+    }
+
+    /// Decodes one block into `out`.
+    pub fn decode(&mut self, info: &BlockInfo, out: &mut Vec<Event>) -> Result<(), LostBlock> {
+        out.clear();
+        let decoded = self.unpack(info).and_then(|prefix| block::decode(&prefix, &self.raw, out));
+        decoded.map_err(|e| lost(info, &e))
+    }
+
+    /// Adds one block's events to `out` by kind.
+    pub fn census(&mut self, info: &BlockInfo, out: &mut Census) -> Result<(), LostBlock> {
+        let counted = self.unpack(info).and_then(|prefix| block::census(&prefix, &self.raw, out));
+        counted.map_err(|e| lost(info, &e))
+    }
+
+    /// Reads, checks and decompresses a block: its columns are in `raw` then.
+    fn unpack(&mut self, info: &BlockInfo) -> Result<Prefix> {
+        self.reader.read_payload(info.offset, &info.header, &mut self.payload)?;
+        let prefix = Prefix::from_bytes(&self.payload).ok_or(Error::Malformed { what: "block: it has no prefix" })?;
+        let stored = self.payload.get(PREFIX..).unwrap_or_default();
+        let len = info.header.raw_len as usize;
+        let zstd = self.zstd.as_mut().ok_or(Error::Malformed { what: "block: no memory to decompress it" })?;
+        self.raw.clear();
+        self.raw.reserve(len);
+        let done = zstd.decompress_to_buffer(stored, &mut self.raw);
+        // The buffer may have room for more than the frame says.
+        if !done.is_ok_and(|got| got <= len) {
+            return Err(Error::Malformed { what: "compressed frame" });
+        }
+        Ok(prefix)
+    }
+}
+
+fn lost(info: &BlockInfo, why: &Error) -> LostBlock {
+    LostBlock { offset: info.offset, events: info.events, why: why.to_string() }
+}
