@@ -1,0 +1,17 @@
+// libtorch_cuda.so: the class whose vtable says which slot `attachAllocatorTraceTracker` has
+// (torch/csrc/cuda/CUDAPluggableAllocator.h).
+#include "c10.h"
+
+namespace torch::cuda::CUDAPluggableAllocator {
+
+struct CUDAPluggableAllocator : c10::cuda::CUDACachingAllocator::CUDAAllocator {
+    void *raw_alloc(size_t size) override;
+    void raw_delete(void *ptr) override;
+    void attachAllocatorTraceTracker(c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) override;
+};
+
+void *CUDAPluggableAllocator::raw_alloc(size_t) { return nullptr; }
+void CUDAPluggableAllocator::raw_delete(void *) {}
+void CUDAPluggableAllocator::attachAllocatorTraceTracker(c10::cuda::CUDACachingAllocator::AllocatorTraceTracker) {}
+
+} // namespace torch::cuda::CUDAPluggableAllocator
