@@ -21,6 +21,7 @@ use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use super::pickle::{List, Memo, Pickle, Word, Words};
 use super::sources::Sources;
+use crate::model::AddressHashing;
 
 /// How the file names of synthetic frames begin.
 pub const SYNTHETIC: &str = "[autograd]";
@@ -36,9 +37,9 @@ pub(super) struct Frames<'a> {
     strings: HashMap<Box<str>, Memo>,
     frames: Vec<Option<Memo>>,
     stacks: Vec<Option<Memo>>,
-    in_context: HashMap<(StackId, ContextId), Memo>,
+    in_context: HashMap<(StackId, ContextId), Memo, AddressHashing>,
     nodes: HashMap<(&'a str, &'static str), Memo>,
-    forward: HashMap<StackId, Memo>,
+    forward: HashMap<StackId, Memo, AddressHashing>,
 }
 
 impl<'a> Frames<'a> {
@@ -49,9 +50,9 @@ impl<'a> Frames<'a> {
             strings: HashMap::new(),
             frames: vec![None; definitions.frames.len()],
             stacks: vec![None; definitions.stacks.len().max(1)],
-            in_context: HashMap::new(),
+            in_context: HashMap::default(),
             nodes: HashMap::new(),
-            forward: HashMap::new(),
+            forward: HashMap::default(),
         }
     }
 

@@ -1,6 +1,8 @@
 //! Files for other programs.
 
+mod background;
 mod frames;
+mod phrase;
 mod pickle;
 mod snapshot;
 mod sources;

@@ -15,10 +15,32 @@ const BUFFER: usize = 256 * 1024;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Memo(u32);
 
+/// A few bytes that come out again and again. Copied whole, which is faster than copying no more than there are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    bytes: [u8; Piece::ROOM],
+    len: usize,
+}
+
+impl Piece {
+    const ROOM: usize = 32;
+
+    /// What `write` writes; `None` when it is too long.
+    pub(super) fn of(write: impl FnOnce(&mut Pickle<io::Sink>)) -> Option<Piece> {
+        let mut scratch = Pickle::new(io::sink());
+        scratch.len = 0;
+        write(&mut scratch);
+        let bytes = *scratch.buffer.first_chunk()?;
+        (scratch.len <= Piece::ROOM).then_some(Piece { bytes, len: scratch.len })
+    }
+}
+
 /// See the module.
 pub(super) struct Pickle<W: Write> {
     out: W,
+    /// Written up to `len`; the rest is room.
     buffer: Vec<u8>,
+    len: usize,
     memos: u32,
     written: u64,
 }
@@ -32,14 +54,14 @@ pub(super) struct List {
 impl<W: Write> Pickle<W> {
     /// Begins a pickle.
     pub(super) fn new(out: W) -> Pickle<W> {
-        let mut buffer = Vec::with_capacity(BUFFER + 16 * 1024);
-        buffer.extend_from_slice(&[0x80, 4]);
-        Pickle { out, buffer, memos: 0, written: 0 }
+        let mut pickle = Pickle { out, buffer: Vec::new(), len: 0, memos: 0, written: 0 };
+        pickle.put(&[0x80, 4]);
+        pickle
     }
 
     /// Ends it; gives the number of bytes.
     pub(super) fn finish(mut self) -> io::Result<u64> {
-        self.buffer.push(b'.');
+        self.put(b".");
         self.flush()?;
         self.out.flush()?;
         Ok(self.written)
@@ -48,39 +70,75 @@ impl<W: Write> Pickle<W> {
     /// Hands what has gathered to the sink, when it is enough to be worth a call.
     #[inline]
     pub(super) fn drain(&mut self) -> io::Result<()> {
-        if self.buffer.len() >= BUFFER { self.flush() } else { Ok(()) }
+        if self.len >= BUFFER { self.flush() } else { Ok(()) }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.out.write_all(&self.buffer)?;
-        self.written += self.buffer.len() as u64;
-        self.buffer.clear();
+        let bytes = self.buffer.get(..self.len).unwrap_or_default();
+        self.out.write_all(bytes)?;
+        self.written += self.len as u64;
+        self.len = 0;
         Ok(())
+    }
+
+    /// Writes bytes of which only the first `len` count: what comes next goes over the others.
+    #[inline(always)]
+    fn put_cut<const N: usize>(&mut self, bytes: &[u8; N], len: usize) {
+        if self.buffer.len() < self.len + N {
+            self.grow(N);
+        }
+        self.buffer[self.len..self.len + N].copy_from_slice(bytes);
+        self.len += len;
+    }
+
+    #[inline(always)]
+    fn put<const N: usize>(&mut self, bytes: &[u8; N]) {
+        self.put_cut(bytes, N);
+    }
+
+    fn put_slice(&mut self, bytes: &[u8]) {
+        if self.buffer.len() < self.len + bytes.len() {
+            self.grow(bytes.len());
+        }
+        self.buffer[self.len..self.len + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+    }
+
+    #[cold]
+    fn grow(&mut self, more: usize) {
+        let wanted = (self.len + more).max(2 * self.buffer.len()).max(256);
+        self.buffer.resize(wanted, 0);
+    }
+
+    /// Something put together before.
+    #[inline(always)]
+    pub(super) fn piece(&mut self, piece: &Piece) {
+        self.put_cut(&piece.bytes, piece.len);
     }
 
     /// Opens a dictionary: key and value alternate until [`Self::end_dict`].
     #[inline]
     pub(super) fn begin_dict(&mut self) {
-        self.buffer.extend_from_slice(b"}(");
+        self.put(b"}(");
     }
 
     /// Opens a dictionary that will be referred to again.
     pub(super) fn begin_shared_dict(&mut self) -> Memo {
-        self.buffer.push(b'}');
+        self.put(b"}");
         let memo = self.memoize();
-        self.buffer.push(b'(');
+        self.put(b"(");
         memo
     }
 
     /// Closes a dictionary.
     #[inline]
     pub(super) fn end_dict(&mut self) {
-        self.buffer.push(b'u');
+        self.put(b"u");
     }
 
     /// Opens a list.
     pub(super) fn begin_list(&mut self) -> List {
-        self.buffer.push(b']');
+        self.put(b"]");
         List { in_batch: 0 }
     }
 
@@ -94,11 +152,11 @@ impl<W: Write> Pickle<W> {
     #[inline]
     pub(super) fn item(&mut self, list: &mut List) {
         if list.in_batch == BATCH {
-            self.buffer.push(b'e');
+            self.put(b"e");
             list.in_batch = 0;
         }
         if list.in_batch == 0 {
-            self.buffer.push(b'(');
+            self.put(b"(");
         }
         list.in_batch += 1;
     }
@@ -106,29 +164,23 @@ impl<W: Write> Pickle<W> {
     /// Closes a list.
     pub(super) fn end_list(&mut self, list: List) {
         if list.in_batch > 0 {
-            self.buffer.push(b'e');
+            self.put(b"e");
         }
     }
 
     /// An integer; the viewer is exact up to 2^53.
     #[inline]
     pub(super) fn int(&mut self, value: i64) {
+        let b = value.to_le_bytes();
         match value {
-            0..=0xff => self.buffer.extend_from_slice(&[b'K', value as u8]),
-            0x100..=0xffff => {
-                let b = (value as u16).to_le_bytes();
-                self.buffer.extend_from_slice(&[b'M', b[0], b[1]]);
-            }
-            -0x8000_0000..=0x7fff_ffff => {
-                let b = (value as i32).to_le_bytes();
-                self.buffer.extend_from_slice(&[b'J', b[0], b[1], b[2], b[3]]);
-            }
+            0..=0xff => self.put(&[b'K', b[0]]),
+            0x100..=0xffff => self.put(&[b'M', b[0], b[1]]),
+            -0x8000_0000..=0x7fff_ffff => self.put(&[b'J', b[0], b[1], b[2], b[3]]),
             _ => {
                 // LONG1: as few bytes of two's complement as hold the value and its sign.
                 let bits = 65 - if value < 0 { (!value).leading_zeros() } else { value.leading_zeros() };
-                let len = (bits as usize).div_ceil(8);
-                self.buffer.extend_from_slice(&[0x8a, len as u8]);
-                self.buffer.extend_from_slice(&value.to_le_bytes()[..len]);
+                let len = bits.div_ceil(8) as u8;
+                self.put_cut(&[0x8a, len, b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]], 2 + usize::from(len));
             }
         }
     }
@@ -141,25 +193,25 @@ impl<W: Write> Pickle<W> {
 
     /// A truth value.
     pub(super) fn bool(&mut self, value: bool) {
-        self.buffer.push(if value { 0x88 } else { 0x89 });
+        self.put(&[if value { 0x88 } else { 0x89 }]);
     }
 
     /// A pair of integers, as a tuple.
     pub(super) fn pair(&mut self, first: u64, second: u64) {
         self.uint(first);
         self.uint(second);
-        self.buffer.push(0x86);
+        self.put(&[0x86]);
     }
 
     /// A string that is not referred to again.
     pub(super) fn str(&mut self, text: &str) {
         if let Ok(len) = u8::try_from(text.len()) {
-            self.buffer.extend_from_slice(&[0x8c, len]);
+            self.put(&[0x8c, len]);
         } else {
-            self.buffer.push(b'X');
-            self.buffer.extend_from_slice(&(text.len() as u32).to_le_bytes());
+            self.put(b"X");
+            self.put(&(text.len() as u32).to_le_bytes());
         }
-        self.buffer.extend_from_slice(text.as_bytes());
+        self.put_slice(text.as_bytes());
     }
 
     /// A string that will be referred to again.
@@ -171,16 +223,12 @@ impl<W: Write> Pickle<W> {
     /// Something memoised before.
     #[inline]
     pub(super) fn get(&mut self, memo: Memo) {
-        if let Ok(short) = u8::try_from(memo.0) {
-            self.buffer.extend_from_slice(&[b'h', short]);
-        } else {
-            let b = memo.0.to_le_bytes();
-            self.buffer.extend_from_slice(&[b'j', b[0], b[1], b[2], b[3]]);
-        }
+        let b = memo.0.to_le_bytes();
+        if memo.0 <= 0xff { self.put(&[b'h', b[0]]) } else { self.put(&[b'j', b[0], b[1], b[2], b[3]]) }
     }
 
     fn memoize(&mut self) -> Memo {
-        self.buffer.push(0x94);
+        self.put(&[0x94]);
         self.memos += 1;
         Memo(self.memos - 1)
     }
@@ -200,6 +248,11 @@ macro_rules! words {
 
         impl Word {
             const TEXTS: &'static [&'static str] = &[$($text),*];
+
+            /// Every word, in order.
+            pub(super) fn all() -> impl Iterator<Item = Word> {
+                [$(Word::$name),*].into_iter()
+            }
 
             /// The word that is written so.
             pub(super) fn of(text: &str) -> Option<Word> {
@@ -248,7 +301,7 @@ mod tests {
     fn int(value: i64) -> Vec<u8> {
         let mut pickle = Pickle::new(Vec::new());
         pickle.int(value);
-        pickle.buffer[2..].to_vec()
+        pickle.buffer[2..pickle.len].to_vec()
     }
 
     #[test]
@@ -274,8 +327,8 @@ mod tests {
             pickle.int(i % 100);
         }
         pickle.end_list(list);
-        let marks = pickle.buffer.iter().filter(|b| **b == b'(').count();
+        let marks = pickle.buffer[..pickle.len].iter().filter(|b| **b == b'(').count();
         assert_eq!(marks, 12, "two batches, and ten times the number 40");
-        assert_eq!(*pickle.buffer.last().unwrap(), b'e');
+        assert_eq!(pickle.buffer[pickle.len - 1], b'e');
     }
 }

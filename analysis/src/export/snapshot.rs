@@ -14,7 +14,9 @@ use memtrace_trace::clock::Calibration;
 use memtrace_trace::event::{Action, Event};
 use memtrace_trace::ids::{ContextId, StackId};
 
+use super::background::Background;
 use super::frames::Frames;
+use super::phrase::Phrase;
 use super::pickle::{List, Pickle, Word, Words};
 use super::sources::Sources;
 use crate::error::{Error, Result};
@@ -47,17 +49,20 @@ pub struct SnapshotReport {
 /// The sink's.
 pub fn snapshot(
     process: &Process,
-    out: impl Write,
+    out: impl Write + Send,
     options: &SnapshotOptions,
     progress: &mut dyn FnMut(u64),
 ) -> Result<SnapshotReport> {
-    let writer = Writer::new(process, out, options);
-    writer.write(process, progress).map_err(Error::io("cannot write the snapshot"))
+    std::thread::scope(|scope| {
+        let writer = Writer::new(process, Background::new(scope, out), options);
+        writer.write(process, progress).map_err(Error::io("cannot write the snapshot"))
+    })
 }
 
 struct Writer<'a, W: Write> {
     pickle: Pickle<W>,
     words: Words,
+    phrases: Phrases,
     frames: Frames<'a>,
     calibration: Calibration,
     unknown_written: bool,
@@ -81,6 +86,35 @@ struct Row<'e> {
     category: Option<Phase>,
 }
 
+/// What is the same in many events.
+struct Phrases {
+    /// By action.
+    heads: Vec<Phrase>,
+    size: Phrase,
+    stream: Phrase,
+    time: Phrase,
+    unused: Phrase,
+    /// By phase.
+    tails: Vec<Phrase>,
+}
+
+impl Phrases {
+    fn new() -> Phrases {
+        let head = |action: Word| {
+            Phrase::begin(&[Word::Action, action, if action == Word::Oom { Word::DeviceFree } else { Word::Addr }])
+        };
+        let tail = |phase: Phase| Phrase::end(&[Word::Category, Word::of(phase.name()).unwrap_or(Word::Unknown)]);
+        Phrases {
+            heads: Word::all().map(head).collect(),
+            size: Phrase::middle(&[Word::Size]),
+            stream: Phrase::middle(&[Word::Stream]),
+            time: Phrase::middle(&[Word::TimeUs]),
+            unused: Phrase::middle(&[Word::CompileContext, Word::NotAvailable, Word::UserMetadata, Word::Empty]),
+            tails: Phase::ALL.into_iter().map(tail).collect(),
+        }
+    }
+}
+
 impl<'a, W: Write> Writer<'a, W> {
     fn new(process: &'a Process, out: W, options: &SnapshotOptions) -> Writer<'a, W> {
         let calibration = process.recording().calibration();
@@ -89,6 +123,7 @@ impl<'a, W: Write> Writer<'a, W> {
         Writer {
             pickle: Pickle::new(out),
             words: Words::new(),
+            phrases: Phrases::new(),
             frames: Frames::new(process.definitions(), sources),
             calibration,
             unknown_written: false,
@@ -229,36 +264,31 @@ impl<'a, W: Write> Writer<'a, W> {
     #[inline]
     fn put_row(&mut self, trace: &mut Trace, row: Row<'_>) {
         let Row { action, e, stack, context, category } = row;
-        let (out, words) = (&mut self.pickle, &mut self.words);
+        let (out, words, phrases) = (&mut self.pickle, &mut self.words, &mut self.phrases);
         // Two events of one microsecond: readers key events by time.
         trace.time_us = (self.calibration.epoch_ns(e.ticks) / 1000).max(trace.time_us + 1);
         out.item(&mut trace.list);
-        out.begin_dict();
-        words.put(out, Word::Action);
-        words.put(out, action);
-        words.put(out, if action == Word::Oom { Word::DeviceFree } else { Word::Addr });
+        phrases.heads[action as usize].put(out, words);
         out.uint(e.addr);
-        words.put(out, Word::Size);
+        phrases.size.put(out, words);
         out.uint(e.size);
-        words.put(out, Word::Stream);
+        phrases.stream.put(out, words);
         out.uint(e.stream);
-        words.put(out, Word::TimeUs);
+        phrases.time.put(out, words);
         out.uint(trace.time_us);
-        words.put(out, Word::CompileContext);
-        words.put(out, Word::NotAvailable);
-        words.put(out, Word::UserMetadata);
-        words.put(out, Word::Empty);
+        phrases.unused.put(out, words);
         self.frames.put_keys(out, words, stack, context);
         if !self.unknown_written {
             // The viewer throws on a file with categories that lacks this one.
             self.unknown_written = true;
             words.put(out, Word::Category);
             words.put(out, Word::Unknown);
+            out.end_dict();
         } else if let Some(phase) = category {
-            words.put(out, Word::Category);
-            words.put(out, Word::of(phase.name()).unwrap_or(Word::Unknown));
+            phrases.tails[phase as usize].put(out, words);
+        } else {
+            out.end_dict();
         }
-        out.end_dict();
         self.report.events += 1;
     }
 

@@ -6,7 +6,7 @@ use std::sync::mpsc::sync_channel;
 use memtrace_trace::clock::Calibration;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::Event;
-use memtrace_trace::file::{Damage, Definitions, End, Reader};
+use memtrace_trace::file::{BlockInfo, Census, Damage, Definitions, End, Reader};
 
 use crate::error::{Error, Result};
 use crate::model::{LostEvents, Recording};
@@ -19,6 +19,7 @@ const DECODED_AHEAD: usize = 4;
 pub struct TraceRecording {
     reader: Reader,
     calibration: Calibration,
+    threads: usize,
 }
 
 impl TraceRecording {
@@ -26,7 +27,8 @@ impl TraceRecording {
     pub fn open(path: &Path) -> Result<TraceRecording> {
         let reader = Reader::open(path).map_err(|cause| Error::Trace { path: path.to_owned(), cause })?;
         let calibration = reader.calibration();
-        Ok(TraceRecording { reader, calibration })
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(TraceRecording { reader, calibration, threads })
     }
 }
 
@@ -59,16 +61,18 @@ impl Recording for TraceRecording {
         self.reader.event_count()
     }
 
-    /// Decodes on a second thread, a few blocks ahead, so that decoding and replay share two cores.
+    /// Decodes on a second thread, a few blocks ahead, so that decoding and replay share two cores. More threads would
+    /// wait: replay, which has to go in order, takes longer than decoding.
     fn stream(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents {
         let mut lost = LostEvents::default();
         let (full, ready) = sync_channel(DECODED_AHEAD);
         let (empty, reuse) = sync_channel::<Vec<Event>>(DECODED_AHEAD + 2);
         std::thread::scope(|scope| {
             scope.spawn(move || {
+                let mut decoder = self.reader.decoder();
                 for block in self.reader.blocks() {
                     let mut events = reuse.try_recv().unwrap_or_default();
-                    let decoded = self.reader.decode(block, &mut events).map(|()| events);
+                    let decoded = decoder.decode(block, &mut events).map(|()| events);
                     if full.send(decoded).is_err() {
                         return;
                     }
@@ -81,14 +85,36 @@ impl Recording for TraceRecording {
                         // A full channel only means that this buffer is not needed again.
                         let _ = empty.try_send(events);
                     }
-                    Err(block) => {
-                        lost.blocks += 1;
-                        lost.events += u64::from(block.events);
-                        lost.first.get_or_insert_with(|| format!("block at byte {}: {}", block.offset, block.why));
-                    }
+                    Err(block) => lost.add(&block),
                 }
             }
         });
         lost
+    }
+
+    /// Each thread counts a stretch of the blocks.
+    fn census(&self) -> (Census, LostEvents) {
+        let blocks = self.reader.blocks();
+        let count = |stretch: &[BlockInfo]| {
+            let (mut census, mut lost) = (Census::default(), LostEvents::default());
+            let mut decoder = self.reader.decoder();
+            for block in stretch {
+                if let Err(block) = decoder.census(block, &mut census) {
+                    lost.add(&block);
+                }
+            }
+            (census, lost)
+        };
+        let mut whole = (Census::default(), LostEvents::default());
+        std::thread::scope(|scope| {
+            let stretch = blocks.len().div_ceil(self.threads).max(1);
+            let counting: Vec<_> = blocks.chunks(stretch).map(|part| scope.spawn(move || count(part))).collect();
+            for part in counting {
+                let (census, lost) = part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                whole.0.merge(census);
+                whole.1.append(lost);
+            }
+        });
+        whole
     }
 }

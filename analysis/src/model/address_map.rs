@@ -21,8 +21,17 @@ impl Hasher for AddressHasher {
         }
     }
 
+    fn write_u8(&mut self, value: u8) {
+        self.write_u64(u64::from(value));
+    }
+
     fn write_u32(&mut self, value: u32) {
         self.write_u64(u64::from(value));
+    }
+
+    // The variants of an enumeration are hashed as this.
+    fn write_isize(&mut self, value: isize) {
+        self.write_u64(value as u64);
     }
 
     fn write_u64(&mut self, value: u64) {

@@ -5,7 +5,7 @@
 use memtrace_trace::clock::{Calibration, ClockPoint};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::Event;
-use memtrace_trace::file::{Damage, Definitions, End};
+use memtrace_trace::file::{Census, Damage, Definitions, End, LostBlock};
 
 /// What one streaming of a recording could not deliver.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -16,6 +16,22 @@ pub struct LostEvents {
     pub events: u64,
     /// What is wrong with the first.
     pub first: Option<String>,
+}
+
+impl LostEvents {
+    /// Takes note of a block.
+    pub fn add(&mut self, block: &LostBlock) {
+        self.blocks += 1;
+        self.events += u64::from(block.events);
+        self.first.get_or_insert_with(|| format!("block at byte {}: {}", block.offset, block.why));
+    }
+
+    /// Takes over what was lost of a later part.
+    pub fn append(&mut self, later: LostEvents) {
+        self.blocks += later.blocks;
+        self.events += later.events;
+        self.first = self.first.take().or(later.first);
+    }
 }
 
 /// The events of one process and what their numbers mean.
@@ -36,6 +52,12 @@ pub trait Recording: Send + Sync {
     fn event_count(&self) -> u64;
     /// Hands every block of events to `sink`, in order.
     fn stream(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents;
+    /// What kinds of events there are: the same as counting what is streamed, where that can be had for less.
+    fn census(&self) -> (Census, LostEvents) {
+        let mut census = Census::default();
+        let lost = self.stream(&mut |events| events.iter().for_each(|e| census.count(e)));
+        (census, lost)
+    }
 }
 
 /// Events in memory.

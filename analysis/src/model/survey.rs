@@ -34,7 +34,8 @@ impl Lane {
         }
     }
 
-    /// The lane an event belongs to, with its device; `None` for events that are no block's life.
+    /// The lane an event belongs to, with its device; `None` for events that are no block's life. Looks at what a
+    /// [`Census`](memtrace_trace::file::Census) tells of an event, and at nothing else.
     #[inline]
     pub fn of(e: &Event) -> Option<(i16, Lane)> {
         match e.source {
@@ -70,44 +71,19 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// Streams a recording once.
+    /// Counts a recording's events by kind; none is decoded for it.
     pub fn of(recording: &dyn Recording) -> Survey {
-        let mut survey = Survey::default();
-        let mut last: Option<((i16, Lane), u64)> = None;
-        let mut events = BTreeMap::<(i16, Lane), u64>::new();
-        let mut first = u64::MAX;
-        let mut latest = 0;
-        let mut total = 0;
-        let lost = recording.stream(&mut |block| {
-            total += block.len() as u64;
-            for e in block {
-                first = first.min(e.ticks);
-                latest = latest.max(e.ticks);
-                let Some(key) = Lane::of(e) else { continue };
-                match &mut last {
-                    Some((k, n)) if *k == key => *n += 1,
-                    _ => {
-                        if let Some((k, n)) = last.replace((key, 1)) {
-                            *events.entry(k).or_default() += n;
-                        }
-                    }
-                }
-            }
-        });
-        if let Some((k, n)) = last {
-            *events.entry(k).or_default() += n;
-        }
-        for (device, lane) in events.keys() {
-            let best = survey.lanes.entry(*device).or_insert(*lane);
-            *best = (*best).max(*lane);
+        let (census, lost) = recording.census();
+        let mut survey = Survey { total_events: census.events(), ticks: census.ticks, lost, ..Survey::default() };
+        for (kind, count) in census.kinds() {
+            let Some((device, lane)) = Lane::of(kind) else { continue };
+            *survey.events.entry((device, lane)).or_default() += count;
+            let best = survey.lanes.entry(device).or_insert(lane);
+            *best = (*best).max(lane);
         }
         if survey.lanes.keys().any(|device| *device >= 0) {
             survey.lanes.remove(&-1);
         }
-        survey.events = events;
-        survey.total_events = total;
-        survey.ticks = (total > 0).then_some((first, latest));
-        survey.lost = lost;
         survey
     }
 }

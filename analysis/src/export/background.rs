@@ -1,0 +1,107 @@
+//! A sink on a thread of its own: the next events are written out while the system takes the last ones. Into a file that takes about
+//! as long as making them.
+
+use std::io::{self, Write};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::{Scope, ScopedJoinHandle};
+
+/// Buffers under way at most, which bounds the memory they take.
+const UNDER_WAY: usize = 4;
+
+/// See the module.
+pub(super) struct Background<'scope> {
+    full: Option<SyncSender<Vec<u8>>>,
+    empty: Receiver<Vec<u8>>,
+    thread: Option<ScopedJoinHandle<'scope, io::Result<()>>>,
+}
+
+impl<'scope> Background<'scope> {
+    /// Starts the thread that writes to `out`. What is not flushed when this is dropped may be lost.
+    pub(super) fn new<W: Write + Send + 'scope>(scope: &'scope Scope<'scope, '_>, mut out: W) -> Background<'scope> {
+        let (full, to_write) = sync_channel::<Vec<u8>>(UNDER_WAY);
+        let (written, empty) = sync_channel::<Vec<u8>>(UNDER_WAY);
+        let thread = scope.spawn(move || {
+            for mut bytes in to_write {
+                out.write_all(&bytes)?;
+                bytes.clear();
+                match written.try_send(bytes) {
+                    // Nobody needs the buffer again.
+                    Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
+                }
+            }
+            out.flush()
+        });
+        Background { full: Some(full), empty, thread: Some(thread) }
+    }
+
+    /// Waits for the thread; what it has to say is said once.
+    fn join(&mut self) -> io::Result<()> {
+        self.full = None;
+        match self.thread.take().map(ScopedJoinHandle::join) {
+            Some(Ok(result)) => result,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Write for Background<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut buffer = self.empty.try_recv().unwrap_or_default();
+        buffer.extend_from_slice(bytes);
+        if self.full.as_ref().is_some_and(|full| full.send(buffer).is_ok()) {
+            return Ok(bytes.len());
+        }
+        // The thread has ended early, so something went wrong.
+        Err(self.join().err().unwrap_or_else(|| io::ErrorKind::BrokenPipe.into()))
+    }
+
+    /// Waits until everything is written. Nothing can be written afterwards.
+    fn flush(&mut self) -> io::Result<()> {
+        self.join()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_arrives_in_order() {
+        let mut out = Vec::new();
+        let mut expected = Vec::new();
+        std::thread::scope(|scope| {
+            let mut background = Background::new(scope, &mut out);
+            for i in 0..1000u32 {
+                background.write_all(&i.to_le_bytes()).unwrap();
+                expected.extend_from_slice(&i.to_le_bytes());
+            }
+            background.flush().unwrap();
+        });
+        assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn an_error_of_the_sink_is_told() {
+        struct Full(usize);
+        impl Write for Full {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0 = self.0.checked_sub(1).ok_or(io::ErrorKind::StorageFull)?;
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        std::thread::scope(|scope| {
+            let mut background = Background::new(scope, Full(3));
+            let mut write = || -> io::Result<()> {
+                for _ in 0..100 {
+                    background.write_all(b"x")?;
+                }
+                background.flush()
+            };
+            assert_eq!(write().unwrap_err().kind(), io::ErrorKind::StorageFull);
+        });
+    }
+}
