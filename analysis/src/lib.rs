@@ -2,8 +2,8 @@
 //!
 //! The way through the crate: [`load`] opens a run and streams its events, [`model`] replays them into the state of the
 //! allocators, [`passes`] draw conclusions by named [`rules`], [`export`] writes files for other programs and [`report`]
-//! writes for people. Imports point one way: `report -> export -> passes -> {rules, model} <- load`; exports and reports
-//! also take the processes that `load` opened. Nothing here keeps events in memory: what is kept grows with live blocks and distinct stacks.
+//! writes for people. Imports point one way: `report -> export -> passes -> {rules, model} <- load -> symbols`; exports and
+//! reports also take the processes that `load` opened, whose native frames [`symbols`] has named. Nothing here keeps events in memory: what is kept grows with live blocks and distinct stacks.
 
 pub mod error;
 pub mod export;
@@ -12,6 +12,7 @@ pub mod model;
 pub mod passes;
 pub mod report;
 pub mod rules;
+pub mod symbols;
 
 pub use error::{Error, Result};
 pub use load::{Process, Run, open_run};

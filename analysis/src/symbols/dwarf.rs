@@ -1,0 +1,118 @@
+//! Functions, inlined ones too, and lines of code addresses, from DWARF.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+
+use addr2line::gimli::{DwarfSections, RunTimeEndian, SectionId};
+use addr2line::{Context, FrameIter, gimli};
+use object::Endianness;
+
+use super::elf::Elf;
+use super::metered::Metered;
+
+/// Inlining deeper than this is no compiler's.
+const MAX_INLINED: usize = 256;
+/// Names and paths longer than this are no program's.
+const MAX_TEXT: usize = 64 << 10;
+
+/// One function at one address, as DWARF tells.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct DwarfFrame {
+    /// The linkage name, else the plain one; empty when unknown.
+    pub(super) name: String,
+    /// The source file; empty when unknown.
+    pub(super) file: String,
+    /// The line, 0 when unknown.
+    pub(super) line: u32,
+}
+
+/// Reads that are granted for each byte of DWARF: reading everything once takes less than one.
+const READS_PER_BYTE: u64 = 4;
+/// Reads that are granted to the smallest file.
+const READS_AT_LEAST: u64 = 8 << 20;
+
+/// Looks up every address (of instructions) and hands each that DWARF knows to `sink` with its frames, innermost first.
+/// The error says what could not be read; what was found until then has been handed over.
+pub(super) fn look_up(
+    elf: &Elf<'_>,
+    alternative: Option<&Elf<'_>>,
+    addresses: &[u64],
+    sink: &mut dyn FnMut(u64, Vec<DwarfFrame>),
+) -> Result<(), String> {
+    let mut bytes = 0;
+    let sections = load(elf, &mut bytes)?;
+    let alternative = alternative.map(|elf| load(elf, &mut bytes)).transpose()?;
+    let endian = match elf.endianness() {
+        Endianness::Little => RunTimeEndian::Little,
+        Endianness::Big => RunTimeEndian::Big,
+    };
+    let allowance = Cell::new(READS_AT_LEAST + bytes.saturating_mul(READS_PER_BYTE));
+    let mut dwarf = sections.borrow_with_sup(alternative.as_ref(), |section| Metered::new(section, endian, &allowance));
+    dwarf.populate_abbreviations_cache(gimli::AbbreviationsCacheStrategy::Duplicates);
+    let context =
+        Context::from_dwarf(dwarf).map_err(|e| spent(&allowance).unwrap_or(format!("its DWARF is damaged: {e}")))?;
+    let mut failed = 0_u64;
+    let mut first = None;
+    for address in addresses {
+        // Split DWARF lies in files of its own, whose names remain: what is in this one is used.
+        let found = context.find_frames(*address).skip_all_loads().and_then(frames);
+        match found {
+            Ok(frames) if frames.is_empty() => {}
+            Ok(frames) => sink(*address, frames),
+            Err(e) => {
+                if let Some(why) = spent(&allowance) {
+                    return Err(why);
+                }
+                failed += 1;
+                first.get_or_insert(e);
+            }
+        }
+    }
+    first.map_or(Ok(()), |e| Err(format!("its DWARF is damaged at {failed} of {} places: {e}", addresses.len())))
+}
+
+fn spent(allowance: &Cell<u64>) -> Option<String> {
+    (allowance.get() == 0).then(|| "its DWARF takes more reading than its size can need".to_owned())
+}
+
+fn frames(mut found: FrameIter<'_, Metered<'_>>) -> gimli::Result<Vec<DwarfFrame>> {
+    let mut frames = Vec::new();
+    while let Some(frame) = found.next()? {
+        if frames.len() == MAX_INLINED {
+            break;
+        }
+        let name = frame.function.as_ref().map(|f| f.raw_name()).transpose()?.unwrap_or_default();
+        let (file, line) = frame.location.map_or((None, None), |at| (at.file, at.line));
+        frames.push(DwarfFrame {
+            name: cut(&name).to_owned(),
+            file: cut(file.unwrap_or_default()).to_owned(),
+            line: line.unwrap_or(0),
+        });
+    }
+    Ok(frames)
+}
+
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_TEXT)]
+}
+
+/// The sections that functions and lines are in. What one of them lacks is an error: the others alone would mislead.
+fn load<'a>(elf: &Elf<'a>, bytes: &mut u64) -> Result<DwarfSections<Cow<'a, [u8]>>, String> {
+    DwarfSections::load(|id| match id {
+        SectionId::DebugAbbrev
+        | SectionId::DebugAddr
+        | SectionId::DebugAranges
+        | SectionId::DebugInfo
+        | SectionId::DebugLine
+        | SectionId::DebugLineStr
+        | SectionId::DebugRanges
+        | SectionId::DebugRngLists
+        | SectionId::DebugStr
+        | SectionId::DebugStrOffsets => {
+            let section = elf.section(id.name())?;
+            *bytes += section.len() as u64;
+            Ok(section)
+        }
+        _ => Ok(Cow::Borrowed(&[])),
+    })
+}

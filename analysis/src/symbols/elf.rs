@@ -1,0 +1,222 @@
+//! One ELF file, mapped and read in place: its identity, its debug sections, its symbol tables.
+//!
+//! Nothing in a file is believed. What cannot be read is an error of that part alone, and what a file says of its own sizes
+//! never decides how much memory is taken.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::Read;
+use std::ops::Deref;
+use std::path::Path;
+
+use object::Endianness;
+use object::elf::{
+    ELFCOMPRESS_ZLIB, ELFCOMPRESS_ZSTD, FileHeader64, NT_GNU_BUILD_ID, PT_NOTE, SHT_DYNSYM, SHT_NOBITS, SHT_SYMTAB,
+    SectionHeader64,
+};
+use object::read::elf::{CompressionHeader, FileHeader, NoteIterator, ProgramHeader, SectionHeader};
+use object::read::elf::{SectionTable, SymbolTable};
+
+/// No section that is stored compressed may become larger.
+const MAX_DECOMPRESSED: u64 = 2 << 30;
+/// No linker makes longer ones: it has 20 bytes, or 8 or 16.
+const MAX_BUILD_ID: usize = 64;
+
+type Header = FileHeader64<Endianness>;
+
+/// A file's bytes.
+#[derive(Debug)]
+pub(super) enum Bytes {
+    /// Read by the kernel as they are touched.
+    Mapped(memmap2::Mmap),
+    /// Unpacked from another file.
+    Owned(Vec<u8>),
+}
+
+impl Bytes {
+    /// Maps a regular file; the error is in words.
+    pub(super) fn map(path: &Path) -> Result<Bytes, String> {
+        // A pipe or device of that name would keep us waiting.
+        let metadata = std::fs::metadata(path).map_err(|e| reason(&e))?;
+        if !metadata.is_file() {
+            return Err("is no regular file".to_owned());
+        }
+        let file = File::open(path).map_err(|e| reason(&e))?;
+        // SAFETY: sound as long as nobody changes the file under us. Installers replace libraries and do not rewrite them: the
+        // loader itself maps them on the same terms.
+        unsafe { memmap2::Mmap::map(&file) }.map(Bytes::Mapped).map_err(|e| reason(&e))
+    }
+}
+
+fn reason(e: &std::io::Error) -> String {
+    match e.kind() {
+        std::io::ErrorKind::NotFound => "does not exist".to_owned(),
+        _ => format!("cannot be read: {e}"),
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(map) => map,
+            Bytes::Owned(bytes) => bytes,
+        }
+    }
+}
+
+/// An ELF file's tables.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Elf<'a> {
+    data: &'a [u8],
+    header: &'a Header,
+    endian: Endianness,
+    sections: SectionTable<'a, Header>,
+    whole: bool,
+}
+
+impl<'a> Elf<'a> {
+    /// Reads the headers. A file whose section table is missing (cut off) still has its identity.
+    pub(super) fn parse(data: &'a [u8]) -> Result<Elf<'a>, String> {
+        let header = Header::parse(data).map_err(|_| "is no 64-bit ELF file".to_owned())?;
+        let endian = header.endian().map_err(|e| e.to_string())?;
+        let sections = header.sections(endian, data);
+        Ok(Elf { data, header, endian, whole: sections.is_ok(), sections: sections.unwrap_or_default() })
+    }
+
+    /// Whether the section table could be read.
+    pub(super) fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// Whether multi-byte values are little-endian.
+    pub(super) fn endianness(&self) -> Endianness {
+        self.endian
+    }
+
+    /// The GNU build id in lower-case hexadecimal digits.
+    pub(super) fn build_id(&self) -> Option<String> {
+        // The program headers of a separate debug file describe another file's contents: sections come first.
+        let in_sections = self
+            .sections
+            .iter()
+            .find_map(|section| gnu_build_id(self.endian, section.notes(self.endian, self.data).ok()??));
+        in_sections.or_else(|| {
+            let segments = self.header.program_headers(self.endian, self.data).ok()?;
+            segments
+                .iter()
+                .filter(|segment| segment.p_type(self.endian) == PT_NOTE)
+                .find_map(|segment| gnu_build_id(self.endian, segment.notes(self.endian, self.data).ok()??))
+        })
+    }
+
+    fn find(&self, name: &str) -> Option<&'a SectionHeader64<Endianness>> {
+        let (_, section) = self.sections.section_by_name(self.endian, name.as_bytes())?;
+        (section.sh_type(self.endian) != SHT_NOBITS).then_some(section)
+    }
+
+    /// Whether there is such a section with contents.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.find(name).is_some_and(|section| section.sh_size(self.endian) > 0)
+    }
+
+    /// A section's contents, unpacked where they are stored compressed; nothing where there is none.
+    pub(super) fn section(&self, name: &str) -> Result<Cow<'a, [u8]>, String> {
+        let Some(section) = self.find(name) else { return Ok(Cow::Borrowed(&[])) };
+        let outside = || format!("its section {name} lies outside the file");
+        let Some((compression, offset, size)) = section.compression(self.endian, self.data).map_err(|_| outside())?
+        else {
+            return section.data(self.endian, self.data).map(Cow::Borrowed).map_err(|_| outside());
+        };
+        let stored = usize::try_from(offset).ok().zip(usize::try_from(size).ok());
+        let stored = stored.and_then(|(offset, size)| self.data.get(offset..offset.checked_add(size)?));
+        let stored = stored.ok_or_else(outside)?;
+        let expected: u64 = compression.ch_size(self.endian);
+        if expected > MAX_DECOMPRESSED {
+            return Err(format!("its section {name} claims to be {expected} bytes unpacked: too many"));
+        }
+        let unpacked = match compression.ch_type(self.endian) {
+            ELFCOMPRESS_ZLIB => unpack(flate2::read::ZlibDecoder::new(stored), expected),
+            ELFCOMPRESS_ZSTD => zstd::Decoder::new(stored).and_then(|decoder| unpack(decoder, expected)),
+            other => return Err(format!("its section {name} is compressed in a way ({other}) that is not known here")),
+        };
+        unpacked.map(Cow::Owned).map_err(|e| format!("its section {name} cannot be unpacked: {e}"))
+    }
+
+    /// The first symbol table of a kind: `.symtab` (dynamic: no) or `.dynsym`.
+    pub(super) fn symbols(&self, dynamic: bool) -> Result<SymbolTable<'a, Header>, String> {
+        let (kind, name) = if dynamic { (SHT_DYNSYM, ".dynsym") } else { (SHT_SYMTAB, ".symtab") };
+        self.sections.symbols(self.endian, self.data, kind).map_err(|e| format!("its {name} cannot be read: {e}"))
+    }
+
+    /// First and last address of the section with this index.
+    pub(super) fn section_range(&self, index: u16) -> Option<(u64, u64)> {
+        let section = self.sections.section(object::SectionIndex(index.into())).ok()?;
+        let start: u64 = section.sh_addr(self.endian);
+        Some((start, start.checked_add(section.sh_size(self.endian))?))
+    }
+
+    /// The name and CRC-32 of the debug file that `.gnu_debuglink` tells.
+    pub(super) fn debug_link(&self) -> Option<(String, u32)> {
+        let section = self.section(".gnu_debuglink").ok()?;
+        let end = section.iter().position(|byte| *byte == 0)?;
+        let name = std::str::from_utf8(section.get(..end)?).ok()?.to_owned();
+        // The checksum is at the next multiple of four.
+        let crc = section.get((end + 4) & !3..)?.first_chunk::<4>()?;
+        let crc = if self.endian == Endianness::Little { u32::from_le_bytes(*crc) } else { u32::from_be_bytes(*crc) };
+        // A name, not a way to somewhere else.
+        (!name.is_empty() && !name.contains('/')).then_some((name, crc))
+    }
+
+    /// The path and build id of the file that `.gnu_debugaltlink` tells: what `dwz` moved out of several debug files.
+    pub(super) fn alternative_link(&self) -> Option<(String, String)> {
+        let section = self.section(".gnu_debugaltlink").ok()?;
+        let end = section.iter().position(|byte| *byte == 0)?;
+        let path = std::str::from_utf8(section.get(..end)?).ok()?.to_owned();
+        let id = section.get(end + 1..).filter(|id| (1..=MAX_BUILD_ID).contains(&id.len()))?;
+        Some((path, hexadecimal(id)))
+    }
+}
+
+fn gnu_build_id(endian: Endianness, mut notes: NoteIterator<'_, Header>) -> Option<String> {
+    while let Ok(Some(note)) = notes.next() {
+        if note.name() == b"GNU" && note.n_type(endian) == NT_GNU_BUILD_ID {
+            let id = note.desc();
+            return (1..=MAX_BUILD_ID).contains(&id.len()).then(|| hexadecimal(id));
+        }
+    }
+    None
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Exactly `expected` bytes, taken as they come: a false claim costs no memory.
+fn unpack(from: impl Read, expected: u64) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(expected.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 != expected {
+        return Err(std::io::Error::other("it is not as long as it says"));
+    }
+    Ok(bytes)
+}
+
+/// Unpacks `.gnu_debugdata` ("MiniDebugInfo"): an ELF file, compressed with xz, whose only use is its symbol table.
+pub(super) fn mini_debug_data(elf: &Elf<'_>) -> Result<Option<Bytes>, String> {
+    /// Fedora's largest are a few megabytes.
+    const MAX_UNPACKED: u64 = 256 << 20;
+    const MAX_DICTIONARY_KIB: u32 = 128 << 10;
+    let packed = elf.section(".gnu_debugdata")?;
+    if packed.is_empty() {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    let reader = lzma_rust2::XzReader::new_mem_limit(&*packed, false, MAX_DICTIONARY_KIB);
+    reader
+        .take(MAX_UNPACKED)
+        .read_to_end(&mut bytes)
+        .map_err(|e| format!("its .gnu_debugdata cannot be unpacked: {e}"))?;
+    Ok(Some(Bytes::Owned(bytes)))
+}

@@ -1,0 +1,125 @@
+//! Reading DWARF with an allowance.
+//!
+//! DWARF refers to itself: many functions may name one long list of ranges, many units one long line program. A file of a
+//! megabyte can be made so that reading it as told takes hours and all memory. Every read costs one; when the allowance is
+//! spent every read fails, and so whatever loop it was in ends.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+
+use addr2line::gimli::{EndianSlice, Error, Reader, ReaderOffsetId, Result, RunTimeEndian};
+
+/// So many bytes of text cost as much as one read.
+const TEXT_PER_READ: u64 = 16;
+
+/// A section, read on account of an allowance that all sections of the file share.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Metered<'a> {
+    section: EndianSlice<'a, RunTimeEndian>,
+    allowance: &'a Cell<u64>,
+}
+
+impl<'a> Metered<'a> {
+    /// Reads `bytes` until `allowance` is spent.
+    pub(super) fn new(bytes: &'a [u8], endian: RunTimeEndian, allowance: &'a Cell<u64>) -> Metered<'a> {
+        Metered { section: EndianSlice::new(bytes, endian), allowance }
+    }
+
+    #[inline]
+    fn pay(&self, cost: u64) -> Result<()> {
+        match self.allowance.get().checked_sub(cost) {
+            Some(rest) => {
+                self.allowance.set(rest);
+                Ok(())
+            }
+            None => {
+                self.allowance.set(0);
+                Err(Error::UnexpectedEof(self.section.offset_id()))
+            }
+        }
+    }
+
+    /// What is handed out whole is copied: it costs by its length.
+    fn pay_for_text(&self) -> Result<()> {
+        self.pay(1 + self.section.len() as u64 / TEXT_PER_READ)
+    }
+}
+
+impl Reader for Metered<'_> {
+    type Endian = RunTimeEndian;
+    type Offset = usize;
+
+    #[inline]
+    fn endian(&self) -> RunTimeEndian {
+        self.section.endian()
+    }
+
+    #[inline]
+    fn len(&self) -> usize {
+        self.section.len()
+    }
+
+    #[inline]
+    fn empty(&mut self) {
+        self.section.empty();
+    }
+
+    #[inline]
+    fn truncate(&mut self, len: usize) -> Result<()> {
+        self.section.truncate(len)
+    }
+
+    #[inline]
+    fn offset_from(&self, base: &Self) -> usize {
+        self.section.offset_from(base.section)
+    }
+
+    #[inline]
+    fn offset_id(&self) -> ReaderOffsetId {
+        self.section.offset_id()
+    }
+
+    #[inline]
+    fn lookup_offset_id(&self, id: ReaderOffsetId) -> Option<usize> {
+        self.section.lookup_offset_id(id)
+    }
+
+    #[inline]
+    fn find(&self, byte: u8) -> Result<usize> {
+        self.pay(1)?;
+        Reader::find(&self.section, byte)
+    }
+
+    #[inline]
+    fn skip(&mut self, len: usize) -> Result<()> {
+        self.pay(1)?;
+        self.section.skip(len)
+    }
+
+    #[inline]
+    fn split(&mut self, len: usize) -> Result<Self> {
+        self.pay(1)?;
+        Ok(Metered { section: self.section.split(len)?, allowance: self.allowance })
+    }
+
+    fn to_slice(&self) -> Result<Cow<'_, [u8]>> {
+        self.pay_for_text()?;
+        self.section.to_slice()
+    }
+
+    fn to_string(&self) -> Result<Cow<'_, str>> {
+        self.pay_for_text()?;
+        Reader::to_string(&self.section)
+    }
+
+    fn to_string_lossy(&self) -> Result<Cow<'_, str>> {
+        self.pay_for_text()?;
+        Reader::to_string_lossy(&self.section)
+    }
+
+    #[inline]
+    fn read_slice(&mut self, buf: &mut [u8]) -> Result<()> {
+        self.pay(1)?;
+        Reader::read_slice(&mut self.section, buf)
+    }
+}

@@ -1,0 +1,183 @@
+//! Linkage names as people write them, and short.
+
+use std::fmt::{self, Write};
+
+use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
+
+/// Names longer than this are cut: some kernels of PyTorch have several kilobytes of template arguments.
+const MAX_NAME: usize = 16 << 10;
+/// Deeper nesting than this is refused: it would need too much stack.
+const MAX_DEPTH: u32 = 160;
+
+/// A function's name.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct FunctionName {
+    /// As declared, with template arguments, parameters and the rest.
+    pub full: String,
+    /// Without them: `at::native::add` of `at::Tensor at::native::add<float>(at::Tensor const&)`.
+    pub short: String,
+}
+
+impl FunctionName {
+    /// From the name that is in an object: C++ and Rust names are demangled, others stay as they are.
+    pub fn of(raw: &str) -> FunctionName {
+        if is_rust(raw)
+            && let Ok(name) = rustc_demangle::try_demangle(raw)
+        {
+            let full = bounded(|out| write!(out, "{name:#}"));
+            let short = without_arguments(&full);
+            return FunctionName { full, short };
+        }
+        let (mangled, suffix) = split_suffix(raw);
+        let options = ParseOptions::default().recursion_limit(MAX_DEPTH);
+        if mangled.starts_with("_Z")
+            && let Ok(symbol) = Symbol::new_with_options(mangled, &options)
+        {
+            let style = DemangleOptions::new().recursion_limit(MAX_DEPTH);
+            let full = bounded(|out| symbol.structured_demangle(out, &style));
+            let plain = bounded(|out| symbol.structured_demangle(out, &style.no_return_type()));
+            if !full.is_empty() && !plain.is_empty() {
+                let full = if suffix.is_empty() { full } else { format!("{full} [clone {suffix}]") };
+                return FunctionName { full, short: without_arguments(&plain) };
+            }
+        }
+        FunctionName { full: raw.to_owned(), short: raw.to_owned() }
+    }
+}
+
+/// `_R...` is Rust's; its older names look like C++ but for the hash at their end.
+fn is_rust(raw: &str) -> bool {
+    let hash =
+        |tail: &str| tail.len() == 17 && tail.starts_with('h') && tail[1..].bytes().all(|b| b.is_ascii_hexdigit());
+    raw.starts_with("_R")
+        || raw.starts_with("_ZN")
+            && raw.strip_suffix('E').and_then(|r| r.rsplit_once("17")).is_some_and(|(_, tail)| hash(tail))
+}
+
+/// `f.part.0` and `f.cold` are pieces of `f` that the compiler moved away.
+fn split_suffix(raw: &str) -> (&str, &str) {
+    match raw.find('.') {
+        Some(at) if at > 0 => raw.split_at(at),
+        _ => (raw, ""),
+    }
+}
+
+struct Bounded(String);
+
+impl Write for Bounded {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = MAX_NAME - self.0.len();
+        if text.len() > room {
+            self.0.push_str(&text[..text.floor_char_boundary(room)]);
+            // Names may refer to their own parts and so grow without end.
+            return Err(fmt::Error);
+        }
+        self.0.push_str(text);
+        Ok(())
+    }
+}
+
+/// What `write` writes, cut where it becomes too long, nothing where it fails.
+fn bounded(write: impl FnOnce(&mut Bounded) -> fmt::Result) -> String {
+    let mut out = Bounded(String::new());
+    match write(&mut out) {
+        Ok(()) => out.0,
+        Err(_) if out.0.len() + 4 >= MAX_NAME => out.0 + "...",
+        Err(_) => String::new(),
+    }
+}
+
+/// A demangled name without template arguments, parameters and qualifiers; `(anonymous namespace)` goes too.
+fn without_arguments(name: &str) -> String {
+    const OPERATOR: &str = "operator";
+    let mut short = String::with_capacity(name.len().min(256));
+    let mut depth = 0_usize;
+    let mut rest = name;
+    while let Some(c) = rest.chars().next() {
+        let mut taken = c.len_utf8();
+        match c {
+            _ if depth == 0 && rest.starts_with(OPERATOR) && !short.ends_with(is_word) => {
+                // `operator<`, `operator()`, `operator->`: signs that are no brackets here.
+                let after = &rest[OPERATOR.len()..];
+                let signs = ["()", "<=>", "<<=", ">>=", "->*", "<<", ">>", "<=", ">=", "->", "<", ">"];
+                let sign = signs.iter().find(|sign| after.starts_with(**sign)).map_or("", |sign| *sign);
+                // `operator<<int>(...)` is `operator<` of `int` only where no parameter list follows at once; rare, and
+                // then merely longer.
+                short.push_str(OPERATOR);
+                short.push_str(sign);
+                taken = OPERATOR.len() + sign.len();
+            }
+            '<' | '(' | '[' => depth += 1,
+            '>' | ')' | ']' => {
+                // The arrow of a return type in a template argument.
+                if !(c == '>' && name[..name.len() - rest.len()].ends_with('-')) {
+                    depth = depth.saturating_sub(1);
+                }
+            }
+            _ if depth > 0 => {}
+            _ => short.push(c),
+        }
+        rest = &rest[taken..];
+    }
+    // What stood after the parameters: `const`, `&`, `volatile`.
+    let mut kept = short.trim_end_matches([' ', '&']);
+    for qualifier in [" const", " volatile", " noexcept"] {
+        kept = kept.strip_suffix(qualifier).unwrap_or(kept);
+    }
+    let kept = kept.strip_prefix("::").unwrap_or(kept).replace("::::", "::");
+    if kept.is_empty() { name.to_owned() } else { kept }
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_demangled_and_shortened() {
+        let check = |raw: &str, full: &str, short: &str| {
+            assert_eq!(FunctionName::of(raw), FunctionName { full: full.into(), short: short.into() });
+        };
+        check("main", "main", "main");
+        check("_ZN2at6native3addERKNS_6TensorE", "at::native::add(at::Tensor const&)", "at::native::add");
+        check("_ZNK3c106Device3strB5cxx11Ev", "c10::Device::str[abi:cxx11]() const", "c10::Device::str");
+        check("_ZN12_GLOBAL__N_13fooEv.part.0", "(anonymous namespace)::foo() [clone .part.0]", "foo");
+        check("_ZlsRSoRK1A", "operator<<(std::ostream&, A const&)", "operator<<");
+        check("_ZNK1AclEi", "A::operator()(int) const", "A::operator()");
+        check("_ZZ4mainENKUlvE_clEv", "main::{lambda()#1}::operator()() const", "main::{lambda#1}::operator()");
+        check("_Z5applyIiET_S0_", "int apply<int>(int)", "apply");
+        check("_ZN3foo3bar17h0123456789abcdefE", "foo::bar", "foo::bar");
+        check("_RNvCs1234_7mycrate3foo", "mycrate::foo", "mycrate::foo");
+        check("_Znot a name", "_Znot a name", "_Znot a name");
+        check("", "", "");
+    }
+
+    #[test]
+    fn a_name_that_repeats_itself_without_end_is_cut() {
+        // Each argument is a pair of the one before it: 2^40 letters when written out.
+        let mut raw = "_Z1fIiE".to_owned();
+        raw.clear();
+        raw.push_str("_Z1f1a1PIS_S_E");
+        for i in 0..30 {
+            let id = if i == 0 { "S1_".to_owned() } else { format!("S{}_", base36(i * 1 + 1)) };
+            raw.push_str(&format!("1PI{id}{id}E"));
+        }
+        let name = FunctionName::of(&raw);
+        assert!(name.full.len() <= MAX_NAME.max(raw.len()) + 3, "{}", name.full.len());
+    }
+
+    fn base36(n: u32) -> String {
+        char::from_digit(n, 36).unwrap_or('0').to_ascii_uppercase().to_string()
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_name_is_taken(raw in "(_Z|_R|_ZN)?[a-zA-Z0-9_<>(). ]{0,60}") {
+            let name = FunctionName::of(&raw);
+            proptest::prop_assert!(raw.is_empty() || !name.short.is_empty() || raw.trim().is_empty());
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! `symbols.json` in a run folder: what was found out where the program ran, for machines that do not have its libraries.
+//!
+//! `trace/FORMAT.md` describes it. Names are kept as objects have them, and demangled when read.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::object_symbols::{ObjectId, ObjectSymbols, PlaceFrame};
+use super::table::Symbols;
+use crate::error::{Error, Result};
+
+/// The file's name in the run folder.
+pub const SYMBOLS_FILE: &str = "symbols.json";
+
+/// Raised when a field changes its meaning.
+const VERSION: u32 = 1;
+/// A larger file is not this.
+const MAX_FILE: u64 = 1 << 30;
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    version: u32,
+    objects: Vec<Object>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Object {
+    path: Box<str>,
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    build_id: Box<str>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    symbols_from: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
+    #[serde(default)]
+    strings: Vec<Box<str>>,
+    /// By return address in hexadecimal digits: [name, file, line] of each frame.
+    #[serde(default)]
+    places: BTreeMap<String, Vec<(u32, u32, u32)>>,
+}
+
+impl Symbols {
+    /// Reads the run folder's file. `Ok(None)` when there is none; an unreadable one is a message for the report.
+    pub fn read(folder: &Path) -> Result<Option<Symbols>> {
+        let path = folder.join(SYMBOLS_FILE);
+        let fail = |e| Error::io(format!("cannot read {}", path.display()))(e);
+        let metadata = match std::fs::metadata(&path) {
+            Ok(metadata) => metadata,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(fail(e)),
+        };
+        if !metadata.is_file() || metadata.len() > MAX_FILE {
+            return Err(fail(std::io::Error::other("it is no file that memtrace writes")));
+        }
+        let text = std::fs::read(&path).map_err(fail)?;
+        let file: File = serde_json::from_slice(&text).map_err(|e| fail(e.into()))?;
+        if file.version != VERSION {
+            let why = format!("it has version {}, this memtrace knows {VERSION}", file.version);
+            return Err(fail(std::io::Error::other(why)));
+        }
+        let mut symbols = Symbols::default();
+        for object in file.objects {
+            let id = ObjectId { path: object.path.clone(), build_id: object.build_id.clone() };
+            symbols.objects.entry(id).or_default().absorb(object.into());
+        }
+        Ok(Some(symbols))
+    }
+
+    /// The file's content.
+    pub fn to_json(&self) -> String {
+        let objects = self.objects.iter().map(|(id, symbols)| Object {
+            path: id.path.clone(),
+            build_id: id.build_id.clone(),
+            symbols_from: symbols.file.clone(),
+            notes: symbols.notes.clone(),
+            strings: symbols.strings.clone(),
+            places: symbols
+                .places
+                .iter()
+                .map(|(address, frames)| {
+                    (format!("{address:x}"), frames.iter().map(|f| (f.name, f.file, f.line)).collect())
+                })
+                .collect(),
+        });
+        let file = File { version: VERSION, objects: objects.collect() };
+        // Serialising these plain structures cannot fail.
+        let mut text = serde_json::to_string(&file).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+}
+
+impl From<Object> for ObjectSymbols {
+    fn from(object: Object) -> ObjectSymbols {
+        let frame = |(name, file, line)| PlaceFrame { name, file, line };
+        let places = object.places.into_iter().filter_map(|(address, frames)| {
+            let address = u64::from_str_radix(&address, 16).ok()?;
+            Some((address, frames.into_iter().map(frame).collect()))
+        });
+        ObjectSymbols {
+            places: places.collect(),
+            file: object.symbols_from,
+            notes: object.notes,
+            strings: object.strings,
+        }
+    }
+}

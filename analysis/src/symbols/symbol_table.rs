@@ -1,0 +1,86 @@
+//! Functions of code addresses, from symbol tables: what there is where DWARF is not.
+//!
+//! One pass over a table, however large, for all addresses; the table itself is not copied.
+
+use object::elf::{STB_LOCAL, STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE};
+use object::read::elf::Sym;
+
+use super::elf::Elf;
+
+/// Symbols that lie over an address are looked at so often, all in all: real ones hardly overlap.
+const MAX_MATCHES: u64 = 64 << 20;
+/// A name longer than this is no compiler's.
+const MAX_NAME: usize = 64 << 10;
+
+/// Where a symbol lies and how good it is, best last.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Fit {
+    /// Of those that hold an address the one that begins last.
+    start: u64,
+    /// A function rather than a label.
+    function: bool,
+    /// A name that others see rather than a local one.
+    visible: bool,
+    /// Of several names of one place the shorter code, then the first.
+    size: std::cmp::Reverse<u64>,
+    order: std::cmp::Reverse<usize>,
+}
+
+/// The names of the functions that hold `addresses` (ascending, of instructions); `None` where there is none. The error
+/// says what could not be read; what was found is there all the same.
+pub(super) fn look_up(elf: &Elf<'_>, dynamic: bool, addresses: &[u64]) -> (Vec<Option<String>>, Result<(), String>) {
+    let mut names = vec![None; addresses.len()];
+    let table = match elf.symbols(dynamic) {
+        Ok(table) => table,
+        Err(e) => return (names, Err(e)),
+    };
+    let endian = elf.endianness();
+    let mut holding: Vec<Option<Fit>> = vec![None; addresses.len()];
+    // The last symbol that begins at or before each address and after the one before it.
+    let mut before: Vec<Option<Fit>> = vec![None; addresses.len()];
+    let mut matches = 0_u64;
+    for (index, symbol) in table.enumerate() {
+        let kind = symbol.st_type();
+        if symbol.is_undefined(endian) || !matches!(kind, STT_FUNC | STT_GNU_IFUNC | STT_NOTYPE) {
+            continue;
+        }
+        let (start, size): (u64, u64) = (symbol.st_value(endian), symbol.st_size(endian));
+        let fit = Fit {
+            start,
+            function: kind != STT_NOTYPE,
+            visible: symbol.st_bind() != STB_LOCAL,
+            size: std::cmp::Reverse(size),
+            order: std::cmp::Reverse(index.0),
+        };
+        let first = addresses.partition_point(|address| *address < start);
+        if let Some(place) = before.get_mut(first) {
+            *place = (*place).max(Some(fit));
+        }
+        let Some(end) = start.checked_add(size) else { continue };
+        for (address, place) in addresses.iter().zip(&mut holding).skip(first).take_while(|(at, _)| **at < end) {
+            debug_assert!(*address >= start);
+            *place = (*place).max(Some(fit));
+            matches += 1;
+        }
+        if matches > MAX_MATCHES {
+            return (names, Err("its symbols overlap as no real ones do".to_owned()));
+        }
+    }
+    let mut latest: Option<Fit> = None;
+    for (i, name) in names.iter_mut().enumerate() {
+        latest = latest.max(before[i]);
+        let fit = holding[i].or_else(|| {
+            // Assembly often tells no sizes: such a symbol holds what follows it in its section, up to the next symbol.
+            let unsized_fit = latest.filter(|fit| fit.size.0 == 0)?;
+            let symbol = table.symbol(object::SymbolIndex(unsized_fit.order.0)).ok()?;
+            let (start, end) = elf.section_range(symbol.st_shndx(endian))?;
+            (start..end).contains(&addresses[i]).then_some(unsized_fit)
+        });
+        *name = fit.and_then(|fit| {
+            let symbol = table.symbol(object::SymbolIndex(fit.order.0)).ok()?;
+            let bytes = table.symbol_name(endian, symbol).ok().filter(|name| !name.is_empty())?;
+            Some(String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_NAME)]).into_owned())
+        });
+    }
+    (names, Ok(()))
+}
