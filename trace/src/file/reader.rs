@@ -118,6 +118,11 @@ impl Reader {
         &self.definitions
     }
 
+    /// The same, for whoever finds out more about them.
+    pub fn definitions_mut(&mut self) -> &mut Definitions {
+        &mut self.definitions
+    }
+
     /// The clock points, in order.
     pub fn clock_points(&self) -> &[ClockPoint] {
         &self.clock_points
