@@ -106,7 +106,9 @@ impl<'a> Frames<'a> {
         }
         let (mut list, memo) = out.begin_shared_list();
         self.forward.insert(stack, memo);
-        let mut frames: Vec<_> = self.definitions.walk(stack).filter_map(|(_, frame)| frame).collect();
+        // Anomaly mode's frames are a Python traceback.
+        let python = self.definitions.walk(stack).filter_map(|(_, frame)| frame).filter(|frame| !frame.native);
+        let mut frames: Vec<_> = python.collect();
         frames.reverse();
         for frame in frames {
             let mut text = format!("  File \"{}\", line {}, in {}\n", frame.filename, frame.line, frame.name);
@@ -146,13 +148,9 @@ impl<'a> Frames<'a> {
 
     fn put_stack<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words, list: &mut List, stack: StackId) {
         let definitions = self.definitions;
-        let mut at = stack;
-        while let Some(node) = definitions.stacks.get(at.index()).filter(|_| !at.is_none()) {
-            if definitions.frame(node.frame).is_some() {
-                out.item(list);
-                self.put_frame(out, words, node.frame);
-            }
-            at = node.parent;
+        for (_, frame) in definitions.walk_ids(stack).filter(|(_, id)| definitions.frame(*id).is_some()) {
+            out.item(list);
+            self.put_frame(out, words, frame);
         }
     }
 

@@ -10,6 +10,7 @@ use memtrace_trace::file::{BlockInfo, Census, Damage, Definitions, End, Reader};
 
 use crate::error::{Error, Result};
 use crate::model::{LostEvents, Recording};
+use crate::symbols::Symbols;
 
 /// Blocks decoded ahead of the one that is being worked on.
 const DECODED_AHEAD: usize = 4;
@@ -29,6 +30,30 @@ impl TraceRecording {
         let calibration = reader.calibration();
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(TraceRecording { reader, calibration, threads })
+    }
+
+    /// Gives the frames of native code their names.
+    pub(super) fn name_frames(&mut self, symbols: &Symbols) {
+        symbols.name_frames(self.reader.definitions_mut());
+    }
+
+    /// Reads with this many threads, the caller's included, instead of one for each core. What is read is the same.
+    pub fn with_threads(mut self, threads: usize) -> TraceRecording {
+        self.threads = threads.max(1);
+        self
+    }
+
+    fn stream_alone(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents {
+        let mut lost = LostEvents::default();
+        let mut decoder = self.reader.decoder();
+        let mut events = Vec::new();
+        for block in self.reader.blocks() {
+            match decoder.decode(block, &mut events) {
+                Ok(()) => sink(&events),
+                Err(block) => lost.add(&block),
+            }
+        }
+        lost
     }
 }
 
@@ -64,6 +89,9 @@ impl Recording for TraceRecording {
     /// Decodes on a second thread, a few blocks ahead, so that decoding and replay share two cores. More threads would
     /// wait: replay, which has to go in order, takes longer than decoding.
     fn stream(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents {
+        if self.threads == 1 {
+            return self.stream_alone(sink);
+        }
         let mut lost = LostEvents::default();
         let (full, ready) = sync_channel(DECODED_AHEAD);
         let (empty, reuse) = sync_channel::<Vec<Event>>(DECODED_AHEAD + 2);

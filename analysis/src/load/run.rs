@@ -6,6 +6,8 @@ use super::manifest::Manifest;
 use super::process::Process;
 use super::recording::TraceRecording;
 use crate::error::{Error, Result};
+use crate::model::Recording;
+use crate::symbols::{ObjectReport, SYMBOLS_FILE, Search, Symbols};
 
 /// The extension of trace files.
 const TRACE_EXTENSION: &str = "mtr";
@@ -26,12 +28,22 @@ pub struct Run {
     manifest: Manifest,
     processes: Vec<Process>,
     problems: Vec<Problem>,
+    native: NativeCode,
+}
+
+/// What is known of the native code that stacks name.
+#[derive(Debug, Default)]
+struct NativeCode {
+    symbols: Symbols,
+    objects: Vec<ObjectReport>,
+    /// Something was found out that the run folder does not hold.
+    is_news: bool,
 }
 
 impl Run {
     /// A run made of processes at hand.
     pub fn from_processes(path: &Path, manifest: Manifest, processes: Vec<Process>) -> Run {
-        Run { path: path.to_owned(), manifest, processes, problems: Vec::new() }
+        Run { path: path.to_owned(), manifest, processes, problems: Vec::new(), native: NativeCode::default() }
     }
 
     /// The path that was opened: a run folder or a trace.
@@ -53,6 +65,16 @@ impl Run {
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
+
+    /// The objects whose code stacks name, and how much is known of each.
+    pub fn native_objects(&self) -> &[ObjectReport] {
+        &self.native.objects
+    }
+
+    /// What was found out about native code, where the run folder does not hold it already.
+    pub fn new_symbols(&self) -> Option<&Symbols> {
+        self.native.is_news.then_some(&self.native.symbols)
+    }
 }
 
 /// Opens a run folder or a `.mtr` file.
@@ -67,11 +89,14 @@ pub fn open_run(path: impl AsRef<Path>) -> Result<Run> {
     if metadata.is_dir() {
         return open_folder(path);
     }
-    let recording = TraceRecording::open(path)?;
-    // A trace inside a run folder still has its manifest beside it.
-    let manifest = path.parent().and_then(|folder| Manifest::read(folder).ok().flatten()).unwrap_or_default();
+    let mut recording = TraceRecording::open(path)?;
+    // A trace inside a run folder still has its manifest and symbols beside it.
+    let folder = path.parent();
+    let manifest = folder.and_then(|folder| Manifest::read(folder).ok().flatten()).unwrap_or_default();
+    let mut problems = Vec::new();
+    let native = name_native_code(folder, &manifest, std::slice::from_mut(&mut recording), &mut problems);
     let process = Process::new(path, Box::new(recording), &manifest);
-    Ok(Run { path: path.to_owned(), manifest, processes: vec![process], problems: Vec::new() })
+    Ok(Run { path: path.to_owned(), manifest, processes: vec![process], problems, native })
 }
 
 fn open_folder(folder: &Path) -> Result<Run> {
@@ -92,17 +117,56 @@ fn open_folder(folder: &Path) -> Result<Run> {
     if traces.is_empty() {
         return Err(Error::NoTraces { path: folder.to_owned() });
     }
-    let mut processes = Vec::new();
+    let (mut recordings, mut paths) = (Vec::new(), Vec::new());
     for path in &traces {
         match TraceRecording::open(path) {
-            Ok(recording) => processes.push(Process::new(path, Box::new(recording), &manifest)),
+            Ok(recording) => {
+                recordings.push(recording);
+                paths.push(path);
+            }
             Err(e) => problems.push(Problem { path: path.clone(), text: e.to_string() }),
         }
     }
+    let native = name_native_code(Some(folder), &manifest, &mut recordings, &mut problems);
+    let opened = paths.into_iter().zip(recordings);
+    let mut processes: Vec<Process> =
+        opened.map(|(path, recording)| Process::new(path, Box::new(recording), &manifest)).collect();
     if processes.is_empty() {
         let first = problems.last().map(|p| p.text.clone()).unwrap_or_default();
         return Err(Error::NoReadableTrace { path: folder.to_owned(), count: traces.len(), first });
     }
     processes.sort_by_key(|p| (p.rank().unwrap_or(u32::MAX), p.pid()));
-    Ok(Run { path: folder.to_owned(), manifest, processes, problems })
+    Ok(Run { path: folder.to_owned(), manifest, processes, problems, native })
+}
+
+/// Names the native frames of all traces: as the run folder tells, else from the objects' own files. Without such frames
+/// nothing is opened.
+fn name_native_code(
+    folder: Option<&Path>,
+    manifest: &Manifest,
+    recordings: &mut [TraceRecording],
+    problems: &mut Vec<Problem>,
+) -> NativeCode {
+    if recordings.iter().all(|r| r.definitions().native_frames.is_empty()) {
+        return NativeCode::default();
+    }
+    let mut symbols = Symbols::default();
+    if let Some(folder) = folder {
+        match Symbols::read(folder) {
+            Ok(known) => symbols = known.unwrap_or_default(),
+            Err(e) => problems.push(Problem { path: folder.join(SYMBOLS_FILE), text: e.to_string() }),
+        }
+    }
+    let search = Search {
+        directory: manifest.directory.as_ref().map(PathBuf::from),
+        ended_ns: manifest.ended_ns,
+        ..Search::here()
+    };
+    let definitions = || recordings.iter().map(|r| r.definitions());
+    let is_news = symbols.complete(definitions(), &search);
+    let objects = symbols.report(definitions());
+    for recording in recordings {
+        recording.name_frames(&symbols);
+    }
+    NativeCode { symbols, objects, is_news }
 }
