@@ -3,7 +3,7 @@
 //! The rules it keeps: one guard a thread at a time (work that comes back to a hook calls the original and nothing else),
 //! never alive while an original runs, `errno` as it was when it ends.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::Definition;
@@ -20,6 +20,34 @@ use crate::real;
 use crate::stack::{FrameText, Python, Reason};
 use crate::thread::Thread;
 
+/// Set while [`memtrace_pause`] holds.
+static PAUSED: AtomicBool = AtomicBool::new(false);
+
+#[inline(always)]
+fn is_paused() -> bool {
+    PAUSED.load(Ordering::Relaxed)
+}
+
+/// For programs that ask for it themselves (`ctypes.CDLL(None).memtrace_pause()`): nothing is recorded until [`memtrace_resume`].
+/// The trace says so, and counts what passed as lost (every callback, so rather too many than too few): what was allocated or freed in between cannot be known.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+extern "C" fn memtrace_pause() {
+    if let Some(mut guard) = Guard::enter() {
+        guard.notice("pause", "the program paused the recording: what happens until it resumes is not in this trace");
+    }
+    PAUSED.store(true, Ordering::Relaxed);
+}
+
+/// Ends [`memtrace_pause`].
+#[cfg_attr(not(test), unsafe(no_mangle))]
+extern "C" fn memtrace_resume() {
+    PAUSED.store(false, Ordering::Relaxed);
+    if let Some(mut guard) = Guard::enter() {
+        guard.process.count(Counter::EventsDropped, Process::take_missed());
+        guard.notice("pause", "the program resumed the recording");
+    }
+}
+
 /// See the module. Not for another thread.
 pub(crate) struct Guard {
     thread: &'static Thread,
@@ -34,16 +62,17 @@ impl Guard {
     #[inline(always)]
     pub(crate) fn enter() -> Option<Guard> {
         let thread = Thread::here();
-        let process = thread.process.get();
-        if thread.busy.get() || !Process::is_current(process) || thread.inner.get().is_null() {
+        let local = thread.local.get();
+        // SAFETY: null, or a place in memory that is never unmapped.
+        if thread.busy.get() || local.is_null() || unsafe { !(*local).is_made() } || is_paused() {
             return Guard::enter_slowly(thread);
         }
         // SAFETY: this thread's `errno`, whose place was found when the ring was claimed.
         thread.errno.set(unsafe { *thread.errno_at.get() });
         thread.busy.set(true);
-        // SAFETY: the current process is never freed, and its `inner` was claimed for this thread; `busy` keeps it from being
-        // borrowed twice.
-        let (process, inner) = unsafe { (&*process, &mut *thread.inner.get()) };
+        // SAFETY: a process is never freed, and its `local` was claimed for this thread, in this process, since it is not wiped;
+        // `busy` keeps it from being borrowed twice.
+        let (process, inner) = unsafe { (&*thread.process.get(), (*local).borrow()) };
         Some(Guard { thread, process, inner, _here: std::marker::PhantomData })
     }
 
@@ -54,6 +83,10 @@ impl Guard {
             if let Some(process) = Process::if_started() {
                 process.count(Counter::Reentered, 1);
             }
+            return None;
+        }
+        if is_paused() {
+            Process::pass_by();
             return None;
         }
         // SAFETY: takes nothing; the place is the thread's own and stays.
@@ -81,15 +114,17 @@ impl Guard {
             lock_common(process);
             process.count(Counter::SharedRingEvents, 1);
         }
+        let local = process.local(index)?;
         // SAFETY: this thread owns the ring (its id is in the owner word) or holds the common ring's lock, and `busy`
         // keeps it from asking twice.
-        let inner = unsafe { process.local(index)?.claim(process.segment.ring(index)?) };
+        let inner = unsafe {
+            local.make(process.segment.ring(index)?);
+            local.borrow()
+        };
         thread.common.set(common);
         thread.process.set(process);
         // Whoever uses the common ring comes here every time, and looks for a free one.
-        thread.inner.set(if common { std::ptr::null_mut() } else { inner });
-        // SAFETY: as above.
-        let inner = unsafe { &mut *inner };
+        thread.local.set(if common { std::ptr::null() } else { local });
         let mut guard = Guard { thread, process, inner, _here: std::marker::PhantomData };
         guard.announce();
         Some(guard)

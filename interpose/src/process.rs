@@ -9,11 +9,10 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::options::{self, Options};
 use memtrace_trace::shm::handshake::{Hello, address, recv_fd};
-use memtrace_trace::shm::layout::RING_COUNT;
 use memtrace_trace::shm::segment::Segment;
 
 use crate::hooks::TorchState;
-use crate::local::Local;
+use crate::local::{Local, Locals, wiped_on_fork};
 use crate::objects::DefinedModules;
 use crate::stack::{Interner, Python};
 
@@ -29,7 +28,7 @@ pub(crate) struct Process {
     python_misses: AtomicU64,
     python_reported: AtomicU32,
     /// One a ring; used by the ring's owner alone.
-    locals: Box<[Local]>,
+    locals: Locals,
     alive: &'static AtomicU32,
     /// Which devices have been described, one bit each.
     pub(crate) devices: AtomicU64,
@@ -45,7 +44,8 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// The page that forks wipe.
 static ALIVE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Events that passed while the launcher could not be reached. Told when it can be; see [`Process::missed_event`].
+/// Events that passed while the launcher could not be reached or the recording was paused. Told when it can be; see
+/// [`Process::missed_event`] and [`Process::pass_by`].
 static MISSED: AtomicU64 = AtomicU64::new(0);
 
 /// A pointer that is neither null nor a process: this process was not started by memtrace.
@@ -92,21 +92,22 @@ impl Process {
         known(CURRENT.load(Ordering::Acquire)).filter(|p| p.alive.load(Ordering::Relaxed) != 0)
     }
 
-    /// Whether this pointer, which a thread has kept, is what this process records with now.
-    #[inline(always)]
-    pub(crate) fn is_current(kept: *const Process) -> bool {
-        !kept.is_null() && std::ptr::eq(kept, CURRENT.load(Ordering::Acquire)) && {
-            // SAFETY: not null, and equal to `CURRENT`, which is a process that is never freed: threads keep no markers.
-            unsafe { (*kept).alive.load(Ordering::Relaxed) != 0 }
-        }
-    }
-
     /// An event passes by unrecorded. Where the launcher is meant to know, it will be told.
     #[cold]
     pub(crate) fn missed_event() {
         if std::ptr::eq(CURRENT.load(Ordering::Relaxed), unreachable()) {
             MISSED.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// An event passes by while the recording is paused. Not counted exactly where threads do so at once: it is to cost nothing.
+    pub(crate) fn pass_by() {
+        MISSED.store(MISSED.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// What [`Self::pass_by`] and [`Self::missed_event`] have counted since the last call.
+    pub(crate) fn take_missed() -> u64 {
+        MISSED.swap(0, Ordering::Relaxed)
     }
 
     #[cold]
@@ -133,7 +134,7 @@ impl Process {
         } else {
             let pointer = match start(before) {
                 Ok(process) => {
-                    process.count(Counter::EventsDropped, MISSED.swap(0, Ordering::Relaxed));
+                    process.count(Counter::EventsDropped, Process::take_missed());
                     Box::into_raw(Box::new(process))
                 }
                 Err(NotStarted::NoSession) => off(),
@@ -225,7 +226,7 @@ fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
         python: AtomicPtr::new(std::ptr::null_mut()),
         python_misses: AtomicU64::new(0),
         python_reported: AtomicU32::new(0),
-        locals: (0..RING_COUNT).map(|_| Local::new()).collect(),
+        locals: Locals::new().ok_or(NotStarted::Unreachable)?,
         alive,
         devices: AtomicU64::new(0),
         stalled: AtomicU32::new(0),
@@ -254,24 +255,8 @@ fn alive_page() -> Option<&'static AtomicU32> {
         // SAFETY: mapped below and never unmapped.
         return Some(unsafe { &*known });
     }
-    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
-    let page = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            4096,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    if page == libc::MAP_FAILED {
-        return None;
-    }
-    // SAFETY: our own page. Linux 4.14 and later; without it a child could write into its parent's rings, so no recording.
-    if unsafe { libc::madvise(page, 4096, libc::MADV_WIPEONFORK) } != 0 {
-        return None;
-    }
+    // Without it a child could write into its parent's rings, so no recording.
+    let page = wiped_on_fork(size_of::<AtomicU32>())?.as_ptr();
     ALIVE.store(page.cast(), Ordering::Relaxed);
     // SAFETY: a page of zeroes, aligned, never unmapped.
     Some(unsafe { &*page.cast::<AtomicU32>() })

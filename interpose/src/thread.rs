@@ -9,7 +9,7 @@ use std::cell::Cell;
 use memtrace_trace::event::Flags;
 use memtrace_trace::ids::{ContextId, StackId};
 
-use crate::local::Inner;
+use crate::local::Local;
 use crate::process::Process;
 
 /// See the module. All zeroes, which is how a thread begins, is a valid value.
@@ -28,7 +28,7 @@ pub(crate) struct Thread {
     /// Whose ring this thread writes to: another process's (before a fork) is none of ours.
     pub(crate) process: Cell<*const Process>,
     /// What belongs to the claimed ring; null: none is claimed.
-    pub(crate) inner: Cell<*mut Inner>,
+    pub(crate) local: Cell<*const Local>,
     /// Address and size of what is held.
     pub(crate) held: Cell<(u64, u64)>,
     /// The last free request, for the completion that follows it at once.

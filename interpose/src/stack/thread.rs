@@ -121,6 +121,29 @@ struct Entry {
 
 const _: () = assert!(size_of::<Entry>() == 32, "two entries are one cache line");
 
+/// An entry that another has taken the place of.
+#[derive(Clone, Copy)]
+struct Aside {
+    entry: Entry,
+    caller: StackId,
+    index: usize,
+}
+
+impl Aside {
+    const NONE: Aside = Aside {
+        entry: Entry {
+            frame: 0,
+            code: 0,
+            instruction: 0,
+            generation: 0,
+            meaning: Meaning::UNKNOWN,
+            stack: StackId::NONE,
+        },
+        caller: StackId::NONE,
+        index: usize::MAX,
+    };
+}
+
 /// A thread's memory of its last walk. See the module for why it is right.
 pub(crate) struct ThreadStacks {
     entries: *mut Entry,
@@ -129,6 +152,8 @@ pub(crate) struct ThreadStacks {
     known: usize,
     /// The index of the last leaf.
     last: usize,
+    /// The leaf before the last one.
+    aside: Aside,
     /// [`Chain::deaths`] when the entries were last checked.
     deaths: usize,
     /// [`Interner::epoch`] of the interner whose ids the entries hold.
@@ -139,7 +164,15 @@ impl ThreadStacks {
     /// Nothing remembered, nothing allocated.
     #[allow(clippy::new_without_default, reason = "lives in a thread_local, which needs the const function")]
     pub(crate) const fn new() -> ThreadStacks {
-        ThreadStacks { entries: std::ptr::null_mut(), capacity: 0, known: 0, last: 0, deaths: 0, epoch: 0 }
+        ThreadStacks {
+            entries: std::ptr::null_mut(),
+            capacity: 0,
+            known: 0,
+            last: 0,
+            aside: Aside::NONE,
+            deaths: 0,
+            epoch: 0,
+        }
     }
 
     /// Gives the memory back. The struct may be used again and starts from nothing.
@@ -171,6 +204,7 @@ impl ThreadStacks {
         let epoch = interner.epoch();
         if self.epoch != epoch || epoch == 0 {
             self.known = 0;
+            self.aside = Aside::NONE;
             self.epoch = interner.claim_epoch();
         }
         let deaths = chain.deaths();
@@ -178,8 +212,13 @@ impl ThreadStacks {
             self.drop_dead(chain);
             self.deaths = deaths;
         }
+        let leaf_is_where_it_was = self.last < self.known && self.entry(self.last).frame == leaf;
+        if leaf_is_where_it_was {
+            // SAFETY: `leaf` is the present chain's, and that entry's.
+            unsafe { self.swap_leaf(chain, leaf) };
+        }
         let mut changed = self.known;
-        if self.last < self.known && self.entry(self.last).frame == leaf {
+        if leaf_is_where_it_was {
             // SAFETY: the entry's frame is the leaf.
             let aligned = unsafe { self.follow(chain, self.last, &mut changed) };
             if aligned && changed > self.last {
@@ -192,6 +231,42 @@ impl ThreadStacks {
         }
         // SAFETY: as promised by the caller.
         unsafe { self.capture_elsewhere(chain, leaf, changed, interner, sink) }
+    }
+
+    /// Where the leaf runs another instruction than last time, and ran this one the time before (a block is taken in one line and
+    /// given back in another, in turns): brings that entry back. Otherwise sets the present entry aside.
+    ///
+    /// What is set aside are facts about a key, as all entries are, and dropped with them. Its stack is that of the key *on its
+    /// callers' stack*, which is kept beside it: the entry comes back only where the callers' entries still have that stack,
+    /// so that every entry goes on meaning what the module says. Whether the callers are still those is for the walk to see.
+    ///
+    /// # Safety
+    /// `leaf` is the innermost frame of the present chain, and that of `entries[last]`, which holds.
+    #[inline]
+    unsafe fn swap_leaf<C: Chain>(&mut self, chain: &C, leaf: usize) {
+        // SAFETY: as promised by the caller.
+        let step = unsafe { chain.reader().step(leaf) };
+        let present = *self.entry(self.last);
+        if present.code == step.code && present.instruction == step.instruction {
+            return;
+        }
+        let (index, caller) = (self.last, self.callers_stack(self.last));
+        let aside = std::mem::replace(&mut self.aside, Aside { entry: present, caller, index });
+        let same_key = aside.entry.code == step.code && aside.entry.instruction == step.instruction;
+        if same_key && aside.index == index && aside.caller == caller {
+            *self.entry(index) = Entry { frame: leaf, ..aside.entry };
+            // Longer prefixes were those of the other leaf.
+            self.known = index + 1;
+        }
+    }
+
+    /// The stack that a frame at this index was called from.
+    #[inline]
+    fn callers_stack(&mut self, index: usize) -> StackId {
+        match index.checked_sub(1) {
+            Some(below) => self.entry(below).stack,
+            None => StackId::NONE,
+        }
     }
 
     /// Not for indices beyond `capacity`.
@@ -383,10 +458,7 @@ impl ThreadStacks {
         if changed > depth {
             return self.entry(depth).stack;
         }
-        let mut stack = match changed.checked_sub(1) {
-            Some(below) => self.entry(below).stack,
-            None => StackId::NONE,
-        };
+        let mut stack = self.callers_stack(changed);
         for index in changed..=depth {
             let entry = self.entry(index);
             if entry.meaning == Meaning::UNKNOWN {
@@ -430,6 +502,7 @@ impl ThreadStacks {
     /// Drops the entries from the first one on whose code may have died.
     #[cold]
     fn drop_dead<C: Chain>(&mut self, chain: &C) {
+        self.aside = Aside::NONE;
         for index in 0..self.known {
             let entry = self.entry(index);
             if entry.generation != chain.generation(entry.code) {
