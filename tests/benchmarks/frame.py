@@ -10,7 +10,9 @@ import sys
 
 ROOT = pathlib.Path(os.environ["MEMTRACE_ROOT"])
 MEMTRACE = os.environ["MEMTRACE_BIN"]
+HERE = pathlib.Path(__file__).resolve().parent
 SCRATCH = pathlib.Path(os.environ["BENCH_SCRATCH"])
+CACHE = pathlib.Path(os.environ.get("MEMTRACE_CACHE") or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "memtrace")
 GPU = bool(os.environ.get("BENCH_GPU"))
 QUICK = bool(os.environ.get("BENCH_QUICK"))
 

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""load + full summary, snapshot export: beside _dump_snapshot, pickle.load, _memory_viz and Mosaic.
+
+BENCH_RECORDINGS=DIR   keep the recordings there, and use those that are (10 M events take PyTorch ten minutes to make)
+BENCH_MOSAIC=PYTHON    a Python that can `import mosaic` (Meta's, github.com/facebookresearch/mosaic; it is not on PyPI); without it the
+                       rows of Mosaic are left out
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import frame
+
+HERE = pathlib.Path(__file__).resolve().parent
+MOSAIC = os.environ.get("BENCH_MOSAIC")
+KEPT = pathlib.Path(os.environ.get("BENCH_RECORDINGS") or frame.SCRATCH)
+SYNTHETIC = [100_000, 1_000_000] if frame.QUICK else [1_000_000, 10_000_000, 100_000_000]
+TRAINING = [100_000] if frame.QUICK else [1_000_000, 10_000_000]
+# What Python's tools are given: at ten times this they take more memory than most machines have.
+PEERS = TRAINING[0]
+ROUNDS = 1 if frame.QUICK else 5
+# Above this a snapshot goes to /dev/null only: it has tens of bytes an event.
+LARGEST_FILE = 10_000_000
+
+
+def measure(command, output=None):
+    """Seconds and the most memory (MiB) of a command, start included."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL if output is None else output)
+    most, over = [0], threading.Event()
+
+    def watch():
+        # The peak only grows, so what was seen last is it; wait4's is that of the parent where that is larger.
+        while not over.wait(0.002):
+            try:
+                with open(f"/proc/{process.pid}/status", encoding="ascii") as status:
+                    most[0] = max(most[0], *(int(line.split()[1]) for line in status if line.startswith("VmHWM")), 0)
+            except (FileNotFoundError, ProcessLookupError):
+                return
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    status = process.wait()
+    seconds = time.perf_counter() - start
+    over.set()
+    watcher.join()
+    if status != 0:
+        sys.exit(f"{command}: status {status}")
+    return seconds, most[0] / 1024
+
+
+def synthetic(events):
+    folder = KEPT / f"synthetic-{events}"
+    if not folder.exists():
+        frame.say(f"making {events:,} events")
+        subprocess.run(["cargo", "build", "--release", "--quiet", "--manifest-path", frame.ROOT / "Cargo.toml", "-p", "memtrace-analysis",
+                        "--example", "synthetic_run"], check=True)
+        program = pathlib.Path(frame.MEMTRACE).parent / "examples" / "synthetic_run"
+        subprocess.run([program, folder, str(events)], check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def training(events):
+    folder = KEPT / f"training-{events}"
+    if not folder.exists():
+        frame.say(f"recording {events:,} events")
+        subprocess.run([frame.MEMTRACE, "run", "-q", "--no-snapshot", "-o", folder, sys.executable, HERE / "analysis_loop.py", str(events)],
+                       check=True)
+    return folder
+
+
+def trace_of(folder):
+    return max(folder.glob("*.mtr"), key=lambda path: path.stat().st_size)
+
+
+def ours(kind, folder):
+    """One round: the summary, the snapshot into a file and the snapshot to nowhere."""
+    trace = trace_of(folder)
+    summary = measure([frame.MEMTRACE, "report", trace])
+    out = frame.SCRATCH / "out.pickle"
+    nowhere = measure([frame.MEMTRACE, "export", "--to", "snapshot", "-o", "/dev/null", trace])
+    events = json.loads(subprocess.run([frame.MEMTRACE, "report", "--json", trace], check=True, capture_output=True).stdout)["run"]["events"]
+    into_file = None
+    if events <= 2 * LARGEST_FILE:
+        into_file = measure([frame.MEMTRACE, "export", "--to", "snapshot", "-o", out, trace])
+    return {"kind": kind, "events": events, "trace": trace.stat().st_size, "summary": summary, "nowhere": nowhere, "file": into_file,
+            "size": out.stat().st_size if into_file else None}
+
+
+def own_rows(kind, folder):
+    frame.say(f"{kind}: {folder.name}")
+    rounds = [ours(kind, folder) for _ in range(ROUNDS if trace_of(folder).stat().st_size < 1 << 27 else 2)]
+    first = rounds[0]
+    best = {key: min(r[key][0] for r in rounds) for key in ("summary", "nowhere", "file") if first[key]}
+    rows = [{"table": "Load and full summary (`memtrace report`), best of the rounds", "recording": kind, "events": first["events"],
+             "trace_bytes_per_event": first["trace"] / first["events"], "s": best["summary"],
+             "ns_per_event": 1e9 * best["summary"] / first["events"], "peak_MiB": max(r["summary"][1] for r in rounds)},
+            {"table": "Snapshot export (`memtrace export`), best of the rounds", "recording": kind, "events": first["events"],
+             "to_/dev/null_s": best["nowhere"], "ns_per_event": 1e9 * best["nowhere"] / first["events"],
+             "into_a_file_s": best.get("file"), "file_MB": first["size"] and first["size"] / 1e6,
+             "bytes_per_event": first["size"] and first["size"] / first["events"],
+             "peak_MiB": max(r[k][1] for r in rounds for k in ("nowhere", "file") if r[k])}]
+    return rows
+
+
+def peer(tool, snapshot, viz):
+    python = MOSAIC if tool == "mosaic" else sys.executable
+    done = subprocess.run([python, HERE / "analysis_peer.py", tool, snapshot, frame.SCRATCH, viz], check=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL)
+    return json.loads(done.stdout)
+
+
+def peer_rows(folder):
+    """Python's tools with PyTorch's own snapshot of the same program, ours with our trace of it, taking turns."""
+    frame.say(f"PyTorch records {PEERS:,} events")
+    snapshot = frame.SCRATCH / "pytorch.pickle"
+    dumps = 1 if frame.QUICK else 3
+    recorder = json.loads(subprocess.run([sys.executable, HERE / "analysis_loop.py", str(PEERS), snapshot, str(dumps)], check=True,
+                                         stdout=subprocess.PIPE).stdout)
+    viz = importlib.util.find_spec("torch").submodule_search_locations[0] + "/cuda/_memory_viz.py"
+    tools = ["load", "stats", "trace", "trace_plot"]
+    found = {tool: [] for tool in tools}
+    own = []
+    for round_ in range(min(ROUNDS, 3)):
+        frame.say(f"round {round_ + 1}: {', '.join(tools)}")
+        own.append(ours("", folder))
+        for tool in tools:
+            found[tool].append(peer(tool, snapshot, viz))
+    if MOSAIC:
+        frame.say("Mosaic")
+        found["mosaic"] = [peer("mosaic", snapshot, viz)]
+        own.append(ours("", folder))
+    events = found["load"][0]["events"]
+    median = statistics.median
+    summary, summary_mib = median(o["summary"][0] for o in own), max(o["summary"][1] for o in own)
+    export, export_mib = median(o["file"][0] for o in own), max(o["file"][1] for o in own)
+    table = f"GPT-2 and ResNet-50, {events:,} events; medians; a ratio is memtrace's time to the peer's"
+    rows = [{"table": table, "what": "memtrace export", "s": export, "peak_MiB": export_mib, "file_MB": own[0]["size"] / 1e6},
+            {"table": table, "what": "memtrace report", "s": summary, "peak_MiB": summary_mib, "file_MB": own[0]["trace"] / 1e6}]
+
+    def add(what, seconds, mib, mine, to, size=None):
+        rows.append({"table": table, "what": what, "s": seconds, "peak_MiB": mib, "file_MB": size, "ratio_to": to, "ratio": mine / seconds})
+
+    add("_dump_snapshot", median(recorder["dump_s"]), recorder["dump_mib"], export, "_dump_snapshot (export)", recorder["bytes"] / 1e6)
+    load = median(p["load_s"] for p in found["load"])
+    add("pickle.load", load, found["load"][0]["mib"], summary, "pickle.load (report)")
+    for tool in tools[1:]:
+        whole = median(p["load_s"] + p["tool_s"] for p in found[tool])
+        add(f"pickle.load + _memory_viz {tool}", whole, found[tool][0]["mib"], summary, f"_memory_viz {tool} (report)")
+    if MOSAIC:
+        add("Mosaic, categories", found["mosaic"][0]["categories_s"], found["mosaic"][0]["mib"], summary, "Mosaic (report)")
+    return rows, recorder["torch"]
+
+
+def main():
+    KEPT.mkdir(parents=True, exist_ok=True)
+    rows, torch = peer_rows(training(PEERS))
+    for events in TRAINING:
+        rows += own_rows("GPT-2 and ResNet-50", training(events))
+    for events in SYNTHETIC:
+        rows += own_rows("synthetic", synthetic(events))
+        if KEPT == frame.SCRATCH:
+            shutil.rmtree(synthetic(events))
+    frame.done("analysis", sorted(rows, key=lambda row: row["table"], reverse=True), about="How long what comes after a run takes, and how "
+               "much memory; processes are measured whole, start included, but for the peers, whose imports are not counted.",
+               **frame.conditions(), torch=torch, load=f"{os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()

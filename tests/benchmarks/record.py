@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""What recording adds to one torch.empty + free, at stack depths and thread counts; CPU tensors beside profilers."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+import frame
+
+
+MEMRAY = "memray==1.20.0"
+
+
+def under_memtrace(name, *command, options=(), env=()):
+    """Runs a helper of this folder under memtrace and gives back the JSON that it printed."""
+    done = subprocess.run(
+        [frame.MEMTRACE, "run", "--quiet", "--no-snapshot", "-o", frame.SCRATCH / name, *options, "--", sys.executable,
+         frame.HERE / command[0], *command[1:]],
+        env=dict(os.environ, **dict(env)), stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+def added(samples, kind):
+    """What a kind added in each round."""
+    return [with_it - off for with_it, off in zip(samples[kind], samples["off"])]
+
+
+def ratio_of(pairs):
+    """The median of what memtrace added, of the median of what the peer added."""
+    ours, theirs = zip(*pairs)
+    theirs = statistics.median(theirs)
+    return statistics.median(ours) / theirs if theirs > 0 else float("inf")
+
+
+def row(found):
+    samples = found["samples"]
+    ours, python, everything = (added(samples, kind) for kind in ("memtrace", "python", "all"))
+    pairs = list(zip(ours, python))
+    return {
+        "threads": found["threads"], "depth": found["depth"],
+        "nothing_recorded_ns": statistics.median(samples["off"]),
+        "memtrace_adds_ns": statistics.median(ours), "quartiles": frame.median_iqr(ours)[1],
+        "stacks=python_adds_ns": statistics.median(python), "stacks=python_quartiles": frame.median_iqr(python)[1],
+        "stacks=all_adds_ns": statistics.median(everything), "stacks=all_quartiles": frame.median_iqr(everything)[1],
+        "ratio_to": "stacks=python", "ratio": ratio_of(pairs), "ratio_95%": frame.bootstrap(pairs, ratio_of),
+        "ratio_to_stacks=all": ratio_of(list(zip(ours, everything))),
+    }
+
+
+def memray():
+    """The environment in which memray can be imported, where PyPI can be reached."""
+    if frame.GPU:
+        return {}
+    folder = frame.CACHE / f"{MEMRAY}-py{sys.version_info[0]}.{sys.version_info[1]}"
+    if not (folder / "memray").is_dir():
+        frame.say(f"installing {MEMRAY}")
+        done = subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--target", folder, MEMRAY],
+                              capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(done.stderr)
+    return {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(folder)])}
+
+
+def cpu_row(loop, kind, peer):
+    """One recorder of CPU tensors beside a peer; ratios are of what each adds."""
+    samples = loop["samples"]
+    ours, theirs = added(samples, "memtrace"), added(samples, kind)
+    pairs = list(zip(ours, theirs))
+    off = statistics.median(samples["off"])
+    return {
+        "table": "CPU tensors at stack depth 20: ns for one iteration, processes taking turns", "loop": loop["loop"],
+        "nothing_recorded_ns": off, "memtrace_adds_ns": statistics.median(ours), "quartiles": frame.median_iqr(ours)[1],
+        "memtrace_slows_down_by": f"{statistics.median(samples['memtrace']) / off:.2f} x",
+        "ratio_to": peer, "peer_adds_ns": statistics.median(theirs), "peer_quartiles": frame.median_iqr(theirs)[1],
+        "peer_slows_down_by": f"{statistics.median(samples[kind]) / off:.2f} x",
+        "ratio": ratio_of(pairs), "ratio_95%": frame.bootstrap(pairs, ratio_of),
+    }
+
+
+def cpu_rows():
+    found = under_memtrace("cpu", "record_cpu_child.py", options=["--cpu", "always"], env=memray())
+    peers = {"profiler": "torch.profiler(profile_memory, with_stack)"}
+    peers |= {"memray": f"memray {version}" for version in found["versions"].values()}
+    return [cpu_row(loop, kind, peer) for loop in found["loops"] for kind, peer in peers.items()]
+
+
+def main():
+    import torch
+
+    rows = []
+    for method, title in (("forked", "processes taking turns"), ("toggled", "one process, toggled")):
+        found = under_memtrace(method, "record_child.py", method)
+        rows += [{"table": f"ns for one torch.empty(1000, device=\"cuda\") and its free, {title}", **row(one)} for one in found]
+    rows += cpu_rows()
+    frame.done("record", rows, "Medians of rounds; what a recorder adds is the median of the differences to the round's run with nothing "
+               "recorded. Wall time of all threads, by the number of pairs of all threads.", **frame.conditions(torch))
+
+
+main()

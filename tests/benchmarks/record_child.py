@@ -1,0 +1,70 @@
+"""The measured process of `record`: METHOD as its argument, runs under memtrace, prints the samples as JSON."""
+
+import _thread
+import json
+import queue
+import sys
+import time
+
+import frame
+import turns
+
+DEPTHS = [1, 20, 60]
+THREADS = [1, 4, 16]
+ROUNDS = 3 if frame.QUICK else 21
+# In all, so that a round takes as long with many threads.
+PAIRS = 2000 if frame.QUICK else 10_000 if frame.GPU else 20_000
+
+
+class Workers:
+    """Threads that wait at a stack depth; a thread's whole Python stack is as deep as said."""
+
+    def __init__(self, torch):
+        self.empty, self.start, self.ends = torch.empty, queue.SimpleQueue(), queue.SimpleQueue()
+        self.inboxes = {depth: [queue.SimpleQueue() for _ in range(max(THREADS))] for depth in DEPTHS}
+        for depth, inboxes in self.inboxes.items():
+            for inbox in inboxes:
+                _thread.start_new_thread(self.loop, (inbox, depth))
+
+    def loop(self, inbox, depth):
+        """Goes down to `depth` frames and measures there."""
+        if depth > 1:
+            return self.loop(inbox, depth - 1)
+        empty, clock, ends = self.empty, time.perf_counter_ns, self.ends
+        while True:
+            pairs = inbox.get()
+            start = clock()
+            for _ in range(pairs):
+                empty(1000, device="cuda")
+            ends.put((start, clock()))
+
+    def __call__(self, threads, depth):
+        pairs = PAIRS // threads
+        for inbox in self.inboxes[depth][:threads]:
+            inbox.put(pairs)
+        spans = [self.ends.get() for _ in range(threads)]
+        return (max(end for _, end in spans) - min(start for start, _ in spans)) / (pairs * threads)
+
+
+def main():
+    method = sys.argv[1]
+    import torch
+
+    def prepare(kind):
+        torch.empty(1000, device="cuda")
+        turns.record(torch, kind)
+        return Workers(torch)
+
+    taking = turns.METHODS[method](turns.KINDS, prepare)
+    found = []
+    for threads in THREADS:
+        for depth in DEPTHS:
+            # Warm: stacks known, PyTorch's unwinder has seen every frame, its ring of events is full.
+            turns.rounds(taking, turns.KINDS, 1 if frame.QUICK else 3, threads, depth)
+            found.append({"threads": threads, "depth": depth, "samples": turns.rounds(taking, turns.KINDS, ROUNDS, threads, depth)})
+            frame.say(f"record, {taking.about}: {threads} threads, depth {depth}")
+    taking.close()
+    json.dump(found, sys.stdout)
+
+
+main()
