@@ -53,6 +53,11 @@ impl Baseline {
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
+    /// The release of Python (3.11) whose frames were walked: another's lie differently, and cost a few per cent more or less.
+    pub(crate) fn python(&self) -> Option<&str> {
+        self.conditions.get("python").map(|version| release(version))
+    }
+
     /// Compares one case.
     pub(crate) fn compare(&self, case: &str, now: &Counts) -> Verdict {
         let Some(then) = self.cases.get(case) else { return Verdict::Fails("is not in the baseline".into()) };
@@ -77,9 +82,19 @@ impl Baseline {
     }
 }
 
+/// `3.11.7`: `3.11`.
+pub(crate) fn release(version: &str) -> &str {
+    version.match_indices('.').nth(1).map_or(version, |(at, _)| &version[..at])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_release_of_python_is_two_numbers() {
+        assert_eq!((release("3.11.7"), release("3.14.0rc1"), release("3.11")), ("3.11", "3.14", "3.11"));
+    }
 
     fn counts(instructions: f64, c_library_calls: f64) -> Counts {
         Counts { instructions, c_library_calls, c_library_instructions: 0.0 }

@@ -1,20 +1,23 @@
 //! What callgrind counted: its output file, read for one object.
 //!
-//! The file (valgrind.org/docs/manual/cl-format.html) is written with `--compress-strings=no --compress-pos=no`: names stand
-//! where they are used, lines are absolute. A cost is attributed to the object, function and source line that stand before it;
-//! the line after `calls=` is the inclusive cost of those calls, and belongs to the callee.
+//! The file (valgrind.org/docs/manual/cl-format.html) is written with `--dump-instr=yes --compress-strings=no
+//! --compress-pos=no`: names stand where they are used, a cost's line is its address (as the object's file has it), source line
+//! and cost. It is attributed to the object and function that stand before it; the one after `calls=` is the inclusive cost of
+//! those calls, and belongs to the callee.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 
-/// Functions and lines of one object, and what it calls in others.
+/// Functions and instructions of one object, and what it calls in others.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Profile {
+    /// The object's path.
+    pub(crate) object: String,
     /// By function.
     pub(crate) functions: BTreeMap<String, Cost>,
-    /// Instructions by function, source file and line: what was inlined is where it was written.
-    pub(crate) lines: BTreeMap<(String, String, u64), i64>,
+    /// How often each instruction was executed, by its address.
+    pub(crate) instructions: BTreeMap<u64, i64>,
     /// Calls into other objects, by (object's file name, function).
     pub(crate) calls_out: BTreeMap<(String, String), Calls>,
 }
@@ -41,20 +44,19 @@ impl Profile {
     /// Reads a file's text; `ours` says which object (by file name) is meant.
     pub(crate) fn parse(text: &str, ours: impl Fn(&str) -> bool) -> Result<Profile> {
         let mut profile = Profile::default();
-        let (mut object, mut function, mut file, mut home) =
-            (String::new(), String::new(), String::new(), String::new());
+        let (mut object, mut function) = (String::new(), String::new());
         let mut callee = Callee::default();
         let mut calls = None;
-        ensure!(text.lines().any(|l| l == "events: Ir"), "callgrind counted something else than instructions");
+        for header in ["positions: instr line", "events: Ir"] {
+            ensure!(text.lines().any(|l| l == header), "callgrind wrote no {header:?}");
+        }
         for line in text.lines().skip_while(|l| !l.starts_with("summary:")) {
             if let Some((key, value)) = line.split_once('=') {
                 match key {
-                    "ob" => object = file_name(value).to_owned(),
-                    "fl" => (file, home) = (value.to_owned(), value.to_owned()),
-                    "fi" | "fe" => file = value.to_owned(),
-                    "fn" => (function, file) = (value.to_owned(), home.clone()),
-                    "cob" => callee.object = Some(file_name(value).to_owned()),
-                    "cfn" => callee.function = value.to_owned(),
+                    "ob" => value.clone_into(&mut object),
+                    "fn" => value.clone_into(&mut function),
+                    "cob" => callee.object = Some(value.to_owned()),
+                    "cfn" => value.clone_into(&mut callee.function),
                     "calls" => {
                         let count = value.split(' ').next().unwrap_or_default();
                         calls = Some(count.parse().with_context(|| format!("no number of calls: {line}"))?);
@@ -63,24 +65,25 @@ impl Profile {
                 }
                 continue;
             }
-            if !line.starts_with(|c: char| c.is_ascii_digit()) {
+            if !line.starts_with("0x") {
                 continue;
             }
-            let numbers = line.split_once(' ').and_then(|(at, cost)| Some((at.parse().ok()?, cost.parse().ok()?)));
-            let (at, cost): (u64, i64) = numbers.with_context(|| format!("not a position and a cost: {line}"))?;
+            let (address, cost) =
+                cost_of(line).with_context(|| format!("not an address, a line and a cost: {line}"))?;
             let target = calls.take().map(|count: i64| (count, std::mem::take(&mut callee)));
-            if !ours(&object) {
+            if !ours(file_name(&object)) {
                 continue;
             }
+            object.clone_into(&mut profile.object);
             let entry = profile.functions.entry(function.clone()).or_default();
             entry.inclusive += cost;
             match target {
                 None => {
                     entry.own += cost;
-                    *profile.lines.entry((function.clone(), file.clone(), at)).or_default() += cost;
+                    *profile.instructions.entry(address).or_default() += cost;
                 }
-                Some((count, Callee { object: Some(object), function })) if !ours(&object) => {
-                    let calls = profile.calls_out.entry((object, function)).or_default();
+                Some((count, Callee { object: Some(object), function })) if !ours(file_name(&object)) => {
+                    let calls = profile.calls_out.entry((file_name(&object).to_owned(), function)).or_default();
                     calls.count += count;
                     calls.cost += cost;
                 }
@@ -98,8 +101,8 @@ impl Profile {
             entry.own -= cost.own;
             entry.inclusive -= cost.inclusive;
         }
-        for (place, cost) in &less.lines {
-            *rest.lines.entry(place.clone()).or_default() -= cost;
+        for (address, count) in &less.instructions {
+            *rest.instructions.entry(*address).or_default() -= count;
         }
         for (callee, calls) in &less.calls_out {
             let entry = rest.calls_out.entry(callee.clone()).or_default();
@@ -133,6 +136,13 @@ struct Callee {
     function: String,
 }
 
+/// `0x170f0 111 2`: the address and the cost.
+fn cost_of(line: &str) -> Option<(u64, i64)> {
+    let mut words = line.split(' ');
+    let address = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+    Some((address, words.nth(1)?.parse().ok()?))
+}
+
 fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
@@ -141,23 +151,25 @@ fn file_name(path: &str) -> &str {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "version: 1\nevents: Ir\nsummary: 135\n\n\
-        ob=/lib/libpython3.so\nfl=a.c\nfn=main\n1 10\ncob=/tmp/ours.so\ncfi=b.rs\ncfn=enter\ncalls=3 5\n2 100\n\n\
-        ob=/tmp/ours.so\nfl=b.rs\nfn=enter\n5 30\nfi=inlined.rs\n70 20\nfe=b.rs\n6 4\ncfn=inner\ncalls=3 9\n7 40\n\
-        cob=/lib/ld-linux-x86-64.so.2\ncfi=tls.c\ncfn=__tls_get_addr\ncalls=6 1\n7 6\n\nfn=inner\n9 40\n\ntotals: 135\n";
+    const TEXT: &str = "version: 1\npositions: instr line\nevents: Ir\nsummary: 135\n\n\
+        ob=/lib/libpython3.so\nfl=a.c\nfn=main\n0x1 1 10\ncob=/tmp/ours.so\ncfi=b.rs\ncfn=enter\ncalls=3 0x50 5\n0x2 2 100\n\n\
+        ob=/tmp/ours.so\nfl=b.rs\nfn=enter\n0x50 5 30\nfi=inlined.rs\n0x51 70 20\nfe=b.rs\n0x52 6 4\ncfn=inner\n\
+        calls=3 0x90 9\n0x53 7 40\n\
+        cob=/lib/ld-linux-x86-64.so.2\ncfi=tls.c\ncfn=__tls_get_addr\ncalls=6 0x1 1\n0x54 7 6\n\nfn=inner\n0x90 9 40\n\n\
+        totals: 135\n";
 
     fn ours(object: &str) -> bool {
         object == "ours.so"
     }
 
     #[test]
-    fn costs_belong_to_their_function_line_and_object() {
+    fn costs_belong_to_their_function_and_object() {
         let profile = Profile::parse(TEXT, ours).unwrap();
         assert_eq!(profile.functions["enter"], Cost { own: 54, inclusive: 100 });
         assert_eq!(profile.functions["inner"], Cost { own: 40, inclusive: 40 });
         assert_eq!(profile.functions.len(), 2, "Python's own functions are not ours");
-        assert_eq!(profile.lines[&("enter".into(), "inlined.rs".into(), 70)], 20);
-        assert_eq!(profile.lines[&("inner".into(), "b.rs".into(), 9)], 40, "a new function begins in its own file");
+        assert_eq!(profile.instructions, BTreeMap::from([(0x50, 30), (0x51, 20), (0x52, 4), (0x90, 40)]));
+        assert_eq!(profile.object, "/tmp/ours.so");
         assert_eq!(profile.own(), 94);
         assert_eq!(profile.c_library(), Calls { count: 6, cost: 6 });
     }
@@ -171,8 +183,10 @@ mod tests {
     }
 
     #[test]
-    fn another_event_is_refused() {
-        assert!(Profile::parse("events: Dr\nsummary: 1\n", ours).is_err());
-        assert!(Profile::parse("events: Ir\nsummary: 1\n1 x\n", ours).is_err());
+    fn another_form_is_refused() {
+        let parse = |text: &str| Profile::parse(text, ours);
+        assert!(parse("positions: instr line\nevents: Dr\nsummary: 1\n").is_err());
+        assert!(parse("positions: line\nevents: Ir\nsummary: 1\n").is_err());
+        assert!(parse("positions: instr line\nevents: Ir\nsummary: 1\n0x1 1 x\n").is_err());
     }
 }

@@ -91,13 +91,8 @@ impl Case {
         let (run, counts, oracle) = (folder.join("run"), folder.join("callgrind"), folder.join("oracle"));
         let mut command = Command::new(&places.memtrace);
         command.args(["--quiet", "--no-snapshot", "-o"]).arg(&run).args(self.options).arg("--");
-        command.args([
-            "valgrind",
-            "--tool=callgrind",
-            "--instr-atstart=no",
-            "--compress-strings=no",
-            "--compress-pos=no",
-        ]);
+        command.args(["valgrind", "--tool=callgrind", "--instr-atstart=no"]);
+        command.args(["--dump-instr=yes", "--compress-strings=no", "--compress-pos=no"]);
         command.arg(format!("--callgrind-out-file={}", counts.display()));
         command.arg(&places.python).arg("-sSB").arg(&places.probe);
         command.arg(&places.libraries).arg(self.name).arg(self.steps.to_string()).arg(&oracle);

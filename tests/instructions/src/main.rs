@@ -9,8 +9,10 @@
 mod baseline;
 mod callgrind;
 mod case;
+mod python;
 mod recording;
 mod report;
+mod sources;
 mod stand_ins;
 
 use std::collections::BTreeMap;
@@ -23,6 +25,7 @@ use clap::Parser;
 
 use baseline::Baseline;
 use case::{CASES, Case, Measured, Places};
+use python::{Python, said};
 
 /// Counts the instructions of one recorded event, by kind, and compares them with the baseline.
 #[derive(Parser, Debug)]
@@ -43,9 +46,9 @@ struct Options {
     /// List the cases
     #[arg(long)]
     list: bool,
-    /// The Python to probe
-    #[arg(long, value_name = "PYTHON", default_value = "python3")]
-    python: PathBuf,
+    /// The Python to probe [default: one of the baseline's release, on PATH or in pyenv]
+    #[arg(long, value_name = "PYTHON")]
+    python: Option<PathBuf>,
 }
 
 fn main() -> Result<ExitCode> {
@@ -59,41 +62,53 @@ fn main() -> Result<ExitCode> {
     let wanted = if wanted.is_empty() { CASES.iter().collect() } else { wanted };
 
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = here.join("baseline.json");
+    let mut baseline = if path.exists() { Baseline::read(&path)? } else { Baseline::default() };
+    let python = match (&options.python, baseline.python()) {
+        (Some(python), _) => Python::ask(python)?,
+        (None, Some(release)) => Python::of_release(release)?,
+        (None, None) => Python::ask(Path::new("python3"))?,
+    };
     // Always the same length: the library reads the paths of objects that call it, byte by byte.
     let scratch = tempfile::Builder::new().prefix("memtrace-instructions-").tempdir_in("/tmp")?;
-    let simcuda = std::env::var_os("SIMCUDA_LIB").context("SIMCUDA_LIB is not set: start tests/instructions/run")?;
+    let simcuda = from_environment("SIMCUDA_LIB")?;
     let places = Places {
-        memtrace: std::env::var_os("MEMTRACE_BIN")
-            .context("MEMTRACE_BIN is not set: start tests/instructions/run")?
-            .into(),
-        python: interpreter(&options.python)?,
+        memtrace: from_environment("MEMTRACE_BIN")?,
+        python: python.path.clone(),
         probe: here.join("probe.py"),
         libraries: scratch.path().to_owned(),
         scratch: scratch.path().to_owned(),
     };
-    stand_ins::build(&here.join("fake"), Path::new(&simcuda), &places.libraries)?;
+    stand_ins::build(&here.join("fake"), &simcuda, &places.libraries)?;
     let measured = measure(&wanted, &places)?;
+
     if let Some(name) = &options.annotate {
-        report::annotate(name, measured.get(name.as_str()).context("not measured")?, options.lines);
-        return Ok(ExitCode::SUCCESS);
-    }
-    let path = here.join("baseline.json");
-    if options.accept {
-        let mut baseline = if path.exists() { Baseline::read(&path)? } else { Baseline::default() };
-        baseline.conditions = conditions(&places)?;
+        report::annotate(name, measured.get(name.as_str()).context("not measured")?, options.lines)?;
+    } else if options.accept {
+        report::table(&wanted, &measured, &baseline);
+        let anew = baseline.python() != Some(python.release());
+        ensure!(!anew || wanted.len() == CASES.len(), "another Python is measured as a whole: leave the cases out");
+        baseline.conditions = conditions(&python)?;
         baseline.cases.retain(|name, _| CASES.iter().any(|c| c.name == name));
         baseline.cases.extend(measured.iter().map(|(name, m)| ((*name).to_owned(), m.counts())));
-        report::table(&wanted, &measured, &baseline);
         baseline.write(&path)?;
         println!("\naccepted: tests/instructions/baseline.json");
-        return Ok(ExitCode::SUCCESS);
+    } else if let Some(release) = baseline.python().filter(|release| *release != python.release()) {
+        report::table(&wanted, &measured, &baseline);
+        println!("\nnot judged: this is Python {}, the baseline is of {release}", python.version);
+    } else {
+        let stale = baseline.cases.keys().find(|name| !CASES.iter().any(|c| c.name == *name));
+        if let Some(name) = stale {
+            bail!("{name} is in the baseline and no case: tests/instructions/run --accept");
+        }
+        let verdicts = report::table(&wanted, &measured, &baseline);
+        return Ok(if report::verdict(&verdicts) { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
-    let baseline = Baseline::read(&path)?;
-    let stale = baseline.cases.keys().find(|name| !CASES.iter().any(|c| c.name == *name));
-    if let Some(name) = stale {
-        bail!("{name} is in the baseline and no case: tests/instructions/run --accept");
-    }
-    Ok(if report::table(&wanted, &measured, &baseline) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(ExitCode::SUCCESS)
+}
+
+fn from_environment(name: &str) -> Result<PathBuf> {
+    Ok(std::env::var_os(name).with_context(|| format!("{name} is not set: start tests/instructions/run"))?.into())
 }
 
 fn find(name: &str) -> Result<&'static Case> {
@@ -121,29 +136,14 @@ fn measure(cases: &[&Case], places: &Places) -> Result<BTreeMap<&'static str, Me
     done.into_inner().map_err(|_| anyhow::anyhow!("a measurement panicked"))
 }
 
-/// The interpreter's own file: `python3` may be a script that looks for one.
-fn interpreter(python: &Path) -> Result<PathBuf> {
-    let text = said(Command::new(python).args(["-c", "import os, sys; print(os.path.realpath(sys.executable))"]))?;
-    Ok(text.into())
-}
-
 /// What the counts depend on.
-fn conditions(places: &Places) -> Result<BTreeMap<String, String>> {
-    let python = "import platform; print(platform.python_version(), platform.libc_ver()[1])";
-    let python = said(Command::new(&places.python).args(["-c", python]))?;
-    let (python, glibc) = python.split_once(' ').unwrap_or((&python, ""));
+fn conditions(python: &Python) -> Result<BTreeMap<String, String>> {
     Ok([
-        ("python", python.to_owned()),
-        ("glibc", glibc.to_owned()),
+        ("python", python.version.clone()),
+        ("glibc", python.glibc.clone()),
         ("valgrind", said(Command::new("valgrind").arg("--version"))?),
         ("rustc", said(Command::new("rustc").arg("--version"))?),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into())
-}
-
-fn said(command: &mut Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("cannot run {:?}", command.get_program()))?;
-    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

@@ -1,0 +1,59 @@
+//! Which Python is probed. What it costs to read a frame depends on its release, by a few per cent; so the baseline is one
+//! release's, and only that one is judged by it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::baseline::release;
+
+/// An interpreter.
+#[derive(Clone, Debug)]
+pub(crate) struct Python {
+    /// Its own file: `python3` may be a script that looks for one.
+    pub(crate) path: PathBuf,
+    pub(crate) version: String,
+    /// The C library it runs with.
+    pub(crate) glibc: String,
+}
+
+impl Python {
+    /// Asks an interpreter.
+    pub(crate) fn ask(python: &Path) -> Result<Python> {
+        let what = "import os, sys, platform\n\
+            print(os.path.realpath(sys.executable), platform.python_version(), platform.libc_ver()[1] or '?', sep='\\n')";
+        let text = said(Command::new(python).args(["-c", what]))?;
+        let mut lines = text.lines().map(str::to_owned);
+        let mut line = || lines.next().with_context(|| format!("{} says nothing of itself", python.display()));
+        Ok(Python { path: line()?.into(), version: line()?, glibc: line()? })
+    }
+
+    /// One of this release: `python3`, another on PATH, one of pyenv's.
+    pub(crate) fn of_release(wanted: &str) -> Result<Python> {
+        let pyenv = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
+        let pyenv = pyenv.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".pyenv")));
+        let mut candidates = vec![PathBuf::from("python3"), PathBuf::from(format!("python{wanted}"))];
+        let versions = pyenv.and_then(|p| std::fs::read_dir(p.join("versions")).ok()).into_iter().flatten();
+        candidates.extend(versions.filter_map(|entry| Some(entry.ok()?.path().join("bin/python3"))));
+        let found = candidates.iter().filter_map(|c| Python::ask(c).ok()).find(|p| p.release() == wanted);
+        found.with_context(|| {
+            format!(
+                "the baseline is of Python {wanted}, and there is none on PATH or in pyenv: name one with --python, or \
+                 measure another with --python and --accept"
+            )
+        })
+    }
+
+    /// `3.11`.
+    pub(crate) fn release(&self) -> &str {
+        release(&self.version)
+    }
+}
+
+/// What a command prints.
+pub(crate) fn said(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot run {:?}", command.get_program()))?;
+    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
