@@ -8,18 +8,11 @@ import subprocess
 import sys
 
 import frame
+import turns
+import under
 
 
 MEMRAY = "memray==1.20.0"
-
-
-def under_memtrace(name, *command, options=(), env=()):
-    """Runs a helper of this folder under memtrace and gives back the JSON that it printed."""
-    done = subprocess.run(
-        [frame.MEMTRACE, "run", "--quiet", "--no-snapshot", "-o", frame.SCRATCH / name, *options, "--", sys.executable,
-         frame.HERE / command[0], *command[1:]],
-        env=dict(os.environ, **dict(env)), stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
 
 
 def added(samples, kind):
@@ -80,7 +73,7 @@ def cpu_row(loop, kind, peer):
 
 
 def cpu_rows():
-    found = under_memtrace("cpu", "record_cpu_child.py", options=["--cpu", "always"], env=memray())
+    found = under.memtrace("cpu", "record_cpu_child.py", options=["--cpu", "always"], env=memray())
     peers = {"profiler": "torch.profiler(profile_memory, with_stack)"}
     peers |= {"memray": f"memray {version}" for version in found["versions"].values()}
     return [cpu_row(loop, kind, peer) for loop in found["loops"] for kind, peer in peers.items()]
@@ -90,9 +83,9 @@ def main():
     import torch
 
     rows = []
-    for method, title in (("forked", "processes taking turns"), ("toggled", "one process, toggled")):
-        found = under_memtrace(method, "record_child.py", method)
-        rows += [{"table": f"ns for one torch.empty(1000, device=\"cuda\") and its free, {title}", **row(one)} for one in found]
+    for method in turns.METHODS:
+        found = under.memtrace(method, "record_child.py", method)
+        rows += [{"table": f"ns for one torch.empty(1000, device=\"cuda\") and its free, {turns.METHODS[method].about}", **row(one)} for one in found]
     rows += cpu_rows()
     frame.done("record", rows, "Medians of rounds; what a recorder adds is the median of the differences to the round's run with nothing "
                "recorded. Wall time of all threads, by the number of pairs of all threads.", **frame.conditions(torch))

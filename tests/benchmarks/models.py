@@ -1,0 +1,110 @@
+"""What `training` and `memory` measure: models with a training step each. `make(name, torch)` gives the step as a function.
+
+On a GPU in the sizes that people train, over the simulated CUDA small ones of the same shape, since no kernel runs there and what is
+left is the CPU's work.
+"""
+
+import frame
+
+BATCH = {"resnet50-1": 1, "resnet50-32": 32}
+NAMES = {
+    "eager": "eager loop, 300 tiny operations",
+    "mlp": "MLP of 20 layers, width 64, Adam",
+    "resnet50-1": "ResNet-50, batch 1, SGD with momentum",
+    "resnet50-32": "ResNet-50, batch 32, SGD with momentum",
+    "gpt2": "GPT-2, 124 M parameters, batch 8 x 1024, bf16 autocast, AdamW" if frame.GPU else "GPT-2 of 12 layers, width 96, bf16 autocast, AdamW",
+}
+IMAGE = 224 if frame.GPU else 64
+
+
+def eager(torch):
+    x, y = torch.ones(1000, device="cuda"), torch.ones(1000, device="cuda")
+
+    def step():
+        with torch.no_grad():
+            z = x
+            for _ in range(100):
+                z = torch.relu(z * y + x)
+
+    return step
+
+
+def mlp(torch):
+    layers = [layer for _ in range(20) for layer in (torch.nn.Linear(64, 64), torch.nn.ReLU())]
+    model = torch.nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(32, 64, device="cuda")).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def resnet50(torch, batch):
+    import torchvision
+
+    model = torchvision.models.resnet50().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    images = torch.randn(batch, 3, IMAGE, IMAGE, device="cuda")
+    labels = torch.zeros(batch, dtype=torch.long, device="cuda")
+
+    def step():
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def gpt2(torch):
+    nn, functional = torch.nn, torch.nn.functional
+    layers, width, heads, vocabulary, context, batch = (12, 768, 12, 50257, 1024, 8) if frame.GPU else (12, 96, 4, 1000, 64, 2)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x):
+            b, t, c = x.shape
+            q, k, v = self.qkv(self.ln1(x)).view(b, t, 3, heads, c // heads).permute(2, 0, 3, 1, 4)
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(y.transpose(1, 2).reshape(b, t, c))
+            return x + self.down(functional.gelu(self.up(self.ln2(x))))
+
+    class GPT(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+            self.blocks = nn.ModuleList(Block() for _ in range(layers))
+            self.ln, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+            self.head.weight = self.tokens.weight
+
+        def forward(self, ids):
+            x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+            for block in self.blocks:
+                x = block(x)
+            return self.head(self.ln(x))
+
+    model = GPT().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    ids = torch.zeros(batch, context, dtype=torch.long, device="cuda")
+
+    def step():
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = model(ids)
+        functional.cross_entropy(logits.float().view(-1, vocabulary), ids.view(-1)).backward()
+        optimizer.step()
+
+    return step
+
+
+def make(name, torch):
+    if name in BATCH:
+        return resnet50(torch, BATCH[name])
+    return {"eager": eager, "mlp": mlp, "gpt2": gpt2}[name](torch)

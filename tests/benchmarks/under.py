@@ -1,0 +1,19 @@
+"""Runs a helper of this folder under memtrace."""
+
+import json
+import os
+import subprocess
+import sys
+
+import frame
+
+
+def memtrace(name, helper, *arguments, options=(), env=()):
+    """Gives back the JSON that the helper printed; the recording is SCRATCH/name."""
+    done = subprocess.run(
+        [frame.MEMTRACE, "run", "--quiet", "--no-snapshot", "-o", frame.SCRATCH / name, *options, "--",
+         sys.executable, frame.HERE / helper, *arguments],
+        env=dict(os.environ, **dict(env)), stdout=subprocess.PIPE, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{helper} {' '.join(arguments)} ended with status {done.returncode}")
+    return json.loads(done.stdout)
