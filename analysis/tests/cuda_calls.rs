@@ -8,7 +8,7 @@ use memtrace_analysis::model::{Lane, Owner, Physical, Place};
 use memtrace_analysis::{Run, summarize};
 use memtrace_trace::api::Api;
 use memtrace_trace::event::{Action, Event, Flags, Source};
-use memtrace_trace::file::Definitions;
+use memtrace_trace::file::{Definitions, Module};
 use memtrace_trace::ids::ModuleId;
 
 const MIB: u64 = 1 << 20;
@@ -89,7 +89,8 @@ fn pinned_memory_is_the_hosts() {
 }
 
 fn process() -> Process {
-    let modules = vec!["".into(), "/opt/lib/libnccl.so.2".into()];
+    let nccl = Module { path: "/opt/lib/libnccl.so.2".into(), ..Module::default() };
+    let modules = vec![Module::default(), nccl];
     let definitions = Definitions { modules, ..Definitions::default() };
     let events = vec![
         call(1, Api::cuMemAlloc_v2, Action::Alloc, 1 << 30, 3 * MIB),

@@ -248,14 +248,14 @@ impl PhaseTracker {
     fn judge_by_place(&self, e: &Event, grad_off: bool) -> Verdict {
         let place = |phase, rule| Verdict { phase, rule, evidence: FrameId::NONE, meaning: None, by_itself: false };
         if e.action != Action::Alloc {
-            if e.stack.is_none() && !matches!(self.now.phase, Phase::Backward | Phase::Recompute) {
+            if self.table.is_without_python(e.stack) && !matches!(self.now.phase, Phase::Backward | Phase::Recompute) {
                 return place(Phase::Other, FRAMELESS_FREE);
             }
             return place(self.now.phase, FREE_IN_PLACE);
         }
         match self.now.phase {
             _ if self.now.step.is_none() => place(Phase::Load, "load: before the first forward"),
-            Phase::Backward | Phase::Recompute if e.stack.is_none() => {
+            Phase::Backward | Phase::Recompute if self.table.is_without_python(e.stack) => {
                 place(self.now.phase, "backward: no Python frames while the engine runs")
             }
             Phase::Forward => place(Phase::Forward, "forward: beside the model, before backward"),

@@ -1,8 +1,9 @@
 //! What each stack of a recording says by itself, worked out once before the events are streamed.
 //!
 //! A parent has a smaller id than its child, so one walk over the table settles every stack from its caller's facts.
+//! Native frames are looked through: stacks that differ in them alone say the same.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
@@ -28,6 +29,8 @@ pub struct StackFacts {
     pub optimizer: Option<&'static OptimizerRule>,
     /// The outermost frame that computes: where the program calls its model.
     pub outermost_compute: StackId,
+    /// There are frames, and none is Python's.
+    pub native_only: bool,
 }
 
 /// Facts of every stack and node.
@@ -42,14 +45,22 @@ impl StackTable {
     /// From a recording's definitions.
     pub fn new(definitions: &Definitions) -> StackTable {
         let rules: Vec<_> = definitions.frames.iter().map(|f| (frame_rule(f), optimizer_of(f))).collect();
-        let made_nodes: HashSet<StackId> = definitions.contexts.iter().map(|c| c.forward).collect();
+        let same_python = same_python(definitions);
+        let python = |stack: StackId| match &same_python {
+            Some(same) => same.get(stack.index()).copied().unwrap_or(stack),
+            None => stack,
+        };
+        let made_nodes: HashSet<StackId> = definitions.contexts.iter().map(|c| python(c.forward)).collect();
         let mut stacks: Vec<StackFacts> = Vec::with_capacity(definitions.stacks.len());
         for (i, node) in definitions.stacks.iter().enumerate() {
             let parent = if node.parent.index() < i { stacks[node.parent.index()] } else { StackFacts::default() };
             let (rule, optimizer) = rules.get(node.frame.index()).copied().unwrap_or_default();
-            let id = StackId(i as u32);
-            let made_node = i > 0 && made_nodes.contains(&id);
-            let mut facts = StackFacts { made_node, inside_node: parent.inside_node || parent.made_node, ..parent };
+            let id = python(StackId(i as u32));
+            let made_node = !id.is_none() && made_nodes.contains(&id);
+            // A native frame is no call further in.
+            let called = definitions.native_frames.is_empty() || !definitions.native_frames.contains_key(&node.frame);
+            let inside_node = parent.inside_node || called && parent.made_node;
+            let mut facts = StackFacts { made_node, inside_node, native_only: i > 0 && id.is_none(), ..parent };
             if let Some(rule) = rule {
                 facts.rule = Some(rule);
                 facts.frame = node.frame;
@@ -76,6 +87,11 @@ impl StackTable {
         StackTable { stacks, recomputing_nodes, has_nodes: definitions.contexts.len() > 1 }
     }
 
+    /// Whether no Python frame runs; an unknown stack may hold any.
+    pub fn is_without_python(&self, stack: StackId) -> bool {
+        stack.is_none() || self.facts(stack).native_only
+    }
+
     /// What a stack says; nothing for a stack that was never defined.
     #[inline]
     pub fn facts(&self, stack: StackId) -> StackFacts {
@@ -96,5 +112,59 @@ impl StackTable {
     /// Whether any stack has this meaning.
     pub fn any(&self, meaning: Meaning) -> bool {
         self.stacks.iter().any(|f| f.rule.is_some_and(|r| r.meaning == meaning))
+    }
+}
+
+/// For each stack the first one with the same Python frames, `NONE` where there are none; nothing where every stack is of
+/// Python frames only.
+fn same_python(definitions: &Definitions) -> Option<Vec<StackId>> {
+    if definitions.native_frames.is_empty() {
+        return None;
+    }
+    let mut first: HashMap<(StackId, FrameId), StackId> = HashMap::new();
+    let mut same: Vec<StackId> = Vec::with_capacity(definitions.stacks.len());
+    for (i, node) in definitions.stacks.iter().enumerate() {
+        let caller = same.get(node.parent.index()).copied().unwrap_or(StackId::NONE);
+        same.push(if i == 0 || definitions.native_frames.contains_key(&node.frame) {
+            caller
+        } else {
+            *first.entry((caller, node.frame)).or_insert(StackId(i as u32))
+        });
+    }
+    Some(same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_trace::file::{Context, Frame, NativeFrame, StackNode};
+    use memtrace_trace::ids::ModuleId;
+
+    #[test]
+    fn native_frames_are_looked_through() {
+        let mut definitions = Definitions { frames: vec![Frame::default()], ..Definitions::default() };
+        for name in ["forward", "native", "inner"] {
+            let filename = if name == "forward" { "/torch/nn/modules/x.py" } else { "/torch/nn/modules/x.cpp" };
+            definitions.frames.push(Frame { name: name.into(), filename: filename.into(), ..Frame::default() });
+        }
+        for id in [2, 3] {
+            definitions.frames[id].native = true;
+            definitions.native_frames.insert(FrameId(id as u32), NativeFrame { module: ModuleId(1), address: 7 });
+        }
+        // forward; forward > native; forward > native > inner; native; native > forward; native > forward > inner
+        for (parent, frame) in [(0, 0), (0, 1), (1, 2), (2, 3), (0, 2), (4, 1), (5, 3)] {
+            definitions.stacks.push(StackNode { parent: StackId(parent), frame: FrameId(frame) });
+        }
+        definitions.contexts = vec![Context::default(), Context { node: "AddBackward0".into(), forward: StackId(1) }];
+        let table = StackTable::new(&definitions);
+        for stack in [1, 2, 3, 5, 6] {
+            let facts = table.facts(StackId(stack));
+            assert!(facts.made_node && !facts.inside_node && !facts.native_only, "stack {stack}: {facts:?}");
+            assert_eq!((facts.outermost_compute, facts.frame), (StackId(1), FrameId(1)));
+        }
+        let facts = table.facts(StackId(4));
+        assert!(facts.native_only && !facts.made_node && facts.rule.is_none());
+        assert!(table.is_without_python(StackId(4)) && table.is_without_python(StackId::NONE));
+        assert!(!table.is_without_python(StackId(6)) && !table.is_without_python(StackId(99)));
     }
 }

@@ -11,15 +11,16 @@ use super::explain::{explain, state_needed};
 use super::finish::Progress;
 use super::places::{Places, frame_summary};
 use super::summary::{
-    CategoryAmount, DeviceSummary, KeptSummary, MomentSummary, NoticeSummary, OomSummary, OwnerSummary, PhaseAmount,
-    PhaseSummary, ProcessSummary, ReasonSummary, RunSummary, SUMMARY_VERSION, SourceSummary, StepPhase, StepSummary,
-    Summary, TopEntry, Totals,
+    CategoryAmount, DeviceSummary, KeptSummary, MomentSummary, NativeObjectSummary, NoticeSummary, OomSummary,
+    OwnerSummary, PhaseAmount, PhaseSummary, ProcessSummary, ReasonSummary, RunSummary, SUMMARY_VERSION, SourceSummary,
+    StepPhase, StepSummary, Summary, TopEntry, Totals,
 };
 use crate::error::Result;
 use crate::load::{Exit, Process, Run};
 use crate::model::{Lane, Owner, Place, Usage};
 use crate::passes::{Category, Composition, DeviceStory, Oom, Part, Phase, PhaseRow, StackTable, StepRows, Story};
 use crate::rules::library_name;
+use crate::symbols::ObjectReport;
 
 /// Sources named of one moment.
 const TOP: usize = 20;
@@ -73,9 +74,22 @@ pub fn summarize(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Su
         run: summary,
         processes,
         losses,
+        native_objects: run.native_objects().iter().map(native_object).collect(),
         problems: run.problems().iter().map(|p| format!("{}: {}", p.path.display(), p.text)).collect(),
         files: Vec::new(),
     })
+}
+
+fn native_object(object: &ObjectReport) -> NativeObjectSummary {
+    NativeObjectSummary {
+        path: object.id.path.to_string(),
+        build_id: object.id.build_id.to_string(),
+        places: object.places,
+        named: object.named,
+        with_line: object.with_line,
+        symbols_from: (!object.file.is_empty()).then(|| object.file.clone()),
+        notes: object.notes.clone(),
+    }
 }
 
 /// First and last moment of a process.

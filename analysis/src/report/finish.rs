@@ -13,6 +13,7 @@ use super::text::TextOptions;
 use crate::error::{Error, Result};
 use crate::export::{SnapshotOptions, snapshot};
 use crate::load::{Problem, Process, Run, open_run};
+use crate::symbols::SYMBOLS_FILE;
 
 /// What to write.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -47,7 +48,8 @@ pub struct Written {
     pub problems: Vec<Problem>,
 }
 
-/// Analyses a run folder and writes `<rank|pid>.pickle`, `summary.txt` and `summary.json` into it.
+/// Analyses a run folder and writes `<rank|pid>.pickle`, `summary.txt` and `summary.json` into it, with native stacks also
+/// `symbols.json`: the names, for machines that have other libraries.
 ///
 /// A file that cannot be written (full disk) is a problem in [`Written`]; the others are written all the same.
 ///
@@ -58,6 +60,15 @@ pub fn finish_run(folder: &Path, options: &FinishOptions, progress: &mut dyn FnM
     let run = open_run(folder)?;
     let mut written = Written { problems: run.problems().to_vec(), ..Written::default() };
     let mut summary = summarize(&run, progress)?;
+    if let Some(symbols) = run.new_symbols() {
+        let result = write_whole(folder, SYMBOLS_FILE, |file| {
+            file.write_all(symbols.to_json().as_bytes()).map_err(Error::io(format!("cannot write {SYMBOLS_FILE}")))
+        });
+        // It goes without saying where it is fine: nobody opens it.
+        if let Err(e) = result {
+            written.problems.push(Problem { path: folder.join(SYMBOLS_FILE), text: e.to_string() });
+        }
+    }
     if !options.no_snapshot {
         for (process, name) in run.processes().iter().zip(snapshot_names(&run)) {
             let what = format!("writing {name}");

@@ -4,9 +4,10 @@ use memtrace_trace::file::{Definitions, Frame};
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::summary::{FrameSummary, StackSummary};
+use crate::rules::plumbing_rule;
 
 /// Frames shown of one stack.
-const MAX_FRAMES: usize = 64;
+const MAX_FRAMES: usize = 128;
 
 /// Names places.
 #[derive(Debug)]
@@ -34,11 +35,16 @@ impl<'a> Places<'a> {
         StackSummary { place, node: node.map(|c| c.node.to_string()), frames }
     }
 
-    /// `model.py:88 forward`, `optim/adam.py:94 _init_group, train.py:61`; empty when nothing is known.
+    /// `model.py:88 forward`, `optim/adam.py:94 _init_group, train.py:61`, without Python `libnccl.so.2 ncclMalloc [native]`;
+    /// empty when nothing is known.
     fn place(&self, stack: StackId) -> String {
-        let mut frames = self.definitions.walk(stack).filter_map(|(_, frame)| frame).peekable();
-        let Some(innermost) = frames.peek().copied() else { return String::new() };
-        let own = frames.find(|f| !is_library(&f.filename));
+        let frames = || self.definitions.walk(stack).filter_map(|(_, frame)| frame);
+        let mut python = frames().filter(|frame| !frame.native).peekable();
+        let Some(innermost) = python.peek().copied() else {
+            let responsible = frames().find(|frame| plumbing_rule(frame).is_none()).or(frames().next());
+            return responsible.map(|frame| self.native(frame)).unwrap_or_default();
+        };
+        let own = python.find(|f| !is_library(&f.filename));
         match own {
             Some(own) if std::ptr::eq(own, innermost) => self.line(own, true),
             Some(own) => format!("{}, {}", self.line(own, true), self.line(innermost, true)),
@@ -50,6 +56,17 @@ impl<'a> Places<'a> {
         let file = self.short(&frame.filename);
         let place = format!("{file}:{}", frame.line);
         if named && &*frame.name != "<module>" { format!("{place} {}", frame.name) } else { place }
+    }
+
+    fn native(&self, frame: &Frame) -> String {
+        let file = self.short(&frame.filename);
+        let file = if frame.line > 0 { file } else { file.rsplit('/').next().unwrap_or(file) };
+        match frame.line {
+            // `libfoo.so+0x1234` names its file itself.
+            0 if frame.qualname.starts_with(file) => format!("{} [native]", frame.qualname),
+            0 => format!("{file} {} [native]", frame.qualname),
+            line => format!("{file}:{line} {} [native]", frame.qualname),
+        }
     }
 
     /// Relative to the program's folder, else the last two components.
@@ -65,7 +82,12 @@ impl<'a> Places<'a> {
 }
 
 pub(super) fn frame_summary(frame: &Frame) -> FrameSummary {
-    FrameSummary { name: frame.name.to_string(), filename: frame.filename.to_string(), line: frame.line }
+    FrameSummary {
+        name: frame.name.to_string(),
+        filename: frame.filename.to_string(),
+        line: frame.line,
+        native: frame.native,
+    }
 }
 
 /// Whether a file belongs to an installed package or to Python itself.

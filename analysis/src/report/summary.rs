@@ -10,7 +10,7 @@ use crate::load::Exit;
 use crate::passes::{Category, Phase};
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "1.0";
+pub const SUMMARY_VERSION: &str = "1.1";
 
 /// Everything a run's report says. Sizes in bytes, times in nanoseconds (of the epoch where they are moments).
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
@@ -24,10 +24,34 @@ pub struct Summary {
     pub processes: Vec<ProcessSummary>,
     /// What is missing in the recording, over all processes, by name; nothing when nothing is.
     pub losses: BTreeMap<String, u64>,
+    /// The objects whose native code stacks name, and how much is known of it; absent without native stacks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub native_objects: Vec<NativeObjectSummary>,
     /// What could not be read or written, in words.
     pub problems: Vec<String>,
     /// The files of the run folder, by name.
     pub files: Vec<String>,
+}
+
+/// How much is known of the native code of an object.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct NativeObjectSummary {
+    /// The object, as the loader had it.
+    pub path: String,
+    /// Its GNU build id; empty where it has none.
+    pub build_id: String,
+    /// Places in its code that stacks name.
+    pub places: u64,
+    /// Those whose function is known.
+    pub named: u64,
+    /// Those whose line is known, too.
+    pub with_line: u64,
+    /// The file the names are from: the object or a debug file; absent when there was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub symbols_from: Option<String>,
+    /// Why something is missing, in words.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// A run.
@@ -246,10 +270,13 @@ pub struct StackSummary {
 pub struct FrameSummary {
     /// The function.
     pub name: String,
-    /// The file.
+    /// The file; of native code without a known source the object.
     pub filename: String,
-    /// The line.
+    /// The line; 0 where it is unknown.
     pub line: u32,
+    /// Whether it is native code; absent for Python's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub native: bool,
 }
 
 /// What a phase did.

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use super::build::when;
-use super::summary::{DeviceSummary, MomentSummary, OomSummary, OwnerSummary, PhaseSummary, ProcessSummary, Summary};
+use super::summary::{
+    DeviceSummary, MomentSummary, NativeObjectSummary, OomSummary, OwnerSummary, PhaseSummary, ProcessSummary, Summary,
+};
 use super::table::{Align, Table, cut, wrap};
 use super::units::{count_text, duration_text, share_text, signed_size_text, size_text};
 use crate::passes::Category;
@@ -353,6 +355,7 @@ impl Page {
                 told.iter().map(|(name, count)| format!("{} {}", name.replace('_', " "), count_text(*count))).collect();
             self.labelled("missing", &text.join(", "));
         }
+        self.unnamed(&summary.native_objects);
         for problem in summary.problems.iter().take(3) {
             self.labelled("problem", problem);
         }
@@ -370,6 +373,18 @@ impl Page {
             let folder = summary.run.path.trim_end_matches('/');
             self.plain_label("files", &format!("{folder}/  {}", names.join("  ")));
             self.plain_label("look", &format!("memtrace report {folder}"));
+        }
+    }
+
+    /// Native code whose names are missing for a reason that somebody can do something about.
+    fn unnamed(&mut self, objects: &[NativeObjectSummary]) {
+        let mut unnamed: Vec<_> = objects.iter().filter(|o| o.named < o.places && !o.notes.is_empty()).collect();
+        unnamed.sort_by_key(|o| std::cmp::Reverse(o.places - o.named));
+        for object in unnamed.iter().take(2) {
+            let file = object.path.rsplit('/').next().unwrap_or(&object.path);
+            let (missing, places) = (count_text(object.places - object.named), count_text(object.places));
+            let why = object.notes.first().map(String::as_str).unwrap_or_default();
+            self.labelled("unnamed", &format!("{missing} of {places} places in {file}: {why}"));
         }
     }
 

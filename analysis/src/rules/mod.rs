@@ -2,11 +2,13 @@
 //! rule. A rule says what a frame, a node or a library means; how verdicts combine is the passes' business.
 
 mod libraries;
+mod native;
 mod optimizers;
 mod phases;
 mod workspaces;
 
 pub use libraries::{LibraryRule, library_name};
+pub use native::{PlumbingRule, plumbing_rule};
 pub use optimizers::{OptimizerRule, optimizer_of};
 pub use phases::{FrameRule, Meaning, frame_rule};
 pub use workspaces::is_workspace_size;

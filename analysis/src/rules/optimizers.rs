@@ -37,6 +37,9 @@ static OPTIMIZERS: &[OptimizerRule] = &[
 
 /// The optimizer whose code this frame is.
 pub fn optimizer_of(frame: &Frame) -> Option<&'static OptimizerRule> {
+    if frame.native {
+        return None;
+    }
     let (folder, file) = frame.filename.rsplit_once('/')?;
     if !folder.ends_with("/optim") && !folder.ends_with("optim/adam") && folder != "torch/optim" {
         return None;

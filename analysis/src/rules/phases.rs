@@ -163,8 +163,11 @@ static FRAME_RULES: &[FrameRule] = &[
     rule("compute: flash_attn", Compute, Has("flash_attn/"), &[]),
 ];
 
-/// The rule that knows this frame.
+/// The rule that knows this frame. What native code is called says nothing: the rules are about Python's files.
 pub fn frame_rule(frame: &Frame) -> Option<&'static FrameRule> {
+    if frame.native {
+        return None;
+    }
     FRAME_RULES.iter().find(|rule| {
         let path = match rule.path {
             Path::Ends(end) => ends_with_path(&frame.filename, end),
@@ -203,5 +206,12 @@ mod tests {
         assert_eq!(meaning(&site("torch/autograd/graph.py"), "_engine_run_backward"), Some(Engine));
         assert_eq!(meaning("train.py", "forward"), None);
         assert_eq!(meaning("my_torch/utils/checkpoint.py", "f"), None);
+        let native = Frame {
+            filename: "/src/torch/nn/modules/x.cpp".into(),
+            name: "f".into(),
+            native: true,
+            ..Frame::default()
+        };
+        assert_eq!(frame_rule(&native), None);
     }
 }

@@ -20,6 +20,6 @@ mod table;
 
 pub use names::FunctionName;
 pub use object_symbols::{ObjectId, ObjectSymbols};
-pub use search::Search;
+pub use search::{Search, build_id};
 pub use store::SYMBOLS_FILE;
 pub use table::{ObjectReport, Symbols};

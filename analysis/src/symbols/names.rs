@@ -157,20 +157,16 @@ mod tests {
 
     #[test]
     fn a_name_that_repeats_itself_without_end_is_cut() {
-        // Each argument is a pair of the one before it: 2^40 letters when written out.
-        let mut raw = "_Z1fIiE".to_owned();
-        raw.clear();
-        raw.push_str("_Z1f1a1PIS_S_E");
-        for i in 0..30 {
-            let id = if i == 0 { "S1_".to_owned() } else { format!("S{}_", base36(i * 1 + 1)) };
-            raw.push_str(&format!("1PI{id}{id}E"));
+        // Each parameter is a pair of the one before it: 2^30 letters when written out.
+        let mut raw = "_Z1f1a1bIS_S_E".to_owned();
+        for pair in 1..30_u32 {
+            let digit = char::from_digit(pair, 36).unwrap().to_ascii_uppercase();
+            raw.push_str(&format!("S0_IS{digit}_S{digit}_E"));
         }
         let name = FunctionName::of(&raw);
-        assert!(name.full.len() <= MAX_NAME.max(raw.len()) + 3, "{}", name.full.len());
-    }
-
-    fn base36(n: u32) -> String {
-        char::from_digit(n, 36).unwrap_or('0').to_ascii_uppercase().to_string()
+        assert!(name.full.starts_with("f(a, b<a, a>, b<b<a, a>, b<a, a> >, "), "{:.80}", name.full);
+        assert!((MAX_NAME..=MAX_NAME + 3).contains(&name.full.len()), "{}", name.full.len());
+        assert_eq!(name.short, "f");
     }
 
     proptest::proptest! {

@@ -130,6 +130,15 @@ impl Search {
     }
 }
 
+/// The GNU build id of an ELF file, in lower-case hexadecimal digits.
+///
+/// # Errors
+///
+/// When the file cannot be read or is no 64-bit ELF file, in words.
+pub fn build_id(path: &Path) -> Result<Option<String>, String> {
+    Ok(Elf::parse(&Bytes::map(path)?)?.build_id())
+}
+
 /// A build id as folder and name; `None` for what is none and must become no path.
 fn split(build_id: &str) -> Option<(&str, &str)> {
     let sound = build_id.len() > 2 && build_id.bytes().all(|b| b.is_ascii_hexdigit());

@@ -1,0 +1,121 @@
+//! Native code that allocates for others: memory allocators, the CUDA libraries, the makers of empty tensors and what calls
+//! them. Where no Python frame says who is responsible, the innermost frame beyond these does.
+
+use memtrace_trace::file::Frame;
+
+/// One rule.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PlumbingRule {
+    /// What such code is.
+    pub name: &'static str,
+    what: What,
+}
+
+/// What a rule is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum What {
+    /// Functions whose qualified name begins so.
+    Function(&'static str),
+    /// Functions without a known source in an object whose file name begins so.
+    Object(&'static str),
+}
+
+use What::{Function, Object};
+
+const fn rule(name: &'static str, what: What) -> PlumbingRule {
+    PlumbingRule { name, what }
+}
+
+static PLUMBING: &[PlumbingRule] = &[
+    rule("CUDA driver", Object("libcuda.so")),
+    rule("CUDA driver", Function("cuMem")),
+    rule("CUDA runtime", Object("libcudart")),
+    rule("CUDA runtime", Function("cudaMalloc")),
+    rule("CUDA runtime", Function("cudaFree")),
+    rule("CUDA runtime", Function("cudaHostAlloc")),
+    rule("memtrace", Object("libmemtrace")),
+    rule("C library", Object("libc.so")),
+    rule("C library", Object("ld-linux")),
+    rule("C++ library", Object("libstdc++.so")),
+    rule("C++ library", Function("operator new")),
+    rule("C++ library", Function("operator delete")),
+    rule("C++ library", Function("std::")),
+    rule("C++ library", Function("__gnu_cxx::")),
+    rule("PyTorch's caching allocator", Function("c10::cuda::CUDACachingAllocator")),
+    rule("PyTorch's caching allocator", Function("c10::cuda::CUDAMallocAsync")),
+    rule("PyTorch's caching allocator", Function("torch::cuda::CUDAPluggableAllocator")),
+    rule("PyTorch's CPU allocator", Function("c10::alloc_cpu")),
+    rule("PyTorch's CPU allocator", Function("c10::free_cpu")),
+    rule("PyTorch's CPU allocator", Function("c10::DefaultCPUAllocator")),
+    rule("PyTorch's pinned allocator", Function("at::CachingHostAllocator")),
+    rule("PyTorch's pinned allocator", Function("at::cuda::CUDACachingHostAllocator")),
+    rule("PyTorch's allocators", Function("c10::Allocator")),
+    rule("PyTorch's allocators", Function("c10::DataPtr")),
+    rule("PyTorch's storages", Function("c10::StorageImpl")),
+    rule("PyTorch's storages", Function("c10::Storage")),
+    rule("PyTorch's storages", Function("c10::make_storage_impl")),
+    rule("PyTorch's tensors", Function("c10::TensorImpl")),
+    rule("PyTorch's tensors", Function("c10::intrusive_ptr")),
+    rule("PyTorch's tensors", Function("c10::make_intrusive")),
+    rule("PyTorch's tensors", Function("at::TensorBase")),
+    rule("PyTorch's tensors", Function("at::Tensor::~")),
+    rule("empty tensors", Function("at::detail::empty")),
+    rule("empty tensors", Function("at::detail::_empty")),
+    rule("empty tensors", Function("at::native::empty")),
+    rule("empty tensors", Function("at::native::resize_")),
+    rule("empty tensors", Function("at::native::maybe_resize_storage")),
+    rule("empty tensors", Function("at::empty")),
+    rule("empty tensors", Function("at::_ops::empty")),
+    rule("empty tensors", Function("at::_ops::resize_")),
+    rule("empty tensors", Function("at::wrapper_CUDA__empty")),
+    rule("empty tensors", Function("at::wrapper_CUDA_memory_format_empty")),
+    rule("empty tensors", Function("at::wrapper_CPU__empty")),
+    rule("empty tensors", Function("at::wrapper_CPU_memory_format_empty")),
+    rule("outputs of operators", Function("at::create_out")),
+    rule("outputs of operators", Function("at::TensorIteratorBase")),
+    rule("outputs of operators", Function("at::meta::")),
+    rule("outputs of operators", Function("at::structured_")),
+    rule("PyTorch's dispatcher", Function("c10::Dispatcher")),
+    rule("PyTorch's dispatcher", Function("c10::impl::")),
+    rule("PyTorch's dispatcher", Function("c10::KernelFunction")),
+    rule("PyTorch's dispatcher", Function("c10::OperatorHandle")),
+    rule("PyTorch's dispatcher", Function("c10::TypedOperatorHandle")),
+];
+
+/// The rule by which a native frame only passes on an allocation; `None` for frames that may be responsible, and for Python's.
+pub fn plumbing_rule(frame: &Frame) -> Option<&'static PlumbingRule> {
+    if !frame.native {
+        return None;
+    }
+    PLUMBING.iter().find(|rule| match rule.what {
+        Function(start) => frame.qualname.starts_with(start),
+        Object(start) => {
+            frame.line == 0 && frame.filename.rsplit('/').next().is_some_and(|file| file.starts_with(start))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn by(qualname: &str, filename: &str) -> Option<&'static str> {
+        let frame = Frame { qualname: qualname.into(), filename: filename.into(), native: true, ..Frame::default() };
+        plumbing_rule(&frame).map(|rule| rule.name)
+    }
+
+    #[test]
+    fn allocators_are_not_responsible() {
+        let torch = "/x/torch/lib/libtorch_cuda.so";
+        assert_eq!(
+            by("c10::cuda::CUDACachingAllocator::Native::DeviceCachingAllocator::malloc", torch),
+            by("c10::cuda::CUDACachingAllocator::raw_alloc", "")
+        );
+        assert_eq!(by("at::detail::empty_cuda", torch), Some("empty tensors"));
+        assert_eq!(by("at::native::mm_out_cuda", torch), None);
+        assert_eq!(by("libcuda.so.580.1+0x1234", "/usr/lib/libcuda.so.580.1"), Some("CUDA driver"));
+        assert_eq!(by("ncclCommInitRank", "/x/nccl/lib/libnccl.so.2"), None);
+        let python = Frame { qualname: "std::".into(), ..Frame::default() };
+        assert_eq!(plumbing_rule(&python), None);
+    }
+}
