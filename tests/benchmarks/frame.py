@@ -1,6 +1,7 @@
 """What the parts of the benchmark share: conditions, statistics, the result that `scripts/bench` reads from stdout."""
 
 import json
+import math
 import os
 import pathlib
 import platform
@@ -47,7 +48,17 @@ def bootstrap(samples, of=statistics.median, level=0.95, resamples=2000):
     return [found[tail], found[-1 - tail]]
 
 
+def tidy(value):
+    """Six digits are enough, and JSON has no infinity."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [tidy(one) for one in value]
+    return value
+
+
 def done(part, rows, about="", **conditions_):
     """Prints the part's result, the only thing that goes to stdout."""
+    rows = [{key: tidy(value) for key, value in row.items()} for row in rows]
     json.dump({"part": part, "about": about, "conditions": conditions_, "rows": rows}, sys.stdout, indent=1)
     print()

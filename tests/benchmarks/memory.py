@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Host memory after 1, 10 and 100 M events, bytes of the trace an event, events lost."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import frame
+import models
+import under
+
+MIB = 1 << 20
+MILLION = 1_000_000
+SCALE = 100 if frame.QUICK else 1
+
+
+def proportional(pid):
+    """The process's memory in bytes: all of its own, and its share of what it shares (PSS); resident (RSS)."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as rollup:
+        found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in rollup if line.endswith("kB\n")}
+    return found["Pss"], found["Rss"]
+
+
+def high_water(pid):
+    """The most bytes that were ever resident; 0 of a process that has ended."""
+    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
+        return next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM")), 0)
+
+
+class Held:
+    """A process that waits after its work, under memtrace or not, until it is let go."""
+
+    def __init__(self, name, command, memtrace, **environment):
+        self.folder = frame.SCRATCH / name
+        prefix = [frame.MEMTRACE, "run", "--quiet", "--no-snapshot", "-o", self.folder, "--"] if memtrace else []
+        self.process = subprocess.Popen([*prefix, *map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        env=dict(os.environ, **environment))
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"{command}: died")
+        self.said = json.loads(line)
+        self.target = proportional(self.said["pid"])
+        self.launcher = proportional(self.process.pid) if memtrace else (0, 0)
+
+    def end(self):
+        """Lets it go; the most memory that the first process (the launcher, where there is one) ever had resident."""
+        self.process.stdin.write("\n")
+        self.process.stdin.close()
+        peak = 0
+        # Not what wait4 says: that counts what our own process had when it was forked, too.
+        while self.process.poll() is None:
+            peak = max(peak, high_water(self.process.pid))
+            time.sleep(0.005)
+        if self.process.returncode != 0:
+            sys.exit(f"{self.folder}: ended with {self.process.returncode}")
+        return peak
+
+    def losses(self):
+        return json.loads((self.folder / "run.json").read_text())["losses"]
+
+
+def recorded(folder):
+    """Events and bytes of a run with one process."""
+    process, = json.loads((folder / "run.json").read_text())["processes"]
+    return process["events"], process["bytes"]
+
+
+def build():
+    """The program `load` over the driver that does nothing; gives the environment that it needs."""
+    driver, load = frame.SCRATCH / "libcuda.so.1", frame.SCRATCH / "load"
+    compiler = ["cc", "-O2", "-o"]
+    subprocess.run([*compiler, driver, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", frame.HERE / "nulldriver.c"], check=True)
+    subprocess.run([*compiler, load, frame.HERE / "load.c", driver, "-lpthread"], check=True)
+    return load, {"LD_LIBRARY_PATH": str(frame.SCRATCH)}
+
+
+def growth(load, environment):
+    plain = Held("plain", [load, 1, 1000, 0], False, **environment)
+    plain.end()
+    rows = []
+    for millions in (1, 10, 100):
+        events = millions * MILLION // SCALE
+        held = Held(f"growth-{millions}", [load, 1, events, MILLION], True, **environment)
+        pss = held.target[0] + held.launcher[0] - plain.target[0]
+        peak = held.end()
+        count, size = recorded(held.folder)
+        rows.append({
+            "table": "Host memory that memtrace adds to target and launcher together: cuMemAlloc and cuMemFree of a driver that does nothing, "
+                     "1 M events a second, at the end of the run",
+            "events": count, "target_RSS_adds_MiB": (held.target[1] - plain.target[1]) / MIB, "launcher_RSS_MiB": held.launcher[1] / MIB,
+            "added_in_all_PSS_MiB": pss / MIB, "launcher_peak_with_closing_page_MiB": peak / MIB, "lost": held.losses()["lost"],
+            "trace_bytes_an_event": size / count, "ratio_to": "itself after 1 M events",
+        })
+        rows[-1]["ratio"] = rows[-1]["added_in_all_PSS_MiB"] / rows[0]["added_in_all_PSS_MiB"]
+        frame.say(f"memory: {count:,} events, {pss / MIB:.1f} MiB")
+        for file in held.folder.iterdir():
+            file.unlink()
+    return rows
+
+
+def available():
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        return next(int(line.split()[1]) * 1024 for line in meminfo if line.startswith("MemAvailable"))
+
+
+def beside_pytorch():
+    def measure(kind, events):
+        held = Held(f"held-{kind}-{events}", [sys.executable, frame.HERE / "memory_child.py", "held", kind, events], kind == "memtrace")
+        held.end()
+        return held.target[0] + held.launcher[0]
+
+    rows = []
+    for millions in (1, 10):
+        events = millions * MILLION // SCALE
+        # PyTorch keeps everything: only where there is room for it.
+        if rows and rows[-1]["stacks=python_PSS_MiB"] * 10 * MIB > available() / 2:
+            frame.say("memory: too little for PyTorch's recorder at 10 M events")
+            break
+        plain = measure("off", 1000)
+        ours, theirs = measure("memtrace", events) - plain, measure("python", events) - plain
+        rows.append({"table": "Host memory that recording adds to a PyTorch process: torch.empty and free at stack depth 20", "events": events,
+                     "memtrace_PSS_MiB": ours / MIB, "stacks=python_PSS_MiB": theirs / MIB, "ratio_to": "stacks=python, default max_entries",
+                     "ratio": ours / theirs})
+        frame.say(f"memory: PyTorch process, {events:,} events, {ours / MIB:.1f} MiB, PyTorch's recorder {theirs / MIB:.1f} MiB")
+    return rows
+
+
+def sizes():
+    rows = []
+    for model in ("eager", "mlp", "resnet50-32", "gpt2"):
+        theirs = under.memtrace(f"bytes-{model}", "memory_child.py", "bytes", model, str(300_000 // SCALE))
+        events, size = recorded(frame.SCRATCH / f"bytes-{model}")
+        rows.append({"table": "Bytes on disk, PyTorch's recorder on in the same process", "program": models.NAMES[model],
+                     "events": events, "memtrace_bytes_an_event": size / events, "PyTorch_events": theirs["events"],
+                     "pickle_bytes_an_event": theirs["bytes"] / theirs["events"], "ratio_to": "PyTorch's pickle",
+                     "ratio": size / events / (theirs["bytes"] / theirs["events"])})
+        frame.say(f"memory: {models.NAMES[model]}, {size / events:.2f} bytes an event")
+    return rows
+
+
+def lost(load, environment):
+    rows = []
+    for rate in (MILLION, 0):
+        for threads in (1, 2, 4):
+            events = (10 if rate else 20) * MILLION // SCALE
+            plain = Held("plain", [load, threads, events, rate], False, **environment)
+            plain.end()
+            held = Held(f"lost-{rate}-{threads}", [load, threads, events, rate], True, **environment)
+            held.end()
+            losses = held.losses()
+            gone = losses["lost"] + losses["unwritten"] + losses["dropped"]
+            rows.append({"table": "Events lost on this machine's cores", "speed": "1 M events/s" if rate else "as fast as it can", "threads": threads,
+                         "events": events, "M_events/s": events / held.said["seconds"] / MILLION,
+                         "M_events/s_not_recorded": events / plain.said["seconds"] / MILLION, "lost": gone,
+                         "ratio_to": "all events", "ratio": gone / events})
+            frame.say(f"memory: {threads} threads, {rows[-1]['M_events/s']:.2f} M events/s, lost {gone:,}")
+    return rows
+
+
+def main():
+    import torch
+
+    load, environment = build()
+    rows = growth(load, environment) + beside_pytorch() + sizes() + lost(load, environment)
+    frame.done("memory", rows, "", **frame.conditions(torch))
+
+
+main()
