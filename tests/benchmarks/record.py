@@ -32,7 +32,7 @@ def row(found):
     ours, python, everything = (added(samples, kind) for kind in ("memtrace", "python", "all"))
     pairs = list(zip(ours, python))
     return {
-        "threads": found["threads"], "depth": found["depth"],
+        "threads": found["threads"], "depth": found["depth"], "rounds": len(samples["off"]),
         "nothing_recorded_ns": statistics.median(samples["off"]),
         "memtrace_adds_ns": statistics.median(ours), "quartiles": frame.median_iqr(ours)[1],
         "stacks=python_adds_ns": statistics.median(python), "stacks=python_quartiles": frame.median_iqr(python)[1],

@@ -10,8 +10,8 @@ import turns
 
 KINDS = ["off", "memtrace", "profiler", "memray"]
 DEPTH = 20
-ROUNDS = 3 if frame.QUICK else 15
-ITERATIONS = {"empty": 1000 if frame.QUICK else 20_000, "ops": 50 if frame.QUICK else 500}
+ROUNDS = 3 if frame.QUICK else 31
+ITERATIONS = {"empty": 1000 if frame.QUICK else 5000, "ops": 50 if frame.QUICK else 200}
 LOOPS = {"empty": "torch.empty(1000) and its free", "ops": "20 operations on 1000 elements each"}
 
 
