@@ -29,7 +29,7 @@ pub(super) struct DwarfFrame {
 /// Reads that are granted for each byte of DWARF: reading everything once takes less than one.
 const READS_PER_BYTE: u64 = 4;
 /// Reads that are granted to the smallest file.
-const READS_AT_LEAST: u64 = 8 << 20;
+const READS_AT_LEAST: u64 = 1 << 20;
 
 /// Looks up every address (of instructions) and hands each that DWARF knows to `sink` with its frames, innermost first.
 /// The error says what could not be read; what was found until then has been handed over.

@@ -21,6 +21,8 @@ pub struct FunctionName {
 impl FunctionName {
     /// From the name that is in an object: C++ and Rust names are demangled, others stay as they are.
     pub fn of(raw: &str) -> FunctionName {
+        // `memcpy@@GLIBC_2.14`
+        let raw = raw.split_once('@').map_or(raw, |(name, _)| if name.is_empty() { raw } else { name });
         if is_rust(raw)
             && let Ok(name) = rustc_demangle::try_demangle(raw)
         {
@@ -43,6 +45,11 @@ impl FunctionName {
         }
         FunctionName { full: raw.to_owned(), short: raw.to_owned() }
     }
+}
+
+/// Whether a name tells its namespace and parameters.
+pub(super) fn is_mangled(raw: &str) -> bool {
+    raw.starts_with("_Z") || raw.starts_with("_R")
 }
 
 /// `_R...` is Rust's; its older names look like C++ but for the hash at their end.

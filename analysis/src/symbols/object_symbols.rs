@@ -1,9 +1,11 @@
 //! What is known of the code of one object.
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 
 use super::dwarf::{self, DwarfFrame};
-use super::elf::{Bytes, Elf, mini_debug_data};
+use super::elf::{Elf, mini_debug_data};
+use super::names::is_mangled;
 use super::search::Search;
 use super::symbol_table;
 
@@ -149,47 +151,60 @@ pub(super) fn resolve(id: &ObjectId, addresses: &[u64], search: &Search) -> Obje
     symbols
 }
 
-/// Names what DWARF left without a function, from the symbol tables there are, the fullest first.
+/// Names what DWARF left without a function, and completes what it names without its namespace, from the symbol tables there
+/// are, the fullest first.
 fn name_by_tables(
-    files: &[&(&std::path::Path, Elf<'_>)],
+    files: &[&(&Path, Elf<'_>)],
     calls: &[u64],
     found: &mut BTreeMap<u64, Vec<DwarfFrame>>,
     notes: &mut Vec<String>,
 ) {
-    let mut fill = |elf: &Elf<'_>, dynamic: bool, what: &str, notes: &mut Vec<String>| {
-        let nameless = |call: &u64| found.get(call).and_then(|f| f.last()).is_none_or(|f| f.name.is_empty());
-        let mut missing: Vec<u64> = calls.iter().copied().filter(nameless).collect();
-        missing.dedup();
-        if missing.is_empty() {
-            return;
-        }
-        let (names, result) = symbol_table::look_up(elf, dynamic, &missing);
-        if let Err(why) = result {
-            notes.push(format!("{what}: {why}"));
-        }
-        for (call, name) in missing.iter().zip(names) {
-            let Some(name) = name else { continue };
-            let frames = found.entry(*call).or_default();
-            match frames.last_mut() {
-                Some(outermost) => outermost.name = name,
-                None => frames.push(DwarfFrame { name, ..DwarfFrame::default() }),
-            }
-        }
-    };
     for (path, elf) in files {
-        fill(elf, false, &path.display().to_string(), notes);
+        let what = || path.display().to_string();
+        name_by_table(elf, false, &what, calls, found, notes);
     }
     for (path, elf) in files {
         let unpacked = mini_debug_data(elf).unwrap_or_else(|why| {
             notes.push(format!("{}: {why}", path.display()));
             None
         });
-        let unpacked: Option<Bytes> = unpacked;
         if let Some(inner) = unpacked.as_ref().and_then(|bytes| Elf::parse(bytes).ok()) {
-            fill(&inner, false, &format!("{}, .gnu_debugdata", path.display()), notes);
+            let what = || format!("{}, .gnu_debugdata", path.display());
+            name_by_table(&inner, false, &what, calls, found, notes);
         }
     }
     for (path, elf) in files {
-        fill(elf, true, &path.display().to_string(), notes);
+        let what = || path.display().to_string();
+        name_by_table(elf, true, &what, calls, found, notes);
+    }
+}
+
+fn name_by_table(
+    elf: &Elf<'_>,
+    dynamic: bool,
+    what: &dyn Fn() -> String,
+    calls: &[u64],
+    found: &mut BTreeMap<u64, Vec<DwarfFrame>>,
+    notes: &mut Vec<String>,
+) {
+    // DWARF has no linkage name of functions in a namespace without a name.
+    let has_all = |call: &u64| found.get(call).and_then(|f| f.last()).is_some_and(|f| is_mangled(&f.name));
+    let mut wanted: Vec<u64> = calls.iter().copied().filter(|call| !has_all(call)).collect();
+    wanted.dedup();
+    if wanted.is_empty() {
+        return;
+    }
+    let (names, result) = symbol_table::look_up(elf, dynamic, &wanted);
+    if let Err(why) = result {
+        notes.push(format!("{}: {why}", what()));
+    }
+    for (call, name) in wanted.iter().zip(names) {
+        let Some(name) = name else { continue };
+        let frames = found.entry(*call).or_default();
+        match frames.last_mut() {
+            Some(outermost) if outermost.name.is_empty() || is_mangled(&name) => outermost.name = name,
+            Some(_) => {}
+            None => frames.push(DwarfFrame { name, ..DwarfFrame::default() }),
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The symbols of a run, and how they become frames.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::panic::catch_unwind;
 
 use memtrace_trace::file::{Definitions, Frame, NativeFrame};
 
@@ -54,7 +55,11 @@ impl Symbols {
             let addresses: Vec<u64> = addresses.iter().copied().collect();
             let found = match KERNEL_OBJECTS.contains(&&*id.path) {
                 true => ObjectSymbols::default(),
-                false => object_symbols::resolve(id, &addresses, search),
+                // The readers of other people's formats promise not to panic; a promise broken costs one object's names.
+                false => catch_unwind(|| object_symbols::resolve(id, &addresses, search)).unwrap_or_else(|_| {
+                    let notes = vec![format!("{} has what no reader of symbols expects", id.path)];
+                    ObjectSymbols { notes, ..ObjectSymbols::default() }
+                }),
             };
             self.objects.entry(id.clone()).or_default().absorb(found);
         }
