@@ -180,6 +180,8 @@ pub struct Allocator {
     peak: Peak,
     live: u64,
     anomalies: Anomalies,
+    /// The block given back last: nearly always the next whose memory is free.
+    given_back: Option<BlockId>,
 }
 
 impl Allocator {
@@ -401,12 +403,17 @@ impl Allocator {
         let block = &mut self.blocks[id.index()];
         block.state = BlockState::PendingFree;
         self.usage.allocated = self.usage.allocated.saturating_sub(block.size);
+        self.given_back = Some(id);
         Some(id)
     }
 
     /// `free_completed`: the block as it was; `None` when nothing is allocated there.
     pub fn free_completed(&mut self, addr: u64) -> Option<(BlockId, Block)> {
-        let Some(id) = self.find(addr).filter(|id| self.blocks[id.index()].is_active()) else {
+        let here = |id: &BlockId| {
+            let block = &self.blocks[id.index()];
+            block.addr == addr && block.is_active()
+        };
+        let Some(id) = self.given_back.take().filter(here).or_else(|| self.find(addr).filter(here)) else {
             self.anomalies.unmatched_frees += 1;
             return None;
         };

@@ -91,6 +91,7 @@ pub struct PhaseTable {
     steps: u32,
     level: u64,
     loose: [PhaseRow; Phase::ALL.len()],
+    any_loose: bool,
 }
 
 impl PhaseTable {
@@ -121,6 +122,7 @@ impl PhaseTable {
 
     /// A free that only its place ties to `phase`.
     pub fn free_loose(&mut self, phase: Phase, bytes: u64, level: u64) {
+        self.any_loose = true;
         let row = &mut self.loose[phase as usize];
         row.frees += 1;
         row.freed += bytes;
@@ -134,7 +136,14 @@ impl PhaseTable {
         self.loose.iter().map(|row| row.freed).sum()
     }
 
+    #[inline]
     fn settle_loose(&mut self) {
+        if std::mem::take(&mut self.any_loose) {
+            self.settle_what_is_loose();
+        }
+    }
+
+    fn settle_what_is_loose(&mut self) {
         for (row, loose) in self.current.phases.iter_mut().zip(&mut self.loose) {
             row.absorb(&std::mem::take(loose));
         }

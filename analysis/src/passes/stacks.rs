@@ -33,6 +33,18 @@ pub struct StackFacts {
     pub native_only: bool,
 }
 
+static NOTHING: StackFacts = StackFacts {
+    rule: None,
+    frame: FrameId::NONE,
+    in_checkpoint: false,
+    in_engine: false,
+    made_node: false,
+    inside_node: false,
+    optimizer: None,
+    outermost_compute: StackId::NONE,
+    native_only: false,
+};
+
 /// Facts of every stack and node.
 #[derive(Clone, Debug, Default)]
 pub struct StackTable {
@@ -94,8 +106,8 @@ impl StackTable {
 
     /// What a stack says; nothing for a stack that was never defined.
     #[inline]
-    pub fn facts(&self, stack: StackId) -> StackFacts {
-        self.stacks.get(stack.index()).copied().unwrap_or_default()
+    pub fn facts(&self, stack: StackId) -> &StackFacts {
+        self.stacks.get(stack.index()).unwrap_or(&NOTHING)
     }
 
     /// Whether a node recomputes activations.

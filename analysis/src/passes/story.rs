@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use memtrace_trace::event::{Action, Event};
-use memtrace_trace::ids::{ContextId, StackId};
+use memtrace_trace::ids::StackId;
 
 use super::category::{Birth, Category, Proof, categorize};
 use super::composition::{Composition, Origin};
@@ -14,7 +14,8 @@ use super::phase_table::PhaseTable;
 use super::reasons::Reasons;
 use super::stacks::StackTable;
 use crate::model::{
-    Allocator, BlockId, Change, Lane, LostEvents, Owner, OwnerUse, Peak, Place, Recording, Replay, Survey, Usage,
+    AddressHashing, Allocator, BlockId, Change, Lane, LostEvents, Owner, OwnerUse, Peak, Place, Recording, Replay,
+    Survey, Usage,
 };
 use crate::rules::{Meaning, is_workspace_size};
 
@@ -43,7 +44,7 @@ pub struct DeviceStory {
     pub anomalies: crate::model::Anomalies,
     births: Vec<Birth>,
     loose: Vec<LooseEnd>,
-    parameter_sizes: HashSet<u64>,
+    parameter_sizes: HashSet<u64, AddressHashing>,
 }
 
 /// A block that was freed by what may be the program's end; see [`Verdict::is_loose_free`].
@@ -80,13 +81,7 @@ impl Story {
         let mut tracker = PhaseTracker::new(StackTable::new(definitions));
         let mut devices: Vec<DeviceStory> =
             replay.devices().iter().map(|d| DeviceStory::new(d.device, d.lane)).collect();
-        let accumulates: HashSet<ContextId> = definitions
-            .contexts
-            .iter()
-            .enumerate()
-            .filter(|(_, c)| &*c.node == "AccumulateGrad")
-            .map(|(i, _)| ContextId(i as u32))
-            .collect();
+        let accumulates: Vec<bool> = definitions.contexts.iter().map(|c| &*c.node == "AccumulateGrad").collect();
         let mut done = 0;
         let lost = recording.stream(&mut |events| {
             for e in events {
@@ -128,7 +123,7 @@ impl DeviceStory {
             anomalies: crate::model::Anomalies::default(),
             births: Vec::new(),
             loose: Vec::new(),
-            parameter_sizes: HashSet::new(),
+            parameter_sizes: HashSet::default(),
         }
     }
 
@@ -138,7 +133,7 @@ impl DeviceStory {
         replay: &Replay,
         slot: usize,
         tracker: &mut PhaseTracker,
-        accumulates: &HashSet<ContextId>,
+        accumulates: &[bool],
         e: &Event,
         change: Change,
     ) {
@@ -165,7 +160,7 @@ impl DeviceStory {
         &mut self,
         allocator: &Allocator,
         tracker: &PhaseTracker,
-        accumulates: &HashSet<ContextId>,
+        accumulates: &[bool],
         e: &Event,
         id: BlockId,
         verdict: &Verdict,
@@ -178,7 +173,11 @@ impl DeviceStory {
                 Proof::Model
             }
             Some(Meaning::OptimizerState) => Proof::State,
-            _ => self.proof_by_size(verdict.phase, block.requested, accumulates.contains(&e.context)),
+            _ => self.proof_by_size(
+                verdict.phase,
+                block.requested,
+                accumulates.get(e.context.index()).is_some_and(|a| *a),
+            ),
         };
         let birth = Birth {
             seq: e.seq,
