@@ -93,6 +93,7 @@ fn modules_point_only_where_they_may() {
         ("analysis", "passes", &["export", "report"]),
         ("analysis", "load", &["passes", "export", "report"]),
         ("analysis", "export", &["report"]),
+        ("analysis", "symbols", &["load", "model", "passes", "rules", "export", "report"]),
     ];
     for (name, module, not) in forbidden {
         let used = modules_used(name);
