@@ -67,7 +67,10 @@ impl Baseline {
             ("calls into the C library", now.c_library_calls, then.c_library_calls),
         ] {
             let change = if now == then { 0.0 } else { (now - then) / then };
-            let text = format!("{now:.1} {what}, {:+.1} % against {then:.1}", change * 100.0);
+            let text = match then {
+                0.0 => format!("{now:.1} {what}, where there were none"),
+                _ => format!("{now:.1} {what}, {:+.1} % against {then:.1}", change * 100.0),
+            };
             if change > TOLERANCE {
                 dearer.push(text);
             } else if change < -TOLERANCE {
@@ -113,7 +116,8 @@ mod tests {
         assert!(matches!(baseline.compare("b", &counts(1.0, 0.0)), Verdict::Fails(_)));
         // From nothing to something.
         let none = Baseline { cases: [("a".into(), counts(1000.0, 0.0))].into(), conditions: BTreeMap::new() };
-        assert!(matches!(none.compare("a", &counts(1000.0, 0.1)), Verdict::Fails(_)));
+        let some = Verdict::Fails("0.1 calls into the C library, where there were none".into());
+        assert_eq!(none.compare("a", &counts(1000.0, 0.1)), some);
         assert_eq!(none.compare("a", &counts(1000.0, 0.0)), Verdict::Same);
     }
 }

@@ -43,6 +43,9 @@ struct Options {
     /// With --annotate: how many source lines
     #[arg(long, value_name = "N", default_value_t = 40)]
     lines: usize,
+    /// Another baseline to compare with, or to write: of a build that is to be changed, for instance
+    #[arg(long, value_name = "FILE")]
+    baseline: Option<PathBuf>,
     /// List the cases
     #[arg(long)]
     list: bool,
@@ -62,7 +65,7 @@ fn main() -> Result<ExitCode> {
     let wanted = if wanted.is_empty() { CASES.iter().collect() } else { wanted };
 
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = here.join("baseline.json");
+    let path = options.baseline.clone().unwrap_or_else(|| here.join("baseline.json"));
     let mut baseline = if path.exists() { Baseline::read(&path)? } else { Baseline::default() };
     let python = match (&options.python, baseline.python()) {
         (Some(python), _) => Python::ask(python)?,
@@ -92,7 +95,7 @@ fn main() -> Result<ExitCode> {
         baseline.cases.retain(|name, _| CASES.iter().any(|c| c.name == name));
         baseline.cases.extend(measured.iter().map(|(name, m)| ((*name).to_owned(), m.counts())));
         baseline.write(&path)?;
-        println!("\naccepted: tests/instructions/baseline.json");
+        println!("\naccepted: {}", path.display());
     } else if let Some(release) = baseline.python().filter(|release| *release != python.release()) {
         report::table(&wanted, &measured, &baseline);
         println!("\nnot judged: this is Python {}, the baseline is of {release}", python.version);
