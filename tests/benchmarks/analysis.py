@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """load + full summary, snapshot export: beside _dump_snapshot, pickle.load, _memory_viz and Mosaic.
 
-BENCH_RECORDINGS=DIR   keep the recordings there, and use those that are (10 M events take PyTorch ten minutes to make)
+BENCH_RECORDINGS=DIR   keep the recordings there, and use those that are; 100 M events of PyTorch are only recorded so (20 minutes)
 BENCH_MOSAIC=PYTHON    a Python that can `import mosaic` (Meta's, github.com/facebookresearch/mosaic; it is not on PyPI); without it the
                        rows of Mosaic are left out
 """
@@ -23,7 +23,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 MOSAIC = os.environ.get("BENCH_MOSAIC")
 KEPT = pathlib.Path(os.environ.get("BENCH_RECORDINGS") or frame.SCRATCH)
 SYNTHETIC = [100_000, 1_000_000] if frame.QUICK else [1_000_000, 10_000_000, 100_000_000]
-TRAINING = [100_000] if frame.QUICK else [1_000_000, 10_000_000]
+TRAINING = [100_000] if frame.QUICK else [1_000_000, 10_000_000] + [100_000_000] * ("BENCH_RECORDINGS" in os.environ)
 # What Python's tools are given: at ten times this they take more memory than most machines have.
 PEERS = TRAINING[0]
 ROUNDS = 1 if frame.QUICK else 5
@@ -31,14 +31,14 @@ ROUNDS = 1 if frame.QUICK else 5
 LARGEST_FILE = 10_000_000
 
 
-def measure(command, output=None):
-    """Seconds and the most memory (MiB) of a command, start included."""
+def measure(command):
+    """Seconds, of CPU too, and the most memory (MiB) of a command, start included."""
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL if output is None else output)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     most, over = [0], threading.Event()
 
     def watch():
-        # The peak only grows, so what was seen last is it; wait4's is that of the parent where that is larger.
+        # The peak only grows, so what was seen last is it. wait4 would tell the parent's where that is larger.
         while not over.wait(0.002):
             try:
                 with open(f"/proc/{process.pid}/status", encoding="ascii") as status:
@@ -48,13 +48,14 @@ def measure(command, output=None):
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    status = process.wait()
+    _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
     over.set()
     watcher.join()
-    if status != 0:
-        sys.exit(f"{command}: status {status}")
-    return seconds, most[0] / 1024
+    if process.returncode != 0:
+        sys.exit(f"{command}: status {process.returncode}")
+    return {"s": seconds, "cpu_s": usage.ru_utime + usage.ru_stime, "mib": most[0] / 1024}
 
 
 def synthetic(events):
@@ -81,34 +82,43 @@ def trace_of(folder):
     return max(folder.glob("*.mtr"), key=lambda path: path.stat().st_size)
 
 
-def ours(kind, folder):
-    """One round: the summary, the snapshot into a file and the snapshot to nowhere."""
+def count(folder):
+    """Events of a recording, ours and CUDA calls included."""
+    done = subprocess.run([frame.MEMTRACE, "report", "--json", trace_of(folder)], check=True, capture_output=True)
+    return json.loads(done.stdout)["run"]["events"]
+
+
+def ours(folder, into_file=True):
+    """One round: the summary, the snapshot to nowhere and into a file."""
     trace = trace_of(folder)
-    summary = measure([frame.MEMTRACE, "report", trace])
     out = frame.SCRATCH / "out.pickle"
-    nowhere = measure([frame.MEMTRACE, "export", "--to", "snapshot", "-o", "/dev/null", trace])
-    events = json.loads(subprocess.run([frame.MEMTRACE, "report", "--json", trace], check=True, capture_output=True).stdout)["run"]["events"]
-    into_file = None
-    if events <= 2 * LARGEST_FILE:
-        into_file = measure([frame.MEMTRACE, "export", "--to", "snapshot", "-o", out, trace])
-    return {"kind": kind, "events": events, "trace": trace.stat().st_size, "summary": summary, "nowhere": nowhere, "file": into_file,
-            "size": out.stat().st_size if into_file else None}
+    found = {"report": measure([frame.MEMTRACE, "report", trace]),
+             "nowhere": measure([frame.MEMTRACE, "export", "--to", "snapshot", "-o", "/dev/null", trace])}
+    if into_file:
+        found["file"] = measure([frame.MEMTRACE, "export", "--to", "snapshot", "-o", out, trace])
+        found["size"] = out.stat().st_size
+        out.unlink()
+    return found
 
 
 def own_rows(kind, folder):
-    frame.say(f"{kind}: {folder.name}")
-    rounds = [ours(kind, folder) for _ in range(ROUNDS if trace_of(folder).stat().st_size < 1 << 27 else 2)]
-    first = rounds[0]
-    best = {key: min(r[key][0] for r in rounds) for key in ("summary", "nowhere", "file") if first[key]}
-    rows = [{"table": "Load and full summary (`memtrace report`), best of the rounds", "recording": kind, "events": first["events"],
-             "trace_bytes_per_event": first["trace"] / first["events"], "s": best["summary"],
-             "ns_per_event": 1e9 * best["summary"] / first["events"], "peak_MiB": max(r["summary"][1] for r in rounds)},
-            {"table": "Snapshot export (`memtrace export`), best of the rounds", "recording": kind, "events": first["events"],
-             "to_/dev/null_s": best["nowhere"], "ns_per_event": 1e9 * best["nowhere"] / first["events"],
-             "into_a_file_s": best.get("file"), "file_MB": first["size"] and first["size"] / 1e6,
-             "bytes_per_event": first["size"] and first["size"] / first["events"],
-             "peak_MiB": max(r[k][1] for r in rounds for k in ("nowhere", "file") if r[k])}]
-    return rows
+    frame.say(folder.name)
+    events, size = count(folder), trace_of(folder).stat().st_size
+    into_file = events <= 2 * LARGEST_FILE
+    rounds = [ours(folder, into_file) for _ in range(ROUNDS if into_file else 2)]
+
+    def best(what):
+        return min((r[what] for r in rounds), key=lambda m: m["s"])
+
+    report, nowhere, file = best("report"), best("nowhere"), best("file") if into_file else {}
+    pickled = rounds[0].get("size")
+    return [{"table": "Load and full summary (`memtrace report`), best of the rounds", "recording": kind, "events": events,
+             "trace_bytes_per_event": size / events, "s": report["s"], "CPU_s": report["cpu_s"],
+             "ns_per_event": 1e9 * report["s"] / events, "peak_MiB": max(r["report"]["mib"] for r in rounds)},
+            {"table": "Snapshot export (`memtrace export`), best of the rounds", "recording": kind, "events": events,
+             "to_/dev/null_s": nowhere["s"], "CPU_s": nowhere["cpu_s"], "ns_per_event": 1e9 * nowhere["s"] / events,
+             "into_a_file_s": file.get("s"), "file_bytes_per_event": pickled and pickled / events,
+             "peak_MiB": max(r[k]["mib"] for r in rounds for k in ("nowhere", "file") if k in r)}]
 
 
 def peer(tool, snapshot, viz):
@@ -131,20 +141,20 @@ def peer_rows(folder):
     own = []
     for round_ in range(min(ROUNDS, 3)):
         frame.say(f"round {round_ + 1}: {', '.join(tools)}")
-        own.append(ours("", folder))
+        own.append(ours(folder))
         for tool in tools:
             found[tool].append(peer(tool, snapshot, viz))
     if MOSAIC:
         frame.say("Mosaic")
         found["mosaic"] = [peer("mosaic", snapshot, viz)]
-        own.append(ours("", folder))
+        own.append(ours(folder))
     events = found["load"][0]["events"]
     median = statistics.median
-    summary, summary_mib = median(o["summary"][0] for o in own), max(o["summary"][1] for o in own)
-    export, export_mib = median(o["file"][0] for o in own), max(o["file"][1] for o in own)
+    summary, summary_mib = median(o["report"]["s"] for o in own), max(o["report"]["mib"] for o in own)
+    export, export_mib = median(o["file"]["s"] for o in own), max(o["file"]["mib"] for o in own)
     table = f"GPT-2 and ResNet-50, {events:,} events; medians; a ratio is memtrace's time to the peer's"
     rows = [{"table": table, "what": "memtrace export", "s": export, "peak_MiB": export_mib, "file_MB": own[0]["size"] / 1e6},
-            {"table": table, "what": "memtrace report", "s": summary, "peak_MiB": summary_mib, "file_MB": own[0]["trace"] / 1e6}]
+            {"table": table, "what": "memtrace report", "s": summary, "peak_MiB": summary_mib, "file_MB": trace_of(folder).stat().st_size / 1e6}]
 
     def add(what, seconds, mib, mine, to, size=None):
         rows.append({"table": table, "what": what, "s": seconds, "peak_MiB": mib, "file_MB": size, "ratio_to": to, "ratio": mine / seconds})

@@ -83,7 +83,8 @@ def high_water():
 def main():
     events, snapshot = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
     if not snapshot:
-        return train(events)
+        train(events)
+        return
     torch.cuda.memory._record_memory_history(max_entries=2 * events, stacks="python")
     start = time.perf_counter()
     steps = train(events)
@@ -98,7 +99,6 @@ def main():
         dumps.append(time.perf_counter() - start)
     print(json.dumps({"allocations": allocations(), "steps": steps, "record_s": recorded, "dump_s": dumps, "record_mib": before,
                       "dump_mib": high_water(), "bytes": pathlib.Path(snapshot).stat().st_size, "torch": torch.__version__}))
-    return 0
 
 
 if __name__ == "__main__":
