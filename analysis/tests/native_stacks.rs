@@ -8,7 +8,7 @@ use std::process::Command;
 use memtrace_analysis::export::{SnapshotOptions, snapshot};
 use memtrace_analysis::passes::Phase;
 use memtrace_analysis::report::FrameSummary;
-use memtrace_analysis::symbols::{SYMBOLS_FILE, Search};
+use memtrace_analysis::symbols::{FunctionName, SYMBOLS_FILE, Search};
 use memtrace_analysis::{FinishOptions, Run, Summary, TextOptions, finish_run, open_run, summarize};
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::definition::Definition;
@@ -63,7 +63,8 @@ impl Recorded {
 
 /// An address in `function` (after a call), in whose place `inlined` lies as well, or nothing.
 fn address_in(library: &Path, function: &str, inlined: Option<&str>) -> u64 {
-    let (range, _) = symbols(library).into_iter().find(|(_, name)| name.contains(function)).unwrap();
+    let (range, _) =
+        symbols(library).into_iter().find(|(_, raw)| FunctionName::of(raw).full.contains(function)).unwrap();
     let all: Vec<u64> = range.collect();
     let (frames, _) = look_up(library, &id_of(library), &all, &Search::default());
     let fits = |address: &&u64| match inlined {

@@ -6,51 +6,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use memtrace_analysis::symbols::Search;
-use native_objects::{C, CPP, Frames, RUST, addr2line, addresses, compile, id_of, look_up, symbols, tool};
+use native_objects::{C, CPP, Frames, RUST, addresses, compare, compile, id_of, look_up, tool};
 
-/// The same path however it is spelled.
-fn normal(path: &str) -> PathBuf {
-    let mut normal = PathBuf::new();
-    for part in Path::new(path).components() {
-        match part {
-            std::path::Component::CurDir => {}
-            std::path::Component::ParentDir => {
-                normal.pop();
-            }
-            part => normal.push(part),
-        }
-    }
-    normal
-}
-
-/// Compares with binutils; files only where it knows the line.
+/// Compares with binutils wherever there is code.
 fn agree(object: &Path, step: u64) {
     let all = addresses(object, step);
-    let (ours, report) = look_up(object, &id_of(object), &all, &Search::default());
-    assert_eq!(report.notes, Vec::<String>::new());
-    let theirs = addr2line(object, &all);
-    let symbols = symbols(object);
-    let (mut inlined, mut named, mut frames) = (0, 0, 0);
-    for address in &all {
-        let (ours, theirs) = (&ours[address], &theirs[address]);
-        let symbol = symbols.iter().find(|(range, _)| range.contains(address)).map(|(_, name)| name.clone());
-        let shown = || format!("{}: {address:#x}\n ours   {ours:?}\n theirs {theirs:?}", object.display());
-        assert_eq!(ours.len(), theirs.len(), "{}", shown());
-        for (i, (our, their)) in ours.iter().zip(theirs).enumerate() {
-            // Where DWARF has no linkage name, binutils takes the symbol's name for the innermost frame, inlined or not; we
-            // take it for the outermost, whose symbol it is.
-            let theirs_is_symbol = i == 0 && ours.len() > 1 && Some(&their.0) == symbol.as_ref();
-            let ours_is_symbol = i + 1 == ours.len() && Some(&our.0) == symbol.as_ref();
-            assert!(our.0 == their.0 || theirs_is_symbol || ours_is_symbol, "{}", shown());
-            named += usize::from(our.0 == their.0);
-            assert_eq!(our.2, their.2, "{}", shown());
-            assert!(their.2 == 0 || normal(&our.1) == normal(&their.1), "{}", shown());
-        }
-        inlined += usize::from(ours.len() > 1);
-        frames += ours.len();
-    }
-    assert!(named * 10 > frames * 9, "{}: {named} of {frames} frames have the same name", object.display());
-    assert!(all.len() > 50 && inlined > all.len() / 20, "{}: {inlined} of {}", object.display(), all.len());
+    let compared = compare(object, &all);
+    assert!(all.len() > 50 && compared.inlined > all.len() / 20, "{}: {compared:?}", object.display());
+    assert_eq!(compared.other_files, 0, "{}", object.display());
+    // The rest is named by symbols, which binutils and we do differently.
+    assert!(compared.named * 10 > compared.frames * 9, "{}: {compared:?}", object.display());
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 use memtrace_analysis::symbols::{FunctionName, ObjectReport, Search, Symbols, build_id};
@@ -101,7 +101,7 @@ pub(crate) fn compile(folder: &Path, source_name: &str, text: &str, options: &[&
     object
 }
 
-/// The functions that `nm` lists, by address: where they lie and their demangled names.
+/// The functions that `nm` lists: where they lie and their names, in order of address.
 pub(crate) fn symbols(object: &Path) -> Vec<(Range<u64>, String)> {
     let listing = tool("nm", &["-S".as_ref(), "-n".as_ref(), "--defined-only".as_ref(), object.as_os_str()]);
     let mut all = Vec::new();
@@ -111,7 +111,7 @@ pub(crate) fn symbols(object: &Path) -> Vec<(Range<u64>, String)> {
             && "tTwWi".contains(kind)
         {
             let number = |text| u64::from_str_radix(text, 16).unwrap();
-            all.push((number(start)..number(start) + number(size), FunctionName::of(name).full));
+            all.push((number(start)..number(start) + number(size), name.to_owned()));
         }
     }
     all
@@ -123,6 +123,73 @@ pub(crate) fn addresses(object: &Path, step: u64) -> Vec<u64> {
     all.sort_unstable();
     all.dedup();
     all
+}
+
+/// What a comparison with binutils found; see [`compare`].
+#[derive(Debug, Default)]
+pub(crate) struct Compared {
+    /// Places with inlined functions.
+    pub(crate) inlined: usize,
+    /// Frames at all.
+    pub(crate) frames: usize,
+    /// Frames with the same name on both sides.
+    pub(crate) named: usize,
+    /// Frames whose lines are the same and whose files are not.
+    pub(crate) other_files: usize,
+}
+
+/// Compares what we say of these addresses with what binutils says: as many frames, the same lines, and the same names but
+/// where one of us takes the name of the symbol that holds the address. Files count only where binutils knows the line.
+#[track_caller]
+pub(crate) fn compare(object: &Path, all: &[u64]) -> Compared {
+    let (ours, report) = look_up(object, &id_of(object), all, &Search::default());
+    assert_eq!(report.notes, Vec::<String>::new());
+    let theirs = addr2line(object, all);
+    let symbols = symbols(object);
+    let mut compared = Compared::default();
+    for address in all {
+        let (ours, theirs) = (&ours[address], &theirs[address]);
+        let shown = || format!("{}: {address:#x}\n ours   {ours:?}\n theirs {theirs:?}", object.display());
+        assert_eq!(ours.len(), theirs.len(), "{}", shown());
+        // Several names of one function lie side by side.
+        let before = symbols.partition_point(|(range, _)| range.start <= *address);
+        let is_symbol = |name: &str| {
+            let near = symbols[..before].iter().rev().take(64);
+            let mut holding = near.filter(|(range, _)| range.contains(address));
+            holding.any(|(_, raw)| FunctionName::of(raw).full == name)
+        };
+        for (i, (our, their)) in ours.iter().zip(theirs).enumerate() {
+            compared.frames += 1;
+            if our.0 == their.0 {
+                compared.named += 1;
+            } else {
+                // Where DWARF has no linkage name, binutils takes the symbol's name for the innermost frame, inlined or not;
+                // we take it for the outermost, whose symbol it is.
+                let inlined = i == 0 && ours.len() > 1;
+                let outermost = i + 1 == ours.len();
+                assert!(inlined && is_symbol(&their.0) || outermost && is_symbol(&our.0), "{}", shown());
+            }
+            assert_eq!(our.2, their.2, "{}", shown());
+            compared.other_files += usize::from(their.2 != 0 && normal(&our.1) != normal(&their.1));
+        }
+        compared.inlined += usize::from(ours.len() > 1);
+    }
+    compared
+}
+
+/// The same path however it is spelled.
+fn normal(path: &str) -> PathBuf {
+    let mut normal = PathBuf::new();
+    for part in Path::new(path).components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir => {
+                normal.pop();
+            }
+            part => normal.push(part),
+        }
+    }
+    normal
 }
 
 /// What binutils' `addr2line -i -f` says: linkage names, demangled by us.
