@@ -23,6 +23,12 @@ impl FunctionName {
     pub fn of(raw: &str) -> FunctionName {
         // `memcpy@@GLIBC_2.14`
         let raw = raw.split_once('@').map_or(raw, |(name, _)| if name.is_empty() { raw } else { name });
+        // What nvcc makes for the host to launch a kernel by.
+        const STUB: &str = "__device_stub_";
+        if let Some(kernel) = raw.strip_prefix(STUB).filter(|rest| rest.starts_with("_Z")) {
+            let FunctionName { full, short } = FunctionName::of(kernel);
+            return FunctionName { full: format!("{STUB} {full}"), short: format!("{STUB} {short}") };
+        }
         if is_rust(raw)
             && let Ok(name) = rustc_demangle::try_demangle(raw)
         {
@@ -158,6 +164,8 @@ mod tests {
         check("_Z5applyIiET_S0_", "int apply<int>(int)", "apply");
         check("_ZN3foo3bar17h0123456789abcdefE", "foo::bar", "foo::bar");
         check("_RNvCs1234_7mycrate3foo", "mycrate::foo", "mycrate::foo");
+        check("__device_stub__Z4copyPf", "__device_stub_ copy(float*)", "__device_stub_ copy");
+        check("memcpy@@GLIBC_2.14", "memcpy", "memcpy");
         check("_Znot a name", "_Znot a name", "_Znot a name");
         check("", "", "");
     }
