@@ -74,9 +74,18 @@ def cpu_row(loop, kind, peer):
 
 def cpu_rows():
     found = under.memtrace("cpu", "record_cpu_child.py", options=["--cpu", "always"], env=memray())
+    if under.losses("cpu")["lost"]:
+        raise SystemExit(f"events of CPU tensors were lost: {under.losses('cpu')}")
     peers = {"profiler": "torch.profiler(profile_memory, with_stack)"}
     peers |= {"memray": f"memray {version}" for version in found["versions"].values()}
     return [cpu_row(loop, kind, peer) for loop in found["loops"] for kind, peer in peers.items()]
+
+
+def check(losses, pairs):
+    """Nothing but the pairs that were to be recorded was: an allocation, the request to free it, and that it was freed."""
+    frame.say(f"record: {pairs:,} pairs; {losses}")
+    if losses["lost"] or not 3 * pairs <= losses["events"] <= 3 * pairs + 1000:
+        raise SystemExit(f"{losses}: {3 * pairs} events were to be recorded")
 
 
 def main():
@@ -84,8 +93,10 @@ def main():
 
     rows = []
     for method in turns.METHODS:
-        found = under.memtrace(method, "record_child.py", method)
-        rows += [{"table": f"ns for one torch.empty(1000, device=\"cuda\") and its free, {turns.METHODS[method].about}", **row(one)} for one in found]
+        measured = under.memtrace(method, "record_child.py", method)
+        check(under.losses(method), measured["pairs"])
+        title = f"ns for one torch.empty(1000, device=\"cuda\") and its free, {turns.METHODS[method].about}"
+        rows += [{"table": title, **row(one)} for one in measured["found"]]
     rows += cpu_rows()
     frame.done("record", rows, "Medians of rounds; what a recorder adds is the median of the differences to the round's run with nothing "
                "recorded. Wall time of all threads, by the number of pairs of all threads.", **frame.conditions(torch))

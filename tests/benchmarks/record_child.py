@@ -15,6 +15,11 @@ THREADS = [1, 4, 16]
 PAIRS = 2000 if frame.QUICK else 4000
 
 
+def pairs_of(threads):
+    """Of each thread, so many that threads meet each other."""
+    return max(PAIRS // threads, 500)
+
+
 def rounds(threads):
     if frame.QUICK:
         return 3
@@ -44,8 +49,7 @@ class Workers:
             ends.put((start, clock()))
 
     def __call__(self, threads, depth):
-        # So many that threads meet each other.
-        pairs = max(PAIRS // threads, 500)
+        pairs = pairs_of(threads)
         for inbox in self.inboxes[depth][:threads]:
             inbox.put(pairs)
         spans = [self.ends.get() for _ in range(threads)]
@@ -71,7 +75,8 @@ def main():
             found.append({"threads": threads, "depth": depth, "samples": samples})
             frame.say(f"record, {taking.about}: {threads} threads, depth {depth}")
     taking.close()
-    json.dump(found, sys.stdout)
+    pairs = sum(threads * pairs_of(threads) for kind, (threads, _) in taking.done if kind == "memtrace")
+    json.dump({"pairs": pairs, "found": found}, sys.stdout)
 
 
 main()

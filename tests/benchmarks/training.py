@@ -38,6 +38,9 @@ def main():
         for model in MODELS:
             found = under.memtrace(f"{method}-{model}", "training_child.py", method, model)
             rows.append({"table": f"Slow-down of a training step in %, {turns.METHODS[method].about}", **row(model, found)})
+            lost = under.losses(f"{method}-{model}")["lost"]
+            if lost:
+                raise SystemExit(f"{lost} events were lost")
             frame.say(f"training, {turns.METHODS[method].about}: {models.NAMES[model]}, memtrace {rows[-1]['memtrace_%']:.2f} %")
     frame.done("training", rows, "Medians of rounds, each with one block of every kind in turn and a CUDA synchronisation at the end of a "
                "block; the interval is the bootstrap's of the median.", **frame.conditions(torch))

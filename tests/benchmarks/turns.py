@@ -27,12 +27,12 @@ def record(torch, kind):
 
 
 class Forked:
-    """`prepare(kind)` runs in each child and returns `work(*arguments)`, whose result must be JSON."""
+    """`prepare(kind)` runs in each child and returns `work(*arguments)`, whose result must be JSON. `done` is what was asked for."""
 
     about = "processes taking turns"
 
     def __init__(self, kinds, prepare):
-        self.children = {}
+        self.children, self.done = {}, []
         for kind in kinds:
             requests, replies = os.pipe(), os.pipe()
             if os.fork() == 0:
@@ -68,6 +68,7 @@ class Forked:
         return json.loads(line)
 
     def __call__(self, kind, *arguments):
+        self.done.append((kind, arguments))
         print(json.dumps(arguments), file=self.children[kind][0], flush=True)
         return self._reply(kind)
 
@@ -80,14 +81,14 @@ class Forked:
 
 
 class Toggled:
-    """`prepare(None)` runs once, and `work` of it under each recorder in turn."""
+    """`prepare(None)` runs once, and `work` of it under each recorder in turn. `done` is what was done."""
 
     about = "one process, toggled"
 
     def __init__(self, kinds, prepare):
         import torch
 
-        self.torch, self.on = torch, "memtrace"
+        self.torch, self.on, self.done = torch, "memtrace", []
         # The first event is recorded with memtrace on: from then on it is attached.
         self.library = ctypes.CDLL(None)
         self.work = prepare(None)
@@ -97,7 +98,11 @@ class Toggled:
         if kind != self.on:
             self._switch(kind)
             # Not counted: what was switched on finds its caches cold and its ring of events empty.
-            self.work(*arguments)
+            self._work(kind, arguments)
+        return self._work(kind, arguments)
+
+    def _work(self, kind, arguments):
+        self.done.append((kind, arguments))
         return self.work(*arguments)
 
     def _switch(self, kind):

@@ -8,6 +8,11 @@ import sys
 import frame
 
 
+def losses(name):
+    """What the run says of its events: recorded, lost and so on."""
+    return json.loads((frame.SCRATCH / name / "run.json").read_text())["losses"]
+
+
 def memtrace(name, helper, *arguments, options=(), env=()):
     """Gives back the JSON that the helper printed; the recording is SCRATCH/name."""
     done = subprocess.run(
