@@ -7,29 +7,17 @@ import statistics
 import subprocess
 import sys
 
+import compare
 import frame
 import turns
 import under
 
-
 MEMRAY = "memray==1.20.0"
-
-
-def added(samples, kind):
-    """What a kind added in each round."""
-    return [with_it - off for with_it, off in zip(samples[kind], samples["off"])]
-
-
-def ratio_of(pairs):
-    """The median of what memtrace added, of the median of what the peer added."""
-    ours, theirs = zip(*pairs)
-    theirs = statistics.median(theirs)
-    return statistics.median(ours) / theirs if theirs > 0 else float("inf")
 
 
 def row(found):
     samples = found["samples"]
-    ours, python, everything = (added(samples, kind) for kind in ("memtrace", "python", "all"))
+    ours, python, everything = (compare.added(samples, kind) for kind in ("memtrace", "python", "all"))
     pairs = list(zip(ours, python))
     return {
         "threads": found["threads"], "depth": found["depth"], "rounds": len(samples["off"]),
@@ -37,8 +25,8 @@ def row(found):
         "memtrace_adds_ns": statistics.median(ours), "quartiles": frame.median_iqr(ours)[1],
         "stacks=python_adds_ns": statistics.median(python), "stacks=python_quartiles": frame.median_iqr(python)[1],
         "stacks=all_adds_ns": statistics.median(everything), "stacks=all_quartiles": frame.median_iqr(everything)[1],
-        "ratio_to": "stacks=python", "ratio": ratio_of(pairs), "ratio_95%": frame.bootstrap(pairs, ratio_of),
-        "ratio_to_stacks=all": ratio_of(list(zip(ours, everything))),
+        "ratio_to": "stacks=python", "ratio": compare.ratio_of(pairs), "ratio_95%": frame.bootstrap(pairs, compare.ratio_of),
+        "ratio_to_stacks=all": compare.ratio_of(list(zip(ours, everything))),
     }
 
 
@@ -59,7 +47,7 @@ def memray():
 def cpu_row(loop, kind, peer):
     """One recorder of CPU tensors beside a peer; ratios are of what each adds."""
     samples = loop["samples"]
-    ours, theirs = added(samples, "memtrace"), added(samples, kind)
+    ours, theirs = compare.added(samples, "memtrace"), compare.added(samples, kind)
     pairs = list(zip(ours, theirs))
     off = statistics.median(samples["off"])
     return {
@@ -68,7 +56,7 @@ def cpu_row(loop, kind, peer):
         "memtrace_slows_down_by": f"{statistics.median(samples['memtrace']) / off:.2f} x",
         "ratio_to": peer, "peer_adds_ns": statistics.median(theirs), "peer_quartiles": frame.median_iqr(theirs)[1],
         "peer_slows_down_by": f"{statistics.median(samples[kind]) / off:.2f} x",
-        "ratio": ratio_of(pairs), "ratio_95%": frame.bootstrap(pairs, ratio_of),
+        "ratio": compare.ratio_of(pairs), "ratio_95%": frame.bootstrap(pairs, compare.ratio_of),
     }
 
 
@@ -81,20 +69,13 @@ def cpu_rows():
     return [cpu_row(loop, kind, peer) for loop in found["loops"] for kind, peer in peers.items()]
 
 
-def check(losses, pairs):
-    """Nothing but the pairs that were to be recorded was: an allocation, the request to free it, and that it was freed."""
-    frame.say(f"record: {pairs:,} pairs; {losses}")
-    if losses["lost"] or not 3 * pairs <= losses["events"] <= 3 * pairs + 1000:
-        raise SystemExit(f"{losses}: {3 * pairs} events were to be recorded")
-
-
 def main():
     import torch
 
     rows = []
     for method in turns.METHODS:
-        measured = under.memtrace(method, "record_child.py", method)
-        check(under.losses(method), measured["pairs"])
+        measured = under.memtrace(method, "record_child.py", method, ",".join(turns.KINDS))
+        compare.check(under.losses(method), measured["pairs"])
         title = f"ns for one torch.empty(1000, device=\"cuda\") and its free, {turns.METHODS[method].about}"
         rows += [{"table": title, **row(one)} for one in measured["found"]]
     rows += cpu_rows()

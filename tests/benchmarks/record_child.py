@@ -1,4 +1,5 @@
-"""The measured process of `record`: METHOD as its argument, runs under memtrace, prints the samples as JSON."""
+"""The measured process of `record` and `native`: METHOD and KINDS (with commas) as its arguments, runs under memtrace, prints the samples
+as JSON."""
 
 import _thread
 import json
@@ -57,7 +58,7 @@ class Workers:
 
 
 def main():
-    method = sys.argv[1]
+    method, kinds = sys.argv[1], sys.argv[2].split(",")
     import torch
 
     def prepare(kind):
@@ -65,17 +66,17 @@ def main():
         turns.record(torch, kind)
         return Workers(torch)
 
-    taking = turns.METHODS[method](turns.KINDS, prepare)
+    taking = turns.METHODS[method](kinds, prepare)
     found = []
     for threads in THREADS:
         for depth in DEPTHS:
             # Warm: stacks known, PyTorch's unwinder has seen every frame, its ring of events is full.
-            turns.rounds(taking, turns.KINDS, 1 if frame.QUICK else 3, threads, depth)
-            samples = turns.rounds(taking, turns.KINDS, rounds(threads), threads, depth)
+            turns.rounds(taking, kinds, 1 if frame.QUICK else 3, threads, depth)
+            samples = turns.rounds(taking, kinds, rounds(threads), threads, depth)
             found.append({"threads": threads, "depth": depth, "samples": samples})
             frame.say(f"record, {taking.about}: {threads} threads, depth {depth}")
     taking.close()
-    pairs = sum(threads * pairs_of(threads) for kind, (threads, _) in taking.done if kind == "memtrace")
+    pairs = sum(threads * pairs_of(threads) for kind, (threads, _) in taking.done if kind in turns.STACKS)
     json.dump({"pairs": pairs, "found": found}, sys.stdout)
 
 

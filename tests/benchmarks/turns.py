@@ -1,7 +1,7 @@
 """Two ways of measuring the same work with and without a recorder, taking turns, so that the machine's drift falls on all alike.
 
-`Forked`: one process a recorder, forked from one image before CUDA is touched. All have memtrace preloaded; only the process
-`memtrace` has a session. The stricter way: what is compared with never recorded anything.
+`Forked`: one process a recorder, forked from one image before CUDA is touched. All have memtrace preloaded; only a process of
+`STACKS` has a session. The stricter way: what is compared with never recorded anything.
 `Toggled`: one process, in which one recorder after the other is on: machine, image, memory and caches are the same, but "off" has
 memtrace's tracker attached and paused.
 """
@@ -9,10 +9,13 @@ memtrace's tracker attached and paused.
 import ctypes
 import json
 import os
+import re
 
 import frame
 
 KINDS = ["off", "memtrace", "python", "all"]
+# The kinds that memtrace records, by their --stacks.
+STACKS = {"memtrace": "python", "memtrace-both": "both", "memtrace-native": "native"}
 # PyTorch's recorder keeps the last this many events: few, since a larger ring costs it more (its memory is not in the caches).
 ENTRIES = 20_000
 
@@ -24,6 +27,15 @@ def record(torch, kind):
         torch.cuda.memory._record_memory_history(max_entries=ENTRIES, stacks=stacks)
     else:
         torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def session(kind):
+    """Leaves a child its session where it is memtrace's, with the stacks that the kind asks for; takes it from the others."""
+    if kind in STACKS:
+        value = os.environ["MEMTRACE_SESSION"]
+        os.environ["MEMTRACE_SESSION"] = re.sub(r"stacks=\w+", f"stacks={STACKS[kind]}", value)
+    else:
+        os.environ.pop("MEMTRACE_SESSION", None)
 
 
 class Forked:
@@ -48,8 +60,7 @@ class Forked:
     def _serve(kind, prepare, requests, replies):
         status = 1
         try:
-            if kind != "memtrace":
-                os.environ.pop("MEMTRACE_SESSION", None)
+            session(kind)
             work = prepare(kind)
             print("null", file=replies, flush=True)
             for line in requests:
