@@ -113,6 +113,7 @@ fn recorded() -> Recorded {
     define(stack(6, 5, 5));
     define(stack(7, 6, 3));
     define(stack(8, 7, 4));
+    define(stack(9, 2, 4));
     writer.clock(ClockPoint { ticks: 0, monotonic_ns: 0, realtime_ns: 1_790_000_000_000_000_000 }).unwrap();
     let base = Event {
         source: Source::Torch,
@@ -128,10 +129,13 @@ fn recorded() -> Recorded {
     event(1, Action::SegmentAlloc, 1 << 30, 64 << 20, 4);
     event(2, Action::Alloc, 1 << 30, 8 << 20, 4);
     event(3, Action::Alloc, (1 << 30) + (8 << 20), 4 << 20, 8);
+    event(4, Action::Alloc, (1 << 30) + (16 << 20), 1 << 20, 9);
     // Freed by a thread without Python: nothing ties it to the forward.
-    event(4, Action::FreeRequested, 1 << 30, 8 << 20, 8);
-    event(5, Action::FreeCompleted, 1 << 30, 8 << 20, 0);
-    event(6, Action::Alloc, 1 << 30, 2 << 20, 4);
+    event(5, Action::FreeRequested, 1 << 30, 8 << 20, 8);
+    event(6, Action::FreeCompleted, 1 << 30, 8 << 20, 0);
+    event(7, Action::FreeRequested, (1 << 30) + (16 << 20), 1 << 20, 8);
+    event(8, Action::FreeCompleted, (1 << 30) + (16 << 20), 1 << 20, 0);
+    event(9, Action::Alloc, 1 << 30, 2 << 20, 4);
     let bytes = writer.finish(&End { wait_status: Some(0), reason: "exited".into(), ..End::default() }).unwrap();
     std::fs::write(recorded.run().join("7.mtr"), bytes).unwrap();
     recorded
@@ -178,7 +182,10 @@ fn reports_show_native_frames_and_name_whose_they_are() {
     let library = recorded.library.file_name().unwrap().to_str().unwrap();
     assert_eq!(outer, [("0x7f001234", "<generated code>"), (&*format!("{library}+0x10"), library)]);
 
-    assert!(summary.to_text(&TextOptions::default()).contains("app::buffer [native]"));
+    // On the page, what differs in native frames alone is one source.
+    let page = summary.to_text(&TextOptions::default());
+    assert!(page.contains("9.00 MiB  temporaries in 2 blocks  me/train.py:5, modules/linear.py:134 forward"), "{page}");
+    assert!(page.contains("4.00 MiB  activations  ") && page.contains("app::buffer [native]"), "{page}");
     assert_eq!(summary.native_objects.len(), 1);
     let object = &summary.native_objects[0];
     assert_eq!((object.places, object.named, object.with_line), (3, 2, 2));

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use super::build::when;
 use super::summary::{
     DeviceSummary, MomentSummary, NativeObjectSummary, OomSummary, OwnerSummary, PhaseSummary, ProcessSummary, Summary,
+    TopEntry,
 };
 use super::table::{Align, Table, cut, wrap};
 use super::units::{count_text, duration_text, share_text, signed_size_text, size_text};
@@ -278,7 +279,7 @@ impl Page {
     }
 
     fn top(&mut self, moment: &MomentSummary) {
-        for (i, entry) in moment.top.iter().take(TOP).enumerate() {
+        for (i, entry) in by_place(&moment.top).iter().take(TOP).enumerate() {
             let blocks =
                 if entry.blocks == 1 { String::new() } else { format!(" in {} blocks", count_text(entry.blocks)) };
             let text = format!(
@@ -286,7 +287,7 @@ impl Page {
                 share_text(entry.bytes, moment.totals.allocated_bytes),
                 size_text(entry.bytes),
                 entry.category.plural(),
-                entry.stack.place
+                entry.place
             );
             let label = if i == 0 { "most" } else { "" };
             let text = format!("{}{text}", self.style.dim(&format!("  {label:<9}")));
@@ -393,6 +394,34 @@ impl Page {
         // Paths are for copying: they are not cut.
         self.lines.push(text);
     }
+}
+
+/// A line of the largest sources.
+struct Source<'a> {
+    bytes: u64,
+    blocks: u64,
+    category: Category,
+    place: &'a str,
+    native: bool,
+}
+
+/// The largest sources, most first; those that differ in native frames alone are one.
+fn by_place(top: &[TopEntry]) -> Vec<Source<'_>> {
+    let mut all: Vec<Source<'_>> = Vec::new();
+    for TopEntry { bytes, blocks, category, stack, .. } in top {
+        let native = stack.frames.iter().any(|frame| frame.native);
+        match all.iter_mut().find(|s| s.native && native && s.category == *category && s.place == stack.place) {
+            Some(same) => {
+                same.bytes += bytes;
+                same.blocks += blocks;
+            }
+            None => {
+                all.push(Source { bytes: *bytes, blocks: *blocks, category: *category, place: &stack.place, native })
+            }
+        }
+    }
+    all.sort_by_key(|source| std::cmp::Reverse(source.bytes));
+    all
 }
 
 /// Losses that are events the trace does not have.
