@@ -8,9 +8,9 @@ import frame
 import models
 import turns
 
-ROUNDS = 3 if frame.QUICK else 25 if frame.GPU else 41
-# Steps of a block are so many that it takes about this long.
-BLOCK_S = 0.01 if frame.QUICK else 0.06
+ROUNDS = 3 if frame.QUICK else 25 if frame.GPU else 101
+# Steps of a block are so many that it takes about this long; short blocks and many of them where other work shares the cores.
+BLOCK_S = 0.06 if frame.GPU else 0.01 if frame.QUICK else 0.02
 WARM_UP = 3
 
 
