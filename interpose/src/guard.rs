@@ -43,16 +43,15 @@ extern "C" fn memtrace_pause() {
 extern "C" fn memtrace_resume() {
     PAUSED.store(false, Ordering::Relaxed);
     if let Some(mut guard) = Guard::enter() {
-        guard.process.count(Counter::EventsDropped, Process::take_missed());
+        guard.process().count(Counter::EventsDropped, Process::take_missed());
         guard.notice("pause", "the program resumed the recording");
     }
 }
 
 /// See the module. Not for another thread.
 pub(crate) struct Guard {
+    /// Its `process` and `local` are those of this work.
     thread: &'static Thread,
-    pub(crate) process: &'static Process,
-    inner: &'static mut Inner,
     /// Not for another thread.
     _here: std::marker::PhantomData<*const ()>,
 }
@@ -70,10 +69,7 @@ impl Guard {
         // SAFETY: this thread's `errno`, whose place was found when the ring was claimed.
         thread.errno.set(unsafe { *thread.errno_at.get() });
         thread.busy.set(true);
-        // SAFETY: a process is never freed, and its `local` was claimed for this thread, in this process, since it is not wiped;
-        // `busy` keeps it from being borrowed twice.
-        let (process, inner) = unsafe { (&*thread.process.get(), (*local).borrow()) };
-        Some(Guard { thread, process, inner, _here: std::marker::PhantomData })
+        Some(Guard { thread, _here: std::marker::PhantomData })
     }
 
     /// The first time on this thread, in this process, or without a ring of our own; or not at all.
@@ -117,17 +113,28 @@ impl Guard {
         let local = process.local(index)?;
         // SAFETY: this thread owns the ring (its id is in the owner word) or holds the common ring's lock, and `busy`
         // keeps it from asking twice.
-        let inner = unsafe {
-            local.make(process.segment.ring(index)?);
-            local.borrow()
-        };
+        unsafe { local.make(process.segment.ring(index)?) };
         thread.common.set(common);
         thread.process.set(process);
-        // Whoever uses the common ring comes here every time, and looks for a free one.
-        thread.local.set(if common { std::ptr::null() } else { local });
-        let mut guard = Guard { thread, process, inner, _here: std::marker::PhantomData };
+        thread.local.set(local);
+        let mut guard = Guard { thread, _here: std::marker::PhantomData };
         guard.announce();
         Some(guard)
+    }
+
+    /// The recording that this work is part of.
+    #[inline(always)]
+    pub(crate) fn process(&self) -> &'static Process {
+        // SAFETY: set before the guard was made; a process is never freed.
+        unsafe { &*self.thread.process.get() }
+    }
+
+    /// What belongs to the thread's ring.
+    #[inline(always)]
+    fn inner(&mut self) -> &mut Inner {
+        // SAFETY: it was claimed for this thread, in this process, or it would have been wiped; `busy` lets no second guard be, and
+        // this one is borrowed.
+        unsafe { (*self.thread.local.get()).borrow() }
     }
 
     /// Tells the launcher, in the ring itself, who writes from here on.
@@ -150,42 +157,63 @@ impl Guard {
     /// [`Self::emit`], compiled into its caller: for the one hook that runs for every block.
     #[inline(always)]
     pub(crate) fn emit_here(&mut self, mut event: Event) -> u64 {
-        emit::stamp(self.process, &mut event);
-        emit::write(self.process, &mut self.inner.producer, &event.to_slot());
-        self.inner.producer.publish();
+        emit::stamp(self.process(), &mut event);
+        emit::write(self.process(), &mut self.inner().producer, &event.to_slot());
+        self.inner().producer.publish();
         self.thread.holds.set(false);
         event.seq
     }
 
-    /// The same, but the event is published only with the next one or by [`Self::amend`].
+    /// The same, but the event is published only with the next one, by [`Self::amend`], [`Self::complete`] or [`Self::release`].
     #[inline(always)]
     pub(crate) fn hold(&mut self, mut event: Event) {
-        emit::stamp(self.process, &mut event);
-        let written = emit::write(self.process, &mut self.inner.producer, &event.to_slot());
+        emit::stamp(self.process(), &mut event);
+        let written = emit::write(self.process(), &mut self.inner().producer, &event.to_slot());
         self.thread.holds.set(written);
-        self.thread.held.set((event.addr, event.size));
     }
 
     /// Completes the allocation that was held, if it is the one at `addr`: its rounded size is now known. Returns whether it was.
     #[inline]
     pub(crate) fn amend(&mut self, addr: u64, block_size: u64) -> bool {
-        if !self.thread.holds.replace(false) {
-            return false;
+        self.thread.holds.replace(false) && {
+            let amended = self.inner().producer.amend(|slot| {
+                let [_, _, held, size, ..] = *slot;
+                let slack = block_size.checked_sub(size).filter(|_| held == addr)?;
+                Some(Event::amend_slack(slot, u32::try_from(slack).unwrap_or(u32::MAX)))
+            });
+            self.inner().producer.publish();
+            amended
         }
-        let (held, size) = self.thread.held.get();
-        let same = held == addr && block_size >= size;
-        if same {
-            let slack = u32::try_from(block_size - size).unwrap_or(u32::MAX);
-            self.inner.producer.amend(|tail| Event::amend_slack(tail, slack));
+    }
+
+    /// Adds to the free request that is held that it was completed, if it is of the same block. Returns whether it was.
+    #[inline(always)]
+    pub(crate) fn complete(&mut self, completion: &Event) -> bool {
+        let next_seq = &self.process().segment.header().next_seq.0;
+        self.thread.holds.get()
+            && self.inner().producer.amend(|slot| {
+                completion
+                    .completes(slot)
+                    .then(|| Event::at_once(slot, next_seq.fetch_add(1, Ordering::Relaxed), completion.ticks))
+            })
+            && {
+                self.release();
+                true
+            }
+    }
+
+    /// Publishes what is held.
+    #[inline(always)]
+    pub(crate) fn release(&mut self) {
+        if self.thread.holds.replace(false) {
+            self.inner().producer.publish();
         }
-        self.inner.producer.publish();
-        same
     }
 
     /// Sends a definition.
     pub(crate) fn define(&mut self, definition: &Definition<'_>) {
         self.thread.holds.set(false);
-        emit::define(self.process, &mut self.inner.producer, definition);
+        emit::define(self.process(), &mut self.inner().producer, definition);
     }
 
     /// Sends a notice: what a part of the recorder did or could not do.
@@ -196,18 +224,20 @@ impl Guard {
     /// The calling thread's Python stack.
     #[inline]
     pub(crate) fn stack(&mut self) -> StackId {
-        if !matches!(self.process.options.stacks, Stacks::Python | Stacks::Both) {
+        if !matches!(self.process().options.stacks, Stacks::Python | Stacks::Both) {
             return StackId::NONE;
         }
-        let Some(python) = self.process.python() else { return self.look_for_python() };
+        let Some(python) = self.process().python() else { return self.look_for_python() };
         self.walk(python)
     }
 
     #[inline]
     fn walk(&mut self, python: &Python) -> StackId {
-        let mut sink = RingSink { process: self.process, producer: &mut self.inner.producer };
-        let stack = python.capture(&mut self.inner.stacks, &self.process.interner, &mut sink);
-        if !self.process.python_reported() {
+        let process = self.process();
+        let inner = self.inner();
+        let mut sink = RingSink { process, producer: &mut inner.producer };
+        let stack = python.capture(&mut inner.stacks, &process.interner, &mut sink);
+        if !process.python_reported() {
             self.report_python(python);
         }
         stack
@@ -215,18 +245,18 @@ impl Guard {
 
     #[cold]
     fn look_for_python(&mut self) -> StackId {
-        if !self.process.should_look_for_python() {
+        if !self.process().should_look_for_python() {
             return StackId::NONE;
         }
         match Python::detect(|name| real::lookup(libc::RTLD_DEFAULT, name)) {
             Ok(python) => {
-                self.process.set_python(python);
-                self.process.python().map_or(StackId::NONE, |p| self.walk(p))
+                self.process().set_python(python);
+                self.process().python().map_or(StackId::NONE, |p| self.walk(p))
             }
             Err(Reason::NoPython) => StackId::NONE,
             Err(reason) => {
                 self.notice("python", &format!("no Python stacks: {reason}"));
-                self.process.stop_looking_for_python();
+                self.process().stop_looking_for_python();
                 StackId::NONE
             }
         }
@@ -241,7 +271,7 @@ impl Guard {
             Ok(true) => format!("CPython {major}.{minor}: layout verified, stacks are taken"),
             Err(reason) => format!("CPython {major}.{minor}: no Python stacks: {reason}"),
         };
-        if self.process.set_python_reported() {
+        if self.process().set_python_reported() {
             self.notice("python", &text);
         }
     }
@@ -250,8 +280,8 @@ impl Guard {
     #[inline]
     pub(crate) fn device_seen(&mut self, device: i16, obtained: u64) {
         let bit = 1u64 << (device as u64 & 63);
-        if self.process.devices.load(Ordering::Relaxed) & bit == 0
-            && self.process.devices.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        if self.process().devices.load(Ordering::Relaxed) & bit == 0
+            && self.process().devices.fetch_or(bit, Ordering::Relaxed) & bit == 0
         {
             hooks::device_in_use();
             hooks::describe_device(self, device, obtained);
@@ -261,8 +291,9 @@ impl Guard {
     /// A stack of one synthetic frame on top of `parent`. Slow: for names that are then remembered.
     #[allow(dead_code, reason = "native frames come with a later issue")]
     pub(crate) fn push_frame(&mut self, parent: StackId, text: &FrameText<'_>) -> StackId {
-        let mut sink = RingSink { process: self.process, producer: &mut self.inner.producer };
-        self.process.interner.push(parent, text, &mut sink)
+        let process = self.process();
+        let mut sink = RingSink { process, producer: &mut self.inner().producer };
+        process.interner.push(parent, text, &mut sink)
     }
 }
 
@@ -282,8 +313,10 @@ impl Guard {
     #[cold]
     fn leave_common(&mut self) {
         self.thread.holds.set(false);
-        self.inner.producer.publish();
-        self.process.segment.header().common_lock.0.store(0, Ordering::Release);
+        self.inner().producer.publish();
+        // The next event comes by the slow way again, and looks for a free ring.
+        self.thread.local.set(std::ptr::null());
+        self.process().segment.header().common_lock.0.store(0, Ordering::Release);
     }
 }
 

@@ -351,7 +351,7 @@ pub(crate) fn module_id(caller: &Caller, guard: &mut Guard) -> ModuleId {
     let Some(index) = module_index(caller) else { return ModuleId::NONE };
     let id = ModuleId(index as u32 + 1);
     let bit = 1 << (index % 64);
-    if let Some(word) = guard.process.modules.0.get(index / 64)
+    if let Some(word) = guard.process().modules.0.get(index / 64)
         && word.load(Ordering::Relaxed) & bit == 0
         && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
     {

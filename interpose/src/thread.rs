@@ -6,8 +6,7 @@
 use std::arch::{asm, global_asm};
 use std::cell::Cell;
 
-use memtrace_trace::event::Flags;
-use memtrace_trace::ids::{ContextId, StackId};
+use memtrace_trace::ids::ContextId;
 
 use crate::local::Local;
 use crate::process::Process;
@@ -19,7 +18,7 @@ pub(crate) struct Thread {
     pub(crate) busy: Cell<bool>,
     /// Whether the common ring is being used, for want of one of our own.
     pub(crate) common: Cell<bool>,
-    /// Whether an allocation was written and not published: it waits for its rounded size.
+    /// Whether the last event was written and not published: an allocation waits for its rounded size, a free for its completion.
     pub(crate) holds: Cell<bool>,
     /// `errno` as it was when the work began.
     pub(crate) errno: Cell<i32>,
@@ -29,10 +28,6 @@ pub(crate) struct Thread {
     pub(crate) process: Cell<*const Process>,
     /// What belongs to the claimed ring; null: none is claimed.
     pub(crate) local: Cell<*const Local>,
-    /// Address and size of what is held.
-    pub(crate) held: Cell<(u64, u64)>,
-    /// The last free request, for the completion that follows it at once.
-    pub(crate) last_free: Cell<LastFree>,
     /// The autograd node being run; see `hooks::torch::autograd`.
     pub(crate) context: Cell<ContextId>,
     /// Depth of `evaluate_function` calls.
@@ -42,16 +37,17 @@ pub(crate) struct Thread {
     pub(crate) nested_seen: Cell<bool>,
     /// Whether the runtime call under way was made by PyTorch's caching allocator.
     pub(crate) runtime_in_allocator: Cell<bool>,
-    /// The last address and size that a hooked CUDA call gave to PyTorch's allocator on this thread.
-    pub(crate) last_segment: Cell<(u64, u64)>,
+    /// What a hooked CUDA call last gave to PyTorch's allocator on this thread.
+    pub(crate) last_segment: Cell<LastSegment>,
 }
 
-/// What a completion shares with the request that it follows at once. Address 0: there is none.
+/// See [`Thread::last_segment`].
 #[derive(Clone, Copy, Default)]
-pub(crate) struct LastFree {
+pub(crate) struct LastSegment {
     pub(crate) addr: u64,
-    pub(crate) stack: StackId,
-    pub(crate) flags: Flags,
+    pub(crate) size: u64,
+    /// When the call had returned, in [`memtrace_trace::clock`] ticks.
+    pub(crate) since: u64,
 }
 
 const SIZE: usize = 128;

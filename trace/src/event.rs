@@ -215,6 +215,9 @@ pub type Slot = [u64; SLOT_WORDS];
 pub enum SlotKind {
     /// An event.
     Event = 1,
+    /// A free request and the completion that followed it at once: the request's slot, whose last word is how many ticks (low half)
+    /// and how many numbers (high half) later it was completed.
+    FreeAtOnce = 3,
     /// The head of a definition: word 0 is the length in bytes of the encoded definition, which fills the slots after it.
     Definition = 2,
 }
@@ -225,6 +228,7 @@ impl SlotKind {
     pub const fn of(slot: &Slot) -> Option<SlotKind> {
         match slot[6] as u8 {
             1 => Some(SlotKind::Event),
+            3 => Some(SlotKind::FreeAtOnce),
             2 => Some(SlotKind::Definition),
             _ => None,
         }
@@ -278,21 +282,60 @@ impl Event {
 
     /// The last two words of the slot of an allocation whose block turned out to be `slack` bytes larger than the request.
     #[inline]
-    pub const fn amend_slack([w6, w7]: [u64; 2], slack: u32) -> [u64; 2] {
+    pub const fn amend_slack(slot: &Slot, slack: u32) -> [u64; 2] {
+        let [.., w6, w7] = *slot;
         [w6 | (Flags::SLACK_KNOWN.0 as u64) << 32, w7 & !(u32::MAX as u64) | slack as u64]
     }
 
-    /// The event in this slot, or `None` when the slot holds something else or an unknown source or action.
+    /// Whether this completion tells nothing new about the free request in `slot`, but when it was and its number.
+    #[inline]
+    pub const fn completes(&self, slot: &Slot) -> bool {
+        const SAME: u64 = !(0xffff << 32 | 31 << 11);
+        let request = self.to_slot();
+        let action = (slot[6] >> 11) as u8 & 31;
+        matches!(self.action, Action::FreeCompleted)
+            && action == Action::FreeRequested as u8
+            && slot[2] == request[2]
+            && slot[3] == request[3]
+            && slot[4] == request[4]
+            && slot[6] & SAME == request[6] & SAME
+    }
+
+    /// The last two words of a free request's slot that stands for its completion too.
+    #[inline]
+    pub const fn at_once(slot: &Slot, seq: u64, ticks: u64) -> [u64; 2] {
+        let ticks = ticks.saturating_sub(slot[1]);
+        let ticks = if ticks > u32::MAX as u64 { u32::MAX as u64 } else { ticks };
+        [slot[6] & !0xff | SlotKind::FreeAtOnce as u64, ticks | seq.wrapping_sub(slot[0]) << 32]
+    }
+
+    /// The completion in the slot of this free request; `None` where the slot holds none.
+    #[inline]
+    pub const fn completion(&self, slot: &Slot) -> Option<Event> {
+        if slot[6] as u8 != SlotKind::FreeAtOnce as u8 {
+            return None;
+        }
+        let (ticks, later) = (slot[7] & u32::MAX as u64, slot[7] >> 32);
+        Some(Event {
+            seq: self.seq.wrapping_add(later),
+            ticks: self.ticks.wrapping_add(ticks),
+            action: Action::FreeCompleted,
+            ..*self
+        })
+    }
+
+    /// The event in this slot (of two, the first), or `None` when the slot holds something else or an unknown source or action.
     #[inline]
     pub const fn from_slot(slot: &Slot, thread: ThreadId) -> Option<Event> {
         let w = slot[6];
-        if w as u8 != SlotKind::Event as u8 {
-            return None;
-        }
+        let (wide, module) = match SlotKind::of(slot) {
+            Some(SlotKind::Event) => (slot[7] as u32, (slot[7] >> 32) as u32),
+            Some(SlotKind::FreeAtOnce) => (0, 0),
+            _ => return None,
+        };
         let Some(source) = Source::from_wire((w >> 8) as u8 & 7) else { return None };
         let Some(action) = Action::from_wire((w >> 11) as u8 & 31) else { return None };
         let narrow = (w >> 48) as u16;
-        let wide = slot[7] as u32;
         let torch = source.is_torch();
         Some(Event {
             seq: slot[0],
@@ -310,7 +353,7 @@ impl Event {
             pool: if torch { narrow } else { 0 },
             slack: if torch { wide } else { 0 },
             result: if torch { 0 } else { wide as i32 },
-            module: ModuleId((slot[7] >> 32) as u32),
+            module: ModuleId(module),
             thread,
         })
     }
@@ -358,6 +401,40 @@ mod tests {
         #[test]
         fn a_slot_carries_every_field(event in any_event()) {
             prop_assert_eq!(Event::from_slot(&event.to_slot(), ThreadId(7)), Some(event));
+        }
+
+        #[test]
+        fn a_request_and_its_completion_share_a_slot(event in any_event(), later in 1u64..1 << 32, ticks in 0u64..1 << 32) {
+            let request = Event {
+                source: Source::Torch,
+                action: Action::FreeRequested,
+                api: Api::NONE,
+                slack: 0,
+                result: 0,
+                module: ModuleId::NONE,
+                ..event
+            };
+            let (seq, at) = (request.seq.wrapping_add(later), request.ticks.saturating_add(ticks));
+            let done = Event { seq, ticks: at, action: Action::FreeCompleted, ..request };
+            let mut slot = request.to_slot();
+            prop_assert!(done.completes(&slot));
+            prop_assert!(done.completes(&slot));
+            let others = [
+                Event { addr: done.addr ^ 1, ..done },
+                Event { size: done.size ^ 1, ..done },
+                Event { stream: done.stream ^ 1, ..done },
+                Event { device: done.device ^ 1, ..done },
+                Event { pool: done.pool ^ 1, ..done },
+            ];
+            prop_assert!(others.iter().all(|other| !other.completes(&slot)));
+            let otherwise_taken = Event { flags: Flags(0), stack: StackId(1), context: ContextId(1), ..done };
+            prop_assert!(otherwise_taken.completes(&slot));
+            prop_assert!(!done.completes(&done.to_slot()));
+            prop_assert_eq!(request.completion(&slot), None);
+            [slot[6], slot[7]] = Event::at_once(&slot, seq, at);
+            let read = Event::from_slot(&slot, ThreadId(7));
+            prop_assert_eq!(read, Some(request));
+            prop_assert_eq!(request.completion(&slot), Some(done));
         }
 
         #[test]

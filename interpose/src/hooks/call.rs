@@ -7,6 +7,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
+use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 
@@ -17,7 +18,7 @@ use crate::guard::Guard;
 use crate::objects::{self, Caller, MODULES};
 use crate::process::Process;
 use crate::real::{self, Original};
-use crate::thread::thread;
+use crate::thread::{LastSegment, thread};
 
 /// `CUDA_ERROR_UNKNOWN` and `cudaErrorUnknown`: what a call answers whose original cannot be found.
 pub(super) const UNKNOWN: i32 = 999;
@@ -103,7 +104,8 @@ impl Call {
             memory.place = place_of(memory.addr);
         }
         if self.in_allocator && result == 0 && action != Action::Reserve {
-            thread(|t| t.last_segment.set((memory.addr, memory.size)));
+            let segment = LastSegment { addr: memory.addr, size: memory.size, since: clock::now() };
+            thread(|t| t.last_segment.set(segment));
         }
         self.record(action, memory, result, nested_seen);
     }

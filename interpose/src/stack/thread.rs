@@ -213,17 +213,24 @@ impl ThreadStacks {
             self.deaths = deaths;
         }
         let leaf_is_where_it_was = self.last < self.known && self.entry(self.last).frame == leaf;
+        let mut differs = self.last;
         if leaf_is_where_it_was {
+            // SAFETY: the entry's frame is the leaf.
+            let mut first = unsafe { self.first_difference(chain, self.last) };
             // SAFETY: `leaf` is the present chain's, and that entry's.
-            unsafe { self.swap_leaf(chain, leaf) };
+            if first == Some(self.last) && unsafe { self.swap_leaf(chain, leaf) } {
+                // SAFETY: as above.
+                first = unsafe { self.first_difference(chain, self.last) };
+            }
+            match first {
+                None => return self.entry(self.last).stack,
+                Some(index) => differs = index,
+            }
         }
         let mut changed = self.known;
         if leaf_is_where_it_was {
-            // SAFETY: the entry's frame is the leaf.
-            let aligned = unsafe { self.follow(chain, self.last, &mut changed) };
-            if aligned && changed > self.last {
-                return self.entry(self.last).stack;
-            }
+            // SAFETY: the chain was followed to that entry, whose frame is part of it.
+            let aligned = unsafe { self.follow(chain, differs, &mut changed) };
             if aligned {
                 // SAFETY: entries `0..=last` mirror the present chain.
                 return unsafe { self.intern(chain, self.last, changed, interner, sink) };
@@ -243,21 +250,23 @@ impl ThreadStacks {
     /// # Safety
     /// `leaf` is the innermost frame of the present chain, and that of `entries[last]`, which holds.
     #[inline]
-    unsafe fn swap_leaf<C: Chain>(&mut self, chain: &C, leaf: usize) {
+    unsafe fn swap_leaf<C: Chain>(&mut self, chain: &C, leaf: usize) -> bool {
         // SAFETY: as promised by the caller.
         let step = unsafe { chain.reader().step(leaf) };
         let present = *self.entry(self.last);
         if present.code == step.code && present.instruction == step.instruction {
-            return;
+            return false; // it is the caller that differs
         }
         let (index, caller) = (self.last, self.callers_stack(self.last));
         let aside = std::mem::replace(&mut self.aside, Aside { entry: present, caller, index });
         let same_key = aside.entry.code == step.code && aside.entry.instruction == step.instruction;
-        if same_key && aside.index == index && aside.caller == caller {
+        let back = same_key && aside.index == index && aside.caller == caller;
+        if back {
             *self.entry(index) = Entry { frame: leaf, ..aside.entry };
             // Longer prefixes were those of the other leaf.
             self.known = index + 1;
         }
+        back
     }
 
     /// The stack that a frame at this index was called from.
@@ -276,6 +285,22 @@ impl ThreadStacks {
         // SAFETY: every caller stays below `known` or below a capacity it has just made sure of; the array is ours
         // alone and zeroed memory is a valid entry.
         unsafe { &mut *self.entries.add(index) }
+    }
+
+    /// Where the chain from `entries[from].frame` on first differs from the entries `from..=0`; `None`: nowhere. What differs at the
+    /// index is its key, its caller's address or where the chain ends; the chain was followed to it.
+    ///
+    /// The loop that every capture runs, by itself so that all it needs is in registers.
+    ///
+    /// # Safety
+    /// `from < known`, and `entries[from].frame` belongs to the present chain.
+    #[inline]
+    unsafe fn first_difference<C: Chain>(&self, chain: &C, from: usize) -> Option<usize> {
+        // SAFETY: `from` is below `known`, hence inside the array; the rest is the caller's promise.
+        unsafe {
+            let found = compare(chain.reader(), self.entries, self.entries.add(from));
+            (!found.is_null()).then(|| found.offset_from_unsigned(self.entries))
+        }
     }
 
     /// Compares the chain from `entries[from].frame` on with the entries `from..=0`, whose addresses must all agree.
@@ -530,6 +555,36 @@ impl ThreadStacks {
         self.entries = memory.as_ptr().cast();
         self.capacity = capacity;
         true
+    }
+}
+
+/// See [`ThreadStacks::first_difference`]; null: no difference.
+///
+/// # Safety
+/// `first..=entry` are entries that hold, and `entry`'s frame belongs to the present chain.
+#[inline(never)]
+unsafe fn compare<R: ReadFrame>(reader: R, first: *const Entry, mut entry: *const Entry) -> *const Entry {
+    // SAFETY: as promised by the caller.
+    let mut frame = unsafe { (*entry).frame };
+    loop {
+        // SAFETY: `frame` is the caller's, or has just compared equal to a `previous` of the chain; `entry` is one of the caller's.
+        let (step, known) = unsafe { (reader.step(frame), &*entry) };
+        if known.code != step.code || known.instruction != step.instruction {
+            return entry;
+        }
+        if entry == first {
+            return if step.previous == 0 { std::ptr::null() } else { entry };
+        }
+        // SAFETY: `entry` is above `first`.
+        let below = unsafe { entry.sub(1) };
+        // SAFETY: as above.
+        let predicted = unsafe { (*below).frame };
+        // Before the comparison, after which the compiler knows them to be equal.
+        frame = unlinked(predicted);
+        if predicted != step.previous {
+            return entry;
+        }
+        entry = below;
     }
 }
 

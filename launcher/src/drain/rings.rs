@@ -89,14 +89,16 @@ impl Rings {
             let result = consumer.drain(|record| match record {
                 Record::Event(slot) => match Event::from_slot(&slot, state.thread) {
                     Some(event) => {
-                        if event.seq >= issued {
-                            issued = next_seq.load(Ordering::Relaxed);
-                        }
-                        // A number that was never handed out would push the true ones out of the reorder window.
-                        if event.seq == 0 || event.seq >= issued {
-                            corrupt += 1;
-                        } else {
-                            intake.event(event);
+                        for event in [Some(event), event.completion(&slot)].into_iter().flatten() {
+                            if event.seq >= issued {
+                                issued = next_seq.load(Ordering::Relaxed);
+                            }
+                            // A number that was never handed out would push the true ones out of the reorder window.
+                            if event.seq == 0 || event.seq >= issued {
+                                corrupt += 1;
+                            } else {
+                                intake.event(event);
+                            }
                         }
                     }
                     None => corrupt += 1,

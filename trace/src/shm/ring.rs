@@ -119,14 +119,15 @@ impl<'a> Producer<'a> {
         Ok(())
     }
 
-    /// Changes the last two words of the last slot, which has not been published.
-    #[inline]
-    pub fn amend(&mut self, change: impl FnOnce([u64; 2]) -> [u64; 2]) {
-        if let Some(SharedSlot([.., a, b])) = self.ring.slot(self.next.wrapping_sub(1)) {
-            let [new_a, new_b] = change([a.load(Ordering::Relaxed), b.load(Ordering::Relaxed)]);
-            a.store(new_a, Ordering::Relaxed);
-            b.store(new_b, Ordering::Relaxed);
-        }
+    /// Changes the last two words of the last slot, which has not been published, where `change` says so.
+    #[inline(always)]
+    pub fn amend(&mut self, change: impl FnOnce(&Slot) -> Option<[u64; 2]>) -> bool {
+        let Some(shared) = self.ring.slot(self.next.wrapping_sub(1)) else { return false };
+        let Some([new_a, new_b]) = change(&shared.load()) else { return false };
+        let SharedSlot([.., a, b]) = shared;
+        a.store(new_a, Ordering::Relaxed);
+        b.store(new_b, Ordering::Relaxed);
+        true
     }
 
     /// Publishes everything written so far.
@@ -169,7 +170,7 @@ impl<'a> Producer<'a> {
 /// What the consumer took from a ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record<'a> {
-    /// One slot that holds an event.
+    /// One slot that holds an event, or a free's two.
     Event(Slot),
     /// An encoded definition.
     Definition(&'a [u8]),
@@ -217,7 +218,7 @@ impl<'a> Consumer<'a> {
             let slot = self.ring.slot(head.wrapping_add(at)).ok_or(Corrupt)?.load();
             at += 1;
             match SlotKind::of(&slot) {
-                Some(SlotKind::Event) => take(Record::Event(slot)),
+                Some(SlotKind::Event | SlotKind::FreeAtOnce) => take(Record::Event(slot)),
                 Some(SlotKind::Definition) => {
                     let len = slot[0];
                     let body = len.div_ceil(size_of::<Slot>() as u64);
@@ -347,7 +348,7 @@ mod tests {
         let held = Event { seq: 1, size: 500, stream: 7, ..Event::EMPTY };
         producer.write(&held.to_slot()).unwrap();
         assert_eq!(consumer.drain(|_| panic!("not published")), Ok(0));
-        producer.amend(|words| Event::amend_slack(words, 12));
+        assert!(producer.amend(|slot| Some(Event::amend_slack(slot, 12))));
         producer.publish();
         let amended = Event { slack: 12, flags: Flags::SLACK_KNOWN, ..held };
         assert_eq!(consumer.drain(|r| assert_eq!(r, Record::Event(amended.to_slot()))), Ok(1));

@@ -237,7 +237,7 @@ extern "C-unwind" fn get_and_increment() -> u64 {
         && let Some(mut guard) = Guard::enter()
     {
         let stack = guard.stack();
-        guard.process.torch.autograd.remember(owner, number, stack);
+        guard.process().torch.autograd.remember(owner, number, stack);
     }
     number
 }
@@ -274,7 +274,7 @@ extern "C-unwind" fn accumulate_grad(node: *mut c_void, tensor: *mut c_void) {
         && let Some(mut guard) = Guard::enter()
     {
         let stack = guard.stack();
-        guard.process.torch.autograd.remember(node as u64, NO_NUMBER, stack);
+        guard.process().torch.autograd.remember(node as u64, NO_NUMBER, stack);
     }
 }
 

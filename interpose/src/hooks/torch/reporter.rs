@@ -16,7 +16,7 @@ use super::{libc10, moment};
 use crate::guard::Guard;
 use crate::process::session_options;
 use crate::real::Original;
-use crate::thread::{LastFree, thread};
+use crate::thread::thread;
 
 /// Set once PyTorch has called here: its libraries are loaded.
 pub(super) static SEEN: AtomicU32 = AtomicU32::new(0);
@@ -100,7 +100,7 @@ extern "C-unwind" fn report_memory_usage(
 
 fn cuda_block(addr: u64, size: i64, allocated: u64, reserved: u64, device: i16) {
     let Some(mut guard) = Guard::enter() else { return };
-    let process = guard.process;
+    let process = guard.process();
     if process.torch.tracker.attached() {
         if size > 0 {
             if !guard.amend(addr, size as u64) {
@@ -108,7 +108,7 @@ fn cuda_block(addr: u64, size: i64, allocated: u64, reserved: u64, device: i16) 
             }
         } else {
             // The allocator reports at the end of a free: a completion from here on is a deferred one.
-            thread(|t| t.last_free.set(LastFree::default()));
+            guard.release();
         }
         if process.torch.tracker.count_report() % TOTALS_EVERY == 0 {
             let flags = moment();
@@ -157,7 +157,7 @@ extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, reserved:
     let [kind, index] = device.to_le_bytes();
     if kind == CUDA
         && let Some(mut guard) = Guard::enter()
-        && !guard.process.torch.tracker.attached()
+        && !guard.process().torch.tracker.attached()
     {
         let flags = moment();
         let stack = guard.stack();

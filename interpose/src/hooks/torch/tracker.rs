@@ -20,14 +20,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::Definition;
-use memtrace_trace::event::{Action, Event, Flags, Source};
-use memtrace_trace::ids::StackId;
+use memtrace_trace::event::{Action, Event, Source};
 
 use super::{exported_by, moment};
 use crate::guard::Guard;
 use crate::objects;
 use crate::process::Process;
-use crate::thread::{LastFree, thread};
+use crate::thread::{LastSegment, thread};
 
 /// How far attaching has come.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -287,57 +286,45 @@ impl TraceEntry {
 unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
     let entry = TraceEntry(entry);
     let Some(mut guard) = Guard::enter() else { return };
-    let Some(layout) = guard.process.torch.tracker.layout().or_else(|| verify_first(&mut guard, &entry)) else {
+    let Some(layout) = guard.process().torch.tracker.layout().or_else(|| verify_first(&mut guard, &entry)) else {
         return;
     };
     let Some(action) = u8::try_from(entry.action()).ok().and_then(Action::from_wire).filter(|a| *a <= Action::Annotate)
     else {
-        guard.process.count(Counter::UnknownActions, 1);
+        guard.process().count(Counter::UnknownActions, 1);
         return;
     };
-    let addr = entry.addr();
-    let (stack, flags) = circumstances(&mut guard, action, addr);
-    let event = Event {
+    let mut event = Event {
         ticks: layout.ticks_at().map_or_else(clock::now, |at| entry.word(at)),
-        addr,
+        addr: entry.addr(),
         size: entry.size(),
         stream: entry.stream(),
-        stack,
-        context: thread(|t| t.context.get()),
         source: Source::Torch,
         action,
         device: entry.device(),
-        flags,
         pool: if layout.has_pool() { pool_id(&mut guard, (entry.word(48), entry.word(56))) } else { 0 },
         ..Event::EMPTY
     };
-    if action == Action::Alloc {
-        guard.hold(event);
-    } else {
-        guard.emit_here(event);
+    // Within one free the completion has the request's stack: the reporter, which is called at the end of a free, has not been
+    // called in between. A deferred completion happens wherever the allocator next looks, and has what is there.
+    if action == Action::FreeCompleted && guard.complete(&event) {
+        return;
     }
-}
-
-/// The stack and the flags of an event. A completion within the same free has the request's: the reporter, which is called at the end
-/// of a free, has not been called in between. A deferred completion happens wherever the allocator next looks, and has what is
-/// there.
-#[inline(always)]
-fn circumstances(guard: &mut Guard, action: Action, addr: u64) -> (StackId, Flags) {
-    let last = thread(|t| t.last_free.get());
-    if action == Action::FreeCompleted && last.addr == addr && addr != 0 {
-        thread(|t| t.last_free.set(LastFree::default()));
-        return (last.stack, last.flags);
+    event.stack = guard.stack();
+    event.flags = moment();
+    event.context = thread(|t| t.context.get());
+    match action {
+        Action::Alloc | Action::FreeRequested => guard.hold(event),
+        _ => {
+            guard.emit_here(event);
+        }
     }
-    let (stack, flags) = (guard.stack(), moment());
-    let remembered = if action == Action::FreeRequested { addr } else { 0 };
-    thread(|t| t.last_free.set(LastFree { addr: remembered, stack, flags }));
-    (stack, flags)
 }
 
 /// What the first entry proves about its own layout; `None`: nothing, and the reporter takes over.
 #[cold]
 fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
-    let state = &guard.process.torch.tracker;
+    let state = &guard.process().torch.tracker;
     if !state.attached() {
         return None;
     }
@@ -358,9 +345,10 @@ fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
     }
 }
 
-/// Checks the first entry against what this thread has just seen in CUDA.
+/// Checks the first entry against what this thread has just seen in CUDA. Its time is by our clock where it lies between that call and
+/// now; a clock that agrees to the microsecond is ours.
 fn verify(entry: &TraceEntry) -> Result<EntryLayout, &'static str> {
-    let (addr, size) = thread(|t| t.last_segment.get());
+    let LastSegment { addr, size, since } = thread(|t| t.last_segment.get());
     let same = match entry.action() {
         3 => entry.addr() == addr && entry.size() == size,
         // An expandable segment is mapped piece by piece; the last piece lies in what is reported.
@@ -370,7 +358,7 @@ fn verify(entry: &TraceEntry) -> Result<EntryLayout, &'static str> {
     if !same || size == 0 {
         return Err("the first entry does not name the segment that CUDA has just given");
     }
-    let ticks = |at| if is_now(entry.word(at)) { EntryLayout::TICKS } else { 0 };
+    let ticks = |at| if since <= entry.word(at) && entry.word(at) <= clock::now() { EntryLayout::TICKS } else { 0 };
     if near(entry.word(64)) && entry.word(48) < 1 << 32 && entry.word(56) < 1 << 32 {
         Ok(EntryLayout(EntryLayout::POOL | ticks(64)))
     } else if near(entry.word(48)) {
@@ -386,14 +374,6 @@ fn near(time: u64) -> bool {
     time.abs_diff(clock::now()) < SECONDS || time.abs_diff(clock::monotonic_ns()) < SECONDS
 }
 
-/// Whether a time is a moment ago by our clock, as the entry was: then it is our clock, for another one agrees to a millisecond by
-/// accident only. A process that was stopped in between reads its own clock at every event, which is right too.
-fn is_now(time: u64) -> bool {
-    const A_MOMENT: u64 = 5_000_000;
-    let now = clock::now();
-    now.wrapping_sub(time) < A_MOMENT
-}
-
 /// Our id of a pool; 0 is the default one.
 #[inline]
 fn pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
@@ -402,7 +382,7 @@ fn pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
 
 #[cold]
 fn private_pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
-    let pools = &guard.process.torch.pools;
+    let pools = &guard.process().torch.pools;
     let find = |known: u32| {
         pools.ids.iter().take(known as usize).position(|id| {
             id.first().is_some_and(|a| a.load(Ordering::Relaxed) == pool.0)
