@@ -33,7 +33,7 @@ impl FunctionName {
             && let Ok(name) = rustc_demangle::try_demangle(raw)
         {
             let full = bounded(|out| write!(out, "{name:#}"));
-            let short = without_arguments(&full);
+            let short = without_trait(&full);
             return FunctionName { full, short };
         }
         let (mangled, suffix) = split_suffix(raw);
@@ -100,6 +100,35 @@ fn bounded(write: impl FnOnce(&mut Bounded) -> fmt::Result) -> String {
     }
 }
 
+/// `Type::method` of Rust's `<Type as Trait>::method`, and no type arguments.
+fn without_trait(name: &str) -> String {
+    let mut depth = 0_usize;
+    let end = name.char_indices().find(|(at, c)| {
+        match c {
+            '<' => depth += 1,
+            // The arrow of a function's type.
+            '>' if !name[..*at].ends_with('-') => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        depth == 0
+    });
+    match end.and_then(|(end, _)| Some((name.get(1..end)?, name.get(end + 1..)?))) {
+        Some((of, method)) if !of.is_empty() => {
+            let of = of.split(" as ").next().unwrap_or(of);
+            format!("{}{}", without_arguments(of), without_arguments_after(method))
+        }
+        _ => without_arguments(name),
+    }
+}
+
+/// The rest of a name, which begins with `::`.
+fn without_arguments_after(rest: &str) -> String {
+    match rest.strip_prefix("::") {
+        Some(rest) => format!("::{}", without_arguments(rest)),
+        None => String::new(),
+    }
+}
+
 /// A demangled name without template arguments, parameters and qualifiers; `(anonymous namespace)` goes too.
 fn without_arguments(name: &str) -> String {
     const OPERATOR: &str = "operator";
@@ -120,7 +149,13 @@ fn without_arguments(name: &str) -> String {
                 short.push_str(sign);
                 taken = OPERATOR.len() + sign.len();
             }
-            '<' | '(' | '[' => depth += 1,
+            '<' | '(' | '[' => {
+                // Rust's `name::<arguments>`.
+                if c == '<' && depth == 0 && short.ends_with("::") {
+                    short.truncate(short.len() - 2);
+                }
+                depth += 1;
+            }
             '>' | ')' | ']' => {
                 // The arrow of a return type in a template argument.
                 if !(c == '>' && name[..name.len() - rest.len()].ends_with('-')) {
@@ -164,6 +199,12 @@ mod tests {
         check("_Z5applyIiET_S0_", "int apply<int>(int)", "apply");
         check("_ZN3foo3bar17h0123456789abcdefE", "foo::bar", "foo::bar");
         check("_RNvCs1234_7mycrate3foo", "mycrate::foo", "mycrate::foo");
+        check(
+            "_ZN66_$LT$alloc..vec..Vec$LT$T$GT$$u20$as$u20$core..ops..drop..Drop$GT$4drop17h0123456789abcdefE",
+            "<alloc::vec::Vec<T> as core::ops::drop::Drop>::drop",
+            "alloc::vec::Vec::drop",
+        );
+        check("_RINvCs1234_7mycrate3foolE", "mycrate::foo::<i32>", "mycrate::foo");
         check("__device_stub__Z4copyPf", "__device_stub_ copy(float*)", "__device_stub_ copy");
         check("memcpy@@GLIBC_2.14", "memcpy", "memcpy");
         check("_Znot a name", "_Znot a name", "_Znot a name");
