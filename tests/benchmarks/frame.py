@@ -27,6 +27,8 @@ def conditions(*modules):
     with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
         cpu = next((line.split(":")[1].strip() for line in cpuinfo if line.startswith("model name")), platform.machine())
     found = {"CPU": f"{cpu}, {len(os.sched_getaffinity(0))} cores", "Python": platform.python_version()}
+    # Whether the machine did something else, too.
+    found["load average"] = round(os.getloadavg()[1], 1)
     for module in modules:
         found[module.__name__] = module.__version__
         if module.__name__ == "torch":
