@@ -120,6 +120,12 @@ fn a_file_with_another_build_id_is_refused() {
     let (_, report) = look_up(&object, &id, &all, &search);
     assert!(report.with_line == 0 && report.notes.len() == 1 && report.notes[0].contains("another file"), "{report:?}");
 
+    // What debuginfod's clients note where there is none is nothing to tell.
+    let search = Search { debuginfod_cache: Some(folder.join("cache")), ..Search::default() };
+    std::fs::create_dir_all(folder.join("cache").join(&id)).unwrap();
+    std::fs::write(folder.join("cache").join(&id).join("debuginfo"), "").unwrap();
+    assert_eq!(look_up(&object, &id, &all, &search).1.notes, Vec::<String>::new());
+
     // A recorded build id that is none becomes no path.
     let (_, report) = look_up(&object, "../../etc", &all, &search);
     assert_eq!((report.named, report.notes.len()), (0, 1));

@@ -172,7 +172,10 @@ fn without_arguments(name: &str) -> String {
     for qualifier in [" const", " volatile", " noexcept"] {
         kept = kept.strip_suffix(qualifier).unwrap_or(kept);
     }
-    let kept = kept.strip_prefix("::").unwrap_or(kept).replace("::::", "::");
+    let mut kept = kept.trim_start_matches("::").to_owned();
+    while kept.contains("::::") {
+        kept = kept.replace("::::", "::");
+    }
     if kept.is_empty() { name.to_owned() } else { kept }
 }
 
@@ -193,6 +196,11 @@ mod tests {
         check("_ZN2at6native3addERKNS_6TensorE", "at::native::add(at::Tensor const&)", "at::native::add");
         check("_ZNK3c106Device3strB5cxx11Ev", "c10::Device::str[abi:cxx11]() const", "c10::Device::str");
         check("_ZN12_GLOBAL__N_13fooEv.part.0", "(anonymous namespace)::foo() [clone .part.0]", "foo");
+        check(
+            "_ZN2at12_GLOBAL__N_112_GLOBAL__N_13fooEv",
+            "at::(anonymous namespace)::(anonymous namespace)::foo()",
+            "at::foo",
+        );
         check("_ZlsRSoRK1A", "operator<<(std::ostream&, A const&)", "operator<<");
         check("_ZNK1AclEi", "A::operator()(int) const", "A::operator()");
         check("_ZZ4mainENKUlvE_clEv", "main::{lambda()#1}::operator()() const", "main::{lambda#1}::operator()");

@@ -72,8 +72,10 @@ impl Search {
         }
         candidates.extend(self.cached(build_id, "debuginfo").map(|path| (path, None)));
         for (path, crc) in candidates {
-            // The link of a file that holds its own debug information names that file.
-            if !path.is_file() || object.is_some_and(|(own, _)| own == path) {
+            // debuginfod's clients note with an empty file that there is none. The link of a file that holds its own debug
+            // information names that file.
+            let is_file = std::fs::metadata(&path).is_ok_and(|m| m.is_file() && m.len() > 0);
+            if !is_file || object.is_some_and(|(own, _)| own == path) {
                 continue;
             }
             match (self.matching(&path, build_id), crc) {
