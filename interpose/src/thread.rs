@@ -30,6 +30,8 @@ pub(crate) struct Thread {
     pub(crate) local: Cell<*const Local>,
     /// The autograd node being run; see `hooks::torch::autograd`.
     pub(crate) context: Cell<ContextId>,
+    /// This thread's `c10::AutogradState`, once it may be read; see `hooks::torch::grad_mode`.
+    pub(crate) autograd_state: Cell<*const u8>,
     /// Depth of `evaluate_function` calls.
     pub(crate) backward_depth: Cell<u32>,
     /// Depth of hooked runtime calls, and whether a driver call was recorded inside.

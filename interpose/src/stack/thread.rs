@@ -562,7 +562,7 @@ impl ThreadStacks {
 ///
 /// # Safety
 /// `first..=entry` are entries that hold, and `entry`'s frame belongs to the present chain.
-#[inline(never)]
+#[inline(always)]
 unsafe fn compare<R: ReadFrame>(reader: R, first: *const Entry, mut entry: *const Entry) -> *const Entry {
     // SAFETY: as promised by the caller.
     let mut frame = unsafe { (*entry).frame };

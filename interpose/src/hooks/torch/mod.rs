@@ -4,6 +4,7 @@
 //! switched off with a notice where the check fails.
 
 mod autograd;
+mod grad_mode;
 mod python_node;
 mod reporter;
 pub(super) mod tracker;
@@ -75,14 +76,7 @@ pub(super) fn moment() -> Flags {
     if reporter::SEEN.load(Ordering::Relaxed) == 0 {
         return flags;
     }
-    static GRAD_MODE: Original = Original::new();
-    let function = libc10(&GRAD_MODE, c"_ZN3c108GradMode10is_enabledEv");
-    if !function.is_null() {
-        // SAFETY: `static bool c10::GradMode::is_enabled()`, which reads a thread-local.
-        let enabled = unsafe {
-            let is_enabled: unsafe extern "C" fn() -> bool = std::mem::transmute(function);
-            is_enabled()
-        };
+    if let Some(enabled) = grad_mode::is_enabled() {
         flags = flags.with(Flags::GRAD_KNOWN);
         if enabled {
             flags = flags.with(Flags::GRAD_ENABLED);

@@ -35,7 +35,7 @@ impl CheckedMemory {
     }
 
     /// Fills `into` from `address`. False when not all of it is readable.
-    pub(super) fn read(&self, address: usize, into: &mut [u8]) -> bool {
+    pub(crate) fn read(&self, address: usize, into: &mut [u8]) -> bool {
         let length = into.len();
         let target = into.as_mut_ptr().cast::<c_void>();
         let count = match *self {
