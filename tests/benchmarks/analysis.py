@@ -181,7 +181,7 @@ def main():
             shutil.rmtree(synthetic(events))
     frame.done("analysis", sorted(rows, key=lambda row: row["table"], reverse=True), about="How long what comes after a run takes, and how "
                "much memory; processes are measured whole, start included, but for the peers, whose imports are not counted.",
-               **frame.conditions(), torch=torch, load=f"{os.getloadavg()[0]:.1f}")
+               **frame.conditions(), torch=torch)
 
 
 if __name__ == "__main__":
