@@ -6,6 +6,7 @@
 //! - `write`                do it
 //! - `gap=N`                take N numbers and never use them
 //! - `define`               write one definition of each kind
+//! - `native=PATH:ID:AT`    write definitions by which events are from this return address of an object with this build id
 //! - `name=TEXT`            rename the main thread
 //! - `say=TEXT`             print a line on stdout
 //! - `wait`                 wait for a line on stdin
@@ -145,6 +146,21 @@ fn define(segment: &Segment) {
     producer.write_definition(&[1, 200, 1]).expect("room");
 }
 
+fn define_native(segment: &Segment, place: &str) {
+    let [path, build_id, address] = place.split(':').collect::<Vec<_>>()[..] else { panic!("native={place}?") };
+    let address = u64::from_str_radix(address, 16).expect("an address");
+    let mut producer = claim(segment).expect("a free ring");
+    for definition in [
+        Definition::Module { id: ModuleId(1), path, build_id },
+        Definition::NativeFrame { id: FrameId(1), module: ModuleId(1), address },
+        Definition::Stack { id: StackId(1), parent: StackId::NONE, frame: FrameId(1) },
+    ] {
+        let mut bytes = Vec::new();
+        definition.encode(&mut bytes);
+        producer.write_definition(&bytes).expect("room");
+    }
+}
+
 fn corrupt(segment: &Segment, kind: &str) {
     let mut producer = claim(segment).expect("a free ring");
     let header = segment.ring_header(1).expect("ring 1");
@@ -210,6 +226,7 @@ fn main() {
                 segment.header().next_seq.0.fetch_add(number(), Ordering::Relaxed);
             }
             "define" => define(&segment),
+            "native" => define_native(&segment, value),
             "name" => {
                 let name = std::ffi::CString::new(value).expect("no NUL");
                 // SAFETY: a valid string.
