@@ -19,10 +19,12 @@ def row(found):
     samples = found["samples"]
     ours, python, everything = (compare.added(samples, kind) for kind in ("memtrace", "python", "all"))
     pairs = list(zip(ours, python))
+    floor = compare.added(samples, turns.PAUSED) if turns.PAUSED in samples else None
     return {
         "threads": found["threads"], "depth": found["depth"], "rounds": len(samples["off"]),
         "nothing_recorded_ns": statistics.median(samples["off"]),
         "memtrace_adds_ns": statistics.median(ours), "quartiles": frame.median_iqr(ours)[1],
+        **({"attached_but_paused_adds_ns": statistics.median(floor)} if floor else {}),
         "stacks=python_adds_ns": statistics.median(python), "stacks=python_quartiles": frame.median_iqr(python)[1],
         "stacks=all_adds_ns": statistics.median(everything), "stacks=all_quartiles": frame.median_iqr(everything)[1],
         "ratio_to": "stacks=python", "ratio": compare.ratio_of(pairs), "ratio_95%": frame.bootstrap(pairs, compare.ratio_of),
@@ -74,13 +76,13 @@ def main():
 
     rows = []
     for method in turns.METHODS:
-        measured = under.memtrace(method, "record_child.py", method, ",".join(turns.KINDS))
+        measured = under.memtrace(method, "record_child.py", method, ",".join(turns.KINDS + turns.METHODS[method].more))
         compare.check(under.losses(method), measured["pairs"])
         title = f"ns for one torch.empty(1000, device=\"cuda\") and its free, {turns.METHODS[method].about}"
         rows += [{"table": title, **row(one)} for one in measured["found"]]
     rows += cpu_rows()
     frame.done("record", rows, "Medians of rounds; what a recorder adds is the median of the differences to the round's run with nothing "
-               "recorded. Wall time of all threads, by the number of pairs of all threads.", **frame.conditions(torch))
+               "recorded; attached but paused: what PyTorch does for a listener, and our way in and out. Wall time of all threads, by the number of pairs of all threads.", **frame.conditions(torch))
 
 
 main()

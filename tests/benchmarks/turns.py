@@ -1,7 +1,7 @@
 """Two ways of measuring the same work with and without a recorder, taking turns, so that the machine's drift falls on all alike.
 
 `Forked`: one process a recorder, forked from one image before CUDA is touched. All have memtrace preloaded; only a process of
-`STACKS` has a session. The stricter way: what is compared with never recorded anything.
+`STACKS` (and `PAUSED`) has a session. The stricter way: what is compared with never recorded anything.
 `Toggled`: one process, in which one recorder after the other is on: machine, image, memory and caches are the same, but "off" has
 memtrace's tracker attached and paused.
 """
@@ -14,6 +14,8 @@ import re
 import frame
 
 KINDS = ["off", "memtrace", "python", "all"]
+# memtrace attached to PyTorch's allocator and paused at once: what PyTorch does for anybody who listens. `Forked` only.
+PAUSED = "memtrace-paused"
 # The kinds that memtrace records, by their --stacks.
 STACKS = {"memtrace": "python", "memtrace-both": "both", "memtrace-native": "native"}
 # PyTorch's recorder keeps the last this many events: few, since a larger ring costs it more (its memory is not in the caches).
@@ -21,7 +23,9 @@ ENTRIES = 20_000
 
 
 def record(torch, kind):
-    """PyTorch's recorder as this kind of process has it: on with these stacks, or off."""
+    """PyTorch's recorder as this kind of process has it: on with these stacks, or off; after the first CUDA allocation."""
+    if kind == PAUSED:
+        ctypes.CDLL(None).memtrace_pause()
     stacks = kind if kind in ("python", "all") else None
     if stacks:
         torch.cuda.memory._record_memory_history(max_entries=ENTRIES, stacks=stacks)
@@ -34,7 +38,7 @@ def session(kind):
     if kind in STACKS:
         value = os.environ["MEMTRACE_SESSION"]
         os.environ["MEMTRACE_SESSION"] = re.sub(r"stacks=\w+", f"stacks={STACKS[kind]}", value)
-    else:
+    elif kind != PAUSED:
         os.environ.pop("MEMTRACE_SESSION", None)
 
 
@@ -42,6 +46,7 @@ class Forked:
     """`prepare(kind)` runs in each child and returns `work(*arguments)`, whose result must be JSON. `done` is what was asked for."""
 
     about = "processes taking turns"
+    more = [PAUSED]
 
     def __init__(self, kinds, prepare):
         self.children, self.done = {}, []
@@ -95,6 +100,7 @@ class Toggled:
     """`prepare(None)` runs once, and `work` of it under each recorder in turn. `done` is what was done."""
 
     about = "one process, toggled"
+    more = []
 
     def __init__(self, kinds, prepare):
         import torch
