@@ -17,10 +17,11 @@ SCALE = 100 if frame.QUICK else 1
 
 
 def proportional(pid):
-    """The process's memory in bytes: all of its own, and its share of what it shares (PSS); resident (RSS)."""
+    """The process's memory in bytes: all of its own and its share of what it shares (PSS); resident (RSS); PSS without files, for processes
+    whose libraries others map, too, now more of them, now fewer."""
     with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as rollup:
         found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in rollup if line.endswith("kB\n")}
-    return found["Pss"], found["Rss"]
+    return found["Pss"], found["Rss"], found["Pss_Anon"] + found["Pss_Shmem"]
 
 
 def high_water(pid):
@@ -42,7 +43,7 @@ class Held:
             sys.exit(f"{command}: died")
         self.said = json.loads(line)
         self.target = proportional(self.said["pid"])
-        self.launcher = proportional(self.process.pid) if memtrace else (0, 0)
+        self.launcher = proportional(self.process.pid) if memtrace else (0, 0, 0)
 
     def end(self):
         """Lets it go; the most memory that the first process (the launcher, where there is one) ever had resident."""
@@ -109,7 +110,7 @@ def beside_pytorch():
     def measure(kind, events):
         held = Held(f"held-{kind}-{events}", [sys.executable, frame.HERE / "memory_child.py", "held", kind, events], kind == "memtrace")
         held.end()
-        return held.target[0] + held.launcher[0]
+        return held.target[2] + held.launcher[0]
 
     rows = []
     for millions in (1, 10):
@@ -120,7 +121,8 @@ def beside_pytorch():
             break
         plain = measure("off", 1000)
         ours, theirs = measure("memtrace", events) - plain, measure("python", events) - plain
-        rows.append({"table": "Host memory that recording adds to a PyTorch process: torch.empty and free at stack depth 20", "events": events,
+        rows.append({"table": "Host memory that recording adds to a PyTorch process: torch.empty and free at stack depth 20; the target's "
+                     "without its files", "events": events,
                      "memtrace_PSS_MiB": ours / MIB, "stacks=python_PSS_MiB": theirs / MIB, "ratio_to": "stacks=python, default max_entries",
                      "ratio": ours / theirs})
         frame.say(f"memory: PyTorch process, {events:,} events, {ours / MIB:.1f} MiB, PyTorch's recorder {theirs / MIB:.1f} MiB")
