@@ -10,11 +10,12 @@ use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{Definition, MAX_DEFINITION};
 use memtrace_trace::event::{Event, Slot};
-use memtrace_trace::ids::{FrameId, StackId};
+use memtrace_trace::ids::{FrameId, ModuleId, StackId};
 use memtrace_trace::shm::ring::{Full, Producer};
 
+use crate::objects;
 use crate::process::Process;
-use crate::stack::{DefinitionSink, FrameText, Loss};
+use crate::stack::{DefinitionSink, FrameText, LoadedObject, Loss};
 
 /// The longest string in a definition, in bytes.
 const MAX_STRING: usize = MAX_DEFINITION / 4;
@@ -125,9 +126,19 @@ impl DefinitionSink for RingSink<'_> {
     fn stack(&mut self, id: StackId, parent: StackId, frame: FrameId) {
         define(self.process, self.producer, &Definition::Stack { id, parent, frame });
     }
+    fn module(&mut self, object: &LoadedObject<'_>) -> ModuleId {
+        objects::define_module(object, self)
+    }
+
+    fn native_frame(&mut self, id: FrameId, module: ModuleId, address: u64) {
+        define(self.process, self.producer, &Definition::NativeFrame { id, module, address });
+    }
+
     fn lost(&mut self, what: Loss) {
         let counter = match what {
-            Loss::Frame | Loss::Depth | Loss::Memory | Loss::Unverified => Counter::StacksCut,
+            Loss::Frame | Loss::Depth | Loss::Memory | Loss::Unverified | Loss::Unwinding | Loss::Merging => {
+                Counter::StacksCut
+            }
             Loss::Text => Counter::StringsCut,
         };
         self.process.count(counter, 1);

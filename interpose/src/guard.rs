@@ -17,7 +17,7 @@ use crate::hooks;
 use crate::local::Inner;
 use crate::process::{Process, thread_exists, thread_id};
 use crate::real;
-use crate::stack::{FrameText, Python, Reason};
+use crate::stack::{Python, Reason};
 use crate::thread::Thread;
 
 /// Set while [`memtrace_pause`] holds.
@@ -43,7 +43,7 @@ extern "C" fn memtrace_pause() {
 extern "C" fn memtrace_resume() {
     PAUSED.store(false, Ordering::Relaxed);
     if let Some(mut guard) = Guard::enter() {
-        guard.process().count(Counter::EventsDropped, Process::take_missed());
+        guard.process().tell_passed_by();
         guard.notice("pause", "the program resumed the recording");
     }
 }
@@ -288,12 +288,44 @@ impl Guard {
         }
     }
 
-    /// A stack of one synthetic frame on top of `parent`. Slow: for names that are then remembered.
-    #[allow(dead_code, reason = "native frames come with a later issue")]
-    pub(crate) fn push_frame(&mut self, parent: StackId, text: &FrameText<'_>) -> StackId {
+    /// The stack of an event of the calling thread. Where only Python frames are asked for, an allocation that has none and that no
+    /// autograd node explains has its native ones: nothing else says who asked for it.
+    #[inline(always)]
+    pub(crate) fn event_stack(&mut self, explained: bool) -> StackId {
+        match self.process().options.stacks {
+            Stacks::Python => {
+                let stack = self.stack();
+                if stack.is_none() && !explained { self.native_stack() } else { stack }
+            }
+            Stacks::Both => self.merged_stack(),
+            Stacks::Native => self.native_stack(),
+            Stacks::None => StackId::NONE,
+        }
+    }
+
+    #[inline(never)]
+    fn native_stack(&mut self) -> StackId {
         let process = self.process();
-        let mut sink = RingSink { process, producer: &mut self.inner().producer };
-        process.interner.push(parent, text, &mut sink)
+        let inner = self.inner();
+        let mut sink = RingSink { process, producer: &mut inner.producer };
+        inner.native.capture(&process.interner, &mut sink)
+    }
+
+    #[inline(never)]
+    fn merged_stack(&mut self) -> StackId {
+        let stack = self.stack();
+        let process = self.process();
+        let Some(python) = process.python().filter(|_| !stack.is_none()) else { return self.native_stack() };
+        let inner = self.inner();
+        let mut sink = RingSink { process, producer: &mut inner.producer };
+        inner.native.capture_merged(python, &inner.stacks, stack, &process.interner, &mut sink)
+    }
+
+    /// Lets definitions be sent.
+    pub(crate) fn with_sink<T>(&mut self, send: impl FnOnce(&mut RingSink<'_>) -> T) -> T {
+        self.release();
+        let process = self.process();
+        send(&mut RingSink { process, producer: &mut self.inner().producer })
     }
 }
 

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use memtrace_trace::shm::layout::RING_COUNT;
 use memtrace_trace::shm::ring::{Producer, Ring};
 
-use crate::stack::ThreadStacks;
+use crate::stack::{NativeStacks, ThreadStacks};
 
 /// The part of a thread's state that outlives it. All zeroes: not made yet.
 #[repr(C, align(128))]
@@ -24,8 +24,10 @@ pub(crate) struct Local {
 pub(crate) struct Inner {
     /// The ring's writing end.
     pub(crate) producer: Producer<'static>,
-    /// The last walk.
+    /// The last walk of Python frames.
     pub(crate) stacks: ThreadStacks,
+    /// The last walk of native frames.
+    pub(crate) native: NativeStacks,
 }
 
 impl Local {
@@ -41,7 +43,8 @@ impl Local {
     /// Only the owner of the ring may call, and nothing may be borrowed.
     pub(crate) unsafe fn make(&self, ring: Ring<'static>) {
         if !self.made.get() {
-            let inner = Inner { producer: Producer::new(ring), stacks: ThreadStacks::new() };
+            let inner =
+                Inner { producer: Producer::new(ring), stacks: ThreadStacks::new(), native: NativeStacks::new() };
             // SAFETY: the caller's promise.
             unsafe { (*self.inner.get()).write(inner) };
             self.made.set(true);

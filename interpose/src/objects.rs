@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use memtrace_trace::definition::Definition;
 use memtrace_trace::ids::ModuleId;
 
+use crate::emit::{self, RingSink};
 use crate::guard::Guard;
 use crate::real::{self, Original};
+use crate::stack::{LoadedObject, native};
 
 /// A loaded object.
 #[derive(Clone, Debug)]
@@ -348,16 +350,30 @@ impl DefinedModules {
 
 /// The calling object's id, defined in the trace when it is new.
 pub(crate) fn module_id(caller: &Caller, guard: &mut Guard) -> ModuleId {
-    let Some(index) = module_index(caller) else { return ModuleId::NONE };
+    let build_id = || {
+        native::with_start(caller.start, |object| object.build_id().map(<[u8]>::to_vec)).flatten().unwrap_or_default()
+    };
+    guard.with_sink(|sink| module_in(caller, build_id, sink))
+}
+
+/// The id of an object that a native frame is in, defined in the trace when it is new.
+pub(crate) fn define_module(object: &LoadedObject<'_>, sink: &mut RingSink<'_>) -> ModuleId {
+    let caller = Caller { start: object.start, path: object.path.as_ptr() };
+    module_in(&caller, || object.build_id.to_vec(), sink)
+}
+
+fn module_in(object: &Caller, build_id: impl FnOnce() -> Vec<u8>, sink: &mut RingSink<'_>) -> ModuleId {
+    let Some(index) = module_index(object) else { return ModuleId::NONE };
     let id = ModuleId(index as u32 + 1);
     let bit = 1 << (index % 64);
-    if let Some(word) = guard.process().modules.0.get(index / 64)
+    if let Some(word) = sink.process.modules.0.get(index / 64)
         && word.load(Ordering::Relaxed) & bit == 0
         && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
     {
-        let path = caller.path().to_string_lossy();
+        let path = object.path().to_string_lossy();
         let path = if path.is_empty() { executable() } else { path.into_owned() };
-        guard.define(&Definition::Module { id, path: &path, build_id: "" });
+        let build_id: String = build_id().iter().map(|byte| format!("{byte:02x}")).collect();
+        emit::define(sink.process, sink.producer, &Definition::Module { id, path: &path, build_id: &build_id });
     }
     id
 }
@@ -368,17 +384,27 @@ fn executable() -> String {
 
 /// How many objects the loader has ever loaded into this process.
 pub(crate) fn loaded_count() -> u64 {
+    counts().0
+}
+
+/// How many it has ever unloaded.
+pub(crate) fn unloaded_count() -> u64 {
+    counts().1
+}
+
+/// How many objects were ever loaded, and unloaded.
+fn counts() -> (u64, u64) {
     unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, size: usize, data: *mut c_void) -> c_int {
-        // SAFETY: the loader's own record, with the counters where `size` covers them; `data` is our own word.
+        // SAFETY: the loader's own record, with the counters where `size` covers them; `data` is our own pair.
         unsafe {
-            if size >= std::mem::offset_of!(libc::dl_phdr_info, dlpi_subs) {
-                *data.cast::<u64>() = (*info).dlpi_adds;
+            if size >= std::mem::offset_of!(libc::dl_phdr_info, dlpi_subs) + size_of::<u64>() {
+                *data.cast::<(u64, u64)>() = ((*info).dlpi_adds, (*info).dlpi_subs);
             }
         }
         1
     }
-    let mut count = 0u64;
-    // SAFETY: the callback writes one word and ends the iteration.
-    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut count).cast()) };
-    count
+    let mut counts = (0u64, 0u64);
+    // SAFETY: the callback writes one pair and ends the iteration.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut counts).cast()) };
+    counts
 }

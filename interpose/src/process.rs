@@ -44,9 +44,15 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// The page that forks wipe.
 static ALIVE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Events that passed while the launcher could not be reached or the recording was paused. Told when it can be; see
-/// [`Process::missed_event`] and [`Process::pass_by`].
+/// Events that passed while the launcher could not be reached. Told when it can be; see [`Process::missed_event`].
 static MISSED: AtomicU64 = AtomicU64::new(0);
+/// Events that passed while the recording was paused; see [`Process::pass_by`].
+static PASSED_BY: AtomicU64 = AtomicU64::new(0);
+
+/// How many of so many events that passed by have been told.
+fn told(passed_by: u64) -> u64 {
+    passed_by.min(1).max(passed_by & !1023)
+}
 
 /// A pointer that is neither null nor a process: this process was not started by memtrace.
 fn off() -> *mut Process {
@@ -100,14 +106,23 @@ impl Process {
         }
     }
 
-    /// An event passes by while the recording is paused. Not counted exactly where threads do so at once: it is to cost nothing.
+    /// An event passes by while the recording is paused. Not counted exactly where threads do so at once: it is to cost nothing. The
+    /// first is told at once, so that a pause without an end is seen, others by the thousand, the rest when it ends.
     pub(crate) fn pass_by() {
-        MISSED.store(MISSED.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        let before = PASSED_BY.load(Ordering::Relaxed);
+        PASSED_BY.store(before.wrapping_add(1), Ordering::Relaxed);
+        let news = told(before.wrapping_add(1)) - told(before);
+        if news != 0
+            && let Some(process) = Process::if_started()
+        {
+            process.count(Counter::EventsDropped, news);
+        }
     }
 
-    /// What [`Self::pass_by`] and [`Self::missed_event`] have counted since the last call.
-    pub(crate) fn take_missed() -> u64 {
-        MISSED.swap(0, Ordering::Relaxed)
+    /// The pause is over.
+    pub(crate) fn tell_passed_by(&self) {
+        let all = PASSED_BY.swap(0, Ordering::Relaxed);
+        self.count(Counter::EventsDropped, all - told(all));
     }
 
     #[cold]
@@ -134,7 +149,7 @@ impl Process {
         } else {
             let pointer = match start(before) {
                 Ok(process) => {
-                    process.count(Counter::EventsDropped, Process::take_missed());
+                    process.count(Counter::EventsDropped, MISSED.swap(0, Ordering::Relaxed));
                     Box::into_raw(Box::new(process))
                 }
                 Err(NotStarted::NoSession) => off(),

@@ -98,8 +98,12 @@ pub(crate) struct Run {
 /// `--stacks`.
 #[derive(Clone, Copy, ValueEnum, Debug)]
 pub(crate) enum Stacks {
-    /// Python frames
+    /// Python frames; native ones for allocations that have neither those nor an autograd node
     Python,
+    /// Native frames (C++)
+    Native,
+    /// Native frames with the Python frames in their places
+    Both,
     /// None
     None,
 }
@@ -119,6 +123,8 @@ impl From<Stacks> for options::Stacks {
     fn from(stacks: Stacks) -> options::Stacks {
         match stacks {
             Stacks::Python => options::Stacks::Python,
+            Stacks::Native => options::Stacks::Native,
+            Stacks::Both => options::Stacks::Both,
             Stacks::None => options::Stacks::None,
         }
     }

@@ -145,13 +145,15 @@ impl Call {
         if device >= 0 && device == current && matches!(action, Action::Alloc | Action::Map) {
             guard.device_seen(device, if result == 0 { memory.size } else { 0 });
         }
-        let stack = guard.stack();
+        let context = thread(|t| t.context.get());
+        let obtains = matches!(action, Action::Alloc | Action::Map);
+        let stack = guard.event_stack(!obtains || !context.is_none());
         guard.emit(Event {
             addr: memory.addr,
             size: memory.size,
             stream: memory.stream,
             stack,
-            context: thread(|t| t.context.get()),
+            context,
             source: if self.hook.is_runtime() { Source::Runtime } else { Source::Driver },
             action,
             device,

@@ -15,6 +15,7 @@ use super::registry::{self, Hook};
 use crate::objects;
 use crate::process::Process;
 use crate::real::{self, Original};
+use crate::stack::native::{unloaded, unloading};
 
 /// The exported `dlsym`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -39,6 +40,25 @@ unsafe extern "C" fn dlsym() {
         replacement = sym replacement,
         real = sym real::DLSYM,
     )
+}
+
+/// `int dlclose(void *)`: what is remembered about addresses may no longer hold.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+extern "C-unwind" fn dlclose(handle: *mut c_void) -> c_int {
+    static ORIGINAL: Original = Original::new();
+    let original = ORIGINAL.get(|| real::lookup(libc::RTLD_NEXT, c"dlclose"));
+    if original.is_null() {
+        return -1;
+    }
+    let before = objects::unloaded_count();
+    unloading();
+    // SAFETY: the original of this symbol, with the argument as it came. The library's destructors run in it.
+    let result = unsafe {
+        let original: unsafe extern "C-unwind" fn(*mut c_void) -> c_int = std::mem::transmute(original);
+        original(handle)
+    };
+    unloaded(objects::unloaded_count() != before);
+    result
 }
 
 /// Our answer to `dlsym(handle, name)`; null leaves it to the real one, which has been found by then.

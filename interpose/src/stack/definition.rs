@@ -1,12 +1,14 @@
 //! What a capture tells its caller: the text of a new frame, the place of a new stack, and what was lost.
 
-use memtrace_trace::ids::{FrameId, StackId};
+use std::ffi::CStr;
+
+use memtrace_trace::ids::{FrameId, ModuleId, StackId};
 
 /// One line of one function, as a traceback prints it. Borrowed: from the interpreter's own strings where they are
 /// ASCII, else from a buffer on the stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FrameText<'a> {
-    /// The function's name (`co_name`), a native symbol or an autograd node's type.
+    /// The function's name (`co_name`) or an autograd node's type.
     pub(crate) name: &'a str,
     /// The qualified name (`co_qualname`, Python 3.11 and later); else the same as `name`.
     pub(crate) qualname: &'a str,
@@ -18,6 +20,17 @@ pub(crate) struct FrameText<'a> {
     pub(crate) first_line: u32,
 }
 
+/// A loaded object that a native frame is in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LoadedObject<'a> {
+    /// Where it starts in memory.
+    pub(crate) start: usize,
+    /// Its path as the loader has it; empty for the executable.
+    pub(crate) path: &'a CStr,
+    /// Its GNU build id, empty where it has none.
+    pub(crate) build_id: &'a [u8],
+}
+
 /// Receives definitions.
 ///
 /// A definition is delivered at least once, on the thread that made the id and before that thread gets to see the id.
@@ -26,6 +39,15 @@ pub(crate) struct FrameText<'a> {
 pub(crate) trait DefinitionSink {
     /// `id` means `text`.
     fn frame(&mut self, id: FrameId, text: &FrameText<'_>);
+
+    /// The id of a loaded object, which is defined if it is new. `NONE` when there is no room.
+    fn module(&mut self, _object: &LoadedObject<'_>) -> ModuleId {
+        ModuleId::NONE
+    }
+
+    /// `id` means: a frame in the code of `module` (`NONE`: in no object) that goes on at `address`, which is relative to the
+    /// object's load bias.
+    fn native_frame(&mut self, _id: FrameId, _module: ModuleId, _address: u64) {}
 
     /// `id` means: `frame` called from `parent` (`NONE` for an outermost frame).
     fn stack(&mut self, id: StackId, parent: StackId, frame: FrameId);
@@ -41,6 +63,11 @@ pub(crate) enum Loss {
     Frame,
     /// The outermost frames, because the stack is deeper than [`MAX_DEPTH`](super::thread::MAX_DEPTH).
     Depth,
+    /// The outermost native frames, because unwinding information is missing or wrong.
+    Unwinding,
+    /// The places of the Python frames among the native ones, because the interpreter's own frames do not match them: the native
+    /// frames between them are left out.
+    Merging,
     /// All of the stack, because the kernel gave no memory.
     Memory,
     /// All of the stack, because the interpreter's layout was being verified on another thread, or could not be on this.

@@ -1,8 +1,10 @@
-//! A 128-bit digest that stands for the text of a frame.
+//! A 128-bit digest that stands for the text of a frame, or for a native frame's place.
 //!
 //! Two frames are the same frame when their digests are equal; the text itself is not kept, which bounds the
 //! interner's memory. With a million different frames the chance of any confusion is below 2^-88. It guards against
 //! accidents, not against an adversary: the traced program could only ever confuse its own stacks.
+
+use memtrace_trace::ids::ModuleId;
 
 use super::definition::FrameText;
 
@@ -51,6 +53,19 @@ pub(super) fn digest(text: &FrameText<'_>) -> [u64; 2] {
     [a, b | 1]
 }
 
+/// The digest of a native frame. Never `[0, 0]`.
+pub(super) fn native_digest(module: ModuleId, address: u64) -> [u64; 2] {
+    /// Not the length of any file name, which is where a text's digest has its second word or a later one.
+    const NATIVE: u64 = u64::MAX;
+    let mut digest = Digest(SEEDS);
+    digest.word(NATIVE);
+    digest.word(u64::from(module.0));
+    digest.word(address);
+    digest.word(0);
+    let [a, b] = digest.0;
+    [a, b | 1]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,8 +91,11 @@ mod tests {
             text("12345678", "", "", 1, 1),
             text("", "12345678", "", 1, 1),
         ];
-        let digests: HashSet<_> = all.iter().map(digest).collect();
+        let mut digests: HashSet<_> = all.iter().map(digest).collect();
         assert_eq!(digests.len(), all.len());
+        let native = [(0, 1), (1, 0), (1, 1), (2, 1)].map(|(module, address)| native_digest(ModuleId(module), address));
+        digests.extend(native);
+        assert_eq!(digests.len(), all.len() + native.len());
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The process-wide prefix tree of stacks, and the frames it is made of.
 //!
 //! A stack is `(parent stack, frame)`, root to leaf; its id is the node's. A frame is its text
-//! ([`FrameText`]): two code objects that print the same line are one frame. Ids are dense and start at 1.
+//! ([`FrameText`]): two code objects that print the same line are one frame; or, of native code, its object and address.
+//! Ids are dense and start at 1.
 //!
 //! Everything has a limit, so that memory stays bounded however long the program runs: at most [`MAX_STACKS`] stacks
 //! and [`MAX_FRAMES`] frames. A stack that finds no room is cut: its deepest known caller stands for it, and the sink
@@ -10,10 +11,10 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use memtrace_trace::ids::{FrameId, StackId};
+use memtrace_trace::ids::{FrameId, ModuleId, StackId};
 
 use super::definition::{DefinitionSink, FrameText, Loss};
-use super::digest::digest;
+use super::digest::{digest, native_digest};
 use super::id_set::{IdSet, Inserted};
 use super::key_cache::{FrameKey, KeyCache, Meaning};
 use super::lock::Lock;
@@ -58,7 +59,15 @@ impl Interner {
 
     /// The id of a frame, by its text. Delivers a definition when it is new. `NONE` when there is no room.
     pub(crate) fn frame(&self, text: &FrameText<'_>, sink: &mut dyn DefinitionSink) -> FrameId {
-        let key = digest(text);
+        self.frame_of(digest(text), |id| sink.frame(id, text))
+    }
+
+    /// The id of a native frame. Delivers a definition when it is new. `NONE` when there is no room.
+    pub(super) fn native_frame(&self, module: ModuleId, address: u64, sink: &mut dyn DefinitionSink) -> FrameId {
+        self.frame_of(native_digest(module, address), |id| sink.native_frame(id, module, address))
+    }
+
+    fn frame_of(&self, key: [u64; 2], define: impl FnOnce(FrameId)) -> FrameId {
         if let Some(id) = self.frames.find(&key) {
             return FrameId(id);
         }
@@ -66,7 +75,7 @@ impl Interner {
         match inserted {
             Inserted::Known(id) => FrameId(id),
             Inserted::New(id) => {
-                sink.frame(FrameId(id), text);
+                define(FrameId(id));
                 FrameId(id)
             }
             Inserted::Full => FrameId::NONE,
@@ -81,13 +90,6 @@ impl Interner {
             Some(id) => StackId(id),
             None => self.new_child(parent, frame, sink),
         }
-    }
-
-    /// The stack that is the frame `text` called from `parent`: for frames that have no code object, such as an
-    /// autograd node or a native symbol. Not for the event path.
-    pub(crate) fn push(&self, parent: StackId, text: &FrameText<'_>, sink: &mut dyn DefinitionSink) -> StackId {
-        let frame = self.frame(text, sink);
-        self.child(parent, frame, sink)
     }
 
     fn node(parent: StackId, frame: FrameId) -> [u64; 1] {

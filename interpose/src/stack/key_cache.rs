@@ -43,7 +43,6 @@ impl FrameKey {
     }
 
     /// `address`: of an instruction; `generation`: tells apart objects that were loaded at the same address.
-    #[allow(dead_code, reason = "native stacks come with the native unwinder")]
     pub(super) fn native(address: usize, generation: u32) -> FrameKey {
         FrameKey { place: address as u64 | Self::NATIVE, detail: u64::from(generation) << 32 }
     }

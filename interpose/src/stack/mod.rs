@@ -48,11 +48,13 @@ mod id_set;
 mod intern;
 mod key_cache;
 mod lock;
+pub(crate) mod native;
 mod pages;
 pub(crate) mod python;
 mod thread;
 
-pub(crate) use definition::{DefinitionSink, FrameText, Loss};
+pub(crate) use definition::{DefinitionSink, FrameText, LoadedObject, Loss};
 pub(crate) use intern::Interner;
+pub(crate) use native::NativeStacks;
 pub(crate) use python::{CheckedMemory, Python, Reason};
 pub(crate) use thread::ThreadStacks;

@@ -278,6 +278,22 @@ impl ThreadStacks {
         }
     }
 
+    /// How many frames the stack has that the last capture gave, hidden ones included. To be asked right after it, and not
+    /// when it gave no stack.
+    #[inline]
+    pub(super) fn depth(&self) -> usize {
+        if self.known == 0 { 0 } else { self.last + 1 }
+    }
+
+    /// Address and meaning of one of these frames; 0 is the outermost.
+    #[inline]
+    pub(super) fn frame(&self, index: usize) -> (usize, Meaning) {
+        debug_assert!(index < self.depth());
+        // SAFETY: the caller stays below `depth`, which is at most `known`; the array is ours alone.
+        let entry = unsafe { &*self.entries.add(index) };
+        (entry.frame, entry.meaning)
+    }
+
     /// Not for indices beyond `capacity`.
     #[inline]
     fn entry(&mut self, index: usize) -> &mut Entry {

@@ -430,15 +430,3 @@ fn a_panic_in_the_sink_leaves_nothing_wrong_behind() {
     assert_eq!(tree.stack_of(id), machine.expected());
     thread.release();
 }
-
-#[test]
-fn synthetic_frames_sit_on_any_stack() {
-    let interner = Interner::new();
-    let mut tree = Tree::default();
-    let text = |name| FrameText { name, qualname: name, filename: "", line: 0, first_line: 0 };
-    let node = interner.push(StackId::NONE, &text("MmBackward0"), &mut tree);
-    let kernel = interner.push(node, &text("at::empty"), &mut tree);
-    assert_eq!(tree.stack_of(kernel), [("MmBackward0".into(), 0), ("at::empty".into(), 0)]);
-    assert_eq!(interner.push(node, &text("at::empty"), &mut tree), kernel);
-    assert_ne!(interner.push(kernel, &text("at::empty"), &mut tree), kernel);
-}

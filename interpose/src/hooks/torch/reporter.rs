@@ -135,8 +135,8 @@ fn cpu_block(addr: u64, size: i64) {
 
 fn fallback(guard: &mut Guard, source: Source, addr: u64, size: i64, device: i16) {
     let flags = moment();
-    let stack = guard.stack();
     let context = thread(|t| t.context.get());
+    let stack = guard.event_stack(size < 0 || !context.is_none());
     let action = if size >= 0 { Action::Alloc } else { Action::FreeCompleted };
     guard.emit(Event {
         addr,
@@ -160,11 +160,12 @@ extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, reserved:
         && !guard.process().torch.tracker.attached()
     {
         let flags = moment();
-        let stack = guard.stack();
+        let context = thread(|t| t.context.get());
+        let stack = guard.event_stack(!context.is_none());
         guard.emit(Event {
             size: size.unsigned_abs(),
             stack,
-            context: thread(|t| t.context.get()),
+            context,
             source: Source::TorchReporter,
             action: Action::Oom,
             device: i16::from(index as i8),

@@ -310,9 +310,10 @@ unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
     if action == Action::FreeCompleted && guard.complete(&event) {
         return;
     }
-    event.stack = guard.stack();
-    event.flags = moment();
     event.context = thread(|t| t.context.get());
+    let obtains = matches!(action, Action::Alloc | Action::SegmentAlloc | Action::SegmentMap | Action::Oom);
+    event.stack = guard.event_stack(!obtains || !event.context.is_none());
+    event.flags = moment();
     match action {
         Action::Alloc | Action::FreeRequested => guard.hold(event),
         _ => {

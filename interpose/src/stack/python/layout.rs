@@ -53,6 +53,19 @@ pub(super) struct FrameLayout {
     pub(super) instruction_kind: InstructionKind,
     /// `owner`, where there is one.
     pub(super) owner: Option<Owner>,
+    /// Which frames the interpreter's C function was called for.
+    pub(super) evaluation: Evaluation,
+}
+
+/// Which frames begin an evaluation: a call of `_PyEval_EvalFrameDefault`. The others were called within it. Not published.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Evaluation {
+    /// Every frame (3.8 to 3.10).
+    Every,
+    /// Those with `is_entry` set (3.11), a byte at this offset.
+    Entry { offset: usize },
+    /// Each begins with a shim of its own (3.12 and later), see [`Owner::first_shim`].
+    Shim,
 }
 
 /// How a frame says where it is.
@@ -161,6 +174,7 @@ const V3_8: Layout = Layout {
         instruction: 104,
         instruction_kind: InstructionKind::Index { unit: 1 },
         owner: None,
+        evaluation: Evaluation::Every,
     },
     code: CodeLayout {
         name: 112,
@@ -196,6 +210,7 @@ const V3_11: Layout = Layout {
         instruction: 56,
         instruction_kind: InstructionKind::Pointer,
         owner: Some(Owner { offset: 69, generator: 1, first_shim: u8::MAX }),
+        evaluation: Evaluation::Entry { offset: 68 },
     },
     code: CodeLayout {
         name: 120,
@@ -218,6 +233,7 @@ const V3_12: Layout = Layout {
         previous: 8,
         code: 0,
         owner: Some(Owner { offset: 70, generator: 1, first_shim: 3 }),
+        evaluation: Evaluation::Shim,
         ..V3_11.frame
     },
     code: CodeLayout { first_line: 68, bytecode: Bytecode::Inline { start: 192, first_traceable: 176 }, ..V3_11.code },

@@ -1,6 +1,7 @@
 //! One CPython in one process: found, verified, then walked.
 
 use std::ffi::{CStr, c_char, c_void};
+use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicU8, AtomicU32,
     Ordering::{Acquire, Relaxed, Release},
@@ -10,6 +11,7 @@ use memtrace_trace::ids::StackId;
 
 use super::super::definition::{DefinitionSink, Loss};
 use super::super::intern::Interner;
+use super::super::native::Evaluator;
 use super::super::thread::ThreadStacks;
 use super::deaths;
 use super::layout::{Layout, TP_DEALLOC, Version};
@@ -40,6 +42,9 @@ pub(crate) struct Python {
     address_to_line: AddressToLine,
     types: Types,
     frames: Frames,
+    /// Address of `_PyEval_EvalFrameDefault`, 0 when it is not exported, and where its code is, once asked for.
+    evaluation: usize,
+    evaluator: OnceLock<Evaluator>,
     state: AtomicU8,
     attempts: AtomicU32,
 }
@@ -67,6 +72,7 @@ impl Python {
             bytes: symbol(c"PyBytes_Type")?.expose_provenance(),
         };
         let runtime = resolve(c"_PyRuntime").expose_provenance();
+        let evaluation = resolve(c"_PyEval_EvalFrameDefault").expose_provenance();
         // SAFETY: a symbol of this name is a function of this type in every CPython; it returns a static string.
         let version = unsafe { std::mem::transmute::<*mut c_void, GetVersion>(version)() };
         if version.is_null() {
@@ -82,6 +88,8 @@ impl Python {
             address_to_line: unsafe { std::mem::transmute::<*mut c_void, AddressToLine>(address_to_line) },
             frames: Frames::new(layout, types.code),
             types,
+            evaluation,
+            evaluator: OnceLock::new(),
             state: AtomicU8::new(UNVERIFIED),
             attempts: AtomicU32::new(0),
         })
@@ -110,6 +118,21 @@ impl Python {
         let leaf = unsafe { self.frames.leaf(state.expose_provenance()) };
         // SAFETY: `leaf` was read from the calling thread's state just now, and cannot change before we return.
         unsafe { thread.capture(&self.frames, leaf, interner, sink) }
+    }
+
+    /// Where the code of the interpreter's evaluation function is.
+    pub(crate) fn evaluator(&self) -> &Evaluator {
+        self.evaluator.get_or_init(|| Evaluator::find(self.evaluation))
+    }
+
+    /// Whether the evaluation function was called for this frame.
+    ///
+    /// # Safety
+    /// `frame` belongs to the calling thread's present chain, and stacks are taken.
+    #[inline]
+    pub(crate) unsafe fn begins_evaluation(&self, frame: usize) -> bool {
+        // SAFETY: as promised by the caller.
+        unsafe { self.frames.begins_evaluation(frame) }
     }
 
     /// Whether stacks are taken: yes, not yet known (no Python frame was seen), or no, and why.

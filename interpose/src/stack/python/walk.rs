@@ -11,7 +11,7 @@ use super::super::definition::{DefinitionSink, FrameText, Loss};
 use super::super::intern::Interner;
 use super::super::key_cache::Meaning;
 use super::super::thread::{Chain, Identity, ReadFrame, Step};
-use super::layout::{BYTES_DATA, Bytecode, FrameLayout, InstructionKind, Layout, OB_SIZE, OB_TYPE};
+use super::layout::{BYTES_DATA, Bytecode, Evaluation, FrameLayout, InstructionKind, Layout, OB_SIZE, OB_TYPE};
 use super::text::{self, Buffer};
 use super::{deaths, lines};
 
@@ -56,6 +56,21 @@ impl Frames {
             // SAFETY: a thread state always has a cframe, which lives as long as it is in use.
             Some(current) if frame != 0 => unsafe { load(frame + current) },
             _ => frame,
+        }
+    }
+
+    /// Whether `_PyEval_EvalFrameDefault` was called for this frame.
+    ///
+    /// # Safety
+    /// `frame` belongs to the calling thread's present chain.
+    #[inline]
+    pub(super) unsafe fn begins_evaluation(&self, frame: usize) -> bool {
+        match (self.layout.frame.evaluation, self.layout.frame.owner) {
+            // SAFETY: the field lies inside the frame.
+            (Evaluation::Entry { offset }, _) => unsafe { load::<u8>(frame + offset) != 0 },
+            // SAFETY: as above.
+            (Evaluation::Shim, Some(owner)) => unsafe { load::<u8>(frame + owner.offset) >= owner.first_shim },
+            (Evaluation::Every | Evaluation::Shim, _) => true,
         }
     }
 

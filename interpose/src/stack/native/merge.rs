@@ -1,0 +1,193 @@
+//! One stack of both kinds: Python frames in the places of the interpreter's evaluation function.
+//!
+//! Each native frame of that function evaluates one Python frame (up to 3.10) or a group of frames that call each other
+//! (3.11 and later); which frames begin a group is written in the frames. So the outermost evaluation gives way to the outermost
+//! group, and so on. That is checked each time: there must be as many evaluations as groups. If not (a stack
+//! that could not be unwound to its end, frames that something else has linked in), nothing is invented: the stack is all
+//! Python frames and then what the innermost evaluation has called, and that is counted.
+
+use memtrace_trace::ids::StackId;
+
+use super::super::definition::{DefinitionSink, Loss};
+use super::super::intern::Interner;
+use super::super::key_cache::Meaning;
+use super::super::python::Python;
+use super::super::thread::ThreadStacks;
+use super::array::{Array, Zeroed};
+use super::walk::{Walk, Walked};
+
+/// A frame of the merged stack, and the stack up to it.
+#[derive(Clone, Copy)]
+struct Item {
+    meaning: Meaning,
+    stack: StackId,
+}
+
+// SAFETY: two numbers.
+unsafe impl Zeroed for Item {}
+
+/// A thread's last merged stack.
+pub(super) struct Merged {
+    /// 0 = outermost.
+    items: Array<Item>,
+    /// Items `0..known` are right: each is its meaning on top of the one before.
+    known: usize,
+    /// What the last merge was made of, and its result.
+    depth: usize,
+    python: StackId,
+    shape: u64,
+    stack: StackId,
+    matched: bool,
+}
+
+/// How a Python stack falls into groups.
+struct Groups {
+    count: usize,
+    /// Differs where groups begin elsewhere.
+    shape: u64,
+}
+
+impl Merged {
+    pub(super) const fn new() -> Merged {
+        Merged {
+            items: Array::new(),
+            known: 0,
+            depth: 0,
+            python: StackId::NONE,
+            shape: 0,
+            stack: StackId::NONE,
+            matched: false,
+        }
+    }
+
+    pub(super) fn forget(&mut self) {
+        self.known = 0;
+        self.depth = 0;
+    }
+
+    pub(super) fn release(&mut self) {
+        self.items.release();
+        *self = Merged::new();
+    }
+
+    /// The merged stack of a native walk and the Python stack `stack`, which has just been taken into `frames`.
+    #[allow(clippy::too_many_arguments, reason = "two stacks, and where frames go")]
+    pub(super) fn merge<S: DefinitionSink>(
+        &mut self,
+        walk: &Walk,
+        walked: Walked,
+        python: &Python,
+        frames: &ThreadStacks,
+        stack: StackId,
+        interner: &Interner,
+        sink: &mut S,
+    ) -> StackId {
+        let groups = groups(python, frames);
+        let same = walked.changed == walked.depth
+            && walked.depth == self.depth
+            && stack == self.python
+            && groups.shape == self.shape;
+        if !same {
+            self.build(walk, walked.depth, python, frames, groups.count, interner, sink);
+            (self.depth, self.python, self.shape) = (walked.depth, stack, groups.shape);
+        }
+        if !self.matched {
+            sink.lost(Loss::Merging);
+        }
+        self.stack
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "as above")]
+    fn build<S: DefinitionSink>(
+        &mut self,
+        walk: &Walk,
+        depth: usize,
+        python: &Python,
+        frames: &ThreadStacks,
+        groups: usize,
+        interner: &Interner,
+        sink: &mut S,
+    ) {
+        let evaluator = python.evaluator();
+        let evaluates = |index: usize| evaluator.contains(walk.entry(index).state.lookup());
+        let evaluations = (0..depth).filter(|index| evaluates(*index)).count();
+        self.matched = evaluations == groups;
+        let python_depth = frames.depth();
+        if !self.items.reserve(depth + python_depth) {
+            self.forget();
+            (self.stack, self.matched) = (StackId::NONE, true);
+            sink.lost(Loss::Memory);
+            return;
+        }
+        let mut top = Top { merged: self, at: 0, stack: StackId::NONE };
+        let mut next = 0;
+        // A group: its first frame, and all further ones that begin none.
+        let group = |top: &mut Top<'_>, next: &mut usize, all: bool, sink: &mut S| {
+            let mut first = true;
+            while *next < python_depth {
+                let (frame, meaning) = frames.frame(*next);
+                // SAFETY: a frame of the present chain.
+                if !all && !first && unsafe { python.begins_evaluation(frame) } {
+                    break;
+                }
+                first = false;
+                top.push(meaning, interner, sink);
+                *next += 1;
+            }
+        };
+        if top.merged.matched {
+            for index in 0..depth {
+                if evaluates(index) {
+                    group(&mut top, &mut next, false, sink);
+                } else {
+                    top.push(walk.entry(index).meaning, interner, sink);
+                }
+            }
+        } else {
+            group(&mut top, &mut next, true, sink);
+            let innermost = (0..depth).rev().find(|index| evaluates(*index));
+            for index in innermost.map_or(depth, |index| index + 1)..depth {
+                top.push(walk.entry(index).meaning, interner, sink);
+            }
+        }
+        let Top { at, stack, .. } = top;
+        self.known = at;
+        self.stack = stack;
+    }
+}
+
+/// The stack as it grows.
+struct Top<'a> {
+    merged: &'a mut Merged,
+    at: usize,
+    stack: StackId,
+}
+
+impl Top<'_> {
+    #[inline]
+    fn push<S: DefinitionSink>(&mut self, meaning: Meaning, interner: &Interner, sink: &mut S) {
+        if meaning == Meaning::HIDDEN {
+            return;
+        }
+        let known = self.at < self.merged.known;
+        let item = self.merged.items.get_mut(self.at);
+        if !known || item.meaning != meaning {
+            *item = Item { meaning, stack: super::child(self.stack, meaning, interner, sink) };
+            self.merged.known = self.at;
+        }
+        self.stack = item.stack;
+        self.at += 1;
+    }
+}
+
+#[inline]
+fn groups(python: &Python, frames: &ThreadStacks) -> Groups {
+    let mut groups = Groups { count: 0, shape: 0 };
+    for index in 0..frames.depth() {
+        // SAFETY: a frame of the present chain.
+        let begins = unsafe { python.begins_evaluation(frames.frame(index).0) };
+        groups.count += usize::from(begins);
+        groups.shape = groups.shape.wrapping_mul(0x0000_0100_0000_01b3) ^ u64::from(begins) ^ 2;
+    }
+    groups
+}

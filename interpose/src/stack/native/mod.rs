@@ -1,0 +1,211 @@
+//! Native stacks: the return addresses of the calling thread, without frame pointers, in place.
+//!
+//! - [`memory`]: reads the stack and never faults.
+//! - [`objects`]: the loaded object of a code address.
+//! - [`cfi`]: unwinding information made into a [`rule`] for one address; [`rules`] remembers them, for the process.
+//! - [`walk`]: unwinds what changed since the thread's last walk; says why that is right.
+//! - [`unloads`]: when what is remembered about addresses no longer holds.
+//! - [`evaluator`], [`merge`]: Python frames in the places of the interpreter's own.
+//!
+//! A frame is (object, address), see [`memtrace_trace::definition::Definition::NativeFrame`]; names are found afterwards, offline.
+//! Frames of this library are not shown.
+//!
+//! # Cost
+//!
+//! See docs/performance.md; `tests/stackprobe/run --native-bench` measures.
+//!
+//! # Borders
+//!
+//! As for all of [`super`]. A *new* address asks the loader (`dl_iterate_phdr`: one of its locks, some microseconds), a thread's
+//! first walk asks the C library for the stack's bounds. A signal handler's own alternate stack and coroutines' stacks are read
+//! through the kernel. Code without unwinding information is left by its frame pointer only where the result is in the
+//! stack's bounds and follows a call instruction; else the walk ends there, and that is counted.
+
+mod array;
+mod cfi;
+mod evaluator;
+mod memory;
+mod merge;
+mod objects;
+mod rule;
+mod rules;
+mod unloads;
+mod walk;
+
+use std::ffi::CString;
+
+use memtrace_trace::ids::StackId;
+
+pub(crate) use evaluator::Evaluator;
+use objects::with_code_at;
+pub(crate) use objects::with_start;
+pub(crate) use unloads::{begin as unloading, end as unloaded};
+
+use super::definition::{DefinitionSink, LoadedObject, Loss};
+use super::intern::Interner;
+use super::key_cache::{FrameKey, Meaning};
+use super::python::Python;
+use super::thread::ThreadStacks;
+use memory::StackMemory;
+use merge::Merged;
+use rule::State;
+use walk::{Ending, Walk, Walked};
+
+/// A thread's memory of its last native stack.
+pub(crate) struct NativeStacks {
+    walk: Walk,
+    merged: Merged,
+    /// Entries `0..interned` have their stacks.
+    interned: usize,
+    /// The interner whose ids the entries hold.
+    epoch: u32,
+}
+
+/// The registers of the function that this is inlined into.
+#[inline(always)]
+fn registers() -> State {
+    let (ip, sp, bp): (usize, usize, usize);
+    // SAFETY: reads three registers.
+    unsafe {
+        std::arch::asm!(
+            "lea {ip}, [rip]",
+            "mov {sp}, rsp",
+            "mov {bp}, rbp",
+            ip = out(reg) ip,
+            sp = out(reg) sp,
+            bp = out(reg) bp,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+    State { ip, sp, bp, exact: true }
+}
+
+impl NativeStacks {
+    /// Nothing remembered, nothing allocated.
+    #[allow(clippy::new_without_default, reason = "made in a const context")]
+    pub(crate) const fn new() -> NativeStacks {
+        NativeStacks { walk: Walk::new(), merged: Merged::new(), interned: 0, epoch: 0 }
+    }
+
+    /// Gives the memory back. The struct may be used again and starts from nothing.
+    #[allow(dead_code, reason = "for tests, the stack probe and whoever wants to know")]
+    pub(crate) fn release(&mut self) {
+        self.walk.release();
+        self.merged.release();
+        *self = NativeStacks::new();
+    }
+
+    /// The calling thread's native stack. Never twice at a time on one thread.
+    #[inline(never)]
+    pub(crate) fn capture<S: DefinitionSink>(&mut self, interner: &Interner, sink: &mut S) -> StackId {
+        let walked = self.walk(registers(), interner, sink);
+        let Some(leaf) = walked.depth.checked_sub(1) else { return StackId::NONE };
+        self.interned = self.interned.min(walked.changed);
+        if self.interned < walked.depth {
+            self.intern(walked.depth, interner, sink);
+        }
+        self.walk.entry(leaf).stack
+    }
+
+    /// The calling thread's native stack with the frames of `python`, whose stack has just been taken as `stack` into `stacks`,
+    /// in the places of its interpreter's.
+    #[inline(never)]
+    pub(crate) fn capture_merged<S: DefinitionSink>(
+        &mut self,
+        python: &Python,
+        stacks: &ThreadStacks,
+        stack: StackId,
+        interner: &Interner,
+        sink: &mut S,
+    ) -> StackId {
+        let walked = self.walk(registers(), interner, sink);
+        self.merged.merge(&self.walk, walked, python, stacks, stack, interner, sink)
+    }
+
+    #[inline(always)]
+    fn walk<S: DefinitionSink>(&mut self, start: State, interner: &Interner, sink: &mut S) -> Walked {
+        let epoch = interner.epoch();
+        if self.epoch != epoch || epoch == 0 {
+            self.walk.forget();
+            self.merged.forget();
+            self.epoch = interner.claim_epoch();
+        }
+        let walked = self.walk.walk(start, &mut StackMemory::from(start.sp));
+        for index in walked.changed..walked.depth {
+            let entry = self.walk.entry_mut(index);
+            if entry.meaning == Meaning::UNKNOWN {
+                entry.meaning = meaning(&entry.state, interner, sink);
+            }
+        }
+        match walked.ending {
+            Ending::Whole => {}
+            Ending::Lost => sink.lost(Loss::Unwinding),
+            Ending::TooDeep => sink.lost(Loss::Depth),
+            Ending::NoMemory => sink.lost(Loss::Memory),
+        }
+        walked
+    }
+
+    fn intern<S: DefinitionSink>(&mut self, depth: usize, interner: &Interner, sink: &mut S) {
+        let mut stack = match self.interned.checked_sub(1) {
+            Some(below) => self.walk.entry(below).stack,
+            None => StackId::NONE,
+        };
+        for index in self.interned..depth {
+            let entry = self.walk.entry_mut(index);
+            stack = child(stack, entry.meaning, interner, sink);
+            entry.stack = stack;
+        }
+        self.interned = depth;
+    }
+}
+
+/// The stack of a frame with this meaning on top of `parent`.
+#[inline]
+fn child<S: DefinitionSink>(parent: StackId, meaning: Meaning, interner: &Interner, sink: &mut S) -> StackId {
+    if let Some(frame) = meaning.id() {
+        return interner.child(parent, frame, sink);
+    }
+    if meaning == Meaning::REFUSED {
+        sink.lost(Loss::Frame);
+    }
+    parent
+}
+
+/// What frame a state is in.
+#[inline]
+fn meaning<S: DefinitionSink>(state: &State, interner: &Interner, sink: &mut S) -> Meaning {
+    // While an object is being unloaded nothing is looked up or remembered by address.
+    let key = unloads::count().map(|unloads| FrameKey::native(state.return_address(), unloads));
+    let known = key.map_or(Meaning::UNKNOWN, |key| interner.meaning(key));
+    if known == Meaning::UNKNOWN { identify(state, key, interner, sink) } else { known }
+}
+
+#[cold]
+#[inline(never)]
+fn identify<S: DefinitionSink>(state: &State, key: Option<FrameKey>, interner: &Interner, sink: &mut S) -> Meaning {
+    /// The longest build id that is kept: those of linkers have 20 bytes, or 16, or 8.
+    const LONGEST_ID: usize = 32;
+    let found = with_code_at(state.lookup(), |object| {
+        let ours = object.code(identify::<S> as *const () as usize).is_some();
+        let build_id = object.build_id().unwrap_or_default();
+        let build_id = build_id.get(..LONGEST_ID).unwrap_or(build_id).to_vec();
+        (ours, object.bias, object.start(), CString::from(object.path), build_id)
+    });
+    let address = state.return_address();
+    // Code that no object has may give way to an object without anybody noticing.
+    let lasting = found.is_some();
+    let meaning = match found {
+        Some((true, ..)) => Meaning::HIDDEN,
+        Some((false, bias, start, path, build_id)) => {
+            let module = sink.module(&LoadedObject { start, path: &path, build_id: &build_id });
+            Meaning::frame(interner.native_frame(module, address.wrapping_sub(bias) as u64, sink))
+        }
+        // Generated code: its address, in no object.
+        None => Meaning::frame(interner.native_frame(Default::default(), address as u64, sink)),
+    };
+    if let Some(key) = key.filter(|_| lasting) {
+        interner.remember(key, meaning);
+    }
+    meaning
+}

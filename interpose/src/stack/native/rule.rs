@@ -1,0 +1,294 @@
+//! How one frame is left: where its caller's registers are, for one code address.
+//!
+//! Three registers are followed: the instruction pointer, the stack pointer and `rbp`. Compilers describe frames by the
+//! stack pointer or `rbp` wherever a call can be made from; where unwinding information wants anything else, there is
+//! no rule and the walk ends there, which is counted.
+
+use super::memory::StackMemory;
+
+/// The registers of a frame that are followed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct State {
+    /// Where the frame will go on: a return address, or the very instruction that was interrupted ([`Self::exact`]).
+    pub(super) ip: usize,
+    pub(super) sp: usize,
+    pub(super) bp: usize,
+    /// Whether `ip` is not a return address: the leaf, and what a signal interrupted.
+    pub(super) exact: bool,
+}
+
+impl State {
+    /// An address inside the instruction that the frame is at: a return address may lie in the next function.
+    pub(super) fn lookup(&self) -> usize {
+        if self.exact { self.ip } else { self.ip.wrapping_sub(1) }
+    }
+
+    /// The address in the form of a return address: one past a byte of the instruction that the frame is at.
+    pub(super) fn return_address(&self) -> usize {
+        if self.exact { self.ip.wrapping_add(1) } else { self.ip }
+    }
+}
+
+/// What an offset in a rule is relative to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Base {
+    Cfa,
+    Sp,
+    Bp,
+}
+
+/// An address: a register plus an offset, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    pub(super) base: Base,
+    pub(super) offset: i32,
+}
+
+/// How a frame is left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Rule {
+    /// By unwinding information.
+    Frame(Frame),
+    /// There is no information about this address: a frame pointer is all that can be hoped for. `known`: the address lies in
+    /// the code of a loaded object.
+    Guess {
+        /// Whether the address lies in the code of a loaded object.
+        known: bool,
+        /// Whether the instruction before the address is a call.
+        called: bool,
+    },
+    /// The outermost frame.
+    Outermost,
+    /// The information there is cannot be followed.
+    Unsupported,
+}
+
+/// A frame that unwinding information describes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Frame {
+    /// The canonical frame address, or where it is stored (`indirect`). Not relative to itself.
+    pub(super) cfa: Place,
+    pub(super) indirect: bool,
+    pub(super) return_address: Place,
+    /// Where the caller's `rbp` was saved; `None`: it is still there.
+    pub(super) bp: Option<Place>,
+    /// The frame was made by the kernel for a signal handler.
+    pub(super) signal: bool,
+    /// Whether the instruction before the address is a call.
+    pub(super) called: bool,
+}
+
+/// The words that a step read, by address; 0: not read. What was read is in the caller's state.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Reads {
+    pub(super) ip: usize,
+    pub(super) bp: usize,
+    pub(super) sp: usize,
+}
+
+/// What leaving a frame comes to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// The caller's state, and what was read to know it.
+    Caller(State, Reads),
+    /// There is no caller.
+    End,
+    /// There may be a caller, but it cannot be found.
+    Lost,
+}
+
+/// Addresses that no frame's code has.
+fn impossible(ip: usize) -> bool {
+    !(4096..1 << 47).contains(&ip)
+}
+
+impl Frame {
+    /// The caller's state.
+    #[inline]
+    pub(super) fn leave(&self, state: State, memory: &mut StackMemory) -> Step {
+        let mut reads = Reads::default();
+        let at = |place: Place, cfa: usize| {
+            let base = match place.base {
+                Base::Cfa => cfa,
+                Base::Sp => state.sp,
+                Base::Bp => state.bp,
+            };
+            base.wrapping_add_signed(place.offset as isize)
+        };
+        let mut cfa = at(self.cfa, 0);
+        if self.indirect {
+            reads.sp = cfa;
+            let Some(value) = memory.read(cfa) else { return Step::Lost };
+            cfa = value;
+        }
+        // A stack grows downwards: callers lie higher. A signal may have changed stacks.
+        if !cfa.is_multiple_of(8) || (cfa <= state.sp && !self.signal) {
+            return Step::Lost;
+        }
+        reads.ip = at(self.return_address, cfa);
+        let Some(ip) = memory.read(reads.ip) else { return Step::Lost };
+        if ip == 0 {
+            return Step::End;
+        }
+        let mut bp = state.bp;
+        if let Some(place) = self.bp {
+            reads.bp = at(place, cfa);
+            let Some(value) = memory.read(reads.bp) else { return Step::Lost };
+            bp = value;
+        }
+        if impossible(ip) {
+            return Step::Lost;
+        }
+        Step::Caller(State { ip, sp: cfa, bp, exact: self.signal }, reads)
+    }
+}
+
+/// Leaves a frame by its frame pointer, if `rbp` can be one. The caller checks what it leads to.
+pub(super) fn leave_by_frame_pointer(state: State, memory: &mut StackMemory) -> Step {
+    let frame = Frame {
+        cfa: Place { base: Base::Bp, offset: 16 },
+        indirect: false,
+        return_address: Place { base: Base::Cfa, offset: -8 },
+        bp: Some(Place { base: Base::Cfa, offset: -16 }),
+        signal: false,
+        called: false,
+    };
+    let aligned = state.bp.is_multiple_of(8) && state.bp >= state.sp && memory.is_own(state.bp);
+    if aligned { frame.leave(state, memory) } else { Step::Lost }
+}
+
+const KIND_FRAME: u64 = 1;
+const KIND_GUESS: u64 = 2;
+const KIND_OUTERMOST: u64 = 3;
+const KIND_UNSUPPORTED: u64 = 4;
+
+fn pack_place(place: Place) -> u64 {
+    u64::from(place.offset.cast_unsigned()) << 2
+        | match place.base {
+            Base::Cfa => 0,
+            Base::Sp => 1,
+            Base::Bp => 2,
+        }
+}
+
+fn unpack_place(word: u64) -> Place {
+    let base = match word & 3 {
+        0 => Base::Cfa,
+        1 => Base::Sp,
+        _ => Base::Bp,
+    };
+    Place { base, offset: ((word >> 2) as u32).cast_signed() }
+}
+
+impl Rule {
+    /// Three words for the cache of rules. Never all zero.
+    pub(super) fn pack(&self) -> [u64; 3] {
+        match self {
+            Rule::Frame(frame) => {
+                let flags = u64::from(frame.indirect)
+                    | u64::from(frame.signal) << 1
+                    | u64::from(frame.called) << 2
+                    | u64::from(frame.bp.is_some()) << 3;
+                [
+                    pack_place(frame.cfa) << 8 | KIND_FRAME,
+                    pack_place(frame.return_address) << 8 | flags,
+                    frame.bp.map_or(0, pack_place),
+                ]
+            }
+            Rule::Guess { known, called } => [KIND_GUESS, u64::from(*known) | u64::from(*called) << 1, 0],
+            Rule::Outermost => [KIND_OUTERMOST, 0, 0],
+            Rule::Unsupported => [KIND_UNSUPPORTED, 0, 0],
+        }
+    }
+
+    /// The opposite of [`Self::pack`].
+    #[inline]
+    pub(super) fn unpack([first, second, third]: [u64; 3]) -> Option<Rule> {
+        match first & 0xff {
+            KIND_FRAME => Some(Rule::Frame(Frame {
+                cfa: unpack_place(first >> 8),
+                indirect: second & 1 != 0,
+                return_address: unpack_place(second >> 8),
+                bp: (second & 8 != 0).then(|| unpack_place(third)),
+                signal: second & 2 != 0,
+                called: second & 4 != 0,
+            })),
+            KIND_GUESS => Some(Rule::Guess { known: second & 1 != 0, called: second & 2 != 0 }),
+            KIND_OUTERMOST => Some(Rule::Outermost),
+            KIND_UNSUPPORTED => Some(Rule::Unsupported),
+            _ => None,
+        }
+    }
+
+    /// Whether a frame may be at this address after a call: only asked where a frame pointer was all there was to go by.
+    pub(super) fn plausible_caller(&self) -> bool {
+        match self {
+            Rule::Frame(frame) => frame.called,
+            Rule::Guess { known, called } => *called || !*known,
+            Rule::Outermost => true,
+            Rule::Unsupported => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(cfa: Place, bp: Option<Place>) -> Frame {
+        let return_address = Place { base: Base::Cfa, offset: -8 };
+        Frame { cfa, indirect: false, return_address, bp, signal: false, called: true }
+    }
+
+    #[test]
+    fn rules_survive_packing() {
+        let place = |base, offset| Place { base, offset };
+        let rules = [
+            Rule::Frame(frame(place(Base::Sp, 8), None)),
+            Rule::Frame(frame(place(Base::Sp, i32::MAX), Some(place(Base::Cfa, i32::MIN)))),
+            Rule::Frame(Frame { indirect: true, ..frame(place(Base::Bp, -40), Some(place(Base::Bp, 0))) }),
+            Rule::Frame(Frame {
+                signal: true,
+                called: false,
+                return_address: place(Base::Sp, 168),
+                ..frame(place(Base::Sp, 160), Some(place(Base::Sp, 120)))
+            }),
+            Rule::Guess { known: true, called: false },
+            Rule::Guess { known: false, called: true },
+            Rule::Outermost,
+            Rule::Unsupported,
+        ];
+        for rule in rules {
+            assert_eq!(Rule::unpack(rule.pack()), Some(rule));
+        }
+        assert_eq!(Rule::unpack([0; 3]), None);
+    }
+
+    #[test]
+    fn frames_are_left_as_their_rules_say() {
+        // [0] saved rbp, [1] return address, [2] the address of [3]
+        let mut words = [0x7777_usize, 0x40_1000, 0, 0x40_2000, 0];
+        let base = (&raw const words).expose_provenance();
+        words[2] = base + 32;
+        // SAFETY: the array.
+        let mut memory = unsafe { StackMemory::of(base, base + size_of_val(&words)) };
+        let state = State { ip: 0x40_0000, sp: base, bp: base, exact: false };
+        let place = |base, offset| Place { base, offset };
+        let saved = frame(place(Base::Sp, 16), Some(place(Base::Cfa, -16)));
+        let reads = Reads { ip: base + 8, bp: base, sp: 0 };
+        let caller = State { ip: 0x40_1000, sp: base + 16, bp: 0x7777, exact: false };
+        assert_eq!(saved.leave(state, &mut memory), Step::Caller(caller, reads));
+        let realigned = Frame { indirect: true, ..frame(place(Base::Bp, 16), None) };
+        let caller = State { ip: 0x40_2000, sp: base + 32, bp: base, exact: false };
+        assert_eq!(
+            realigned.leave(state, &mut memory),
+            Step::Caller(caller, Reads { ip: base + 24, bp: 0, sp: base + 16 })
+        );
+        // A return address of 0 ends the stack; a frame may not lie below its callee, nor be misaligned.
+        assert_eq!(frame(place(Base::Sp, 40), None).leave(state, &mut memory), Step::End);
+        assert_eq!(frame(place(Base::Sp, 0), None).leave(state, &mut memory), Step::Lost);
+        assert_eq!(frame(place(Base::Sp, 12), None).leave(state, &mut memory), Step::Lost);
+        assert_eq!(leave_by_frame_pointer(State { bp: base - 8, ..state }, &mut memory), Step::Lost);
+        assert_eq!(leave_by_frame_pointer(State { bp: 3, ..state }, &mut memory), Step::Lost);
+    }
+}
