@@ -66,6 +66,8 @@ fn name_of(loss: Loss) -> &'static str {
         Loss::Memory => "memory",
         Loss::Unverified => "unverified",
         Loss::Text => "text",
+        Loss::Unwinding => "unwinding",
+        Loss::Merging => "merging",
     }
 }
 

@@ -51,8 +51,21 @@ use merge::Merged;
 use rule::State;
 use walk::{Ending, Walk, Walked};
 
-/// A thread's memory of its last native stack.
+/// How many stacks a thread remembers. A program takes memory and gives it back by ways that differ in their innermost frames, in
+/// turns: each finds itself whole.
+const SLOTS: usize = 4;
+
+/// A thread's memory of its last native stacks.
 pub(crate) struct NativeStacks {
+    slots: [Slot; SLOTS],
+    /// Which was used last.
+    last: usize,
+}
+
+/// One stack that is remembered.
+struct Slot {
+    /// The registers that the walk began with.
+    start: (usize, usize),
     walk: Walk,
     merged: Merged,
     /// Entries `0..interned` have their stacks.
@@ -84,27 +97,24 @@ impl NativeStacks {
     /// Nothing remembered, nothing allocated.
     #[allow(clippy::new_without_default, reason = "made in a const context")]
     pub(crate) const fn new() -> NativeStacks {
-        NativeStacks { walk: Walk::new(), merged: Merged::new(), interned: 0, epoch: 0 }
+        NativeStacks { slots: [const { Slot::new() }; SLOTS], last: 0 }
     }
 
     /// Gives the memory back. The struct may be used again and starts from nothing.
     #[allow(dead_code, reason = "for tests, the stack probe and whoever wants to know")]
     pub(crate) fn release(&mut self) {
-        self.walk.release();
-        self.merged.release();
+        for slot in &mut self.slots {
+            slot.walk.release();
+            slot.merged.release();
+        }
         *self = NativeStacks::new();
     }
 
     /// The calling thread's native stack. Never twice at a time on one thread.
     #[inline(never)]
     pub(crate) fn capture<S: DefinitionSink>(&mut self, interner: &Interner, sink: &mut S) -> StackId {
-        let walked = self.walk(registers(), interner, sink);
-        let Some(leaf) = walked.depth.checked_sub(1) else { return StackId::NONE };
-        self.interned = self.interned.min(walked.changed);
-        if self.interned < walked.depth {
-            self.intern(walked.depth, interner, sink);
-        }
-        self.walk.entry(leaf).stack
+        let start = registers();
+        self.slot(&start).map_or(StackId::NONE, |slot| slot.capture(start, interner, sink))
     }
 
     /// The calling thread's native stack with the frames of `python`, whose stack has just been taken as `stack` into `stacks`,
@@ -118,8 +128,43 @@ impl NativeStacks {
         interner: &Interner,
         sink: &mut S,
     ) -> StackId {
-        let walked = self.walk(registers(), interner, sink);
-        self.merged.merge(&self.walk, walked, python, stacks, stack, interner, sink)
+        let start = registers();
+        let Some(slot) = self.slot(&start) else { return StackId::NONE };
+        let walked = slot.walk(start, interner, sink);
+        slot.merged.merge(&slot.walk, walked, python, stacks, stack, interner, sink)
+    }
+
+    /// The stack that began here when it was last taken, or the one that was not asked for longest: its outer frames may be
+    /// the same. Which one is chosen decides how long the walk takes, and nothing else.
+    #[inline]
+    fn slot(&mut self, start: &State) -> Option<&mut Slot> {
+        let start = (start.ip, start.sp);
+        if self.slots.get(self.last).is_none_or(|slot| slot.start != start) {
+            self.last = match self.slots.iter().position(|slot| slot.start == start) {
+                Some(index) => index,
+                None => (self.last + 1) % SLOTS,
+            };
+        }
+        let slot = self.slots.get_mut(self.last)?;
+        slot.start = start;
+        Some(slot)
+    }
+}
+
+impl Slot {
+    const fn new() -> Slot {
+        Slot { start: (0, 0), walk: Walk::new(), merged: Merged::new(), interned: 0, epoch: 0 }
+    }
+
+    #[inline(always)]
+    fn capture<S: DefinitionSink>(&mut self, start: State, interner: &Interner, sink: &mut S) -> StackId {
+        let walked = self.walk(start, interner, sink);
+        let Some(leaf) = walked.depth.checked_sub(1) else { return StackId::NONE };
+        self.interned = self.interned.min(walked.changed);
+        if self.interned < walked.depth {
+            self.intern(walked.depth, interner, sink);
+        }
+        self.walk.entry(leaf).stack
     }
 
     #[inline(always)]

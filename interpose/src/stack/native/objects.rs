@@ -164,8 +164,8 @@ mod tests {
         let exe = std::env::current_exe().unwrap();
         let text = std::process::Command::new("readelf").arg("-n").arg(exe).output().expect("readelf").stdout;
         let text = String::from_utf8_lossy(&text).into_owned();
-        let printed = text.lines().filter_map(|line| line.trim().strip_prefix("Build ID: ")).last();
-        assert_eq!(found.expect("an object").as_deref(), printed);
+        let printed = text.lines().filter_map(|line| line.trim().strip_prefix("Build ID: ")).next_back();
+        assert_eq!(found.as_ref().expect("an object").as_deref(), printed);
         assert!(with_code_at(0, |_| ()).is_none());
         assert!(with_code_at((&raw const found).addr(), |_| ()).is_none(), "the stack is no code");
     }

@@ -78,12 +78,15 @@ pub(super) struct Frame {
     pub(super) called: bool,
 }
 
-/// The words that a step read, by address; 0: not read. What was read is in the caller's state.
+/// What a step read. What it found there is in the caller's state.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Reads {
+    /// The words, by address; 0: not read.
     pub(super) ip: usize,
     pub(super) bp: usize,
     pub(super) sp: usize,
+    /// Whether an address was made from `rbp`.
+    pub(super) by_bp: bool,
 }
 
 /// What leaving a frame comes to.
@@ -106,7 +109,9 @@ impl Frame {
     /// The caller's state.
     #[inline]
     pub(super) fn leave(&self, state: State, memory: &mut StackMemory) -> Step {
-        let mut reads = Reads::default();
+        let by_bp =
+            [Some(self.cfa), Some(self.return_address), self.bp].into_iter().flatten().any(|p| p.base == Base::Bp);
+        let mut reads = Reads { by_bp, ..Reads::default() };
         let at = |place: Place, cfa: usize| {
             let base = match place.base {
                 Base::Cfa => cfa,
@@ -275,14 +280,14 @@ mod tests {
         let state = State { ip: 0x40_0000, sp: base, bp: base, exact: false };
         let place = |base, offset| Place { base, offset };
         let saved = frame(place(Base::Sp, 16), Some(place(Base::Cfa, -16)));
-        let reads = Reads { ip: base + 8, bp: base, sp: 0 };
+        let reads = Reads { ip: base + 8, bp: base, sp: 0, by_bp: false };
         let caller = State { ip: 0x40_1000, sp: base + 16, bp: 0x7777, exact: false };
         assert_eq!(saved.leave(state, &mut memory), Step::Caller(caller, reads));
         let realigned = Frame { indirect: true, ..frame(place(Base::Bp, 16), None) };
         let caller = State { ip: 0x40_2000, sp: base + 32, bp: base, exact: false };
         assert_eq!(
             realigned.leave(state, &mut memory),
-            Step::Caller(caller, Reads { ip: base + 24, bp: 0, sp: base + 16 })
+            Step::Caller(caller, Reads { ip: base + 24, bp: 0, sp: base + 16, by_bp: true })
         );
         // A return address of 0 ends the stack; a frame may not lie below its callee, nor be misaligned.
         assert_eq!(frame(place(Base::Sp, 40), None).leave(state, &mut memory), Step::End);

@@ -16,6 +16,9 @@
 //! - *Same rule*: rules are functions of the address as long as the object that holds it is loaded; when one has been
 //!   unloaded ([`unloads`]), everything is forgotten. What ends a walk (the outermost frame, a guess that led nowhere) is not
 //!   remembered but found again each time.
+//! - *`rbp` counts where it is used*: most code keeps something of its own in it, another value every time. A frame's `rbp` matters
+//!   if its rule makes an address from it, or if it leaves it to a caller where it matters. Where it does not, it is
+//!   neither compared nor does it decide anything; but it is kept true, since another caller may make it matter.
 //! - *Words are read where unwinding would read them*: between the present stack pointer and the end of the thread's own stack.
 //!   The addresses were inside these bounds when they were remembered, are at or above the stack pointer of their frame,
 //!   which the present walk has just reached, and the bounds' end is compared. Frames on other stacks (a signal's, a
@@ -51,13 +54,63 @@ pub(super) struct Entry {
     /// The stack up to here, for whoever walks.
     pub(super) stack: StackId,
     /// What was read to leave it. Not for the outermost.
-    reads: Reads,
+    reads: Remembered,
+    /// Whether its `rbp` decides anything.
+    bp_matters: bool,
 }
 
-// SAFETY: numbers, and a `bool` that is false when zeroed.
+// SAFETY: numbers, and `bool`s that are false when zeroed.
 unsafe impl Zeroed for Entry {}
 
 const _: () = assert!(size_of::<Entry>() == 64, "an entry is one cache line");
+
+/// [`Reads`] by distance from the frame's stack pointer in bytes, with the lowest bit set; 0: not read.
+#[derive(Clone, Copy, Default)]
+struct Remembered {
+    ip: u32,
+    bp: u32,
+    sp: u32,
+    by_bp: bool,
+    /// All of it lies in the thread's own stack, so that it may be read again without asking.
+    own: bool,
+}
+
+impl Remembered {
+    #[inline]
+    fn new(reads: Reads, sp: usize, memory: &StackMemory) -> Remembered {
+        let mut own = true;
+        let mut distance = |at: usize| {
+            if at == 0 {
+                return 0;
+            }
+            let found = at.checked_sub(sp).filter(|_| memory.is_own(at)).and_then(|d| u32::try_from(d).ok());
+            own &= found.is_some_and(|d| d & 1 == 0);
+            found.unwrap_or(0) | 1
+        };
+        let (ip, bp, sp) = (distance(reads.ip), distance(reads.bp), distance(reads.sp));
+        Remembered { ip, bp, sp, by_bp: reads.by_bp, own }
+    }
+
+    /// # Safety
+    /// [`Self::own`] held when this was made of a frame with this stack pointer, which is at or above the present one, on a stack
+    /// with the same end; `distance` is one of these, not 0.
+    #[inline]
+    unsafe fn word(sp: usize, distance: u32) -> usize {
+        // SAFETY: as promised by the caller.
+        unsafe { std::ptr::with_exposed_provenance::<usize>(sp + (distance & !1) as usize).read_unaligned() }
+    }
+}
+
+impl Entry {
+    /// Whether a frame in this state is this frame, as far as anything depends on it.
+    #[inline]
+    fn is_in(&self, state: &State) -> bool {
+        self.state.ip == state.ip
+            && self.state.sp == state.sp
+            && self.state.exact == state.exact
+            && (!self.bp_matters || self.state.bp == state.bp)
+    }
+}
 
 /// How a walk ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -142,7 +195,8 @@ impl Walk {
             while below > 0 && self.entries.get(below - 1).state.sp < state.sp {
                 below -= 1;
             }
-            if below > 0 && self.entries.get(below - 1).state == state {
+            if below > 0 && self.entries.get(below - 1).is_in(&state) {
+                self.entries.get_mut(below - 1).state.bp = state.bp;
                 match self.first_difference(below - 1, memory, unloads) {
                     None => break self.ending,
                     Some(differs) => {
@@ -162,8 +216,13 @@ impl Walk {
                 if !self.fresh.reserve(fresh + 1) {
                     return self.without_memory();
                 }
-                *self.fresh.get_mut(fresh) =
-                    Entry { state, meaning: Meaning::UNKNOWN, stack: StackId::NONE, reads: Reads::default() };
+                *self.fresh.get_mut(fresh) = Entry {
+                    state,
+                    meaning: Meaning::UNKNOWN,
+                    stack: StackId::NONE,
+                    reads: Remembered::default(),
+                    bp_matters: false,
+                };
                 fresh += 1;
             }
             if fresh >= MAX_DEPTH {
@@ -173,7 +232,7 @@ impl Walk {
             let rule = rules::rule(&state, unloads);
             match leave(&rule, state, memory, unloads, &mut guesses) {
                 Step::Caller(caller, reads) => {
-                    self.fresh.get_mut(fresh - 1).reads = reads;
+                    self.fresh.get_mut(fresh - 1).reads = Remembered::new(reads, state.sp, memory);
                     state = caller;
                 }
                 end => {
@@ -182,19 +241,12 @@ impl Walk {
                 }
             }
         };
-        self.keep(below, fresh, unloads, memory, ending)
+        self.keep(below, fresh, unloads, ending)
     }
 
     /// Makes the entries `0..below` and the new frames the last walk.
     #[inline]
-    fn keep(
-        &mut self,
-        below: usize,
-        mut fresh: usize,
-        unloads: Option<u32>,
-        memory: &StackMemory,
-        ending: Ending,
-    ) -> Walked {
+    fn keep(&mut self, below: usize, mut fresh: usize, unloads: Option<u32>, ending: Ending) -> Walked {
         if ending == Ending::Lost {
             // What a guess led to and nothing came of is no frame. (The leaf is ours.)
             while fresh > 1 && is_unknown(&rules::rule(&self.fresh.get(fresh - 1).state, unloads)) {
@@ -208,39 +260,45 @@ impl Walk {
         for index in 0..fresh {
             *self.entries.get_mut(depth - 1 - index) = *self.fresh.get(index);
         }
-        let own = |entry: &Entry| {
-            let Reads { ip, bp, sp } = entry.reads;
-            [ip, bp, sp].into_iter().all(|at| at == 0 || (memory.is_own(at) && at >= entry.state.sp))
-        };
-        // The outermost frame is left anew each time.
+        // The outermost frame is left anew each time, so its `rbp` matters.
+        let mut matters = below.checked_sub(1).is_none_or(|index| self.entries.get(index).bp_matters);
+        for index in below..depth {
+            let entry = self.entries.get_mut(index);
+            matters = index == 0 || entry.reads.by_bp || (entry.reads.bp == 0 && matters);
+            entry.bp_matters = matters;
+        }
         self.known = if unloads.is_none() || depth == 0 {
             0
         } else {
-            (below.max(1)..depth).find(|index| !own(self.entries.get(*index))).unwrap_or(depth)
+            (below.max(1)..depth).find(|index| !self.entries.get(*index).reads.own).unwrap_or(depth)
         };
         self.ending = ending;
         Walked { depth, changed: below, ending }
     }
 
-    /// The highest index up to `from` whose frame is left for another caller than before; `None`: all are as they were.
+    /// The highest index up to `from` whose frame is left for another caller than before; `None`: all are as they were. `rbp` is
+    /// made true in all that were reached.
     #[inline]
-    fn first_difference(&self, from: usize, memory: &mut StackMemory, unloads: Option<u32>) -> Option<usize> {
-        let mut callee = self.entries.get(from);
+    fn first_difference(&mut self, from: usize, memory: &mut StackMemory, unloads: Option<u32>) -> Option<usize> {
+        let Entry { state: State { mut sp, mut bp, .. }, mut reads, .. } = *self.entries.get(from);
         for index in (0..from).rev() {
-            let caller = self.entries.get(index);
-            let Reads { ip, bp, sp } = callee.reads;
-            // SAFETY: see the module: the addresses are inside the thread's own stack, above the present stack pointer.
-            let holds = unsafe {
-                word(ip) == caller.state.ip
-                    && (bp == 0 || word(bp) == caller.state.bp)
-                    && (sp == 0 || word(sp) == caller.state.sp)
+            let caller = self.entries.get_mut(index);
+            // SAFETY: see the module: the words are inside the thread's own stack, above the present stack pointer.
+            let (ip_now, sp_now) = unsafe {
+                let sp_now = if reads.sp == 0 { caller.state.sp } else { Remembered::word(sp, reads.sp) };
+                (Remembered::word(sp, reads.ip), sp_now)
             };
-            if !holds {
+            if reads.bp != 0 {
+                // SAFETY: as above.
+                bp = unsafe { Remembered::word(sp, reads.bp) };
+            }
+            if ip_now != caller.state.ip || sp_now != caller.state.sp || (caller.bp_matters && bp != caller.state.bp) {
                 return Some(index + 1);
             }
-            callee = caller;
+            caller.state.bp = bp;
+            (sp, reads) = (sp_now, caller.reads);
         }
-        let outermost = callee.state;
+        let outermost = self.entries.get(0).state;
         let rule = rules::rule(&outermost, unloads);
         match leave(&rule, outermost, memory, unloads, &mut 0) {
             Step::End if self.ending == Ending::Whole => None,
@@ -254,14 +312,6 @@ impl Walk {
         self.known = 0;
         Walked { depth: 0, changed: 0, ending: Ending::NoMemory }
     }
-}
-
-/// # Safety
-/// A readable word lies at `address`.
-#[inline]
-unsafe fn word(address: usize) -> usize {
-    // SAFETY: as promised by the caller.
-    unsafe { std::ptr::with_exposed_provenance::<usize>(address).read_unaligned() }
 }
 
 /// Whether no object has the address that the rule is for.

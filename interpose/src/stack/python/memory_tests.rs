@@ -10,8 +10,8 @@ use super::super::definition::{DefinitionSink, FrameText};
 use super::super::intern::Interner;
 use super::super::thread::ThreadStacks;
 use super::layout::{
-    Bytecode, CodeLayout, FrameLayout, InstructionKind, Layout, LinesKind, Owner, TextLayout, ThreadLayout, TypeSizes,
-    Version,
+    Bytecode, CodeLayout, Evaluation, FrameLayout, InstructionKind, Layout, LinesKind, Owner, TextLayout, ThreadLayout,
+    TypeSizes, Version,
 };
 use super::memory::CheckedMemory;
 use super::reason::Reason;
@@ -29,6 +29,7 @@ const LAYOUT: Layout = Layout {
         instruction: 24,
         instruction_kind: InstructionKind::Pointer,
         owner: Some(Owner { offset: 5, generator: 1, first_shim: 3 }),
+        evaluation: Evaluation::Shim,
     },
     code: CodeLayout {
         name: 64,
