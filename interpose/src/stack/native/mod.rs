@@ -254,3 +254,115 @@ fn identify<S: DefinitionSink>(state: &State, key: Option<FrameKey>, interner: &
     }
     meaning
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::hint::black_box;
+
+    use memtrace_trace::ids::FrameId;
+
+    use super::*;
+    use crate::stack::FrameText;
+
+    struct Forget;
+
+    impl DefinitionSink for Forget {
+        fn frame(&mut self, _: FrameId, _: &FrameText<'_>) {}
+        fn stack(&mut self, _: StackId, _: StackId, _: FrameId) {}
+        fn lost(&mut self, what: Loss) {
+            panic!("{what:?}");
+        }
+    }
+
+    struct Program {
+        remembered: NativeStacks,
+        interner: Interner,
+        dice: u64,
+        seen: HashSet<Vec<(usize, usize)>>,
+        captures: usize,
+    }
+
+    impl Program {
+        fn below(&mut self, limit: u64) -> u64 {
+            self.dice ^= self.dice << 13;
+            self.dice ^= self.dice >> 7;
+            self.dice ^= self.dice << 17;
+            self.dice % limit
+        }
+
+        /// Takes the stack twice at one place: with what is remembered, and from nothing.
+        #[inline(never)]
+        fn check(&mut self) {
+            let mut fresh = NativeStacks::new();
+            // All code of a test is in our own object, which no stack shows: the frames' registers are compared.
+            let mut found = [Vec::new(), Vec::new()];
+            let mut turn = 0;
+            while turn < black_box(2) {
+                let stacks = if turn == 0 { &mut self.remembered } else { &mut fresh };
+                black_box(stacks.capture(&self.interner, &mut Forget));
+                let slot = &stacks.slots[stacks.last];
+                found[turn] =
+                    (0..slot.interned).map(|index| slot.walk.entry(index).state).map(|s| (s.ip, s.sp)).collect();
+                turn += black_box(1);
+            }
+            fresh.release();
+            assert_eq!(found[0], found[1], "capture {}", self.captures);
+            let [found, _] = found;
+            self.seen.insert(found);
+            self.captures += 1;
+        }
+
+        /// Calls at random, at random depths, from frames of many sizes, in a register or not.
+        fn act(&mut self, depth: u64) {
+            for _ in 0..self.below(3) + 1 {
+                match self.below(6) {
+                    0 if depth < 60 => self.small(depth + 1),
+                    1 if depth < 60 => self.large(depth + 1),
+                    2 if depth < 60 => {
+                        let through: fn(&mut Self, u64, [u64; 9]) -> u64 = black_box(Self::through);
+                        black_box(through(self, depth + 1, [depth; 9]));
+                    }
+                    _ => self.check(),
+                }
+            }
+        }
+
+        #[inline(never)]
+        fn small(&mut self, depth: u64) {
+            self.act(depth);
+            black_box(depth);
+        }
+
+        #[inline(never)]
+        fn large(&mut self, depth: u64) {
+            let mut room = [0u64; 300];
+            black_box(&mut room)[depth as usize] = depth;
+            self.act(depth);
+            black_box(&room);
+        }
+
+        #[inline(never)]
+        fn through(&mut self, depth: u64, words: [u64; 9]) -> u64 {
+            let sums: Vec<u64> = words.iter().map(|word| word * self.below(9)).collect();
+            self.act(depth);
+            sums.iter().sum()
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_is_what_unwinding_from_nothing_gives() {
+        let mut program = Program {
+            remembered: NativeStacks::new(),
+            interner: Interner::new(),
+            dice: 0x2545_f491_4f6c_dd1d,
+            seen: Default::default(),
+            captures: 0,
+        };
+        while program.captures < 20_000 {
+            program.act(0);
+        }
+        program.remembered.release();
+        assert!(program.seen.len() > 2_000, "{} stacks: no test of anything", program.seen.len());
+    }
+}
