@@ -1,0 +1,124 @@
+//! Native stacks where there is no plain way down a stack: little room, stacks of the program's own making, generated code,
+//! stacks that were written over. The program runs as without memtrace, every allocation is recorded, what can be walked is
+//! walked, and what cannot is counted.
+
+use memtrace_analysis::open_run;
+use memtrace_tests::ledger::{assert_equal, ours, pid, read_all};
+use memtrace_tests::programs::{Workshop, linked_with, victim};
+use memtrace_tests::victim::{Run, events};
+use memtrace_trace::counters::Counter;
+use memtrace_trace::event::{Action, Source};
+
+/// The program in one mode, with and without memtrace: the same output and status, and the ledger's events. Gives the run, the
+/// number of stacks that were cut, and the names of the frames of each runtime call, innermost first.
+#[track_caller]
+fn compare(mode: &str) -> (Run, u64, Vec<Vec<String>>) {
+    let workshop = Workshop::new();
+    let program = workshop.program("native/robust.c", "robust", &linked_with("libcudart.so.12"));
+    let ledger = workshop.path("ledger");
+    let victim = victim(&[program.as_os_str(), mode.as_ref()]).option("--stacks").option("native");
+    let alone = victim.run_alone();
+    assert!(alone.status.success(), "{alone:?}");
+    let run = victim.env("SIMCUDA_LEDGER", &ledger).run();
+    run.assert_ended_well();
+    assert_eq!(String::from_utf8_lossy(&alone.stdout), String::from_utf8_lossy(&run.output.stdout));
+    let ledgers = read_all(&ledger);
+    let opened = open_run(run.path()).expect("the run");
+    let (mut cut, mut names) = (0, Vec::new());
+    for trace in run.traces() {
+        assert_equal(&ours(&trace), &ledgers[&pid(&trace)]);
+        assert_eq!(trace.counter(Counter::Panics), 0);
+        cut += trace.counter(Counter::StacksCut);
+        let process = opened.processes().iter().find(|p| p.pid() == pid(&trace)).expect("the process");
+        let definitions = process.definitions();
+        let calls = events(&trace).into_iter().filter(|e| e.source == Source::Runtime && e.action == Action::Alloc);
+        names.extend(calls.map(|e| {
+            let frame = |(_, id)| {
+                // Generated code is in no object: its name is its address.
+                let place = definitions.native_frames.get(&id);
+                let generated = place.is_some_and(|place| definitions.module(place.module).is_none());
+                let name = definitions.frame(id).map(|f| f.name.to_string());
+                name.filter(|_| !generated).unwrap_or_default()
+            };
+            definitions.walk_ids(e.stack).map(frame).collect::<Vec<_>>()
+        }));
+    }
+    assert_eq!(opened.processes().len(), ledgers.len());
+    (run, cut, names)
+}
+
+/// That the names are among the frames, one directly after the other.
+#[track_caller]
+fn assert_begins(frames: &[String], expected: &[&str]) {
+    let found: Vec<&str> = frames.iter().take(expected.len()).map(String::as_str).collect();
+    assert_eq!(found, expected, "{frames:?}");
+}
+
+#[test]
+fn threads_with_little_stack_are_walked() {
+    let (_, cut, names) = compare("threads");
+    assert_eq!((cut, names.len()), (0, 280));
+    for frames in names {
+        let down = frames.iter().skip(1).take_while(|name| *name == "down").count();
+        assert_eq!((frames[0].as_str(), down % 9, frames[1 + down].as_str()), ("allocate", 1, "small"), "{frames:?}");
+    }
+}
+
+#[test]
+fn coroutines_are_walked_to_their_start() {
+    let (_, _, names) = compare("coroutines");
+    assert_eq!(names.len(), 3 * (4 * 5 + 6));
+    let (mut inside, mut outside) = (0, 0);
+    for frames in names {
+        let work = frames.iter().skip(1).take_while(|name| *name == "coroutine_work").count();
+        if work == 0 {
+            assert_begins(&frames, &["allocate", "coroutine", "main"]);
+            outside += 1;
+        } else {
+            assert_eq!((frames[0].as_str(), work % 4, frames[1 + work].as_str()), ("allocate", 0, "coroutine_start"));
+            inside += 1;
+        }
+    }
+    assert_eq!((inside, outside), (60, 18));
+}
+
+#[test]
+fn generated_code_with_frame_pointers_is_walked_through() {
+    let (_, cut, names) = compare("jit-rbp");
+    assert_eq!((cut, names.len()), (0, 5));
+    for frames in names {
+        assert_begins(&frames, &["allocate", "", "generated", "with_frame_pointers", "main"]);
+    }
+}
+
+#[test]
+fn generated_code_without_frame_pointers_ends_the_stack_and_is_counted() {
+    for mode in ["jit", "jit-nonsense"] {
+        let (_, cut, names) = compare(mode);
+        // Five calls of the runtime, each with one of the driver.
+        assert_eq!((cut, names.len()), (10, 5), "{mode}");
+        for frames in names {
+            assert_begins(&frames, &["allocate"]);
+            // Nothing is made up.
+            assert!(frames.len() <= 2, "{mode}: {frames:?}");
+        }
+    }
+}
+
+#[test]
+fn stacks_that_were_written_over_do_no_harm_and_are_counted() {
+    let (run, cut, names) = compare("overwritten");
+    let said = String::from_utf8_lossy(&run.output.stdout);
+    assert_eq!(said.matches("allocated").count(), 40, "{said}");
+    // Zeros look like a stack's end, and what looks like frames may be believed.
+    assert!(cut >= 40, "{cut}");
+    assert_eq!(names.len(), 40 * 3);
+    for call in names.chunks(3) {
+        // Before, it was a stack like any other.
+        assert_begins(&call[0][..2], &["allocate", "deeper"]);
+        assert!(call[0].iter().filter(|name| *name == "deeper").count() == 9 && call[0].contains(&"doomed".to_owned()));
+        for after in &call[1..] {
+            assert_begins(after, &["allocate"]);
+        }
+    }
+}
