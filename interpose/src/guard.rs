@@ -19,6 +19,7 @@ use crate::process::{Process, thread_exists, thread_id};
 use crate::real;
 use crate::stack::{Python, Reason};
 use crate::thread::Thread;
+use crate::unwind_check;
 
 /// Set while [`memtrace_pause`] holds.
 static PAUSED: AtomicBool = AtomicBool::new(false);
@@ -308,7 +309,19 @@ impl Guard {
         let process = self.process();
         let inner = self.inner();
         let mut sink = RingSink { process, producer: &mut inner.producer };
-        inner.native.capture(&process.interner, &mut sink)
+        let stack = inner.native.capture(&process.interner, &mut sink);
+        self.check_native();
+        stack
+    }
+
+    #[inline]
+    fn check_native(&mut self) {
+        let process = self.process();
+        if process.options.check_stacks
+            && let Some(difference) = unwind_check::check(process, &self.inner().native)
+        {
+            self.notice("native", &difference);
+        }
     }
 
     #[inline(never)]
@@ -318,7 +331,9 @@ impl Guard {
         let Some(python) = process.python().filter(|_| !stack.is_none()) else { return self.native_stack() };
         let inner = self.inner();
         let mut sink = RingSink { process, producer: &mut inner.producer };
-        inner.native.capture_merged(python, &inner.stacks, stack, &process.interner, &mut sink)
+        let stack = inner.native.capture_merged(python, &inner.stacks, stack, &process.interner, &mut sink);
+        self.check_native();
+        stack
     }
 
     /// Lets definitions be sent.

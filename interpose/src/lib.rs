@@ -27,3 +27,4 @@ mod process;
 mod real;
 mod stack;
 mod thread;
+mod unwind_check;

@@ -81,6 +81,9 @@ pub(crate) struct Run {
     /// Which call stacks to record
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
     pub(crate) stacks: Stacks,
+    /// Compare every native stack with the C library's own unwinder, and count what differs: slow
+    #[arg(long, hide = true)]
+    pub(crate) check_stacks: bool,
     /// Whether to record CPU tensors (auto: only where no CUDA device is used)
     #[arg(long, value_enum, default_value_t = Cpu::Auto)]
     pub(crate) cpu: Cpu,

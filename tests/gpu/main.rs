@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use memtrace_tests::oracle::compare;
 use memtrace_tests::victim::{Run, Victim, events};
 use memtrace_trace::api::Memory;
+use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Flags, Source};
 use serde_json::{Value, json};
 
@@ -124,6 +125,16 @@ fn cupy() -> Value {
     json!({ "by_module": modules, "said": said })
 }
 
+/// Native stacks, each compared with libgcc's unwinder while the program runs.
+fn native(program: &str, args: &[&str], stacks: &str) -> Value {
+    let run = Victim::python(program, args).option("--stacks").option(stacks).option("--check-stacks").run();
+    run.assert_ended_well();
+    let checked = run.checked_stacks();
+    assert!(checked > 0, "no stack was compared");
+    let cut: u64 = run.traces().iter().map(|trace| trace.counter(Counter::StacksCut)).sum();
+    json!({ "equal": checked, "cut": cut })
+}
+
 fn overhead() -> Value {
     let run = Victim::python("gpu/overhead.py", &[]).option("--no-snapshot").run();
     run.assert_ended_well();
@@ -152,6 +163,11 @@ fn main() {
         ("hidden: cuBLAS and NCCL", Box::new(hidden)),
         ("JAX", Box::new(jax)),
         ("CuPy", Box::new(cupy)),
+        ("native stacks: ResNet-50", Box::new(|| native("torch/resnet50.py", &["4"], "both"))),
+        ("native stacks: GPT-2", Box::new(|| native("torch/gpt2.py", &[], "native"))),
+        ("native stacks: cuBLAS and NCCL", Box::new(|| native("gpu/hidden.py", &[], "native"))),
+        ("native stacks: JAX", Box::new(|| native("gpu/jax_program.py", &[], "native"))),
+        ("native stacks: CuPy", Box::new(|| native("gpu/cupy_program.py", &[], "both"))),
         ("overhead", Box::new(overhead)),
     ];
     let only: Vec<String> = std::env::args().skip(1).collect();

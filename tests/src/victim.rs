@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use memtrace_trace::counters::Counter;
 use memtrace_trace::event::Event;
 use memtrace_trace::file::Reader;
 
@@ -157,6 +158,20 @@ impl Run {
             String::from_utf8_lossy(&self.output.stderr)
         );
         traces.remove(0)
+    }
+
+    /// How many native stacks `--check-stacks` compared with libgcc's unwinder.
+    ///
+    /// # Panics
+    /// Where one differed.
+    #[track_caller]
+    pub fn checked_stacks(&self) -> u64 {
+        let counted = |counter| self.traces().iter().map(|trace| trace.counter(counter)).sum::<u64>();
+        let traces = self.traces();
+        let notices: Vec<_> =
+            traces.iter().flat_map(|t| &t.definitions().notices).filter(|n| &*n.topic == "native").collect();
+        assert_eq!(counted(Counter::UnwindMismatches), 0, "stacks that differ: {notices:#?}");
+        counted(Counter::UnwindChecks)
     }
 
     /// `run.json`.

@@ -56,6 +56,10 @@ counters! {
     UnwrappedEntryPoints = 11 "unwrapped_entry_points";
     /// Events of the reporter that disagree with the tracker.
     ReporterMismatches = 12 "reporter_mismatches";
+    /// Native stacks that were compared with the C library's own unwinder (`--check-stacks`).
+    UnwindChecks = 13 "unwind_checks";
+    /// Those that differed.
+    UnwindMismatches = 14 "unwind_mismatches";
 }
 
 /// A snapshot of all counters of one process.

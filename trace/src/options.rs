@@ -38,6 +38,8 @@ pub struct Options {
     pub cpu: Cpu,
     /// Which stacks are taken.
     pub stacks: Stacks,
+    /// Whether each native stack is compared with the C library's own unwinder.
+    pub check_stacks: bool,
 }
 
 macro_rules! names {
@@ -62,7 +64,8 @@ names!(Stacks { Python = "python", Native = "native", Both = "both", None = "non
 impl Options {
     /// The value of the environment variable: `token;cpu=auto;stacks=python`.
     pub fn encode(&self) -> String {
-        format!("{};cpu={};stacks={}", self.token, self.cpu.name(), self.stacks.name())
+        let check = if self.check_stacks { ";check=stacks" } else { "" };
+        format!("{};cpu={};stacks={}{check}", self.token, self.cpu.name(), self.stacks.name())
     }
 
     /// Reads [`Self::encode`]'s form. Unknown keys and values are ignored: launcher and library are of one build, and
@@ -70,11 +73,13 @@ impl Options {
     pub fn parse(value: &str) -> Option<Options> {
         let mut parts = value.split(';');
         let token = parts.next().filter(|t| !t.is_empty() && t.len() <= 64)?;
-        let mut options = Options { token: token.to_owned(), cpu: Cpu::default(), stacks: Stacks::default() };
+        let mut options =
+            Options { token: token.to_owned(), cpu: Cpu::default(), stacks: Stacks::default(), check_stacks: false };
         for (key, value) in parts.filter_map(|p| p.split_once('=')) {
             match key {
                 "cpu" => options.cpu = Cpu::parse(value).unwrap_or_default(),
                 "stacks" => options.stacks = Stacks::parse(value).unwrap_or_default(),
+                "check" => options.check_stacks = value == "stacks",
                 _ => {}
             }
         }
@@ -88,8 +93,10 @@ mod tests {
 
     #[test]
     fn options_round_trip() {
-        let options = Options { token: "0123abcd".into(), cpu: Cpu::Never, stacks: Stacks::Both };
-        assert_eq!(Options::parse(&options.encode()), Some(options));
+        for check_stacks in [false, true] {
+            let options = Options { token: "0123abcd".into(), cpu: Cpu::Never, stacks: Stacks::Both, check_stacks };
+            assert_eq!(Options::parse(&options.encode()), Some(options));
+        }
         assert_eq!(Options::parse(""), None);
         assert_eq!(Options::parse("t;cpu=what;x=1;y").unwrap().cpu, Cpu::Auto);
     }

@@ -68,6 +68,8 @@ struct Slot {
     start: (usize, usize),
     walk: Walk,
     merged: Merged,
+    /// How many frames the last walk found.
+    depth: usize,
     /// Entries `0..interned` have their stacks.
     interned: usize,
     /// The interner whose ids the entries hold.
@@ -134,6 +136,13 @@ impl NativeStacks {
         slot.merged.merge(&slot.walk, walked, python, stacks, stack, interner, sink)
     }
 
+    /// The frames of the last capture, innermost first: where each goes on, and whether it is one of this library's own.
+    pub(crate) fn frames(&self) -> impl Iterator<Item = (usize, bool)> {
+        let slot = self.slots.get(self.last);
+        let entries = slot.into_iter().flat_map(|slot| (0..slot.depth).rev().map(|index| slot.walk.entry(index)));
+        entries.map(|entry| (entry.state.ip, entry.meaning == Meaning::HIDDEN))
+    }
+
     /// The stack that began here when it was last taken, or the one that was not asked for longest: its outer frames may be
     /// the same. Which one is chosen decides how long the walk takes, and nothing else.
     #[inline]
@@ -153,7 +162,7 @@ impl NativeStacks {
 
 impl Slot {
     const fn new() -> Slot {
-        Slot { start: (0, 0), walk: Walk::new(), merged: Merged::new(), interned: 0, epoch: 0 }
+        Slot { start: (0, 0), walk: Walk::new(), merged: Merged::new(), depth: 0, interned: 0, epoch: 0 }
     }
 
     #[inline(always)]
@@ -176,6 +185,7 @@ impl Slot {
             self.epoch = interner.claim_epoch();
         }
         let walked = self.walk.walk(start, &mut StackMemory::from(start.sp));
+        self.depth = walked.depth;
         for index in walked.changed..walked.depth {
             let entry = self.walk.entry_mut(index);
             if entry.meaning == Meaning::UNKNOWN {

@@ -1,0 +1,65 @@
+//! `--check-stacks`: every native stack is compared, frame by frame, with what `_Unwind_Backtrace` says at the same moment: libgcc's
+//! unwinder, which C++ exceptions rely on and which has nothing in common with ours but the unwinding information.
+//!
+//! For tests and for doubts: it allocates, and costs microseconds. The first difference is told in a notice.
+
+use std::ffi::{c_int, c_void};
+use std::fmt::Write;
+
+use memtrace_trace::counters::Counter;
+
+use crate::objects;
+use crate::process::Process;
+use crate::stack::NativeStacks;
+
+unsafe extern "C" {
+    fn _Unwind_Backtrace(step: extern "C" fn(*mut c_void, *mut c_void) -> c_int, data: *mut c_void) -> c_int;
+    fn _Unwind_GetIP(context: *mut c_void) -> usize;
+}
+
+extern "C" fn step(context: *mut c_void, frames: *mut c_void) -> c_int {
+    // SAFETY: libgcc's context, and the vector that `check` passes.
+    unsafe { (*frames.cast::<Vec<usize>>()).push(_Unwind_GetIP(context)) };
+    0
+}
+
+/// Compares the stack that has just been taken with libgcc's, from the first frame that is not our own. Gives a sentence about the
+/// first difference of the process.
+///
+/// libgcc's may end earlier: it stops at code without unwinding information.
+#[cold]
+#[inline(never)]
+pub(crate) fn check(process: &Process, stacks: &NativeStacks) -> Option<String> {
+    let mut theirs: Vec<usize> = Vec::new();
+    // SAFETY: `step` matches the type, and the vector outlives the call.
+    unsafe { _Unwind_Backtrace(step, (&raw mut theirs).cast()) };
+    let own = objects::containing(check as *const () as usize).map(|object| object.start);
+    let is_own = |ip: usize| objects::containing(ip.wrapping_sub(1)).map(|object| object.start) == own;
+    let theirs: Vec<usize> = theirs.into_iter().filter(|ip| *ip != 0).skip_while(|ip| is_own(*ip)).collect();
+    let ours: Vec<usize> = stacks.frames().skip_while(|(_, own)| *own).map(|(ip, _)| ip).collect();
+    process.count(Counter::UnwindChecks, 1);
+    if ours.starts_with(&theirs) && !theirs.is_empty() {
+        return None;
+    }
+    process.count(Counter::UnwindMismatches, 1);
+    let same = ours.iter().zip(&theirs).take_while(|(a, b)| a == b).count();
+    let place = |ip: Option<&usize>| match ip {
+        None => String::from("the end"),
+        Some(ip) => {
+            let mut text = format!("{ip:#x}");
+            if let Some(object) = objects::containing(ip.wrapping_sub(1)) {
+                let name = String::from_utf8_lossy(object.file_name()).into_owned();
+                let _ = write!(text, " ({name}+{:#x})", ip.wrapping_sub(object.start));
+            }
+            text
+        }
+    };
+    let before = same.checked_sub(1).and_then(|index| ours.get(index));
+    Some(format!(
+        "frame {same} of {}: after {} we have {}, libgcc {}",
+        theirs.len(),
+        place(before),
+        place(ours.get(same)),
+        place(theirs.get(same))
+    ))
+}
