@@ -1,7 +1,7 @@
 """Allocates from Python called by C called by Python: `merged.py LIBCUDART OUT`.
 
 Writes a line of JSON to OUT for each allocation: its size, the stack as `traceback` has it, outermost first, and the C functions
-that stand between frames of it: [[index of the caller, [one of these names], ...]].
+that stand between frames of it: [[index of the caller, [one of these names, ...]], ...].
 """
 import ctypes
 import functools
@@ -14,7 +14,7 @@ import traceback
 runtime = ctypes.CDLL(sys.argv[1])
 out = open(sys.argv[2], "w")
 last_size = 1 << 20
-# What C function calls the Python function of this name, where one does. Before 3.11 every call is one of C.
+# The C functions that call a Python function, by its code. None: Python calls it itself, which it does from 3.11 on.
 THROUGH = {}
 
 
@@ -24,6 +24,9 @@ def through(*names):
         THROUGH[function.__code__] = names
         return function
     return mark
+
+
+direct = through() if sys.version_info >= (3, 11) else lambda function: function
 
 
 def note(size):
@@ -50,9 +53,14 @@ def allocate(*_):
 
 
 def case_plain():
+    @direct
     def inner():
         return allocate()
-    return inner()
+
+    @direct
+    def outer():
+        return inner()
+    return outer()
 
 
 def case_map():
