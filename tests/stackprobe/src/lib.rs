@@ -7,4 +7,5 @@
 #[allow(dead_code, unused_imports, reason = "the probe uses part of it")]
 mod stack;
 
+pub mod native;
 pub mod probe;
