@@ -50,7 +50,8 @@ class Maps:
             for line in maps:
                 fields = line.split(maxsplit=5)
                 start, end = (int(x, 16) for x in fields[0].split("-"))
-                path = fields[5].rstrip("\n") if len(fields) == 6 else ""
+                # A file that was replaced since is still the one that is mapped.
+                path = fields[5].rstrip("\n").removesuffix(" (deleted)") if len(fields) == 6 else ""
                 self.ranges.append((start, end, path))
                 if path.startswith("/"):
                     self.bases.setdefault(path, start)
