@@ -57,12 +57,17 @@ static long at_leaf(long left, long argument) {
 // What one turn is: the number of captures is returned.
 static long unchanged(void) { return leaf0(), 1; }
 static long paths(void) { return alloc0(inner, 0), release0(inner, 0), 2; }
+// More stacks in turns than a thread remembers; the last one is the deepest.
+static long many_paths(void) {
+    for (int i = LEAVES - 1; i >= 0; i--) (i & 1 ? release0 : alloc0)(inner > i ? inner - i : 1, i);
+    return LEAVES;
+}
 static long leaf_changed(void) {
     for (int i = 0; i < LEAVES; i++) at_leaf(0, i);
     return LEAVES;
 }
 static const struct { const char *name; long (*turn)(void); } cases[] = {
-    {"unchanged", unchanged}, {"two call paths in turns", paths}, {"another leaf each time", leaf_changed}};
+    {"unchanged", unchanged}, {"two call paths in turns", paths}, {"eight call paths in turns", many_paths}, {"another leaf each time", leaf_changed}};
 enum { CASES = sizeof cases / sizeof *cases };
 
 // Stops unless memtrace and libunwind (where it is missing: the C library) give the same addresses here.
@@ -178,7 +183,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < CASES; i++) {
         if (i) printf(", ");
         last = at_case;
-        outer0(cases[i].turn == paths ? depth - inner : depth, i);
+        outer0(cases[i].turn == paths || cases[i].turn == many_paths ? depth - inner : depth, i);
     }
     printf("]");
     return 0;

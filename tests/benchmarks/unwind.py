@@ -83,7 +83,7 @@ def main():
         frame.say(f"unwind: {rows[-1]['frames']} frames")
     rows.sort(key=lambda one: [one["case"] == "first of a process", one["case"] == "first of a thread"])
     frame.done("unwind", rows, "Medians; what the calls around a capture take is subtracted. Two call paths: the innermost 15 functions are others "
-               "each time (with 10 frames: 2), as those of taking memory and of giving it back are. At each place memtrace's return addresses "
+               "each time (with 10 frames: 2), as those of taking memory and of giving it back are; eight: also of other depths, up to seven less. At each place memtrace's return addresses "
                "were compared with the peer's, one by one: they are equal. memtrace's figures include naming "
                "the stack by an id, the peers' do not. First of a process: no unwinder's cache has anything; libgcc_s, glibc's unwinder, is loaded.", **frame.conditions(), peer=unwind or "libunwind is missing", libc=os.confstr("CS_GNU_LIBC_VERSION"))
 
