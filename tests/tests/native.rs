@@ -198,7 +198,7 @@ fn a_library_that_comes_to_lie_where_another_one_lay_has_its_own_frames() {
             [&options.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>()[..], &linked_with("libcudart.so.12")];
         workshop.library("native/unloaded.c", name, &options.concat())
     };
-    let one = library("libone.so", &["-DOUTER=outer_one", "-DINNER=inner_one", "-DROOM=24"]);
+    let one = library("libone.so", &["-DOUTER=outer_one", "-DINNER=inner_one", "-DROOM=1000"]);
     let two = library("libtwo.so", &["-DOUTER=outer_two", "-DINNER=inner_two", "-DROOM=4000"]);
     let program = workshop.program("native/unload.c", "unload", &linked_with("libcudart.so.12"));
     let victim = victim(&[&program, &one, &two]);
