@@ -16,7 +16,11 @@ fn compare(mode: &str) -> (Run, u64, Vec<Vec<String>>) {
     let workshop = Workshop::new();
     let program = workshop.program("native/robust.c", "robust", &linked_with("libcudart.so.12"));
     let ledger = workshop.path("ledger");
-    let victim = victim(&[program.as_os_str(), mode.as_ref()]).option("--stacks").option("native");
+    // Where stacks may be of any size the C library knows less about the main thread's.
+    let limit = if mode == "heap-stack" { "unlimited" } else { "$(ulimit -s)" };
+    let script = format!("ulimit -s {limit} && exec \"$0\" \"$1\"");
+    let command = ["sh".as_ref(), "-c".as_ref(), script.as_ref(), program.as_os_str(), mode.as_ref()];
+    let victim = victim(&command).option("--stacks").option("native");
     let alone = victim.run_alone();
     assert!(alone.status.success(), "{alone:?}");
     let run = victim.env("SIMCUDA_LEDGER", &ledger).run();
@@ -102,6 +106,18 @@ fn generated_code_without_frame_pointers_ends_the_stack_and_is_counted() {
             // Nothing is made up.
             assert!(frames.len() <= 2, "{mode}: {frames:?}");
         }
+    }
+}
+
+#[test]
+fn a_stack_on_the_heap_is_not_taken_for_the_main_threads() {
+    let (_, cut, names) = compare("heap-stack");
+    // Five calls of the runtime, each with one of the driver.
+    assert_eq!((cut, names.len()), (10, 6));
+    assert_begins(&names[0], &["allocate", "heap_stack", "main"]);
+    for frames in &names[1..] {
+        assert_begins(frames, &["allocate"]);
+        assert!(frames.len() <= 2, "{frames:?}");
     }
 }
 

@@ -134,6 +134,32 @@ static int with_nonsense_in_the_frame_pointer(void) {
     return generated(code, sizeof code);
 }
 
+// ---- a coroutine's stack on the heap, and a frame pointer that points far above it. With `ulimit -s unlimited` the C library says that
+// the main thread's stack reaches down to where the heap ended when it was asked.
+
+static int heap_failed;
+
+static void heap_coroutine(void) {
+    // push rbp; push rbx; lea rbp, [rsp + 0x10000000]; sub rsp, 56; call rdi; add rsp, 56; pop rbx; pop rbp; ret
+    static const unsigned char code[] = {0x55, 0x53, 0x48, 0x8d, 0xac, 0x24, 0, 0, 0, 0x10, 0x48, 0x83, 0xec, 0x38,
+                                         0xff, 0xd7, 0x48, 0x83, 0xc4, 0x38, 0x5b, 0x5d, 0xc3};
+    heap_failed += generated(code, sizeof code);
+}
+
+static int heap_stack(void) {
+    enum { BYTES = 64 << 10 };
+    int failed = allocate(); // the recorder asks for the stack's bounds
+    char *stack = NULL;
+    for (int i = 0; i < 40; i++) stack = malloc(BYTES); // the heap grows
+    getcontext(&coroutines[0]);
+    coroutines[0].uc_stack.ss_sp = stack;
+    coroutines[0].uc_stack.ss_size = BYTES;
+    coroutines[0].uc_link = &scheduler;
+    makecontext(&coroutines[0], heap_coroutine, 0);
+    swapcontext(&scheduler, &coroutines[0]);
+    return failed + heap_failed;
+}
+
 // ---- stacks that were written over
 
 enum { OVERWRITTEN = 8 << 10 };
@@ -216,6 +242,7 @@ int main(int argc, char **argv) {
     if (!strcmp(mode, "jit-rbp")) result = with_frame_pointers();
     if (!strcmp(mode, "jit")) result = without_frame_pointers();
     if (!strcmp(mode, "jit-nonsense")) result = with_nonsense_in_the_frame_pointer();
+    if (!strcmp(mode, "heap-stack")) result = heap_stack();
     if (!strcmp(mode, "overwritten")) result = overwritten(8);
     printf("%s: %d\n", mode, result);
     return result;

@@ -9,6 +9,10 @@ use std::ptr::with_exposed_provenance;
 
 use super::super::python::CheckedMemory;
 
+/// The longest stack that is believed. Where its size has no limit (`ulimit -s unlimited`) the C library says that the main thread's
+/// reaches down to the next mapping, which may be terabytes: the heap grows into that, and a coroutine's stack may be there.
+const LONGEST: usize = 1 << 30;
+
 /// How many words one question to the kernel fetches.
 const WINDOW: usize = 64;
 
@@ -119,7 +123,8 @@ fn ask(stack: &Cell<(usize, usize)>) -> (usize, usize) {
         // SAFETY: attributes that were just filled.
         unsafe {
             if libc::pthread_attr_getstack(&attributes, &mut address, &mut size) == 0 {
-                found = (address.expose_provenance(), address.expose_provenance().saturating_add(size));
+                let end = address.expose_provenance().saturating_add(size);
+                found = (address.expose_provenance().max(end.saturating_sub(LONGEST)), end);
             }
             libc::pthread_attr_destroy(&mut attributes);
         }
