@@ -12,7 +12,7 @@
 //!
 //! # Cost
 //!
-//! See docs/performance.md; `tests/stackprobe/run --native-bench` measures.
+//! See docs/performance.md; `scripts/bench unwind` measures.
 //!
 //! # Borders
 //!
