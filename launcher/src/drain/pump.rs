@@ -1,7 +1,8 @@
 //! The drain thread: accepts processes, empties their rings, notices their deaths.
 //!
 //! How often it looks: again at once when a ring was a quarter full, after 1 ms while anything comes, then less and less
-//! often up to [`LAZIEST`]; with no process attached it sleeps until one knocks. A ring holds 8 ms of a million events a second.
+//! often up to [`LAZIEST`]; with no process attached it sleeps until one knocks. A ring holds 8 ms of a million events a
+//! second: a longer pause than [`LAZIEST`] would let a burst after a quiet moment fill it.
 //!
 //! A process gets one segment an image. A second request under the same pid means that the process has replaced itself (exec):
 //! the first recording is finished and the next file is called `<pid>.1.mtr`.
@@ -24,7 +25,7 @@ use super::{Outcome, Recorded, RunFolder, Written};
 use crate::epoll::{Epoll, EventFd};
 
 /// The longest pause between two looks while processes are attached.
-const LAZIEST: Duration = Duration::from_millis(5);
+const LAZIEST: Duration = Duration::from_millis(2);
 /// A client must say hello within this time.
 const HELLO_WITHIN: Duration = Duration::from_secs(2);
 /// Clients that may be in the middle of their hello.
