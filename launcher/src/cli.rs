@@ -90,7 +90,7 @@ pub(crate) struct Run {
     /// Print nothing but errors
     #[arg(short, long)]
     pub(crate) quiet: bool,
-    /// Record only: write no snapshot, no summary
+    /// Write no snapshot, only the trace and the summary
     #[arg(long)]
     pub(crate) no_snapshot: bool,
     /// The command to record, and its arguments
