@@ -289,8 +289,8 @@ impl Guard {
         }
     }
 
-    /// The stack of an event of the calling thread. Where only Python frames are asked for, an allocation that has none and that no
-    /// autograd node explains has its native ones: nothing else says who asked for it.
+    /// The stack of an event of the calling thread. Where only Python frames are asked for, an event that has none and that no
+    /// autograd node explains has its native ones: nothing else says who caused it.
     #[inline(always)]
     pub(crate) fn event_stack(&mut self, explained: bool) -> StackId {
         match self.process().options.stacks {

@@ -101,7 +101,7 @@ pub(crate) struct Run {
 /// `--stacks`.
 #[derive(Clone, Copy, ValueEnum, Debug)]
 pub(crate) enum Stacks {
-    /// Python frames; native ones for allocations that have neither those nor an autograd node
+    /// Python frames; native ones where there are neither those nor an autograd node
     Python,
     /// Native frames (C++)
     Native,

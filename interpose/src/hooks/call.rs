@@ -146,8 +146,7 @@ impl Call {
             guard.device_seen(device, if result == 0 { memory.size } else { 0 });
         }
         let context = thread(|t| t.context.get());
-        let obtains = matches!(action, Action::Alloc | Action::Map);
-        let stack = guard.event_stack(!obtains || !context.is_none());
+        let stack = guard.event_stack(!context.is_none());
         guard.emit(Event {
             addr: memory.addr,
             size: memory.size,

@@ -136,7 +136,7 @@ fn cpu_block(addr: u64, size: i64) {
 fn fallback(guard: &mut Guard, source: Source, addr: u64, size: i64, device: i16) {
     let flags = moment();
     let context = thread(|t| t.context.get());
-    let stack = guard.event_stack(size < 0 || !context.is_none());
+    let stack = guard.event_stack(!context.is_none());
     let action = if size >= 0 { Action::Alloc } else { Action::FreeCompleted };
     guard.emit(Event {
         addr,

@@ -311,8 +311,7 @@ unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
         return;
     }
     event.context = thread(|t| t.context.get());
-    let obtains = matches!(action, Action::Alloc | Action::SegmentAlloc | Action::SegmentMap | Action::Oom);
-    event.stack = guard.event_stack(!obtains || !event.context.is_none());
+    event.stack = guard.event_stack(!event.context.is_none());
     event.flags = moment();
     match action {
         Action::Alloc | Action::FreeRequested => guard.hold(event),
