@@ -13,40 +13,13 @@ import sys
 import time
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 import torchvision
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "programs/torch"))
+from decoder import GPT  # noqa: E402
+
 WIDTH, HEADS, VOCABULARY, CONTEXT, LAYERS = 128, 4, 500, 32, 12
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.ln1, self.ln2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        b, t, c = x.shape
-        q, k, v = self.qkv(self.ln1(x)).view(b, t, 3, HEADS, c // HEADS).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(b, t, c))
-        return x + self.down(F.gelu(self.up(self.ln2(x))))
-
-
-class GPT(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.ln, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
-
-    def forward(self, ids):
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.ln(x))
 
 
 def allocations():
@@ -55,7 +28,7 @@ def allocations():
 
 def train(events):
     """Steps of both models until there were so many events; gives how many steps."""
-    gpt, resnet = GPT().cuda(), torchvision.models.resnet50().cuda()
+    gpt, resnet = GPT(LAYERS, WIDTH, HEADS, VOCABULARY, CONTEXT, tied=False).cuda(), torchvision.models.resnet50().cuda()
     adamw = torch.optim.AdamW(gpt.parameters(), lr=3e-4)
     sgd = torch.optim.SGD(resnet.parameters(), lr=0.1, momentum=0.9)
     steps = 0

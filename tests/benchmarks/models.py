@@ -4,6 +4,8 @@ On a GPU in the sizes that people train, over the simulated CUDA small ones of t
 left is the CPU's work.
 """
 
+import sys
+
 import frame
 
 BATCH = {"resnet50-1": 1, "resnet50-32": 32}
@@ -59,38 +61,12 @@ def resnet50(torch, batch):
 
 
 def gpt2(torch):
-    nn, functional = torch.nn, torch.nn.functional
+    sys.path.append(str(frame.ROOT / "tests/programs/torch"))
+    from decoder import GPT
+
+    functional = torch.nn.functional
     layers, width, heads, vocabulary, context, batch = (12, 768, 12, 50257, 1024, 8) if frame.GPU else (12, 96, 4, 1000, 64, 2)
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-        def forward(self, x):
-            b, t, c = x.shape
-            q, k, v = self.qkv(self.ln1(x)).view(b, t, 3, heads, c // heads).permute(2, 0, 3, 1, 4)
-            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(y.transpose(1, 2).reshape(b, t, c))
-            return x + self.down(functional.gelu(self.up(self.ln2(x))))
-
-    class GPT(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-            self.blocks = nn.ModuleList(Block() for _ in range(layers))
-            self.ln, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
-            self.head.weight = self.tokens.weight
-
-        def forward(self, ids):
-            x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
-            for block in self.blocks:
-                x = block(x)
-            return self.head(self.ln(x))
-
-    model = GPT().cuda()
+    model = GPT(layers, width, heads, vocabulary, context).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     ids = torch.zeros(batch, context, dtype=torch.long, device="cuda")
 
