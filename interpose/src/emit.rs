@@ -24,8 +24,8 @@ const SPINS: u32 = 200;
 const NAPS: u32 = 5_000;
 const NAP_NS: libc::c_long = 50_000;
 
-/// Gives the event its number and, where it has none from PyTorch, its time. Called at the moment that the event describes: under the allocator's lock, so that
-/// numbers are in the allocator's order.
+/// Gives the event its number and, where it has none from PyTorch, its time. Called at the moment that the event describes: under the
+/// allocator's lock, so that numbers are in the allocator's order.
 #[inline]
 pub(crate) fn stamp(process: &Process, event: &mut Event) {
     event.seq = process.segment.header().next_seq.0.fetch_add(1, Ordering::Relaxed);
@@ -126,6 +126,7 @@ impl DefinitionSink for RingSink<'_> {
     fn stack(&mut self, id: StackId, parent: StackId, frame: FrameId) {
         define(self.process, self.producer, &Definition::Stack { id, parent, frame });
     }
+
     fn module(&mut self, object: &LoadedObject<'_>) -> ModuleId {
         objects::define_module(object, self)
     }

@@ -30,7 +30,8 @@ fn is_paused() -> bool {
 }
 
 /// For programs that ask for it themselves (`ctypes.CDLL(None).memtrace_pause()`): nothing is recorded until [`memtrace_resume`].
-/// The trace says so, and counts what passed as lost (every callback, so rather too many than too few): what was allocated or freed in between cannot be known.
+/// The trace says so, and counts what passed as lost (every callback, so rather too many than too few): what was allocated or freed
+/// in between cannot be known.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 extern "C" fn memtrace_pause() {
     if let Some(mut guard) = Guard::enter() {

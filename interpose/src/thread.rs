@@ -34,6 +34,8 @@ pub(crate) struct Thread {
     pub(crate) autograd_state: Cell<*const u8>,
     /// Depth of `evaluate_function` calls.
     pub(crate) backward_depth: Cell<u32>,
+    /// The return address of the stub that was entered last; written by `hooks::entry`.
+    pub(crate) caller: Cell<usize>,
     /// Depth of hooked runtime calls, and whether a driver call was recorded inside.
     pub(crate) runtime_depth: Cell<u32>,
     pub(crate) nested_seen: Cell<bool>,
