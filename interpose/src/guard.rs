@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_trace::counters::Counter;
-use memtrace_trace::definition::Definition;
+use memtrace_trace::definition::{Definition, Verdict};
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::{StackId, ThreadId};
 use memtrace_trace::options::Stacks;
@@ -35,7 +35,11 @@ fn is_paused() -> bool {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 extern "C" fn memtrace_pause() {
     if let Some(mut guard) = Guard::enter() {
-        guard.notice("pause", "the program paused the recording: what happens until it resumes is not in this trace");
+        guard.notice(
+            "pause",
+            Verdict::Remark,
+            "the program paused the recording: what happens until it resumes is not in this trace",
+        );
     }
     PAUSED.store(true, Ordering::Relaxed);
 }
@@ -46,7 +50,7 @@ extern "C" fn memtrace_resume() {
     PAUSED.store(false, Ordering::Relaxed);
     if let Some(mut guard) = Guard::enter() {
         guard.process().tell_passed_by();
-        guard.notice("pause", "the program resumed the recording");
+        guard.notice("pause", Verdict::Remark, "the program resumed the recording");
     }
 }
 
@@ -219,8 +223,8 @@ impl Guard {
     }
 
     /// Sends a notice: what a part of the recorder did or could not do.
-    pub(crate) fn notice(&mut self, topic: &str, text: &str) {
-        self.define(&Definition::Notice { topic, text });
+    pub(crate) fn notice(&mut self, topic: &str, verdict: Verdict, text: &str) {
+        self.define(&Definition::Notice { topic, text, verdict });
     }
 
     /// The calling thread's Python stack.
@@ -257,7 +261,7 @@ impl Guard {
             }
             Err(Reason::NoPython) => StackId::NONE,
             Err(reason) => {
-                self.notice("python", &format!("no Python stacks: {reason}"));
+                self.notice("python", Verdict::Off, &format!("no Python stacks: {reason}"));
                 self.process().stop_looking_for_python();
                 StackId::NONE
             }
@@ -268,13 +272,13 @@ impl Guard {
     #[cold]
     fn report_python(&mut self, python: &Python) {
         let (major, minor) = python.version();
-        let text = match python.verified() {
+        let (verdict, text) = match python.verified() {
             Ok(false) => return,
-            Ok(true) => format!("CPython {major}.{minor}: layout verified, stacks are taken"),
-            Err(reason) => format!("CPython {major}.{minor}: no Python stacks: {reason}"),
+            Ok(true) => (Verdict::Works, format!("CPython {major}.{minor}: layout verified, stacks are taken")),
+            Err(reason) => (Verdict::Off, format!("CPython {major}.{minor}: no Python stacks: {reason}")),
         };
         if self.process().set_python_reported() {
-            self.notice("python", &text);
+            self.notice("python", verdict, &text);
         }
     }
 
@@ -321,7 +325,7 @@ impl Guard {
         if process.options.check_stacks
             && let Some(difference) = unwind_check::check(process, &self.inner().native)
         {
-            self.notice("native", &difference);
+            self.notice("native", Verdict::Remark, &difference);
         }
     }
 

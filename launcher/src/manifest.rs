@@ -14,7 +14,7 @@ use memtrace_trace::counters::{Counter, CounterValues};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::drain::{Outcome, Recorded, Written};
+use crate::drain::{Notice, Outcome, Recorded, Written};
 use crate::folder;
 use crate::host::{self, Host};
 
@@ -159,13 +159,6 @@ struct Process {
     notices: Vec<Notice>,
 }
 
-/// What a part of the recorder said.
-#[derive(Serialize, Debug)]
-struct Notice {
-    topic: String,
-    text: String,
-}
-
 /// Sums over all processes.
 #[derive(Serialize, Default, Debug)]
 struct Losses {
@@ -294,7 +287,7 @@ fn process(written: &mut BTreeMap<String, Written>, r: Recorded) -> Process {
         definitions_refused: r.definitions_refused,
         write_error,
         counters: named(&r.counters),
-        notices: r.notices.into_iter().map(|(topic, text)| Notice { topic, text }).collect(),
+        notices: r.notices,
     }
 }
 

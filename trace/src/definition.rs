@@ -9,6 +9,39 @@ use crate::wire::{Cursor, put_str, put_varint};
 /// The longest encoded definition, in bytes. Longer strings are cut and counted before encoding.
 pub const MAX_DEFINITION: usize = 16 * 1024;
 
+/// How a notice bears on what it is about.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[repr(u8)]
+pub enum Verdict {
+    /// Neither of the others; all notices of before 1.1.
+    #[default]
+    Remark = 0,
+    /// This part works here: what it rests on was checked against something independent.
+    Works = 1,
+    /// This part is off in this process, for the reason the text gives.
+    Off = 2,
+}
+
+impl Verdict {
+    /// The name in `run.json` and `summary.json`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Verdict::Remark => "remark",
+            Verdict::Works => "works",
+            Verdict::Off => "off",
+        }
+    }
+
+    /// The verdict of this number; one that a newer build added is a remark.
+    const fn from_wire(number: u64) -> Verdict {
+        match number {
+            1 => Verdict::Works,
+            2 => Verdict::Off,
+            _ => Verdict::Remark,
+        }
+    }
+}
+
 /// What a definition defines. Borrowed from the bytes it was decoded from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Definition<'a> {
@@ -99,6 +132,8 @@ pub enum Definition<'a> {
         topic: &'a str,
         /// What about it.
         text: &'a str,
+        /// Whether it works.
+        verdict: Verdict,
     },
 }
 
@@ -179,9 +214,10 @@ impl<'a> Definition<'a> {
                 put_varint(out, address);
                 kind::NATIVE_FRAME
             }
-            Definition::Notice { topic, text } => {
+            Definition::Notice { topic, text, verdict } => {
                 put_str(out, topic);
                 put_str(out, text);
+                put_varint(out, verdict as u64);
                 kind::NOTICE
             }
         }
@@ -233,7 +269,12 @@ impl<'a> Definition<'a> {
                 module: ModuleId(c.varint32()?),
                 address: c.varint()?,
             },
-            kind::NOTICE => Definition::Notice { topic: c.str()?, text: c.str()? },
+            kind::NOTICE => Definition::Notice {
+                topic: c.str()?,
+                text: c.str()?,
+                // Files of 1.0 end here.
+                verdict: if c.is_empty() { Verdict::Remark } else { Verdict::from_wire(c.varint()?) },
+            },
             _ => return Ok(None),
         }))
     }
@@ -255,7 +296,7 @@ mod tests {
             Definition::Thread { id: ThreadId(1), tid: 4242, name: "pt_autograd_0" },
             Definition::Pool { id: 1, pool: (0, 7) },
             Definition::Device { ordinal: 0, name: "H200", total: 1 << 37, used_before: 5 << 20, pci: "0000:01:00.0" },
-            Definition::Notice { topic: "torch.tracker", text: "attached" },
+            Definition::Notice { topic: "torch.tracker", text: "attached", verdict: Verdict::Works },
         ];
         let mut bytes = Vec::new();
         for d in &all {
@@ -276,9 +317,20 @@ mod tests {
     }
 
     #[test]
+    fn a_notice_of_before_verdicts_is_read() {
+        let bytes = [kind::NOTICE, 4, 1, b'a', 1, b'b'];
+        let expected = |verdict| Some(Definition::Notice { topic: "a", text: "b", verdict });
+        assert_eq!(Definition::decode(&mut Cursor::new(&bytes)).unwrap(), expected(Verdict::Remark));
+        let of_later = [kind::NOTICE, 5, 1, b'a', 1, b'b', 9];
+        assert_eq!(Definition::decode(&mut Cursor::new(&of_later)).unwrap(), expected(Verdict::Remark));
+        let off = [kind::NOTICE, 5, 1, b'a', 1, b'b', 2];
+        assert_eq!(Definition::decode(&mut Cursor::new(&off)).unwrap(), expected(Verdict::Off));
+    }
+
+    #[test]
     fn an_unknown_kind_is_skipped() {
         let mut bytes = vec![200, 3, 1, 2, 3];
-        Definition::Notice { topic: "a", text: "b" }.encode(&mut bytes);
+        Definition::Notice { topic: "a", text: "b", verdict: Verdict::Remark }.encode(&mut bytes);
         let mut cursor = Cursor::new(&bytes);
         assert_eq!(Definition::decode(&mut cursor).unwrap(), None);
         assert!(matches!(Definition::decode(&mut cursor).unwrap(), Some(Definition::Notice { .. })));

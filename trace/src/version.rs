@@ -13,8 +13,8 @@ pub struct Version {
 }
 
 impl Version {
-    /// What this build writes. 1.0: the first.
-    pub const CURRENT: Version = Version { major: 1, minor: 0 };
+    /// What this build writes. 1.0: the first; 1.1: notices carry a verdict.
+    pub const CURRENT: Version = Version { major: 1, minor: 1 };
 
     /// Whether this build can read a file of version `found`.
     pub const fn reads(self, found: Version) -> bool {

@@ -185,7 +185,11 @@ fn process_summary(process: &Process, story: &Story) -> ProcessSummary {
             .definitions()
             .notices
             .iter()
-            .map(|n| NoticeSummary { topic: n.topic.to_string(), text: n.text.to_string() })
+            .map(|n| NoticeSummary {
+                topic: n.topic.to_string(),
+                text: n.text.to_string(),
+                verdict: n.verdict.name().to_owned(),
+            })
             .collect(),
     }
 }

@@ -126,6 +126,8 @@ pub struct NoticeSummary {
     pub topic: String,
     /// What about it.
     pub text: String,
+    /// `works` (and was verified), `off` (the text says why), or `remark`.
+    pub verdict: String,
 }
 
 /// One device of one process.

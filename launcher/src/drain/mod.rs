@@ -17,6 +17,7 @@ pub(crate) mod writer;
 use std::path::PathBuf;
 
 use memtrace_trace::counters::CounterValues;
+use serde::Serialize;
 use serde_json::Value;
 
 /// What is known about one recorded process image when its file is finished.
@@ -48,8 +49,19 @@ pub(crate) struct Recorded {
     pub(crate) definitions_refused: u64,
     /// The process's own counters.
     pub(crate) counters: CounterValues,
-    /// What parts of the recorder said: (topic, text).
-    pub(crate) notices: Vec<(String, String)>,
+    /// What parts of the recorder said.
+    pub(crate) notices: Vec<Notice>,
+}
+
+/// What a part of the recorder said.
+#[derive(Serialize, Debug)]
+pub(crate) struct Notice {
+    /// Which part, e.g. `torch.tracker`.
+    pub(crate) topic: String,
+    /// What about it.
+    pub(crate) text: String,
+    /// `works`, `off` or `remark`.
+    pub(crate) verdict: &'static str,
 }
 
 /// What became of one trace file.

@@ -57,7 +57,7 @@ struct Outflow {
     events: u64,
     definition_bytes: u64,
     definitions_refused: u64,
-    notices: Vec<(String, String)>,
+    notices: Vec<super::Notice>,
     scratch: Vec<u8>,
 }
 
@@ -87,10 +87,14 @@ impl Outflow {
                 return;
             }
         };
-        if let Definition::Notice { topic, text } = definition
+        if let Definition::Notice { topic, text, verdict } = definition
             && self.notices.len() < MAX_NOTICES
         {
-            self.notices.push((topic.to_owned(), text.to_owned()));
+            self.notices.push(super::Notice {
+                topic: topic.to_owned(),
+                text: text.to_owned(),
+                verdict: verdict.name(),
+            });
         }
         self.encoded_definition(bytes, queue);
     }

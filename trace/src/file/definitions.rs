@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::definition::Definition;
+use crate::definition::{Definition, Verdict};
 use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 
 /// One line of one function.
@@ -89,6 +89,8 @@ pub struct Notice {
     pub topic: Box<str>,
     /// What about it.
     pub text: Box<str>,
+    /// Whether it works.
+    pub verdict: Verdict,
 }
 
 /// All definitions of a trace. Entry 0 of each table is "none".
@@ -174,8 +176,8 @@ impl Definitions {
                 self.devices.insert(ordinal, device);
                 true
             }
-            Definition::Notice { topic, text } => {
-                let notice = Notice { topic: topic.into(), text: text.into() };
+            Definition::Notice { topic, text, verdict } => {
+                let notice = Notice { topic: topic.into(), text: text.into(), verdict };
                 if !self.notices.contains(&notice) {
                     self.notices.push(notice);
                 }

@@ -15,11 +15,11 @@ use std::ffi::{CStr, CString, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use memtrace_trace::counters::Counter;
-use memtrace_trace::definition::Definition;
+use memtrace_trace::definition::{Definition, Verdict};
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::exported_by;
 use super::python_node::PythonNodes;
+use super::{exported_by, grad_mode};
 use crate::guard::Guard;
 use crate::process::Process;
 use crate::real::Original;
@@ -45,6 +45,8 @@ pub(super) struct State {
     context_count: AtomicU32,
     /// Which of [`LAYOUTS`] has proved right, plus 1.
     layout: AtomicU32,
+    /// Whether that has been said.
+    told: AtomicU32,
     misses: AtomicU32,
     python: PythonNodes,
 }
@@ -111,6 +113,7 @@ impl State {
             contexts_lock: AtomicU32::new(0),
             context_count: AtomicU32::new(0),
             layout: AtomicU32::new(0),
+            told: AtomicU32::new(0),
             misses: AtomicU32::new(0),
             python: PythonNodes::new(),
         }
@@ -161,6 +164,18 @@ impl State {
     /// Whether node layouts have proved wrong.
     fn given_up(&self) -> bool {
         self.layout.load(Ordering::Relaxed) == 0 && self.misses.load(Ordering::Relaxed) >= MISSES_ALLOWED
+    }
+
+    /// Says once that nodes are laid out as expected: one carried a number that its forward call was given.
+    fn tell(&self, guard: &mut Guard) {
+        if self.layout.load(Ordering::Relaxed) != 0 && self.told.swap(1, Ordering::Relaxed) == 0 {
+            guard.notice(
+                "torch.autograd",
+                Verdict::Works,
+                "Node verified: it carries the number its forward call was given",
+            );
+            grad_mode::tell(guard);
+        }
     }
 
     /// The forward stack of a node.
@@ -344,6 +359,7 @@ fn context_of(node: *mut c_void) -> ContextId {
         {
             guard.notice(
                 "torch.autograd",
+                Verdict::Off,
                 "node layout not recognised: backward allocations carry no node and no forward call",
             );
         }
@@ -372,6 +388,7 @@ fn context_of(node: *mut c_void) -> ContextId {
 fn define(process: &'static Process, kind: u64, forward: StackId, name: &str) -> ContextId {
     let state = &process.torch.autograd;
     let Some(mut guard) = Guard::enter() else { return ContextId::NONE };
+    state.tell(&mut guard);
     while state.contexts_lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
         std::hint::spin_loop();
     }

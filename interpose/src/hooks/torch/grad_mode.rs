@@ -9,7 +9,10 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use memtrace_trace::definition::Verdict;
+
 use super::libc10;
+use crate::guard::Guard;
 use crate::real::Original;
 use crate::stack::CheckedMemory;
 use crate::thread::thread;
@@ -33,6 +36,20 @@ pub(super) fn is_enabled() -> Option<bool> {
     // SAFETY: the thread's own state, of which the bit was found to be a part.
     let byte = unsafe { state.add(bit as usize / 8).read_volatile() };
     Some(byte >> (bit % 8) & 1 != 0)
+}
+
+/// Says once how the mode is read. For rare moments: it is the calling thread's PyTorch that is asked.
+pub(super) fn tell(guard: &mut Guard) {
+    static TOLD: AtomicU32 = AtomicU32::new(0);
+    if is_enabled().is_none() || TOLD.swap(1, Ordering::Relaxed) != 0 {
+        return;
+    }
+    let text = if PLACE.load(Ordering::Relaxed) == REFUSED {
+        "asked of PyTorch at each event: its bit was not found"
+    } else {
+        "AutogradState verified: exactly one bit follows the mode"
+    };
+    guard.notice("torch.grad_mode", Verdict::Works, text);
 }
 
 /// `bool c10::GradMode::is_enabled()`; remembers where this thread's state is, once it is known what to look for there.

@@ -8,6 +8,8 @@
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use memtrace_trace::definition::Verdict;
+
 use crate::guard::Guard;
 use crate::stack::CheckedMemory;
 
@@ -86,7 +88,8 @@ impl PythonNodes {
         } else if self.attempts.fetch_add(1, Ordering::Relaxed) + 1 == ATTEMPTS {
             self.word.store(GIVEN_UP, Ordering::Relaxed);
             guard.notice(
-                "torch.autograd",
+                "torch.python_node",
+                Verdict::Off,
                 "PyNode not recognised: nodes of Python functions are not named by their class",
             );
         }

@@ -19,10 +19,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
-use memtrace_trace::definition::Definition;
+use memtrace_trace::definition::{Definition, Verdict};
 use memtrace_trace::event::{Action, Event, Source};
 
-use super::{exported_by, moment};
+use super::{exported_by, grad_mode, moment};
 use crate::guard::Guard;
 use crate::objects;
 use crate::process::Process;
@@ -188,13 +188,14 @@ pub(in super::super) fn attach() {
                 method(allocator, &function);
             }
             if let Some(mut guard) = Guard::enter() {
-                guard.notice("torch.tracker", &format!("attached by vtable slot {slot}"));
+                guard.notice("torch.tracker", Verdict::Remark, &format!("attached by vtable slot {slot}"));
             }
         }
         Err(reason) => {
             state.set(Phase::Off);
             if let Some(mut guard) = Guard::enter() {
-                guard.notice("torch.tracker", &format!("not attached: {reason}; using the profiler's reporter"));
+                let text = format!("not attached: {reason}; using the profiler's reporter");
+                guard.notice("torch.tracker", Verdict::Off, &text);
             }
         }
     }
@@ -334,12 +335,14 @@ fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
             state.set(Phase::Verified);
             let pool = if layout.has_pool() { "with pool id" } else { "without pool id" };
             let time = if layout.ticks_at().is_some() { "its time is ours" } else { "its time is another clock's" };
-            guard.notice("torch.tracker", &format!("TraceEntry verified, {pool}, {time}"));
+            guard.notice("torch.tracker", Verdict::Works, &format!("TraceEntry verified, {pool}, {time}"));
+            grad_mode::tell(guard);
             Some(layout)
         }
         Err(reason) => {
             state.set(Phase::Off);
-            guard.notice("torch.tracker", &format!("ignored: {reason}; using the profiler's reporter"));
+            let text = format!("ignored: {reason}; using the profiler's reporter");
+            guard.notice("torch.tracker", Verdict::Off, &text);
             None
         }
     }
