@@ -21,6 +21,8 @@ compile_error!(
 mod emit;
 mod guard;
 mod hooks;
+#[cfg(not(test))]
+mod late;
 mod local;
 mod objects;
 mod process;

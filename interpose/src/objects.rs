@@ -92,6 +92,16 @@ impl Object {
         })
     }
 
+    /// The address of the exported symbol of this name, whatever its version.
+    fn symbol(&self, name: &[u8]) -> Option<usize> {
+        let tables = self.symbol_tables()?;
+        (tables.first_defined..tables.count).find_map(|index| {
+            let symbol = tables.symbol(index);
+            (symbol.st_shndx != 0 && self.symbol_name(&tables, index)? == name)
+                .then(|| self.base + symbol.st_value as usize)
+        })
+    }
+
     fn symbol_name(&self, tables: &SymbolTables, index: usize) -> Option<&[u8]> {
         let name = tables.symbol(index).st_name as usize;
         if name >= tables.strings_size {
@@ -221,6 +231,11 @@ pub(crate) fn find<T>(visit: impl FnMut(&Object) -> Option<T>) -> Option<T> {
 /// The loaded object with this file name, e.g. `libc10.so`; the first one where there are several.
 pub(crate) fn named(file_name: &[u8]) -> Option<Object> {
     find(|o| (o.file_name() == file_name).then(|| o.clone()))
+}
+
+/// What an object whose file name begins with one of `names` exports as `symbol`; 0 where there is none.
+pub(crate) fn exported(symbol: &[u8], names: &[&[u8]]) -> usize {
+    find(|o| o.symbol(symbol).filter(|_| names.iter().any(|name| o.file_name().starts_with(name)))).unwrap_or(0)
 }
 
 /// A loaded object as the loader's fast look-up gives it.

@@ -3,6 +3,8 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::objects;
+
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
 /// The `dlsym` that the program would call without us: the C library's, or that of another preloaded library. Null until
@@ -11,17 +13,39 @@ pub(crate) static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut()
 /// The C library's.
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
+// The reference is weak: only glibc has this function.
+std::arch::global_asm!(".weak dlvsym");
+
+/// glibc's `dlvsym`; `None` over another C library.
+fn dlvsym() -> Option<unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void> {
+    let address: *mut c_void;
+    // SAFETY: reads the slot that the loader filled, or left null.
+    unsafe {
+        std::arch::asm!(
+            "mov {0}, qword ptr [rip + dlvsym@GOTPCREL]",
+            out(reg) address,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+        std::mem::transmute(address)
+    }
+}
+
 /// Finds the `dlsym` of the C library by version, since the plain name is ours: glibc 2.34 moved it into libc and gave it a
-/// new version; the older one is the architecture's first.
+/// new version; the older one is the architecture's first. Another C library (musl) has one object and no versions.
 fn real_dlsym() -> Option<Dlsym> {
     let mut found = REAL.load(Ordering::Relaxed);
-    for version in [c"GLIBC_2.34", c"GLIBC_2.2.5"] {
-        if found.is_null() {
-            // SAFETY: valid C strings. RTLD_NEXT is taken from this library, which is what is meant here.
-            found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
-        }
+    if found.is_null() {
+        found = match dlvsym() {
+            Some(dlvsym) => [c"GLIBC_2.34", c"GLIBC_2.2.5"]
+                .into_iter()
+                // SAFETY: valid C strings. RTLD_NEXT is taken from this library, which is what is meant here.
+                .map(|version| unsafe { dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) })
+                .find(|found| !found.is_null())
+                .unwrap_or(std::ptr::null_mut()),
+            None => objects::exported(b"dlsym", &[b"ld-musl-", b"libc."]) as *mut c_void,
+        };
+        REAL.store(found, Ordering::Relaxed);
     }
-    REAL.store(found, Ordering::Relaxed);
     // SAFETY: null, or the address of a function of this type.
     unsafe { std::mem::transmute::<*mut c_void, Option<Dlsym>>(found) }
 }
@@ -66,6 +90,13 @@ pub(crate) fn loaded(path: &CStr) -> *mut c_void {
     const FLAGS: c_int = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
     // SAFETY: a C string; RTLD_NOLOAD loads nothing and runs nothing.
     forget_failure(unsafe { libc::dlopen(path.as_ptr(), FLAGS) })
+}
+
+/// The same, but loads it if need be.
+#[cfg(not(test))]
+pub(crate) fn load(name: &CStr) -> *mut c_void {
+    // SAFETY: a C string; a library of the C library's own family.
+    forget_failure(unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) })
 }
 
 /// Gives a handle back, so that the program can unload the object.
