@@ -3,4 +3,5 @@
 pub mod ledger;
 pub mod oracle;
 pub mod programs;
+pub mod tracee;
 pub mod victim;
