@@ -13,7 +13,6 @@ use memtrace_trace::options::Stacks;
 use memtrace_trace::shm::layout::RING_COUNT;
 
 use crate::emit::{self, RingSink};
-use crate::hooks;
 use crate::local::Inner;
 use crate::process::{Process, thread_exists, thread_id};
 use crate::real;
@@ -279,18 +278,6 @@ impl Guard {
         };
         if self.process().set_python_reported() {
             self.notice("python", verdict, &text);
-        }
-    }
-
-    /// Describes a device the first time it is seen: `obtained` bytes of what is in use now were obtained by this call.
-    #[inline]
-    pub(crate) fn device_seen(&mut self, device: i16, obtained: u64) {
-        let bit = 1u64 << (device as u64 & 63);
-        if self.process().devices.load(Ordering::Relaxed) & bit == 0
-            && self.process().devices.fetch_or(bit, Ordering::Relaxed) & bit == 0
-        {
-            hooks::device_in_use();
-            hooks::describe_device(self, device, obtained);
         }
     }
 

@@ -19,7 +19,7 @@ pub struct Call {
     pub addr: u64,
     /// Bytes; 0 for releases, whose size the caller does not say.
     pub size: u64,
-    /// The device of memory that was obtained there.
+    /// The device of the memory.
     pub device: Option<i64>,
     /// Stream-ordered calls: the stream, as the program gave it.
     pub stream: u64,
@@ -101,7 +101,9 @@ pub fn calls_of(reader: &Reader, events: &[Event]) -> Calls {
     }
     let mut calls = Calls::new();
     for e in events {
-        if matches!(e.source, Source::Driver | Source::Runtime) && e.action != Action::Retract {
+        // What a pool says of itself is no call.
+        let told = matches!(e.action, Action::Retract | Action::Totals);
+        if matches!(e.source, Source::Driver | Source::Runtime) && !told {
             let tid = reader.definitions().thread(e.thread).expect("a thread").tid;
             let result = failed.get(&e.seq).copied().unwrap_or(e.result.into());
             calls.entry(tid).or_default().push(call(e, result));
@@ -110,14 +112,15 @@ pub fn calls_of(reader: &Reader, events: &[Event]) -> Calls {
     calls
 }
 
-/// Whether the function obtains memory of a device that both sides name: the runtime's lines about a pool have the current
-/// device, whatever the pool's.
+/// Whether the function concerns memory of a device that both sides name: the runtime's lines about a pool or a free have the
+/// current device, wherever the memory is; an array is known by a handle that does not tell.
 fn is_on_device(api: Api) -> bool {
-    let kind = api.memory().filter(|_| !api.frees());
-    match kind {
-        None | Some(Memory::Host | Memory::Registered | Memory::Address) => false,
+    match api.memory() {
+        None | Some(Memory::Host | Memory::Registered) => false,
+        Some(Memory::Address) => matches!(api, Api::cuMemMap | Api::cuMemUnmap),
+        Some(Memory::Array) => !api.frees(),
         Some(Memory::Pool) => api.source() == Some(Source::Driver),
-        Some(_) => true,
+        Some(_) => !api.frees() || api.source() == Some(Source::Driver),
     }
 }
 

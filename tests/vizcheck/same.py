@@ -51,6 +51,18 @@ def plain(frames):
     return [(f["name"], f["filename"], f["line"]) for f in frames]
 
 
+def same_frames(what, ours, theirs):
+    mine, other = plain(own(ours["frames"])), plain(theirs.get("frames", []))
+    # memtrace takes a native stack where there is no Python frame: PyTorch has nothing there.
+    if not other and not any(is_python(name) for _, name, _ in mine):
+        return
+    same(f"{what}, frames", mine, other)
+
+
+def is_python(filename):
+    return filename.endswith(".py") or filename.startswith("<")
+
+
 def trace_of(events):
     """The events up to the oracle's own snapshot, which PyTorch reads before it is an event itself."""
     events = list(events)
@@ -63,7 +75,12 @@ def compare_event(what, ours, theirs, forward, found):
     addr = "device_free" if theirs["action"] == "oom" else "addr"
     for key in ["action", addr, "size", "stream"]:
         same(f"{what}, {key}", ours.get(key), theirs[key])
-    same(f"{what}, frames", plain(own(ours["frames"])), plain(theirs.get("frames", [])))
+    same_frames(what, ours, theirs)
+    # PyTorch 2.12 and later.
+    if "pool_id" in theirs:
+        same(f"{what}, pool_id", list(ours["pool_id"]), list(theirs["pool_id"]))
+        found["pool ids"] += 1
+        found["private pool ids"] += any(theirs["pool_id"])
     found["events"] += 1
     found["event frames"] += len(theirs.get("frames", []))
     if "time_us" in theirs:
@@ -86,7 +103,7 @@ def compare_segment(ours, theirs, found):
     for key in sorted(SEGMENT_KEYS - {"frames", "blocks", "segment_pool_id"}):
         same(f"{what}, {key}", ours[key], theirs[key])
     same(f"{what}, segment_pool_id", list(ours["segment_pool_id"]), list(theirs["segment_pool_id"]))
-    same(f"{what}, frames", plain(own(ours["frames"])), plain(theirs.get("frames", [])))
+    same_frames(what, ours, theirs)
     layout = [[(b["address"], b["size"], b["state"]) for b in s["blocks"]] for s in (ours, theirs)]
     same(f"{what}, blocks", *layout)
     for mine, block in zip(ours["blocks"], theirs["blocks"]):
@@ -94,7 +111,7 @@ def compare_segment(ours, theirs, found):
         same(f"{what}, keys", set(mine) - OPTIONAL_KEYS, BLOCK_KEYS)
         if block["state"] != "inactive":
             same(f"{what}, requested_size", mine["requested_size"], block["requested_size"])
-            same(f"{what}, frames", plain(own(mine["frames"])), plain(block.get("frames", [])))
+            same_frames(what, mine, block)
             found["active blocks"] += 1
         found["blocks"] += 1
     found["segments"] += 1

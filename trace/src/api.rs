@@ -117,6 +117,7 @@ apis! {
     26 cuMipmappedArrayDestroy Driver Array frees;
     27 cuIpcOpenMemHandle_v2 Driver Imported gets;
     28 cuIpcCloseMemHandle Driver Imported frees;
+    29 cuMemPoolTrimTo Driver Pool frees;
     64 cudaMalloc Runtime Device gets;
     65 cudaMallocPitch Runtime Device gets;
     66 cudaMalloc3D Runtime Device gets;

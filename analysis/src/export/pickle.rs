@@ -274,7 +274,7 @@ words! {
     Name "name", Filename "filename", Line "line",
     Device "device", Address "address", TotalSize "total_size", AllocatedSize "allocated_size",
     ActiveSize "active_size", RequestedSize "requested_size", SegmentType "segment_type",
-    SegmentPoolId "segment_pool_id", IsExpandable "is_expandable", Blocks "blocks", State "state",
+    SegmentPoolId "segment_pool_id", PoolId "pool_id", IsExpandable "is_expandable", Blocks "blocks", State "state",
     Large "large", Small "small", ActiveAllocated "active_allocated", ActivePendingFree "active_pending_free",
     Inactive "inactive",
 }

@@ -8,10 +8,11 @@
 //! Where PyTorch's allocator was not in charge (CUDA calls, CPU tensors), every allocation is a segment of its own. CPU
 //! tensors, which are written only where a process used no device, appear as device 0.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
 use memtrace_trace::clock::Calibration;
-use memtrace_trace::event::{Action, Event};
+use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::background::Background;
@@ -65,6 +66,8 @@ struct Writer<'a, W: Write> {
     phrases: Phrases,
     frames: Frames<'a>,
     calibration: Calibration,
+    /// PyTorch's pool ids, by ours; the default one is there where the allocator tells events' pools.
+    pools: &'a BTreeMap<u16, (u64, u64)>,
     unknown_written: bool,
     report: SnapshotReport,
 }
@@ -126,6 +129,7 @@ impl<'a, W: Write> Writer<'a, W> {
             phrases: Phrases::new(),
             frames: Frames::new(process.definitions(), sources),
             calibration,
+            pools: &process.definitions().pools,
             unknown_written: false,
             report: SnapshotReport::default(),
         }
@@ -154,7 +158,7 @@ impl<'a, W: Write> Writer<'a, W> {
         for (device, segments) in &segments {
             for segment in segments {
                 self.pickle.item(&mut list);
-                self.put_segment(process, *device, segment);
+                self.put_segment(*device, segment);
                 self.pickle.drain()?;
             }
         }
@@ -277,6 +281,11 @@ impl<'a, W: Write> Writer<'a, W> {
         phrases.time.put(out, words);
         out.uint(trace.time_us);
         phrases.unused.put(out, words);
+        if e.source == Source::Torch && self.pools.contains_key(&0) {
+            words.put(out, Word::PoolId);
+            let (first, second) = self.pools.get(&e.pool).copied().unwrap_or((0, 0));
+            out.pair(first, second);
+        }
         self.frames.put_keys(out, words, stack, context);
         if !self.unknown_written {
             // The viewer throws on a file with categories that lacks this one.
@@ -292,8 +301,8 @@ impl<'a, W: Write> Writer<'a, W> {
         self.report.events += 1;
     }
 
-    fn put_segment(&mut self, process: &Process, device: i16, segment: &Segment) {
-        let pool = process.definitions().pools.get(&segment.pool).copied().unwrap_or((0, 0));
+    fn put_segment(&mut self, device: i16, segment: &Segment) {
+        let pool = self.pools.get(&segment.pool).copied().unwrap_or((0, 0));
         let sum = |of: fn(&Block) -> u64| segment.blocks.iter().map(of).sum::<u64>();
         let (out, words) = (&mut self.pickle, &mut self.words);
         out.begin_dict();

@@ -180,6 +180,8 @@ pub struct Allocator {
     peak: Peak,
     live: u64,
     anomalies: Anomalies,
+    /// Part of what is reserved: memory that stream-ordered pools hold unused, at no known address.
+    spare: u64,
     /// The block given back last: nearly always the next whose memory is free.
     given_back: Option<BlockId>,
 }
@@ -420,6 +422,13 @@ impl Allocator {
         let block = self.blocks[id.index()];
         self.release(id);
         Some((id, block))
+    }
+
+    /// Stream-ordered pools hold so much more than their blocks.
+    pub fn set_spare(&mut self, bytes: u64) {
+        self.usage.reserved = self.usage.reserved.saturating_sub(self.spare).saturating_add(bytes);
+        self.spare = bytes;
+        self.peak.raise_to(&self.usage);
     }
 
     /// Compares the allocator's own totals with the replay.

@@ -85,6 +85,10 @@ pub struct Physical {
     retractable: VecDeque<(u64, u64, Held)>,
     uses: BTreeMap<(Place, Owner), OwnerUse>,
     totals: BTreeMap<Place, OwnerUse>,
+    /// What each stream-ordered pool said last that it holds of its device.
+    pools: BTreeMap<u64, (i16, u64)>,
+    /// Bytes of pools in use, by device.
+    pooled: BTreeMap<i16, u64>,
     failed_calls: u64,
     unmatched_frees: u64,
     effects: Vec<Effect>,
@@ -106,6 +110,12 @@ impl Physical {
         let place = Place::Device(device);
         let allocator = self.uses.get(&(place, Owner::CachingAllocator)).map_or(0, |u| u.now);
         self.total(place).now.saturating_sub(allocator)
+    }
+
+    /// What the stream-ordered pools of a device hold of it and do not use, as far as they have told.
+    pub fn pool_spare(&self, device: i16) -> u64 {
+        let held: u64 = self.pools.values().filter(|(d, _)| *d == device).map(|(_, held)| held).sum();
+        held.saturating_sub(self.pooled.get(&device).copied().unwrap_or(0))
     }
 
     /// What is at an address.
@@ -138,6 +148,9 @@ impl Physical {
             return &[];
         }
         match e.action {
+            Action::Totals => {
+                self.pools.insert(e.stream, (e.device, e.size));
+            }
             Action::Alloc | Action::SegmentAlloc => self.obtain(e),
             Action::FreeRequested | Action::FreeCompleted | Action::SegmentFree => self.give_back(e),
             Action::Map => self.map(e),
@@ -261,12 +274,19 @@ impl Physical {
             counts.peak = counts.peak.max(counts.now);
             counts.allocations += allocations;
         }
+        if held.memory == Memory::Pool {
+            *self.pooled.entry(held.device).or_default() += held.size;
+        }
     }
 
     fn subtract(&mut self, held: &Held) {
         let place = Self::place_of(held);
         for counts in [self.uses.entry((place, held.owner)).or_default(), self.totals.entry(place).or_default()] {
             counts.now = counts.now.saturating_sub(held.size);
+        }
+        if held.memory == Memory::Pool {
+            let pooled = self.pooled.entry(held.device).or_default();
+            *pooled = pooled.saturating_sub(held.size);
         }
     }
 }

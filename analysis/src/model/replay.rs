@@ -1,14 +1,17 @@
 //! All allocators of one process, driven by its events.
 //!
 //! Every event goes to the physical ledger or to the device it belongs to; what happened to blocks comes back as
-//! [`Change`]s, the same whatever lane told it. A device told by CUDA calls has one segment for each allocation.
+//! [`Change`]s, the same whatever lane told it. A device told by CUDA calls has one segment for each allocation; what its
+//! stream-ordered pools hold beyond their allocations is reserved, at no known address. A stream-ordered free completes at once: the
+//! memory is there for whatever follows on its stream, which is what PyTorch's own allocator calls completed.
 
 use std::collections::BTreeMap;
 
+use memtrace_trace::api::Memory;
 use memtrace_trace::event::{Action, Event};
 
 use super::allocator::{Allocator, Block, BlockId};
-use super::physical::{Effect, Held, Owner, Physical, Place};
+use super::physical::{Effect, Held, Physical, Place};
 use super::survey::{Lane, Survey};
 
 /// What happened to a device's memory.
@@ -100,6 +103,9 @@ impl Replay {
             self.apply_effect(e, *effect, &mut sink);
         }
         self.effects = effects;
+        if e.action == Action::Totals {
+            self.note_spare(e.device);
+        }
     }
 
     #[inline]
@@ -113,15 +119,36 @@ impl Replay {
 
     fn apply_effect(&mut self, e: &Event, effect: Effect, sink: &mut impl FnMut(&Replay, usize, &Event, Change)) {
         let (Effect::Obtained(addr, held) | Effect::Released(addr, held) | Effect::Restored(addr, held)) = effect;
-        let Held { device, size, owner, .. } = held;
-        if owner == Owner::CachingAllocator || Physical::place_of(&held) == Place::Host {
+        let Held { device, size, memory, .. } = held;
+        if Physical::place_of(&held) == Place::Host {
             return;
         }
         let Some(slot) = self.slot(device).filter(|slot| self.devices[*slot].lane == Lane::Cuda) else { return };
-        let told = Event { addr, size, device, stream: 0, ..*e };
+        let pooled = memory == Memory::Pool;
+        // Elsewhere the field holds something else, or nothing.
+        let stream = if e.api.memory() == Some(Memory::Pool) { e.stream } else { 0 };
+        let told = Event { addr, size, device, stream, ..*e };
         match effect {
-            Effect::Obtained(..) | Effect::Restored(..) => self.alloc_alone(slot, &told, sink),
-            Effect::Released(..) => self.free_alone(slot, &told, sink),
+            Effect::Obtained(..) | Effect::Restored(..) => {
+                // What the pool had to spare becomes the block's, before the block counts.
+                if pooled {
+                    self.note_spare(device);
+                }
+                self.alloc_alone(slot, &told, sink);
+            }
+            Effect::Released(..) => {
+                self.free_alone(slot, &told, sink);
+                if pooled {
+                    self.note_spare(device);
+                }
+            }
+        }
+    }
+
+    fn note_spare(&mut self, device: i16) {
+        let spare = self.physical.pool_spare(device);
+        if let Some(slot) = self.slot(device).filter(|slot| self.devices[*slot].lane == Lane::Cuda) {
+            self.devices[slot].allocator.set_spare(spare);
         }
     }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use memtrace_trace::api::Memory;
-use memtrace_trace::event::{Action, Event, Flags, Source};
+use memtrace_trace::event::{Action, Event, Source};
 
 use super::recording::{LostEvents, Recording};
 
@@ -15,7 +15,7 @@ use super::recording::{LostEvents, Recording};
 pub enum Lane {
     /// CPU tensors.
     Cpu,
-    /// CUDA calls: every allocation is its own segment.
+    /// CUDA calls, whoever makes them: every allocation is its own segment.
     Cuda,
     /// PyTorch's profiler reporter: block sizes, no segments.
     Reporter,
@@ -34,7 +34,7 @@ impl Lane {
         }
     }
 
-    /// The lane an event belongs to, with its device; `None` for events that are no block's life. Looks at what a
+    /// The lane an event belongs to, with its device; `None` for events that make no lane. Looks at what a
     /// [`Census`](memtrace_trace::file::Census) tells of an event, and at nothing else.
     #[inline]
     pub fn of(e: &Event) -> Option<(i16, Lane)> {
@@ -42,14 +42,15 @@ impl Lane {
             Source::Torch => Some((e.device, Lane::Torch)),
             Source::TorchReporter => Some((e.device, Lane::Reporter)),
             Source::TorchCpu => Some((-1, Lane::Cpu)),
+            // A call of PyTorch's allocator counts too: there is no better source on a device where its tracker and its
+            // reporter are silent (cudaMallocAsync, pluggable allocators).
             Source::Driver | Source::Runtime => {
-                let life = matches!(e.action, Action::Alloc | Action::FreeRequested | Action::FreeCompleted);
                 let device_memory = !matches!(
                     e.api.memory(),
                     Some(Memory::Host | Memory::Registered | Memory::Address | Memory::Imported)
                 );
-                let own = !e.flags.contains(Flags::IN_ALLOCATOR);
-                (life && own && device_memory && e.result == 0 && e.device >= 0).then_some((e.device, Lane::Cuda))
+                let obtained = e.action == Action::Alloc && e.result == 0;
+                (obtained && device_memory && e.device >= 0).then_some((e.device, Lane::Cuda))
             }
         }
     }

@@ -5,15 +5,17 @@
 //! release that fails is taken back ([`Action::Retract`]).
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
+use memtrace_trace::api::Memory as Kind;
 use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Event, Flags, Source};
+use memtrace_trace::ids::ModuleId;
 
-use super::entry;
+use super::location::{self, current_device};
 use super::registry::Hook;
-use super::torch;
+use super::{device, entry, pools, torch};
 use crate::guard::Guard;
 use crate::objects::{self, Caller, MODULES};
 use crate::process::Process;
@@ -100,19 +102,60 @@ impl Call {
         if result == 0 && memory.addr == 0 {
             return; // a request for nothing
         }
-        if result == 0 && self.hook.is_pool() {
-            memory.place = place_of(memory.addr);
+        if result == 0 && memory.place == 0 {
+            memory.place = match self.hook.api.memory() {
+                Some(Kind::Pool) => location::of_address(memory.addr),
+                // A mapping is where the physical memory is.
+                Some(Kind::Address) if action == Action::Map => location::of_handle(memory.stream),
+                _ => 0,
+            };
         }
         if self.in_allocator && result == 0 && action != Action::Reserve {
             let segment = LastSegment { addr: memory.addr, size: memory.size, since: clock::now() };
             thread(|t| t.last_segment.set(segment));
         }
         self.record(action, memory, result, nested_seen);
+        if result == 0 && self.hook.is_pool() && !self.hook.is_runtime() {
+            self.pool_changed(pools::of_address(memory.addr), memory.place);
+        }
     }
 
     /// Records a release before it is made; gives the event's number for [`Self::failed`].
-    pub(super) fn releasing(&self, action: Action, memory: Memory) -> u64 {
-        if memory.addr == 0 { 0 } else { self.record(action, memory, 0, false) }
+    pub(super) fn releasing(&self, action: Action, mut memory: Memory) -> u64 {
+        if memory.addr == 0 {
+            return 0;
+        }
+        memory.place = match self.hook.api.memory() {
+            Some(Kind::Physical) => location::of_handle(memory.addr),
+            Some(Kind::Device | Kind::Managed | Kind::Pool | Kind::Imported) => location::of_address(memory.addr),
+            Some(Kind::Address) if action == Action::Unmap => location::of_address(memory.addr),
+            _ => 0,
+        };
+        self.record(action, memory, 0, false)
+    }
+
+    /// Tells what a pool holds of its device, where that has changed. `place`: the device, where this call says it.
+    pub(super) fn pool_changed(&self, pool: u64, place: u64) {
+        let totals = pools::changed(pool, place);
+        let Some(mut guard) = Guard::enter() else { return };
+        let device = location::ordinal(totals.map_or(place, |t| t.place), current_device);
+        if let Some(totals) = totals {
+            let flags = if thread(|t| t.runtime_depth.get()) > 0 { Flags::NESTED } else { Flags::default() };
+            let module = self.module(&mut guard);
+            guard.emit(Event {
+                addr: totals.used,
+                size: totals.reserved,
+                stream: totals.pool,
+                source: Source::Driver,
+                action: Action::Totals,
+                device,
+                flags,
+                api: self.hook.api,
+                module,
+                ..Event::EMPTY
+            });
+        }
+        device::obtained(&mut guard, device, totals.map_or(0, |t| t.grown));
     }
 
     /// A release that had been recorded has failed.
@@ -120,6 +163,10 @@ impl Call {
         if seq != 0 {
             self.record(Action::Retract, Memory { addr: seq, ..Memory::default() }, result, false);
         }
+    }
+
+    fn module(&self, guard: &mut Guard) -> ModuleId {
+        self.caller.as_ref().map_or(ModuleId::NONE, |c| objects::module_id(c, guard))
     }
 
     fn record(&self, action: Action, memory: Memory, result: i32, nested_seen: bool) -> u64 {
@@ -135,15 +182,17 @@ impl Call {
             flags = flags.with(Flags::NESTED);
             thread(|t| t.nested_seen.set(true));
         }
-        let module = self.caller.as_ref().map_or(Default::default(), |c| objects::module_id(c, &mut guard));
-        let current = if self.hook.is_host() { -1 } else { current_device() };
-        let device = match memory.place {
-            0 => current,
-            ON_HOST => -1,
-            place => i16::try_from(place - 1).unwrap_or(-1),
+        let module = self.module(&mut guard);
+        let device = match self.hook.api.memory() {
+            // An address range is on no device.
+            Some(Kind::Address) if memory.place == 0 => -1,
+            _ if self.hook.is_host() => -1,
+            _ => location::ordinal(memory.place, current_device),
         };
-        if device >= 0 && device == current && matches!(action, Action::Alloc | Action::Map) {
-            guard.device_seen(device, if result == 0 { memory.size } else { 0 });
+        // What comes from a pool is the pool's growth.
+        if action == Action::Alloc && device >= 0 && !self.hook.is_pool() {
+            let counts = result == 0 && !nested_seen;
+            device::obtained(&mut guard, device, if counts { memory.size } else { 0 });
         }
         let context = thread(|t| t.context.get());
         let stack = guard.event_stack(!context.is_none());
@@ -194,55 +243,6 @@ fn interposed(hook: &Hook) -> Option<*mut c_void> {
     let genuine =
         [&b"libcuda.so"[..], b"libcudart.so", b"libcudart-"].iter().any(|n| object.file_name().starts_with(n));
     (!genuine && !found.is_null()).then_some(found)
-}
-
-/// The device of the calling thread's context; -1 when there is none.
-fn current_device() -> i16 {
-    static GET_DEVICE: Original = Original::new();
-    let function = driver_function(&GET_DEVICE, c"cuCtxGetDevice");
-    if function.is_null() {
-        return -1;
-    }
-    let mut device = -1;
-    // SAFETY: `CUresult cuCtxGetDevice(CUdevice *)`.
-    let result = unsafe {
-        let get: unsafe extern "C" fn(*mut i32) -> i32 = std::mem::transmute(function);
-        get(&mut device)
-    };
-    if result == 0 { i16::try_from(device).unwrap_or(-1) } else { -1 }
-}
-
-/// Where memory at this address is, for [`Memory::place`]: stream-ordered memory is on the device of its pool, whatever is
-/// current. Not asked for where there is one device only.
-fn place_of(addr: u64) -> u64 {
-    static COUNT: Original = Original::new();
-    static ATTRIBUTE: Original = Original::new();
-    static DEVICES: AtomicI32 = AtomicI32::new(0);
-    /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`
-    const DEVICE_ORDINAL: i32 = 9;
-    let mut count = DEVICES.load(Ordering::Relaxed);
-    if count == 0 {
-        let function = driver_function(&COUNT, c"cuDeviceGetCount");
-        if !function.is_null() {
-            // SAFETY: `CUresult cuDeviceGetCount(int *)`.
-            unsafe {
-                let get: unsafe extern "C" fn(*mut i32) -> i32 = std::mem::transmute(function);
-                get(&mut count);
-            }
-            DEVICES.store(count, Ordering::Relaxed);
-        }
-    }
-    let function = if count > 1 { driver_function(&ATTRIBUTE, c"cuPointerGetAttribute") } else { std::ptr::null_mut() };
-    if function.is_null() {
-        return 0;
-    }
-    let mut ordinal = -1;
-    // SAFETY: `CUresult cuPointerGetAttribute(void *, CUpointer_attribute, CUdeviceptr)`; this attribute is an int.
-    let result = unsafe {
-        let get: unsafe extern "C" fn(*mut i32, i32, u64) -> i32 = std::mem::transmute(function);
-        get(&mut ordinal, DEVICE_ORDINAL, addr)
-    };
-    if result == 0 { u64::try_from(ordinal).map_or(0, |o| o + 1) } else { 0 }
 }
 
 /// Originals of runtime functions, by hook and calling module: a process may hold several runtimes, and each caller has its own.

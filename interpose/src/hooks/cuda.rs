@@ -66,18 +66,20 @@ pub(super) struct Array3dDescriptor {
     flags: u32,
 }
 
-/// The head of `CUmemAllocationProp`.
+/// `CUmemAllocationProp`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct AllocationProperties {
     kind: i32,
     handle_types: i32,
     location_kind: i32,
     location: i32,
+    metadata: u64,
+    flags: u64,
 }
 
 /// Where physical memory is to be.
-fn place(properties: *const AllocationProperties) -> u64 {
+pub(super) fn place(properties: *const AllocationProperties) -> u64 {
     /// `CU_MEM_LOCATION_TYPE_DEVICE`; the larger ones are the host's.
     const DEVICE: i32 = 1;
     if properties.is_null() {
@@ -242,6 +244,11 @@ macro_rules! hooks {
         }
         result
     }};
+    (@shrinks $call:ident $action:ident [$($arg:ident),*] { $field:ident: $pool:expr } $original:block) => {{
+        let (result, _) = $call.make(|| $original);
+        $call.pool_changed($pool, 0);
+        result
+    }};
 }
 
 hooks! {
@@ -293,6 +300,7 @@ hooks! {
         addr: at(out), size: imported_size(at(out))
     }
     cuIpcCloseMemHandle(addr: u64) frees FreeCompleted { addr: addr }
+    cuMemPoolTrimTo(pool: u64, keep: usize) shrinks Totals { addr: pool }
     cudaMalloc(out: *mut u64, size: usize) gets Alloc { addr: at(out), size: size }
     cudaMallocPitch(out: *mut u64, pitch: *mut usize, width: usize, height: usize) gets Alloc {
         addr: at(out), size: rows(at(pitch), width, height, 1)

@@ -1,16 +1,40 @@
-//! What a GPU is: asked of the driver once, when the process first obtains memory there.
+//! What a GPU is: asked of the driver once, when the process has first obtained memory there.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_trace::definition::Definition;
 
 use super::call::driver_function;
+use super::location::current_device;
+use super::torch::device_in_use;
 use crate::guard::Guard;
 use crate::real::Original;
 
-/// Sends the device's definition. `obtained` bytes of what is in use were obtained by the call that is being recorded.
+/// One bit each.
+const DEVICES: usize = 64;
+/// Bytes obtained on each device before it could be described.
+static OBTAINED: [AtomicU64; DEVICES] = [const { AtomicU64::new(0) }; DEVICES];
+
+/// `bytes` were obtained on a device: it is described the first time that this is known while it is the calling thread's current
+/// one, whose memory the driver tells of.
+pub(super) fn obtained(guard: &mut Guard, device: i16, bytes: u64) {
+    let Some(index) = usize::try_from(device).ok().filter(|index| *index < DEVICES) else { return };
+    let (described, bit) = (&guard.process().devices, 1u64 << index);
+    if described.load(Ordering::Relaxed) & bit != 0 {
+        return;
+    }
+    device_in_use();
+    let Some(place) = OBTAINED.get(index) else { return };
+    let total = place.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    if device == current_device() && described.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+        describe(guard, device, total);
+    }
+}
+
+/// Sends the device's definition. `obtained` bytes of what is in use are the process's own.
 #[cold]
-pub(crate) fn describe(guard: &mut Guard, ordinal: i16, obtained: u64) {
+fn describe(guard: &mut Guard, ordinal: i16, obtained: u64) {
     static GET: Original = Original::new();
     static NAME: Original = Original::new();
     static TOTAL: Original = Original::new();
@@ -21,21 +45,19 @@ pub(crate) fn describe(guard: &mut Guard, ordinal: i16, obtained: u64) {
     let mut bus = [0 as c_char; 32];
     let (mut total, mut free, mut all) = (0usize, 0usize, 0usize);
     // SAFETY: the functions' signatures are cuda.h's; the buffers are as long as is said. None of them changes anything:
-    // the context exists, since memory was just obtained in it.
+    // the context exists, since it is the thread's current one.
     unsafe {
-        call(&GET, c"cuDeviceGet", |f: unsafe extern "C" fn(*mut c_int, c_int) -> c_int| {
-            f(&mut device, ordinal.into())
-        });
-        call(&NAME, c"cuDeviceGetName", |f: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int| {
+        ask(&GET, c"cuDeviceGet", |f: unsafe extern "C" fn(*mut c_int, c_int) -> c_int| f(&mut device, ordinal.into()));
+        ask(&NAME, c"cuDeviceGetName", |f: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int| {
             f(name.as_mut_ptr(), name.len() as c_int - 1, device)
         });
-        call(&TOTAL, c"cuDeviceTotalMem_v2", |f: unsafe extern "C" fn(*mut usize, c_int) -> c_int| {
+        ask(&TOTAL, c"cuDeviceTotalMem_v2", |f: unsafe extern "C" fn(*mut usize, c_int) -> c_int| {
             f(&mut total, device)
         });
-        call(&BUS, c"cuDeviceGetPCIBusId", |f: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int| {
+        ask(&BUS, c"cuDeviceGetPCIBusId", |f: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int| {
             f(bus.as_mut_ptr(), bus.len() as c_int - 1, device)
         });
-        call(&INFO, c"cuMemGetInfo_v2", |f: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int| {
+        ask(&INFO, c"cuMemGetInfo_v2", |f: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int| {
             f(&mut free, &mut all)
         });
     }
@@ -50,14 +72,15 @@ pub(crate) fn describe(guard: &mut Guard, ordinal: i16, obtained: u64) {
     });
 }
 
-/// Calls a driver function, if the driver has it.
+/// Asks the driver; `None` where it has no such function.
 ///
 /// # Safety
 /// `F` must be the type of the function of that name.
-unsafe fn call<F: Copy>(cache: &Original, name: &CStr, make: impl FnOnce(F) -> c_int) {
+pub(super) unsafe fn ask<F: Copy>(cache: &Original, name: &CStr, make: impl FnOnce(F) -> c_int) -> Option<c_int> {
     let function: *mut c_void = driver_function(cache, name);
-    if !function.is_null() && size_of::<F>() == size_of::<*mut c_void>() {
-        // SAFETY: the caller's promise; a function pointer is one word.
-        make(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&function) });
+    if function.is_null() || size_of::<F>() != size_of::<*mut c_void>() {
+        return None;
     }
+    // SAFETY: the caller's promise; a function pointer is one word.
+    Some(make(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&function) }))
 }

@@ -6,8 +6,9 @@ mod deepbind;
 mod device;
 mod entry;
 mod loader;
+mod location;
+mod pools;
 mod registry;
 mod torch;
 
-pub(crate) use device::describe as describe_device;
-pub(crate) use torch::{TorchState, device_in_use};
+pub(crate) use torch::TorchState;

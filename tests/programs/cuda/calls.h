@@ -54,6 +54,7 @@ typedef struct { int type, handles, location_type, location_id; void *security; 
     X(cuMemAllocAsync, , (address *, size_t, void *)) \
     X(cuMemAllocFromPoolAsync, , (address *, size_t, address, void *)) \
     X(cuMemFreeAsync, , (address, void *)) \
+    X(cuMemPoolTrimTo, , (address, size_t)) \
     X(cuMemFree, _v2, (address)) \
     X(cuMemCreate, , (address *, size_t, const physical *, unsigned long long)) \
     X(cuMemRelease, , (address)) \

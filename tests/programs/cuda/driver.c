@@ -81,6 +81,7 @@ static void ordered(void) {
     MUST(cuMemAllocFromPoolAsync, &b, 700, pool, NULL);
     MUST(cuMemFreeAsync, a, NULL);
     MUST(cuMemFree, b);
+    MUST(cuMemPoolTrimTo, pool, 0);
 }
 
 static void virtual(void) {

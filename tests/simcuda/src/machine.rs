@@ -182,7 +182,7 @@ impl Machine {
         books.take(cost, device)?;
         let allocated = self.memory.allocate(size, ordinal, Kind::Pooled(pool), cost);
         if allocated.is_err() {
-            books.give(cost, device);
+            books.give(cost);
         }
         allocated
     }
@@ -216,7 +216,7 @@ impl Machine {
         match freed.kind {
             Kind::Pooled(pool) => {
                 if let Some(pool) = self.pools.get_mut(&pool) {
-                    pool.give(freed.charged, device);
+                    pool.give(freed.charged);
                 }
             }
             _ => device.give(freed.charged),
@@ -334,6 +334,15 @@ impl Machine {
         let device = self.devices.get_mut(pool.device).ok_or(Error::InvalidDevice)?;
         pool.trim(keep, device);
         Ok(())
+    }
+
+    /// The host has waited for a stream, an event or a device.
+    pub fn synchronized(&mut self) {
+        for pool in self.pools.values_mut() {
+            if let Some(device) = self.devices.get_mut(pool.device) {
+                pool.synchronized(device);
+            }
+        }
     }
 
     /// Ends a pool. What is still allocated of it keeps its memory until it is freed.

@@ -1,7 +1,8 @@
 //! Stream-ordered memory pools: how much they hold of the device and how much of that is in use.
 //!
 //! Only amounts are simulated; every allocation has an address of its own. A pool grows in steps of 32 MiB (or 2 MiB
-//! where the device has no 32 left) and gives memory back when what it holds exceeds the release threshold.
+//! where the device has no 32 left). It keeps what is freed until it is trimmed, or until a synchronization finds more in it than the
+//! release threshold.
 
 use crate::backing::round_up;
 use crate::config::MIB;
@@ -64,9 +65,13 @@ impl Pool {
     }
 
     /// Takes an allocation's bytes back.
-    pub fn give(&mut self, bytes: u64, device: &mut Device) {
+    pub fn give(&mut self, bytes: u64) {
         debug_assert!(bytes <= self.used, "more given back than taken");
         self.used = self.used.saturating_sub(bytes);
+    }
+
+    /// The host has waited for the device: what exceeds the release threshold goes back to the device.
+    pub fn synchronized(&mut self, device: &mut Device) {
         if self.threshold < self.reserved {
             self.trim(self.threshold, device);
         }
@@ -110,7 +115,9 @@ mod tests {
         assert_eq!(device.used(), 32 * MIB);
         assert!(pool.take(33 * MIB, &mut device).is_err(), "no room for two more MiB");
         assert_eq!(device.used(), 32 * MIB);
-        pool.give(1, &mut device);
+        pool.give(1);
+        assert_eq!(device.used(), 32 * MIB, "kept until somebody waits");
+        pool.synchronized(&mut device);
         assert_eq!(device.used(), 0, "threshold 0 keeps nothing");
     }
 
@@ -129,7 +136,11 @@ mod tests {
                     }
                 } else if !live.is_empty() {
                     let bytes = live.swap_remove(n as usize % live.len());
-                    pool.give(bytes, &mut device);
+                    pool.give(bytes);
+                    if n % 3 == 0 {
+                        pool.synchronized(&mut device);
+                        prop_assert!(pool.usage().reserved <= pool.threshold.max(round_up(pool.usage().used, SMALL_STEP)));
+                    }
                 }
                 let usage = pool.usage();
                 prop_assert_eq!(usage.used, live.iter().sum::<u64>());

@@ -44,7 +44,7 @@ impl TorchState {
 static DEVICE_IN_USE: AtomicU32 = AtomicU32::new(0);
 
 /// A CUDA device is in use.
-pub(crate) fn device_in_use() {
+pub(super) fn device_in_use() {
     DEVICE_IN_USE.store(1, Ordering::Relaxed);
 }
 

@@ -337,6 +337,10 @@ fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
             let time = if layout.ticks_at().is_some() { "its time is ours" } else { "its time is another clock's" };
             guard.notice("torch.tracker", Verdict::Works, &format!("TraceEntry verified, {pool}, {time}"));
             grad_mode::tell(guard);
+            if layout.has_pool() {
+                // The default pool, by which a reader sees that the events' pools are known.
+                guard.define(&Definition::Pool { id: 0, pool: (0, 0) });
+            }
             Some(layout)
         }
         Err(reason) => {

@@ -2,7 +2,7 @@
 
 use crate::device::ordinal_of;
 use crate::state::{
-    Current, code, current, current_device, machine, push_current, required_device, set_current, wait_until,
+    Current, code, current, current_device, machine, push_current, required_device, set_current, synchronize,
 };
 use simcuda::context::primary;
 use simcuda::error::{Error, Result};
@@ -162,5 +162,5 @@ extern "C" fn cuCtxSetLimit(_limit: c_int, _value: usize) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxSynchronize() -> c_int {
     let then = machine().device(current_device()).map(|d| d.busy_until);
-    code(then.map(wait_until))
+    code(then.map(synchronize))
 }

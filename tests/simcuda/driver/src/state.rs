@@ -118,6 +118,12 @@ pub(crate) fn wait_until(then: u64) {
     }
 }
 
+/// Waits for the device until a point of the virtual timeline, as the synchronizing calls do.
+pub(crate) fn synchronize(then: u64) {
+    wait_until(then);
+    machine().synchronized();
+}
+
 /// CUDA's number for a result.
 pub(crate) fn code(result: Result<()>) -> i32 {
     code_of(&result)

@@ -1,6 +1,6 @@
 //! Streams, events and host functions on the virtual timeline.
 
-use crate::state::{code, current_device, machine, now_ns, wait_until};
+use crate::state::{code, current_device, machine, now_ns, synchronize};
 use simcuda::error::Error;
 use simcuda::out::Out;
 use std::ffi::{c_int, c_uint, c_void};
@@ -35,7 +35,7 @@ extern "C" fn cuStreamQuery(stream: u64) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamSynchronize(stream: u64) -> c_int {
-    code(busy_until(stream).map(wait_until))
+    code(busy_until(stream).map(synchronize))
 }
 
 #[unsafe(no_mangle)]
@@ -173,7 +173,7 @@ extern "C" fn cuEventQuery(event: u64) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn cuEventSynchronize(event: u64) -> c_int {
     let event = machine().streams.event(event);
-    code(event.map(|e| wait_until(e.ready_at.unwrap_or(0))))
+    code(event.map(|e| synchronize(e.ready_at.unwrap_or(0))))
 }
 
 fn elapsed(milliseconds: Out<f32>, start: u64, end: u64) -> c_int {
