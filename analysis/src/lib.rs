@@ -7,6 +7,7 @@
 
 pub mod error;
 pub mod export;
+mod folder;
 pub mod load;
 pub mod model;
 pub mod passes;
@@ -15,5 +16,6 @@ pub mod rules;
 pub mod symbols;
 
 pub use error::{Error, Result};
+pub use folder::{NewFile, RunFolder};
 pub use load::{Process, Run, open_run};
 pub use report::{FinishOptions, Progress, Summary, TextOptions, Written, finish_run, summarize};

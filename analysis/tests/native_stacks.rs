@@ -9,7 +9,7 @@ use memtrace_analysis::export::{SnapshotOptions, snapshot};
 use memtrace_analysis::passes::Phase;
 use memtrace_analysis::report::FrameSummary;
 use memtrace_analysis::symbols::{FunctionName, SYMBOLS_FILE, Search};
-use memtrace_analysis::{FinishOptions, Run, Summary, TextOptions, finish_run, open_run, summarize};
+use memtrace_analysis::{FinishOptions, Run, RunFolder, Summary, TextOptions, finish_run, open_run, summarize};
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::definition::Definition;
 use memtrace_trace::event::{Action, Event, Flags, Source};
@@ -233,7 +233,7 @@ fn snapshots_have_native_frames_as_pytorch_writes_them() {
 fn a_run_is_read_the_same_without_its_libraries() {
     let recorded = recorded();
     let options = FinishOptions::default();
-    finish_run(&recorded.run(), &options, &mut |_| {}).unwrap();
+    finish_run(&RunFolder::open(&recorded.run()).unwrap(), &options, &mut |_| {}).unwrap();
     assert!(recorded.run().join(SYMBOLS_FILE).is_file());
     assert!(recorded.open().new_symbols().is_none(), "the run folder holds everything");
     let here = (recorded.summary(), recorded.snapshot());
@@ -259,7 +259,7 @@ fn a_run_is_read_the_same_without_its_libraries() {
 #[test]
 fn symbols_that_cannot_be_read_are_found_again() {
     let recorded = recorded();
-    finish_run(&recorded.run(), &FinishOptions::default(), &mut |_| {}).unwrap();
+    finish_run(&RunFolder::open(&recorded.run()).unwrap(), &FinishOptions::default(), &mut |_| {}).unwrap();
     let expected = recorded.summary();
     let symbols = recorded.run().join(SYMBOLS_FILE);
     let text = std::fs::read_to_string(&symbols).unwrap();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use memtrace_analysis::{FinishOptions, finish_run, open_run};
+use memtrace_analysis::{FinishOptions, RunFolder, finish_run, open_run};
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::event::{Action, Event};
 use memtrace_trace::file::{End, Writer};
@@ -29,13 +29,13 @@ fn every_file_is_written() {
     let folder = tempfile::tempdir().unwrap();
     write_trace(&folder.path().join("11.mtr"), r#"{"pid":11,"env":{"RANK":"0"}}"#);
     write_trace(&folder.path().join("12.mtr"), r#"{"pid":12}"#);
-    let written = finish_run(folder.path(), &FinishOptions::default(), &mut |_| {}).unwrap();
+    let written = finish_run(&RunFolder::open(folder.path()).unwrap(), &FinishOptions::default(), &mut |_| {}).unwrap();
     assert_eq!(names(folder.path()), ["11.mtr", "12.mtr", "12.pickle", "rank0.pickle", "summary.json", "summary.txt"]);
     assert!(written.problems.is_empty());
     let rank0 = written.summary.processes.iter().find(|p| p.rank == Some(0)).unwrap();
     assert_eq!(rank0.snapshot.as_deref(), Some("rank0.pickle"));
     let options = FinishOptions { no_snapshot: true, ..FinishOptions::default() };
-    assert_eq!(finish_run(folder.path(), &options, &mut |_| {}).unwrap().files.len(), 2);
+    assert_eq!(finish_run(&RunFolder::open(folder.path()).unwrap(), &options, &mut |_| {}).unwrap().files.len(), 2);
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn a_damaged_trace_does_not_hide_the_others() {
     write_trace(&folder.path().join("11.mtr"), r#"{"pid":11}"#);
     std::fs::write(folder.path().join("12.mtr"), b"not a trace").unwrap();
     std::fs::write(folder.path().join("run.json"), b"{ cut").unwrap();
-    let written = finish_run(folder.path(), &FinishOptions::default(), &mut |_| {}).unwrap();
+    let written = finish_run(&RunFolder::open(folder.path()).unwrap(), &FinishOptions::default(), &mut |_| {}).unwrap();
     assert_eq!(written.problems.len(), 2);
     assert_eq!(written.summary.processes.len(), 1);
     assert!(written.summary.problems.iter().any(|p| p.contains("12.mtr")), "{:?}", written.summary.problems);
@@ -58,7 +58,7 @@ fn a_trace_cut_anywhere_is_summarised() {
     let whole = std::fs::read(&path).unwrap();
     for len in (16..whole.len()).step_by(7) {
         std::fs::write(&path, &whole[..len]).unwrap();
-        let written = finish_run(folder.path(), &FinishOptions::default(), &mut |_| {}).unwrap();
+        let written = finish_run(&RunFolder::open(folder.path()).unwrap(), &FinishOptions::default(), &mut |_| {}).unwrap();
         assert!(written.problems.is_empty(), "cut at {len}: {:?}", written.problems);
     }
 }

@@ -343,7 +343,7 @@ fn looking_up_twice_is_looking_up_once() {
     let mut definitions = native_objects::definitions(&object, &id, &all);
     assert!(!symbols.complete([&definitions], &Search::default()), "nothing is left to look up");
     std::fs::write(folder.path().join("symbols.json"), symbols.to_json()).unwrap();
-    let read = Symbols::read(folder.path()).unwrap().unwrap();
+    let read = Symbols::read(&memtrace_analysis::RunFolder::open(folder.path()).unwrap()).unwrap().unwrap();
     assert_eq!(read, symbols);
     assert_eq!(read.report([&definitions]), [report]);
     read.name_frames(&mut definitions);

@@ -1,10 +1,9 @@
 //! What happens when a run has ended: the analysis, with a progress line on a terminal, and the closing page on stderr.
 
 use std::io::{IsTerminal, Write};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use memtrace_analysis::{FinishOptions, Progress, TextOptions, Written, finish_run};
+use memtrace_analysis::{FinishOptions, Progress, RunFolder, TextOptions, Written, finish_run};
 
 use crate::say;
 
@@ -23,14 +22,14 @@ pub(crate) struct Manner {
 }
 
 /// Analyses the run in `folder`, writes its files and prints the closing page.
-pub(crate) fn close(folder: &Path, manner: Manner) {
+pub(crate) fn close(folder: &RunFolder, manner: Manner) {
     let options = FinishOptions { no_snapshot: manner.no_snapshot, ..FinishOptions::default() };
     let mut line = ProgressLine::new(!manner.quiet && std::io::stderr().is_terminal());
     let written = finish_run(folder, &options, &mut |progress| line.show(&progress));
     line.clear();
     match written {
         Ok(written) => page(&written, manner.quiet),
-        Err(e) => say(&format!("{e}; the recording itself is safe in {}", folder.display())),
+        Err(e) => say(&format!("{e}; the recording itself is safe in {}", folder.path().display())),
     }
 }
 

@@ -1,16 +1,34 @@
 //! The folder of one run: readable by its owner only, and never one that holds something else.
+//!
+//! Its mode is 0700 even where everything in it is 0600: the names in it say who ran what when, and whoever could write to it could
+//! put files of theirs in the place of ours. A folder that is there already and ours is closed to others when the run begins; one that
+//! belongs to somebody else is refused, since its owner could open it again.
 
 use std::ffi::OsString;
-use std::fs::{DirBuilder, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::DirBuilder;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
+use memtrace_analysis::RunFolder;
+use memtrace_analysis::load::RUN_MANIFEST;
+
+/// What others than the owner may do, in a mode.
+const OTHERS: u32 = 0o077;
+
+/// A run folder and what has to be said about it.
+#[derive(Debug)]
+pub(crate) struct Created {
+    pub(crate) folder: RunFolder,
+    /// Others can read what is recorded: the file system keeps no modes.
+    pub(crate) is_open_to_others: bool,
+}
 
 /// Makes the run folder: `wanted`, which must be new or empty, or one in the current folder named after the program and the
 /// time.
-pub(crate) fn create(wanted: Option<&Path>, command: &[OsString], stamp: &str) -> anyhow::Result<PathBuf> {
+pub(crate) fn create(wanted: Option<&Path>, command: &[OsString], stamp: &str) -> anyhow::Result<Created> {
     let mut builder = DirBuilder::new();
     builder.mode(0o700);
     if let Some(path) = wanted {
@@ -21,23 +39,16 @@ pub(crate) fn create(wanted: Option<&Path>, command: &[OsString], stamp: &str) -
         }
         match builder.create(path) {
             Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-                let mut entries = std::fs::read_dir(path)
-                    .with_context(|| format!("{shown} cannot be used as the run's folder; choose another with -o"))?;
-                if entries.next().is_some() {
-                    bail!("{shown} is not empty; remove it or choose another folder with -o");
-                }
-            }
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             Err(e) => return Err(e).with_context(|| format!("cannot create {shown}; choose another folder with -o")),
         }
-        check_writable(path)?;
-        return Ok(path.to_owned());
+        return take(path);
     }
     let name = format!("memtrace-{}-{stamp}", program(command));
     for suffix in 1..1000 {
         let path = PathBuf::from(if suffix == 1 { name.clone() } else { format!("{name}-{suffix}") });
         match builder.create(&path) {
-            Ok(()) => return check_writable(&path).map(|()| path),
+            Ok(()) => return take(&path),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             Err(e) => {
                 return Err(e)
@@ -48,23 +59,31 @@ pub(crate) fn create(wanted: Option<&Path>, command: &[OsString], stamp: &str) -
     bail!("there are too many folders called {name}; choose another name with -o")
 }
 
-fn check_writable(path: &Path) -> anyhow::Result<()> {
-    let probe = path.join(".memtrace-writable");
-    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&probe);
-    made.with_context(|| format!("cannot write into {}; choose another folder with -o", path.display()))?;
-    std::fs::remove_file(&probe).ok();
-    Ok(())
-}
-
-/// Writes a file as a whole or not at all.
-pub(crate) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
-    let partial = path.with_extension("partial");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
-    let written = file.write_all(content).and_then(|()| std::fs::rename(&partial, path));
-    if written.is_err() {
-        std::fs::remove_file(&partial).ok();
+/// Opens the folder and makes sure that it is empty, writable, ours and closed to others.
+fn take(path: &Path) -> anyhow::Result<Created> {
+    let shown = path.display();
+    let unusable = || format!("{shown} cannot be used as the run's folder; choose another with -o");
+    let folder = RunFolder::open(path).with_context(unusable)?;
+    ensure!(
+        folder.names().with_context(unusable)?.is_empty(),
+        "{shown} is not empty; remove it or choose another folder with -o"
+    );
+    // Who makes the manifest has the folder: somebody else may have found it empty at the same time.
+    let manifest = folder.create(RUN_MANIFEST);
+    let manifest = manifest.with_context(|| format!("cannot write into {shown}; choose another folder with -o"))?;
+    // Not our own number: a server may give all that is ours to another user.
+    let us = manifest.metadata().with_context(unusable)?.uid();
+    if folder.status().with_context(unusable)?.st_uid != us {
+        let _ = folder.remove(RUN_MANIFEST);
+        bail!("{shown} belongs to another user, who could read and change what is recorded; choose another with -o");
     }
-    written
+    let mode = || folder.status().map(|status| status.st_mode & OTHERS);
+    if mode().with_context(unusable)? != 0 {
+        // Not every file system has modes.
+        let _ = rustix::fs::fchmod(folder.descriptor().as_fd(), rustix::fs::Mode::RWXU);
+    }
+    let is_open_to_others = mode().with_context(unusable)? != 0;
+    Ok(Created { folder, is_open_to_others })
 }
 
 /// A short name for the program: the script's where an interpreter runs one.
@@ -90,6 +109,10 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
+    fn mode(path: &Path) -> u32 {
+        std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
     fn name(line: &str) -> String {
         program(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>())
     }
@@ -110,11 +133,14 @@ mod tests {
     fn only_new_or_empty_folders() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
-        assert_eq!(create(Some(&path), &[], "").unwrap(), path);
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
-        create(Some(&path), &[], "").unwrap();
-        write_atomically(&path.join("run.json"), b"{}").unwrap();
-        assert_eq!(std::fs::metadata(path.join("run.json")).unwrap().permissions().mode() & 0o777, 0o600);
+        let created = create(Some(&path), &[], "").unwrap();
+        assert_eq!((created.folder.path(), created.is_open_to_others), (&*path, false));
+        assert_eq!(mode(&path), 0o700);
+        // One that is there is closed to others.
+        created.folder.remove(RUN_MANIFEST).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(!create(Some(&path), &[], "").unwrap().is_open_to_others);
+        assert_eq!((mode(&path), mode(&path.join(RUN_MANIFEST))), (0o700, 0o600));
         let error = create(Some(&path), &[], "").unwrap_err().to_string();
         assert!(error.contains("not empty"), "{error}");
         let error = create(Some(&path.join("run.json")), &[], "").unwrap_err().to_string();

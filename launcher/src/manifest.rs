@@ -7,15 +7,15 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::io::{self, Write};
 
+use memtrace_analysis::RunFolder;
+use memtrace_analysis::load::RUN_MANIFEST;
 use memtrace_trace::counters::{Counter, CounterValues};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::drain::{Notice, Outcome, Recorded, Written};
-use crate::folder;
 use crate::host::{self, Host};
 
 /// Raised when a field changes its meaning.
@@ -24,8 +24,6 @@ const VERSION: u32 = 1;
 /// The whole file.
 #[derive(Serialize, Debug)]
 pub(crate) struct Manifest {
-    #[serde(skip)]
-    path: PathBuf,
     /// [`VERSION`].
     version: u32,
     /// The version of memtrace that made the run.
@@ -182,9 +180,8 @@ pub(crate) struct Summary {
 
 impl Manifest {
     /// A run that is about to begin.
-    pub(crate) fn begin(folder: &Path, command: &[OsString], start_ns: u64) -> Manifest {
+    pub(crate) fn begin(command: &[OsString], start_ns: u64) -> Manifest {
         Manifest {
-            path: folder.join("run.json"),
             version: VERSION,
             memtrace: env!("CARGO_PKG_VERSION"),
             command: command.iter().map(|a| a.to_string_lossy().into_owned()).collect(),
@@ -255,10 +252,12 @@ impl Manifest {
     }
 
     /// Writes the file.
-    pub(crate) fn write(&self) -> io::Result<()> {
+    pub(crate) fn write(&self, folder: &RunFolder) -> io::Result<()> {
         let mut text = serde_json::to_vec_pretty(self)?;
         text.push(b'\n');
-        folder::write_atomically(&self.path, &text)
+        let mut new = folder.begin(RUN_MANIFEST)?;
+        new.file().write_all(&text)?;
+        new.place()
     }
 }
 
@@ -304,21 +303,22 @@ mod tests {
     #[test]
     fn a_run_in_json() {
         let dir = tempfile::tempdir().unwrap();
-        let mut manifest = Manifest::begin(dir.path(), &["a".into(), "b c".into()], 1_000_000_000);
-        manifest.write().unwrap();
+        let folder = RunFolder::open(dir.path()).unwrap();
+        let mut manifest = Manifest::begin(&["a".into(), "b c".into()], 1_000_000_000);
+        manifest.write(&folder).unwrap();
         let read = || serde_json::from_slice::<Value>(&std::fs::read(dir.path().join("run.json")).unwrap()).unwrap();
         assert_eq!(read()["state"], "running");
         manifest.started(7);
         let summary =
             manifest.finish(libc::SIGKILL, Outcome { refused: vec![("another user", 2)], ..Outcome::default() });
-        manifest.write().unwrap();
+        manifest.write(&folder).unwrap();
         let run = read();
         assert_eq!(run["state"], "ended");
         assert_eq!(run["exit"]["signal"], 9);
         assert_eq!(run["command"][1], "b c");
         assert_eq!(run["refused"]["another user"], 2);
         // The analysis reads what is written here.
-        let read = memtrace_analysis::load::Manifest::read(dir.path()).unwrap().unwrap();
+        let read = memtrace_analysis::load::Manifest::read(&folder).unwrap().unwrap();
         assert_eq!((read.pid, read.exit.signal), (Some(7), Some(9)));
         assert_eq!(read.started_ns, Some(1_000_000_000));
         assert_eq!(summary.ending, "killed by SIGKILL");

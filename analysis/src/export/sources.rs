@@ -6,6 +6,8 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use memtrace_trace::file::foreign;
+
 /// Files larger than this are no Python source anybody wrote.
 const MAX_FILE: u64 = 16 << 20;
 
@@ -48,15 +50,16 @@ impl Sources {
         }
         let path = Path::new(filename);
         let path = if path.is_relative() { self.directory.as_ref()?.join(path) } else { path.to_owned() };
-        let metadata = std::fs::metadata(&path).ok()?;
+        let file = foreign::open(&path).ok()?;
+        let metadata = file.metadata().ok()?;
         let unchanged = match (metadata.modified().ok(), self.changed_before) {
             (Some(modified), Some(limit)) => modified <= limit,
             _ => true,
         };
-        if !metadata.is_file() || metadata.len() > MAX_FILE || !unchanged {
+        if !unchanged {
             return None;
         }
-        let text = std::fs::read(&path).ok()?;
+        let text = foreign::read(&file, MAX_FILE).ok()?;
         Some(String::from_utf8_lossy(&text).lines().map(|line| line.trim().to_owned()).collect())
     }
 }

@@ -2,14 +2,16 @@
 //! because a run folder outlives the launcher that was writing it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
-
+use memtrace_trace::file::foreign;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::folder::RunFolder;
 
 /// The manifest's file name in the run folder.
 pub const RUN_MANIFEST: &str = "run.json";
+/// The largest that is read: a run of 65,536 processes makes about this much.
+const MAX_FILE: u64 = 256 << 20;
 
 /// How a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
@@ -99,16 +101,14 @@ pub struct Manifest {
 impl Manifest {
     /// Reads the manifest of a run folder. `Ok(None)` when there is none; an unreadable one is a message for the report,
     /// because the traces beside it are still good.
-    pub fn read(folder: &Path) -> Result<Option<Manifest>> {
-        let path = folder.join(RUN_MANIFEST);
-        let text = match std::fs::read_to_string(&path) {
+    pub fn read(folder: &RunFolder) -> Result<Option<Manifest>> {
+        let fail = |e| Error::io(format!("cannot read {}", folder.path().join(RUN_MANIFEST).display()))(e);
+        let text = match folder.read(RUN_MANIFEST).and_then(|file| foreign::read(&file, MAX_FILE)) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(Error::io(format!("cannot read {}", path.display()))(e)),
+            Err(e) => return Err(fail(e)),
         };
-        serde_json::from_str(&text)
-            .map(Some)
-            .map_err(|e| Error::io(format!("cannot read {}", path.display()))(e.into()))
+        serde_json::from_slice(&text).map(Some).map_err(|e| fail(e.into()))
     }
 
     /// What is said of the process with this id.

@@ -9,4 +9,5 @@ pub use crate::model::{LostEvents, MemoryRecording, Recording};
 pub use manifest::{Exit, Manifest, ManifestProcess, RUN_MANIFEST};
 pub use process::{Process, ProcessInfo};
 pub use recording::TraceRecording;
+pub(crate) use run::open_folder;
 pub use run::{Problem, Run, open_run};

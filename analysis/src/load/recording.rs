@@ -1,5 +1,6 @@
 //! A trace file as a recording.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
@@ -9,6 +10,7 @@ use memtrace_trace::event::Event;
 use memtrace_trace::file::{BlockInfo, Census, Damage, Definitions, End, Reader};
 
 use crate::error::{Error, Result};
+use crate::folder::RunFolder;
 use crate::model::{LostEvents, Recording};
 use crate::symbols::Symbols;
 
@@ -26,10 +28,20 @@ pub struct TraceRecording {
 impl TraceRecording {
     /// Opens and surveys a trace file.
     pub fn open(path: &Path) -> Result<TraceRecording> {
-        let reader = Reader::open(path).map_err(|cause| Error::Trace { path: path.to_owned(), cause })?;
+        Reader::open(path).map(TraceRecording::of).map_err(|cause| Error::Trace { path: path.to_owned(), cause })
+    }
+
+    /// The same of a trace in a run folder.
+    pub(super) fn open_in(folder: &RunFolder, name: &OsStr) -> Result<TraceRecording> {
+        let path = folder.path().join(name);
+        let file = folder.read(name).map_err(Error::io(format!("cannot open {}", path.display())))?;
+        Reader::of(&path, file).map(TraceRecording::of).map_err(|cause| Error::Trace { path, cause })
+    }
+
+    fn of(reader: Reader) -> TraceRecording {
         let calibration = reader.calibration();
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(TraceRecording { reader, calibration, threads })
+        TraceRecording { reader, calibration, threads }
     }
 
     /// Gives the frames of native code their names.

@@ -1,11 +1,13 @@
 //! A run: a folder of traces with its manifest, or a single trace.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::manifest::Manifest;
 use super::process::Process;
 use super::recording::TraceRecording;
 use crate::error::{Error, Result};
+use crate::folder::RunFolder;
 use crate::model::Recording;
 use crate::symbols::{ObjectReport, SYMBOLS_FILE, Search, Symbols};
 
@@ -87,62 +89,63 @@ pub fn open_run(path: impl AsRef<Path>) -> Result<Run> {
         _ => Error::io(format!("cannot open {}", path.display()))(e),
     })?;
     if metadata.is_dir() {
-        return open_folder(path);
+        let folder = RunFolder::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
+        return open_folder(&folder);
     }
     let mut recording = TraceRecording::open(path)?;
     // A trace inside a run folder still has its manifest and symbols beside it.
-    let folder = path.parent();
-    let manifest = folder.and_then(|folder| Manifest::read(folder).ok().flatten()).unwrap_or_default();
+    let folder = path.parent().map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
+    let folder = folder.and_then(|folder| RunFolder::open(folder).ok());
+    let manifest = folder.as_ref().and_then(|folder| Manifest::read(folder).ok().flatten()).unwrap_or_default();
     let mut problems = Vec::new();
-    let native = name_native_code(folder, &manifest, std::slice::from_mut(&mut recording), &mut problems);
+    let native = name_native_code(folder.as_ref(), &manifest, std::slice::from_mut(&mut recording), &mut problems);
     let process = Process::new(path, Box::new(recording), &manifest);
     Ok(Run { path: path.to_owned(), manifest, processes: vec![process], problems, native })
 }
 
-fn open_folder(folder: &Path) -> Result<Run> {
+/// The same for a folder that is open.
+pub(crate) fn open_folder(folder: &RunFolder) -> Result<Run> {
+    let path = folder.path();
     let mut problems = Vec::new();
     let manifest = match Manifest::read(folder) {
         Ok(manifest) => manifest.unwrap_or_default(),
         Err(e) => {
-            problems.push(Problem { path: folder.join(super::RUN_MANIFEST), text: e.to_string() });
+            problems.push(Problem { path: path.join(super::RUN_MANIFEST), text: e.to_string() });
             Manifest::default()
         }
     };
-    let entries = std::fs::read_dir(folder).map_err(Error::io(format!("cannot list {}", folder.display())))?;
-    let mut traces: Vec<PathBuf> = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|e| e == TRACE_EXTENSION))
-        .collect();
-    traces.sort();
+    let names = folder.names().map_err(Error::io(format!("cannot list {}", path.display())))?;
+    let is_trace = |name: &OsString| Path::new(name).extension().is_some_and(|e| e == TRACE_EXTENSION);
+    let traces: Vec<OsString> = names.into_iter().filter(is_trace).collect();
     if traces.is_empty() {
-        return Err(Error::NoTraces { path: folder.to_owned() });
+        return Err(Error::NoTraces { path: path.to_owned() });
     }
     let (mut recordings, mut paths) = (Vec::new(), Vec::new());
-    for path in &traces {
-        match TraceRecording::open(path) {
+    for name in &traces {
+        match TraceRecording::open_in(folder, name) {
             Ok(recording) => {
                 recordings.push(recording);
-                paths.push(path);
+                paths.push(path.join(name));
             }
-            Err(e) => problems.push(Problem { path: path.clone(), text: e.to_string() }),
+            Err(e) => problems.push(Problem { path: path.join(name), text: e.to_string() }),
         }
     }
     let native = name_native_code(Some(folder), &manifest, &mut recordings, &mut problems);
     let opened = paths.into_iter().zip(recordings);
     let mut processes: Vec<Process> =
-        opened.map(|(path, recording)| Process::new(path, Box::new(recording), &manifest)).collect();
+        opened.map(|(path, recording)| Process::new(&path, Box::new(recording), &manifest)).collect();
     if processes.is_empty() {
         let first = problems.last().map(|p| p.text.clone()).unwrap_or_default();
-        return Err(Error::NoReadableTrace { path: folder.to_owned(), count: traces.len(), first });
+        return Err(Error::NoReadableTrace { path: path.to_owned(), count: traces.len(), first });
     }
     processes.sort_by_key(|p| (p.rank().unwrap_or(u32::MAX), p.pid()));
-    Ok(Run { path: folder.to_owned(), manifest, processes, problems, native })
+    Ok(Run { path: path.to_owned(), manifest, processes, problems, native })
 }
 
 /// Names the native frames of all traces: as the run folder tells, else from the objects' own files. Without such frames
 /// nothing is opened.
 fn name_native_code(
-    folder: Option<&Path>,
+    folder: Option<&RunFolder>,
     manifest: &Manifest,
     recordings: &mut [TraceRecording],
     problems: &mut Vec<Problem>,
@@ -154,7 +157,7 @@ fn name_native_code(
     if let Some(folder) = folder {
         match Symbols::read(folder) {
             Ok(known) => symbols = known.unwrap_or_default(),
-            Err(e) => problems.push(Problem { path: folder.join(SYMBOLS_FILE), text: e.to_string() }),
+            Err(e) => problems.push(Problem { path: folder.path().join(SYMBOLS_FILE), text: e.to_string() }),
         }
     }
     let search = Search {

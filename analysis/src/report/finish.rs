@@ -5,14 +5,15 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::build::summarize;
 use super::summary::Summary;
 use super::text::TextOptions;
 use crate::error::{Error, Result};
 use crate::export::{SnapshotOptions, snapshot};
-use crate::load::{Problem, Process, Run, open_run};
+use crate::folder::RunFolder;
+use crate::load::{Problem, Process, Run, open_folder};
 use crate::symbols::SYMBOLS_FILE;
 
 /// What to write.
@@ -56,8 +57,12 @@ pub struct Written {
 /// # Errors
 ///
 /// When the folder holds no readable trace.
-pub fn finish_run(folder: &Path, options: &FinishOptions, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Written> {
-    let run = open_run(folder)?;
+pub fn finish_run(
+    folder: &RunFolder,
+    options: &FinishOptions,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Written> {
+    let run = open_folder(folder)?;
     let mut written = Written { problems: run.problems().to_vec(), ..Written::default() };
     let mut summary = summarize(&run, progress)?;
     if let Some(symbols) = run.new_symbols() {
@@ -66,7 +71,7 @@ pub fn finish_run(folder: &Path, options: &FinishOptions, progress: &mut dyn FnM
         });
         // It goes without saying where it is fine: nobody opens it.
         if let Err(e) = result {
-            written.problems.push(Problem { path: folder.join(SYMBOLS_FILE), text: e.to_string() });
+            written.problems.push(Problem { path: folder.path().join(SYMBOLS_FILE), text: e.to_string() });
         }
     }
     if !options.no_snapshot {
@@ -103,8 +108,8 @@ pub fn finish_run(folder: &Path, options: &FinishOptions, progress: &mut dyn FnM
 
 impl Written {
     /// Takes note of a file, or of why there is none; whether there is.
-    fn note(&mut self, folder: &Path, name: &str, result: Result<()>) -> bool {
-        let path = folder.join(name);
+    fn note(&mut self, folder: &RunFolder, name: &str, result: Result<()>) -> bool {
+        let path = folder.path().join(name);
         match result {
             Ok(()) => self.files.push(path),
             Err(e) => {
@@ -127,15 +132,9 @@ fn snapshot_names(run: &Run) -> Vec<String> {
     run.processes().iter().map(name).collect()
 }
 
-fn write_whole(folder: &Path, name: &str, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
-    let temporary = folder.join(format!(".{name}.part"));
-    let what = || format!("cannot write {}", temporary.display());
-    let mut file = File::create(&temporary).map_err(Error::io(what()))?;
-    let result =
-        write(&mut file).and_then(|()| std::fs::rename(&temporary, folder.join(name)).map_err(Error::io(what())));
-    if result.is_err() {
-        // The space may be what the next file needs.
-        let _ = std::fs::remove_file(&temporary);
-    }
-    result
+fn write_whole(folder: &RunFolder, name: &str, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+    let what = || format!("cannot write {}", folder.path().join(name).display());
+    let mut new = folder.begin(name).map_err(Error::io(what()))?;
+    write(new.file())?;
+    new.place().map_err(Error::io(what()))
 }

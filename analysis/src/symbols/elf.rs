@@ -4,11 +4,11 @@
 //! never decides how much memory is taken.
 
 use std::borrow::Cow;
-use std::fs::File;
 use std::io::Read;
 use std::ops::Deref;
 use std::path::Path;
 
+use memtrace_trace::file::foreign;
 use object::Endianness;
 use object::elf::{
     ELFCOMPRESS_ZLIB, ELFCOMPRESS_ZSTD, FileHeader64, NT_GNU_BUILD_ID, PT_NOTE, SHT_DYNSYM, SHT_NOBITS, SHT_SYMTAB,
@@ -36,12 +36,7 @@ pub(super) enum Bytes {
 impl Bytes {
     /// Maps a regular file; the error is in words.
     pub(super) fn map(path: &Path) -> Result<Bytes, String> {
-        // A pipe or device of that name would keep us waiting.
-        let metadata = std::fs::metadata(path).map_err(|e| reason(&e))?;
-        if !metadata.is_file() {
-            return Err("is no regular file".to_owned());
-        }
-        let file = File::open(path).map_err(|e| reason(&e))?;
+        let file = foreign::open(path).map_err(|e| reason(&e))?;
         // SAFETY: sound as long as nobody changes the file under us. Installers replace libraries and do not rewrite them: the
         // loader itself maps them on the same terms.
         unsafe { memmap2::Mmap::map(&file) }.map(Bytes::Mapped).map_err(|e| reason(&e))
@@ -51,6 +46,7 @@ impl Bytes {
 fn reason(e: &std::io::Error) -> String {
     match e.kind() {
         std::io::ErrorKind::NotFound => "does not exist".to_owned(),
+        std::io::ErrorKind::Other => e.to_string(),
         _ => format!("cannot be read: {e}"),
     }
 }

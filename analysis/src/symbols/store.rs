@@ -3,13 +3,13 @@
 //! `trace/FORMAT.md` describes it. Names are kept as objects have them, and demangled when read.
 
 use std::collections::BTreeMap;
-use std::path::Path;
-
+use memtrace_trace::file::foreign;
 use serde::{Deserialize, Serialize};
 
 use super::object_symbols::{ObjectId, ObjectSymbols, PlaceFrame};
 use super::table::Symbols;
 use crate::error::{Error, Result};
+use crate::folder::RunFolder;
 
 /// The file's name in the run folder.
 pub const SYMBOLS_FILE: &str = "symbols.json";
@@ -17,7 +17,7 @@ pub const SYMBOLS_FILE: &str = "symbols.json";
 /// Raised when a field changes its meaning.
 const VERSION: u32 = 1;
 /// A larger file is not this.
-const MAX_FILE: u64 = 1 << 30;
+const MAX_FILE: u64 = 256 << 20;
 
 #[derive(Serialize, Deserialize)]
 struct File {
@@ -43,18 +43,13 @@ struct Object {
 
 impl Symbols {
     /// Reads the run folder's file. `Ok(None)` when there is none; an unreadable one is a message for the report.
-    pub fn read(folder: &Path) -> Result<Option<Symbols>> {
-        let path = folder.join(SYMBOLS_FILE);
-        let fail = |e| Error::io(format!("cannot read {}", path.display()))(e);
-        let metadata = match std::fs::metadata(&path) {
-            Ok(metadata) => metadata,
+    pub fn read(folder: &RunFolder) -> Result<Option<Symbols>> {
+        let fail = |e| Error::io(format!("cannot read {}", folder.path().join(SYMBOLS_FILE).display()))(e);
+        let text = match folder.read(SYMBOLS_FILE).and_then(|file| foreign::read(&file, MAX_FILE)) {
+            Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(fail(e)),
         };
-        if !metadata.is_file() || metadata.len() > MAX_FILE {
-            return Err(fail(std::io::Error::other("it is no file that memtrace writes")));
-        }
-        let text = std::fs::read(&path).map_err(fail)?;
         let file: File = serde_json::from_slice(&text).map_err(|e| fail(e.into()))?;
         if file.version != VERSION {
             let why = format!("it has version {}, this memtrace knows {VERSION}", file.version);

@@ -1,5 +1,7 @@
 //! `memtrace run`: the whole way from a command line to a recording.
 
+use std::sync::Arc;
+
 use anyhow::Context;
 use memtrace_trace::options::{self, Options};
 
@@ -7,7 +9,7 @@ use crate::child::{self, Child};
 use crate::cli::{Cpu, Run};
 use crate::closing::{self, Manner};
 use crate::drain::pump::Drain;
-use crate::drain::{Outcome, RunFolder};
+use crate::drain::Outcome;
 use crate::inherited::State;
 use crate::manifest::Manifest;
 use crate::preflight::{self, CANNOT, NOT_EXECUTABLE, NOT_FOUND, Refusal};
@@ -37,11 +39,16 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     let (program, arguments) = run.command.split_first().context("no command given")?;
     preflight::check(program, arguments)?;
     let start_ns = host::epoch_ns();
-    let path = folder::create(run.output.as_deref(), &run.command, &host::stamp(start_ns))?;
-    let mut manifest = Manifest::begin(&path, &run.command, start_ns);
-    manifest.write().with_context(|| format!("cannot write into {}; choose another folder with -o", path.display()))?;
+    let created = folder::create(run.output.as_deref(), &run.command, &host::stamp(start_ns))?;
+    let folder = Arc::new(created.folder);
+    let path = folder.path();
+    if created.is_open_to_others {
+        say(&format!("others can read {}: its file system keeps no modes", path.display()));
+    }
+    let mut manifest = Manifest::begin(&run.command, start_ns);
+    manifest.write(&folder).with_context(|| format!("cannot write into {}; choose another folder with -o", path.display()))?;
 
-    let library = library::path(&path)?;
+    let library = library::path(path)?;
     let token = session::token()?;
     let listener = session::listen(&token)?;
     let cpu = if run.cpu == Cpu::Auto && gpu::is_usable() { options::Cpu::Never } else { run.cpu.into() };
@@ -51,14 +58,14 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     let signals = Signals::block().context("cannot block signals")?;
     // Without a witness a signal to the whole group is passed on once too often; that is no reason not to record.
     let witness = Witness::start().ok();
-    let drain = Drain::start(listener, RunFolder(path.clone()))?;
+    let drain = Drain::start(listener, Arc::clone(&folder))?;
 
     let child = match Child::spawn(&run.command, state) {
         Ok(child) => child,
         Err(e) => {
             // Rare after preflight: nothing was recorded, so nothing is left behind.
             drop(drain.finish());
-            std::fs::remove_dir_all(&path).ok();
+            std::fs::remove_dir_all(path).ok();
             let code = if e.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
             return Err(Refusal { code, message: format!("cannot execute {}: {e}", program.to_string_lossy()) });
         }
@@ -76,14 +83,14 @@ fn start(run: &Run) -> Result<u8, Refusal> {
         Outcome::default()
     });
     let summary = manifest.finish(status, outcome);
-    if let Err(e) = manifest.write() {
+    if let Err(e) = manifest.write(&folder) {
         say(&format!("cannot write {}: {e}", path.join("run.json").display()));
     }
     for problem in &summary.problems {
         say(problem);
     }
     if summary.processes > 0 {
-        closing::close(&path, Manner { quiet: run.quiet, no_snapshot: run.no_snapshot });
+        closing::close(&folder, Manner { quiet: run.quiet, no_snapshot: run.no_snapshot });
     } else if !run.quiet {
         let command: Vec<_> = run.command.iter().map(|a| a.to_string_lossy()).collect();
         let command: String = command.join(" ").chars().take(120).collect();

@@ -7,14 +7,13 @@
 //! Everything read from a segment was written by a process that may be buggy or hostile. The worst it can do is to spoil its
 //! own trace: positions, lengths and ids are checked, memory and definitions are bounded, and nothing it says names a file.
 
+mod ending;
 pub(crate) mod merge;
 mod process;
 pub(crate) mod pump;
 mod rings;
 mod threads;
 pub(crate) mod writer;
-
-use std::path::PathBuf;
 
 use memtrace_trace::counters::CounterValues;
 use serde::Serialize;
@@ -87,7 +86,3 @@ pub(crate) struct Outcome {
     /// Processes that asked and could not be served, by reason.
     pub(crate) refused: Vec<(&'static str, u64)>,
 }
-
-/// Where the trace files go.
-#[derive(Clone, Debug)]
-pub(crate) struct RunFolder(pub(crate) PathBuf);

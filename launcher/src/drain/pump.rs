@@ -11,17 +11,19 @@ use std::collections::HashMap;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use memtrace_analysis::RunFolder;
 use memtrace_trace::shm::handshake::{self, Hello};
 use memtrace_trace::shm::layout::RING_SLOTS;
 use memtrace_trace::shm::segment::Segment;
 
 use super::process::{Activity, Process};
 use super::writer::{self, FileKey, Queue};
-use super::{Outcome, Recorded, RunFolder, Written};
+use super::{Outcome, Recorded, Written};
 use crate::epoll::{Epoll, EventFd};
 
 /// The longest pause between two looks while processes are attached.
@@ -54,7 +56,7 @@ type Drained = (Vec<Recorded>, Vec<(&'static str, u64)>);
 
 impl Drain {
     /// Starts both threads.
-    pub(crate) fn start(listener: UnixListener, folder: RunFolder) -> anyhow::Result<Drain> {
+    pub(crate) fn start(listener: UnixListener, folder: Arc<RunFolder>) -> anyhow::Result<Drain> {
         listener.set_nonblocking(true).context("cannot prepare the socket")?;
         let epoll = Epoll::new().context("cannot create an epoll descriptor")?;
         let stop = EventFd::new().context("cannot create an event descriptor")?;

@@ -4,9 +4,8 @@
 //! rest is counted, and the drain is told, so that the traced process stops producing.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,12 +13,13 @@ use std::thread::JoinHandle;
 
 use anyhow::Context as _;
 use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
+use memtrace_analysis::RunFolder;
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::counters::CounterValues;
 use memtrace_trace::event::Event;
 use memtrace_trace::file::{End, Reader, Writer};
 
-use super::{RunFolder, Written};
+use super::Written;
 
 /// Events that may be on their way to the writer: 10 MiB.
 const QUEUE_EVENTS: usize = 1 << 17;
@@ -101,7 +101,7 @@ impl Queue {
 }
 
 /// Starts the writer thread. It ends when the queue is dropped, and returns what became of each file.
-pub(crate) fn start(folder: RunFolder) -> anyhow::Result<(Queue, JoinHandle<Vec<Written>>)> {
+pub(crate) fn start(folder: Arc<RunFolder>) -> anyhow::Result<(Queue, JoinHandle<Vec<Written>>)> {
     let (jobs, inbox) = unbounded();
     let (recycle, emptied) = bounded(SPARE_BATCHES);
     let queued = Arc::new(AtomicUsize::new(0));
@@ -158,7 +158,7 @@ struct OpenFile {
 }
 
 struct Files {
-    folder: RunFolder,
+    folder: Arc<RunFolder>,
     open: HashMap<FileKey, OpenFile>,
     done: Vec<Written>,
 }
@@ -166,7 +166,7 @@ struct Files {
 impl Files {
     fn start(&mut self, key: FileKey, name: String, info: &str, failed: Arc<AtomicBool>) {
         let mut written = Written { file: name, bytes: 0, unwritten: 0, error: None };
-        let writer = match begin(&self.folder.0.join(&written.file), info) {
+        let writer = match begin(&self.folder, &written.file, info) {
             Ok(writer) => Some(writer),
             Err(e) => {
                 failed.store(true, Ordering::Release);
@@ -196,9 +196,11 @@ impl Files {
         }
         if file.written.error.is_some() {
             // What counts is what a reader finds.
-            let path = self.folder.0.join(&file.written.file);
-            file.written.bytes = std::fs::metadata(&path).map_or(0, |m| m.len());
-            file.written.unwritten = file.given - Reader::open(&path).map_or(0, |r| r.event_count()).min(file.given);
+            let name = Path::new(&file.written.file);
+            let found = self.folder.read(name).ok();
+            file.written.bytes = found.as_ref().and_then(|f| f.metadata().ok()).map_or(0, |m| m.len());
+            let readable = found.and_then(|f| Reader::of(name, f).ok()).map_or(0, |r| r.event_count());
+            file.written.unwritten = file.given - readable.min(file.given);
         }
         self.done.push(file.written);
     }
@@ -212,14 +214,9 @@ impl OpenFile {
     }
 }
 
-fn begin(path: &Path, info: &str) -> anyhow::Result<Writer<Counted>> {
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(path)
-        .context("cannot create the trace file")?;
+fn begin(folder: &RunFolder, name: &str, info: &str) -> anyhow::Result<Writer<Counted>> {
+    // The folder was empty and no name is used twice: what is there already is not ours.
+    let file = folder.create_in_place(name).context("cannot create the trace file")?;
     Ok(Writer::new(Counted { file, bytes: 0 }, info)?)
 }
 

@@ -9,6 +9,7 @@ mod census;
 mod column;
 mod decoder;
 mod definitions;
+pub mod foreign;
 mod frame;
 mod reader;
 mod writer;

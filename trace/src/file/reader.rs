@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::block::{PREFIX, Prefix};
 use super::decoder::{Decoder, LostBlock};
 use super::definitions::Definitions;
+use super::foreign;
 use super::frame::{FILE_HEADER, FRAME_HEADER, FrameHeader, Kind, MAX_PAYLOAD, SYNC, check_file_header};
 use super::writer::End;
 use crate::clock::{Calibration, ClockPoint};
@@ -77,8 +78,13 @@ impl Reader {
     /// can be saved and [`Self::damage`] says what could not.
     pub fn open(path: impl AsRef<Path>) -> Result<Reader> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
-        let len = file.metadata().map_err(Error::io(format!("cannot read {}", path.display())))?.len();
+        let file = foreign::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
+        Reader::of(path, file)
+    }
+
+    /// The same of a file that is open; `path` is for messages.
+    pub fn of(path: &Path, file: File) -> Result<Reader> {
+        let len = foreign::check(&file).map_err(Error::io(format!("cannot read {}", path.display())))?.len();
         let mut start = vec![0; FILE_HEADER.min(len as usize)];
         file.read_exact_at(&mut start, 0).map_err(Error::io(format!("cannot read {}", path.display())))?;
         let version = check_file_header(&start)?;
