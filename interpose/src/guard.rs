@@ -10,7 +10,7 @@ use memtrace_trace::definition::{Definition, Verdict};
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::{StackId, ThreadId};
 use memtrace_trace::options::Stacks;
-use memtrace_trace::shm::layout::RING_COUNT;
+use memtrace_trace::shm::owner;
 
 use crate::emit::{self, RingSink};
 use crate::local::Inner;
@@ -355,45 +355,20 @@ impl Guard {
         self.inner().producer.publish();
         // The next event comes by the slow way again, and looks for a free ring.
         self.thread.local.set(std::ptr::null());
-        self.process().segment.header().common_lock.0.store(0, Ordering::Release);
+        self.process().segment.header().common_lock.0.release();
     }
 }
 
-/// Claims a ring for this thread: a free one, one that a dead thread of the same id left, or one whose owner is gone; 0 when
-/// all are in use.
+/// Claims a ring for this thread; 0, the common one, when all are in use.
 #[cold]
 fn claim_ring(process: &Process) -> usize {
-    let me = thread_id();
-    let claim = |from: u32, index: usize| {
-        let Some(header) = process.segment.ring_header(index) else { return false };
-        let claimed = header.owner.0.compare_exchange(from, me, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        if claimed {
-            process.segment.header().rings_used.0.fetch_max(index as u32 + 1, Ordering::Relaxed);
-        }
-        claimed
-    };
-    let owner = |index: usize| process.segment.ring_header(index).map_or(0, |h| h.owner.0.load(Ordering::Relaxed));
-    let used = process.segment.header().rings_used.0.load(Ordering::Relaxed).clamp(1, RING_COUNT as u32) as usize;
-    // A ring that carries our own id was left by a thread that is gone.
-    if let Some(index) = (1..used).find(|i| owner(*i) == me) {
-        return index;
-    }
-    // Rings of dead threads before fresh ones: memory follows the number of threads alive at once.
-    for index in 1..used {
-        let from = owner(index);
-        if (from == 0 || !thread_exists(from)) && claim(from, index) {
-            return index;
-        }
-    }
-    (used..RING_COUNT).find(|i| claim(0, *i)).unwrap_or(0)
+    let used = &process.segment.header().rings_used.0;
+    owner::claim(process.segment.ring_headers(), used, thread_id(), thread_exists).unwrap_or(0)
 }
 
 #[cold]
 fn lock_common(process: &Process) {
-    let lock = &process.segment.header().common_lock.0;
-    let me = thread_id();
-    while lock.compare_exchange_weak(0, me, Ordering::Acquire, Ordering::Relaxed).is_err() {
-        // SAFETY: no arguments.
-        unsafe { libc::sched_yield() };
-    }
+    // SAFETY: no arguments.
+    let pause = || drop(unsafe { libc::sched_yield() });
+    process.segment.header().common_lock.0.lock(thread_id(), thread_exists, pause);
 }

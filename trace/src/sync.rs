@@ -1,6 +1,11 @@
-//! The atomics the ring is made of: the real ones, or loom's when the model checker drives it (`--cfg loom`).
+//! The atomics the ring is made of: the real ones, or the model checker's (`--cfg loom`, see `trace/tests/loom.rs`).
 
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub mod mortal;
+
+#[cfg(loom)]
+pub use self::mortal::{AtomicU32, AtomicU64};
+#[cfg(loom)]
+pub use loom::sync::atomic::Ordering;
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

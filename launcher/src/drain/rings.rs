@@ -80,7 +80,7 @@ impl Rings {
                 self.resume_at = index;
                 break;
             }
-            let owner = if index == 0 { 0 } else { header.owner.0.load(Ordering::Acquire) };
+            let owner = if index == 0 { 0 } else { header.owner.0.tid() };
             if !state.announced && (state.thread.is_none() || state.owner != owner) {
                 *state = RingState { owner, thread: intake.writer(owner, None), announced: false };
             }

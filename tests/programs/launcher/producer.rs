@@ -27,7 +27,8 @@ use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use memtrace_trace::options::{ENV, Options};
 use memtrace_trace::shm::handshake::{Hello, address, recv_fd};
-use memtrace_trace::shm::layout::{RING_COUNT, SLOTS};
+use memtrace_trace::shm::layout::SLOTS;
+use memtrace_trace::shm::owner;
 use memtrace_trace::shm::ring::{Full, Producer};
 use memtrace_trace::shm::segment::Segment;
 use memtrace_trace::sync::Ordering;
@@ -59,27 +60,18 @@ fn thread_exists(tid: u32) -> bool {
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, 0) == 0 }
 }
 
-/// Claims a ring as a thread of the library does: a free one, or that of a thread that is gone; and says who writes.
+/// Claims a ring as a thread of the library does, and says who writes.
 fn claim(segment: &Segment) -> Option<Producer<'_>> {
-    for index in 1..RING_COUNT {
-        let header = segment.ring_header(index)?;
-        let owner = header.owner.0.load(Ordering::Relaxed);
-        if owner != 0 && owner != gettid() && thread_exists(owner) {
-            continue;
-        }
-        if header.owner.0.compare_exchange(owner, gettid(), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            segment.header().rings_used.0.fetch_max(index as u32 + 1, Ordering::AcqRel);
-            let mut producer = Producer::new(segment.ring(index)?);
-            let name = std::thread::current().name().unwrap_or_default().to_owned();
-            let mut bytes = Vec::new();
-            Definition::Thread { id: ThreadId::NONE, tid: gettid(), name: &name }.encode(&mut bytes);
-            while producer.write_definition(&bytes) == Err(Full) {
-                std::thread::yield_now();
-            }
-            return Some(producer);
-        }
+    let used = &segment.header().rings_used.0;
+    let index = owner::claim(segment.ring_headers(), used, gettid(), thread_exists)?;
+    let mut producer = Producer::new(segment.ring(index)?);
+    let name = std::thread::current().name().unwrap_or_default().to_owned();
+    let mut bytes = Vec::new();
+    Definition::Thread { id: ThreadId::NONE, tid: gettid(), name: &name }.encode(&mut bytes);
+    while producer.write_definition(&bytes) == Err(Full) {
+        std::thread::yield_now();
     }
-    None
+    Some(producer)
 }
 
 fn event(segment: &Segment, n: u64) -> Event {

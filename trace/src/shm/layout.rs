@@ -8,6 +8,7 @@
 //!
 //! The segment is sparse: memory is used for rings that were written to, and only for those.
 
+use super::owner::Owner;
 use crate::counters::COUNTER_SLOTS;
 use crate::event::Slot;
 use crate::sync::{AtomicU32, AtomicU64};
@@ -41,20 +42,32 @@ pub struct SegmentHeader {
     pub counters: Padded<[AtomicU64; COUNTER_SLOTS]>,
     /// One more than the highest ring index ever claimed: how far the launcher looks.
     pub rings_used: Padded<AtomicU32>,
-    /// The lock of the common ring (0 free, else the owner's tid).
-    pub common_lock: Padded<AtomicU32>,
+    /// The lock of the common ring.
+    pub common_lock: Padded<Owner>,
 }
 
 /// The head of one ring.
 #[repr(C)]
 #[derive(Debug)]
 pub struct RingHeader {
-    /// Kernel thread id of the owner; 0 when the ring is free.
-    pub owner: Padded<AtomicU32>,
+    /// The thread that writes into it.
+    pub owner: Padded<Owner>,
     /// Slots published so far (written by the producer).
     pub tail: Padded<AtomicU64>,
     /// Slots consumed so far (written by the launcher).
     pub head: Padded<AtomicU64>,
+}
+
+impl RingHeader {
+    /// A ring that nobody has claimed and nothing was written to, at this position.
+    #[cfg(any(test, loom))]
+    pub fn at(position: u64) -> RingHeader {
+        RingHeader {
+            owner: Padded(Owner::nobody()),
+            tail: Padded(AtomicU64::new(position)),
+            head: Padded(AtomicU64::new(position)),
+        }
+    }
 }
 
 const fn round_up(value: usize, to: usize) -> usize {
@@ -72,7 +85,7 @@ const _: () = assert!(RING_SLOTS.is_power_of_two());
 const _: () = assert!(size_of::<Slot>() == 64);
 
 /// Raise when the meaning of a slot, a counter or a definition changes without a change of sizes.
-const REVISION: u64 = 1;
+const REVISION: u64 = 2;
 
 /// Identifies a build: launcher and library must agree exactly.
 pub const BUILD: u64 = {

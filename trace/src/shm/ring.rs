@@ -13,25 +13,49 @@ use crate::sync::{AtomicU64, Ordering};
 /// process does; relaxed accesses compile to plain moves.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub struct SharedSlot([AtomicU64; SLOT_WORDS]);
+pub struct SharedSlot {
+    words: [AtomicU64; SLOT_WORDS],
+    /// Tells the model checker who touches the slot: no two may without `head` or `tail` between them. (It knows no load that reads a
+    /// store of the future, which the atomic words alone would let through.)
+    #[cfg(loom)]
+    turn: loom::cell::UnsafeCell<()>,
+}
 
 impl SharedSlot {
     /// A zeroed slot.
     #[cfg(any(test, loom))]
     pub fn zeroed() -> SharedSlot {
-        SharedSlot(std::array::from_fn(|_| AtomicU64::new(0)))
+        SharedSlot {
+            words: std::array::from_fn(|_| AtomicU64::new(0)),
+            #[cfg(loom)]
+            turn: loom::cell::UnsafeCell::new(()),
+        }
     }
 
     #[inline]
     fn store(&self, slot: &Slot) {
-        for (shared, word) in self.0.iter().zip(slot) {
+        #[cfg(loom)]
+        self.turn.with_mut(|_| ());
+        for (shared, word) in self.words.iter().zip(slot) {
             shared.store(*word, Ordering::Relaxed);
         }
     }
 
     #[inline]
     fn load(&self) -> Slot {
-        std::array::from_fn(|i| self.0[i].load(Ordering::Relaxed))
+        #[cfg(loom)]
+        self.turn.with(|_| ());
+        std::array::from_fn(|i| self.words[i].load(Ordering::Relaxed))
+    }
+
+    /// Stores the last two words.
+    #[inline(always)]
+    fn store_end(&self, [new_a, new_b]: [u64; 2]) {
+        #[cfg(loom)]
+        self.turn.with_mut(|_| ());
+        let [.., a, b] = &self.words;
+        a.store(new_a, Ordering::Relaxed);
+        b.store(new_b, Ordering::Relaxed);
     }
 }
 
@@ -123,10 +147,8 @@ impl<'a> Producer<'a> {
     #[inline(always)]
     pub fn amend(&mut self, change: impl FnOnce(&Slot) -> Option<[u64; 2]>) -> bool {
         let Some(shared) = self.ring.slot(self.next.wrapping_sub(1)) else { return false };
-        let Some([new_a, new_b]) = change(&shared.load()) else { return false };
-        let SharedSlot([.., a, b]) = shared;
-        a.store(new_a, Ordering::Relaxed);
-        b.store(new_b, Ordering::Relaxed);
+        let Some(end) = change(&shared.load()) else { return false };
+        shared.store_end(end);
         true
     }
 

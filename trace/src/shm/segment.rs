@@ -93,14 +93,15 @@ impl Segment {
         unsafe { self.base.cast::<SegmentHeader>().as_ref() }
     }
 
+    /// The heads of all rings.
+    pub fn ring_headers(&self) -> &[RingHeader] {
+        // SAFETY: inside the mapping; all atomics, valid for every bit pattern; aligned, since RINGS is a multiple of a page.
+        unsafe { std::slice::from_raw_parts(self.base.add(RINGS).cast::<RingHeader>().as_ptr(), RING_COUNT) }
+    }
+
     /// The head of ring `index`; `None` beyond [`RING_COUNT`].
     pub fn ring_header(&self, index: usize) -> Option<&RingHeader> {
-        if index >= RING_COUNT {
-            return None;
-        }
-        // SAFETY: inside the mapping by the check above; all atomics; aligned, since RINGS is a page and the size of a
-        // RingHeader a multiple of its alignment.
-        Some(unsafe { self.base.add(RINGS).cast::<RingHeader>().add(index).as_ref() })
+        self.ring_headers().get(index)
     }
 
     /// Ring `index`; `None` beyond [`RING_COUNT`].
