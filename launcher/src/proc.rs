@@ -62,6 +62,18 @@ impl ProcessDir {
         self.stat()?.get(19)?.parse().ok()
     }
 
+    /// The status word of `wait(2)` of a process that has ended and was not collected yet, if it is the one that started then.
+    pub(crate) fn zombie_status(&self, start_time: u64) -> Option<i32> {
+        // Who may not know the status is shown 0. Who may not look at a process may not read this link either; a zombie has none.
+        if std::fs::read_link(self.path.join("exe")).is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied) {
+            return None;
+        }
+        let stat = self.stat()?;
+        let field = |index: usize| stat.get(index).map(String::as_str);
+        let ended = field(0) == Some("Z") && field(19)?.parse() == Ok(start_time);
+        ended.then(|| field(49)?.parse().ok())?
+    }
+
     /// The state's letter, `T` for stopped.
     pub(crate) fn state(&self) -> Option<char> {
         self.stat()?.first()?.chars().next()

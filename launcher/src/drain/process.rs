@@ -1,6 +1,6 @@
 //! One traced process image: its segment, its rings, its order of events and what is on its way to its file.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use memtrace_trace::wire::Cursor;
 use serde_json::Value;
 
 use super::Recorded;
+use super::ending;
 use super::merge::Merge;
 use super::rings::{Intake, Rings};
 use super::threads::Threads;
@@ -262,6 +263,9 @@ impl Process {
 
     /// The end of this image: everything that was published is taken, and the file is finished.
     pub(super) fn finish(mut self, reason: &'static str, now: Duration, queue: &Queue) -> Recorded {
+        // First of all: on old kernels this must be faster than the process's parent.
+        let pidfd = self.pidfd.as_ref().map(|fd| fd.as_fd());
+        let wait_status = pidfd.and_then(|fd| ending::wait_status(fd, &self.dir, self.start_time));
         self.close();
         // While a process still runs, its threads may be in the middle of an event: a few more looks, but not for ever.
         for _ in 0..16 {
@@ -269,7 +273,6 @@ impl Process {
                 break;
             }
         }
-        let wait_status = self.wait_status();
         let counters = read_counters(&self.segment);
         let Process { pid, segment, dir, file, info, start_ns, rings, mut threads, mut merge, mut out, .. } = self;
         threads.refresh(&dir, now, true, &mut |d| out.own_definition(d, queue));
@@ -296,18 +299,6 @@ impl Process {
             definitions_refused: out.definitions_refused,
             counters,
             notices: out.notices,
-        }
-    }
-
-    /// The process's status as `wait(2)` gives it, left for its parent to collect. Known only for our own child.
-    fn wait_status(&self) -> Option<i32> {
-        // SAFETY: `info` is plain data that the call fills; the descriptor is open.
-        unsafe {
-            let mut info: libc::siginfo_t = std::mem::zeroed();
-            let fd = self.pidfd.as_ref()?.as_raw_fd() as libc::id_t;
-            let flags = libc::WEXITED | libc::WNOWAIT | libc::WNOHANG;
-            (libc::waitid(libc::P_PIDFD, fd, &mut info, flags) == 0 && info.si_pid() != 0)
-                .then(|| crate::child::wait_status(&info))
         }
     }
 }
