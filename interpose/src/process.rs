@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use memtrace_trace::counters::Counter;
 use memtrace_trace::options::{self, Options};
-use memtrace_trace::shm::handshake::{Hello, address, recv_fd};
+use memtrace_trace::shm::handshake::{Hello, address, is_trusted, recv_fd};
 use memtrace_trace::shm::segment::Segment;
 
 use crate::hooks::TorchState;
@@ -251,6 +251,11 @@ fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
 /// The options in the environment. The environment is read when first asked for, which is before the program's own code
 /// can have changed it only for early events; the launcher's variable is not one that programs touch.
 pub(crate) fn session_options() -> Option<Options> {
+    // The loader leaves us out of programs that gain privileges. Where it was told otherwise, the environment is still their caller's.
+    // SAFETY: a plain call.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        return None;
+    }
     // `std::env::var` takes std's own lock, which the target's C code does not know: getenv is what it would use itself.
     let name = std::ffi::CString::new(options::ENV).ok()?;
     // SAFETY: a C string.
@@ -302,6 +307,9 @@ fn connect(token: &str, generation: u32) -> Option<Segment> {
         }
         socket
     };
+    if !is_trusted(socket.as_fd()) {
+        return None;
+    }
     let hello = Hello::new(generation).to_bytes();
     // SAFETY: the buffer is valid for its length; no SIGPIPE.
     let sent = unsafe { libc::send(socket.as_raw_fd(), hello.as_ptr().cast(), hello.len(), libc::MSG_NOSIGNAL) };

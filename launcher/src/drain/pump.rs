@@ -8,19 +8,19 @@
 //! the first recording is finished and the next file is called `<pid>.1.mtr`.
 
 use std::collections::HashMap;
-use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use memtrace_analysis::RunFolder;
-use memtrace_trace::shm::handshake::{self, Hello};
+use memtrace_trace::shm::handshake;
 use memtrace_trace::shm::layout::RING_SLOTS;
 use memtrace_trace::shm::segment::Segment;
 
+use super::door::{Door, Guest, Peer, Reason};
 use super::process::{Activity, Process};
 use super::writer::{self, FileKey, Queue};
 use super::{Outcome, Recorded, Written};
@@ -28,14 +28,14 @@ use crate::epoll::{Epoll, EventFd};
 
 /// The longest pause between two looks while processes are attached.
 const LAZIEST: Duration = Duration::from_millis(2);
-/// A client must say hello within this time.
-const HELLO_WITHIN: Duration = Duration::from_secs(2);
-/// Clients that may be in the middle of their hello.
-const MAX_CLIENTS: usize = 256;
+/// Callers let in between two looks at the rings.
+const ADMITTED_AT_ONCE: usize = 16;
 /// Processes that may be recorded at once, and files one run may have.
 const MAX_PROCESSES: usize = 4096;
 /// See [`MAX_PROCESSES`].
 const MAX_FILES: u32 = 65_536;
+/// Images one process may have: it shall not use up all files of the run.
+const MAX_IMAGES: u32 = 4096;
 /// How long processes may outlive the command before their recording is closed.
 const GRACE: Duration = Duration::from_millis(500);
 
@@ -84,14 +84,6 @@ impl Drain {
     }
 }
 
-/// A client that has connected and not yet said hello.
-struct Client {
-    socket: UnixStream,
-    deadline: Instant,
-    hello: [u8; size_of::<Hello>()],
-    read: usize,
-}
-
 /// Time that passes only while we are awake: when the launcher is stopped and continued, nothing has grown old.
 struct AwakeClock {
     last: Instant,
@@ -109,11 +101,10 @@ impl AwakeClock {
 
 struct Pump {
     epoll: Epoll,
-    listener: UnixListener,
+    door: Door,
     stop: EventFd,
     queue: Queue,
     clock: AwakeClock,
-    clients: HashMap<u64, Client>,
     processes: HashMap<u64, Process>,
     next_id: u64,
     /// Files begun so far, by pid.
@@ -127,11 +118,10 @@ impl Pump {
     fn new(epoll: Epoll, listener: UnixListener, stop: EventFd, queue: Queue) -> Pump {
         Pump {
             epoll,
-            listener,
+            door: Door::new(listener),
             stop,
             queue,
             clock: AwakeClock { last: Instant::now(), awake: Duration::ZERO },
-            clients: HashMap::new(),
             processes: HashMap::new(),
             next_id: FIRST_ID,
             generations: HashMap::new(),
@@ -146,7 +136,7 @@ impl Pump {
         let mut stop_at: Option<Instant> = None;
         let mut ready = Vec::new();
         loop {
-            let watching = !self.processes.is_empty() || !self.clients.is_empty() || stop_at.is_some();
+            let watching = !self.processes.is_empty() || !self.door.is_quiet() || stop_at.is_some();
             self.epoll.wait(watching.then_some(pause), &mut ready);
             let mut dead = Vec::new();
             for &token in &ready {
@@ -156,11 +146,12 @@ impl Pump {
                         self.stop.clear();
                         stop_at.get_or_insert_with(|| Instant::now() + GRACE);
                     }
-                    id if self.clients.contains_key(&id) => self.hear(id),
+                    id if self.door.knows(id) => self.hear(id),
                     id => dead.push(id),
                 }
             }
-            self.expire_clients();
+            let silent = self.door.expire();
+            self.refuse("no hello", silent as u64);
             let now = self.clock.now();
             let activity = self.drain(now);
             dead.extend(self.processes.iter().filter(|(_, p)| p.is_gone()).map(|(id, _)| *id));
@@ -168,7 +159,7 @@ impl Pump {
                 self.finish(id, "exited", now);
             }
             if let Some(at) = stop_at
-                && (self.processes.is_empty() && self.clients.is_empty() || Instant::now() >= at)
+                && (self.processes.is_empty() && self.door.is_quiet() || Instant::now() >= at)
             {
                 break;
             }
@@ -197,10 +188,11 @@ impl Pump {
         all
     }
 
-    fn refuse(&mut self, reason: &'static str) {
+    fn refuse(&mut self, reason: Reason, times: u64) {
         match self.refused.iter_mut().find(|(r, _)| *r == reason) {
-            Some((_, count)) => *count += 1,
-            None => self.refused.push((reason, 1)),
+            Some((_, count)) => *count += times,
+            None if times > 0 => self.refused.push((reason, times)),
+            None => {}
         }
     }
 
@@ -210,99 +202,62 @@ impl Pump {
     }
 
     fn accept(&mut self) {
-        // One at a time: the listener stays readable while more are waiting, and the rings are emptied in between.
-        let Ok((socket, _)) = self.listener.accept() else { return };
-        let Some(peer) = peer(socket.as_fd()) else { return self.refuse("peer unknown") };
-        // SAFETY: a plain call.
-        let ours = unsafe { libc::geteuid() };
-        if peer.uid != ours && peer.uid != 0 {
-            return self.refuse("another user");
-        }
-        if peer.pid <= 0 {
-            return self.refuse("outside our pid namespace");
-        }
-        if self.clients.len() >= MAX_CLIENTS {
-            return self.refuse("too many at once");
-        }
-        let id = self.new_id();
-        if socket.set_nonblocking(true).and_then(|()| self.epoll.add(socket.as_fd(), id)).is_err() {
-            return self.refuse("no descriptors left");
-        }
-        let deadline = Instant::now() + HELLO_WITHIN;
-        self.clients.insert(id, Client { socket, deadline, hello: [0; size_of::<Hello>()], read: 0 });
-        // Mostly the hello is there already.
-        self.hear(id);
-    }
-
-    fn expire_clients(&mut self) {
-        if self.clients.is_empty() {
-            return;
-        }
-        let now = Instant::now();
-        let before = self.clients.len();
-        self.clients.retain(|_, c| c.deadline > now);
-        for _ in self.clients.len()..before {
-            self.refuse("no hello");
+        // A few at a time: the listener stays readable while more are waiting, and the rings are emptied in between.
+        for _ in 0..ADMITTED_AT_ONCE {
+            let id = self.new_id();
+            let Some(admitted) = self.door.admit(id, &self.epoll) else { return };
+            if let Err(reason) = admitted {
+                self.refuse(reason, 1);
+            }
+            // Mostly the hello is there already.
+            self.hear(id);
         }
     }
 
     fn hear(&mut self, id: u64) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        let Some(rest) = client.hello.get_mut(client.read..) else { return };
-        match client.socket.read(rest) {
-            Ok(0) => {
-                self.clients.remove(&id);
-                self.refuse("no hello");
-            }
-            Ok(n) => {
-                client.read += n;
-                if client.read == client.hello.len()
-                    && let Some(client) = self.clients.remove(&id)
-                {
-                    self.greet(client);
+        match self.door.hear(id) {
+            Some(Ok(guest)) => {
+                if let Err(reason) = self.greet(guest) {
+                    self.refuse(reason, 1);
                 }
             }
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock || e.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => {
-                self.clients.remove(&id);
-                self.refuse("no hello");
-            }
+            Some(Err(reason)) => self.refuse(reason, 1),
+            None => {}
         }
     }
 
     /// Gives a process that has said hello its segment, and starts to record it.
-    fn greet(&mut self, client: Client) {
-        if Hello::from_bytes(&client.hello).is_none() {
-            return self.refuse("library of another build");
+    fn greet(&mut self, guest: Guest) -> Result<(), Reason> {
+        let Guest { socket, peer } = guest;
+        // Somebody else may speak through a dead process's socket, and the dead one's number may be a third one's.
+        if peer.is_gone() {
+            return Err("gone before the answer");
         }
-        let Some(pid) = peer(client.socket.as_fd()).and_then(|p| u32::try_from(p.pid).ok()) else {
-            return self.refuse("peer unknown");
-        };
+        let Peer { pid, pidfd } = peer;
         let now = self.clock.now();
         let earlier: Vec<u64> = self.processes.iter().filter(|(_, p)| p.pid() == pid).map(|(id, _)| *id).collect();
         for id in earlier {
             self.finish(id, "replaced by exec", now);
         }
         if self.processes.len() >= MAX_PROCESSES || self.files >= MAX_FILES {
-            return self.refuse("too many processes");
+            return Err("too many processes");
         }
-        let pidfd = pidfd_open(pid).ok();
-        let Ok((segment, fd)) = Segment::create() else { return self.refuse("no shared memory") };
+        let generation = self.generations.get(&pid).copied().unwrap_or(0);
+        if generation >= MAX_IMAGES {
+            return Err("too many programs one after another in one process");
+        }
+        let (segment, fd) = Segment::create().map_err(|_| "no shared memory")?;
         let id = self.new_id();
-        if let Some(pidfd) = &pidfd
-            && self.epoll.add(pidfd.as_fd(), id).is_err()
-        {
-            return self.refuse("no descriptors left");
+        if let Some(pidfd) = &pidfd {
+            self.epoll.add(pidfd.as_fd(), id).map_err(|_| "no descriptors left")?;
         }
-        if handshake::send_fd(client.socket.as_fd(), fd.as_fd()).is_err() {
-            return self.refuse("gone before the answer");
-        }
-        let generation = self.generations.entry(pid).or_default();
-        let file = if *generation == 0 { format!("{pid}.mtr") } else { format!("{pid}.{generation}.mtr") };
-        *generation += 1;
+        handshake::send_fd(socket.as_fd(), fd.as_fd()).map_err(|_| "gone before the answer")?;
+        let file = if generation == 0 { format!("{pid}.mtr") } else { format!("{pid}.{generation}.mtr") };
+        self.generations.insert(pid, generation + 1);
         self.files += 1;
         let process = Process::start(pid, segment, pidfd, FileKey(self.files), file, &self.queue, now);
         self.processes.insert(id, process);
+        Ok(())
     }
 
     fn finish(&mut self, id: u64, reason: &'static str, now: Duration) {
@@ -325,25 +280,6 @@ fn next_pause(pause: Duration, activity: Activity) -> Duration {
     }
 }
 
-/// Who is at the other end, as the kernel knows it.
-fn peer(socket: BorrowedFd<'_>) -> Option<libc::ucred> {
-    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: an open socket, and a buffer of the length that is passed along.
-    let result = unsafe {
-        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut cred).cast(), &mut len)
-    };
-    (result == 0 && len as usize == size_of::<libc::ucred>()).then_some(cred)
-}
-
-fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: a plain call; the descriptor it returns is new, close-on-exec, and ours.
-    unsafe {
-        let fd = libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0);
-        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd as RawFd)) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -358,12 +294,5 @@ mod tests {
             pause = next_pause(pause, activity(0, 0));
         }
         assert_eq!(pause, LAZIEST);
-    }
-
-    #[test]
-    fn the_peer_is_this_process() {
-        let (a, _b) = UnixStream::pair().unwrap();
-        assert_eq!(peer(a.as_fd()).unwrap().pid as u32, std::process::id());
-        assert!(pidfd_open(std::process::id()).is_ok());
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! The launcher listens on an abstract Unix socket named after the session's token. The process connects, sends [`Hello`],
 //! and gets one byte with the segment's descriptor attached; then both close. No descriptor stays open in the traced
-//! process. The launcher takes the peer's pid and user from the kernel, not from the message.
+//! process. Both take the other's user from the kernel, not from a message: the socket's name is no secret, and when the launcher
+//! is gone, anybody may take it.
 
 use std::io;
 use std::mem::{size_of, zeroed};
@@ -62,6 +63,28 @@ pub fn address(token: &str) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> 
     Ok((address, (std::mem::offset_of!(libc::sockaddr_un, sun_path) + len) as libc::socklen_t))
 }
 
+/// Who is at the other end, as the kernel knows it: of a listener's end who connected, of the other end who listens.
+pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
+    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: an open socket, and a buffer of the length that is passed along.
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut cred).cast(), &mut len)
+    };
+    match result {
+        0 if len as usize == size_of::<libc::ucred>() => Ok(cred),
+        0 => Err(io::ErrorKind::InvalidData.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether the one who listens is our own user or root. What a process records is for nobody else, and nobody else's memory is mapped.
+pub fn is_trusted(socket: BorrowedFd<'_>) -> bool {
+    // SAFETY: a plain call.
+    let ours = unsafe { libc::geteuid() };
+    peer_credentials(socket).is_ok_and(|peer| peer.uid == ours || peer.uid == 0)
+}
+
 /// A control message buffer for exactly one descriptor.
 #[repr(C, align(8))]
 struct Control([u8; 32]);
@@ -99,7 +122,8 @@ pub fn recv_fd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         message.msg_iov = &mut io;
         message.msg_iovlen = 1;
         message.msg_control = control.0.as_mut_ptr().cast();
-        message.msg_controllen = size_of::<Control>() as _;
+        // Room for one descriptor and no more, so that others that come along are dropped by the kernel.
+        message.msg_controllen = libc::CMSG_LEN(size_of::<RawFd>() as u32) as _;
         let received = libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC);
         if received < 0 {
             return Err(io::Error::last_os_error());
@@ -133,6 +157,13 @@ mod tests {
             std::fs::read_link(format!("/proc/self/fd/{}", got.as_raw_fd())).unwrap().to_str(),
             Some("/dev/null")
         );
+    }
+
+    #[test]
+    fn this_process_trusts_itself() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        assert_eq!(peer_credentials(a.as_fd()).unwrap().pid as u32, std::process::id());
+        assert!(is_trusted(a.as_fd()));
     }
 
     #[test]

@@ -22,16 +22,16 @@ unsafe impl Sync for Segment {}
 impl Segment {
     /// The launcher's side: a new sealed memfd (it cannot be shrunk under us), mapped, with its header written.
     pub fn create() -> io::Result<(Segment, OwnedFd)> {
-        // SAFETY: a valid C string and valid flags.
-        let fd = unsafe { libc::memfd_create(c"memtrace".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: `fd` is open and nobody else has it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let made = memfd(libc::MFD_NOEXEC_SEAL).or_else(|e| match e.raw_os_error() {
+            // Before Linux 6.3 nobody can ask for that; since then a system may insist on it.
+            Some(libc::EINVAL) => memfd(0),
+            _ => Err(e),
+        });
+        let fd = made?;
         // SAFETY: plain calls on an open descriptor.
         let done = unsafe {
-            libc::ftruncate(fd.as_raw_fd(), SEGMENT_SIZE as libc::off_t) == 0
+            libc::fchmod(fd.as_raw_fd(), 0o600) == 0
+                && libc::ftruncate(fd.as_raw_fd(), SEGMENT_SIZE as libc::off_t) == 0
                 && libc::fcntl(
                     fd.as_raw_fd(),
                     libc::F_ADD_SEALS,
@@ -57,7 +57,10 @@ impl Segment {
         if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        if stat.st_size != SEGMENT_SIZE as libc::off_t {
+        // SAFETY: a plain call on an open descriptor; what has no seals at all answers with an error.
+        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+        // Whoever could shrink it under us could kill us.
+        if stat.st_size != SEGMENT_SIZE as libc::off_t || seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let segment = Segment::map_unchecked(fd)?;
@@ -116,6 +119,15 @@ impl Segment {
     }
 }
 
+fn memfd(flags: libc::c_uint) -> io::Result<OwnedFd> {
+    let flags = flags | libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: a valid C string and valid flags; the descriptor is open and nobody else has it.
+    unsafe {
+        let fd = libc::memfd_create(c"memtrace".as_ptr(), flags);
+        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
+    }
+}
+
 impl Drop for Segment {
     fn drop(&mut self) {
         // SAFETY: mapped by `map_unchecked` with this size; nobody can hold a reference past the segment's life.
@@ -152,12 +164,30 @@ mod tests {
 
     #[test]
     fn a_foreign_file_is_refused() {
-        let file = tempfile();
+        let file = memfd(0).unwrap();
         assert!(Segment::map(file.as_fd()).is_err());
+        // Everything right but for the seals.
+        let (segment, _fd) = Segment::create().unwrap();
+        // SAFETY: the file gets the segment's size, and no more than its header is read.
+        unsafe {
+            assert_eq!(libc::ftruncate(file.as_raw_fd(), SEGMENT_SIZE as libc::off_t), 0);
+            let header = std::slice::from_raw_parts(segment.base.as_ptr(), size_of::<SegmentHeader>());
+            assert_eq!(libc::pwrite(file.as_raw_fd(), header.as_ptr().cast(), header.len(), 0), header.len() as isize);
+        }
+        assert!(Segment::map(file.as_fd()).is_err());
+        // SAFETY: a plain call on an open descriptor.
+        assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) }, 0);
+        assert!(Segment::map(file.as_fd()).is_ok());
     }
 
-    fn tempfile() -> OwnedFd {
-        // SAFETY: a valid C string; the descriptor is fresh.
-        unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"other".as_ptr(), 0)) }
+    #[test]
+    fn a_segment_is_its_owners_alone() {
+        let (_segment, fd) = Segment::create().unwrap();
+        let metadata = std::fs::File::from(fd.try_clone().unwrap()).metadata().unwrap();
+        assert_eq!(std::os::unix::fs::MetadataExt::mode(&metadata) & 0o7777, 0o600);
+        // SAFETY: plain calls on an open descriptor.
+        let (shrunk, sealed) =
+            unsafe { (libc::ftruncate(fd.as_raw_fd(), 0), libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_WRITE)) };
+        assert_eq!((shrunk, sealed), (-1, -1));
     }
 }
