@@ -127,6 +127,12 @@ impl<'a> Producer<'a> {
         self.next.wrapping_sub(self.head).wrapping_add(wanted) <= capacity
     }
 
+    /// Whether [`Self::write`] will succeed: only the producer itself takes room away.
+    #[inline]
+    pub fn has_room(&mut self) -> bool {
+        self.room(1)
+    }
+
     /// Writes one slot without publishing it. [`Self::amend`] may change it until [`Self::publish`].
     #[inline]
     pub fn write(&mut self, slot: &Slot) -> Result<(), Full> {
@@ -225,42 +231,57 @@ impl<'a> Consumer<'a> {
     /// Nothing read here is trusted: positions and lengths may be anything, and the worst outcome is `Err(Corrupt)`
     /// with the ring emptied.
     pub fn drain(&mut self, mut take: impl FnMut(Record<'_>)) -> Result<u64, Corrupt> {
+        self.drain_while(|record| {
+            take(record);
+            true
+        })
+    }
+
+    /// [`Self::drain`] up to the first record for which `take` says `false`: that one and all after it stay in the ring, to be handed
+    /// out again, and keep their slots.
+    pub fn drain_while(&mut self, mut take: impl FnMut(Record<'_>) -> bool) -> Result<u64, Corrupt> {
         let head = self.ring.head.load(Ordering::Relaxed);
         let tail = self.ring.tail.load(Ordering::Acquire);
         let available = tail.wrapping_sub(head);
         let result =
             if available > self.ring.slots.len() as u64 { Err(Corrupt) } else { self.read(head, available, &mut take) };
-        self.ring.head.store(tail, Ordering::Release);
-        result.map(|()| available)
+        let new_head = result.map_or(tail, |taken| head.wrapping_add(taken));
+        self.ring.head.store(new_head, Ordering::Release);
+        result
     }
 
-    fn read(&mut self, head: u64, available: u64, take: &mut impl FnMut(Record<'_>)) -> Result<(), Corrupt> {
+    /// How many slots hold what was taken.
+    fn read(&mut self, head: u64, available: u64, take: &mut impl FnMut(Record<'_>) -> bool) -> Result<u64, Corrupt> {
         let mut at = 0;
         while at < available {
             let slot = self.ring.slot(head.wrapping_add(at)).ok_or(Corrupt)?.load();
-            at += 1;
-            match SlotKind::of(&slot) {
+            let mut next = at + 1;
+            let taken = match SlotKind::of(&slot) {
                 Some(SlotKind::Event | SlotKind::FreeAtOnce) => take(Record::Event(slot)),
                 Some(SlotKind::Definition) => {
                     let len = slot[0];
                     let body = len.div_ceil(size_of::<Slot>() as u64);
                     // A definition is published whole, so it must lie whole in what is available.
-                    if body > available - at {
+                    if body > available - next {
                         return Err(Corrupt);
                     }
                     self.buffer.clear();
                     for i in 0..body {
-                        let slot = self.ring.slot(head.wrapping_add(at + i)).ok_or(Corrupt)?.load();
+                        let slot = self.ring.slot(head.wrapping_add(next + i)).ok_or(Corrupt)?.load();
                         self.buffer.extend(slot.iter().flat_map(|w| w.to_le_bytes()));
                     }
                     self.buffer.truncate(len as usize);
-                    take(Record::Definition(&self.buffer));
-                    at += body;
+                    next += body;
+                    take(Record::Definition(&self.buffer))
                 }
                 None => return Err(Corrupt),
+            };
+            if !taken {
+                break;
             }
+            at = next;
         }
-        Ok(())
+        Ok(at)
     }
 }
 
@@ -281,6 +302,7 @@ mod tests {
         Definition(Vec<u8>),
         Hold,
         Drain,
+        DrainSome(usize),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -289,6 +311,7 @@ mod tests {
             2 => prop::collection::vec(any::<u8>(), 0..300).prop_map(Step::Definition),
             1 => Just(Step::Hold),
             2 => Just(Step::Drain),
+            2 => (0usize..6).prop_map(Step::DrainSome),
         ]
     }
 
@@ -312,6 +335,7 @@ mod tests {
                 let seq = seq as u64 + 1;
                 match s {
                     Step::Event | Step::Hold => {
+                        prop_assert_eq!(producer.has_room(), used < 16);
                         let ok = producer.write(&event(seq)).is_ok();
                         prop_assert_eq!(ok, used < 16);
                         if ok {
@@ -342,6 +366,23 @@ mod tests {
                         prop_assert!(taken.is_ok());
                         used -= taken.unwrap_or(0) as usize;
                         prop_assert_eq!(seen, model.drain(..).collect::<Vec<_>>());
+                    }
+                    Step::DrainSome(most) => {
+                        let (mut seen, mut refused) = (Vec::new(), Vec::new());
+                        let taken = consumer.drain_while(|r| {
+                            let record = match r {
+                                Record::Event(slot) => Owned::Event(slot[0]),
+                                Record::Definition(bytes) => Owned::Definition(bytes.to_vec()),
+                            };
+                            let wanted = seen.len() < most;
+                            if wanted { seen.push(record) } else { refused.push(record) }
+                            wanted
+                        });
+                        prop_assert!(taken.is_ok());
+                        used -= taken.unwrap_or(0) as usize;
+                        prop_assert_eq!(refused.as_slice(), model.get(most).map_or(&[][..], std::slice::from_ref));
+                        let first = most.min(model.len());
+                        prop_assert_eq!(seen, model.drain(..first).collect::<Vec<_>>());
                     }
                 }
             }
