@@ -3,6 +3,7 @@
 //! It lives for one run and one build ([`layout::BUILD`]): nothing here is a stable format.
 
 pub mod handshake;
+pub mod intake;
 pub mod layout;
 pub mod owner;
 pub mod ring;

@@ -1,0 +1,51 @@
+//! Which definitions a traced process may send. Its bytes may be anything; what passes here is sound, and small enough for the tables
+//! of whoever reads the trace.
+
+use crate::definition::{Definition, MAX_DEFINITION};
+use crate::wire::Cursor;
+
+/// The largest id a definition may have: readers index tables with it.
+pub const MAX_ID: u32 = 1 << 24;
+
+/// The definition in these bytes, if there is one, nothing follows it, and a traced process may define it. Threads are the launcher's
+/// to define.
+pub fn definition(bytes: &[u8]) -> Option<Definition<'_>> {
+    let mut cursor = Cursor::new(bytes);
+    let definition = Definition::decode(&mut cursor).ok().flatten()?;
+    let id = match definition {
+        Definition::Frame { id, .. } | Definition::NativeFrame { id, .. } => id.0,
+        Definition::Stack { id, parent, .. } if parent < id => id.0,
+        Definition::Context { id, .. } => id.0,
+        Definition::Module { id, .. } => id.0,
+        Definition::Stack { .. } | Definition::Thread { .. } => return None,
+        _ => 1,
+    };
+    (cursor.is_empty() && bytes.len() <= MAX_DEFINITION && (1..=MAX_ID).contains(&id)).then_some(definition)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{FrameId, StackId, ThreadId};
+
+    fn passes(definition: &Definition<'_>, more: &[u8]) -> bool {
+        let mut bytes = Vec::new();
+        definition.encode(&mut bytes);
+        bytes.extend_from_slice(more);
+        self::definition(&bytes).is_some()
+    }
+
+    #[test]
+    fn only_sound_definitions_pass() {
+        let stack = |id, parent| Definition::Stack { id: StackId(id), parent: StackId(parent), frame: FrameId(1) };
+        assert!(passes(&stack(1, 0), &[]) && passes(&stack(MAX_ID, 7), &[]));
+        assert!(!passes(&stack(0, 0), &[]) && !passes(&stack(MAX_ID + 1, 7), &[]));
+        assert!(!passes(&stack(2, 2), &[]) && !passes(&stack(2, 3), &[]));
+        assert!(!passes(&stack(1, 0), &[0]));
+        assert!(!passes(&Definition::Thread { id: ThreadId(1), tid: 1, name: "forged" }, &[]));
+        assert!(!passes(&Definition::Context { id: Default::default(), node: "n", forward: StackId(1) }, &[]));
+        let long = "x".repeat(MAX_DEFINITION);
+        assert!(!passes(&Definition::Pool { id: 1, pool: (0, 1) }, long.as_bytes()));
+        assert!(definition(&[200, 0]).is_none() && definition(&[]).is_none());
+    }
+}
