@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
-use memtrace_trace::definition::{Definition, MAX_DEFINITION};
+use memtrace_trace::definition::{Definition, MAX_DEFINITION, Verdict};
 use memtrace_trace::event::{Event, Slot};
 use memtrace_trace::ids::{FrameId, ModuleId, StackId};
 use memtrace_trace::shm::ring::{Full, Producer};
@@ -16,6 +16,7 @@ use memtrace_trace::shm::ring::{Full, Producer};
 use crate::objects;
 use crate::process::Process;
 use crate::stack::{DefinitionSink, FrameText, LoadedObject, Loss};
+use crate::{guard, heap};
 
 /// The longest string in a definition, in bytes.
 const MAX_STRING: usize = MAX_DEFINITION / 4;
@@ -55,6 +56,11 @@ pub(crate) fn define(process: &Process, producer: &mut Producer<'_>, definition:
         && (producer.write_definition(&bytes).is_ok() || wait(process, producer, |p| p.write_definition(&bytes)));
     if !written {
         process.count(Counter::DefinitionsDropped, 1);
+    }
+    // What needs memory is what is new, and what is new is defined.
+    if heap::is_exhausted() && guard::end() {
+        let text = "the system gave no more memory (a limit?): nothing is recorded from here on";
+        define(process, producer, &Definition::Notice { topic: "memory", text, verdict: Verdict::Off });
     }
 }
 

@@ -20,6 +20,7 @@ compile_error!(
 
 mod emit;
 mod guard;
+mod heap;
 mod hooks;
 #[cfg(not(test))]
 mod late;
@@ -27,6 +28,7 @@ mod local;
 mod objects;
 mod process;
 mod real;
+mod seccomp;
 mod stack;
 mod thread;
 mod unwind_check;

@@ -70,9 +70,12 @@ unsafe impl Sync for Locals {}
 unsafe impl Send for Locals {}
 
 impl Locals {
+    /// What it takes, in address space.
+    pub(crate) const SIZE: usize = RING_COUNT * size_of::<Local>();
+
     /// `None` when the kernel gives no memory, or cannot wipe it on fork (before Linux 4.14).
     pub(crate) fn new() -> Option<Locals> {
-        wiped_on_fork(RING_COUNT * size_of::<Local>()).map(|memory| Locals(memory.cast()))
+        wiped_on_fork(Locals::SIZE).map(|memory| Locals(memory.cast()))
     }
 
     /// What belongs to ring `index`.

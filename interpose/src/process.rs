@@ -9,12 +9,14 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::options::{self, Options};
 use memtrace_trace::shm::handshake::{Hello, address, is_trusted, recv_fd};
+use memtrace_trace::shm::layout::SEGMENT_SIZE;
 use memtrace_trace::shm::segment::Segment;
 
 use crate::hooks::TorchState;
 use crate::local::{Local, Locals, wiped_on_fork};
 use crate::objects::DefinedModules;
-use crate::stack::{Interner, Python};
+use crate::seccomp;
+use crate::stack::{self, Interner, Python};
 
 /// Everything a recording process has. Never freed: hooks on other threads may be using it.
 pub(crate) struct Process {
@@ -221,13 +223,20 @@ pub(crate) fn thread_exists(tid: u32) -> bool {
 enum NotStarted {
     /// It was not started by memtrace.
     NoSession,
-    /// The launcher did not answer, or memory could not be had.
+    /// The launcher did not answer or may not be asked, or memory could not be had.
     Unreachable,
 }
 
 /// Connects. `parent` is what the process that forked this one had.
 fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
     let options = session_options().ok_or(NotStarted::NoSession)?;
+    let permits = seccomp::permits(options.filters);
+    if !permits.recording || !is_room() {
+        return Err(NotStarted::Unreachable);
+    }
+    if !permits.reading {
+        stack::avoid_process_vm_readv();
+    }
     let alive = alive_page().ok_or(NotStarted::Unreachable)?;
     let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
     let segment = connect(&options.token, generation).ok_or(NotStarted::Unreachable)?;
@@ -280,6 +289,20 @@ fn alive_page() -> Option<&'static AtomicU32> {
     ALIVE.store(page.cast(), Ordering::Relaxed);
     // SAFETY: a page of zeroes, aligned, never unmapped.
     Some(unsafe { &*page.cast::<AtomicU32>() })
+}
+
+/// Whether what we map leaves a program with a limit on its address space (`ulimit -v`) the room that it had.
+fn is_room() -> bool {
+    const OURS: u64 = (SEGMENT_SIZE + Locals::SIZE) as u64;
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
+    // SAFETY: a place for the answer.
+    unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
+    if limit.rlim_cur == libc::RLIM_INFINITY {
+        return true;
+    }
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: Option<u64> = statm.split(' ').next().and_then(|pages| pages.parse().ok());
+    pages.is_some_and(|pages| limit.rlim_cur.saturating_sub(pages.saturating_mul(4096)) / 8 >= OURS)
 }
 
 /// Asks the launcher for a segment. No descriptor stays open.

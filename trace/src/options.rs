@@ -40,6 +40,8 @@ pub struct Options {
     pub stacks: Stacks,
     /// Whether each native stack is compared with the C library's own unwinder.
     pub check_stacks: bool,
+    /// Filters of system calls (seccomp) that the launcher runs under itself.
+    pub filters: u32,
 }
 
 macro_rules! names {
@@ -62,10 +64,11 @@ names!(Cpu { Auto = "auto", Always = "always", Never = "never" });
 names!(Stacks { Python = "python", Native = "native", Both = "both", None = "none" });
 
 impl Options {
-    /// The value of the environment variable: `token;cpu=auto;stacks=python`.
+    /// The value of the environment variable: `token;cpu=auto;stacks=python;filters=0`.
     pub fn encode(&self) -> String {
         let check = if self.check_stacks { ";check=stacks" } else { "" };
-        format!("{};cpu={};stacks={}{check}", self.token, self.cpu.name(), self.stacks.name())
+        let (cpu, stacks) = (self.cpu.name(), self.stacks.name());
+        format!("{};cpu={cpu};stacks={stacks};filters={}{check}", self.token, self.filters)
     }
 
     /// Reads [`Self::encode`]'s form. Unknown keys and values are ignored: launcher and library are of one build, and
@@ -73,12 +76,18 @@ impl Options {
     pub fn parse(value: &str) -> Option<Options> {
         let mut parts = value.split(';');
         let token = parts.next().filter(|t| !t.is_empty() && t.len() <= 64)?;
-        let mut options =
-            Options { token: token.to_owned(), cpu: Cpu::default(), stacks: Stacks::default(), check_stacks: false };
+        let mut options = Options {
+            token: token.to_owned(),
+            cpu: Cpu::default(),
+            stacks: Stacks::default(),
+            check_stacks: false,
+            filters: 0,
+        };
         for (key, value) in parts.filter_map(|p| p.split_once('=')) {
             match key {
                 "cpu" => options.cpu = Cpu::parse(value).unwrap_or_default(),
                 "stacks" => options.stacks = Stacks::parse(value).unwrap_or_default(),
+                "filters" => options.filters = value.parse().unwrap_or(0),
                 "check" => options.check_stacks = value == "stacks",
                 _ => {}
             }
@@ -87,14 +96,28 @@ impl Options {
     }
 }
 
+/// How many filters of system calls a process runs under, by its `/proc/PID/status`. Before Linux 5.10: whether there are any.
+pub fn filters_in(status: &str) -> u32 {
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    field("Seccomp_filters:").unwrap_or_else(|| u32::from(field("Seccomp:") == Some(2)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    fn filters_are_counted() {
+        assert_eq!(filters_in("NoNewPrivs:\t1\nSeccomp:\t2\nSeccomp_filters:\t3\n"), 3);
+        assert_eq!(filters_in("Seccomp:\t2\n"), 1);
+        assert_eq!(filters_in("Seccomp:\t0\nSeccomp_filters:\t0\n"), 0);
+        assert_eq!(filters_in(""), 0);
+    }
+
+    #[test]
     fn options_round_trip() {
         for check_stacks in [false, true] {
-            let options = Options { token: "0123abcd".into(), cpu: Cpu::Never, stacks: Stacks::Both, check_stacks };
+            let options = Options { token: "0123abcd".into(), cpu: Cpu::Never, stacks: Stacks::Both, check_stacks, filters: 3 };
             assert_eq!(Options::parse(&options.encode()), Some(options));
         }
         assert_eq!(Options::parse(""), None);

@@ -56,5 +56,5 @@ mod thread;
 pub(crate) use definition::{DefinitionSink, FrameText, LoadedObject, Loss};
 pub(crate) use intern::Interner;
 pub(crate) use native::NativeStacks;
-pub(crate) use python::{CheckedMemory, Python, Reason};
+pub(crate) use python::{CheckedMemory, Python, Reason, avoid_process_vm_readv};
 pub(crate) use thread::ThreadStacks;

@@ -4,8 +4,16 @@
 //! `/proc/self/mem` does the same. May change `errno`.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::reason::Reason;
+
+static AVOID_PROCESS: AtomicBool = AtomicBool::new(false);
+
+/// The program must not be seen to call `process_vm_readv`: a filter of its own would kill it.
+pub(crate) fn avoid_process_vm_readv() {
+    AVOID_PROCESS.store(true, Ordering::Relaxed);
+}
 
 /// A way to read memory that answers instead of crashing.
 pub(crate) enum CheckedMemory {
@@ -22,7 +30,7 @@ impl CheckedMemory {
         let works = |memory: &CheckedMemory| memory.word((&raw const known).expose_provenance(), 0) == Some(known);
         // SAFETY: takes nothing.
         let process = CheckedMemory::Process(unsafe { libc::getpid() });
-        if works(&process) {
+        if !AVOID_PROCESS.load(Ordering::Relaxed) && works(&process) {
             return Ok(process);
         }
         // SAFETY: the path is a C string.

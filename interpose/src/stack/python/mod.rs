@@ -21,7 +21,7 @@ mod text;
 mod verify;
 mod walk;
 
-pub(crate) use memory::CheckedMemory;
+pub(crate) use memory::{CheckedMemory, avoid_process_vm_readv};
 pub(crate) use process::Python;
 pub(crate) use reason::Reason;
 

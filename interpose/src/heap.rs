@@ -1,0 +1,289 @@
+//! Our own memory: what this library allocates comes from the kernel, never from the program's `malloc`.
+//!
+//! `malloc` belongs to the program, which may have one of its own (jemalloc, tcmalloc, a debugging one), and a hook may run in the
+//! middle of it: such a library asks `dlsym` while it sets itself up, a signal handler interrupts it, a profiler's walks the loaded
+//! objects under its lock while we allocate under the loader's. Each of these would be a deadlock or an endless recursion.
+//!
+//! Lock-free, so a handler may interrupt it and a fork in another thread's middle leaves it sound. Freed blocks go back to a list of
+//! their size, whole pages to the kernel. When the kernel gives nothing any more, a reserve lasts until the hooks have noticed
+//! ([`is_exhausted`]).
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+/// See the module.
+struct Heap;
+
+#[global_allocator]
+static HEAP: Heap = Heap;
+
+const PAGE: usize = 4096;
+/// Blocks have sizes of powers of two, from this one on.
+const SMALLEST: usize = 16;
+/// How many sizes there are, up to 64 KiB. What is larger has pages of its own.
+const CLASSES: usize = 13;
+const LARGEST: usize = SMALLEST << (CLASSES - 1);
+
+/// The free blocks of one size: the address of the first in units of [`SMALLEST`], and a count of changes above it, so that a
+/// list that was taken from and given back to in the meantime is not taken for the same.
+static FREE: [AtomicU64; CLASSES] = [const { AtomicU64::new(0) }; CLASSES];
+const ADDRESS_BITS: u32 = 44;
+const ADDRESS: u64 = (1 << ADDRESS_BITS) - 1;
+
+fn changed(list: u64, first: usize) -> u64 {
+    (list & !ADDRESS).wrapping_add(1 << ADDRESS_BITS) | (first / SMALLEST) as u64
+}
+
+fn first_of(list: u64) -> usize {
+    (list & ADDRESS) as usize * SMALLEST
+}
+
+/// The class of a block, and its size; `None` for what has pages of its own.
+fn class(layout: &Layout) -> Option<(&'static AtomicU64, usize)> {
+    let size = layout.size().max(layout.align()).max(SMALLEST).checked_next_power_of_two()?;
+    let index = (size.trailing_zeros() - SMALLEST.trailing_zeros()) as usize;
+    FREE.get(index).map(|list| (list, size))
+}
+
+/// The word of a free block that leads to the next.
+///
+/// # Safety
+/// `block` must be the address of a block of ours: those are never unmapped.
+unsafe fn link<'a>(block: usize) -> &'a AtomicU64 {
+    // SAFETY: mapped, aligned to 16 bytes; whoever reads it while it is in use finds out that the list has changed.
+    unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(block) }
+}
+
+fn take(list: &AtomicU64, size: usize) -> *mut u8 {
+    let mut seen = list.load(Ordering::Acquire);
+    loop {
+        let block = first_of(seen);
+        if block == 0 {
+            return refill(list, size);
+        }
+        // SAFETY: the list holds blocks of ours only.
+        let next = unsafe { link(block) }.load(Ordering::Relaxed) as usize;
+        match list.compare_exchange_weak(seen, changed(seen, next), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return std::ptr::with_exposed_provenance_mut(block),
+            Err(now) => seen = now,
+        }
+    }
+}
+
+/// Puts a chain of blocks, linked from `first` to `last`, on top of the list.
+fn give(list: &AtomicU64, first: usize, last: usize) {
+    let mut seen = list.load(Ordering::Acquire);
+    loop {
+        // SAFETY: a block of ours that nobody else has.
+        unsafe { link(last) }.store(first_of(seen) as u64, Ordering::Relaxed);
+        match list.compare_exchange_weak(seen, changed(seen, first), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return,
+            Err(now) => seen = now,
+        }
+    }
+}
+
+/// Fresh blocks: one for the caller, the others for the list.
+#[cold]
+fn refill(list: &AtomicU64, size: usize) -> *mut u8 {
+    let bytes = (size * 8).max(4 * PAGE);
+    let chunk = pages(bytes);
+    if chunk.is_null() {
+        return from_reserve(size);
+    }
+    let chunk = chunk.expose_provenance();
+    let (first, last) = (chunk + size, chunk + bytes - size);
+    for block in (first..last).step_by(size) {
+        // SAFETY: inside the chunk, which nobody else has.
+        unsafe { link(block) }.store((block + size) as u64, Ordering::Relaxed);
+    }
+    give(list, first, last);
+    std::ptr::with_exposed_provenance_mut(chunk)
+}
+
+/// Zeroed pages, or null.
+fn pages(bytes: usize) -> *mut u8 {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let pages = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
+    if pages == libc::MAP_FAILED { std::ptr::null_mut() } else { pages.cast() }
+}
+
+/// What is left when the kernel gives nothing any more. Takes no memory until then.
+#[repr(align(4096))]
+struct Reserve(std::cell::UnsafeCell<[u8; RESERVE]>);
+const RESERVE: usize = 512 << 10;
+// SAFETY: handed out in pieces, each once.
+unsafe impl Sync for Reserve {}
+static LAST: Reserve = Reserve(std::cell::UnsafeCell::new([0; RESERVE]));
+static LAST_USED: AtomicUsize = AtomicUsize::new(0);
+static EXHAUSTED: AtomicBool = AtomicBool::new(false);
+
+/// Pieces of the reserve go to the lists when they are freed, like all others.
+fn from_reserve(size: usize) -> *mut u8 {
+    EXHAUSTED.store(true, Ordering::Relaxed);
+    let mut used = LAST_USED.load(Ordering::Relaxed);
+    loop {
+        let at = used.next_multiple_of(size.min(PAGE));
+        if at + size > RESERVE {
+            return std::ptr::null_mut();
+        }
+        match LAST_USED.compare_exchange_weak(used, at + size, Ordering::Relaxed, Ordering::Relaxed) {
+            // SAFETY: inside the reserve; this piece is the caller's alone.
+            Ok(_) => return unsafe { LAST.0.get().cast::<u8>().add(at) },
+            Err(now) => used = now,
+        }
+    }
+}
+
+/// Whether the kernel has refused us memory: what is left is for coming to an end.
+pub(crate) fn is_exhausted() -> bool {
+    EXHAUSTED.load(Ordering::Relaxed)
+}
+
+fn whole_pages(layout: &Layout) -> usize {
+    layout.size().next_multiple_of(PAGE)
+}
+
+// SAFETY: blocks are disjoint, as large and as aligned as asked for (chunks begin at a page), and stay until they are given back.
+unsafe impl GlobalAlloc for Heap {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        match class(&layout) {
+            Some((list, size)) => take(list, size),
+            None if layout.align() > PAGE => std::ptr::null_mut(),
+            None => {
+                let pages = pages(whole_pages(&layout));
+                if pages.is_null() { from_reserve(whole_pages(&layout)) } else { pages }
+            }
+        }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's layout; fresh pages are zeroed, and so is what was never used of the reserve.
+        unsafe {
+            let block = self.alloc(layout);
+            if class(&layout).is_some() && !block.is_null() {
+                block.write_bytes(0, layout.size());
+            }
+            block
+        }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        match class(&layout) {
+            Some((list, _)) => give(list, block.expose_provenance(), block.expose_provenance()),
+            None if is_reserve(block) => {}
+            // SAFETY: pages of ours, by the caller's promise that they were allocated with this layout.
+            None => unsafe {
+                libc::munmap(block.cast(), whole_pages(&layout));
+            },
+        }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the alignment was good; the caller promises that the size is.
+        let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        match (class(&layout), class(&wanted)) {
+            (Some((_, had)), Some((_, needs))) if had == needs => return block,
+            (None, None) if !is_reserve(block) && layout.align() <= PAGE => {
+                // SAFETY: pages of ours, as above.
+                let moved = unsafe {
+                    libc::mremap(block.cast(), whole_pages(&layout), whole_pages(&wanted), libc::MREMAP_MAYMOVE)
+                };
+                return if moved == libc::MAP_FAILED { std::ptr::null_mut() } else { moved.cast() };
+            }
+            _ => {}
+        }
+        // SAFETY: two blocks of ours, each as large as what is copied; the old one is the caller's to give back.
+        unsafe {
+            let new = self.alloc(wanted);
+            if !new.is_null() {
+                std::ptr::copy_nonoverlapping(block, new, layout.size().min(size));
+                self.dealloc(block, layout);
+            }
+            new
+        }
+    }
+}
+
+fn is_reserve(block: *mut u8) -> bool {
+    let start = LAST.0.get().addr();
+    (start..start + RESERVE).contains(&block.addr())
+}
+
+const _: () = assert!(LARGEST == 64 << 10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(size: usize, align: usize, value: u8) -> (*mut u8, Layout) {
+        let layout = Layout::from_size_align(size, align).unwrap();
+        // SAFETY: as large as what is written.
+        unsafe {
+            let block = HEAP.alloc(layout);
+            assert!(!block.is_null() && block.addr().is_multiple_of(align), "{layout:?}");
+            block.write_bytes(value, size);
+            (block, layout)
+        }
+    }
+
+    fn is_filled(block: *mut u8, size: usize, value: u8) -> bool {
+        // SAFETY: a block of this size, written before.
+        unsafe { std::slice::from_raw_parts(block, size) }.iter().all(|byte| *byte == value)
+    }
+
+    #[test]
+    fn blocks_are_aligned_and_disjoint() {
+        for size in [1, 16, 17, 1000, 4096, 5000, LARGEST, LARGEST + 1, 1 << 20] {
+            for align in [1, 16, 64, 128, 4096] {
+                let blocks: Vec<_> = (0..40).map(|value| filled(size, align, value)).collect();
+                for (value, (block, layout)) in (0..).zip(blocks) {
+                    assert!(is_filled(block, size, value), "{size} {align}");
+                    // SAFETY: given back once.
+                    unsafe { HEAP.dealloc(block, layout) };
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn contents_survive_growing_and_shrinking() {
+        let (mut block, mut layout) = filled(10, 8, 7);
+        for size in [12, 16, 17, 5000, LARGEST, LARGEST + 1, 3 << 20, 1 << 20, LARGEST, 10] {
+            // SAFETY: the block's own layout.
+            block = unsafe { HEAP.realloc(block, layout, size) };
+            layout = Layout::from_size_align(size, 8).unwrap();
+            assert!(is_filled(block, 10, 7), "{size}");
+        }
+        // SAFETY: given back once.
+        unsafe { HEAP.dealloc(block, layout) };
+    }
+
+    #[test]
+    fn threads_never_share_a_block() {
+        let work = |thread: usize| {
+            let mut random = thread as u64 * 2 + 1;
+            let mut held: Vec<(*mut u8, Layout, u8)> = Vec::new();
+            for turn in 0..20_000_usize {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                if held.len() > 50 {
+                    let (block, layout, value) = held.swap_remove(random as usize % 50);
+                    assert!(is_filled(block, layout.size(), value));
+                    // SAFETY: given back once.
+                    unsafe { HEAP.dealloc(block, layout) };
+                }
+                let value = (turn * 4 + thread) as u8;
+                let (block, layout) = filled(1 + random as usize % 100, 8, value);
+                held.push((block, layout, value));
+            }
+            held.iter().all(|(block, layout, value)| is_filled(*block, layout.size(), *value))
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || work(thread))).collect();
+            assert!(threads.into_iter().all(|t| t.join().unwrap()));
+        });
+    }
+}

@@ -1,0 +1,98 @@
+//! Whether the program's own filter of system calls (seccomp) lets us reach the launcher, found out where it does no harm.
+//!
+//! A filter may kill for a call that it does not know. What the launcher runs under too is no danger, or the launcher would not run;
+//! a filter that came later may be one. Then the calls are tried, with arguments that do nothing, in a child that shares our memory as
+//! `posix_spawn`'s does: if it dies, they are not made here.
+
+use std::ffi::{c_int, c_long, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use memtrace_trace::options;
+
+/// The room of the child's stack.
+const STACK: usize = 16 << 10;
+/// How far the child came.
+static REACHED: AtomicU32 = AtomicU32::new(0);
+
+/// What may be called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Permits {
+    /// What it takes to reach the launcher and to record.
+    pub(crate) recording: bool,
+    /// `process_vm_readv`.
+    pub(crate) reading: bool,
+}
+
+/// What may be called in this process, which was started under `known` filters.
+pub(crate) fn permits(known: u32) -> Permits {
+    const ALL: Permits = Permits { recording: true, reading: true };
+    match std::fs::read_to_string("/proc/self/status") {
+        Ok(status) if options::filters_in(&status) <= known => ALL,
+        Ok(_) => tried(),
+        // Without /proc nobody knows.
+        Err(_) => ALL,
+    }
+}
+
+#[cold]
+fn tried() -> Permits {
+    let mut stack: Vec<u128> = Vec::with_capacity(STACK / size_of::<u128>());
+    REACHED.store(0, Ordering::Relaxed);
+    let (mut before, all) = (0u64, u64::MAX);
+    // SAFETY: signals are blocked while the child runs on our memory, so that no handler of the program runs in it; this thread waits
+    // until the child is gone (CLONE_VFORK), and collects it. The stack is the child's alone.
+    unsafe {
+        let set = |how: c_int, new: &u64, old: *mut u64| {
+            libc::syscall(libc::SYS_rt_sigprocmask, how, std::ptr::from_ref(new), old, size_of::<u64>());
+        };
+        set(libc::SIG_SETMASK, &all, &mut before);
+        let top = stack.as_mut_ptr().add(stack.capacity()).cast::<c_void>();
+        let child = libc::clone(attempt, top, libc::CLONE_VM | libc::CLONE_VFORK, std::ptr::null_mut());
+        if child > 0 {
+            let mut status = 0;
+            libc::waitpid(child, &mut status, libc::__WALL);
+        }
+        set(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+    }
+    let reached = REACHED.load(Ordering::Relaxed);
+    Permits { recording: reached >= 1, reading: reached >= 2 }
+}
+
+/// The child: every kind of call that a recording makes and a program may not know.
+extern "C" fn attempt(_: *mut c_void) -> c_int {
+    const NOWHERE: c_long = -1;
+    const NOTHING: *mut c_void = std::ptr::null_mut();
+    let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: limits and descriptors of this child alone; all other calls fail for their arguments, if they are made at all.
+    unsafe {
+        libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_CORE, &raw const no_core, NOTHING);
+        libc::syscall(libc::SYS_socket, libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        libc::syscall(libc::SYS_setsockopt, NOWHERE, libc::SOL_SOCKET, libc::SO_RCVTIMEO, NOTHING, 0);
+        libc::syscall(libc::SYS_connect, NOWHERE, NOTHING, 0);
+        libc::syscall(libc::SYS_sendto, NOWHERE, NOTHING, 0, libc::MSG_NOSIGNAL, NOTHING, 0);
+        libc::syscall(libc::SYS_recvmsg, NOWHERE, NOTHING, libc::MSG_CMSG_CLOEXEC);
+        libc::syscall(libc::SYS_madvise, NOTHING, 0, libc::MADV_WIPEONFORK);
+        libc::syscall(libc::SYS_gettid);
+        libc::syscall(libc::SYS_tgkill, NOWHERE, NOWHERE, 0);
+        libc::syscall(libc::SYS_prctl, libc::PR_GET_NAME, NOTHING, 0, 0, 0);
+        libc::syscall(libc::SYS_sched_yield);
+        libc::syscall(libc::SYS_clock_nanosleep, NOWHERE, 0, NOTHING, NOTHING);
+        libc::syscall(libc::SYS_mremap, NOTHING, 0, 0, 0);
+        REACHED.store(1, Ordering::Relaxed);
+        libc::syscall(libc::SYS_process_vm_readv, NOWHERE, NOTHING, 0, NOTHING, 0, 0);
+        REACHED.store(2, Ordering::Relaxed);
+        libc::syscall(libc::SYS_exit_group, 0);
+    }
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_filter_everything_may_be_called() {
+        assert_eq!(tried(), Permits { recording: true, reading: true });
+        assert_eq!(permits(0), permits(u32::MAX));
+    }
+}
