@@ -15,6 +15,7 @@ use memtrace_trace::shm::owner;
 use crate::emit::{self, RingSink};
 use crate::local::Inner;
 use crate::process::{Process, thread_exists, thread_id};
+use crate::rank;
 use crate::real;
 use crate::stack::{Python, Reason};
 use crate::thread::Thread;
@@ -51,11 +52,6 @@ extern "C" fn memtrace_resume() {
         guard.process().tell_passed_by();
         guard.notice("pause", Verdict::Remark, "the program resumed the recording");
     }
-}
-
-/// Ends the recording of this process, as [`memtrace_pause`] does, for good. True for the one who does.
-pub(crate) fn end() -> bool {
-    !PAUSED.swap(true, Ordering::Relaxed)
 }
 
 /// See the module. Not for another thread.
@@ -157,6 +153,9 @@ impl Guard {
         let name = name.split(|b| *b == 0).next().unwrap_or_default();
         let name = String::from_utf8_lossy(name);
         self.define(&Definition::Thread { id: ThreadId::NONE, tid, name: &name });
+        if let Some(rank) = rank::definition() {
+            self.define(&rank);
+        }
     }
 
     /// Numbers, times, writes and publishes an event; gives its number.

@@ -20,15 +20,14 @@ compile_error!(
 
 mod emit;
 mod guard;
-mod heap;
 mod hooks;
 #[cfg(not(test))]
 mod late;
 mod local;
 mod objects;
 mod process;
+mod rank;
 mod real;
-mod seccomp;
 mod stack;
 mod thread;
 mod unwind_check;

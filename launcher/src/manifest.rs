@@ -128,6 +128,12 @@ struct Process {
     /// The trace's own info object: ppid, argv, exe, env, host.
     #[serde(flatten)]
     info: BTreeMap<String, Value>,
+    /// Its rank in a distributed job, as it told PyTorch (`torch.distributed`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rank: Option<u32>,
+    /// The number of ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    world_size: Option<u32>,
     /// When the recording began: at the first event.
     recording_started_ns: u64,
     ended_ns: u64,
@@ -273,6 +279,8 @@ fn process(written: &mut BTreeMap<String, Written>, r: Recorded) -> Process {
         pid: r.pid,
         trace: r.file,
         info,
+        rank: r.rank.map(|(rank, _)| rank),
+        world_size: r.rank.map(|(_, size)| size),
         recording_started_ns: r.start_ns,
         ended_ns: r.end_ns,
         end_reason: r.reason,

@@ -1,5 +1,6 @@
 //! Whole-process tests of memtrace: what the tests in `tests/tests` share.
 
+pub mod distributed;
 pub mod ledger;
 pub mod oracle;
 pub mod programs;

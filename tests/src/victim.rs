@@ -13,6 +13,11 @@ fn on_gpu() -> bool {
     std::env::var_os("MEMTRACE_TEST_GPU").is_some()
 }
 
+/// The Python of the test environment, or of the machine.
+pub fn python() -> &'static str {
+    if on_gpu() { "python3" } else { "python" }
+}
+
 /// The repository's root: MEMTRACE_ROOT, else where this was compiled.
 pub fn root() -> PathBuf {
     if let Some(root) = std::env::var_os("MEMTRACE_ROOT") {
@@ -54,7 +59,7 @@ impl Victim {
     /// A program of tests/programs, run by the test environment's Python over the simulated CUDA.
     pub fn python(program: &str, args: &[&str]) -> Victim {
         let mut command: Vec<OsString> = vec![
-            if on_gpu() { "python3".into() } else { "python".into() },
+            python().into(),
             root().join("tests/programs").join(program).into(),
         ];
         command.extend(args.iter().map(Into::into));

@@ -126,6 +126,13 @@ pub enum Definition<'a> {
         /// load bias); without a module the run-time address. The call is the instruction before it.
         address: u64,
     },
+    /// The process's place in a distributed job, as it told PyTorch itself (`torch.distributed.init_process_group`).
+    Rank {
+        /// Its rank.
+        rank: u32,
+        /// The number of ranks.
+        size: u32,
+    },
     /// What a part of the recorder did or could not do: a topic such as `torch.tracker` and a sentence.
     Notice {
         /// Which part.
@@ -147,6 +154,7 @@ mod kind {
     pub(super) const DEVICE: u8 = 7;
     pub(super) const NOTICE: u8 = 8;
     pub(super) const NATIVE_FRAME: u8 = 9;
+    pub(super) const RANK: u8 = 10;
 }
 
 impl<'a> Definition<'a> {
@@ -214,6 +222,11 @@ impl<'a> Definition<'a> {
                 put_varint(out, address);
                 kind::NATIVE_FRAME
             }
+            Definition::Rank { rank, size } => {
+                put_varint(out, rank.into());
+                put_varint(out, size.into());
+                kind::RANK
+            }
             Definition::Notice { topic, text, verdict } => {
                 put_str(out, topic);
                 put_str(out, text);
@@ -269,6 +282,7 @@ impl<'a> Definition<'a> {
                 module: ModuleId(c.varint32()?),
                 address: c.varint()?,
             },
+            kind::RANK => Definition::Rank { rank: c.varint32()?, size: c.varint32()? },
             kind::NOTICE => Definition::Notice {
                 topic: c.str()?,
                 text: c.str()?,
@@ -296,6 +310,7 @@ mod tests {
             Definition::Thread { id: ThreadId(1), tid: 4242, name: "pt_autograd_0" },
             Definition::Pool { id: 1, pool: (0, 7) },
             Definition::Device { ordinal: 0, name: "H200", total: 1 << 37, used_before: 5 << 20, pci: "0000:01:00.0" },
+            Definition::Rank { rank: 3, size: 8 },
             Definition::Notice { topic: "torch.tracker", text: "attached", verdict: Verdict::Works },
         ];
         let mut bytes = Vec::new();

@@ -13,7 +13,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// What this build writes. 1.0: the first; 1.1: notices carry a verdict.
+    /// What this build writes. 1.0: the first; 1.1: notices carry a verdict; ranks.
     pub const CURRENT: Version = Version { major: 1, minor: 1 };
 
     /// Whether this build can read a file of version `found`.

@@ -1,6 +1,7 @@
 //! From paths to streams of events: run folders, their manifests, and the recordings of single processes.
 
 mod manifest;
+mod names;
 mod process;
 mod recording;
 mod run;

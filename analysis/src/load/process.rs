@@ -104,9 +104,10 @@ impl Process {
         self.exit
     }
 
-    /// The rank in a distributed job: `RANK`, else `SLURM_PROCID`, `OMPI_COMM_WORLD_RANK`, `PMI_RANK`.
+    /// The rank in a distributed job: what the process told PyTorch, else `RANK`, `SLURM_PROCID`, `OMPI_COMM_WORLD_RANK`, `PMI_RANK`.
     pub fn rank(&self) -> Option<u32> {
-        self.number(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"])
+        let told = self.definitions().rank.map(|(rank, _)| rank);
+        told.or_else(|| self.number(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]))
     }
 
     /// The rank on its host.
@@ -116,7 +117,8 @@ impl Process {
 
     /// The number of ranks of the job.
     pub fn world_size(&self) -> Option<u32> {
-        self.number(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"])
+        let told = self.definitions().rank.map(|(_, size)| size);
+        told.or_else(|| self.number(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"]))
     }
 
     fn number(&self, names: &[&str]) -> Option<u32> {

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::manifest::Manifest;
+use super::names;
 use super::process::Process;
 use super::recording::TraceRecording;
 use crate::error::{Error, Result};
@@ -61,6 +62,11 @@ impl Run {
     /// The processes that recorded anything, by rank, then by process id.
     pub fn processes(&self) -> &[Process] {
         &self.processes
+    }
+
+    /// A name for each of [`Self::processes`], all different: `rank3`, or the process id.
+    pub fn names(&self) -> Vec<String> {
+        names::names(&self.processes)
     }
 
     /// Files that could not be used.

@@ -110,7 +110,9 @@ fn outcome(exit: Exit, processes: &[ProcessSummary]) -> String {
     let last_straw = processes
         .iter()
         .flat_map(|p| p.devices.iter().flat_map(move |d| d.ooms.iter().map(move |oom| (p, oom))))
-        .find(|(_, oom)| oom.fatal != Some(false));
+        .filter(|(_, oom)| oom.fatal != Some(false))
+        // Of several processes the first: the others ran out of it, or were ended, because of that one.
+        .min_by_key(|(_, oom)| (oom.fatal.is_none(), oom.there.time_ns));
     let end = match (exit.code, exit.signal) {
         (_, Some(signal)) => format!("killed by {}", signal_name(signal)),
         (Some(0), None) => "finished".to_owned(),

@@ -13,7 +13,7 @@ use super::text::TextOptions;
 use crate::error::{Error, Result};
 use crate::export::{SnapshotOptions, snapshot};
 use crate::folder::RunFolder;
-use crate::load::{Problem, Process, Run, open_folder};
+use crate::load::{Problem, open_folder};
 use crate::symbols::SYMBOLS_FILE;
 
 /// What to write.
@@ -75,7 +75,8 @@ pub fn finish_run(
         }
     }
     if !options.no_snapshot {
-        for (process, name) in run.processes().iter().zip(snapshot_names(&run)) {
+        for (process, name) in run.processes().iter().zip(run.names()) {
+            let name = format!("{name}.pickle");
             let what = format!("writing {name}");
             let total = process.recording().event_count();
             let result = write_whole(folder, &name, |file| {
@@ -119,17 +120,6 @@ impl Written {
         }
         true
     }
-}
-
-/// `rank3.pickle`, `4242.pickle`; a rank that two processes claim gets the process id as well.
-fn snapshot_names(run: &Run) -> Vec<String> {
-    let alone = |rank: u32| run.processes().iter().filter(|p| p.rank() == Some(rank)).count() == 1;
-    let name = |process: &Process| match process.rank() {
-        Some(rank) if alone(rank) => format!("rank{rank}.pickle"),
-        Some(rank) => format!("rank{rank}-{}.pickle", process.pid()),
-        None => format!("{}.pickle", process.pid()),
-    };
-    run.processes().iter().map(name).collect()
 }
 
 fn write_whole(folder: &RunFolder, name: &str, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {

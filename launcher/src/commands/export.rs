@@ -31,32 +31,30 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
 }
 
 fn snapshots(run: &Run, options: &Export) -> anyhow::Result<()> {
-    let chosen: Vec<&Process> = run
-        .processes()
+    let named: Vec<(&Process, String)> = run.processes().iter().zip(run.names()).collect();
+    let chosen: Vec<_> = named
         .iter()
-        .filter(|p| options.rank.is_none_or(|r| p.rank() == Some(r)) && options.pid.is_none_or(|pid| p.pid() == pid))
+        .filter(|(p, _)| {
+            options.rank.is_none_or(|r| p.rank() == Some(r)) && options.pid.is_none_or(|pid| p.pid() == pid)
+        })
         .collect();
-    ensure!(!chosen.is_empty(), "no process of the run matches; it has {}", list(run.processes()));
+    ensure!(!chosen.is_empty(), "no process of the run matches; it has {}", list(&named));
     if options.output.is_some() && chosen.len() > 1 {
         bail!(
             "the run has {}: choose one with --rank or --pid, or leave -o out to write one file each",
-            list(run.processes())
+            list(&named)
         );
     }
-    for process in chosen {
-        let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.pickle", name(process))));
+    for (process, name) in chosen {
+        let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.pickle")));
         write(process, &path)?;
         say(&format!("wrote {}: drop it on pytorch.org/memory_viz", path.display()));
     }
     Ok(())
 }
 
-fn name(process: &Process) -> String {
-    process.rank().map_or_else(|| process.pid().to_string(), |rank| format!("rank{rank}"))
-}
-
-fn list(processes: &[Process]) -> String {
-    let names: Vec<_> = processes.iter().map(|p| format!("{} (pid {})", name(p), p.pid())).collect();
+fn list(named: &[(&Process, String)]) -> String {
+    let names: Vec<_> = named.iter().map(|(process, name)| format!("{name} (pid {})", process.pid())).collect();
     names.join(", ")
 }
 

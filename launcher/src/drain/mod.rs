@@ -51,6 +51,8 @@ pub(crate) struct Recorded {
     pub(crate) counters: CounterValues,
     /// What parts of the recorder said.
     pub(crate) notices: Vec<Notice>,
+    /// Its rank in a distributed job and the number of ranks, as it told PyTorch.
+    pub(crate) rank: Option<(u32, u32)>,
 }
 
 /// What a part of the recorder said.

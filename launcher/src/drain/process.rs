@@ -59,6 +59,8 @@ struct Outflow {
     definition_bytes: u64,
     definitions_refused: u64,
     notices: Vec<super::Notice>,
+    /// Its rank and the number of ranks, as it told PyTorch.
+    rank: Option<(u32, u32)>,
     scratch: Vec<u8>,
 }
 
@@ -88,6 +90,9 @@ impl Outflow {
                 return;
             }
         };
+        if let Definition::Rank { rank, size } = definition {
+            self.rank.get_or_insert((rank, size));
+        }
         if let Definition::Notice { topic, text, verdict } = definition
             && self.notices.len() < MAX_NOTICES
         {
@@ -130,7 +135,10 @@ fn is_sane(definition: &Definition<'_>) -> bool {
         Definition::Context { id, .. } => id.0,
         Definition::Module { id, .. } => id.0,
         Definition::Thread { .. } => return false,
-        Definition::Pool { .. } | Definition::Device { .. } | Definition::Notice { .. } => return true,
+        Definition::Pool { .. }
+        | Definition::Device { .. }
+        | Definition::Rank { .. }
+        | Definition::Notice { .. } => return true,
     };
     id != 0 && id <= MAX_ID
 }
@@ -181,6 +189,7 @@ impl Process {
             definition_bytes: 0,
             definitions_refused: 0,
             notices: Vec::new(),
+            rank: None,
             scratch: Vec::new(),
         };
         Process {
@@ -299,6 +308,7 @@ impl Process {
             definitions_refused: out.definitions_refused,
             counters,
             notices: out.notices,
+            rank: out.rank,
         }
     }
 }

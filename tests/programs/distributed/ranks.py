@@ -13,7 +13,7 @@ import torch.distributed as dist
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "torch"))
 
 
-def begin(rank, size, store, backend="nccl"):
+def begin(rank, size, store):
     """Starts PyTorch's recorder of this rank and joins the others. Gives the recorder."""
     path = os.environ.get("MEMTRACE_TEST_ORACLE")
     if path:
@@ -24,9 +24,9 @@ def begin(rank, size, store, backend="nccl"):
     torch.cuda.set_device(rank)
     oracle.start()
     if store:
-        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
+        dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=size)
     else:
-        dist.init_process_group(backend)
+        dist.init_process_group("nccl")
     return oracle
 
 

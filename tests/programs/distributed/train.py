@@ -1,8 +1,8 @@
-"""A few steps of DDP or FSDP2 in several processes, one device each.
+"""A few steps of DDP, FSDP2 or both in several processes, one device each.
 
-train.py ddp|fsdp [--spawn RANKS] [--oom RANK] [--compile BACKEND]
+train.py KIND... [--spawn RANKS] [--compile BACKEND] [--oom RANK]     KIND: ddp, fsdp
 With --spawn this process starts the ranks by torch.multiprocessing.spawn; otherwise torchrun has. With --oom that rank asks for more
-than a device has, after the steps.
+than a device has, after the steps, and the others wait for it for ever.
 """
 
 import argparse
@@ -15,26 +15,29 @@ import torch.distributed as dist
 import ranks
 
 
-def run(rank, size, store, options):
-    oracle = ranks.begin(rank, size, store, options.backend)
-    model = ranks.network().cuda(rank)
-    if options.kind == "fsdp":
-        from torch.distributed.fsdp import fully_shard
-
-        for block in model:
-            fully_shard(block)
-        fully_shard(model)
-    else:
+def wrapped(kind, model, rank):
+    if kind == "ddp":
         # The check of the ranks' shapes goes through a kernel on PyTorch 2.15.
-        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank], init_sync=False)
-    if options.compile:
-        model = torch.compile(model, backend=options.compile)
-    ranks.train(model, rank)
+        return torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank], init_sync=False)
+    from torch.distributed.fsdp import fully_shard
+
+    for block in model:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def run(rank, size, store, options):
+    oracle = ranks.begin(rank, size, store)
+    for kind in options.kind:
+        model = wrapped(kind, ranks.network().cuda(rank), rank)
+        ranks.train(torch.compile(model, backend=options.compile) if options.compile else model, rank)
+        del model
     if rank == options.oom:
-        hold = [torch.empty(3 << 30, dtype=torch.uint8, device="cuda")]
-        hold.append(torch.empty(100 << 30, dtype=torch.uint8, device="cuda"))
+        hold = torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
+        hold = [hold, torch.empty(1 << 40, dtype=torch.uint8, device="cuda")]
+    if options.oom >= 0:
+        dist.distributed_c10d._get_default_store().wait(["what nobody sets"])
     dist.barrier()
-    torch.cuda.synchronize()
     print(f"rank {rank} pid {os.getpid()}", flush=True)
     oracle.finish()
     dist.destroy_process_group()
@@ -42,11 +45,10 @@ def run(rank, size, store, options):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("ddp", "fsdp"))
+    parser.add_argument("kind", nargs="+", choices=("ddp", "fsdp"))
     parser.add_argument("--spawn", type=int, default=0)
-    parser.add_argument("--oom", type=int, default=-1)
     parser.add_argument("--compile")
-    parser.add_argument("--backend", default="nccl")
+    parser.add_argument("--oom", type=int, default=-1)
     options = parser.parse_args()
     if options.spawn:
         with tempfile.TemporaryDirectory() as folder:

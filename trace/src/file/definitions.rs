@@ -112,6 +112,8 @@ pub struct Definitions {
     pub pools: BTreeMap<u16, (u64, u64)>,
     /// By ordinal.
     pub devices: BTreeMap<u32, Device>,
+    /// The rank and the number of ranks, where the process told PyTorch; the first it told.
+    pub rank: Option<(u32, u32)>,
     /// In order of arrival, without repetitions.
     pub notices: Vec<Notice>,
 }
@@ -174,6 +176,10 @@ impl Definitions {
             Definition::Device { ordinal, name, total, used_before, pci } => {
                 let device = Device { name: name.into(), total, used_before, pci: pci.into() };
                 self.devices.insert(ordinal, device);
+                true
+            }
+            Definition::Rank { rank, size } => {
+                self.rank.get_or_insert((rank, size));
                 true
             }
             Definition::Notice { topic, text, verdict } => {

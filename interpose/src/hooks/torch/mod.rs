@@ -6,6 +6,7 @@
 mod autograd;
 mod grad_mode;
 mod python_node;
+mod rank;
 mod reporter;
 pub(super) mod tracker;
 

@@ -1,0 +1,80 @@
+//! What a run's processes are called, in file names and in words: `rank3`, or the process id.
+//!
+//! A rank is inherited like any variable of the environment, so that several processes may claim one: it belongs to the one that told
+//! PyTorch so, else to the one that started the others. The others are named by both, `rank3-4242`, and so are all where that leaves
+//! more than one (a worker that was started anew).
+
+use std::collections::BTreeMap;
+
+use super::process::Process;
+
+/// What is asked of a process; the tests' own.
+#[derive(Clone, Copy)]
+struct Claim {
+    rank: Option<u32>,
+    /// Whether it told PyTorch its rank.
+    told: bool,
+    pid: u32,
+    parent: Option<u32>,
+}
+
+/// A name for each, all different.
+pub(super) fn names(processes: &[Process]) -> Vec<String> {
+    let claims = processes.iter().map(|p| Claim {
+        rank: p.rank(),
+        told: p.definitions().rank.is_some(),
+        pid: p.pid(),
+        parent: p.info().ppid,
+    });
+    of_claims(&claims.collect::<Vec<_>>())
+}
+
+fn of_claims(claims: &[Claim]) -> Vec<String> {
+    let owner = |rank: u32| {
+        let all: Vec<&Claim> = claims.iter().filter(|c| c.rank == Some(rank)).collect();
+        let first = |c: &&&Claim| !all.iter().any(|other| Some(other.pid) == c.parent);
+        let [told, starters] = [all.iter().filter(|c| c.told).collect::<Vec<_>>(), all.iter().filter(first).collect()];
+        match (&told[..], &starters[..]) {
+            ([one], _) | ([], [one]) => Some(one.pid),
+            // All told: forked children keep what their parent told.
+            (several, [one]) if several.len() == all.len() => Some(one.pid),
+            _ => None,
+        }
+    };
+    let mut taken: BTreeMap<String, u32> = BTreeMap::new();
+    let name = |claim: &Claim| {
+        let name = match claim.rank {
+            Some(rank) if owner(rank) == Some(claim.pid) => format!("rank{rank}"),
+            Some(rank) => format!("rank{rank}-{}", claim.pid),
+            None => claim.pid.to_string(),
+        };
+        // A process that replaced itself (exec) has several recordings.
+        let earlier = taken.entry(name.clone()).or_default();
+        *earlier += 1;
+        if *earlier == 1 { name } else { format!("{name}.{}", *earlier - 1) }
+    };
+    claims.iter().map(name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(rank: Option<u32>, told: bool, pid: u32, parent: u32) -> Claim {
+        Claim { rank, told, pid, parent: Some(parent) }
+    }
+
+    #[test]
+    fn a_rank_belongs_to_who_told_it_or_started_the_others() {
+        let workers = [claim(Some(0), true, 10, 1), claim(Some(0), false, 12, 11), claim(Some(1), true, 13, 1)];
+        assert_eq!(of_claims(&workers), ["rank0", "rank0-12", "rank1"]);
+        let by_environment = [claim(Some(0), false, 10, 1), claim(Some(0), false, 12, 10), claim(None, false, 9, 1)];
+        assert_eq!(of_claims(&by_environment), ["rank0", "rank0-12", "9"]);
+        let forked = [claim(Some(3), true, 10, 1), claim(Some(3), true, 12, 10)];
+        assert_eq!(of_claims(&forked), ["rank3", "rank3-12"]);
+        let anew = [claim(Some(0), true, 10, 1), claim(Some(0), true, 20, 1)];
+        assert_eq!(of_claims(&anew), ["rank0-10", "rank0-20"]);
+        let replaced = [claim(Some(0), false, 10, 1), claim(Some(0), false, 10, 1), claim(None, false, 7, 1)];
+        assert_eq!(of_claims(&replaced), ["rank0-10", "rank0-10.1", "7"]);
+    }
+}

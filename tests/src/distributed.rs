@@ -1,0 +1,79 @@
+//! Programs of several ranks: how they are started, and each rank's trace beside its own PyTorch recorder.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use memtrace_trace::file::Reader;
+use serde_json::Value;
+
+use crate::oracle::{Oracle, assert_equal};
+use crate::victim::{Run, Victim, python, root};
+
+/// How ranks are started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    /// By torchrun: `RANK` and the like are in their environment.
+    Torchrun,
+    /// By `torch.multiprocessing.spawn`: nothing is.
+    Spawn,
+}
+
+/// `tests/programs/distributed/train.py` in two ranks, one device each.
+pub fn two_ranks(start: Start, arguments: &[&str]) -> Victim {
+    let program = root().join("tests/programs/distributed/train.py");
+    let program = program.to_str().expect("a path in UTF-8");
+    let mut command = vec![python()];
+    match start {
+        Start::Torchrun => {
+            command.extend(["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", program]);
+            command.extend(arguments);
+        }
+        Start::Spawn => {
+            command.push(program);
+            command.extend(arguments);
+            command.extend(["--spawn", "2"]);
+        }
+    }
+    Victim::command(&command).over_simcuda().env("SIMCUDA_DEVICES", "2").env("OMP_NUM_THREADS", "1")
+}
+
+/// A run of several ranks, with what PyTorch recorded.
+#[derive(Debug)]
+pub struct Ranks {
+    /// The run.
+    pub run: Run,
+    /// By rank: the process's entry in `run.json`, its trace, PyTorch's snapshot (none where the rank did not come so far).
+    pub ranks: BTreeMap<u32, (Value, Reader, Option<Oracle>)>,
+}
+
+/// Runs it under memtrace and PyTorch's recorder at once, and finds each rank's process in `run.json`.
+#[track_caller]
+pub fn run(victim: Victim) -> Ranks {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let prefix = folder.path().join("oracle");
+    let run = victim.env("MEMTRACE_TEST_ORACLE", &prefix).run();
+    let manifest = run.manifest();
+    let ranks = manifest["processes"].as_array().expect("processes").iter();
+    let ranks = ranks.map(|entry| {
+        let rank = entry["rank"].as_u64().unwrap_or_else(|| panic!("a rank: {entry}")) as u32;
+        let trace = Path::new(entry["trace"].as_str().expect("a trace"));
+        let trace = Reader::open(run.path().join(trace)).expect("a readable trace");
+        let path = folder.path().join(format!("oracle.{rank}"));
+        (rank, (entry.clone(), trace, path.exists().then(|| Oracle::read(&path))))
+    });
+    let ranks = ranks.collect();
+    Ranks { run, ranks }
+}
+
+/// [`run`] of a program that ends well, each rank's events compared with PyTorch's.
+#[track_caller]
+pub fn compare(victim: Victim) -> Ranks {
+    let ranks = run(victim);
+    ranks.run.assert_ended_well();
+    assert_eq!(ranks.ranks.keys().collect::<Vec<_>>(), [&0, &1], "ranks");
+    for (entry, trace, oracle) in ranks.ranks.values() {
+        let oracle = oracle.as_ref().unwrap_or_else(|| panic!("no snapshot of PyTorch's: {entry}"));
+        assert_equal(trace, oracle);
+    }
+    ranks
+}

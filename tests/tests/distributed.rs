@@ -1,0 +1,80 @@
+//! Several ranks: each has a trace of its own that equals what PyTorch's recorder has of it, and is known by its rank, whoever started
+//! it; a rank that runs out of memory is named as what ended the job.
+
+use memtrace_tests::distributed::{Ranks, Start, compare, run, two_ranks};
+use serde_json::{Value, json};
+
+fn summary(ranks: &Ranks) -> Value {
+    let text = std::fs::read_to_string(ranks.run.path().join("summary.json")).expect("summary.json");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// Every rank has its name in the run folder and its place in `run.json`, under the process that started it.
+#[track_caller]
+fn assert_known(ranks: &Ranks, start: Start) {
+    let manifest = ranks.run.manifest();
+    for (rank, (entry, trace, _)) in &ranks.ranks {
+        assert_eq!((&entry["rank"], &entry["world_size"]), (&json!(rank), &json!(2)), "{entry}");
+        assert_eq!(trace.definitions().rank, Some((*rank, 2)));
+        // The command itself started the ranks: it records nothing, and has no entry of its own.
+        assert_eq!(entry["ppid"], manifest["pid"], "{entry}");
+        let variables = ["RANK", "LOCAL_RANK", "WORLD_SIZE"].map(|name| entry["env"][name].clone());
+        let expected = match start {
+            Start::Torchrun => [json!(rank.to_string()), json!(rank.to_string()), json!("2")],
+            Start::Spawn => [Value::Null, Value::Null, Value::Null],
+        };
+        assert_eq!(variables, expected, "{entry}");
+        let pickle = ranks.run.path().join(format!("rank{rank}.pickle"));
+        assert!(pickle.exists(), "{}", pickle.display());
+        let said = String::from_utf8_lossy(&ranks.run.output.stdout);
+        assert!(said.contains(&format!("rank {rank} pid {}\n", entry["pid"])), "{said}");
+    }
+    assert_eq!(std::fs::read_dir(ranks.run.path()).unwrap().filter(|e| is_pickle(e)).count(), 2);
+    for process in summary(ranks)["processes"].as_array().unwrap() {
+        let name = format!("rank{}.pickle", process["rank"]);
+        assert_eq!((process["snapshot"].as_str(), &process["world_size"]), (Some(&*name), &json!(2)));
+    }
+}
+
+fn is_pickle(entry: &std::io::Result<std::fs::DirEntry>) -> bool {
+    entry.as_ref().is_ok_and(|e| e.path().extension().is_some_and(|x| x == "pickle"))
+}
+
+#[test]
+fn ddp_and_fsdp_by_torchrun() {
+    let ranks = compare(two_ranks(Start::Torchrun, &["ddp", "fsdp"]));
+    assert_known(&ranks, Start::Torchrun);
+    for (entry, ..) in ranks.ranks.values() {
+        assert_eq!(entry["exit"], json!({"code": 0}), "{entry}");
+    }
+}
+
+#[test]
+fn ddp_and_fsdp_by_spawn() {
+    let ranks = compare(two_ranks(Start::Spawn, &["ddp", "fsdp"]));
+    assert_known(&ranks, Start::Spawn);
+}
+
+#[test]
+fn compiled_ddp_by_torchrun() {
+    let ranks = compare(two_ranks(Start::Torchrun, &["ddp", "--compile", "aot_eager"]));
+    assert_known(&ranks, Start::Torchrun);
+}
+
+#[test]
+fn a_rank_that_runs_out_of_memory_ended_the_job() {
+    let ranks = run(two_ranks(Start::Torchrun, &["ddp", "--oom", "1"]));
+    assert_eq!(ranks.run.output.status.code(), Some(1));
+    // torchrun ends the rank that waits for the other.
+    assert_eq!(ranks.ranks[&0].0["exit"], json!({"signal": libc::SIGTERM}));
+    assert_eq!(ranks.ranks[&1].0["exit"], json!({"code": 1}));
+    let summary = summary(&ranks);
+    let outcome = summary["run"]["outcome"].as_str().unwrap();
+    assert!(outcome.starts_with("ended by an out-of-memory error in rank 1"), "{outcome}");
+    let fatal =
+        |p: &Value| p["devices"][0]["ooms"].as_array().map(|ooms| ooms.iter().map(|o| o["fatal"].clone()).collect());
+    let processes = summary["processes"].as_array().unwrap();
+    let ooms: Vec<(Value, Option<Vec<Value>>)> = processes.iter().map(|p| (p["rank"].clone(), fatal(p))).collect();
+    assert_eq!(ooms[0], (json!(1), Some(vec![json!(true)])), "{ooms:?}");
+    assert_eq!(ooms[1].1.as_deref().unwrap_or_default(), [Value::Null; 0], "{ooms:?}");
+}
