@@ -54,6 +54,11 @@ extern "C" fn memtrace_resume() {
     }
 }
 
+/// Ends the recording of this process, as [`memtrace_pause`] does, for good. True for the one who does.
+pub(crate) fn end() -> bool {
+    !PAUSED.swap(true, Ordering::Relaxed)
+}
+
 /// See the module. Not for another thread.
 pub(crate) struct Guard {
     /// Its `process` and `local` are those of this work.

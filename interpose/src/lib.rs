@@ -20,6 +20,7 @@ compile_error!(
 
 mod emit;
 mod guard;
+mod heap;
 mod hooks;
 #[cfg(not(test))]
 mod late;
@@ -28,6 +29,7 @@ mod objects;
 mod process;
 mod rank;
 mod real;
+mod seccomp;
 mod stack;
 mod thread;
 mod unwind_check;
