@@ -144,6 +144,19 @@ impl Merge {
         }
     }
 
+    /// Places there is memory for.
+    pub(crate) fn places(&self) -> usize {
+        self.window.capacity()
+    }
+
+    /// Gives up the oldest gaps until no more than `places` are held, and the memory of the others.
+    pub(crate) fn keep_places(&mut self, places: usize, release: &mut impl FnMut(Event)) {
+        let surplus = self.window.len().saturating_sub(places);
+        self.advance_to(self.next + surplus as u64, release);
+        self.release_ready(release);
+        self.window.shrink_to(places);
+    }
+
     /// Called regularly, after the rings were drained. `now` is time during which the rings were being drained: it must not
     /// run while the launcher itself was stopped.
     pub(crate) fn tick(&mut self, now: Duration, release: &mut impl FnMut(Event)) {
@@ -303,6 +316,21 @@ mod tests {
         assert_eq!((merge.lost(), merge.late()), (1, 0));
         merge.insert(event(1), &mut |e| out.push(e.seq));
         assert_eq!((merge.lost(), merge.late()), (0, 1));
+    }
+
+    #[test]
+    fn memory_can_be_taken_back() {
+        let mut merge = Merge::default();
+        let mut out = Vec::new();
+        for seq in [2, 900, 1000, 5000] {
+            merge.insert(event(seq), &mut |e| out.push(e.seq));
+        }
+        assert!(out.is_empty() && merge.places() >= 5000);
+        merge.keep_places(100, &mut |e| out.push(e.seq));
+        assert_eq!(out, [2, 900, 1000]);
+        assert!(merge.is_waiting() && merge.places() < 1000, "{}", merge.places());
+        merge.finish(5001, &mut |e| out.push(e.seq));
+        assert_eq!((out.len(), merge.lost()), (4, 4996));
     }
 
     #[test]

@@ -9,6 +9,7 @@
 
 mod door;
 mod ending;
+mod limits;
 pub(crate) mod merge;
 mod process;
 pub(crate) mod pump;

@@ -7,16 +7,18 @@ use std::time::Duration;
 
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::counters::{COUNTER_SLOTS, CounterValues};
-use memtrace_trace::definition::{Definition, MAX_DEFINITION};
+use memtrace_trace::definition::Definition;
 use memtrace_trace::event::Event;
 use memtrace_trace::file::End;
 use memtrace_trace::ids::ThreadId;
+use memtrace_trace::shm::intake;
+use memtrace_trace::shm::layout::{RING_COUNT, RING_SLOTS};
 use memtrace_trace::shm::segment::Segment;
-use memtrace_trace::wire::Cursor;
 use serde_json::Value;
 
 use super::Recorded;
 use super::ending;
+use super::limits::Limits;
 use super::merge::Merge;
 use super::rings::{Intake, Rings};
 use super::threads::Threads;
@@ -30,14 +32,19 @@ const FLUSH_EVERY: Duration = Duration::from_millis(250);
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
 /// Counters are recorded this often while something is recorded.
 const COUNTERS_EVERY: Duration = Duration::from_secs(4);
-/// The most definitions one process may have, in bytes. What comes beyond is refused and counted.
+/// The most definitions one process may have, in bytes, and in what readers need for ids that it leaves out. What comes beyond is
+/// refused and counted.
 const DEFINITION_BUDGET: u64 = 256 << 20;
+/// What an id that is left out takes in a reader's table.
+const TABLE_ENTRY: u64 = 64;
 /// Definitions of a batch, in bytes.
 const BATCH_DEFINITIONS: usize = 64 * 1024;
-/// The largest id a definition may have: readers index tables with it.
-const MAX_ID: u32 = 1 << 24;
 /// The most notices kept for the manifest (the trace has them all).
 const MAX_NOTICES: usize = 256;
+/// Slots taken from one process before it is another's turn: about 5 ms of work.
+const SLOTS_AT_ONCE: u64 = 1 << 16;
+/// Looks at the rings of an image that has ended, or that goes on when its recording ends: its threads may be in the middle of an event.
+const LAST_LOOKS: u32 = 16;
 
 /// How many slots one look at the rings gave.
 #[derive(Clone, Copy, Default, Debug)]
@@ -58,6 +65,9 @@ struct Outflow {
     events: u64,
     definition_bytes: u64,
     definitions_refused: u64,
+    /// The largest id so far, by [`table`].
+    highest_ids: [u32; 4],
+    limits: Limits,
     notices: Vec<super::Notice>,
     /// Its rank and the number of ranks, as it told PyTorch.
     rank: Option<(u32, u32)>,
@@ -80,21 +90,20 @@ impl Outflow {
 
     /// A definition as it came out of a ring.
     fn foreign_definition(&mut self, bytes: &[u8], queue: &Queue) {
-        let mut cursor = Cursor::new(bytes);
-        let definition = match Definition::decode(&mut cursor) {
-            Ok(Some(definition)) if cursor.is_empty() && bytes.len() <= MAX_DEFINITION && is_sane(&definition) => {
-                definition
-            }
-            _ => {
-                self.definitions_refused += 1;
-                return;
-            }
+        let Some(definition) = intake::definition(bytes) else {
+            self.definitions_refused += 1;
+            return;
         };
         if let Definition::Rank { rank, size } = definition {
             self.rank.get_or_insert((rank, size));
         }
+        if !self.has_table_room(&definition) {
+            self.definitions_refused += 1;
+            return;
+        }
         if let Definition::Notice { topic, text, verdict } = definition
             && self.notices.len() < MAX_NOTICES
+            && self.limits.kept_text.take((topic.len() + text.len()) as u64)
         {
             self.notices.push(super::Notice {
                 topic: topic.to_owned(),
@@ -103,6 +112,19 @@ impl Outflow {
             });
         }
         self.encoded_definition(bytes, queue);
+    }
+
+    /// Accounts for the ids that this one leaves out.
+    fn has_table_room(&mut self, definition: &Definition<'_>) -> bool {
+        let Some((table, id)) = table(definition) else { return true };
+        let Some(highest) = self.highest_ids.get_mut(table) else { return false };
+        let left_out = TABLE_ENTRY * u64::from(id.saturating_sub(*highest).saturating_sub(1));
+        let fits = self.definition_bytes + left_out <= DEFINITION_BUDGET;
+        if fits {
+            self.definition_bytes += left_out;
+            *highest = id.max(*highest);
+        }
+        fits
     }
 
     /// A definition of our own.
@@ -127,20 +149,19 @@ impl Outflow {
     }
 }
 
-/// Whether a traced process may define this. Threads are ours to define.
-fn is_sane(definition: &Definition<'_>) -> bool {
-    let id = match *definition {
-        Definition::Frame { id, .. } | Definition::NativeFrame { id, .. } => id.0,
-        Definition::Stack { id, .. } => id.0,
-        Definition::Context { id, .. } => id.0,
-        Definition::Module { id, .. } => id.0,
-        Definition::Thread { .. } => return false,
-        Definition::Pool { .. }
+/// The reader's table that a definition goes into, and its place there.
+fn table(definition: &Definition<'_>) -> Option<(usize, u32)> {
+    match *definition {
+        Definition::Frame { id, .. } | Definition::NativeFrame { id, .. } => Some((0, id.0)),
+        Definition::Stack { id, .. } => Some((1, id.0)),
+        Definition::Context { id, .. } => Some((2, id.0)),
+        Definition::Module { id, .. } => Some((3, id.0)),
+        Definition::Thread { .. }
+        | Definition::Pool { .. }
         | Definition::Device { .. }
         | Definition::Rank { .. }
-        | Definition::Notice { .. } => return true,
-    };
-    id != 0 && id <= MAX_ID
+        | Definition::Notice { .. } => None,
+    }
 }
 
 /// A traced process image being recorded.
@@ -162,6 +183,9 @@ pub(super) struct Process {
     out: Outflow,
     /// The file cannot be written: nothing more is produced.
     write_failed: Arc<AtomicBool>,
+    /// What the last look at the rings gave.
+    taken: Taken,
+    ending: Option<Ending>,
     flushed_at: Duration,
     clock_at: Duration,
     counters_at: Duration,
@@ -177,10 +201,16 @@ impl Process {
         file: String,
         queue: &Queue,
         now: Duration,
+        limits: &Limits,
     ) -> Process {
         let dir = ProcessDir::of(pid);
-        let info = dir.info(pid);
-        let write_failed = queue.open(key, file.clone(), info.to_string());
+        let mut info = dir.info(pid);
+        let text = info.to_string();
+        if !limits.kept_text.take(text.len() as u64) {
+            // The trace has all of it.
+            info = Value::Null;
+        }
+        let write_failed = queue.open(key, file.clone(), text);
         let out = Outflow {
             key,
             batch: Batch { clock: Some(ClockPoint::read()), ..Batch::default() },
@@ -188,6 +218,8 @@ impl Process {
             events: 0,
             definition_bytes: 0,
             definitions_refused: 0,
+            highest_ids: [0; 4],
+            limits: limits.clone(),
             notices: Vec::new(),
             rank: None,
             scratch: Vec::new(),
@@ -206,6 +238,8 @@ impl Process {
             merge: Merge::default(),
             out,
             write_failed,
+            taken: Taken::default(),
+            ending: None,
             flushed_at: now,
             clock_at: now,
             counters_at: now,
@@ -230,17 +264,34 @@ impl Process {
 
     /// Empties the rings once, as far as the writer keeps up.
     pub(super) fn drain(&mut self, now: Duration, queue: &Queue) -> Activity {
-        self.take(now, queue, false)
+        self.take(now, queue);
+        self.taken.activity
     }
 
-    fn take(&mut self, now: Duration, queue: &Queue, to_the_end: bool) -> Activity {
+    /// Places that its reorder window holds.
+    pub(super) fn places(&self) -> usize {
+        self.merge.places()
+    }
+
+    /// Gives up the oldest gaps until no more than `places` are held.
+    pub(super) fn keep_places(&mut self, places: usize, queue: &Queue) {
+        let Process { merge, out, .. } = self;
+        merge.keep_places(places, &mut |e| out.event(e, queue));
+    }
+
+    fn take(&mut self, now: Duration, queue: &Queue) {
         if self.write_failed.load(Ordering::Acquire) {
             self.close();
         }
         let Process { segment, dir, rings, threads, merge, out, .. } = self;
-        let mut taking = Taking { dir, threads, merge, out, queue, now, to_the_end, activity: Activity::default() };
+        let taken = Taken::default();
+        let mut taking = Taking { dir, threads, merge, out, queue, now, taken };
         rings.drain(segment, &mut taking);
-        taking.activity
+        self.taken = taking.taken;
+        if let Some(ending) = &mut self.ending {
+            ending.allowance = ending.allowance.saturating_sub(self.taken.activity.slots);
+            ending.looks += u32::from(!self.taken.left_some);
+        }
     }
 
     /// What is due from time to time.
@@ -270,20 +321,43 @@ impl Process {
         self.segment.header().closed.0.store(1, Ordering::Release);
     }
 
-    /// The end of this image: everything that was published is taken, and the file is finished.
-    pub(super) fn finish(mut self, reason: &'static str, now: Duration, queue: &Queue) -> Recorded {
+    /// This image writes no more, or nobody will read it any more; the first reason counts. Now everything that was published is to be
+    /// taken, in turn with what others publish.
+    pub(super) fn end(&mut self, reason: &'static str) {
+        if self.ending.is_some() {
+            return;
+        }
         // First of all: on old kernels this must be faster than the process's parent.
         let pidfd = self.pidfd.as_ref().map(|fd| fd.as_fd());
         let wait_status = pidfd.and_then(|fd| ending::wait_status(fd, &self.dir, self.start_time));
         self.close();
-        // While a process still runs, its threads may be in the middle of an event: a few more looks, but not for ever.
-        for _ in 0..16 {
-            if self.take(now, queue, true).slots == 0 {
-                break;
-            }
+        let allowance = (RING_COUNT * RING_SLOTS) as u64;
+        self.ending = Some(Ending { reason, wait_status, allowance, looks: 0 });
+    }
+
+    /// Whether [`Self::end`] was called.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ending.is_some()
+    }
+
+    /// Whether all has been taken. Somebody may write where the dead wrote, or be in the middle of an event: we do not look for ever.
+    pub(super) fn is_done(&self) -> bool {
+        let Some(ending) = &self.ending else { return false };
+        let empty = ending.looks > 0 && !self.taken.left_some && self.taken.activity.slots == 0;
+        empty || ending.looks >= LAST_LOOKS || ending.allowance == 0
+    }
+
+    /// The end of the file. What has not been taken is taken while there is `time`; the rest is lost and counted.
+    pub(super) fn finish(mut self, now: Duration, queue: &Queue, time: impl Fn() -> bool) -> Recorded {
+        self.end("still running");
+        while !self.is_done() && time() {
+            queue.wait_for_room();
+            self.take(now, queue);
         }
         let counters = read_counters(&self.segment);
-        let Process { pid, segment, dir, file, info, start_ns, rings, mut threads, mut merge, mut out, .. } = self;
+        let Process { pid, segment, dir, file, info, start_ns, rings, mut threads, mut merge, mut out, ending, .. } = self;
+        let (reason, wait_status) = ending.map_or(("still running", None), |ending| (ending.reason, ending.wait_status));
+        out.limits.threads.give_back(threads.count() as u64);
         threads.refresh(&dir, now, true, &mut |d| out.own_definition(d, queue));
         let issued = segment.header().next_seq.0.load(Ordering::Acquire);
         merge.finish(issued, &mut |e| out.event(e, queue));
@@ -313,6 +387,25 @@ impl Process {
     }
 }
 
+/// A process image that writes no more.
+#[derive(Debug)]
+struct Ending {
+    reason: &'static str,
+    wait_status: Option<i32>,
+    /// Slots that may still be taken.
+    allowance: u64,
+    /// Looks at all rings since.
+    looks: u32,
+}
+
+/// What came of a look at the rings.
+#[derive(Clone, Copy, Default, Debug)]
+struct Taken {
+    activity: Activity,
+    /// There was more than could be taken at once.
+    left_some: bool,
+}
+
 /// Sorts what comes out of the rings.
 struct Taking<'a> {
     dir: &'a ProcessDir,
@@ -321,19 +414,22 @@ struct Taking<'a> {
     out: &'a mut Outflow,
     queue: &'a Queue,
     now: Duration,
-    /// Take everything, however far the writer is behind.
-    to_the_end: bool,
-    activity: Activity,
+    taken: Taken,
 }
 
 impl Intake for Taking<'_> {
     fn writer(&mut self, tid: u32, name: Option<&str>) -> ThreadId {
         let (out, queue) = (&mut *self.out, self.queue);
+        if !self.threads.knows(tid) && !out.limits.threads.take(1) {
+            return ThreadId::NONE;
+        }
         self.threads.id(tid, name, self.dir, self.now, &mut |d| out.own_definition(d, queue))
     }
 
-    fn has_room(&self) -> bool {
-        self.to_the_end || self.queue.has_room()
+    fn has_room(&mut self) -> bool {
+        let room = self.taken.activity.slots < SLOTS_AT_ONCE && self.queue.has_room();
+        self.taken.left_some |= !room;
+        room
     }
 
     fn event(&mut self, event: Event) {
@@ -347,8 +443,9 @@ impl Intake for Taking<'_> {
 
     fn ring_done(&mut self, thread: ThreadId, slots: u64) {
         self.threads.active(thread);
-        self.activity.slots += slots;
-        self.activity.fullest = self.activity.fullest.max(slots);
+        let activity = &mut self.taken.activity;
+        activity.slots += slots;
+        activity.fullest = activity.fullest.max(slots);
     }
 }
 
@@ -358,18 +455,4 @@ fn read_counters(segment: &Segment) -> CounterValues {
         *value = counter.load(Ordering::Relaxed);
     }
     values
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use memtrace_trace::ids::{FrameId, StackId, ThreadId};
-
-    #[test]
-    fn only_sane_definitions_pass() {
-        let stack = |id| Definition::Stack { id: StackId(id), parent: StackId::NONE, frame: FrameId(1) };
-        assert!(is_sane(&stack(1)) && is_sane(&stack(MAX_ID)));
-        assert!(!is_sane(&stack(0)) && !is_sane(&stack(MAX_ID + 1)));
-        assert!(!is_sane(&Definition::Thread { id: ThreadId(1), tid: 1, name: "forged" }));
-    }
 }

@@ -21,6 +21,7 @@ use memtrace_trace::shm::layout::RING_SLOTS;
 use memtrace_trace::shm::segment::Segment;
 
 use super::door::{Door, Guest, Peer, Reason};
+use super::limits::{Limits, Places};
 use super::process::{Activity, Process};
 use super::writer::{self, FileKey, Queue};
 use super::{Outcome, Recorded, Written};
@@ -38,6 +39,8 @@ const MAX_FILES: u32 = 65_536;
 const MAX_IMAGES: u32 = 4096;
 /// How long processes may outlive the command before their recording is closed.
 const GRACE: Duration = Duration::from_millis(500);
+/// How long it may then take to read what they have written, all together.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
@@ -110,6 +113,7 @@ struct Pump {
     /// Files begun so far, by pid.
     generations: HashMap<u32, u32>,
     files: u32,
+    limits: Limits,
     recorded: Vec<Recorded>,
     refused: Vec<(&'static str, u64)>,
 }
@@ -126,6 +130,7 @@ impl Pump {
             next_id: FIRST_ID,
             generations: HashMap::new(),
             files: 0,
+            limits: Limits::default(),
             recorded: Vec::new(),
             refused: Vec::new(),
         }
@@ -156,7 +161,11 @@ impl Pump {
             let activity = self.drain(now);
             dead.extend(self.processes.iter().filter(|(_, p)| p.is_gone()).map(|(id, _)| *id));
             for id in dead {
-                self.finish(id, "exited", now);
+                self.end(id, "exited");
+            }
+            let done: Vec<u64> = self.processes.iter().filter(|(_, p)| p.is_done()).map(|(id, _)| *id).collect();
+            for id in done {
+                self.finish(id, now, None);
             }
             if let Some(at) = stop_at
                 && (self.processes.is_empty() && self.door.is_quiet() || Instant::now() >= at)
@@ -166,17 +175,20 @@ impl Pump {
             pause = next_pause(pause, activity);
         }
         let now = self.clock.now();
+        let until = Instant::now() + LAST_WORDS;
         let ids: Vec<u64> = self.processes.keys().copied().collect();
         for id in ids {
-            self.finish(id, "still running", now);
+            self.finish(id, now, Some(until));
         }
         (self.recorded, self.refused)
     }
 
     fn drain(&mut self, now: Duration) -> Activity {
         let mut all = Activity::default();
+        let mut places = Places::default();
         for process in self.processes.values_mut() {
             let one = process.drain(now, &self.queue);
+            places.count(process, &self.queue);
             all.slots += one.slots;
             all.fullest = all.fullest.max(one.fullest);
             process.tick(now, &self.queue);
@@ -237,7 +249,7 @@ impl Pump {
         let now = self.clock.now();
         let earlier: Vec<u64> = self.processes.iter().filter(|(_, p)| p.pid() == pid).map(|(id, _)| *id).collect();
         for id in earlier {
-            self.finish(id, "replaced by exec", now);
+            self.end(id, "replaced by exec");
         }
         if self.processes.len() >= MAX_PROCESSES || self.files >= MAX_FILES {
             return Err("too many processes");
@@ -255,17 +267,29 @@ impl Pump {
         let file = if generation == 0 { format!("{pid}.mtr") } else { format!("{pid}.{generation}.mtr") };
         self.generations.insert(pid, generation + 1);
         self.files += 1;
-        let process = Process::start(pid, segment, pidfd, FileKey(self.files), file, &self.queue, now);
+        let process = Process::start(pid, segment, pidfd, FileKey(self.files), file, &self.queue, now, &self.limits);
         self.processes.insert(id, process);
         Ok(())
     }
 
-    fn finish(&mut self, id: u64, reason: &'static str, now: Duration) {
+    /// This image writes no more.
+    fn end(&mut self, id: u64, reason: &'static str) {
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        process.end(reason);
+        if let Some(pidfd) = process.pidfd() {
+            self.epoll.remove(pidfd);
+        }
+    }
+
+    /// The end of a process's file. One that goes on must be read by `until`.
+    fn finish(&mut self, id: u64, now: Duration, until: Option<Instant>) {
         let Some(process) = self.processes.remove(&id) else { return };
         if let Some(pidfd) = process.pidfd() {
             self.epoll.remove(pidfd);
         }
-        self.recorded.push(process.finish(reason, now, &self.queue));
+        let until = until.filter(|_| !process.has_ended());
+        let time = || until.is_none_or(|until| Instant::now() < until);
+        self.recorded.push(process.finish(now, &self.queue, time));
     }
 }
 

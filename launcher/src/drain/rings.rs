@@ -19,7 +19,7 @@ pub(super) trait Intake {
     /// The thread that writes into a ring from here on (0: several that have not said which); the answer is the id for its events.
     fn writer(&mut self, tid: u32, name: Option<&str>) -> ThreadId;
     /// Whether more can be taken now. What is left stays in the rings.
-    fn has_room(&self) -> bool;
+    fn has_room(&mut self) -> bool;
     /// An event.
     fn event(&mut self, event: Event);
     /// An encoded definition, not checked.

@@ -14,6 +14,8 @@ use crate::proc::ProcessDir;
 
 /// More threads than this are not told apart: a process that makes up threads must not fill our memory.
 const MAX_THREADS: usize = 1 << 20;
+/// A longer name is cut: the kernel's have 15 bytes.
+const MAX_NAME: usize = 64;
 
 /// One thread that recorded something.
 #[derive(Debug)]
@@ -49,7 +51,7 @@ impl Threads {
             return ThreadId::NONE;
         }
         let name = match name {
-            Some(name) => name.to_owned(),
+            Some(name) => name.chars().take(MAX_NAME).collect(),
             None if tid == 0 => "(shared)".to_owned(),
             None => process.thread_name(tid).unwrap_or_default(),
         };
@@ -59,6 +61,16 @@ impl Threads {
         self.by_tid.insert(tid, id);
         self.threads.push(Thread { tid, name, active: false, read_again: now + pause, pause });
         id
+    }
+
+    /// Whether this thread has an id.
+    pub(super) fn knows(&self, tid: u32) -> bool {
+        self.by_tid.contains_key(&tid)
+    }
+
+    /// Threads that have an id.
+    pub(super) fn count(&self) -> usize {
+        self.threads.len()
     }
 
     /// The thread has recorded something.

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
@@ -21,7 +22,7 @@ use memtrace_trace::file::{End, Reader, Writer};
 
 use super::Written;
 
-/// Events that may be on their way to the writer: 10 MiB.
+/// Events, or as many bytes of other things as they have, that may be on their way to the writer: 10 MiB.
 const QUEUE_EVENTS: usize = 1 << 17;
 /// Events of a batch.
 pub(crate) const BATCH_EVENTS: usize = 4096;
@@ -45,10 +46,20 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
+    /// What it takes of the queue's room.
+    fn size(&self) -> usize {
+        self.events.len() + as_events(self.definitions.len())
+    }
+
     /// Whether there is nothing to write.
     pub(crate) fn is_empty(&self) -> bool {
         self.events.is_empty() && self.definitions.is_empty() && self.clock.is_none() && self.counters.is_none()
     }
+}
+
+/// How many events take as much room as so many bytes.
+fn as_events(bytes: usize) -> usize {
+    bytes.div_ceil(size_of::<Event>())
 }
 
 enum Job {
@@ -71,9 +82,18 @@ impl Queue {
         self.queued.load(Ordering::Acquire) < QUEUE_EVENTS
     }
 
+    /// Waits until there is room, while this end can do nothing else.
+    pub(crate) fn wait_for_room(&self) {
+        // A writer that died of a bug has let go of its half.
+        while !self.has_room() && Arc::strong_count(&self.queued) > 1 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Starts a file. The flag it returns is raised when the file cannot be written.
     pub(crate) fn open(&self, key: FileKey, name: String, info: String) -> Arc<AtomicBool> {
         let failed = Arc::new(AtomicBool::new(false));
+        self.queued.fetch_add(as_events(info.len()), Ordering::AcqRel);
         self.send(Job::Open { key, name, info, failed: Arc::clone(&failed) });
         failed
     }
@@ -85,7 +105,7 @@ impl Queue {
         }
         let events = self.emptied.try_recv().unwrap_or_default();
         let batch = std::mem::replace(batch, Batch { events, ..Batch::default() });
-        self.queued.fetch_add(batch.events.len(), Ordering::AcqRel);
+        self.queued.fetch_add(batch.size(), Ordering::AcqRel);
         self.send(Job::Write { key, batch });
     }
 
@@ -110,10 +130,13 @@ pub(crate) fn start(folder: Arc<RunFolder>) -> anyhow::Result<(Queue, JoinHandle
         let mut files = Files { folder, open: HashMap::new(), done: Vec::new() };
         for job in inbox {
             match job {
-                Job::Open { key, name, info, failed } => files.start(key, name, &info, failed),
+                Job::Open { key, name, info, failed } => {
+                    files.start(key, name, &info, failed);
+                    queued.fetch_sub(as_events(info.len()), Ordering::AcqRel);
+                }
                 Job::Write { key, mut batch } => {
                     files.write(key, &batch);
-                    queued.fetch_sub(batch.events.len(), Ordering::AcqRel);
+                    queued.fetch_sub(batch.size(), Ordering::AcqRel);
                     batch.events.clear();
                     if batch.events.capacity() > 0 {
                         // Enough spare ones: this one is freed.
