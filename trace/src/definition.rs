@@ -10,7 +10,7 @@ use crate::wire::{Cursor, put_str, put_varint};
 pub const MAX_DEFINITION: usize = 16 * 1024;
 
 /// How a notice bears on what it is about.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Hash, Eq, Default, Debug)]
 #[repr(u8)]
 pub enum Verdict {
     /// Neither of the others; all notices of before 1.1.

@@ -32,6 +32,8 @@ use crate::wire::{Cursor, put_varint, unzigzag, zigzag};
 
 /// Events of a full block.
 pub(super) const BLOCK_EVENTS: usize = 16 * 1024;
+/// More events no block has: what one takes in memory is bounded, whatever it says.
+pub(super) const MAX_EVENTS: u32 = 1 << 16;
 /// Size of the uncompressed prefix.
 pub(super) const PREFIX: usize = 32;
 const COLUMNS: usize = 9;
@@ -310,8 +312,8 @@ struct Columns<'a> {
 
 impl<'a> Columns<'a> {
     fn of(prefix: &Prefix, raw: &'a [u8]) -> Result<Columns<'a>> {
-        // Every event costs at least one byte in six columns, so a count beyond that is a lie.
-        if prefix.count as usize > raw.len() {
+        // Every event costs at least one byte in seven columns, so a count beyond that is a lie.
+        if prefix.count as usize > raw.len() / 7 || prefix.count > MAX_EVENTS {
             return Err(malformed("event count of a block"));
         }
         let mut whole = Cursor::new(raw);

@@ -1,9 +1,10 @@
 //! The tables that a trace's definitions add up to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use crate::definition::{Definition, Verdict};
 use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
+use crate::shm::intake::MAX_ID;
 
 /// One line of one function.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
@@ -83,7 +84,7 @@ pub struct Device {
 }
 
 /// What a part of the recorder reported.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Notice {
     /// Which part, e.g. `torch.tracker`.
     pub topic: Box<str>,
@@ -118,13 +119,29 @@ pub struct Definitions {
     pub notices: Vec<Notice>,
 }
 
-/// Ids are dense; one that is further than this beyond the table is damage, not a reason to allocate.
+/// Ids are dense, but for definitions that were lost: so many more than arrived may be told of. What lies beyond is damage, not a
+/// reason to allocate.
 const MAX_GAP: usize = 1 << 20;
+/// No trace has as many bytes of definitions: the launcher takes 256 MiB from a process.
+const MAX_BYTES: usize = 512 << 20;
 
-fn set<T: Default + Clone>(table: &mut Vec<T>, index: usize, value: T) -> bool {
-    if index >= table.len() + MAX_GAP {
+/// Bounds what is kept of a trace: a file of a few kilobytes can unpack to gigabytes of definitions.
+#[derive(Default, Debug)]
+pub(super) struct Bounds {
+    bytes: usize,
+    frames: usize,
+    stacks: usize,
+    contexts: usize,
+    modules: usize,
+    threads: usize,
+    notices: HashSet<Notice>,
+}
+
+fn set<T: Default + Clone>(table: &mut Vec<T>, received: &mut usize, index: usize, value: T) -> bool {
+    if index >= 2 * *received + MAX_GAP || index > MAX_ID as usize {
         return false;
     }
+    *received += 1;
     if index >= table.len() {
         table.resize(index + 1, T::default());
     }
@@ -133,41 +150,47 @@ fn set<T: Default + Clone>(table: &mut Vec<T>, index: usize, value: T) -> bool {
 }
 
 impl Definitions {
-    /// Adds one definition; false when its id cannot be right.
-    pub(super) fn add(&mut self, definition: &Definition<'_>) -> bool {
+    /// Adds one definition of so many encoded bytes; false when its id cannot be right, or there is no more room.
+    pub(super) fn add(&mut self, definition: &Definition<'_>, bytes: usize, bounds: &mut Bounds) -> bool {
+        bounds.bytes += bytes;
+        if bounds.bytes > MAX_BYTES {
+            return false;
+        }
         match *definition {
-            Definition::Frame { id, name, qualname, filename, line, first_line } => set(
-                &mut self.frames,
-                id.index(),
-                Frame {
+            Definition::Frame { id, name, qualname, filename, line, first_line } => {
+                let frame = Frame {
                     name: name.into(),
                     qualname: qualname.into(),
                     filename: filename.into(),
                     line,
                     first_line,
                     ..Frame::default()
-                },
-            ),
+                };
+                set(&mut self.frames, &mut bounds.frames, id.index(), frame)
+            }
             // A parent has a smaller id than its child: this is what makes walking to the root end.
             Definition::Stack { id, parent, frame } => {
-                parent < id && set(&mut self.stacks, id.index(), StackNode { parent, frame })
+                parent < id && set(&mut self.stacks, &mut bounds.stacks, id.index(), StackNode { parent, frame })
             }
             Definition::Context { id, node, forward } => {
-                set(&mut self.contexts, id.index(), Context { node: node.into(), forward })
+                let context = Context { node: node.into(), forward };
+                set(&mut self.contexts, &mut bounds.contexts, id.index(), context)
             }
             Definition::Module { id, path, build_id } => {
-                set(&mut self.modules, id.index(), Module { path: path.into(), build_id: build_id.into() })
+                let module = Module { path: path.into(), build_id: build_id.into() };
+                set(&mut self.modules, &mut bounds.modules, id.index(), module)
             }
             Definition::NativeFrame { id, module, address } => {
                 // Its names come later, if at all; its place among the frames is bounded like theirs.
-                let sound = id.index() < self.frames.len() || set(&mut self.frames, id.index(), Frame::default());
+                let sound = id.index() < self.frames.len()
+                    || set(&mut self.frames, &mut bounds.frames, id.index(), Frame::default());
                 if sound {
                     self.native_frames.insert(id, NativeFrame { module, address });
                 }
                 sound
             }
             Definition::Thread { id, tid, name } => {
-                set(&mut self.threads, id.index(), Thread { tid, name: name.into() })
+                set(&mut self.threads, &mut bounds.threads, id.index(), Thread { tid, name: name.into() })
             }
             Definition::Pool { id, pool } => {
                 self.pools.insert(id, pool);
@@ -184,7 +207,7 @@ impl Definitions {
             }
             Definition::Notice { topic, text, verdict } => {
                 let notice = Notice { topic: topic.into(), text: text.into(), verdict };
-                if !self.notices.contains(&notice) {
+                if bounds.notices.insert(notice.clone()) {
                     self.notices.push(notice);
                 }
                 true
@@ -231,9 +254,9 @@ impl Definitions {
             for (i, frame) in names(place).into_iter().enumerate() {
                 let frame = Frame { native: true, inlined_into: FrameId::NONE, ..frame };
                 if i == 0 {
-                    if !set(&mut self.frames, id.index(), frame) {
-                        break;
-                    }
+                    // There since its definition.
+                    let Some(place) = self.frames.get_mut(id.index()) else { break };
+                    *place = frame;
                 } else {
                     let next = FrameId(self.frames.len() as u32);
                     self.frames.push(frame);
@@ -279,15 +302,16 @@ mod tests {
 
     #[test]
     fn inlined_functions_are_frames_of_their_own() {
-        let mut all = Definitions::default();
+        let (mut all, mut bounds) = (Definitions::default(), Bounds::default());
+        let mut add = |all: &mut Definitions, d: &Definition<'_>| all.add(d, 10, &mut bounds);
         let frame =
             Definition::Frame { id: FrameId(1), name: "f", qualname: "f", filename: "a.py", line: 1, first_line: 1 };
-        assert!(all.add(&frame));
-        assert!(all.add(&Definition::NativeFrame { id: FrameId(2), module: ModuleId(1), address: 9 }));
-        assert!(!all.add(&Definition::NativeFrame { id: FrameId(u32::MAX), module: ModuleId(1), address: 9 }));
-        assert!(all.add(&Definition::Stack { id: StackId(1), parent: StackId(0), frame: FrameId(1) }));
-        assert!(all.add(&Definition::Stack { id: StackId(2), parent: StackId(1), frame: FrameId(2) }));
-        assert!(all.add(&Definition::Stack { id: StackId(3), parent: StackId(2), frame: FrameId(1) }));
+        assert!(add(&mut all, &frame));
+        assert!(add(&mut all, &Definition::NativeFrame { id: FrameId(2), module: ModuleId(1), address: 9 }));
+        assert!(!add(&mut all, &Definition::NativeFrame { id: FrameId(u32::MAX), module: ModuleId(1), address: 9 }));
+        assert!(add(&mut all, &Definition::Stack { id: StackId(1), parent: StackId(0), frame: FrameId(1) }));
+        assert!(add(&mut all, &Definition::Stack { id: StackId(2), parent: StackId(1), frame: FrameId(2) }));
+        assert!(add(&mut all, &Definition::Stack { id: StackId(3), parent: StackId(2), frame: FrameId(1) }));
         let names = |all: &Definitions, stack| -> Vec<(u32, String)> {
             all.walk(stack).map(|(id, f)| (id.0, f.map_or("?".to_owned(), |f| f.name.to_string()))).collect()
         };

@@ -4,11 +4,11 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::block::{PREFIX, Prefix};
+use super::block::{MAX_EVENTS, PREFIX, Prefix};
 use super::decoder::{Decoder, LostBlock};
-use super::definitions::Definitions;
+use super::definitions::{Bounds, Definitions};
 use super::foreign;
-use super::frame::{FILE_HEADER, FRAME_HEADER, FrameHeader, Kind, MAX_PAYLOAD, SYNC, check_file_header};
+use super::frame::{FILE_HEADER, FRAME_HEADER, FrameHeader, Kind, MAX_PAYLOAD, check_file_header};
 use super::writer::End;
 use crate::clock::{Calibration, ClockPoint};
 use crate::counters::{COUNTER_SLOTS, Counter};
@@ -192,6 +192,7 @@ impl Reader {
     }
 
     fn survey(&mut self, len: u64) -> Result<()> {
+        let mut bounds = Bounds::default();
         let mut at = FILE_HEADER as u64;
         while at < len {
             let Some(header) = self.header_at(at, len)? else {
@@ -209,7 +210,7 @@ impl Reader {
                 self.damage.bytes_skipped += len - at;
                 return Ok(());
             }
-            if !self.take_frame(at, &header) {
+            if !self.take_frame(at, &header, &mut bounds) {
                 self.damage.damaged_places += 1;
                 self.damage.bytes_skipped += end - at;
             }
@@ -232,23 +233,23 @@ impl Reader {
     fn resync(&self, from: u64, len: u64) -> Result<u64> {
         let mut window = vec![0; 64 * 1024];
         let mut at = from;
-        while at < len {
+        while len - at >= FRAME_HEADER as u64 {
             let take = window.len().min((len - at) as usize);
             self.file
                 .read_exact_at(&mut window[..take], at)
                 .map_err(Error::io(format!("cannot read {}", self.path.display())))?;
-            for (offset, byte) in (at..).zip(&window[..take]) {
-                if *byte == SYNC[0] && self.header_at(offset, len)?.is_some() {
-                    return Ok(offset);
-                }
+            let mut headers = window[..take].windows(FRAME_HEADER).filter_map(|bytes| bytes.first_chunk());
+            if let Some(offset) = headers.position(|bytes| FrameHeader::from_bytes(bytes).is_some()) {
+                return Ok(at + offset as u64);
             }
-            at += take as u64;
+            // Headers that begin in the last bytes lie whole in the next window.
+            at += (take - FRAME_HEADER + 1) as u64;
         }
         Ok(len)
     }
 
     /// Takes what a frame holds; false when the frame cannot be used.
-    fn take_frame(&mut self, offset: u64, header: &FrameHeader) -> bool {
+    fn take_frame(&mut self, offset: u64, header: &FrameHeader, bounds: &mut Bounds) -> bool {
         if let Kind::Events = header.kind {
             return self.take_block(offset, header);
         }
@@ -273,7 +274,7 @@ impl Reader {
                 Ok(info) => self.info = info,
                 Err(_) => return false,
             },
-            Kind::Definitions => return self.take_definitions(&raw),
+            Kind::Definitions => return self.take_definitions(&raw, bounds),
             Kind::Clock => {
                 let Some(point) = clock_point(&raw) else { return false };
                 self.clock_points.push(point);
@@ -302,8 +303,8 @@ impl Reader {
             return false;
         }
         let Some(prefix) = Prefix::from_bytes(&prefix) else { return false };
-        // An event takes at least a byte in each of several columns.
-        if prefix.count > header.raw_len {
+        // An event takes at least a byte in each of seven columns.
+        if prefix.count > header.raw_len / 7 || prefix.count > MAX_EVENTS {
             return false;
         }
         self.blocks.push(BlockInfo {
@@ -317,12 +318,13 @@ impl Reader {
         true
     }
 
-    fn take_definitions(&mut self, raw: &[u8]) -> bool {
+    fn take_definitions(&mut self, raw: &[u8], bounds: &mut Bounds) -> bool {
         let mut cursor = Cursor::new(raw);
         while !cursor.is_empty() {
+            let before = cursor.rest().len();
             match Definition::decode(&mut cursor) {
                 Ok(Some(definition)) => {
-                    if !self.definitions.add(&definition) {
+                    if !self.definitions.add(&definition, before - cursor.rest().len(), bounds) {
                         self.damage.malformed_definitions += 1;
                     }
                 }
