@@ -21,8 +21,17 @@ pub(crate) struct Evaluator {
 impl Evaluator {
     /// The parts of the function at this address; none when it is not known.
     pub(crate) fn find(function: usize) -> Evaluator {
-        let mut found = Evaluator { parts: [(0, 0); MOST], count: 0 };
-        with_code_at(function, |object| found.search(object, function));
+        with_code_at(function, |object| Evaluator::find_in(object, function)).unwrap_or_else(Evaluator::none)
+    }
+
+    fn none() -> Evaluator {
+        Evaluator { parts: [(0, 0); MOST], count: 0 }
+    }
+
+    /// The same, of a function of this object.
+    pub(super) fn find_in(object: &Object<'_>, function: usize) -> Evaluator {
+        let mut found = Evaluator::none();
+        found.search(object, function);
         found
     }
 

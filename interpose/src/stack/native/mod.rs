@@ -24,6 +24,8 @@
 mod array;
 mod cfi;
 mod evaluator;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod memory;
 mod merge;
 mod objects;

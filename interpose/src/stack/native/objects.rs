@@ -17,6 +17,11 @@ pub(crate) struct Object<'a> {
 }
 
 impl<'a> Object<'a> {
+    /// The object with these program headers, whose segments are mapped.
+    pub(super) fn new(bias: usize, headers: &'a [libc::Elf64_Phdr]) -> Object<'a> {
+        Object { bias, path: c"", headers }
+    }
+
     fn address(&self, header: &libc::Elf64_Phdr) -> Range<usize> {
         let start = self.bias.wrapping_add(header.p_vaddr as usize);
         start..start.saturating_add(header.p_memsz as usize)
@@ -126,7 +131,7 @@ fn find<T, W: FnMut(&Object<'_>) -> bool, F: FnOnce(&Object<'_>) -> T>(wanted: W
         }
         // SAFETY: the loader gives dlpi_phnum program headers.
         let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-        let mut object = Object { bias: info.dlpi_addr as usize, path: c"", headers };
+        let mut object = Object::new(info.dlpi_addr as usize, headers);
         if !(search.wanted)(&object) {
             return 0;
         }

@@ -12,6 +12,8 @@
 //! `PyCode_Addr2Line` (computes from immutable bytes).
 
 mod deaths;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod layout;
 mod lines;
 mod memory;

@@ -1,0 +1,68 @@
+//! The fuzzer's way in (`tests/fuzz`): an object whose memory is any bytes. It ends where the next page cannot be read, so that a read
+//! beyond its end is seen.
+
+use std::ptr::with_exposed_provenance_mut;
+use std::sync::OnceLock;
+
+use super::cfi;
+use super::evaluator::Evaluator;
+use super::objects::Object;
+use super::rule::Rule;
+
+/// The largest object.
+const SIZE: usize = 1 << 18;
+const PAGE: usize = 4096;
+
+/// Where objects end.
+fn end() -> usize {
+    static END: OnceLock<usize> = OnceLock::new();
+    *END.get_or_init(|| {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a fresh mapping, of which the last page is made unreadable.
+        unsafe {
+            let pages = libc::mmap(std::ptr::null_mut(), SIZE + PAGE, protection, flags, -1, 0);
+            assert_ne!(pages, libc::MAP_FAILED);
+            let end = pages.byte_add(SIZE);
+            assert_eq!(libc::mprotect(end, PAGE, libc::PROT_NONE), 0);
+            end.expose_provenance()
+        }
+    })
+}
+
+/// Reads what an object says of one address. `data`: where `.eh_frame_hdr` is and how long, which address is asked for, where the notes
+/// are (four numbers of two bytes), then the object as it lies in memory.
+pub(crate) fn unwind(data: &[u8]) {
+    let Some((head, image)) = data.split_at_checked(8).filter(|(_, image)| image.len() <= SIZE) else { return };
+    let number = |at: usize| u64::from(u16::from_le_bytes([head[at], head[at + 1]]));
+    let start = (end() - image.len()) & !15;
+    // SAFETY: inside the mapping above, which only this thread uses.
+    unsafe {
+        let place: *mut u8 = with_exposed_provenance_mut(start);
+        std::ptr::copy_nonoverlapping(image.as_ptr(), place, image.len());
+        place.add(image.len()).write_bytes(0, end() - start - image.len());
+    }
+    let header = |kind, flags, address, size| libc::Elf64_Phdr {
+        p_type: kind,
+        p_flags: flags,
+        p_offset: address,
+        p_vaddr: address,
+        p_paddr: address,
+        p_filesz: size,
+        p_memsz: size,
+        p_align: 4,
+    };
+    let size = (end() - start) as u64;
+    let headers = [
+        header(libc::PT_LOAD, libc::PF_R | libc::PF_X, 0, size),
+        header(libc::PT_GNU_EH_FRAME, libc::PF_R, number(0), number(2)),
+        header(libc::PT_NOTE, libc::PF_R, number(6), size.saturating_sub(number(6))),
+    ];
+    let object = Object::new(start, &headers);
+    let lookup = start + number(4) as usize;
+    let rule = cfi::rule(&object, lookup, lookup + 1);
+    assert_eq!(Rule::unpack(rule.pack()), Some(rule));
+    let extent = cfi::extent(&object, lookup);
+    assert!(extent.is_none_or(|found| (found.start..found.end).contains(&lookup)));
+    Evaluator::find_in(&object, lookup);
+    assert!(object.build_id().is_none_or(|id| id.len() <= image.len()));
+}

@@ -1,0 +1,12 @@
+//! The fuzzer's way in (`tests/fuzz`): line tables of any bytes.
+
+use super::layout::LinesKind;
+use super::lines::line_at;
+
+/// Looks up the line at `offset` in a table of each kind.
+pub(crate) fn lines(table: &[u8], first_line: u32, offset: i32) {
+    for kind in [LinesKind::Lnotab, LinesKind::Ranges, LinesKind::Locations] {
+        let line = line_at(kind, table, first_line, offset);
+        assert!(offset >= 0 || line == first_line, "what has not started is at its first line");
+    }
+}
