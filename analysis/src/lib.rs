@@ -11,6 +11,7 @@ mod folder;
 pub mod load;
 pub mod model;
 pub mod passes;
+pub mod printable;
 pub mod report;
 pub mod rules;
 pub mod symbols;

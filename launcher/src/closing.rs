@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use memtrace_analysis::{FinishOptions, Progress, RunFolder, TextOptions, Written, finish_run};
 
-use crate::say;
+use crate::{confined, say};
 
 /// Work that takes no longer shows no progress.
 const SOON: Duration = Duration::from_secs(1);
@@ -21,8 +21,18 @@ pub(crate) struct Manner {
     pub(crate) no_snapshot: bool,
 }
 
-/// Analyses the run in `folder`, writes its files and prints the closing page.
+/// Analyses the run in `folder`, writes its files and prints the closing page; the launcher lives on, whatever becomes of that.
 pub(crate) fn close(folder: &RunFolder, manner: Manner) {
+    let analysis = || {
+        analyse(folder, manner);
+        0
+    };
+    if let Err(why) = confined::run(analysis) {
+        say(&format!("the analysis {why}; the recording itself is safe in {}", folder.path().display()));
+    }
+}
+
+fn analyse(folder: &RunFolder, manner: Manner) {
     let options = FinishOptions { no_snapshot: manner.no_snapshot, ..FinishOptions::default() };
     let mut line = ProgressLine::new(!manner.quiet && std::io::stderr().is_terminal());
     let written = finish_run(folder, &options, &mut |progress| line.show(&progress));

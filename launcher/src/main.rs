@@ -8,6 +8,7 @@ mod child;
 mod cli;
 mod closing;
 mod commands;
+mod confined;
 mod drain;
 mod epoll;
 mod folder;
@@ -20,6 +21,7 @@ mod preflight;
 mod proc;
 mod session;
 mod signals;
+mod unseen;
 mod witness;
 
 use std::process::ExitCode;
@@ -31,13 +33,13 @@ fn main() -> ExitCode {
     };
     ExitCode::from(match cli.command {
         cli::Command::Run(run) => commands::run::run(&run),
-        cli::Command::Report(options) => commands::conclude(commands::report::report(&options)),
-        cli::Command::Export(options) => commands::conclude(commands::export::export(&options)),
+        cli::Command::Report(options) => commands::read(|| commands::report::report(&options)),
+        cli::Command::Export(options) => commands::read(|| commands::export::export(&options)),
     })
 }
 
 /// Prints one line of ours on stderr. A closed stderr is no reason to die.
 fn say(line: &str) {
     use std::io::Write;
-    let _ = writeln!(std::io::stderr(), "memtrace: {line}");
+    let _ = writeln!(std::io::stderr(), "memtrace: {}", memtrace_analysis::printable::line(line));
 }

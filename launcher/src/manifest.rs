@@ -9,14 +9,15 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::RUN_MANIFEST;
+use memtrace_analysis::{RunFolder, printable};
 use memtrace_trace::counters::{Counter, CounterValues};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::drain::{Notice, Outcome, Recorded, Written};
 use crate::host::{self, Host};
+use crate::unseen::{self, Unseen};
 
 /// Raised when a field changes its meaning.
 const VERSION: u32 = 1;
@@ -54,6 +55,8 @@ pub(crate) struct Manifest {
     losses: Losses,
     /// Processes that asked to be recorded and were not, by reason.
     refused: BTreeMap<String, u64>,
+    /// Processes of the command where nothing can be recorded, as far as they were found.
+    unseen: Vec<Unseen>,
 }
 
 /// Whether the run is over.
@@ -204,12 +207,18 @@ impl Manifest {
             processes: Vec::new(),
             losses: Losses::default(),
             refused: BTreeMap::new(),
+            unseen: Vec::new(),
         }
     }
 
     /// The command runs.
     pub(crate) fn started(&mut self, pid: u32) {
         self.pid = Some(pid);
+    }
+
+    /// These could not be recorded.
+    pub(crate) fn unseen(&mut self, unseen: Vec<Unseen>) {
+        self.unseen = unseen;
     }
 
     /// The command has ended and everything is written.
@@ -228,7 +237,12 @@ impl Manifest {
             lost: self.processes.iter().map(|p| p.lost).sum(),
             late: self.processes.iter().map(|p| p.late).sum(),
             unwritten: self.processes.iter().map(|p| p.unwritten).sum(),
-            dropped: self.processes.iter().filter_map(|p| p.counters.get(Counter::EventsDropped.name())).sum(),
+            // The process's own count, which may be anything.
+            dropped: self
+                .processes
+                .iter()
+                .filter_map(|p| p.counters.get(Counter::EventsDropped.name()))
+                .fold(0, |sum, count| sum.saturating_add(*count)),
         };
         self.refused = outcome.refused.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect();
         Summary { processes: self.processes.len(), ending: exit.words(), problems: self.problems() }
@@ -247,6 +261,10 @@ impl Manifest {
                 first.write_error.as_deref().unwrap_or_default(),
             ));
         }
+        let unseen: Vec<Unseen> = self.unseen.iter().filter(|u| u.uses_cuda).cloned().collect();
+        if let Some(words) = unseen::in_words(&unseen) {
+            problems.push(format!("some processes used CUDA and could not be recorded: {words}"));
+        }
         for (reason, count) in &self.refused {
             problems.push(format!("{count} processes were not recorded: {reason}"));
         }
@@ -259,10 +277,10 @@ impl Manifest {
 
     /// Writes the file.
     pub(crate) fn write(&self, folder: &RunFolder) -> io::Result<()> {
-        let mut text = serde_json::to_vec_pretty(self)?;
-        text.push(b'\n');
+        let mut text = printable::json(serde_json::to_string_pretty(self)?);
+        text.push('\n');
         let mut new = folder.begin(RUN_MANIFEST)?;
-        new.file().write_all(&text)?;
+        new.file().write_all(text.as_bytes())?;
         new.place()
     }
 }

@@ -46,7 +46,8 @@ pub fn summarize(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Su
     let mut losses: BTreeMap<String, u64> = manifest.losses.clone();
     losses.retain(|name, _| !TOLD_BY_TRACES.contains(&name.as_str()));
     for (name, count) in processes.iter().flat_map(|p| &p.losses) {
-        *losses.entry(name.clone()).or_default() += count;
+        let sum = losses.entry(name.clone()).or_default();
+        *sum = sum.saturating_add(*count);
     }
     losses.retain(|_, count| *count > 0);
     let command = match (&manifest.command[..], run.processes()) {

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::load::Exit;
 use crate::passes::{Category, Phase};
+use crate::printable;
 
 /// The version of the structure: major.minor.
 pub const SUMMARY_VERSION: &str = "1.1";
@@ -439,6 +440,6 @@ impl Summary {
         // Serialising these plain structures cannot fail.
         let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
         text.push('\n');
-        text
+        printable::json(text)
     }
 }

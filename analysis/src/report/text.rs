@@ -11,6 +11,7 @@ use super::summary::{
 use super::table::{Align, Table, cut, wrap};
 use super::units::{count_text, duration_text, share_text, signed_size_text, size_text};
 use crate::passes::Category;
+use crate::printable;
 
 /// Processes listed of a job with many.
 const LISTED_PROCESSES: usize = 12;
@@ -59,6 +60,21 @@ impl Style {
     fn alarm(self, text: &str) -> String {
         self.paint("1;31", text)
     }
+
+    /// The line as it may reach a terminal: of all control sequences only those that [`Self::paint`] makes.
+    fn printable(self, line: &str) -> String {
+        const OURS: [&str; 4] = ["\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[1;31m"];
+        let (mut out, mut rest) = (String::with_capacity(line.len()), line);
+        while let Some((before, _)) = rest.split_once('\x1b').filter(|_| self.colour) {
+            out.push_str(&printable::line(before));
+            let sequence = &rest[before.len()..];
+            let ours = OURS.iter().find(|ours| sequence.starts_with(**ours));
+            out.push_str(ours.map_or("\u{fffd}", |ours| ours));
+            rest = &sequence[ours.map_or(1, |ours| ours.len())..];
+        }
+        out.push_str(&printable::line(rest));
+        out
+    }
 }
 
 impl Summary {
@@ -85,9 +101,8 @@ impl Summary {
             page.line("nothing was allocated on a GPU, and no CPU tensors were recorded".to_owned());
         }
         page.foot(self);
-        let mut text = page.lines.join("\n");
-        text.push('\n');
-        text
+        let style = page.style;
+        page.lines.iter().map(|line| style.printable(line) + "\n").collect()
     }
 }
 
@@ -112,7 +127,8 @@ impl Page {
         let mut facts = Vec::new();
         facts.extend(run.duration_ns.map(duration_text));
         facts.push(format!("{} events", count_text(run.events)));
-        let lost: u64 = LOST_EVENTS.iter().filter_map(|name| summary.losses.get(*name)).sum();
+        let lost = LOST_EVENTS.iter().filter_map(|name| summary.losses.get(*name));
+        let lost = lost.fold(0u64, |sum, count| sum.saturating_add(*count));
         facts.push(format!("{} lost", count_text(lost)));
         let facts = facts.join(", ");
         let outcome = &run.outcome;
@@ -480,4 +496,17 @@ fn outside(device: &DeviceSummary) -> Vec<(&str, u64)> {
     }
     owners.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     owners
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_control_sequences_only_our_own() {
+        let style = Style { colour: true };
+        let line = format!("{} \x1b]0;title\x07 \x1b[2J", style.bold("x"));
+        assert_eq!(style.printable(&line), "\x1b[1mx\x1b[0m \u{fffd}]0;title\u{fffd} \u{fffd}[2J");
+        assert_eq!(Style::PLAIN.printable("a\x1b[1mb"), "a\u{fffd}[1mb");
+    }
 }

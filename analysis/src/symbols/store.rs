@@ -10,6 +10,7 @@ use super::object_symbols::{ObjectId, ObjectSymbols, PlaceFrame};
 use super::table::Symbols;
 use crate::error::{Error, Result};
 use crate::folder::RunFolder;
+use crate::printable;
 
 /// The file's name in the run folder.
 pub const SYMBOLS_FILE: &str = "symbols.json";
@@ -83,7 +84,7 @@ impl Symbols {
         // Serialising these plain structures cannot fail.
         let mut text = serde_json::to_string(&file).unwrap_or_default();
         text.push('\n');
-        text
+        printable::json(text)
     }
 }
 

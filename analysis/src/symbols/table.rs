@@ -8,6 +8,7 @@ use memtrace_trace::file::{Definitions, Frame, NativeFrame};
 use super::names::FunctionName;
 use super::object_symbols::{self, ObjectId, ObjectSymbols};
 use super::search::Search;
+use crate::printable;
 
 /// The file name of code that belongs to no object.
 const GENERATED: &str = "<generated code>";
@@ -74,7 +75,7 @@ impl Symbols {
         let objects: Vec<Option<(String, Option<&ObjectSymbols>)>> = definitions
             .modules
             .iter()
-            .map(|module| object_id(module).map(|id| (printable(&id.path), self.objects.get(&id))))
+            .map(|module| object_id(module).map(|id| (printable::line(&id.path).into_owned(), self.objects.get(&id))))
             .collect();
         let mut names: HashMap<&str, FunctionName> = HashMap::new();
         definitions.name_native(|place| match objects.get(place.module.index()) {
@@ -155,20 +156,15 @@ fn frames<'a>(
         };
         let file = match symbols.text(frame.file) {
             "" => path.to_owned(),
-            file => printable(file),
+            file => printable::line(file).into_owned(),
         };
         Frame {
-            name: printable(&name.full).into(),
-            qualname: printable(&name.short).into(),
+            name: printable::line(&name.full).into(),
+            qualname: printable::line(&name.short).into(),
             filename: file.into(),
             line: frame.line,
             ..Frame::default()
         }
     };
     known.iter().map(frame).collect()
-}
-
-/// Objects may hold any bytes; what reaches a terminal is text.
-fn printable(text: &str) -> String {
-    text.replace(char::is_control, "?")
 }

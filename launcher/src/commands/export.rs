@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use memtrace_analysis::export::{SnapshotOptions, snapshot};
-use memtrace_analysis::{Process, Progress, Run, open_run, summarize};
+use memtrace_analysis::{Process, Progress, Run, RunFolder, open_run, summarize};
 
 use crate::cli::{Export, Format};
 use crate::closing::ProgressLine;
@@ -47,7 +47,17 @@ fn snapshots(run: &Run, options: &Export) -> anyhow::Result<()> {
     }
     for (process, name) in chosen {
         let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.pickle")));
-        write(process, &path)?;
+        let cannot = || format!("cannot create {}", path.display());
+        match &options.output {
+            Some(path) => write(process, File::create(path).with_context(cannot)?, path)?,
+            None => {
+                // The current folder may be the run's, and what is there somebody else's: no link is followed.
+                let here = RunFolder::open(Path::new(".")).with_context(cannot)?;
+                let mut new = here.begin(&format!("{name}.pickle")).with_context(cannot)?;
+                write(process, new.file(), &path)?;
+                new.place().with_context(cannot)?;
+            }
+        }
         say(&format!("wrote {}: drop it on pytorch.org/memory_viz", path.display()));
     }
     Ok(())
@@ -58,8 +68,7 @@ fn list(named: &[(&Process, String)]) -> String {
     names.join(", ")
 }
 
-fn write(process: &Process, path: &Path) -> anyhow::Result<()> {
-    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+fn write(process: &Process, file: impl Write + Send, path: &Path) -> anyhow::Result<()> {
     let mut out = BufWriter::new(file);
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let total = process.recording().event_count();

@@ -6,20 +6,24 @@ pub(crate) mod run;
 
 use std::io::{self, Write};
 
-use crate::say;
+use crate::{confined, say};
 
 /// The exit code of the reading commands when something is wrong with their input.
 const BAD_INPUT: u8 = 2;
 
-/// The exit code of a reading command, with its error on stderr.
-pub(crate) fn conclude(result: anyhow::Result<()>) -> u8 {
-    match result {
+/// Does what a reading command does, confined; gives its exit code, with its error on stderr.
+pub(crate) fn read(command: impl FnOnce() -> anyhow::Result<()>) -> u8 {
+    let code = confined::run(|| match command() {
         Ok(()) => 0,
         Err(e) => {
             say(&format!("{e:#}"));
             BAD_INPUT
         }
-    }
+    });
+    code.unwrap_or_else(|why| {
+        say(&format!("reading this run {why}"));
+        BAD_INPUT
+    })
 }
 
 /// Prints on stdout. A reader that has had enough (`| head`) is no error.
