@@ -25,7 +25,7 @@ pub fn two_ranks(start: Start, arguments: &[&str]) -> Victim {
     let mut command = vec![python()];
     match start {
         Start::Torchrun => {
-            command.extend(["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", program]);
+            command.extend(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program]);
             command.extend(arguments);
         }
         Start::Spawn => {

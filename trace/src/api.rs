@@ -118,6 +118,8 @@ apis! {
     27 cuIpcOpenMemHandle_v2 Driver Imported gets;
     28 cuIpcCloseMemHandle Driver Imported frees;
     29 cuMemPoolTrimTo Driver Pool frees;
+    30 cuMemImportFromShareableHandle Driver Imported gets;
+    31 cuMemRetainAllocationHandle Driver Address gets;
     64 cudaMalloc Runtime Device gets;
     65 cudaMallocPitch Runtime Device gets;
     66 cudaMalloc3D Runtime Device gets;

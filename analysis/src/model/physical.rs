@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use memtrace_trace::api::Memory;
+use memtrace_trace::api::{Api, Memory};
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::ids::ModuleId;
 
@@ -53,7 +53,8 @@ pub struct OwnerUse {
 struct Handle {
     held: Held,
     mappings: u32,
-    released: bool,
+    /// How often it must be released.
+    references: u32,
 }
 
 /// Device or host.
@@ -61,6 +62,8 @@ struct Handle {
 pub enum Place {
     /// A device, by ordinal.
     Device(i16),
+    /// Memory of another process on a device, opened here: that process's, and counted there.
+    Imported(i16),
     /// Page-locked host memory.
     Host,
 }
@@ -81,6 +84,8 @@ pub enum Effect {
 pub struct Physical {
     held: AddressMap<Held>,
     handles: HashMap<u64, Handle>,
+    /// How often memory of another process was opened at an address.
+    opened: HashMap<u64, u32>,
     mappings: BTreeMap<u64, (u64, u64)>,
     retractable: VecDeque<(u64, u64, Held)>,
     uses: BTreeMap<(Place, Owner), OwnerUse>,
@@ -179,9 +184,16 @@ impl Physical {
         let host = matches!(memory, Memory::Host | Memory::Registered);
         let held = Held { device: if host { -1 } else { e.device }, size: e.size, owner: Self::owner(e), memory };
         match memory {
-            Memory::Address | Memory::Imported => {}
+            Memory::Address => {
+                if e.api == Api::cuMemRetainAllocationHandle
+                    && let Some(handle) = self.handles.get_mut(&e.addr)
+                {
+                    handle.references += 1;
+                }
+            }
+            Memory::Imported => self.import(e, held),
             Memory::Physical => {
-                self.handles.insert(e.addr, Handle { held, mappings: 0, released: false });
+                self.handles.insert(e.addr, Handle { held, mappings: 0, references: 1 });
                 self.add(&held, 1);
                 self.effects.push(Effect::Obtained(e.addr, held));
             }
@@ -196,17 +208,54 @@ impl Physical {
         }
     }
 
+    /// Memory of another process was opened. Its bytes are never the device's or the allocator's: only its own place has them.
+    fn import(&mut self, e: &Event, held: Held) {
+        if e.api == Api::cuMemImportFromShareableHandle {
+            // How large it is, its mapping tells.
+            self.handles.entry(e.addr).or_insert(Handle { held, mappings: 0, references: 0 }).references += 1;
+            return;
+        }
+        // What is open already is opened once more at the same address.
+        let opened = self.opened.entry(e.addr).or_default();
+        *opened += 1;
+        if *opened == 1 {
+            self.held.insert(e.addr, held);
+            self.add(&held, 1);
+        }
+    }
+
+    fn close_import(&mut self, e: &Event) {
+        let Some(opened) = self.opened.get_mut(&e.addr) else {
+            // The runtime's call closed it before the driver call nested in it came.
+            self.unmatched_frees += u64::from(!e.flags.contains(Flags::NESTED));
+            return;
+        };
+        if !e.flags.contains(Flags::NESTED) {
+            *opened -= 1;
+            if *opened == 0 {
+                self.opened.remove(&e.addr);
+                if let Some(held) = self.held.remove(&e.addr) {
+                    self.subtract(&held);
+                }
+            }
+        }
+    }
+
     fn give_back(&mut self, e: &Event) {
         if e.api.memory() == Some(Memory::Physical) {
             if let Some(handle) = self.handles.get_mut(&e.addr) {
-                handle.released = true;
+                handle.references = handle.references.saturating_sub(1);
                 self.drop_unused_handle(e.addr);
             } else {
                 self.unmatched_frees += 1;
             }
             return;
         }
-        if e.addr == 0 || e.api.memory() == Some(Memory::Imported) {
+        if e.addr == 0 {
+            return;
+        }
+        if e.api.memory() == Some(Memory::Imported) {
+            self.close_import(e);
             return;
         }
         match self.held.remove(&e.addr) {
@@ -237,6 +286,11 @@ impl Physical {
     fn map(&mut self, e: &Event) {
         if let Some(handle) = self.handles.get_mut(&e.stream) {
             handle.mappings += 1;
+            if handle.held.memory == Memory::Imported && handle.held.size == 0 {
+                handle.held.size = e.size;
+                let held = handle.held;
+                self.add(&held, 1);
+            }
         }
         self.mappings.insert(e.addr, (e.size, e.stream));
     }
@@ -255,16 +309,22 @@ impl Physical {
     }
 
     fn drop_unused_handle(&mut self, id: u64) {
-        if let Some(handle) = self.handles.get(&id).filter(|h| h.released && h.mappings == 0).copied() {
+        if let Some(handle) = self.handles.get(&id).filter(|h| h.references == 0 && h.mappings == 0).copied() {
             self.handles.remove(&id);
             self.subtract(&handle.held);
-            self.effects.push(Effect::Released(id, handle.held));
+            if handle.held.memory != Memory::Imported {
+                self.effects.push(Effect::Released(id, handle.held));
+            }
         }
     }
 
     /// Where memory lies.
     pub fn place_of(held: &Held) -> Place {
-        if matches!(held.memory, Memory::Host | Memory::Registered) { Place::Host } else { Place::Device(held.device) }
+        match held.memory {
+            Memory::Host | Memory::Registered => Place::Host,
+            Memory::Imported => Place::Imported(held.device),
+            _ => Place::Device(held.device),
+        }
     }
 
     fn add(&mut self, held: &Held, allocations: u64) {

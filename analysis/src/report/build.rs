@@ -272,6 +272,7 @@ impl Context<'_> {
             oom_count: story.ooms.count(),
             ooms: story.ooms.all().map(|oom| self.oom(story, oom)).collect(),
             owners: self.owners(whole, Place::Device(story.device)),
+            imported: self.owners(whole, Place::Imported(story.device)),
             reasons: story
                 .reasons
                 .all()

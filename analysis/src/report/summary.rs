@@ -26,7 +26,6 @@ pub struct Summary {
     /// What is missing in the recording, over all processes, by name; nothing when nothing is.
     pub losses: BTreeMap<String, u64>,
     /// The objects whose native code stacks name, and how much is known of it; absent without native stacks.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub native_objects: Vec<NativeObjectSummary>,
     /// What could not be read or written, in words.
     pub problems: Vec<String>,
@@ -51,7 +50,6 @@ pub struct NativeObjectSummary {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub symbols_from: Option<String>,
     /// Why something is missing, in words.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
@@ -175,6 +173,8 @@ pub struct DeviceSummary {
     pub ooms: Vec<OomSummary>,
     /// The process's memory on this device, by who obtained it from CUDA.
     pub owners: Vec<OwnerSummary>,
+    /// Memory of other processes on this device that this one opened, by who opened it. In no other figure: it is the other process's.
+    pub imported: Vec<OwnerSummary>,
     /// Which rules gave the phases, most bytes first.
     pub reasons: Vec<ReasonSummary>,
 }

@@ -287,6 +287,11 @@ impl Page {
         if total > 0 && device.source.starts_with("torch") {
             self.labelled("outside", &format!("{}  {}", size_text(total), parts.join(", ")));
         }
+        let imported: u64 = device.imported.iter().map(|o| o.peak_bytes).sum();
+        if imported > 0 {
+            let text = format!("{} of other processes, opened here and counted there", size_text(imported));
+            self.labelled("imported", &text);
+        }
         if let Some(before) = device.used_before_bytes.filter(|bytes| *bytes > 0) {
             let text =
                 format!("{}  in use before the first allocation: CUDA context, other processes", size_text(before));

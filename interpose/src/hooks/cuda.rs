@@ -10,6 +10,7 @@ use memtrace_trace::event::Action;
 
 use super::call::{Call, Memory, ON_HOST, UNKNOWN};
 use super::entry::entry;
+use super::location;
 use super::registry::{HOOKS, index};
 
 /// `CUipcMemHandle`, `cudaIpcMemHandle_t`: 64 opaque bytes, by value.
@@ -300,6 +301,10 @@ hooks! {
         addr: at(out), size: imported_size(at(out))
     }
     cuIpcCloseMemHandle(addr: u64) frees FreeCompleted { addr: addr }
+    cuMemImportFromShareableHandle(out: *mut u64, shared: *mut c_void, kind: u32) gets Alloc {
+        addr: at(out), place: location::of_handle(at(out))
+    }
+    cuMemRetainAllocationHandle(out: *mut u64, addr: u64) gets Alloc { addr: at(out) }
     cuMemPoolTrimTo(pool: u64, keep: usize) shrinks Totals { addr: pool }
     cudaMalloc(out: *mut u64, size: usize) gets Alloc { addr: at(out), size: size }
     cudaMallocPitch(out: *mut u64, pitch: *mut usize, width: usize, height: usize) gets Alloc {

@@ -79,7 +79,7 @@ registry! {
     cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemAddressReserve cuMemAddressFree
     cuMemHostAlloc cuMemAllocHost_v2 cuMemHostRegister_v2 cuMemHostUnregister cuMemFreeHost
     cuArrayCreate_v2 cuArray3DCreate_v2 cuArrayDestroy cuMipmappedArrayCreate cuMipmappedArrayDestroy
-    cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle cuMemPoolTrimTo
+    cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle cuMemImportFromShareableHandle cuMemRetainAllocationHandle cuMemPoolTrimTo
     cudaMalloc cudaMallocPitch cudaMalloc3D cudaMallocManaged
     cudaMallocAsync cudaMallocAsync_ptsz cudaMallocFromPoolAsync cudaMallocFromPoolAsync_ptsz
     cudaFreeAsync cudaFreeAsync_ptsz cudaFree

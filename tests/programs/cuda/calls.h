@@ -60,6 +60,9 @@ typedef struct { int type, handles, location_type, location_id; void *security; 
     X(cuMemRelease, , (address)) \
     X(cuMemMap, , (address, size_t, size_t, address, unsigned long long)) \
     X(cuMemUnmap, , (address, size_t)) \
+    X(cuMemRetainAllocationHandle, , (address *, void *)) \
+    X(cuMemExportToShareableHandle, , (void *, address, int, unsigned long long)) \
+    X(cuMemImportFromShareableHandle, , (address *, void *, int)) \
     X(cuMemAddressReserve, , (address *, size_t, size_t, address, unsigned long long)) \
     X(cuMemAddressFree, , (address, size_t)) \
     X(cuMemHostAlloc, , (void **, size_t, unsigned)) \

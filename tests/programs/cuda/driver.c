@@ -4,6 +4,7 @@
 // (cuGetProcAddress_v2), entry-v1 (cuGetProcAddress), runtime (cudaGetDriverEntryPoint), runtime-version
 // (cudaGetDriverEntryPointByVersion); per-thread asks for the functions of the per-thread default stream.
 #include "calls.h"
+#include <unistd.h>
 
 DRIVER_CALLS(DRIVER_POINTER)
 
@@ -86,14 +87,23 @@ static void ordered(void) {
 
 static void virtual(void) {
     const size_t size = 2 << 20;
-    physical where = {.type = 1, .location_type = 1};
-    address base, first, second;
+    physical where = {.type = 1, .handles = 1, .location_type = 1};
+    address base, first, second, again, own;
+    int shared;
     MUST(cuMemAddressReserve, &base, 4 * size, 0, 0, 0);
     MUST(cuMemCreate, &first, size, &where, 0);
     MUST(cuMemCreate, &second, 2 * size, &where, 0);
     MUST(cuMemMap, base, size, 0, first, 0);
     MUST(cuMemMap, base + size, 2 * size, 0, second, 0);
     DO(cuMemMap, base, size, 0, first, 0);
+    MUST(cuMemRetainAllocationHandle, &again, (void *)(uintptr_t)base);
+    MUST(cuMemExportToShareableHandle, &shared, first, 1, 0);
+    MUST(cuMemImportFromShareableHandle, &own, (void *)(intptr_t)shared, 1);
+    close(shared);
+    MUST(cuMemMap, base + 3 * size, size, 0, own, 0);
+    MUST(cuMemUnmap, base + 3 * size, size);
+    MUST(cuMemRelease, own);
+    MUST(cuMemRelease, again);
     MUST(cuMemRelease, second);
     MUST(cuMemUnmap, base + size, 2 * size);
     MUST(cuMemUnmap, base, size);

@@ -405,7 +405,8 @@ impl Machine {
     /// Physical memory that came from another process as a file.
     pub fn import_physical(&mut self, extent: backing::Extent, ordinal: usize) -> u64 {
         let handle = self.handles.deal(HandleKind::Physical);
-        self.vmm.create(handle, extent, ordinal, 0, [1, 0, 0, 0]);
+        // Pinned memory at a location, which is a device.
+        self.vmm.create(handle, extent, ordinal, 0, [1, 1 | (ordinal as u64) << 32, 0, 0]);
         handle
     }
 

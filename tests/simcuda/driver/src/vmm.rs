@@ -118,8 +118,13 @@ extern "C" fn cuMemRelease(handle: u64) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemRetainAllocationHandle(out: Out<u64>, address: u64) -> c_int {
-    let retained = machine().retain_physical(address);
-    code(retained.map(|handle| out.put(handle)))
+    let call = Call { api: "cuMemRetainAllocationHandle", handle: Some(0), ..Call::default() };
+    recorded(Purpose::Give, call, |m, call| {
+        let handle = m.retain_physical(address)?;
+        call.handle = Some(handle);
+        out.put(handle);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -184,14 +189,18 @@ extern "C" fn cuMemExportToShareableHandle(out: Out<c_int>, handle: u64, kind: c
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemImportFromShareableHandle(out: Out<u64>, descriptor: *mut c_void, kind: c_uint) -> c_int {
-    let import = || -> Result<u64> {
+    let device = current_device();
+    let call = Call { api: "cuMemImportFromShareableHandle", device: Some(device), handle: Some(0), ..Call::default() };
+    recorded(Purpose::Give, call, |m, call| {
         if kind != FILE_DESCRIPTOR {
             return Err(Error::NotSupported);
         }
         // SAFETY: the program passes a descriptor (in a pointer's place) that stays open during the call.
         let own = unsafe { BorrowedFd::borrow_raw(descriptor as usize as c_int) }.try_clone_to_owned();
         let extent = own.and_then(Extent::import).map_err(|_| Error::InvalidValue)?;
-        Ok(machine().import_physical(extent, current_device()))
-    };
-    code(import().map(|handle| out.put(handle)))
+        let handle = m.import_physical(extent, device);
+        call.handle = Some(handle);
+        out.put(handle);
+        Ok(())
+    })
 }

@@ -1,0 +1,105 @@
+//! CUDA memory passed between processes: it is the sender's. The receiver's trace has what it opened, its figures count it nowhere but as
+//! imported, and both processes' events equal PyTorch's recorder and the simulated CUDA's ledger.
+
+use std::collections::BTreeMap;
+
+use memtrace_tests::ledger::{self, Call};
+use memtrace_tests::oracle::{Oracle, assert_equal};
+use memtrace_tests::victim::Victim;
+use memtrace_trace::counters::Counter;
+use serde_json::Value;
+
+/// One of the two processes.
+struct Side {
+    /// Its entry in `summary.json`.
+    summary: Value,
+    /// What PyTorch recorded.
+    oracle: Oracle,
+    /// Its calls, by the ledger.
+    calls: Vec<Call>,
+}
+
+impl Side {
+    /// Bytes a device held at most, by key (`owners` or `imported`).
+    fn peak(&self, device: usize, key: &str) -> u64 {
+        let devices = self.summary["devices"].as_array().expect("devices");
+        let device = devices.iter().find(|d| d["device"] == device);
+        device.map_or(0, |d| {
+            d[key].as_array().expect("owners").iter().map(|o| o["peak_bytes"].as_u64().expect("a number")).sum()
+        })
+    }
+
+    /// What PyTorch's allocator reserved of a device at most.
+    fn reserved(&self, device: usize) -> u64 {
+        self.oracle.snapshot["statistics"][device]["reserved_bytes.all.peak"].as_u64().unwrap_or(0)
+    }
+
+    /// Sizes of what was opened, whether opened by handle or imported and mapped.
+    fn opened(&self) -> Vec<u64> {
+        let imported: Vec<u64> =
+            self.calls.iter().filter(|c| c.api == "cuMemImportFromShareableHandle").map(|c| c.addr).collect();
+        assert!(imported.is_empty() || imported.len() > 1, "{imported:?}");
+        let opened = self.calls.iter().filter(|c| c.api == "cudaIpcOpenMemHandle" && c.result == 0);
+        opened.map(|c| c.size).collect()
+    }
+}
+
+fn run(victim: Victim) -> BTreeMap<&'static str, Side> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (prefix, ledger) = (folder.path().join("oracle"), folder.path().join("ledger"));
+    let run = victim.env("MEMTRACE_TEST_ORACLE", &prefix).env("SIMCUDA_LEDGER", &ledger).run();
+    run.assert_ended_well();
+    let ledgers = ledger::read_all(&ledger);
+    let summary: Value =
+        serde_json::from_str(&std::fs::read_to_string(run.path().join("summary.json")).expect("summary.json"))
+            .expect("JSON");
+    let said = String::from_utf8_lossy(&run.output.stdout).into_owned();
+    let side = |role: &'static str| {
+        let pid: u32 = said.lines().find_map(|l| l.strip_prefix(role)?.trim().parse().ok()).expect(role);
+        let trace = run.traces().into_iter().find(|t| ledger::pid(t) == pid).expect("a trace");
+        let oracle = Oracle::read(&folder.path().join(format!("oracle.{role}")));
+        assert_equal(&trace, &oracle);
+        ledger::assert_equal(&ledger::ours(&trace), &ledgers[&pid]);
+        assert_eq!(trace.counter(Counter::EventsDropped), 0);
+        let mut processes = summary["processes"].as_array().expect("processes").iter();
+        let summary = processes.find(|p| p["pid"] == pid).expect("the process").clone();
+        let losses = summary["losses"].as_object().expect("losses");
+        assert!(losses.values().all(|count| count == 0), "{losses:?}");
+        (role, Side { summary, oracle, calls: ledgers[&pid].values().flatten().cloned().collect() })
+    };
+    ["sender", "receiver"].map(side).into()
+}
+
+/// No byte is counted twice: each process holds what its own allocator reserved, the receiver has the sender's as imported.
+#[track_caller]
+fn assert_counted_once(sides: &BTreeMap<&str, Side>, imported: u64) {
+    let (sender, receiver) = (&sides["sender"], &sides["receiver"]);
+    for side in [sender, receiver] {
+        for device in 0..2 {
+            assert_eq!(side.peak(device, "owners"), side.reserved(device), "{}", side.summary);
+        }
+    }
+    assert_eq!((sender.peak(0, "imported"), sender.peak(1, "imported")), (0, 0));
+    assert_eq!((receiver.peak(0, "imported"), receiver.peak(1, "imported")), (imported, 0), "{}", receiver.summary);
+}
+
+#[test]
+fn tensors_by_handle() {
+    let sides = run(Victim::python("ipc/tensors.py", &[]).env("SIMCUDA_DEVICES", "2"));
+    let opened = sides["receiver"].opened();
+    // Each time a small segment and a large one; the two small tensors are in one.
+    assert_eq!(opened, [2 << 20, 24 << 20, 2 << 20, 24 << 20]);
+    assert_counted_once(&sides, 26 << 20);
+}
+
+#[test]
+fn tensors_in_expandable_segments() {
+    let victim = Victim::python("ipc/tensors.py", &[])
+        .env("SIMCUDA_DEVICES", "2")
+        .env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True");
+    let sides = run(victim);
+    let calls = &sides["receiver"].calls;
+    let imports = calls.iter().filter(|c| c.api == "cuMemImportFromShareableHandle").count() as u64;
+    assert!(imports > 0 && sides["receiver"].opened().is_empty(), "{calls:?}");
+    assert_counted_once(&sides, 0);
+}

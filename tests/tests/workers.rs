@@ -1,0 +1,34 @@
+//! DataLoader workers started in every way: the training process's events equal PyTorch's recorder's and the simulated CUDA's ledger
+//! (which has the pinning thread's memory), workers that make CPU tensors only leave no trace and are not disturbed, also not one that
+//! is killed.
+
+use memtrace_tests::ledger;
+use memtrace_tests::oracle::compare;
+use memtrace_tests::victim::Victim;
+use memtrace_trace::api::Api;
+
+#[test]
+fn data_loader_workers_by_fork_spawn_and_forkserver() {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    let victim = Victim::python("workers/loaders.py", &["fork", "spawn", "forkserver"])
+        .env("SIMCUDA_LEDGER", file.path())
+        // As on a machine with a GPU: there CPU tensors are left alone unless asked for.
+        .option("--cpu")
+        .option("never");
+    // There is one trace, with one process in it: `compare` demands it.
+    let (run, _) = compare(victim);
+    let mut expected = String::new();
+    for method in ["fork", "spawn", "forkserver"] {
+        for epoch in 0..2 {
+            expected += &format!("{method} {epoch} True pinned True\n");
+        }
+    }
+    expected += "queue 0\na worker died: True\n";
+    assert_eq!(String::from_utf8_lossy(&run.output.stdout), expected);
+    let trace = run.trace();
+    let (ours, theirs) = (ledger::ours(&trace), ledger::read_all(file.path()));
+    assert_eq!(theirs.keys().collect::<Vec<_>>(), [&ledger::pid(&trace)], "processes that used CUDA");
+    ledger::assert_equal(&ours, &theirs[&ledger::pid(&trace)]);
+    let pins = |calls: &&Vec<ledger::Call>| calls.iter().any(|c| Some(&*c.api) == Api::cudaHostAlloc.symbol());
+    assert!(ours.values().filter(pins).count() > 1, "pinning threads obtained memory");
+}
