@@ -90,6 +90,31 @@ impl RunFolder {
         }
     }
 
+    /// Opens a file of ours in it, for adding to its end.
+    pub fn append(&self, name: impl AsRef<Path>) -> io::Result<File> {
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::openat(&self.dir, entry(name.as_ref())?, flags, Mode::empty())?);
+        foreign::check(&file)?;
+        Ok(file)
+    }
+
+    /// Takes so much space in it, by a file without a name: it is given back when the file is closed, also by the kernel.
+    pub fn reserve(&self, bytes: u64) -> io::Result<File> {
+        const NAME: &str = ".reserve";
+        let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(&self.dir, ".", flags, Mode::RUSR | Mode::WUSR) {
+            Ok(file) => file.into(),
+            // Not every file system has files without a name from the start.
+            Err(_) => {
+                let file = self.create_in_place(NAME)?;
+                self.remove(NAME)?;
+                file
+            }
+        };
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
+        Ok(file)
+    }
+
     /// Begins a file that shall be called `name`, whatever was called so before.
     pub fn begin(&self, name: &str) -> io::Result<NewFile<'_>> {
         let partial = format!(".{name}.part");

@@ -1,7 +1,6 @@
 //! Facts about this machine, and its clocks in words.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
+use memtrace_trace::clock;
 use serde::Serialize;
 
 /// The machine a run was made on.
@@ -41,9 +40,9 @@ pub(crate) fn name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").map(|n| n.trim().to_owned()).unwrap_or_default()
 }
 
-/// Now, in nanoseconds since the epoch.
+/// Now, in nanoseconds since the epoch; steps of the machine's clock during the run are not followed.
 pub(crate) fn epoch_ns() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64)
+    clock::epoch_ns()
 }
 
 /// The moment that is `ticks` clock ticks after boot (`/proc/PID/stat`, field 22), in nanoseconds since the epoch.

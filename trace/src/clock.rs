@@ -5,6 +5,7 @@
 //! counter. The launcher writes [`ClockPoint`]s into the trace; [`Calibration`] interpolates between them.
 
 // The real atomics, not `crate::sync`'s: the clock is no part of any model.
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// Which counter [`now`] reads.
@@ -81,6 +82,16 @@ pub fn monotonic_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
 
+/// `CLOCK_REALTIME` as it would be if nobody had set the clock since this program first asked: nanoseconds since the epoch.
+///
+/// Everything that one launcher writes down is on this clock. When the machine's clock is stepped during a run, order and
+/// durations stay true, also between processes whose recordings began before and after the step.
+pub fn epoch_ns() -> u64 {
+    static OFFSET: OnceLock<u64> = OnceLock::new();
+    let offset = *OFFSET.get_or_init(|| clock_ns(libc::CLOCK_REALTIME).wrapping_sub(monotonic_ns()));
+    monotonic_ns().wrapping_add(offset)
+}
+
 /// The same moment on three clocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ClockPoint {
@@ -88,7 +99,7 @@ pub struct ClockPoint {
     pub ticks: u64,
     /// `CLOCK_MONOTONIC`, nanoseconds.
     pub monotonic_ns: u64,
-    /// `CLOCK_REALTIME`, nanoseconds since the epoch.
+    /// [`epoch_ns`].
     pub realtime_ns: u64,
 }
 
@@ -99,7 +110,7 @@ impl ClockPoint {
         for _ in 0..5 {
             let before = now();
             let monotonic_ns = monotonic_ns();
-            let realtime_ns = clock_ns(libc::CLOCK_REALTIME);
+            let realtime_ns = epoch_ns();
             let after = now();
             let spread = after.wrapping_sub(before);
             if best.is_none_or(|(s, _)| spread < s) {

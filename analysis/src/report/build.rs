@@ -60,6 +60,8 @@ pub fn summarize(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Su
     };
     let started_ns = manifest.started_ns.or_else(|| run.processes().iter().filter_map(|p| times(p).map(|t| t.0)).min());
     let ended_ns = manifest.ended_ns.or_else(|| run.processes().iter().filter_map(|p| times(p).map(|t| t.1)).max());
+    let unusable = run.problems().iter().map(|p| format!("{}: {}", p.path.display(), p.text));
+    let problems = endless(&processes).into_iter().chain(unusable).collect();
     let summary = RunSummary {
         path: run.path().display().to_string(),
         memtrace: (!manifest.memtrace.is_empty()).then(|| manifest.memtrace.clone()),
@@ -76,7 +78,7 @@ pub fn summarize(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Su
         processes,
         losses,
         native_objects: run.native_objects().iter().map(native_object).collect(),
-        problems: run.problems().iter().map(|p| format!("{}: {}", p.path.display(), p.text)).collect(),
+        problems,
         files: Vec::new(),
     })
 }
@@ -91,6 +93,18 @@ fn native_object(object: &ObjectReport) -> NativeObjectSummary {
         symbols_from: (!object.file.is_empty()).then(|| object.file.clone()),
         notes: object.notes.clone(),
     }
+}
+
+/// What it means that recordings have no end.
+fn endless(processes: &[ProcessSummary]) -> Option<String> {
+    let endless = processes.iter().filter(|p| p.recording_ended.is_none()).count();
+    (endless > 0).then(|| {
+        format!(
+            "{endless} of {} recordings have no end: memtrace was killed, or is still recording. Missing, and not counted, is what it had \
+             not written then (a quarter of a second, if it kept up) and all that came after",
+            processes.len()
+        )
+    })
 }
 
 /// First and last moment of a process.
@@ -118,6 +132,7 @@ fn outcome(exit: Exit, processes: &[ProcessSummary]) -> String {
         (_, Some(signal)) => format!("killed by {}", signal_name(signal)),
         (Some(0), None) => "finished".to_owned(),
         (Some(code), None) => format!("exit status {code}"),
+        (None, None) if processes.iter().any(|p| p.recording_ended.is_none()) => "the recording was cut off".to_owned(),
         (None, None) => "end unknown".to_owned(),
     };
     let Some((process, oom)) = last_straw else { return end };

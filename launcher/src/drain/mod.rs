@@ -7,6 +7,7 @@
 //! Everything read from a segment was written by a process that may be buggy or hostile. The worst it can do is to spoil its
 //! own trace: positions, lengths and ids are checked, memory and definitions are bounded, and nothing it says names a file.
 
+mod cut;
 mod door;
 mod ending;
 mod limits;

@@ -211,7 +211,7 @@ impl Process {
             info = Value::Null;
         }
         let write_failed = queue.open(key, file.clone(), text);
-        let out = Outflow {
+        let mut out = Outflow {
             key,
             batch: Batch { clock: Some(ClockPoint::read()), ..Batch::default() },
             unflushed: false,
@@ -224,6 +224,8 @@ impl Process {
             rank: None,
             scratch: Vec::new(),
         };
+        // At once: the next point would take its place, and of a process that ends soon there would be only one.
+        out.send(queue);
         Process {
             pid,
             segment,

@@ -1,11 +1,9 @@
 //! The thread that writes: takes batches from the drain, encodes them and appends them to the trace files.
 //!
 //! When a file cannot be written (disk full, quota, file-size limit), it stays as it is, a sound trace up to that point; the
-//! rest is counted, and the drain is told, so that the traced process stops producing.
+//! rest is counted, and the drain is told, so that the traced process stops producing. See [`super::cut`].
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,6 +19,7 @@ use memtrace_trace::event::Event;
 use memtrace_trace::file::{End, Reader, Writer};
 
 use super::Written;
+use super::cut::{Cut, Reserve, TraceFile};
 
 /// Events, or as many bytes of other things as they have, that may be on their way to the writer: 10 MiB.
 const QUEUE_EVENTS: usize = 1 << 17;
@@ -127,123 +126,140 @@ pub(crate) fn start(folder: Arc<RunFolder>) -> anyhow::Result<(Queue, JoinHandle
     let queued = Arc::new(AtomicUsize::new(0));
     let queue = Queue { jobs, emptied, queued: Arc::clone(&queued) };
     let work = move || {
-        let mut files = Files { folder, open: HashMap::new(), done: Vec::new() };
+        let reserve = Reserve::take(&folder);
+        let mut files = Files { folder, reserve, open: HashMap::new(), cut: Vec::new(), done: Vec::new() };
         for job in inbox {
             match job {
                 Job::Open { key, name, info, failed } => {
-                    files.start(key, name, &info, failed);
-                    queued.fetch_sub(as_events(info.len()), Ordering::AcqRel);
+                    let size = as_events(info.len());
+                    files.start(key, name, info, failed);
+                    queued.fetch_sub(size, Ordering::AcqRel);
                 }
                 Job::Write { key, mut batch } => {
-                    files.write(key, &batch);
-                    queued.fetch_sub(batch.size(), Ordering::AcqRel);
+                    let size = batch.size();
+                    files.write(key, &mut batch);
+                    queued.fetch_sub(size, Ordering::AcqRel);
                     batch.events.clear();
                     if batch.events.capacity() > 0 {
                         // Enough spare ones: this one is freed.
                         let _ = recycle.try_send(batch.events);
                     }
                 }
-                Job::Finish { key, end } => files.finish(key, &end),
+                Job::Finish { key, end } => files.finish(key, end),
             }
         }
-        files.done
+        files.close()
     };
     let thread =
         std::thread::Builder::new().name("memtrace-write".into()).spawn(work).context("cannot start a thread")?;
     Ok((queue, thread))
 }
 
-/// A file that counts what reached it.
-struct Counted {
-    file: File,
-    bytes: u64,
-}
-
-impl Write for Counted {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.file.write(bytes)?;
-        self.bytes += written as u64;
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
 struct OpenFile {
     /// `None` once writing has failed.
-    writer: Option<Writer<Counted>>,
+    writer: Option<Writer<TraceFile>>,
+    /// Where not even the beginning could be written: what that was to be.
+    unbegun: Option<String>,
     failed: Arc<AtomicBool>,
     /// Events that were to be written.
     given: u64,
+    /// The last that came, once writing has failed.
+    counters: Option<Box<CounterValues>>,
     written: Written,
 }
 
 struct Files {
     folder: Arc<RunFolder>,
+    reserve: Reserve,
     open: HashMap<FileKey, OpenFile>,
+    /// Index into `done`.
+    cut: Vec<(usize, Cut)>,
     done: Vec<Written>,
 }
 
 impl Files {
-    fn start(&mut self, key: FileKey, name: String, info: &str, failed: Arc<AtomicBool>) {
-        let mut written = Written { file: name, bytes: 0, unwritten: 0, error: None };
-        let writer = match begin(&self.folder, &written.file, info) {
-            Ok(writer) => Some(writer),
+    fn start(&mut self, key: FileKey, name: String, info: String, failed: Arc<AtomicBool>) {
+        let written = Written { file: name, bytes: 0, unwritten: 0, error: None };
+        let mut file = OpenFile { writer: None, unbegun: None, failed, given: 0, counters: None, written };
+        match begin(&self.folder, &file.written.file, &info) {
+            Ok(writer) => file.writer = Some(writer),
             Err(e) => {
-                failed.store(true, Ordering::Release);
-                written.error = Some(format!("{e:#}"));
-                None
+                file.fail(format!("{e:#}"));
+                file.unbegun = Some(info);
             }
-        };
-        self.open.insert(key, OpenFile { writer, failed, given: 0, written });
+        }
+        self.open.insert(key, file);
     }
 
-    fn write(&mut self, key: FileKey, batch: &Batch) {
+    fn write(&mut self, key: FileKey, batch: &mut Batch) {
         let Some(file) = self.open.get_mut(&key) else { return };
         file.given += batch.events.len() as u64;
-        let Some(writer) = &mut file.writer else { return };
-        if let Err(e) = append(writer, batch) {
-            file.fail(&e);
+        match &mut file.writer {
+            Some(writer) => {
+                if let Err(e) = append(writer, batch) {
+                    file.fail(e.to_string());
+                    file.counters = batch.counters.take();
+                }
+            }
+            None => file.counters = batch.counters.take().or(file.counters.take()),
         }
     }
 
-    fn finish(&mut self, key: FileKey, end: &End) {
+    fn finish(&mut self, key: FileKey, end: End) {
         let Some(mut file) = self.open.remove(&key) else { return };
         if let Some(writer) = file.writer.take() {
-            match writer.finish(end) {
-                Ok(out) => file.written.bytes = out.bytes,
-                Err(e) => file.fail(&e),
+            match writer.finish(&end) {
+                Ok(out) => file.written.bytes = out.bytes(),
+                Err(e) => file.fail(e.to_string()),
             }
         }
-        if file.written.error.is_some() {
+        if let Some(error) = &file.written.error {
             // What counts is what a reader finds.
             let name = Path::new(&file.written.file);
             let found = self.folder.read(name).ok();
             file.written.bytes = found.as_ref().and_then(|f| f.metadata().ok()).map_or(0, |m| m.len());
             let readable = found.and_then(|f| Reader::of(name, f).ok()).map_or(0, |r| r.event_count());
             file.written.unwritten = file.given - readable.min(file.given);
+            let reason = format!("{}; {} events are missing here: {error}", end.reason, file.written.unwritten);
+            let cut = Cut { unbegun: file.unbegun, counters: file.counters, end: End { reason, ..end } };
+            self.cut.push((self.done.len(), cut));
         }
         self.done.push(file.written);
+    }
+
+    /// The run has ended: what was cut short gets its end, where there is room for that.
+    fn close(mut self) -> Vec<Written> {
+        self.reserve.release();
+        for (index, cut) in &self.cut {
+            if let Some(written) = self.done.get_mut(*index)
+                && let Ok(bytes) = cut.finish(&self.folder, &written.file)
+            {
+                written.bytes = bytes;
+            }
+        }
+        self.done
     }
 }
 
 impl OpenFile {
-    fn fail(&mut self, error: &memtrace_trace::error::Error) {
+    fn fail(&mut self, error: String) {
         self.failed.store(true, Ordering::Release);
-        self.written.error = Some(error.to_string());
+        self.written.error = Some(error);
         self.writer = None;
     }
 }
 
-fn begin(folder: &RunFolder, name: &str, info: &str) -> anyhow::Result<Writer<Counted>> {
+fn begin(folder: &RunFolder, name: &str, info: &str) -> anyhow::Result<Writer<TraceFile>> {
     // The folder was empty and no name is used twice: what is there already is not ours.
     let file = folder.create_in_place(name).context("cannot create the trace file")?;
-    Ok(Writer::new(Counted { file, bytes: 0 }, info)?)
+    Writer::new(TraceFile::new(file), info).map_err(|e| {
+        // It would be no trace.
+        let _ = folder.remove(name);
+        e.into()
+    })
 }
 
-fn append(writer: &mut Writer<Counted>, batch: &Batch) -> memtrace_trace::error::Result<()> {
+fn append(writer: &mut Writer<TraceFile>, batch: &Batch) -> memtrace_trace::error::Result<()> {
     if !batch.definitions.is_empty() {
         writer.definition(&batch.definitions)?;
     }

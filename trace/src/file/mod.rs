@@ -18,4 +18,4 @@ pub use census::Census;
 pub use decoder::{Decoder, LostBlock};
 pub use definitions::{Context, Definitions, Device, Frame, Module, NativeFrame, Notice, StackNode, Thread};
 pub use reader::{BlockInfo, Damage, Events, Reader};
-pub use writer::{End, Writer};
+pub use writer::{End, Writer, end_after_failure};

@@ -110,11 +110,7 @@ impl<W: Write> Writer<W> {
 
     /// Records the counters as they stand; the last record counts.
     pub fn counters(&mut self, values: &CounterValues) -> Result<()> {
-        let mut payload = Vec::with_capacity(values.len());
-        for value in values {
-            put_varint(&mut payload, *value);
-        }
-        self.frame(Kind::Counters, &payload)
+        self.frame(Kind::Counters, &encode_counters(values))
     }
 
     /// Closes the open block: everything added so far reaches the sink.
@@ -173,14 +169,40 @@ impl<W: Write> Writer<W> {
             return Err(Error::io("cannot write the trace")(std::io::Error::other("an earlier write failed")));
         }
         debug_assert!(payload.len() <= MAX_PAYLOAD as usize && raw_len <= MAX_PAYLOAD);
-        let header =
-            FrameHeader { kind, compressed, stored_len: payload.len() as u32, raw_len, crc: crc32fast::hash(payload) };
-        let mut frame = Vec::with_capacity(size_of::<FrameHeader>() + payload.len());
-        frame.extend_from_slice(&header.to_bytes());
-        frame.extend_from_slice(payload);
-        self.out.write_all(&frame).map_err(|e| {
+        self.out.write_all(&envelope(kind, compressed, raw_len, payload)).map_err(|e| {
             self.failed = true;
             Error::io("cannot write the trace")(e)
         })
     }
+}
+
+/// A frame's bytes.
+fn envelope(kind: Kind, compressed: bool, raw_len: u32, payload: &[u8]) -> Vec<u8> {
+    let header =
+        FrameHeader { kind, compressed, stored_len: payload.len() as u32, raw_len, crc: crc32fast::hash(payload) };
+    let mut frame = Vec::with_capacity(size_of::<FrameHeader>() + payload.len());
+    frame.extend_from_slice(&header.to_bytes());
+    frame.extend_from_slice(payload);
+    frame
+}
+
+fn encode_counters(values: &CounterValues) -> Vec<u8> {
+    let mut payload = Vec::with_capacity(values.len());
+    for value in values {
+        put_varint(&mut payload, *value);
+    }
+    payload
+}
+
+/// Ends a trace whose [`Writer`] failed on the way. `out` stands behind the last frame that is whole; what is missing after it is for
+/// `end` to say.
+pub fn end_after_failure(out: &mut impl Write, counters: Option<&CounterValues>, end: &End) -> Result<()> {
+    let mut frame = |kind, payload: &[u8]| {
+        let frame = envelope(kind, false, payload.len() as u32, payload);
+        out.write_all(&frame).map_err(Error::io("cannot write the trace"))
+    };
+    if let Some(values) = counters {
+        frame(Kind::Counters, &encode_counters(values))?;
+    }
+    frame(Kind::End, &end.encode())
 }
