@@ -3,14 +3,19 @@
 //! It is embedded in this program, so it is always of this build: the two must agree exactly on the shared memory. On first
 //! use it is written to a folder that only we can write to, under a name made from its content; what is there is compared byte
 //! by byte before it is used. `MEMTRACE_LIBRARY` names another file, for work on the library itself.
+//!
+//! Where the loader of a traced process cannot read it, it complains on that process's stderr. So root's copy lies where everybody can
+//! read it (the command may become another user), and copies of other builds are removed only when nobody has used them for long and
+//! no launcher holds them: what runs has its copy mapped, but what it starts will look for it again.
 
 use std::ffi::OsString;
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail, ensure};
 
@@ -18,25 +23,38 @@ const CONTENT: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_LIBRARY"));
 /// Names the content.
 const HASH: &str = env!("MEMTRACE_EMBEDDED_HASH");
 const NAME: &str = "libmemtrace_interpose.so";
+/// A copy that nobody has used for so long is not needed any more.
+const OLD: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// The library's path, fit for LD_PRELOAD.
-pub(crate) fn path(run_folder: &Path) -> anyhow::Result<PathBuf> {
+/// The library's file, which nobody removes as long as this is held.
+#[derive(Debug)]
+pub(crate) struct Library {
+    /// Fit for LD_PRELOAD.
+    pub(crate) path: PathBuf,
+    _held: Option<File>,
+}
+
+/// Finds or makes the library's file.
+pub(crate) fn library(run_folder: &Path) -> anyhow::Result<Library> {
     if let Some(path) = std::env::var_os("MEMTRACE_LIBRARY").filter(|p| !p.is_empty()) {
         let path = Path::new(&path).canonicalize().with_context(|| format!("MEMTRACE_LIBRARY={}", path.display()))?;
         ensure!(is_preloadable(&path), "MEMTRACE_LIBRARY: LD_PRELOAD cannot hold this path: {}", path.display());
-        return Ok(path);
+        return Ok(Library { path, _held: None });
     }
     let mut reasons = Vec::new();
     for base in candidates() {
         match check_ancestors(&base).and_then(|()| place(&base)) {
-            Ok(path) => return Ok(path),
+            Ok(library) => {
+                remove_old(&base, OLD);
+                return Ok(library);
+            }
             Err(e) => reasons.push(format!("{}: {e:#}", base.display())),
         }
     }
     // Who can write above the run's folder can change the program as well.
     let own = std::path::absolute(run_folder)?.join(".lib");
     match place(&own) {
-        Ok(path) => return Ok(path),
+        Ok(library) => return Ok(library),
         Err(e) => reasons.push(format!("{}: {e:#}", own.display())),
     }
     bail!("no folder for the preloaded library; set XDG_CACHE_HOME to a folder of yours (tried {})", reasons.join("; "))
@@ -48,8 +66,26 @@ fn candidates() -> Vec<PathBuf> {
     let uid = unsafe { libc::geteuid() };
     let cache = var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|h| h.join(".cache"))).map(|c| c.join("memtrace/lib"));
     let runtime = var("XDG_RUNTIME_DIR").map(|r| r.join("memtrace/lib"));
-    let temporary = std::env::temp_dir().join(format!("memtrace-{uid}"));
-    [cache, runtime, Some(temporary)].into_iter().flatten().collect()
+    let system = (uid == 0).then(|| PathBuf::from("/var/cache/memtrace/lib"));
+    let [temporary, lasting] = [std::env::temp_dir(), "/var/tmp".into()].map(|t| t.join(format!("memtrace-{uid}")));
+    let mut all: Vec<PathBuf> =
+        [cache, runtime, system, Some(temporary), Some(lasting)].into_iter().flatten().collect();
+    if uid == 0 {
+        all.sort_by_key(|base| !is_open_to_all(base));
+    }
+    all
+}
+
+/// Whether every user can reach what is below the folders that there are already.
+fn is_open_to_all(path: &Path) -> bool {
+    let foreign = path.ancestors().skip(1).filter(|a| !a.file_name().is_some_and(|n| n == "memtrace"));
+    foreign.filter_map(|a| std::fs::metadata(a).ok()).all(|meta| meta.mode() & 0o001 != 0)
+}
+
+/// What our folders and files allow: root's are for those that the command may become, too.
+fn mode() -> u32 {
+    // SAFETY: a plain call.
+    if unsafe { libc::geteuid() } == 0 { 0o755 } else { 0o700 }
 }
 
 /// The loader splits LD_PRELOAD at spaces and colons and expands `$` (ld.so(8)).
@@ -58,20 +94,58 @@ fn is_preloadable(path: &Path) -> bool {
 }
 
 /// Makes sure that the library lies under `base`.
-fn place(base: &Path) -> anyhow::Result<PathBuf> {
+fn place(base: &Path) -> anyhow::Result<Library> {
     let dir = base.join(HASH);
     ensure!(is_preloadable(&dir), "LD_PRELOAD cannot hold this path");
-    DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
-    for dir in [base, &dir] {
-        check_ours(&std::fs::symlink_metadata(dir)?)?;
+    DirBuilder::new().recursive(true).mode(mode()).create(&dir)?;
+    let above = base.parent().filter(|p| p.file_name().is_some_and(|n| n == "memtrace"));
+    for dir in above.into_iter().chain([base, &dir]) {
+        let meta = std::fs::symlink_metadata(dir)?;
+        check_ours(&meta)?;
+        // The umask may have taken something away.
+        if meta.mode() & mode() != mode() {
+            std::fs::set_permissions(dir, Permissions::from_mode(mode()))?;
+        }
     }
     let path = dir.join(NAME);
-    if !is_sound(&path) {
+    // Once more when somebody was removing the copy that we were about to use.
+    for _ in 0..2 {
+        if let Some(held) = hold(&path).filter(|_| is_sound(&path)) {
+            check_executable(&held)?;
+            return Ok(Library { path, _held: Some(held) });
+        }
         write(&dir, &path)?;
-        ensure!(is_sound(&path), "it does not read back as it was written");
     }
-    check_executable(&path)?;
-    Ok(path)
+    ensure!(is_sound(&path), "it does not read back as it was written");
+    check_executable(&File::open(&path)?)?;
+    Ok(Library { path, _held: None })
+}
+
+/// Keeps others from removing this copy, now and for [`OLD`] to come.
+fn hold(path: &Path) -> Option<File> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path).ok()?;
+    // SAFETY: an open descriptor.
+    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH) };
+    // Not ours to touch, or on a file system that cannot be written to: then it will not be removed either.
+    file.set_modified(SystemTime::now()).ok();
+    Some(file)
+}
+
+/// Removes copies under `base` that are of other builds, older than `age`, and held by nobody.
+fn remove_old(base: &Path, age: Duration) {
+    let is_hash = |name: &OsString| name.len() == HASH.len() && name.as_bytes().iter().all(u8::is_ascii_hexdigit);
+    let entries = std::fs::read_dir(base).into_iter().flatten().flatten();
+    for dir in entries.filter(|e| is_hash(&e.file_name()) && e.file_name() != HASH).map(|e| e.path()) {
+        let path = dir.join(NAME);
+        let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&path) else { continue };
+        // SAFETY: an open descriptor.
+        let is_free = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
+        let unused = file.metadata().and_then(|meta| meta.modified()).ok().and_then(|m| m.elapsed().ok());
+        if is_free && unused.is_some_and(|unused| unused > age) && std::fs::remove_file(&path).is_ok() {
+            // Not where there is something else.
+            std::fs::remove_dir(&dir).ok();
+        }
+    }
 }
 
 fn check_ours(meta: &std::fs::Metadata) -> anyhow::Result<()> {
@@ -102,14 +176,17 @@ fn is_sound(path: &Path) -> bool {
 }
 
 fn write(dir: &Path, path: &Path) -> io::Result<()> {
-    let partial = dir.join(format!(".{NAME}.{}", std::process::id()));
+    // Process ids are not unique: containers may share the folder.
+    let partial = dir.join(format!(".{NAME}.{}", crate::session::token().map_err(io::Error::other)?));
     let written = OpenOptions::new()
         .write(true)
         .create_new(true)
-        .mode(0o700)
+        .mode(mode())
         .custom_flags(libc::O_NOFOLLOW)
         .open(&partial)
-        .and_then(|mut file| file.write_all(CONTENT))
+        .and_then(|mut file| {
+            file.write_all(CONTENT).and_then(|()| file.set_permissions(Permissions::from_mode(mode())))
+        })
         .and_then(|()| std::fs::rename(&partial, path));
     if written.is_err() {
         std::fs::remove_file(&partial).ok();
@@ -118,8 +195,7 @@ fn write(dir: &Path, path: &Path) -> io::Result<()> {
 }
 
 /// On a file system mounted noexec the loader would complain in every process, on the program's own stderr.
-fn check_executable(path: &Path) -> anyhow::Result<()> {
-    let file = File::open(path)?;
+fn check_executable(file: &File) -> anyhow::Result<()> {
     // SAFETY: a fresh private mapping of one page of an open file, never touched and unmapped at once.
     unsafe {
         let flags = libc::PROT_READ | libc::PROT_EXEC;
@@ -135,18 +211,43 @@ fn check_executable(path: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn written_once_and_mended() {
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().join("lib");
-        let path = place(&base).unwrap();
+        let path = place(&base).unwrap().path;
         assert_eq!(std::fs::read(&path).unwrap(), CONTENT);
         let first = std::fs::metadata(&path).unwrap().ino();
-        assert_eq!(std::fs::metadata(place(&base).unwrap()).unwrap().ino(), first);
+        assert_eq!(std::fs::metadata(place(&base).unwrap().path).unwrap().ino(), first);
         std::fs::write(&path, b"forged").unwrap();
-        assert_eq!(std::fs::read(place(&base).unwrap()).unwrap(), CONTENT);
+        assert_eq!(std::fs::read(place(&base).unwrap().path).unwrap(), CONTENT);
+    }
+
+    #[test]
+    fn copies_that_nobody_uses_any_more_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let copy = |hash: &str, days: u64| {
+            let path = dir.path().join(hash).join(NAME);
+            std::fs::create_dir(path.parent().unwrap()).unwrap();
+            let file = File::create(&path).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(days * 24 * 3600)).unwrap();
+            path
+        };
+        let (old, held, young) =
+            (copy("00000000000000aa", 31), copy("00000000000000bb", 31), copy("00000000000000cc", 29));
+        let (ours, other) = (copy(HASH, 31), copy("not-a-copy-of-us", 31));
+        let holder = File::open(&held).unwrap();
+        // SAFETY: an open descriptor.
+        assert_eq!(unsafe { libc::flock(holder.as_raw_fd(), libc::LOCK_SH) }, 0);
+        remove_old(dir.path(), OLD);
+        assert!(!old.parent().unwrap().exists());
+        assert!([&held, &young, &ours, &other].iter().all(|path| path.exists()));
+        drop(holder);
+        // Using a copy makes it young.
+        drop(hold(&held).unwrap());
+        remove_old(dir.path(), OLD);
+        assert!(held.exists());
     }
 
     #[test]

@@ -2,12 +2,17 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
 /// The longest command line kept, in bytes.
 const COMMAND_LIMIT: u64 = 64 * 1024;
+/// The most of a list of children, in bytes.
+const CHILDREN_LIMIT: u64 = 256 * 1024;
+/// The most of a list of mappings, in bytes.
+const MAPPINGS_LIMIT: u64 = 16 * 1024 * 1024;
 /// The largest environment looked through, in bytes.
 const ENVIRONMENT_LIMIT: u64 = 1024 * 1024;
 
@@ -86,6 +91,66 @@ impl ProcessDir {
             return Vec::new();
         }
         bytes.split(|b| *b == 0).map(|s| String::from_utf8_lossy(s).into_owned()).collect()
+    }
+
+    /// A file of this process.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The processes that its threads have started and that it has not lost.
+    pub(crate) fn children(&self) -> Vec<u32> {
+        let threads = std::fs::read_dir(self.path.join("task")).into_iter().flatten().flatten();
+        let lists = threads.filter_map(|thread| read_limited(&thread.path().join("children"), CHILDREN_LIMIT).ok());
+        lists
+            .flat_map(|list| {
+                let list = String::from_utf8_lossy(&list).into_owned();
+                list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
+            })
+            .collect()
+    }
+
+    /// What it has mapped, where we may know.
+    pub(crate) fn mappings(&self) -> Option<String> {
+        // A process that has ended and was not collected has none.
+        self.read("maps", MAPPINGS_LIMIT)
+            .map(|maps| String::from_utf8_lossy(&maps).into_owned())
+            .filter(|m| !m.is_empty())
+    }
+
+    /// What it executes, where we may know.
+    pub(crate) fn executable(&self) -> Option<PathBuf> {
+        std::fs::read_link(self.path.join("exe")).ok()
+    }
+
+    /// The environment it was started with, where we may know.
+    pub(crate) fn variables(&self) -> Option<Vec<String>> {
+        self.executable().map(|_| self.list("environ", ENVIRONMENT_LIMIT))
+    }
+
+    /// `/proc/PID/status`.
+    pub(crate) fn status(&self) -> Option<String> {
+        self.read("status", 64 * 1024).map(|status| String::from_utf8_lossy(&status).into_owned())
+    }
+
+    /// Its network namespace.
+    pub(crate) fn network(&self) -> Option<PathBuf> {
+        std::fs::read_link(self.path.join("ns/net")).ok()
+    }
+
+    /// Whether its address space has a limit.
+    pub(crate) fn has_address_limit(&self) -> bool {
+        let limits = self.read("limits", 64 * 1024).unwrap_or_default();
+        let limits = String::from_utf8_lossy(&limits);
+        let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"));
+        line.and_then(|line| line.split_whitespace().next()).is_some_and(|soft| soft != "unlimited")
+    }
+
+    /// Whether its files are ours: not so while it runs as another user.
+    pub(crate) fn is_of_our_user(&self) -> bool {
+        // SAFETY: a plain call.
+        let uid = unsafe { libc::geteuid() };
+        std::fs::metadata(&self.path).is_ok_and(|meta| meta.uid() == uid)
     }
 
     /// The environment variables that explain a training process. They are the ones it was started with.

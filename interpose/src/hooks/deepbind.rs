@@ -15,7 +15,7 @@ use crate::objects;
 /// Objects loaded so far, as the loader counts them, at the last look.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 static LOOKING: AtomicU32 = AtomicU32::new(0);
-/// Where the objects that were looked at are loaded.
+/// Where the objects that were looked at are loaded; 0: none, and no more behind it.
 static DONE: [AtomicUsize; 2048] = [const { AtomicUsize::new(0) }; 2048];
 
 /// Looks at objects that were loaded since the last look.
@@ -27,6 +27,36 @@ pub(super) fn look() {
         look_at_new();
         LOOKING.store(0, Ordering::Release);
     }
+}
+
+/// In [`DONE`]: there was an object, which has been unloaded.
+const UNLOADED: usize = usize::MAX;
+
+/// Objects have been unloaded: others may come to their places, or they themselves again.
+#[cold]
+pub(super) fn forget_unloaded() {
+    // Who is looking finds an end soon. A signal handler that interrupted a look in this very thread does not wait for it.
+    let mut turns = 0;
+    while LOOKING.swap(1, Ordering::Acquire) != 0 {
+        turns += 1;
+        if turns > 1000 {
+            return;
+        }
+        // SAFETY: no arguments.
+        unsafe { libc::sched_yield() };
+    }
+    let mut loaded = Vec::new();
+    objects::find(|object| {
+        loaded.push(object.base.wrapping_add(1));
+        None::<()>
+    });
+    loaded.sort_unstable();
+    for place in DONE.iter().take_while(|place| place.load(Ordering::Relaxed) != 0) {
+        if loaded.binary_search(&place.load(Ordering::Relaxed)).is_err() {
+            place.store(UNLOADED, Ordering::Relaxed);
+        }
+    }
+    LOOKING.store(0, Ordering::Release);
 }
 
 #[cold]
@@ -46,17 +76,22 @@ fn look_at_new() {
 
 /// Whether an object at this address has not been looked at; it has, from now on.
 fn first_time(base: usize) -> bool {
+    let mut free = None;
     for place in &DONE {
-        let known = place.load(Ordering::Relaxed);
-        if known == base.wrapping_add(1) {
-            return false;
-        }
-        if known == 0 {
-            place.store(base.wrapping_add(1), Ordering::Relaxed);
-            return true;
+        match place.load(Ordering::Relaxed) {
+            known if known == base.wrapping_add(1) => return false,
+            UNLOADED => free = free.or(Some(place)),
+            0 => {
+                free = free.or(Some(place));
+                break;
+            }
+            _ => {}
         }
     }
-    false
+    if let Some(place) = free {
+        place.store(base.wrapping_add(1), Ordering::Relaxed);
+    }
+    free.is_some()
 }
 
 /// Stores into a slot of a global offset table, which may be read-only by now.

@@ -57,7 +57,11 @@ extern "C-unwind" fn dlclose(handle: *mut c_void) -> c_int {
         let original: unsafe extern "C-unwind" fn(*mut c_void) -> c_int = std::mem::transmute(original);
         original(handle)
     };
-    unloaded(objects::unloaded_count() != before);
+    let some = objects::unloaded_count() != before;
+    unloaded(some);
+    if some {
+        deepbind::forget_unloaded();
+    }
     result
 }
 

@@ -15,6 +15,7 @@ use crate::manifest::Manifest;
 use crate::preflight::{self, CANNOT, NOT_EXECUTABLE, NOT_FOUND, Refusal};
 use crate::signals::Signals;
 use crate::witness::Witness;
+use crate::unseen::{self, Given, Watch};
 use crate::{folder, gpu, host, library, say, session};
 
 /// Runs the command and gives the exit code: the command's own, or ours when it could not be started.
@@ -38,6 +39,7 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     let state = State::take();
     let (program, arguments) = run.command.split_first().context("no command given")?;
     preflight::check(program, arguments)?;
+    preflight::check_system()?;
     let start_ns = host::epoch_ns();
     let created = folder::create(run.output.as_deref(), &run.command, &host::stamp(start_ns))?;
     let folder = Arc::new(created.folder);
@@ -48,14 +50,14 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     let mut manifest = Manifest::begin(&run.command, start_ns);
     manifest.write(&folder).with_context(|| format!("cannot write into {}; choose another folder with -o", path.display()))?;
 
-    let library = library::path(path)?;
+    let library = library::library(path)?;
     let token = session::token()?;
     let listener = session::listen(&token)?;
     let cpu = if run.cpu == Cpu::Auto && gpu::is_usable() { options::Cpu::Never } else { run.cpu.into() };
     let filters = std::fs::read_to_string("/proc/self/status").map_or(0, |status| options::filters_in(&status));
     let options = Options { token, cpu, stacks: run.stacks.into(), check_stacks: run.check_stacks, filters };
     // SAFETY: no thread has been started yet.
-    unsafe { session::enter(&library, &options) };
+    unsafe { session::enter(&library.path, &options) };
     let signals = Signals::block().context("cannot block signals")?;
     // Without a witness a signal to the whole group is passed on once too often; that is no reason not to record.
     let witness = Witness::start().ok();
@@ -68,9 +70,15 @@ fn start(run: &Run) -> Result<u8, Refusal> {
             drop(drain.finish());
             std::fs::remove_dir_all(path).ok();
             let code = if e.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
-            return Err(Refusal { code, message: format!("cannot execute {}: {e}", program.to_string_lossy()) });
+            let mut message = format!("cannot execute {}: {e}", program.to_string_lossy());
+            if e.raw_os_error() == Some(libc::E2BIG) {
+                message += "; memtrace's two environment variables need a few hundred bytes more than there is room for";
+            }
+            return Err(Refusal { code, message });
         }
     };
+    // Without it a process that cannot be recorded is not told of; the others are recorded all the same.
+    let watch = Watch::start(Given { library: library.path.clone(), filters }).ok();
     manifest.started(child.pid() as u32);
     let status = signals.watch(&child, witness.as_ref());
     drop(witness);
@@ -83,6 +91,9 @@ fn start(run: &Run) -> Result<u8, Refusal> {
         say(&format!("{e:#}"));
         Outcome::default()
     });
+    let unseen = watch.map(|w| w.finish(outcome.recorded.iter().map(|r| r.pid))).unwrap_or_default();
+    let blind: Vec<_> = unseen.iter().filter(|u| !u.uses_cuda).cloned().collect();
+    manifest.unseen(unseen);
     let summary = manifest.finish(status, outcome);
     if let Err(e) = manifest.write(&folder) {
         say(&format!("cannot write {}: {e}", path.join("run.json").display()));
@@ -96,6 +107,9 @@ fn start(run: &Run) -> Result<u8, Refusal> {
         let command: Vec<_> = run.command.iter().map(|a| a.to_string_lossy()).collect();
         let command: String = command.join(" ").chars().take(120).collect();
         say(&format!("{command}    {}    nothing recorded: no process allocated GPU memory", summary.ending));
+        if let Some(words) = unseen::in_words(&blind) {
+            say(&format!("where nothing can be recorded: {words}"));
+        }
     }
     Ok(child::exit_code(status))
 }

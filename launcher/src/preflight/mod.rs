@@ -4,6 +4,7 @@
 
 mod elf;
 mod resolve;
+mod system;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -13,6 +14,8 @@ use std::path::{Path, PathBuf};
 
 use elf::{Bytes, Kind};
 use resolve::NotFound;
+
+pub(crate) use system::check as check_system;
 
 /// The exit code when memtrace itself cannot do its work.
 pub(crate) const CANNOT: u8 = 125;
@@ -147,25 +150,57 @@ fn check_interpreter(script: &Path, line: &[u8], depth: usize) -> Result<(), Ref
     check_file(interpreter, depth + 1)
 }
 
-/// The loader ignores LD_PRELOAD for programs that gain privileges by being executed (`AT_SECURE`).
-fn check_privileges(path: &Path) -> Result<(), Refusal> {
+/// How a running program was linked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Linkage {
+    /// By a dynamic loader, which can preload.
+    Dynamic,
+    /// Without one.
+    Static,
+    /// For another machine.
+    Foreign,
+}
+
+/// How the program in this file was linked; `None` where it cannot be read.
+pub(crate) fn linkage(path: &Path) -> Option<Linkage> {
+    match elf::kind(&File::open(path).ok()?) {
+        Kind::Dynamic { .. } => Some(Linkage::Dynamic),
+        Kind::Static if is_loader(path) => Some(Linkage::Dynamic),
+        Kind::Static => Some(Linkage::Static),
+        Kind::Foreign { .. } => Some(Linkage::Foreign),
+        Kind::NotElf => None,
+    }
+}
+
+/// Whether a program gains privileges by being executed.
+pub(crate) fn is_privileged(path: &Path) -> bool {
+    privileges(path).is_some()
+}
+
+/// Which privileges a program gains by being executed, in words.
+fn privileges(path: &Path) -> Option<&'static str> {
     // SAFETY: plain calls.
     let (uid, gid, no_new) =
         unsafe { (libc::geteuid(), libc::getegid(), libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)) };
-    let Ok(meta) = std::fs::metadata(path) else { return Ok(()) };
+    let meta = std::fs::metadata(path).ok()?;
     if no_new == 1 || is_on_nosuid(path) {
-        return Ok(());
+        return None;
     }
     let mode = meta.mode();
-    let what = if mode & libc::S_ISUID != 0 && meta.uid() != uid {
-        "setuid"
+    if mode & libc::S_ISUID != 0 && meta.uid() != uid {
+        Some("setuid")
     } else if mode & libc::S_ISGID != 0 && mode & libc::S_IXGRP != 0 && meta.gid() != gid {
-        "setgid"
+        Some("setgid")
     } else if uid != 0 && has_capabilities(path) {
-        "privileged (it has file capabilities)"
+        Some("privileged (it has file capabilities)")
     } else {
-        return Ok(());
-    };
+        None
+    }
+}
+
+/// The loader ignores LD_PRELOAD for programs that gain privileges by being executed (`AT_SECURE`).
+fn check_privileges(path: &Path) -> Result<(), Refusal> {
+    let Some(what) = privileges(path) else { return Ok(()) };
     let shown = path.display();
     refuse(
         CANNOT,
