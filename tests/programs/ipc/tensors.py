@@ -16,7 +16,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 def recorder(role):
     if path := os.environ.get("MEMTRACE_TEST_ORACLE"):
-        os.environ["MEMTRACE_TEST_ORACLE"] = f"{path}.{role}"
+        os.environ["MEMTRACE_TEST_ORACLE"] = f"{path.removesuffix('.sender')}.{role}"
     import oracle
 
     oracle.start()
