@@ -10,11 +10,13 @@ use memtrace_trace::options;
 #[derive(Parser, Debug)]
 #[command(name = "memtrace", version, subcommand_required = true, arg_required_else_help = true)]
 #[command(
-    override_usage = "memtrace [run] [OPTIONS] -- COMMAND [ARGS]...\n       memtrace <report|export> RUN [OPTIONS]"
+    override_usage = "memtrace [run] [OPTIONS] -- COMMAND [ARGS]...\n       memtrace <report|export> RUN [OPTIONS]\n       \
+    memtrace doctor [OPTIONS] [-- COMMAND [ARGS]...]"
 )]
 #[command(after_help = "`run` may be left out: memtrace -- python train.py\n\n\
     Exit status of `run`: the command's own (128+n for signal n); 125 when memtrace cannot start, 126 when the command \
-    cannot be executed, 127 when it is not found. Other commands: 0 fine, 2 bad usage or unreadable input.")]
+    cannot be executed, 127 when it is not found. Other commands: 0 fine, 1 the answer is no (doctor: \
+    something is off), 2 bad usage or unreadable input.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -29,6 +31,8 @@ pub(crate) enum Command {
     Report(Report),
     /// Write a run in the form of another program
     Export(Export),
+    /// Say what can be recorded on this machine and of this program, what is off and how to mend it
+    Doctor(Doctor),
     // One more: a variant here, its name in `WORDS`, a thin file in `commands`.
 }
 
@@ -61,6 +65,39 @@ pub(crate) struct Export {
     /// Only this process
     #[arg(long, value_name = "N")]
     pub(crate) pid: Option<u32>,
+}
+
+/// `memtrace doctor`.
+#[derive(Args, Debug)]
+#[command(
+    override_usage = "memtrace doctor [OPTIONS] [-- COMMAND [ARGS]...]",
+    after_help = "Exit status: 0 all that can be seen here is seen, 1 something is off (each with its mend), 2 bad usage.\n\
+    With a COMMAND it is run and recorded as `memtrace run` would do it; its output passes (with --json: to stderr)."
+)]
+pub(crate) struct Doctor {
+    /// JSON for programs (launcher/schema/doctor.schema.json)
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// End the command, and all its processes, after so many seconds
+    #[arg(long, value_name = "N", value_parser = seconds, requires = "command")]
+    pub(crate) seconds: Option<f64>,
+    /// Keep the recording in this folder, which must be new or empty
+    #[arg(short, long, value_name = "DIR", requires = "command")]
+    pub(crate) output: Option<PathBuf>,
+    /// Be the program of doctor's own test
+    #[arg(long, hide = true)]
+    pub(crate) victim: bool,
+    /// A command to try
+    #[arg(value_name = "COMMAND", trailing_var_arg = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// A time of at most a day.
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 86_400.0 => Ok(seconds),
+        _ => Err("a number of seconds is meant, more than 0 and at most 86400".to_owned()),
+    }
 }
 
 /// `--to`.
@@ -144,7 +181,7 @@ impl From<Cpu> for options::Cpu {
 }
 
 /// What stands first on the command line when `run` does not have to be said.
-const WORDS: &[&str] = &["run", "report", "export", "help", "--help", "-h", "--version", "-V"];
+const WORDS: &[&str] = &["run", "report", "export", "doctor", "help", "--help", "-h", "--version", "-V"];
 
 impl Cli {
     /// Reads the command line. The error knows its exit code.

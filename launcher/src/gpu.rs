@@ -1,28 +1,69 @@
-//! Whether a CUDA device can be used here. Asked in a short-lived process, so that no driver is ever loaded into this one.
+//! Which CUDA devices can be used here. Asked in a short-lived process, so that no driver is ever loaded into this one.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_char, c_void};
+use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 /// How long the driver may take to answer.
 const PATIENCE_MS: libc::c_int = 3000;
+/// The most the child may say.
+const LONGEST_ANSWER: u64 = 64 * 1024;
+
+/// A device that can be used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Device {
+    /// Its marketing name.
+    pub(crate) name: String,
+    /// All of its memory, in bytes.
+    pub(crate) memory: u64,
+}
+
+/// What the driver says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Answer {
+    /// There is no NVIDIA driver.
+    NoDriver,
+    /// `CUDA_VISIBLE_DEVICES` hides every device.
+    Hidden,
+    /// There is a driver, and no `libcuda.so.1` that could be loaded.
+    NoLibrary,
+    /// The driver refused, with this `CUresult`.
+    Refused(i32),
+    /// It did not answer in time.
+    Silent,
+    /// These devices.
+    Devices(Vec<Device>),
+}
 
 /// Whether a CUDA device is usable for certain. `false` also means "cannot tell".
 ///
 /// Must be called while this process has one thread.
 pub(crate) fn is_usable() -> bool {
-    let driver = ["/dev/nvidiactl", "/proc/driver/nvidia/version"].iter().any(|p| Path::new(p).exists());
-    // The driver's own rule: an empty or negative first entry hides every device.
-    let hidden = std::env::var("CUDA_VISIBLE_DEVICES").is_ok_and(|v| v.is_empty() || v.trim_start().starts_with('-'));
-    driver && !hidden && probe()
+    matches!(ask(), Answer::Devices(devices) if !devices.is_empty())
 }
 
-fn probe() -> bool {
+/// Which devices a program can use here.
+///
+/// Must be called while this process has one thread.
+pub(crate) fn ask() -> Answer {
+    if !["/dev/nvidiactl", "/proc/driver/nvidia/version"].iter().any(|p| Path::new(p).exists()) {
+        return Answer::NoDriver;
+    }
+    // The driver's own rule: an empty or negative first entry hides every device.
+    if std::env::var("CUDA_VISIBLE_DEVICES").is_ok_and(|v| v.is_empty() || v.trim_start().starts_with('-')) {
+        return Answer::Hidden;
+    }
+    probe().map_or(Answer::Silent, |text| read(&text))
+}
+
+/// What a child of fork says that loads the driver; `None` when it says nothing in time.
+fn probe() -> Option<String> {
     let mut ends: [RawFd; 2] = [-1; 2];
     // SAFETY: room for two descriptors, which are new and ours. With one thread, the child of fork may do anything.
     unsafe {
         if libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) != 0 {
-            return false;
+            return None;
         }
         let (reader, writer) = (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]));
         let child = libc::fork();
@@ -32,40 +73,114 @@ fn probe() -> bool {
             for fd in 0..3 {
                 libc::dup2(null, fd);
             }
-            let answer = u8::from(has_device());
-            libc::write(writer.as_raw_fd(), (&raw const answer).cast(), 1);
+            let answer = write(devices());
+            libc::write(writer.as_raw_fd(), answer.as_ptr().cast(), answer.len());
             libc::_exit(0);
         }
         drop(writer);
         if child < 0 {
-            return false;
+            return None;
         }
-        let mut answer = 0u8;
         let mut poll = libc::pollfd { fd: reader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut answer = String::new();
         let answered = libc::poll(&mut poll, 1, PATIENCE_MS) == 1
-            && libc::read(reader.as_raw_fd(), (&raw mut answer).cast(), 1) == 1;
+            && std::fs::File::from(reader).take(LONGEST_ANSWER).read_to_string(&mut answer).is_ok();
         libc::kill(child, libc::SIGKILL);
         libc::waitpid(child, std::ptr::null_mut(), 0);
-        answered && answer == 1
+        answered.then_some(answer)
+    }
+}
+
+/// The child's words: a line for a device.
+fn write(answer: Answer) -> String {
+    match answer {
+        Answer::NoDriver | Answer::Hidden | Answer::Silent => String::new(),
+        Answer::NoLibrary => "none\n".to_owned(),
+        Answer::Refused(code) => format!("refused {code}\n"),
+        Answer::Devices(devices) => {
+            let lines = devices.iter().map(|d| format!("device {} {}\n", d.memory, d.name.replace('\n', " ")));
+            std::iter::once("devices\n".to_owned()).chain(lines).collect()
+        }
+    }
+}
+
+fn read(text: &str) -> Answer {
+    let mut lines = text.lines();
+    match lines.next().map(|l| l.split_once(' ').unwrap_or((l, ""))) {
+        Some(("none", _)) => Answer::NoLibrary,
+        Some(("refused", code)) => Answer::Refused(code.parse().unwrap_or(-1)),
+        Some(("devices", _)) => {
+            let device = |line: &str| {
+                let (memory, name) = line.strip_prefix("device ")?.split_once(' ')?;
+                Some(Device { name: name.to_owned(), memory: memory.parse().ok()? })
+            };
+            Answer::Devices(lines.filter_map(device).collect())
+        }
+        _ => Answer::Silent,
     }
 }
 
 /// # Safety
 /// For a process that ends right after: the driver stays loaded.
-unsafe fn has_device() -> bool {
+unsafe fn devices() -> Answer {
     type Init = unsafe extern "C" fn(u32) -> i32;
-    type Count = unsafe extern "C" fn(*mut i32) -> i32;
-    // SAFETY: the names and types are those of cuda.h: CUresult cuInit(unsigned), CUresult cuDeviceGetCount(int*).
+    type Number = unsafe extern "C" fn(*mut i32) -> i32;
+    type Get = unsafe extern "C" fn(*mut i32, i32) -> i32;
+    type Name = unsafe extern "C" fn(*mut c_char, i32, i32) -> i32;
+    type Memory = unsafe extern "C" fn(*mut usize, i32) -> i32;
+    // SAFETY: the names and types are those of cuda.h: CUresult cuInit(unsigned), cuDeviceGetCount(int*),
+    // cuDeviceGet(CUdevice*, int), cuDeviceGetName(char*, int, CUdevice), cuDeviceTotalMem_v2(size_t*, CUdevice).
     unsafe {
         let driver = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
         if driver.is_null() {
-            return false;
+            return Answer::NoLibrary;
         }
         let find = |name: &CStr| Some(libc::dlsym(driver, name.as_ptr())).filter(|p| !p.is_null());
-        let (Some(init), Some(count)) = (find(c"cuInit"), find(c"cuDeviceGetCount")) else { return false };
-        let init = std::mem::transmute::<*mut libc::c_void, Init>(init);
-        let count = std::mem::transmute::<*mut libc::c_void, Count>(count);
+        let (Some(init), Some(count)) = (find(c"cuInit"), find(c"cuDeviceGetCount")) else { return Answer::NoLibrary };
+        let init = std::mem::transmute::<*mut c_void, Init>(init);
+        let number = std::mem::transmute::<*mut c_void, Number>(count);
         let mut devices = 0;
-        init(0) == 0 && count(&mut devices) == 0 && devices > 0
+        let result = match init(0) {
+            0 => number(&mut devices),
+            refused => refused,
+        };
+        if result != 0 {
+            return Answer::Refused(result);
+        }
+        let (Some(get), Some(name), Some(memory)) =
+            (find(c"cuDeviceGet"), find(c"cuDeviceGetName"), find(c"cuDeviceTotalMem_v2"))
+        else {
+            return Answer::NoLibrary;
+        };
+        let get = std::mem::transmute::<*mut c_void, Get>(get);
+        let name = std::mem::transmute::<*mut c_void, Name>(name);
+        let memory = std::mem::transmute::<*mut c_void, Memory>(memory);
+        let describe = |ordinal| {
+            let (mut device, mut text, mut total) = (0, [0u8; 256], 0usize);
+            if get(&mut device, ordinal) == 0 {
+                // What fails leaves its zeroes.
+                let _ = (name(text.as_mut_ptr().cast(), 255, device), memory(&mut total, device));
+            }
+            let name = CStr::from_bytes_until_nul(&text).unwrap_or_default().to_string_lossy().into_owned();
+            Device { name, memory: total as u64 }
+        };
+        Answer::Devices((0..devices.clamp(0, 256)).map(describe).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_travel() {
+        let device = |name: &str, memory| Device { name: name.into(), memory };
+        let devices = vec![device("NVIDIA H200", 150_000_000_000), device("", 0)];
+        for answer in
+            [Answer::NoLibrary, Answer::Refused(803), Answer::Devices(vec![]), Answer::Devices(devices), Answer::Silent]
+        {
+            assert_eq!(read(&write(answer.clone())), answer);
+        }
+        assert_eq!(read("nonsense"), Answer::Silent);
     }
 }

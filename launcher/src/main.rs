@@ -9,6 +9,7 @@ mod cli;
 mod closing;
 mod commands;
 mod confined;
+mod doctor;
 mod drain;
 mod epoll;
 mod folder;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         cli::Command::Run(run) => commands::run::run(&run),
         cli::Command::Report(options) => commands::read(|| commands::report::report(&options)),
         cli::Command::Export(options) => commands::read(|| commands::export::export(&options)),
+        cli::Command::Doctor(options) => commands::doctor::doctor(&options),
     })
 }
 

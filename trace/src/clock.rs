@@ -18,6 +18,12 @@ enum Counter {
 
 static COUNTER: AtomicU32 = AtomicU32::new(Counter::Unknown as u32);
 
+/// Whether [`now`] reads the processor's own counter.
+pub fn is_hardware() -> bool {
+    now();
+    COUNTER.load(Relaxed) == Counter::Hardware as u32
+}
+
 /// The present moment, in ticks.
 #[inline]
 pub fn now() -> u64 {

@@ -16,4 +16,4 @@ pub use build::summarize;
 pub use finish::{FinishOptions, Progress, Written, finish_run};
 pub use summary::*;
 pub use text::TextOptions;
-pub use units::size_text;
+pub use units::{count_text, duration_text, size_text};

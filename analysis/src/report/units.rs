@@ -35,7 +35,7 @@ fn digits(value: f64) -> String {
 }
 
 /// `1,234,567`.
-pub(super) fn count_text(count: u64) -> String {
+pub fn count_text(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {
@@ -48,7 +48,7 @@ pub(super) fn count_text(count: u64) -> String {
 }
 
 /// `41 s`, `3 min 20 s`, `2 h 5 min`, `0.3 s`.
-pub(super) fn duration_text(ns: u64) -> String {
+pub fn duration_text(ns: u64) -> String {
     let seconds = ns / 1_000_000_000;
     match seconds {
         0..=9 => format!("{:.1} s", ns as f64 / 1e9),

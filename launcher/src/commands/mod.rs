@@ -1,5 +1,6 @@
 //! One thin file a subcommand.
 
+pub(crate) mod doctor;
 pub(crate) mod export;
 pub(crate) mod report;
 pub(crate) mod run;

@@ -1,0 +1,76 @@
+//! The kernel, the C library and what a sandbox may have taken away.
+
+use std::ffi::CStr;
+
+use super::diagnosis::Finding;
+
+/// The field of `/proc/self/status`.
+fn status(field: &str) -> Option<String> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix(field)?.strip_prefix(':'))?;
+    Some(line.trim().to_owned())
+}
+
+/// Which kernel and which C library.
+pub(super) fn system() -> Finding {
+    // SAFETY: plain data that the call fills; its strings end with a NUL.
+    let kernel = unsafe {
+        let mut name: libc::utsname = std::mem::zeroed();
+        libc::uname(&mut name);
+        CStr::from_ptr(name.release.as_ptr()).to_string_lossy().into_owned()
+    };
+    // SAFETY: a static string.
+    let glibc = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) }.to_string_lossy();
+    Finding::ok("system", format!("Linux {kernel}, glibc {glibc}, {}", std::env::consts::ARCH))
+}
+
+/// What `/proc` says about other processes: names and command lines in reports, and this page's list of what was not recorded.
+pub(super) fn proc() -> Finding {
+    let readable =
+        ["/proc/self/stat", "/proc/self/maps", "/proc/self/cmdline"].iter().all(|p| std::fs::read(p).is_ok());
+    if readable {
+        Finding::ok("/proc", "readable")
+    } else {
+        let why = "not mounted or hidden: reports cannot name processes, threads and their commands";
+        Finding::off("/proc", why, "mount it: mount -t proc proc /proc (in a container: do not mask /proc)")
+    }
+}
+
+/// Whether a process may read its own memory with checks: what layouts are verified with.
+pub(super) fn checked_memory() -> Finding {
+    let (known, mut read) = (0x5EED_u64, 0u64);
+    let size = size_of::<u64>();
+    let local = libc::iovec { iov_base: (&raw mut read).cast(), iov_len: size };
+    let remote = libc::iovec { iov_base: (&raw const known).cast_mut().cast(), iov_len: size };
+    // SAFETY: both describe a local of their size.
+    let by_call = unsafe { libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
+    if by_call == size as isize && read == known {
+        return Finding::ok("checked reads", "a process may read its own memory by process_vm_readv");
+    }
+    if std::fs::File::open("/proc/self/mem").is_ok() {
+        return Finding::ok("checked reads", "process_vm_readv is forbidden; /proc/self/mem takes its place");
+    }
+    let why = "process_vm_readv and /proc/self/mem are forbidden: no layout can be verified, so no Python stacks";
+    Finding::off("checked reads", why, "allow process_vm_readv in the sandbox's seccomp profile")
+}
+
+/// Whether system calls are filtered. Nothing to mend by itself: what is missing shows elsewhere.
+pub(super) fn seccomp() -> Finding {
+    match status("Seccomp").as_deref() {
+        Some("2") => Finding::note("seccomp", "system calls are filtered (a container or a sandbox)"),
+        Some("1") => Finding::note("seccomp", "strict mode"),
+        Some(_) => Finding::ok("seccomp", "no filter"),
+        None => Finding::note("seccomp", "this kernel does not tell"),
+    }
+}
+
+/// Whether one process may trace another. memtrace does not need it; debuggers beside it do.
+pub(super) fn ptrace() -> Finding {
+    match std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok().as_deref().map(str::trim) {
+        Some(scope @ ("2" | "3")) => {
+            Finding::note("ptrace", format!("restricted (yama ptrace_scope {scope}); memtrace does not need it"))
+        }
+        Some(scope) => Finding::ok("ptrace", format!("yama ptrace_scope {scope}; memtrace does not need it")),
+        None => Finding::ok("ptrace", "no yama; memtrace does not need it"),
+    }
+}

@@ -1,0 +1,99 @@
+//! Limits on this process and its group: memory, address space, open files.
+
+use std::path::Path;
+
+use memtrace_trace::shm::layout::SEGMENT_SIZE;
+
+use super::diagnosis::Finding;
+use super::units::bytes;
+
+/// What the launcher needs beside the program, with room to spare (docs/performance.md: 10 MiB).
+const LAUNCHER_MEMORY: u64 = 64 << 20;
+/// Descriptors: two a process, and a few of the launcher's own.
+const FEW_FILES: u64 = 256;
+
+fn limit(resource: libc::__rlimit_resource_t) -> Option<(u64, u64)> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a place for the answer.
+    (unsafe { libc::getrlimit(resource, &mut limit) } == 0).then_some((limit.rlim_cur, limit.rlim_max))
+}
+
+/// How many files may be open. The launcher raises its own limit to the hard one.
+pub(super) fn open_files() -> Finding {
+    let what = "open files";
+    match limit(libc::RLIMIT_NOFILE) {
+        Some((_, hard)) if hard < FEW_FILES => Finding::off(
+            what,
+            format!("at most {hard}: the launcher needs two for each process it records"),
+            "raise the hard limit: ulimit -Hn 4096 (as root), or LimitNOFILE= of the service",
+        ),
+        Some((_, libc::RLIM_INFINITY)) => Finding::ok(what, "no limit"),
+        Some((_, hard)) => Finding::ok(what, format!("up to {hard}, two for each process recorded")),
+        None => Finding::note(what, "the system does not tell"),
+    }
+}
+
+/// How much may be mapped.
+pub(super) fn address_space() -> Finding {
+    let what = "address space";
+    let needed = SEGMENT_SIZE as u64;
+    match limit(libc::RLIMIT_AS) {
+        Some((libc::RLIM_INFINITY, _)) | None => Finding::ok(what, "no limit"),
+        Some((soft, _)) if soft < 4 * needed => Finding::off(
+            what,
+            format!("limited to {}: each recorded process maps {} more", bytes(soft), bytes(needed)),
+            "raise the limit: ulimit -v unlimited",
+        ),
+        Some((soft, _)) => Finding::ok(what, format!("limited to {}", bytes(soft))),
+    }
+}
+
+/// The memory limit of the control group, version 2 or 1, of this process or any above it.
+fn group_limit() -> Option<(u64, u64)> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let number = |path: &Path| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let mut tightest: Option<(u64, u64)> = None;
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, group) = (fields.next()?, fields.next()?, fields.next()?);
+        let (root, limit, usage) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
+            c if c.split(',').any(|c| c == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+            }
+            _ => continue,
+        };
+        let root = Path::new(root);
+        let own = root.join(group.trim_start_matches('/'));
+        // In a container the group's own path is not mounted: its limit stands at the root.
+        for folder in own.ancestors().take_while(|f| f.starts_with(root)) {
+            // Version 1 says "no limit" by a number near 2^63.
+            let Some(limit) = number(&folder.join(limit)).filter(|l| *l < 1 << 60) else { continue };
+            let used = number(&folder.join(usage)).unwrap_or(0);
+            if tightest.is_none_or(|(l, u)| limit.saturating_sub(used) < l.saturating_sub(u)) {
+                tightest = Some((limit, used));
+            }
+        }
+    }
+    tightest
+}
+
+/// How much memory this process's group may use.
+pub(super) fn group_memory() -> Finding {
+    let what = "memory limit";
+    match group_limit() {
+        None => Finding::ok(what, "the control group has none"),
+        Some((limit, used)) if limit.saturating_sub(used) < LAUNCHER_MEMORY => Finding::off(
+            what,
+            format!(
+                "the control group may use {} and uses {}: the kernel may kill the launcher",
+                bytes(limit),
+                bytes(used)
+            ),
+            "raise the limit of the container or the job's memory request",
+        ),
+        Some((limit, used)) => {
+            Finding::ok(what, format!("the control group may use {}, {} in use", bytes(limit), bytes(used)))
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! `memtrace doctor`: what can be seen here, what is off and why, and the mend.
+//!
+//! One file a probe; each gives [`diagnosis::Finding`]s and changes nothing. What can be tried is tried rather than looked up:
+//! memory is shared, a socket connected, a process recorded, each Python's frames read. Given a command, it is recorded by this
+//! very binary as `memtrace run` would record it, and the trace says what was seen.
+
+mod clock;
+mod diagnosis;
+mod gpus;
+mod kernel;
+mod layers;
+mod limits;
+mod preload;
+mod probe;
+mod program;
+mod pythons;
+mod scratch;
+mod self_test;
+mod sharing;
+mod storage;
+mod supervise;
+mod tested;
+mod text;
+mod torch;
+mod units;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+
+pub(crate) use self::diagnosis::Diagnosis;
+use self::diagnosis::Machine;
+use self::program::Order;
+use self::scratch::Scratch;
+pub(crate) use self::self_test::victim;
+use self::text::Style;
+use crate::cli::Doctor;
+use crate::host;
+use crate::inherited::State;
+
+/// Looks at the machine and, where there is one, at the command. Must be called while this process has one thread.
+pub(crate) fn examine(options: &Doctor) -> anyhow::Result<Diagnosis> {
+    // Asked in a forked child: before anything starts a thread.
+    let (gpu, gpus) = gpus::gpus();
+    let scratch = Scratch::new().context("cannot create a temporary folder; set TMPDIR to one of yours")?;
+    let state = State::take();
+    let here = options.output.as_deref().and_then(Path::parent).filter(|p| !p.as_os_str().is_empty());
+    let here = here.map_or_else(|| std::env::current_dir().unwrap_or_else(|_| PathBuf::from(".")), Path::to_owned);
+    let mut checks = vec![
+        kernel::system(),
+        sharing::memory(),
+        sharing::socket(),
+        kernel::seccomp(),
+        kernel::proc(),
+        kernel::checked_memory(),
+        kernel::ptrace(),
+        limits::group_memory(),
+        limits::address_space(),
+        limits::open_files(),
+        storage::storage(&here),
+        clock::clock(),
+        preload::library(&scratch.path().join("library")),
+        preload::others(),
+    ];
+    checks.extend(preload::audit());
+    checks.extend(preload::nested());
+    checks.push(self_test::self_test(&scratch.path().join("self-test")));
+    checks.push(gpu);
+    let pythons = pythons::pythons(&scratch.path().join("pythons"));
+    let program = (!options.command.is_empty()).then(|| {
+        let folder = options.output.clone().unwrap_or_else(|| scratch.path().join("run"));
+        let order = Order {
+            command: &options.command,
+            folder: &folder,
+            keep: options.output.is_some(),
+            limit: options.seconds.map(Duration::from_secs_f64),
+            to_stderr: options.json,
+        };
+        program::examine(state, order)
+    });
+    Ok(Diagnosis::new(Machine { host: host::name(), checks, gpus, pythons }, program))
+}
+
+/// The page for people.
+pub(crate) fn page(diagnosis: &Diagnosis, colour: bool) -> String {
+    text::page(diagnosis, Style { colour })
+}
