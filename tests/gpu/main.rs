@@ -3,6 +3,8 @@
 //! Each check compares with something independent: PyTorch's recorder, the frameworks' own statistics, the driver's memory
 //! information. The last lines say what was seen, as JSON, and how many checks passed.
 
+mod processes;
+
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -11,6 +13,7 @@ use memtrace_tests::victim::{Run, Victim, events};
 use memtrace_trace::api::Memory;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Flags, Source};
+use memtrace_trace::file::Reader;
 use serde_json::{Value, json};
 
 /// A check: panics where it fails, else says what it saw.
@@ -18,11 +21,16 @@ type Check = Box<dyn Fn() -> Value>;
 
 /// Physical device memory obtained from the driver and not yet released, by calling library, at the end or at `peak`.
 fn by_module(run: &Run) -> BTreeMap<String, u64> {
+    by_module_of(&run.traces())
+}
+
+/// The same of some traces.
+fn by_module_of(traces: &[Reader]) -> BTreeMap<String, u64> {
     let mut held: BTreeMap<(String, u64), u64> = BTreeMap::new();
     let mut most: BTreeMap<String, u64> = BTreeMap::new();
     let mut now: BTreeMap<String, i64> = BTreeMap::new();
-    for trace in run.traces() {
-        for e in events(&trace) {
+    for trace in traces {
+        for e in events(trace) {
             if e.source != Source::Driver || e.result != 0 {
                 continue;
             }
@@ -170,13 +178,25 @@ fn main() {
         ("native stacks: CuPy", Box::new(|| native("gpu/cupy_program.py", &[], "both"))),
         ("overhead", Box::new(overhead)),
     ];
-    let only: Vec<String> = std::env::args().skip(1).collect();
-    let (mut passed, mut failed, mut seen) = (0, 0, serde_json::Map::new());
+    let mut only: Vec<String> = std::env::args().skip(1).collect();
+    let mut checks = checks;
+    if only.first().is_some_and(|o| o == "--gpus") {
+        assert_eq!(only.get(1).map(String::as_str), Some("2"), "--gpus 2: the checks that need two GPUs");
+        only.drain(..2);
+        checks = processes::on_two();
+    } else {
+        checks.extend(processes::on_one());
+    }
+    let (mut passed, mut failed, mut missing, mut seen) = (0, 0, 0, serde_json::Map::new());
     for (name, check) in checks {
         if !only.is_empty() && !only.iter().any(|o| name.contains(o.as_str())) {
             continue;
         }
         match catch_unwind(AssertUnwindSafe(check)) {
+            Ok(Value::Object(value)) if value.contains_key("not_available") => {
+                println!("missing {name}: {}", value["not_available"]);
+                missing += 1;
+            }
             Ok(value) => {
                 println!("ok      {name}");
                 seen.insert(name.into(), value);
@@ -189,6 +209,6 @@ fn main() {
         }
     }
     println!("{}", serde_json::to_string_pretty(&Value::Object(seen)).unwrap_or_default());
-    println!("{passed} passed, {failed} failed");
+    println!("{passed} passed, {failed} failed, {missing} not available here");
     std::process::exit(i32::from(failed > 0));
 }

@@ -92,10 +92,12 @@ pub fn ours(reader: &Reader) -> BTreeMap<i16, Vec<Entry>> {
 }
 
 fn entry(definitions: &Definitions, event: &Event) -> Entry {
+    // Native frames, which explain events without others, the recorder was not asked for.
     let frames = definitions
-        .walk(event.stack)
-        .map(|(_, frame)| {
-            let frame = frame.expect("every frame is defined");
+        .walk_ids(event.stack)
+        .filter(|(_, id)| !definitions.native_frames.contains_key(id))
+        .map(|(_, id)| {
+            let frame = definitions.frame(id).expect("every frame is defined");
             (frame.name.to_string(), frame.filename.to_string(), frame.line.into())
         })
         .collect();

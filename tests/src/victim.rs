@@ -58,10 +58,7 @@ pub struct Run {
 impl Victim {
     /// A program of tests/programs, run by the test environment's Python over the simulated CUDA.
     pub fn python(program: &str, args: &[&str]) -> Victim {
-        let mut command: Vec<OsString> = vec![
-            python().into(),
-            root().join("tests/programs").join(program).into(),
-        ];
+        let mut command: Vec<OsString> = vec![python().into(), root().join("tests/programs").join(program).into()];
         command.extend(args.iter().map(Into::into));
         Victim { command, env: Vec::new(), options: Vec::new(), sim: true }
     }

@@ -29,7 +29,7 @@ fn assert_known(ranks: &Ranks, start: Start) {
         let said = String::from_utf8_lossy(&ranks.run.output.stdout);
         assert!(said.contains(&format!("rank {rank} pid {}\n", entry["pid"])), "{said}");
     }
-    assert_eq!(std::fs::read_dir(ranks.run.path()).unwrap().filter(|e| is_pickle(e)).count(), 2);
+    assert_eq!(std::fs::read_dir(ranks.run.path()).unwrap().filter(is_pickle).count(), 2);
     for process in summary(ranks)["processes"].as_array().unwrap() {
         let name = format!("rank{}.pickle", process["rank"]);
         assert_eq!((process["snapshot"].as_str(), &process["world_size"]), (Some(&*name), &json!(2)));
