@@ -1,17 +1,24 @@
 //! From a record to the ring: numbering, the clock, what to do when the ring is full.
 //!
 //! A full ring means that the launcher is behind. The hook then waits, because a flight recorder that loses events is worth
-//! little; but it waits for a bounded time, because the target must not hang with a launcher that is stopped or gone.
+//! little; but it waits for a bounded time, [`LONGEST_WAIT`], because the target must not hang with a launcher that is stopped or gone.
 //! After one wait that failed, events are dropped (and counted) at once until there is room again.
+//!
+//! The bound is of naps, not of the clock: where the machine has too much to do they take longer, as everything that the launcher has to
+//! do does, and a process that was stopped together with its launcher has not used them up.
+//!
+//! Room comes before the number: an event that is dropped has none, and the launcher waits for numbers that were given.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{Definition, MAX_DEFINITION, Verdict};
-use memtrace_trace::event::{Event, Slot};
+use memtrace_trace::event::Event;
 use memtrace_trace::ids::{FrameId, ModuleId, StackId};
 use memtrace_trace::shm::ring::{Full, Producer};
+use memtrace_trace::sync::AtomicU32;
 
 use crate::objects;
 use crate::process::Process;
@@ -20,10 +27,12 @@ use crate::{guard, heap};
 
 /// The longest string in a definition, in bytes.
 const MAX_STRING: usize = MAX_DEFINITION / 4;
-/// How long a hook waits for room, in steps: a few spins, then naps of 50 us, a quarter of a second in all.
+/// How long a hook waits for room in all, after a few spins: naps, each twice as long as the one before, up to the longest. Longer ones
+/// would leave a ring empty that the launcher has emptied; shorter ones of many threads would keep the launcher from its work.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
 const SPINS: u32 = 200;
-const NAPS: u32 = 5_000;
-const NAP_NS: libc::c_long = 50_000;
+const FIRST_NAP: Duration = Duration::from_micros(50);
+const LONGEST_NAP: Duration = Duration::from_millis(2);
 
 /// Gives the event its number and, where it has none from PyTorch, its time. Called at the moment that the event describes: under the
 /// allocator's lock, so that numbers are in the allocator's order.
@@ -35,17 +44,19 @@ pub(crate) fn stamp(process: &Process, event: &mut Event) {
     }
 }
 
-/// Writes a slot without publishing it. False when it was dropped.
-#[inline]
-pub(crate) fn write(process: &Process, producer: &mut Producer<'_>, slot: &Slot) -> bool {
-    if producer.write(slot).is_ok() {
-        return true;
-    }
-    let written = wait(process, producer, |p| p.write(slot));
-    if !written {
+/// Whether there is room for an event, if need be after a wait. False: it is to be dropped, and was counted.
+#[inline(always)]
+pub(crate) fn room(process: &Process, producer: &mut Producer<'_>) -> bool {
+    producer.has_room() || room_in_time(process, producer)
+}
+
+#[cold]
+fn room_in_time(process: &Process, producer: &mut Producer<'_>) -> bool {
+    let found = wait(process, producer, |p| if p.has_room() { Ok(()) } else { Err(Full) });
+    if !found {
         process.count(Counter::EventsDropped, 1);
     }
-    written
+    found
 }
 
 /// Writes and publishes a definition.
@@ -81,23 +92,42 @@ fn wait(
         return written;
     }
     process.count(Counter::RingWaits, 1);
-    for turn in 0..SPINS + NAPS {
-        if again(producer).is_ok() {
+    let since = monotonic();
+    let found = nap_until(closed, || again(producer).is_ok());
+    process.count(Counter::RingWaitMicroseconds, (monotonic().saturating_sub(since)).as_micros() as u64);
+    if !found && closed.load(Ordering::Relaxed) == 0 {
+        process.stalled.store(1, Ordering::Relaxed);
+    }
+    found
+}
+
+/// Whether `done` said so in time.
+fn nap_until(closed: &AtomicU32, mut done: impl FnMut() -> bool) -> bool {
+    for _ in 0..SPINS {
+        if done() {
             return true;
         }
-        if closed.load(Ordering::Relaxed) != 0 {
-            return false;
-        }
-        if turn < SPINS {
-            std::hint::spin_loop();
-        } else {
-            let nap = libc::timespec { tv_sec: 0, tv_nsec: NAP_NS };
-            // SAFETY: a valid timespec; being woken early by a signal is fine.
-            unsafe { libc::nanosleep(&nap, std::ptr::null_mut()) };
+        std::hint::spin_loop();
+    }
+    let (mut nap, mut napped) = (FIRST_NAP, Duration::ZERO);
+    while napped < LONGEST_WAIT && closed.load(Ordering::Relaxed) == 0 {
+        let time = libc::timespec { tv_sec: 0, tv_nsec: nap.subsec_nanos().into() };
+        // SAFETY: a valid timespec; being woken early by a signal is fine.
+        unsafe { libc::nanosleep(&time, std::ptr::null_mut()) };
+        napped += nap;
+        nap = (nap * 2).min(LONGEST_NAP);
+        if done() {
+            return true;
         }
     }
-    process.stalled.store(1, Ordering::Relaxed);
     false
+}
+
+fn monotonic() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a place for the time; the clock exists everywhere.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Cuts a string to the limit, at a character.

@@ -115,7 +115,7 @@ impl Guard {
     fn ready(thread: &'static Thread) -> Option<Guard> {
         let process = Process::current()?;
         thread.holds.set(false);
-        let index = claim_ring(process);
+        let index = process.look_for_ring(|| claim_ring(process));
         let common = index == 0;
         if common {
             lock_common(process);
@@ -163,7 +163,7 @@ impl Guard {
         }
     }
 
-    /// Numbers, times, writes and publishes an event; gives its number.
+    /// Numbers, times, writes and publishes an event; gives its number, 0 when there was no room for it.
     pub(crate) fn emit(&mut self, event: Event) -> u64 {
         self.emit_here(event)
     }
@@ -171,19 +171,26 @@ impl Guard {
     /// [`Self::emit`], compiled into its caller: for the one hook that runs for every block.
     #[inline(always)]
     pub(crate) fn emit_here(&mut self, mut event: Event) -> u64 {
-        emit::stamp(self.process(), &mut event);
-        emit::write(self.process(), &mut self.inner().producer, &event.to_slot());
+        let written = self.write(&mut event);
         self.inner().producer.publish();
         self.thread.holds.set(false);
-        event.seq
+        if written { event.seq } else { 0 }
     }
 
     /// The same, but the event is published only with the next one, by [`Self::amend`], [`Self::complete`] or [`Self::release`].
     #[inline(always)]
     pub(crate) fn hold(&mut self, mut event: Event) {
-        emit::stamp(self.process(), &mut event);
-        let written = emit::write(self.process(), &mut self.inner().producer, &event.to_slot());
+        let written = self.write(&mut event);
         self.thread.holds.set(written);
+    }
+
+    /// Numbers, times and writes an event. False when there was no room for it.
+    #[inline(always)]
+    fn write(&mut self, event: &mut Event) -> bool {
+        emit::room(self.process(), &mut self.inner().producer) && {
+            emit::stamp(self.process(), event);
+            self.inner().producer.write(&event.to_slot()).is_ok()
+        }
     }
 
     /// Completes the allocation that was held, if it is the one at `addr`: its rounded size is now known. Returns whether it was.
@@ -362,7 +369,7 @@ impl Guard {
     fn leave_common(&mut self) {
         self.thread.holds.set(false);
         self.inner().producer.publish();
-        // The next event comes by the slow way again, and looks for a free ring.
+        // The next event comes by the slow way again, and now and then looks for a free ring.
         self.thread.local.set(std::ptr::null());
         self.process().segment.header().common_lock.0.release();
     }

@@ -34,6 +34,8 @@ pub(crate) struct Process {
     alive: &'static AtomicU32,
     /// Which devices have been described, one bit each.
     pub(crate) devices: AtomicU64,
+    /// How many events are still to go without a look for a free ring: the last look found none.
+    skip_looks: AtomicU32,
     /// Set while events do not fit and waiting has failed: the launcher is stopped or gone.
     pub(crate) stalled: AtomicU32,
 }
@@ -50,6 +52,9 @@ static ALIVE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 static MISSED: AtomicU64 = AtomicU64::new(0);
 /// Events that passed while the recording was paused; see [`Process::pass_by`].
 static PASSED_BY: AtomicU64 = AtomicU64::new(0);
+
+/// See [`Process::look_for_ring`].
+const LOOK_EVERY: u32 = 1024;
 
 /// How many of so many events that passed by have been told.
 fn told(passed_by: u64) -> u64 {
@@ -204,6 +209,19 @@ impl Process {
         self.python.store(Box::into_raw(Box::new(python)), Ordering::Release);
     }
 
+    /// The ring for a thread that has none: what `look` finds, 0 for the common one. A look that finds nothing asks the kernel about every
+    /// owner, so after one only every [`LOOK_EVERY`]th event looks, more or less where threads count at once.
+    pub(crate) fn look_for_ring(&self, look: impl FnOnce() -> usize) -> usize {
+        let skip = self.skip_looks.load(Ordering::Relaxed);
+        if let Some(left) = skip.checked_sub(1) {
+            self.skip_looks.store(left, Ordering::Relaxed);
+            return 0;
+        }
+        let index = look();
+        self.skip_looks.store(if index == 0 { LOOK_EVERY } else { 0 }, Ordering::Relaxed);
+        index
+    }
+
     /// Adds to a counter of the shared header.
     pub(crate) fn count(&self, counter: Counter, by: u64) {
         if let Some(place) = self.segment.header().counters.0.get(counter as usize) {
@@ -253,6 +271,7 @@ fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
         locals: Locals::new().ok_or(NotStarted::Unreachable)?,
         alive,
         devices: AtomicU64::new(0),
+        skip_looks: AtomicU32::new(0),
         stalled: AtomicU32::new(0),
     })
 }

@@ -46,7 +46,7 @@ counters! {
     UnknownActions = 6 "unknown_actions";
     /// Threads that found no ring and shared the common one.
     SharedRingEvents = 7 "shared_ring_events";
-    /// Times a hook waited for room in a ring.
+    /// Times a hook waited for room in a ring. For how long says [`Counter::RingWaitMicroseconds`].
     RingWaits = 8 "ring_waits";
     /// Events seen while this thread was already inside a hook's own work.
     Reentered = 9 "reentered";
@@ -60,6 +60,8 @@ counters! {
     UnwindChecks = 13 "unwind_checks";
     /// Those that differed.
     UnwindMismatches = 14 "unwind_mismatches";
+    /// How long hooks waited for room in rings, all threads together.
+    RingWaitMicroseconds = 15 "ring_wait_us";
 }
 
 /// A snapshot of all counters of one process.

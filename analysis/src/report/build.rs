@@ -223,7 +223,10 @@ fn losses(process: &Process, story: &Story) -> BTreeMap<String, u64> {
     let recording = process.recording();
     for counter in Counter::ALL {
         // Waiting for room and sharing a ring cost time, not events.
-        if !matches!(counter, Counter::RingWaits | Counter::SharedRingEvents | Counter::UnwindChecks) {
+        if !matches!(
+            counter,
+            Counter::RingWaits | Counter::RingWaitMicroseconds | Counter::SharedRingEvents | Counter::UnwindChecks
+        ) {
             add(counter.name(), recording.counter(*counter));
         }
     }

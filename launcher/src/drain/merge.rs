@@ -4,6 +4,8 @@
 //! - An event is released when every smaller number has been released or given up.
 //! - A missing number is given up when an event with a larger number has waited for [`PATIENCE`], when the waiting events
 //!   would exceed [`WINDOW`], or at the end. It is counted.
+//! - An event that is [`WINDOW`] or more places ahead is better left in its ring until there is a place for it ([`Merge::has_place`]): the
+//!   ring fills, its thread waits for room, and whoever was interrupted between number and publication gets its turn.
 //! - An event whose number had been given up comes late: it is released at once, out of order, and counted.
 //! - So is one whose number cannot be right: used before, or more than [`BELIEVABLE`] ahead. No producer of ours makes such
 //!   numbers, and they must not push the true ones out of the window.
@@ -18,8 +20,8 @@ use memtrace_trace::event::Event;
 /// How long a missing event is waited for. A thread that was interrupted between taking its number and publishing its event
 /// is back long before that, unless it was killed or stopped.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
-/// The most places held at once, present and missing together: 20 MiB of events.
-pub(crate) const WINDOW: usize = 1 << 18;
+/// The most places held at once, present and missing together: 5 MiB of events.
+pub(crate) const WINDOW: usize = 1 << 16;
 /// The largest jump that is taken for a gap.
 pub(crate) const BELIEVABLE: u64 = u32::MAX as u64;
 
@@ -78,6 +80,18 @@ impl Merge {
         self.next
     }
 
+    /// Whether an event with this number can be taken without giving up others for it.
+    pub(crate) fn has_place(&self, seq: u64) -> bool {
+        // What is no number of ours is released at once.
+        !(WINDOW as u64..=BELIEVABLE).contains(&seq.saturating_sub(self.next))
+    }
+
+    /// Nothing with a smaller number will come any more: what is missing below it is given up.
+    pub(crate) fn give_up_below(&mut self, seq: u64, release: &mut impl FnMut(Event)) {
+        self.advance_to(seq, release);
+        self.release_ready(release);
+    }
+
     /// Takes one event; whatever may be released goes to `release`, in order.
     pub(crate) fn insert(&mut self, event: Event, release: &mut impl FnMut(Event)) {
         let Some(ahead) = event.seq.checked_sub(self.next) else {
@@ -93,8 +107,7 @@ impl Merge {
             return release(event);
         }
         if ahead >= WINDOW as u64 {
-            self.advance_to(event.seq - WINDOW as u64 + 1, release);
-            self.release_ready(release);
+            self.give_up_below(event.seq - WINDOW as u64 + 1, release);
             // What was released may have brought `next` closer, so that the event is now the very next one.
             if event.seq == self.next && self.window.is_empty() {
                 self.next += 1;
@@ -152,8 +165,7 @@ impl Merge {
     /// Gives up the oldest gaps until no more than `places` are held, and the memory of the others.
     pub(crate) fn keep_places(&mut self, places: usize, release: &mut impl FnMut(Event)) {
         let surplus = self.window.len().saturating_sub(places);
-        self.advance_to(self.next + surplus as u64, release);
-        self.release_ready(release);
+        self.give_up_below(self.next + surplus as u64, release);
         self.window.shrink_to(places);
     }
 
@@ -173,8 +185,7 @@ impl Merge {
         }
         while let Some(mark) = self.marks.front().copied().filter(|m| now.saturating_sub(m.at) >= PATIENCE) {
             self.marks.pop_front();
-            self.advance_to(mark.seq, release);
-            self.release_ready(release);
+            self.give_up_below(mark.seq, release);
         }
     }
 
@@ -331,6 +342,27 @@ mod tests {
         assert!(merge.is_waiting() && merge.places() < 1000, "{}", merge.places());
         merge.finish(5001, &mut |e| out.push(e.seq));
         assert_eq!((out.len(), merge.lost()), (4, 4996));
+    }
+
+    #[test]
+    fn whoever_keeps_to_the_places_loses_nothing() {
+        // One thread holds the first number back, another stops at the last place.
+        let mut merge = Merge::default();
+        let mut out = Vec::new();
+        let beyond = (2..).find(|&seq| {
+            let has_place = merge.has_place(seq);
+            if has_place {
+                merge.insert(event(seq), &mut |e| out.push(e.seq));
+            }
+            !has_place
+        });
+        assert_eq!((beyond, out.len()), (Some(WINDOW as u64 + 1), 0));
+        assert!(merge.has_place(0) && merge.has_place(1) && merge.has_place(u64::MAX));
+        merge.insert(event(1), &mut |e| out.push(e.seq));
+        assert!(merge.has_place(WINDOW as u64 + 1));
+        assert_eq!((out.len(), merge.lost(), merge.late()), (WINDOW, 0, 0));
+        merge.give_up_below(WINDOW as u64 + 4, &mut |e| out.push(e.seq));
+        assert_eq!((merge.next(), merge.lost()), (WINDOW as u64 + 4, 3));
     }
 
     #[test]

@@ -45,6 +45,8 @@ const MAX_NOTICES: usize = 256;
 const SLOTS_AT_ONCE: u64 = 1 << 16;
 /// Looks at the rings of an image that has ended, or that goes on when its recording ends: its threads may be in the middle of an event.
 const LAST_LOOKS: u32 = 16;
+/// How often the order of what such an image left may be given up. Full rings of all threads are 128 windows, each with one such place.
+const LAST_GAPS: u32 = 4096;
 
 /// How many slots one look at the rings gave.
 #[derive(Clone, Copy, Default, Debug)]
@@ -290,9 +292,17 @@ impl Process {
         let mut taking = Taking { dir, threads, merge, out, queue, now, taken };
         rings.drain(segment, &mut taking);
         self.taken = taking.taken;
-        if let Some(ending) = &mut self.ending {
-            ending.allowance = ending.allowance.saturating_sub(self.taken.activity.slots);
-            ending.looks += u32::from(!self.taken.left_some);
+        let Some(ending) = &mut self.ending else { return };
+        ending.allowance = ending.allowance.saturating_sub(self.taken.activity.slots);
+        match self.taken {
+            Taken { left_some: true, .. } => {}
+            Taken { out_of_place: None, .. } => ending.looks += 1,
+            // Nobody writes any more: what has a smaller number and was in no ring does not come.
+            Taken { out_of_place: Some(seq), activity: Activity { slots: 0, .. }, .. } if ending.gaps > 0 => {
+                ending.gaps -= 1;
+                merge.give_up_below(seq, &mut |e| out.event(e, queue));
+            }
+            Taken { out_of_place: Some(_), activity, .. } => ending.looks += u32::from(activity.slots == 0),
         }
     }
 
@@ -334,7 +344,7 @@ impl Process {
         let wait_status = pidfd.and_then(|fd| ending::wait_status(fd, &self.dir, self.start_time));
         self.close();
         let allowance = (RING_COUNT * RING_SLOTS) as u64;
-        self.ending = Some(Ending { reason, wait_status, allowance, looks: 0 });
+        self.ending = Some(Ending { reason, wait_status, allowance, gaps: LAST_GAPS, looks: 0 });
     }
 
     /// Whether [`Self::end`] was called.
@@ -345,7 +355,8 @@ impl Process {
     /// Whether all has been taken. Somebody may write where the dead wrote, or be in the middle of an event: we do not look for ever.
     pub(super) fn is_done(&self) -> bool {
         let Some(ending) = &self.ending else { return false };
-        let empty = ending.looks > 0 && !self.taken.left_some && self.taken.activity.slots == 0;
+        let Taken { activity, left_some, out_of_place } = self.taken;
+        let empty = ending.looks > 0 && !left_some && out_of_place.is_none() && activity.slots == 0;
         empty || ending.looks >= LAST_LOOKS || ending.allowance == 0
     }
 
@@ -357,8 +368,10 @@ impl Process {
             self.take(now, queue);
         }
         let counters = read_counters(&self.segment);
-        let Process { pid, segment, dir, file, info, start_ns, rings, mut threads, mut merge, mut out, ending, .. } = self;
-        let (reason, wait_status) = ending.map_or(("still running", None), |ending| (ending.reason, ending.wait_status));
+        let Process { pid, segment, dir, file, info, start_ns, rings, mut threads, mut merge, mut out, ending, .. } =
+            self;
+        let (reason, wait_status) =
+            ending.map_or(("still running", None), |ending| (ending.reason, ending.wait_status));
         out.limits.threads.give_back(threads.count() as u64);
         threads.refresh(&dir, now, true, &mut |d| out.own_definition(d, queue));
         let issued = segment.header().next_seq.0.load(Ordering::Acquire);
@@ -396,6 +409,8 @@ struct Ending {
     wait_status: Option<i32>,
     /// Slots that may still be taken.
     allowance: u64,
+    /// How often all that is missing before what was found may be given up.
+    gaps: u32,
     /// Looks at all rings since.
     looks: u32,
 }
@@ -406,6 +421,8 @@ struct Taken {
     activity: Activity,
     /// There was more than could be taken at once.
     left_some: bool,
+    /// The smallest number that was left in its ring because it was too far ahead.
+    out_of_place: Option<u64>,
 }
 
 /// Sorts what comes out of the rings.
@@ -432,6 +449,15 @@ impl Intake for Taking<'_> {
         let room = self.taken.activity.slots < SLOTS_AT_ONCE && self.queue.has_room();
         self.taken.left_some |= !room;
         room
+    }
+
+    fn has_place(&mut self, seq: u64) -> bool {
+        let has_place = self.merge.has_place(seq);
+        if !has_place {
+            let smallest = &mut self.taken.out_of_place;
+            *smallest = Some(smallest.map_or(seq, |other| other.min(seq)));
+        }
+        has_place
     }
 
     fn event(&mut self, event: Event) {

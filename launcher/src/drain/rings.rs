@@ -20,6 +20,8 @@ pub(super) trait Intake {
     fn writer(&mut self, tid: u32, name: Option<&str>) -> ThreadId;
     /// Whether more can be taken now. What is left stays in the rings.
     fn has_room(&mut self) -> bool;
+    /// Whether the event with this number can be taken now. If not it stays in its ring, with all that came after it.
+    fn has_place(&mut self, seq: u64) -> bool;
     /// An event.
     fn event(&mut self, event: Event);
     /// An encoded definition, not checked.
@@ -29,12 +31,26 @@ pub(super) trait Intake {
 }
 
 /// What we remember about one ring.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Default, Debug)]
 struct RingState {
     owner: u32,
     thread: ThreadId,
     /// The ring itself has said who writes.
     announced: bool,
+    /// The second event of a slot whose first has been taken, when there was no place for it yet.
+    left: Option<Event>,
+}
+
+impl RingState {
+    /// Hands on an event, or keeps it for the next time. False: it was kept, and nothing behind it may be taken.
+    fn hand_on(&mut self, event: Event, intake: &mut impl Intake) -> bool {
+        if intake.has_place(event.seq) {
+            intake.event(event);
+        } else {
+            self.left = Some(event);
+        }
+        self.left.is_none()
+    }
 }
 
 /// The launcher's view of all rings of a segment.
@@ -73,43 +89,64 @@ impl Rings {
                 continue;
             };
             let mut consumer = Consumer::new(ring);
-            if consumer.pending() == 0 {
+            if consumer.pending() == 0 && state.left.is_none() {
                 continue;
             }
             if !intake.has_room() {
                 self.resume_at = index;
                 break;
             }
+            if let Some(event) = state.left.take()
+                && !state.hand_on(event, intake)
+            {
+                continue;
+            }
             let owner = if index == 0 { 0 } else { header.owner.0.tid() };
             if !state.announced && (state.thread.is_none() || state.owner != owner) {
-                *state = RingState { owner, thread: intake.writer(owner, None), announced: false };
+                *state = RingState { owner, thread: intake.writer(owner, None), announced: false, left: None };
             }
             let mut corrupt = 0;
             let mut issued = 0;
-            let result = consumer.drain(|record| match record {
-                Record::Event(slot) => match Event::from_slot(&slot, state.thread) {
-                    Some(event) => {
-                        for event in [Some(event), event.completion(&slot)].into_iter().flatten() {
-                            if event.seq >= issued {
-                                issued = next_seq.load(Ordering::Relaxed);
-                            }
-                            // A number that was never handed out would push the true ones out of the reorder window.
-                            if event.seq == 0 || event.seq >= issued {
-                                corrupt += 1;
-                            } else {
-                                intake.event(event);
-                            }
+            // A number that was never handed out would push the true ones out of the reorder window.
+            let mut is_issued = |seq: u64| {
+                if seq >= issued {
+                    issued = next_seq.load(Ordering::Relaxed);
+                }
+                seq != 0 && seq < issued
+            };
+            let result = consumer.drain_while(|record| match record {
+                _ if state.left.is_some() => false,
+                Record::Event(slot) => {
+                    let Some(event) = Event::from_slot(&slot, state.thread) else {
+                        corrupt += 1;
+                        return true;
+                    };
+                    if !is_issued(event.seq) {
+                        corrupt += 1;
+                    } else if intake.has_place(event.seq) {
+                        intake.event(event);
+                    } else {
+                        return false;
+                    }
+                    match event.completion(&slot) {
+                        Some(completion) if is_issued(completion.seq) => {
+                            state.hand_on(completion, intake);
                         }
+                        Some(_) => corrupt += 1,
+                        None => {}
                     }
-                    None => corrupt += 1,
-                },
-                Record::Definition(bytes) => match Definition::decode(&mut Cursor::new(bytes)) {
-                    Ok(Some(Definition::Thread { id: ThreadId::NONE, tid, name })) => {
-                        state.thread = intake.writer(tid, Some(name));
-                        state.announced = true;
+                    true
+                }
+                Record::Definition(bytes) => {
+                    match Definition::decode(&mut Cursor::new(bytes)) {
+                        Ok(Some(Definition::Thread { id: ThreadId::NONE, tid, name })) => {
+                            state.thread = intake.writer(tid, Some(name));
+                            state.announced = true;
+                        }
+                        _ => intake.definition(bytes),
                     }
-                    _ => intake.definition(bytes),
-                },
+                    true
+                }
             });
             self.corrupt += corrupt;
             match result {

@@ -85,7 +85,7 @@ const _: () = assert!(RING_SLOTS.is_power_of_two());
 const _: () = assert!(size_of::<Slot>() == 64);
 
 /// Raise when the meaning of a slot, a counter or a definition changes without a change of sizes.
-const REVISION: u64 = 2;
+const REVISION: u64 = 3;
 
 /// Identifies a build: launcher and library must agree exactly.
 pub const BUILD: u64 = {
