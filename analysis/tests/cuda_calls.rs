@@ -5,6 +5,7 @@ use std::path::Path;
 use memtrace_analysis::export::{SnapshotOptions, snapshot};
 use memtrace_analysis::load::{Manifest, MemoryRecording, Process};
 use memtrace_analysis::model::{Lane, Owner, Physical, Place};
+use memtrace_analysis::report::ProcessSummary;
 use memtrace_analysis::{Run, summarize};
 use memtrace_trace::api::Api;
 use memtrace_trace::event::{Action, Event, Flags, Source};
@@ -133,4 +134,55 @@ fn a_source_of_the_caching_allocator_hides_its_own_calls() {
     let device = &summarize(&run, &mut |_| {}).unwrap().processes[0].devices[0];
     assert_eq!((device.highest.allocated_bytes, device.highest.reserved_bytes), (512, 2 * MIB));
     assert_eq!(device.owners[0].owner, "PyTorch's caching allocator");
+}
+
+fn one_device(events: Vec<Event>) -> ProcessSummary {
+    let recording = MemoryRecording { events, info: r#"{"pid":7}"#.into(), ..MemoryRecording::default() };
+    let process = Process::new(Path::new("7.mtr"), Box::new(recording), &Manifest::default());
+    let run = Run::from_processes(Path::new("run"), Manifest::default(), vec![process]);
+    summarize(&run, &mut |_| {}).unwrap().processes.remove(0)
+}
+
+#[test]
+fn a_pool_reserves_what_it_says() {
+    let pool = 0x77;
+    let alloc = |seq, addr, size| call(seq, Api::cuMemAllocAsync, Action::Alloc, addr, size);
+    let totals =
+        |seq, used, reserved| Event { stream: pool, ..call(seq, Api::cuMemAllocAsync, Action::Totals, used, reserved) };
+    let events = vec![
+        alloc(1, 1 << 30, 5 * MIB),
+        totals(2, 5 * MIB, 32 * MIB),
+        alloc(3, 2 << 30, 20 * MIB),
+        call(4, Api::cuMemFreeAsync, Action::FreeCompleted, 1 << 30, 0),
+        alloc(5, 3 << 30, 10 * MIB),
+        alloc(6, 4 << 30, 4 * MIB),
+        totals(7, 34 * MIB, 64 * MIB),
+        call(8, Api::cuMemFreeAsync, Action::FreeCompleted, 2 << 30, 0),
+        // Trimmed.
+        totals(9, 14 * MIB, 16 * MIB),
+        // Beside the pool.
+        call(10, Api::cuMemAlloc_v2, Action::Alloc, 5 << 30, MIB),
+    ];
+    let summary = one_device(events);
+    let device = &summary.devices[0];
+    assert_eq!((device.highest.allocated_bytes, device.highest.reserved_bytes), (34 * MIB, 64 * MIB));
+    let end = &device.end.as_ref().unwrap().totals;
+    assert_eq!((end.allocated_bytes, end.reserved_bytes), (15 * MIB, 17 * MIB));
+    assert!(summary.losses.is_empty(), "{:?}", summary.losses);
+}
+
+#[test]
+fn the_caching_allocators_segments_are_its_own_whoever_obtained_them() {
+    let torch =
+        |seq, action, addr, size| Event { seq, action, addr, size, device: 0, source: Source::Torch, ..Event::EMPTY };
+    let events = vec![
+        call(1, Api::cuMemAlloc_v2, Action::Alloc, 1 << 30, 3 * MIB),
+        call(2, Api::cuMemAlloc_v2, Action::Alloc, 2 << 30, 20 * MIB),
+        torch(3, Action::SegmentAlloc, 2 << 30, 20 * MIB),
+        torch(4, Action::Alloc, 2 << 30, 512),
+        call(5, Api::cuMemAlloc_v2, Action::Alloc, 3 << 30, MIB),
+    ];
+    let summary = one_device(events);
+    let held: Vec<_> = summary.devices[0].owners.iter().map(|o| (o.peak_bytes, o.end_bytes, o.allocations)).collect();
+    assert_eq!(held, [(20 * MIB, 20 * MIB, 1), (4 * MIB, 4 * MIB, 2)]);
 }

@@ -14,6 +14,7 @@ use memtrace_trace::shm::owner;
 
 use crate::emit::{self, RingSink};
 use crate::local::Inner;
+use crate::objects;
 use crate::process::{Process, thread_exists, thread_id};
 use crate::rank;
 use crate::real;
@@ -320,6 +321,15 @@ impl Guard {
         let stack = inner.native.capture(&process.interner, &mut sink);
         self.check_native();
         stack
+    }
+
+    /// Whether the calling thread is inside a function of an object that `is_it` knows by its file name.
+    pub(crate) fn came_through(&mut self, is_it: impl Fn(&[u8]) -> bool) -> bool {
+        self.native_stack();
+        self.inner()
+            .native
+            .frames()
+            .any(|(ip, _)| objects::containing(ip.wrapping_sub(1)).is_some_and(|object| is_it(object.file_name())))
     }
 
     #[inline]

@@ -3,18 +3,24 @@
 //! Each check compares with something independent: PyTorch's recorder, the frameworks' own statistics, the driver's memory
 //! information. The last lines say what was seen, as JSON, and how many checks passed.
 
+#[path = "../tests/snapshot_support/mod.rs"]
+mod snapshot_support;
+
 mod processes;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 
 use memtrace_tests::oracle::compare;
-use memtrace_tests::victim::{Run, Victim, events};
+use memtrace_tests::programs::Workshop;
+use memtrace_tests::victim::{Run, Victim, events, memtrace, root};
 use memtrace_trace::api::Memory;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Flags, Source};
 use memtrace_trace::file::Reader;
 use serde_json::{Value, json};
+use snapshot_support::{assert_peaks, pickle, record, summary, vizcheck};
 
 /// A check: panics where it fails, else says what it saw.
 type Check = Box<dyn Fn() -> Value>;
@@ -143,6 +149,108 @@ fn native(program: &str, args: &[&str], stacks: &str) -> Value {
     json!({ "equal": checked, "cut": cut })
 }
 
+/// The variable by which PyTorch's allocator is set.
+const CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
+
+/// A program of tests/programs/allocators, which finds the oracle.
+fn allocator(name: &str, arguments: &[&str], settings: &str) -> Victim {
+    let victim = Victim::python(&format!("allocators/{name}"), arguments);
+    let victim = victim.env("PYTHONPATH", root().join("tests/programs/torch"));
+    if settings.is_empty() { victim } else { victim.env(CONF, settings) }
+}
+
+/// The snapshot against PyTorch's own of the same process (events, segments with their pools, blocks), the highest totals against
+/// PyTorch's statistics.
+fn snapshots(victim: Victim) -> Value {
+    let recorded = record(victim);
+    let found = recorded.same(false);
+    let theirs = snapshot_support::json(recorded.oracle.path());
+    assert_peaks(&recorded.run, &theirs, &["allocated", "active", "reserved", "requested"]);
+    let printed = String::from_utf8_lossy(&recorded.run.output.stdout).trim().to_owned();
+    let highest = summary(&recorded.run)["devices"][0]["highest"].take();
+    json!({ "equal": found, "printed": printed, "highest": highest, "notices": notices(&recorded.run) })
+}
+
+/// A program under an allocator that PyTorch's recorder refuses: the same requests from the same Python frames, in the same order, as
+/// under PyTorch's own. Gives the run and PyTorch's statistics, where the allocator has any.
+fn refused(name: &str, arguments: &[&str], settings: &str) -> (Run, Value, Value) {
+    let statistics = tempfile::NamedTempFile::new().expect("a file");
+    let mut victim = allocator(name, arguments, settings).env("MEMTRACE_TEST_ORACLE_LAST", "1");
+    // A pluggable allocator has none.
+    if arguments.is_empty() {
+        victim = victim.env("MEMTRACE_TEST_STATISTICS", statistics.path());
+    }
+    let run = victim.run();
+    run.assert_ended_well();
+    let usual = record(allocator(name, &[], ""));
+    let ours = pickle(&run);
+    let found = vizcheck("calls.py", [ours.as_path(), Path::new("--like"), usual.oracle.path()]);
+    assert!(found["requests"].as_u64().is_some_and(|requests| requests > 5), "{found}");
+    let statistics = if arguments.is_empty() { snapshot_support::json(statistics.path()) } else { Value::Null };
+    (run, statistics, found)
+}
+
+fn stream_ordered() -> Value {
+    const BACKEND: &str = "backend:cudaMallocAsync";
+    // Tensors in whole steps of the pool: to the byte.
+    let (run, statistics, exact) = refused("pools_of_cuda.py", &[], BACKEND);
+    assert_peaks(&run, &statistics, &["allocated", "reserved"]);
+    let device = summary(&run)["devices"][0].take();
+    for total in ["allocated", "reserved"] {
+        let (ours, theirs) = (
+            &device["end"]["totals"][format!("{total}_bytes")],
+            &statistics["statistics"][0][format!("{total}_bytes.all.current")],
+        );
+        assert_eq!(ours, theirs, "{total} at the end (left: ours, right: PyTorch's)");
+    }
+    // Tensors of any size: what the pool rounds them to is its own affair; it is said here.
+    let (loose, said, found) = refused("stream_ordered.py", &[], BACKEND);
+    let ours = summary(&loose)["devices"][0]["highest"].take();
+    let theirs = &said["statistics"][0];
+    let (allocated, used) = (ours["allocated_bytes"].as_u64(), theirs["allocated_bytes.all.peak"].as_u64());
+    assert!(allocated > Some(0) && allocated <= used, "{allocated:?} of {used:?}");
+    assert_eq!(ours["reserved_bytes"], theirs["reserved_bytes.all.peak"], "reserved at most");
+    json!({ "exact": exact, "equal": found, "highest": ours, "used_at_most": used, "device": device["highest"] })
+}
+
+/// The allocator of tests/programs/allocators: as a file beside this program (for a machine without a compiler), else compiled. It
+/// finds CUDA in the process that loads it.
+fn own_allocator(workshop: &Workshop) -> PathBuf {
+    let ready = memtrace().with_file_name("liballocator.so");
+    if ready.exists() { ready } else { workshop.library::<&str>("allocators/allocator.c", "liballocator.so", &[]) }
+}
+
+fn pluggable() -> Value {
+    let workshop = Workshop::new();
+    let library = own_allocator(&workshop);
+    let library = library.to_string_lossy();
+    let (run, _, found) = refused("stream_ordered.py", &[&library], "");
+    let modules = by_module(&run);
+    let device = summary(&run)["devices"][0].take();
+    assert_eq!(device["source"], "cuda_calls");
+    let pool = snapshots(allocator("own_pool.py", &[&library], ""));
+    let first = snapshots(allocator("own_pool.py", &[&library, "FIRST"], ""));
+    json!({ "equal": found, "by_module": modules, "highest": device["highest"], "pool": pool, "pool_first": first })
+}
+
+fn pinned() -> Value {
+    let mut seen = serde_json::Map::new();
+    for settings in ["pinned_use_cuda_host_register:False", "pinned_use_cuda_host_register:True"] {
+        let recorded = record(allocator("pinned.py", &[], settings));
+        let found = recorded.same(false);
+        let pinned = summary(&recorded.run)["pinned"].take();
+        let held: u64 = pinned.as_array().into_iter().flatten().filter_map(|o| o["peak_bytes"].as_u64()).sum();
+        let theirs = snapshot_support::json(recorded.oracle.path())["host_statistics"]["allocated_bytes.peak"].take();
+        // The program registers 256 KiB of its own; what CUDA's libraries pin for themselves is theirs.
+        assert!(
+            theirs.as_u64().is_some_and(|bytes| bytes > 0 && bytes <= held),
+            "{settings}: {pinned}, PyTorch says {theirs}"
+        );
+        seen.insert(settings.into(), json!({ "equal": found, "pinned": pinned, "pytorch": theirs }));
+    }
+    Value::Object(seen)
+}
+
 fn overhead() -> Value {
     let run = Victim::python("gpu/overhead.py", &[]).option("--no-snapshot").run();
     run.assert_ended_well();
@@ -168,6 +276,14 @@ fn main() {
         ("recorder: transformer under autocast", Box::new(|| recorder("torch/transformer_amp.py", &[], &[]))),
         ("recorder: streams", Box::new(|| recorder("torch/streams.py", &[], &[]))),
         ("recorder: expandable segments", Box::new(move || recorder("torch/expandable.py", &[], &expandable))),
+        (
+            "allocators: expandable segments, unmapped in part",
+            Box::new(|| snapshots(allocator("partial_unmap.py", &[], "expandable_segments:True"))),
+        ),
+        ("allocators: CUDA graphs and pools", Box::new(|| snapshots(allocator("graphs.py", &[], "")))),
+        ("allocators: cudaMallocAsync", Box::new(stream_ordered)),
+        ("allocators: pluggable", Box::new(pluggable)),
+        ("allocators: pinned memory", Box::new(pinned)),
         ("hidden: cuBLAS and NCCL", Box::new(hidden)),
         ("JAX", Box::new(jax)),
         ("CuPy", Box::new(cupy)),

@@ -26,6 +26,8 @@ BLOCK_KEYS = {"address", "size", "requested_size", "state", "frames"}
 OPTIONAL_KEYS = {"forward_frames"}
 # The two clocks are read at different moments of one event; this only tells a wrong unit or epoch.
 CLOCKS_APART_US = 1_000_000
+# The same from one event to the next: each side has its own idea of how long a tick is.
+STEPS_APART_US = 200
 
 
 def own(frames):
@@ -97,6 +99,20 @@ def compare_event(what, ours, theirs, forward, found):
         found["forward frames"] += len(mine or [])
 
 
+def compare_completions(device, ours, theirs, found):
+    """How long each free waited for its completion."""
+    requested = {}
+    for i, (mine, other) in enumerate(zip(ours, theirs)):
+        if other["action"] == "free_requested":
+            requested[other["addr"]] = i
+        elif other["action"] == "free_completed" and "time_us" in other:
+            request = requested.pop(other["addr"], i)
+            waited = [e["time_us"] - es[request]["time_us"] for e, es in ((mine, ours), (other, theirs))]
+            apart = abs(waited[0] - waited[1])
+            assert apart < STEPS_APART_US, f"device {device}, event {i}: completed after {waited[0]}, {waited[1]} us"
+            found["deferred frees"] += i > request + 1
+
+
 def compare_segment(ours, theirs, found):
     what = f"segment {theirs['address']:#x}"
     same(f"{what}, keys", set(ours) - OPTIONAL_KEYS, SEGMENT_KEYS)
@@ -128,6 +144,7 @@ def compare(ours, theirs, forward):
         for i, (a, b) in enumerate(zip(mine, other)):
             compare_event(f"event {i} of device {device}", a, b, forward, found)
         same(f"events of device {device}", len(mine), len(other))
+        compare_completions(device, mine, other, found)
         found["devices"] += bool(mine)
 
     mine, other = (sorted(s["segments"], key=place) for s in (ours, theirs))

@@ -47,6 +47,30 @@ pub struct OwnerUse {
     pub peak: u64,
     /// Pieces obtained.
     pub allocations: u64,
+    /// `peak` before the last piece.
+    peak_before: u64,
+}
+
+impl OwnerUse {
+    fn add(&mut self, size: u64, allocations: u64) {
+        self.now += size;
+        self.peak_before = self.peak;
+        self.peak = self.peak.max(self.now);
+        self.allocations += allocations;
+    }
+
+    fn subtract(&mut self, size: u64) {
+        self.now = self.now.saturating_sub(size);
+    }
+
+    /// The last piece was another's.
+    fn take_back(&mut self, size: u64) {
+        if self.peak == self.now {
+            self.peak = self.peak_before.max(self.now.saturating_sub(size));
+        }
+        self.subtract(size);
+        self.allocations = self.allocations.saturating_sub(1);
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -138,6 +162,15 @@ impl Physical {
         self.unmatched_frees
     }
 
+    /// PyTorch's caching allocator says that the memory at this address is a segment of its own, whoever obtained it for it.
+    pub fn claim(&mut self, addr: u64) {
+        let Some(held) = self.held.get_mut(&addr).filter(|held| held.owner != Owner::CachingAllocator) else { return };
+        let before = std::mem::replace(&mut held.owner, Owner::CachingAllocator);
+        let (place, size) = (Self::place_of(held), held.size);
+        self.uses.entry((place, before)).or_default().take_back(size);
+        self.uses.entry((place, Owner::CachingAllocator)).or_default().add(size, 1);
+    }
+
     /// Takes one driver or runtime event and says what it did; events of others do nothing.
     pub fn apply(&mut self, e: &Event) -> &[Effect] {
         self.effects.clear();
@@ -173,11 +206,14 @@ impl Physical {
         let memory = e.api.memory().unwrap_or(Memory::Device);
         if e.source == Source::Runtime && e.flags.contains(Flags::HAS_NESTED) {
             // The same bytes; but this caller is who wanted them, not the runtime that called the driver.
-            if let Some(mut held) = self.held.get(&e.addr).copied() {
-                self.subtract(&held);
-                held.owner = Self::owner(e);
-                self.add(&held, 0);
-                self.held.insert(e.addr, held);
+            if let Some(held) = self.held.get_mut(&e.addr) {
+                let before = std::mem::replace(&mut held.owner, Self::owner(e));
+                let held = *held;
+                if before != held.owner {
+                    let place = Self::place_of(&held);
+                    self.uses.entry((place, before)).or_default().take_back(held.size);
+                    self.uses.entry((place, held.owner)).or_default().add(held.size, 1);
+                }
                 return;
             }
         }
@@ -330,9 +366,7 @@ impl Physical {
     fn add(&mut self, held: &Held, allocations: u64) {
         let place = Self::place_of(held);
         for counts in [self.uses.entry((place, held.owner)).or_default(), self.totals.entry(place).or_default()] {
-            counts.now += held.size;
-            counts.peak = counts.peak.max(counts.now);
-            counts.allocations += allocations;
+            counts.add(held.size, allocations);
         }
         if held.memory == Memory::Pool {
             *self.pooled.entry(held.device).or_default() += held.size;
@@ -342,7 +376,7 @@ impl Physical {
     fn subtract(&mut self, held: &Held) {
         let place = Self::place_of(held);
         for counts in [self.uses.entry((place, held.owner)).or_default(), self.totals.entry(place).or_default()] {
-            counts.now = counts.now.saturating_sub(held.size);
+            counts.subtract(held.size);
         }
         if held.memory == Memory::Pool {
             let pooled = self.pooled.entry(held.device).or_default();

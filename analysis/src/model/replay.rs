@@ -8,11 +8,14 @@
 use std::collections::BTreeMap;
 
 use memtrace_trace::api::Memory;
-use memtrace_trace::event::{Action, Event};
+use memtrace_trace::event::{Action, Event, Flags};
 
 use super::allocator::{Allocator, Block, BlockId};
 use super::physical::{Effect, Held, Physical, Place};
 use super::survey::{Lane, Survey};
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`, `cudaErrorMemoryAllocation`
+const OUT_OF_MEMORY: i32 = 2;
 
 /// What happened to a device's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,6 +92,9 @@ impl Replay {
                 self.apply_alone(slot, e, &mut sink);
                 return;
             }
+            if e.action == Action::SegmentAlloc {
+                self.physical.claim(e.addr);
+            }
             let change = self.devices[slot].allocator.apply_torch(e);
             if change != Change::None {
                 sink(self, slot, e, change);
@@ -103,6 +109,16 @@ impl Replay {
             self.apply_effect(e, *effect, &mut sink);
         }
         self.effects = effects;
+        // Where PyTorch's tracker is silent its failed call is the error that it raises: there is no retry before it. Others may have
+        // asked only to see.
+        let asked =
+            e.action == Action::Alloc && e.flags.contains(Flags::IN_ALLOCATOR) && !e.flags.contains(Flags::NESTED);
+        if asked
+            && e.result == OUT_OF_MEMORY
+            && let Some(slot) = self.slot(e.device).filter(|slot| self.devices[*slot].lane == Lane::Cuda)
+        {
+            sink(self, slot, e, Change::Oom);
+        }
         if e.action == Action::Totals {
             self.note_spare(e.device);
         }
@@ -125,8 +141,13 @@ impl Replay {
         }
         let Some(slot) = self.slot(device).filter(|slot| self.devices[*slot].lane == Lane::Cuda) else { return };
         let pooled = memory == Memory::Pool;
-        // Elsewhere the field holds something else, or nothing.
-        let stream = if e.api.memory() == Some(Memory::Pool) { e.stream } else { 0 };
+        // Where the call has no stream the field holds something else, or nothing.
+        let stream = if e.api.memory() == Some(Memory::Pool) {
+            e.stream
+        } else {
+            let allocator = &self.devices[slot].allocator;
+            allocator.find(addr).map_or(0, |id| allocator.block(id).stream)
+        };
         let told = Event { addr, size, device, stream, ..*e };
         match effect {
             Effect::Obtained(..) | Effect::Restored(..) => {

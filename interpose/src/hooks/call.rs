@@ -110,7 +110,8 @@ impl Call {
                 _ => 0,
             };
         }
-        if self.in_allocator && result == 0 && action != Action::Reserve {
+        let obtains = result == 0 && action != Action::Reserve && !self.hook.is_host();
+        if obtains && (self.in_allocator || torch::tracker::attach_through_other(self.hook.is_pool())) {
             let segment = LastSegment { addr: memory.addr, size: memory.size, since: clock::now() };
             thread(|t| t.last_segment.set(segment));
         }

@@ -1,7 +1,8 @@
 """PyTorch's own recorder, run in the same process as ours: what every recorded event is compared with.
 
 `start()` before the first CUDA allocation, `finish()` at the end: writes PyTorch's snapshot as JSON to the file named by
-MEMTRACE_TEST_ORACLE, with the allocator's own statistics under the key "statistics". Without the variable both do nothing.
+MEMTRACE_TEST_ORACLE, with the allocators' own statistics under the keys "statistics" and "host_statistics". Without the variable
+both do nothing. MEMTRACE_TEST_STATISTICS=FILE asks for the statistics alone, where the recorder refuses.
 With MEMTRACE_TEST_ORACLE_LAST=1 the process ends in `finish()`, so that nothing happens that PyTorch's snapshot does not have.
 """
 
@@ -13,6 +14,7 @@ import sys
 import torch
 
 PATH = os.environ.get("MEMTRACE_TEST_ORACLE")
+STATISTICS = os.environ.get("MEMTRACE_TEST_STATISTICS")
 LAST = os.environ.get("MEMTRACE_TEST_ORACLE_LAST") == "1"
 
 
@@ -24,9 +26,20 @@ def start():
 def finish():
     if PATH:
         dump()
+    if STATISTICS:
+        with open(STATISTICS, "w") as f:
+            json.dump(statistics(), f)
     if LAST:
         sys.stdout.flush()
         os._exit(0)
+
+
+def statistics():
+    found = {"statistics": [torch.cuda.memory_stats(d) for d in range(torch.cuda.device_count())]}
+    # PyTorch 2.8 and later.
+    if hasattr(torch.cuda, "host_memory_stats"):
+        found["host_statistics"] = torch.cuda.host_memory_stats()
+    return found
 
 
 def dump():
@@ -34,9 +47,9 @@ def dump():
     gc.collect()
     gc.disable()
     torch.cuda.synchronize()
-    statistics = [torch.cuda.memory_stats(d) for d in range(torch.cuda.device_count())]
+    found = statistics()
     snapshot = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history(enabled=None)
-    snapshot["statistics"] = statistics
+    snapshot.update(found)
     with open(PATH, "w") as f:
         json.dump(snapshot, f)

@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use memtrace_tests::victim::{Run, Victim, root};
@@ -67,4 +67,38 @@ pub(crate) fn at_least(found: &Value, expected: &[(&str, u64)]) {
     for (what, least) in expected {
         assert!(found[what].as_u64().unwrap_or(0) >= *least, "{what}: {least} at least, in {found}");
     }
+}
+
+/// A file of JSON.
+#[track_caller]
+pub(crate) fn json(path: &Path) -> Value {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// What summary.json says of the only process.
+#[track_caller]
+pub(crate) fn summary(run: &Run) -> Value {
+    json(&run.path().join("summary.json"))["processes"][0].take()
+}
+
+/// The highest totals in summary.json, each against PyTorch's own; gives how many were compared.
+#[track_caller]
+pub(crate) fn assert_peaks(run: &Run, statistics: &Value, totals: &[&str]) -> usize {
+    let summary = summary(run);
+    assert_eq!(summary["losses"], serde_json::json!({}), "losses");
+    let devices = summary["devices"].as_array().expect("devices");
+    for device in devices {
+        let theirs = &statistics["statistics"][device["device"].as_u64().expect("a device") as usize];
+        for total in totals {
+            let peak = &theirs[format!("{total}_bytes.all.peak")];
+            assert!(peak.as_u64().is_some_and(|bytes| bytes > 0), "PyTorch's peak of {total}: {peak}");
+            assert_eq!(
+                &device["highest"][format!("{total}_bytes")],
+                peak,
+                "highest {total} (left: ours, right: PyTorch's)"
+            );
+        }
+    }
+    devices.len() * totals.len()
 }

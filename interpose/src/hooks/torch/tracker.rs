@@ -1,6 +1,6 @@
 //! The CUDA caching allocator's own callback: `CUDAAllocator::attachAllocatorTraceTracker(std::function<void(const TraceEntry&)>)`.
 //!
-//! Attached at the first CUDA call that the allocator makes: its mutex is recursive and this thread holds it, and its trackers are
+//! Attached at the first CUDA call that the allocator makes, or has made for it: its mutex is recursive and this thread holds it, and its trackers are
 //! not being called at that moment, so the very first `segment_alloc` is seen.
 //!
 //! What is private here, and what it is checked against:
@@ -9,7 +9,7 @@
 //! - *the class*: only `NativeCachingAllocator`, by its type info; other allocators throw when asked;
 //! - *`std::function`*: libstdc++'s, 32 bytes: 16 of functor, manager, invoker (bits/std_function.h);
 //! - *`TraceEntry`*: the first segment event must carry the address and the size of the CUDA call that this thread has just
-//!   made, and a time near now. Otherwise the tracker is ignored and the reporter takes over.
+//!   made (or a part of it), and a time near now. Otherwise the tracker is ignored and the reporter takes over.
 //!
 //! The callback runs under the allocator's lock: it takes no lock of Python's, calls nothing of PyTorch's but one thread-local
 //! read, and does not block (but for a full ring, see [`crate::emit`]).
@@ -27,6 +27,14 @@ use crate::guard::Guard;
 use crate::objects;
 use crate::process::Process;
 use crate::thread::{LastSegment, thread};
+
+/// What is done instead.
+macro_rules! fallback {
+    () => {
+        "using the profiler's reporter"
+    };
+}
+const FALLBACK: &str = fallback!();
 
 /// How far attaching has come.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -194,23 +202,42 @@ pub(in super::super) fn attach() {
         Err(reason) => {
             state.set(Phase::Off);
             if let Some(mut guard) = Guard::enter() {
-                let text = format!("not attached: {reason}; using the profiler's reporter");
+                let text = format!("not attached: {reason}");
                 guard.notice("torch.tracker", Verdict::Off, &text);
             }
         }
     }
 }
 
+/// A call of another object obtains memory: where PyTorch's allocator asked that object for it (a `MemPool` with an allocator of the
+/// program's own), this thread holds the allocator's lock as it does in a call of its own. Attaches then, once; says whether what
+/// was obtained may be the allocator's first segment. `pooled`: memory of a pool of CUDA's is never a segment.
+pub(in super::super) fn attach_through_other(pooled: bool) -> bool {
+    if pooled {
+        return false;
+    }
+    let Some(process) = Process::current() else { return false };
+    let phase = process.torch.tracker.phase.load(Ordering::Relaxed);
+    if phase == Phase::New as u32 {
+        let inside = Guard::enter().is_some_and(|mut guard| guard.came_through(super::is_allocator));
+        if inside {
+            attach();
+        }
+        return inside;
+    }
+    phase == Phase::Attached as u32
+}
+
 /// The allocator object, the address of its method, and the method's slot.
 fn find_method() -> Result<(*mut c_void, usize, usize), &'static str> {
     let pointer = exported_by(b"libc10_cuda.so", ALLOCATOR).cast::<*mut c_void>();
     if pointer.is_null() {
-        return Err("libc10_cuda exports no allocator pointer");
+        return Err(concat!("libc10_cuda exports no allocator pointer; ", fallback!()));
     }
     // SAFETY: `std::atomic<CUDAAllocator*> allocator`, exported data of libc10_cuda.
     let allocator = unsafe { *pointer };
     if allocator.is_null() {
-        return Err("the allocator is not set yet");
+        return Err(concat!("the allocator is not set yet; ", fallback!()));
     }
     // SAFETY: an object with virtual functions begins with its vtable pointer; the word before the first function is its
     // type info, whose second word is its name (Itanium C++ ABI 2.5, 2.9).
@@ -221,14 +248,15 @@ fn find_method() -> Result<(*mut c_void, usize, usize), &'static str> {
     };
     let class = class.to_bytes();
     if !class.windows(22).any(|w| w == b"NativeCachingAllocator") {
-        return Err("the allocator is not PyTorch's native caching allocator");
+        return Err("the allocator is not PyTorch's native caching allocator: its CUDA calls tell all of its blocks");
     }
-    let slot = method_slot().ok_or("libtorch exports no CUDAPluggableAllocator to find the vtable slot with")?;
+    let slot = method_slot()
+        .ok_or(concat!("libtorch exports no CUDAPluggableAllocator to find the vtable slot with; ", fallback!()))?;
     // SAFETY: the slot lies in the vtable of a class of the same interface.
     let method = unsafe { vtable.add(slot).read() };
     let home = objects::containing(method);
     if !home.is_some_and(|o| super::is_allocator(o.file_name())) {
-        return Err("the vtable slot does not lead into libc10_cuda");
+        return Err(concat!("the vtable slot does not lead into libc10_cuda; ", fallback!()));
     }
     Ok((allocator, method, slot))
 }
@@ -345,7 +373,7 @@ fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
         }
         Err(reason) => {
             state.set(Phase::Off);
-            let text = format!("ignored: {reason}; using the profiler's reporter");
+            let text = format!("ignored: {reason}; {FALLBACK}");
             guard.notice("torch.tracker", Verdict::Off, &text);
             None
         }
@@ -357,7 +385,8 @@ fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
 fn verify(entry: &TraceEntry) -> Result<EntryLayout, &'static str> {
     let LastSegment { addr, size, since } = thread(|t| t.last_segment.get());
     let same = match entry.action() {
-        3 => entry.addr() == addr && entry.size() == size,
+        // An allocator of the program's own may have asked for more.
+        3 => entry.addr() == addr && (1..=size).contains(&entry.size()) && entry.size().is_multiple_of(GRANULE),
         // An expandable segment is mapped piece by piece; the last piece lies in what is reported.
         5 => addr >= entry.addr() && addr.wrapping_add(size) <= entry.addr().wrapping_add(entry.size()),
         _ => false,
@@ -374,6 +403,9 @@ fn verify(entry: &TraceEntry) -> Result<EntryLayout, &'static str> {
         Err("the first entry carries no time near now")
     }
 }
+
+/// Segments are multiples of this (`kMinBlockSize`).
+const GRANULE: u64 = 512;
 
 /// Whether a time of PyTorch's clock (`c10::getApproximateTime`: the time-stamp counter on x86-64) is within seconds of now.
 fn near(time: u64) -> bool {

@@ -1,0 +1,43 @@
+"""Expandable segments that lose memory in their middle (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True): blocks of many sizes on
+two streams, every second one freed, the cache emptied in mid-run, the holes mapped again, in part and in pieces."""
+
+import torch
+import oracle
+
+MIB = 1 << 20
+
+
+def bytes_of(size):
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def rounds(stream):
+    with torch.cuda.stream(stream):
+        blocks = [bytes_of(size * MIB) for size in (30, 2, 50, 21, 40, 3, 64, 25)]
+        # Holes of 50, 40 and 64 MiB less the pages that live neighbours reach into.
+        del blocks[2], blocks[3], blocks[4]
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        # Part of a hole, a hole and a piece of the next, the end of the segment.
+        blocks += [bytes_of(size * MIB) for size in (12, 44, 90, 8)]
+        del blocks[1], blocks[2], blocks[-1]
+        torch.cuda.empty_cache()
+        blocks.append(bytes_of(7 * MIB + 513))
+        return blocks
+
+
+oracle.start()
+small = [torch.empty(1000 * i + 1, device="cuda") for i in range(300)]
+kept = [rounds(torch.cuda.current_stream())]
+kept.append(rounds(torch.cuda.Stream()))
+# Whole pages of the small segment in its middle and at its end.
+del small[40:140], small[-60:]
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+small += [torch.empty(700 * i + 1, device="cuda") for i in range(200)]
+del kept[0]
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+kept.append(rounds(torch.cuda.current_stream()))
+print("allocated", torch.cuda.memory_allocated(), "reserved", torch.cuda.memory_reserved())
+oracle.finish()
