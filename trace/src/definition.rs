@@ -96,7 +96,7 @@ pub enum Definition<'a> {
         /// The kernel's name for it (`comm`).
         name: &'a str,
     },
-    /// A private memory pool (CUDA graph or `MemPool`).
+    /// A private memory pool (CUDA graph or `MemPool`). Id 0, the default pool, is defined where events tell their pools.
     Pool {
         /// The id used in events.
         id: u16,

@@ -69,7 +69,8 @@ pub enum Action {
     /// A CUDA free that was recorded before the call was made has failed: `addr` is the [`Event::seq`] of the
     /// event that did not happen.
     Retract = 16,
-    /// The allocator's own running totals, for checking a replay: `addr` is bytes allocated, `size` bytes reserved.
+    /// The allocator's own running totals, for checking a replay: `addr` is bytes allocated, `size` bytes reserved. For a CUDA
+    /// call: those of the stream-ordered pool whose handle `stream` is, where what it reserves has changed.
     Totals = 17,
     /// Physical memory was mapped at an address (`cuMemMap`): `addr`, `size`, and the handle in `stream`.
     Map = 18,
