@@ -111,6 +111,7 @@ pub(crate) enum Format {
 
 /// `memtrace run`.
 #[derive(Args, Debug)]
+#[command(override_usage = "memtrace [run] [OPTIONS] -- COMMAND [ARGS]...")]
 pub(crate) struct Run {
     /// Folder for the recording; must be new or empty [default: memtrace-PROGRAM-TIME]
     #[arg(short, long, value_name = "DIR")]

@@ -35,7 +35,7 @@ pub(crate) fn create(wanted: Option<&Path>, command: &[OsString], stamp: &str) -
         let shown = path.display();
         if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
             std::fs::create_dir_all(parent)
-                .with_context(|| format!("cannot create {}; choose another folder with -o", parent.display()))?;
+                .with_context(|| format!("cannot create the folder {}; choose another with -o", parent.display()))?;
         }
         match builder.create(path) {
             Ok(()) => {}

@@ -90,6 +90,8 @@ struct Family {
     known: BTreeMap<u32, Known>,
     unseen: BTreeMap<(u32, u64), Unseen>,
     own_network: Option<PathBuf>,
+    /// Its processes are the launcher's own, and none of the command's.
+    own_executable: Option<PathBuf>,
 }
 
 /// A process that was seen before.
@@ -104,7 +106,8 @@ struct Known {
 impl Family {
     fn new(given: Given) -> Family {
         let own_network = std::fs::read_link("/proc/self/ns/net").ok();
-        Family { given, known: BTreeMap::new(), unseen: BTreeMap::new(), own_network }
+        let own_executable = std::fs::read_link("/proc/self/exe").ok();
+        Family { given, known: BTreeMap::new(), unseen: BTreeMap::new(), own_network, own_executable }
     }
 
     fn look(&mut self) {
@@ -141,6 +144,9 @@ impl Family {
     }
 
     fn judge(&mut self, pid: u32, start: u64, dir: &ProcessDir, executable: Option<&Path>) {
+        if executable.is_some() && executable == self.own_executable.as_deref() {
+            return;
+        }
         let key = (pid, start);
         let told = self.unseen.get(&key);
         if told.is_some_and(|unseen| unseen.uses_cuda) || told.is_none() && self.unseen.len() >= MAX_TOLD {

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use memtrace_tests::json_schema;
 use memtrace_tests::oracle::compare;
 use memtrace_tests::programs::Workshop;
 use memtrace_tests::victim::{Run, Victim, events, memtrace, root};
@@ -251,6 +252,36 @@ fn pinned() -> Value {
     Value::Object(seen)
 }
 
+/// `memtrace doctor` on a real GPU: the driver's devices are PyTorch's, and every layer of a training run is seen and verified.
+fn doctor() -> Value {
+    let program = root().join("tests/programs/torch/mlp.py");
+    let mut command = std::process::Command::new(memtrace());
+    let output = command.args(["doctor", "--json", "--", "python3"]).arg(program).output().expect("memtrace starts");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {stderr}"));
+    let schema = std::fs::read_to_string(root().join("launcher/schema/doctor.schema.json")).expect("the schema");
+    json_schema::assert_valid(&serde_json::from_str(&schema).expect("JSON"), &answer);
+    assert_eq!(output.status.code(), Some(i32::from(answer["ok"] != true)), "{answer:#}");
+    let asked = "import json, torch; print(json.dumps([torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]))";
+    let theirs = std::process::Command::new("python3").args(["-c", asked]).output().expect("python3");
+    let theirs: Vec<String> = serde_json::from_slice(&theirs.stdout).expect("names");
+    let ours: Vec<&str> =
+        answer["machine"]["gpus"].as_array().into_iter().flatten().filter_map(|g| g["name"].as_str()).collect();
+    assert_eq!(ours, theirs, "devices");
+    let layers = answer["program"]["processes"][0]["layers"].as_array().cloned().unwrap_or_default();
+    let may_be_unused = ["CPU tensors", "native stacks"];
+    for layer in &layers {
+        // CPU tensors are left out where a GPU is used; where every event has its Python stack, none is native.
+        assert!(
+            layer["state"] == "ok"
+                || layer["state"] == "unused" && may_be_unused.contains(&layer["what"].as_str().unwrap_or_default()),
+            "{layer}"
+        );
+    }
+    assert_eq!(layers.len(), 10, "{answer:#}");
+    json!({ "ok": answer["ok"], "machine": answer["machine"], "layers": layers })
+}
+
 fn overhead() -> Value {
     let run = Victim::python("gpu/overhead.py", &[]).option("--no-snapshot").run();
     run.assert_ended_well();
@@ -292,6 +323,7 @@ fn main() {
         ("native stacks: cuBLAS and NCCL", Box::new(|| native("gpu/hidden.py", &[], "native"))),
         ("native stacks: JAX", Box::new(|| native("gpu/jax_program.py", &[], "native"))),
         ("native stacks: CuPy", Box::new(|| native("gpu/cupy_program.py", &[], "both"))),
+        ("doctor", Box::new(doctor)),
         ("overhead", Box::new(overhead)),
     ];
     let mut only: Vec<String> = std::env::args().skip(1).collect();

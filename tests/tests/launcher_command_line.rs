@@ -59,7 +59,8 @@ fn commands_that_cannot_be_run() {
     };
     let cases = [
         ("no-such-command", 127, "PATH"),
-        ("./no-such-file", 127, "not found"),
+        ("./no-such-file", 127, "folder you are in"),
+        ("", 127, "variable"),
         ("python train.py", 127, "separate words"),
         (&plain, 126, "chmod +x"),
         (&python, 126, "memtrace -- python"),
@@ -169,5 +170,12 @@ fn a_run_that_is_none_is_bad_input() {
         let (code, message) = run(words);
         assert_eq!(code, 2, "{words:?}: {message}");
         assert_eq!(message.lines().count(), 1, "{words:?}: {message}");
+    }
+    for (content, hint) in [(&b""[..], "it is empty"), (b"print('\x1b[31m')\n", "begins with \"print")] {
+        let file = folder.path().join("file.mtr");
+        std::fs::write(&file, content).unwrap();
+        let (code, message) = run(&["report", file.to_str().unwrap()]);
+        assert_eq!(code, 2, "{message}");
+        assert!(message.contains(hint) && !message.contains('\x1b') && message.lines().count() == 1, "{message}");
     }
 }

@@ -14,7 +14,7 @@ pub enum Error {
         cause: std::io::Error,
     },
     /// The file does not begin as a trace does.
-    #[error("not a memtrace trace (it begins with {found:02x?}); give a .mtr file or a run folder")]
+    #[error("not a memtrace trace ({}); give a .mtr file or a run folder", beginning(found))]
     NotATrace {
         /// The first bytes.
         found: Vec<u8>,
@@ -55,3 +55,8 @@ impl Error {
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What a file begins with, for people.
+fn beginning(found: &[u8]) -> String {
+    if found.is_empty() { "it is empty".to_owned() } else { format!("it begins with \"{}\"", found.escape_ascii()) }
+}

@@ -183,14 +183,12 @@ fn tracker(trace: &Reader, tally: &Tally) -> Finding {
     match verdict(trace, "torch.tracker") {
         Some((Verdict::Off, text)) => {
             let reason = text.split_once(';').map_or(text, |(reason, _)| reason);
-            let mend = if reason.contains("not PyTorch's native") {
-                "set PYTORCH_CUDA_ALLOC_CONF=backend:native, or live without segments of PyTorch's own".to_owned()
-            } else {
-                format!(
-                    "use a release of PyTorch whose allocator can be listened to: {} are tested",
-                    tested::pytorches()
-                )
-            };
+            if reason.contains("not PyTorch's native") {
+                // cudaMallocAsync and others: they keep no blocks of their own.
+                return Finding::unused(what, reason);
+            }
+            let tested = tested::pytorches();
+            let mend = format!("use a release of PyTorch whose allocator can be listened to: {tested} are tested");
             Finding::off(what, format!("{reason}: sizes are rounded, no segments, no streams"), mend)
         }
         Some((_, text)) => Finding::ok(what, format!("{}; {text}", count(events, "event"))),

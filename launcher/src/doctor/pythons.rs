@@ -123,7 +123,7 @@ fn candidates(folders: &[PathBuf]) -> Vec<Candidate> {
             std::os::unix::fs::FileExt::read_exact_at(&f, &mut head, 0).is_ok() && &head == b"#!"
         });
         let same = (candidate.path.canonicalize().unwrap_or_default(), home(&candidate.path));
-        let is_new = !(is_script && !candidate.is_default) && !seen.contains(&same);
+        let is_new = (candidate.is_default || !is_script) && !seen.contains(&same);
         if is_new {
             seen.push(same);
         }

@@ -114,16 +114,14 @@ pub(super) fn run(
         match wait(group)? {
             Change::Ended(code) => break code,
             Change::Stopped => {
-                // The user wants the shell: we stop as well, and go on together.
+                // Who has stopped it from the terminal wants the shell: we stop as well, and go on together.
                 if let Some(terminal) = &terminal {
                     terminal.give(terminal.ours);
-                }
-                // SAFETY: a plain call.
-                unsafe { libc::raise(libc::SIGSTOP) };
-                if let Some(terminal) = &terminal {
+                    // SAFETY: a plain call.
+                    unsafe { libc::raise(libc::SIGSTOP) };
                     terminal.give(group);
+                    send(libc::SIGCONT);
                 }
-                send(libc::SIGCONT);
             }
             Change::None => {}
         }
@@ -138,12 +136,10 @@ pub(super) fn run(
         } else if asked.is_some_and(|at| at.elapsed() >= GRACE) {
             descendants(launcher).into_iter().for_each(|pid| end(pid, libc::SIGKILL));
         }
-        match next_signal(&signals, LOOK_EVERY) {
-            Some(signal @ (libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT)) => {
-                asked.get_or_insert_with(Instant::now);
-                send(signal);
-            }
-            _ => {}
+        let signal = next_signal(&signals, LOOK_EVERY);
+        if let Some(signal @ (libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT)) = signal {
+            asked.get_or_insert_with(Instant::now);
+            send(signal);
         }
     };
     let took = began.elapsed();

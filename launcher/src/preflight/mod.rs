@@ -45,11 +45,17 @@ pub(crate) fn check(command: &OsStr, arguments: &[OsString]) -> Result<PathBuf, 
     let shown = command.to_string_lossy();
     let path = resolve::resolve(command).map_err(|e| match e {
         NotFound::Missing => {
+            if command.is_empty() {
+                let message = "the command's name is empty; is a variable of the shell not set?".to_owned();
+                return Refusal { code: NOT_FOUND, message };
+            }
             let mut message = format!("{shown}: command not found");
             if is_python(command) && Path::new(command).exists() {
                 message += &format!("; to run this file: memtrace -- python {shown}");
             } else if shown.contains(char::is_whitespace) {
                 message += "; give the command and its arguments as separate words, without quotes around them";
+            } else if shown.contains('/') {
+                message += "; check the spelling and the folder you are in";
             } else {
                 message += "; check the spelling and PATH";
             }
