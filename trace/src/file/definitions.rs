@@ -246,6 +246,7 @@ impl Definitions {
     pub fn name_native(&mut self, mut names: impl FnMut(&NativeFrame) -> Vec<Frame>) {
         // Inlined functions get new numbers: beyond those that stacks use, defined or not.
         let used = self.stacks.iter().map(|node| node.frame.index()).max().unwrap_or(0);
+        let used = used.max(self.native_frames.last_key_value().map_or(0, |(id, _)| id.index()));
         if used < self.frames.len() + MAX_GAP {
             self.frames.resize(self.frames.len().max(used + 1), Frame::default());
         }
@@ -254,7 +255,6 @@ impl Definitions {
             for (i, frame) in names(place).into_iter().enumerate() {
                 let frame = Frame { native: true, inlined_into: FrameId::NONE, ..frame };
                 if i == 0 {
-                    // There since its definition.
                     let Some(place) = self.frames.get_mut(id.index()) else { break };
                     *place = frame;
                 } else {
