@@ -5,7 +5,7 @@
 use memtrace_tests::ledger;
 use memtrace_tests::oracle::compare;
 use memtrace_tests::victim::Victim;
-use memtrace_trace::api::Api;
+use memtrace_trace::api::{Api, Memory};
 
 #[test]
 fn data_loader_workers_by_fork_spawn_and_forkserver() {
@@ -29,6 +29,15 @@ fn data_loader_workers_by_fork_spawn_and_forkserver() {
     let (ours, theirs) = (ledger::ours(&trace), ledger::read_all(file.path()));
     assert_eq!(theirs.keys().collect::<Vec<_>>(), [&ledger::pid(&trace)], "processes that used CUDA");
     ledger::assert_equal(&ours, &theirs[&ledger::pid(&trace)]);
-    let pins = |calls: &&Vec<ledger::Call>| calls.iter().any(|c| Some(&*c.api) == Api::cudaHostAlloc.symbol());
-    assert!(ours.values().filter(pins).count() > 1, "pinning threads obtained memory");
+    let pins = |call: &ledger::Call| {
+        let api = Api::ALL.iter().find(|a| a.symbol() == Some(&call.api));
+        api.is_some_and(|a| !a.frees() && matches!(a.memory(), Some(Memory::Host | Memory::Registered)))
+    };
+    let pinning = ours.iter().filter(|(_, calls)| calls.iter().any(pins)).map(|(tid, _)| *tid);
+    let main = ledger::pid(&trace);
+    assert!(
+        pinning.clone().any(|tid| tid != main),
+        "a pinning thread obtained memory: {:?}",
+        pinning.collect::<Vec<_>>()
+    );
 }
