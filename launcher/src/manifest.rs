@@ -266,7 +266,7 @@ impl Manifest {
             problems.push(format!("some processes used CUDA and could not be recorded: {words}"));
         }
         for (reason, count) in &self.refused {
-            problems.push(format!("{count} processes were not recorded: {reason}"));
+            problems.push(format!("processes were turned away {count} times: {reason}"));
         }
         let running = self.processes.iter().filter(|p| p.end_reason == "still running").count();
         if running > 0 {

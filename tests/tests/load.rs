@@ -55,7 +55,7 @@ fn recorded(trace: &Reader, events: &[Event], work: &mut Work) {
         let tid = trace.definitions().thread(event.thread).expect("a known thread").tid;
         match event.action {
             Action::Alloc => assert_eq!(open.insert(tid, event), None, "a pair in a pair"),
-            Action::Free => {
+            Action::FreeCompleted => {
                 let alloc = open.remove(&tid).expect("an allocation before its free");
                 assert_eq!(alloc.addr, event.addr);
                 let told = work.entry((pid, tid)).or_default();
@@ -239,7 +239,7 @@ fn ten_thousand_short_lived_threads() {
     // A call of the runtime and one of the driver, for the allocation and for the free.
     let pairs: u64 = said.values().map(|told| told.pairs).sum();
     assert_eq!(calls.values().map(|calls| calls.len() as u64).sum::<u64>(), 4 * pairs);
-    assert_eq!(pairs, (0..10_000).map(|i| 1 + i % 7).sum());
+    assert_eq!(pairs, (0..10_000).map(|i| 1 + i % 7).sum::<u64>());
 }
 
 #[test]
