@@ -151,7 +151,7 @@ impl Calibration {
     /// Nanoseconds since the epoch of this tick.
     pub fn epoch_ns(&self, ticks: u64) -> u64 {
         let delta = ticks.wrapping_sub(self.first.ticks) as i64;
-        (self.first.realtime_ns as i64 + (delta as f64 * self.ns_per_tick) as i64).max(0) as u64
+        self.first.realtime_ns.saturating_add_signed((delta as f64 * self.ns_per_tick) as i64)
     }
 
     /// Length of one tick.

@@ -9,8 +9,9 @@
 //!
 //! gimli is written to answer any bytes with an error. Where it is used here was read for 0.33: readers check every length
 //! (`EndianSlice`), rows and their stack are of fixed size and refuse what does not fit (`TooManyRegisterRules`, `StackFull`),
-//! arithmetic on addresses wraps or is checked. The exception, `EhHdrTable::pointer_to_offset`, which subtracts
-//! unchecked, is not called.
+//! arithmetic on addresses wraps or is checked. Two exceptions: `EhHdrTable::pointer_to_offset`, which subtracts unchecked, is not
+//! called; `EhHdrTable::lookup` multiplies the table's count, and is built without overflow checks (`Cargo.toml`): what wraps is
+//! refused by the table's bounds. The fuzzer's target `unwind` holds all this against any bytes.
 
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, EhFrameHdr, Encoding, EndianSlice, Expression, Format, LittleEndian, Operation,
