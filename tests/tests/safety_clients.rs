@@ -61,8 +61,8 @@ fn beside_an_honest_one(words: &str) -> Outcome {
          read line < {fifo}; {INTRUDER} {words} & {PRODUCER} threads=2 events={half} rate=200000 write; wait; echo over; exit 7",
         fifo = folder.path().join("fifo").display()
     );
-    let mut command = recording(&run);
-    command.args(["sh", "-c", &script]).stderr(Stdio::piped());
+    let mut command = Command::new(memtrace());
+    command.args(["--quiet", "--no-snapshot", "-o"]).arg(&run).args(["--", "sh", "-c", &script]).stderr(Stdio::piped());
     let mut running = Running::start(&mut command);
     let (pid, over) = (running.pid(), AtomicBool::new(false));
     let (peak_kib, after_command) = std::thread::scope(|scope| {

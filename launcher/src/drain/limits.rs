@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::process::Process;
+use super::writer::Queue;
 
 /// Texts about processes that are kept until the manifest is written, in bytes. The traces have all of them.
 const KEPT_TEXT: u64 = 64 << 20;
 /// Threads that are told apart, over all living processes: about 200 MiB.
 const THREADS: u64 = 1 << 20;
-/// Places in reorder windows, over all processes: 160 MiB.
-const PLACES: usize = 1 << 21;
-/// What a process keeps of its window when all are used: 80 KiB.
+/// Places in reorder windows, over all processes: 80 MiB. Together they hold no more than twice that.
+const PLACES: usize = 1 << 20;
+/// What a process keeps of its window when it held more than its share and all are used: 80 KiB.
 const PLACES_OF_ONE: usize = 1 << 10;
 
 /// An amount of something that is shared.
@@ -50,17 +51,34 @@ impl Default for Limits {
     }
 }
 
-/// The places that reorder windows hold, counted in one round over the processes.
-#[derive(Default, Debug)]
-pub(super) struct Places(usize);
+/// The places that all reorder windows hold, in one round over the processes.
+#[derive(Debug)]
+pub(super) struct Places {
+    held: usize,
+    share: usize,
+}
 
 impl Places {
-    /// Counts a process's window; where all together would hold too many, it gives up its gaps.
-    pub(super) fn count(&mut self, process: &mut Process, queue: &super::writer::Queue) {
-        if self.0 + process.places() > PLACES {
+    /// As it stands before the round.
+    pub(super) fn of<'a>(processes: impl ExactSizeIterator<Item = &'a Process>) -> Places {
+        let share = PLACES / processes.len().max(1);
+        Places { held: processes.map(Process::places).sum(), share: share.max(PLACES_OF_ONE) }
+    }
+
+    /// Does what changes the process's window. Where all hold too many by then, and this one more than its share, it gives up its gaps.
+    pub(super) fn watch<T>(
+        &mut self,
+        process: &mut Process,
+        queue: &Queue,
+        change: impl FnOnce(&mut Process) -> T,
+    ) -> T {
+        self.held = self.held.saturating_sub(process.places());
+        let result = change(process);
+        if self.held + process.places() > PLACES && process.places() > self.share {
             process.keep_places(PLACES_OF_ONE, queue);
         }
-        self.0 += process.places();
+        self.held += process.places();
+        result
     }
 }
 

@@ -185,10 +185,9 @@ impl Pump {
 
     fn drain(&mut self, now: Duration) -> Activity {
         let mut all = Activity::default();
-        let mut places = Places::default();
+        let mut places = Places::of(self.processes.values());
         for process in self.processes.values_mut() {
-            let one = process.drain(now, &self.queue);
-            places.count(process, &self.queue);
+            let one = places.watch(process, &self.queue, |process| process.drain(now, &self.queue));
             all.slots += one.slots;
             all.fullest = all.fullest.max(one.fullest);
             process.tick(now, &self.queue);

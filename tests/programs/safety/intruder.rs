@@ -309,7 +309,8 @@ fn forever(segment: &Segment) -> ! {
         for producer in &mut producers {
             for _ in 0..256 {
                 let seq = segment.header().next_seq.0.fetch_add(1, Ordering::Relaxed);
-                if producer.write(&event(seq).to_slot()).is_err() {
+                let action = if seq % 2 == 0 { Action::FreeCompleted } else { Action::Alloc };
+                if producer.write(&Event { action, addr: 1 << 40, ..event(seq) }.to_slot()).is_err() {
                     break;
                 }
             }
@@ -320,7 +321,7 @@ fn forever(segment: &Segment) -> ! {
 
 fn main() {
     let mut kept = Vec::new();
-    for word in std::env::args().skip(1) {
+    for word in std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()) {
         let (key, value) = word.split_once('=').unwrap_or((&word, ""));
         let number = || value.parse::<u64>().unwrap_or_else(|_| panic!("{word}: not a number"));
         let segment = || attach(0).expect("a segment");
