@@ -1,6 +1,7 @@
 //! Launching: a program under memtrace, over the simulated CUDA.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -37,8 +38,22 @@ pub fn memtrace() -> PathBuf {
     path
 }
 
+/// Lets a command begin with the usual dispositions: a shell that starts tests in the background has them ignore Ctrl-C and
+/// Ctrl-\\, and whatever they start.
+pub fn with_default_signals(command: &mut Command) {
+    let reset = || {
+        for signal in [libc::SIGINT, libc::SIGQUIT] {
+            // SAFETY: SIG_DFL runs no code; the call may be made between fork and exec.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    // SAFETY: one system call a signal, nothing else.
+    unsafe { command.pre_exec(reset) };
+}
+
 /// A program to run under memtrace.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Victim {
     command: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
@@ -105,6 +120,7 @@ impl Victim {
         let mut command = Command::new(words.next().unwrap_or_default());
         command.args(words);
         command.envs(self.env.iter().map(|(k, v)| (k, v)));
+        with_default_signals(&mut command);
         command
     }
 
