@@ -195,7 +195,7 @@ fn process_summary(process: &Process, story: &Story) -> ProcessSummary {
         recording_ended: process.recording().end().map(|end| end.reason.clone()),
         trace: process.path().file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default(),
         snapshot: None,
-        events: process.survey().total_events,
+        events: process.recording().event_count().saturating_sub(story.lost.events),
         devices,
         pinned: context.owners(story, Place::Host),
         losses: losses(process, story),
@@ -240,6 +240,8 @@ fn losses(process: &Process, story: &Story) -> BTreeMap<String, u64> {
     add("unknown_frames", damage.unknown_frames);
     add("unknown_definitions", damage.unknown_definitions);
     add("malformed_definitions", damage.malformed_definitions);
+    // How many events a damaged block says it has may itself be damage.
+    add("undecodable_blocks", story.lost.blocks);
     add("undecodable_events", story.lost.events);
     add("unmatched_cuda_frees", story.unmatched_cuda_frees);
     for device in &story.devices {

@@ -9,11 +9,7 @@ use object::Endianness;
 
 use super::elf::Elf;
 use super::metered::Metered;
-
-/// Inlining deeper than this is no compiler's.
-const MAX_INLINED: usize = 256;
-/// Names and paths longer than this are no program's.
-const MAX_TEXT: usize = 64 << 10;
+use super::object_symbols::{MAX_INLINED, MAX_TEXT};
 
 /// One function at one address, as DWARF tells.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

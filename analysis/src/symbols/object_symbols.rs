@@ -9,6 +9,11 @@ use super::names::is_mangled;
 use super::search::Search;
 use super::symbol_table;
 
+/// Inlining deeper than this is no compiler's.
+pub(super) const MAX_INLINED: usize = 256;
+/// Names and paths longer than this are no program's.
+pub(super) const MAX_TEXT: usize = 64 << 10;
+
 /// An object as a process had it loaded.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct ObjectId {

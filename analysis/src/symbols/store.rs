@@ -2,11 +2,11 @@
 //!
 //! `trace/FORMAT.md` describes it. Names are kept as objects have them, and demangled when read.
 
-use std::collections::BTreeMap;
 use memtrace_trace::file::foreign;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
-use super::object_symbols::{ObjectId, ObjectSymbols, PlaceFrame};
+use super::object_symbols::{MAX_INLINED, MAX_TEXT, ObjectId, ObjectSymbols, PlaceFrame};
 use super::table::Symbols;
 use crate::error::{Error, Result};
 use crate::folder::RunFolder;
@@ -93,13 +93,17 @@ impl From<Object> for ObjectSymbols {
         let frame = |(name, file, line)| PlaceFrame { name, file, line };
         let places = object.places.into_iter().filter_map(|(address, frames)| {
             let address = u64::from_str_radix(&address, 16).ok()?;
-            Some((address, frames.into_iter().map(frame).collect()))
+            Some((address, frames.into_iter().take(MAX_INLINED).map(frame).collect()))
         });
         ObjectSymbols {
             places: places.collect(),
             file: object.symbols_from,
             notes: object.notes,
-            strings: object.strings,
+            strings: object.strings.into_iter().map(|text| cut(&text).into()).collect(),
         }
     }
+}
+
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_TEXT)]
 }

@@ -12,6 +12,9 @@ use crate::printable;
 
 /// The file name of code that belongs to no object.
 const GENERATED: &str = "<generated code>";
+/// The names of all native frames of a process are not longer together, in bytes. Real ones take a few hundred each; files can tell of
+/// names that take a thousand times their own size.
+const MAX_NAMES: usize = 256 << 20;
 /// What the kernel maps into every process is an object without a file.
 const KERNEL_OBJECTS: [&str; 2] = ["linux-vdso.so.1", "linux-gate.so.1"];
 
@@ -78,11 +81,22 @@ impl Symbols {
             .map(|module| object_id(module).map(|id| (printable::line(&id.path).into_owned(), self.objects.get(&id))))
             .collect();
         let mut names: HashMap<&str, FunctionName> = HashMap::new();
-        definitions.name_native(|place| match objects.get(place.module.index()) {
-            Some(Some((path, symbols))) => frames(place, path, *symbols, &mut names),
-            _ => {
-                let name: Box<str> = format!("{:#x}", place.address).into();
-                vec![Frame { name: name.clone(), qualname: name, filename: GENERATED.into(), ..Frame::default() }]
+        let mut room = MAX_NAMES;
+        definitions.name_native(|place| {
+            let found = match objects.get(place.module.index()) {
+                Some(Some((path, symbols))) => frames(place, path, *symbols, &mut names),
+                _ => {
+                    let name: Box<str> = format!("{:#x}", place.address).into();
+                    vec![Frame { name: name.clone(), qualname: name, filename: GENERATED.into(), ..Frame::default() }]
+                }
+            };
+            let taken: usize = found.iter().map(|f| f.name.len() + f.qualname.len() + f.filename.len()).sum();
+            match room.checked_sub(taken) {
+                Some(left) => {
+                    room = left;
+                    found
+                }
+                None => Vec::new(),
             }
         });
     }

@@ -1,0 +1,94 @@
+//! What memtrace writes beside the traces, `run.json` and `symbols.json`, is read as it was written, whatever is in it.
+
+use std::collections::BTreeMap;
+
+use memtrace_analysis::RunFolder;
+use memtrace_analysis::load::{Exit, Manifest, ManifestProcess, RUN_MANIFEST};
+use memtrace_analysis::symbols::{SYMBOLS_FILE, Symbols};
+use memtrace_trace::file::{Definitions, Module, NativeFrame};
+use memtrace_trace::ids::{FrameId, ModuleId};
+use proptest::prelude::*;
+use serde_json::json;
+
+fn exit() -> impl Strategy<Value = Exit> {
+    any::<[Option<i32>; 2]>().prop_map(|[code, signal]| Exit { code, signal })
+}
+
+fn names() -> impl Strategy<Value = BTreeMap<String, String>> {
+    prop::collection::btree_map("[A-Z_]{1,12}", ".{0,20}", 0..4)
+}
+
+fn process() -> impl Strategy<Value = ManifestProcess> {
+    let words = prop::collection::vec(".{0,12}", 0..4);
+    (any::<u32>(), any::<Option<u32>>(), words, names(), exit(), prop::option::of("[0-9]{1,6}[.]mtr"))
+        .prop_map(|(pid, ppid, argv, env, exit, trace)| ManifestProcess { pid, ppid, argv, env, exit, trace })
+}
+
+fn manifest() -> impl Strategy<Value = Manifest> {
+    let words = prop::collection::vec(".{0,12}", 0..4);
+    let losses = prop::collection::btree_map("[a-z_]{1,12}", any::<u64>(), 0..4);
+    let text = || prop::option::of(".{0,20}");
+    let numbers = (any::<Option<u32>>(), any::<[Option<u64>; 2]>());
+    (words, text(), text(), numbers, exit(), prop::collection::vec(process(), 0..4), losses, ".{0,9}").prop_map(
+        |(command, directory, host, (pid, times), exit, processes, losses, note)| Manifest {
+            memtrace: "0.1.0".into(),
+            command,
+            directory,
+            host,
+            pid,
+            started_ns: times[0],
+            ended_ns: times[1],
+            exit,
+            processes,
+            losses,
+            more: BTreeMap::from([("note".to_owned(), json!({ "text": note }))]),
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_manifest(manifest in manifest()) {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(RUN_MANIFEST), serde_json::to_vec(&manifest).unwrap()).unwrap();
+        let read = Manifest::read(&RunFolder::open(folder.path()).unwrap()).unwrap();
+        prop_assert_eq!(read, Some(manifest));
+    }
+
+    #[test]
+    fn symbols(
+        strings in prop::collection::vec("[a-zA-Z_<>.]{1,20}", 1..6),
+        places in prop::collection::btree_map(1u64.., prop::collection::vec((0u32..6, 0u32..6, any::<u32>()), 0..4), 1..8),
+    ) {
+        let written: BTreeMap<String, _> = places.iter().map(|(at, frames)| (format!("{at:x}"), frames)).collect();
+        let object = json!({ "path": "/lib/a.so", "build_id": "00ff", "strings": strings, "places": written });
+        let folder = tempfile::tempdir().unwrap();
+        let put = |text: String| {
+            std::fs::write(folder.path().join(SYMBOLS_FILE), text).unwrap();
+            Symbols::read(&RunFolder::open(folder.path()).unwrap()).unwrap().unwrap()
+        };
+        let read = put(json!({ "version": 1, "objects": [object] }).to_string());
+        prop_assert_eq!(&put(read.to_json()), &read);
+
+        let module = Module { path: "/lib/a.so".into(), build_id: "00ff".into() };
+        let mut all = Definitions { modules: vec![Module::default(), module], ..Definitions::default() };
+        for (index, address) in places.keys().enumerate() {
+            let place = NativeFrame { module: ModuleId(1), address: *address };
+            all.native_frames.insert(FrameId(index as u32 + 1), place);
+        }
+        read.name_frames(&mut all);
+        // Of each place the innermost frame, as the file says.
+        for (index, (address, frames)) in places.iter().enumerate() {
+            let Some(frame) = all.frame(FrameId(index as u32 + 1)) else { panic!("{address:x} has no frame") };
+            let text = |at: u32| strings.get(at as usize).map(String::as_str);
+            let name = frames.first().and_then(|(name, ..)| text(*name)).map_or(format!("a.so+{address:#x}"), str::to_owned);
+            // Names that are none of C++'s or Rust's stay as they are.
+            if !name.starts_with('_') {
+                prop_assert_eq!(&*frame.name, &*name);
+            }
+            prop_assert_eq!(frame.line, frames.first().map_or(0, |(.., line)| *line));
+        }
+    }
+}
