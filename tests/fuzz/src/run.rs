@@ -1,0 +1,50 @@
+//! A run folder with what the fuzzer made, taken through everything that reads it.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use memtrace_analysis::export::{SnapshotOptions, snapshot};
+use memtrace_analysis::{TextOptions, open_run, summarize};
+
+/// The process's folder, made once.
+pub struct Folder(tempfile::TempDir);
+
+impl Folder {
+    /// Below `TMPDIR`, which `tests/fuzz/run` removes afterwards.
+    pub fn here() -> &'static Folder {
+        static FOLDER: OnceLock<Folder> = OnceLock::new();
+        FOLDER.get_or_init(|| Folder(tempfile::tempdir().expect("a folder")))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Puts a file into it.
+    pub fn put(&self, name: &str, bytes: &[u8]) {
+        fs::write(self.path().join(name), bytes).expect("room for a file");
+    }
+}
+
+/// Opens, summarises, reports and exports a run, as `memtrace` does after it. What is counted adds up.
+pub fn analyse(folder: &Path) {
+    let Ok(run) = open_run(folder) else { return };
+    for process in run.processes() {
+        let recording = process.recording();
+        let mut read = 0;
+        let lost = recording.stream(&mut |events| read += events.len() as u64);
+        assert_eq!(read + lost.events, recording.event_count(), "every event is read or counted as lost");
+        let (census, not_counted) = recording.census();
+        assert!(not_counted.events > 0 || census.events() == recording.event_count());
+    }
+    let Ok(summary) = summarize(&run, &mut |_| {}) else { return };
+    let text = summary.to_text(&TextOptions::default());
+    assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "nothing reaches a terminal but text");
+    serde_json::to_string(&summary).expect("a summary is JSON");
+    for process in run.processes() {
+        let _ = snapshot(process, io::sink(), &SnapshotOptions::default(), &mut |_| {});
+    }
+}
