@@ -42,7 +42,8 @@ impl Object {
         /// A table with more entries than this belongs to a giant whose data relocations are not worth reading.
         const MOST_RELOCATIONS: usize = 200_000;
         let Some(tables) = self.symbol_tables() else { return Vec::new() };
-        let targets: Vec<(u32, usize)> = (1..tables.first_defined)
+        let (first_defined, _) = gnu_hash_range(tables.hash);
+        let targets: Vec<(u32, usize)> = (1..first_defined)
             .filter_map(|index| Some((index as u32, wanted(self.symbol_name(&tables, index)?)?)))
             .collect();
         if targets.is_empty() {
@@ -85,17 +86,18 @@ impl Object {
     /// version. A linear search through the object's own symbol table; for rare use.
     pub(crate) fn symbol_with_prefix(&self, prefix: &[u8]) -> Option<usize> {
         let tables = self.symbol_tables()?;
-        (0..tables.count).find_map(|index| {
+        let (_, count) = gnu_hash_range(tables.hash);
+        (0..count).find_map(|index| {
             let name = self.symbol_name(&tables, index)?;
             let symbol = tables.symbol(index);
             (symbol.st_shndx != 0 && name.starts_with(prefix)).then(|| self.base + symbol.st_value as usize)
         })
     }
 
-    /// The address of the exported symbol of this name, whatever its version.
-    fn symbol(&self, name: &[u8]) -> Option<usize> {
+    /// The address of the exported symbol of this name, whatever its version, by the object's hash table.
+    fn symbol(&self, name: &[u8], hash: u32) -> Option<usize> {
         let tables = self.symbol_tables()?;
-        (tables.first_defined..tables.count).find_map(|index| {
+        gnu_hash_find(tables.hash, hash, |index| {
             let symbol = tables.symbol(index);
             (symbol.st_shndx != 0 && self.symbol_name(&tables, index)? == name)
                 .then(|| self.base + symbol.st_value as usize)
@@ -145,8 +147,7 @@ impl Object {
         if strings == 0 || symbols == 0 || hash == 0 {
             return None;
         }
-        let (first_defined, count) = gnu_hash_range(hash);
-        Some(SymbolTables { strings, strings_size, symbols, first_defined, count })
+        Some(SymbolTables { strings, strings_size, symbols, hash })
     }
 }
 
@@ -154,14 +155,13 @@ struct SymbolTables {
     strings: usize,
     strings_size: usize,
     symbols: usize,
-    /// Symbols before this one are imports.
-    first_defined: usize,
-    count: usize,
+    /// `DT_GNU_HASH`.
+    hash: usize,
 }
 
 impl SymbolTables {
     fn symbol(&self, index: usize) -> &libc::Elf64_Sym {
-        // SAFETY: callers keep `index` below `count`, which the object's own hash table states.
+        // SAFETY: the object's own hash table states how many there are, and callers keep to it.
         unsafe { &*(self.symbols as *const libc::Elf64_Sym).add(index) }
     }
 }
@@ -184,6 +184,42 @@ fn gnu_hash_range(table: usize) -> (usize, usize) {
         last += 1;
     }
     (first, last + 1)
+}
+
+/// The hash that `DT_GNU_HASH` tables are made with.
+fn gnu_hash(name: &[u8]) -> u32 {
+    name.iter().fold(5381, |hash: u32, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)))
+}
+
+/// Calls `visit` with the index of each symbol of this hash until it returns a value.
+fn gnu_hash_find<T>(table: usize, hash: u32, mut visit: impl FnMut(usize) -> Option<T>) -> Option<T> {
+    // SAFETY: as in `gnu_hash_range`.
+    let word = |index: usize| unsafe { (table as *const u32).add(index).read() };
+    let (buckets, first, bloom, shift) = (word(0) as usize, word(1) as usize, word(2) as usize, word(3));
+    if buckets == 0 || bloom == 0 {
+        return None;
+    }
+    // SAFETY: the filter's 64-bit words follow the header; the index is below their number.
+    let filter = unsafe { ((table + 16) as *const u64).add(hash as usize / 64 % bloom).read() };
+    if filter >> (hash % 64) & filter >> (hash.checked_shr(shift).unwrap_or(0) % 64) & 1 == 0 {
+        return None;
+    }
+    let bucket_at = 4 + bloom * 2;
+    let chain_at = bucket_at + buckets;
+    let mut index = word(bucket_at + hash as usize % buckets) as usize;
+    while index >= first {
+        let link = word(chain_at + index - first);
+        if link | 1 == hash | 1
+            && let Some(found) = visit(index)
+        {
+            return Some(found);
+        }
+        if link & 1 != 0 {
+            break;
+        }
+        index += 1;
+    }
+    None
 }
 
 /// Calls `visit` for every loaded object until it returns a value.
@@ -235,7 +271,25 @@ pub(crate) fn named(file_name: &[u8]) -> Option<Object> {
 
 /// What an object whose file name begins with one of `names` exports as `symbol`; 0 where there is none.
 pub(crate) fn exported(symbol: &[u8], names: &[&[u8]]) -> usize {
-    find(|o| o.symbol(symbol).filter(|_| names.iter().any(|name| o.file_name().starts_with(name)))).unwrap_or(0)
+    let hash = gnu_hash(symbol);
+    find(|o| names.iter().any(|name| o.file_name().starts_with(name)).then(|| o.symbol(symbol, hash)).flatten())
+        .unwrap_or(0)
+}
+
+/// Whether any loaded object exports `symbol`, in whatever scope.
+pub(crate) fn is_exported(symbol: &[u8]) -> bool {
+    let hash = gnu_hash(symbol);
+    find(|o| o.symbol(symbol, hash)).is_some()
+}
+
+/// Whether names are looked for in the object of `address` before they are looked for in this library: in the executable, and in what
+/// was preloaded before us.
+pub(crate) fn comes_before_us(address: usize) -> bool {
+    let [Some(theirs), Some(ours)] = [address, comes_before_us as *const () as usize].map(containing) else {
+        return false;
+    };
+    let first = find(|o| [theirs, ours].into_iter().position(|caller| caller.path() == o.path.as_c_str()));
+    theirs.start != ours.start && first == Some(0)
 }
 
 /// A loaded object as the loader's fast look-up gives it.

@@ -10,44 +10,40 @@ type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 /// The `dlsym` that the program would call without us: the C library's, or that of another preloaded library. Null until
 /// [`dlsym_address`] has found it.
 pub(crate) static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-/// The C library's.
+/// The C library's `dlvsym`; null until [`dlvsym_address`] has found it, and over another library than glibc.
+pub(crate) static DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// The C library's `dlsym`.
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-// The reference is weak: only glibc has this function.
-std::arch::global_asm!(".weak dlvsym");
+/// The objects that have the C library's `dlsym`: glibc's, the one it was in before 2.34, musl's.
+const C_LIBRARY: &[&[u8]] = &[b"libc.so.", b"libdl.so.", b"ld-musl-"];
 
-/// glibc's `dlvsym`; `None` over another C library.
-fn dlvsym() -> Option<unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void> {
-    let address: *mut c_void;
-    // SAFETY: reads the slot that the loader filled, or left null.
-    unsafe {
-        std::arch::asm!(
-            "mov {0}, qword ptr [rip + dlvsym@GOTPCREL]",
-            out(reg) address,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-        std::mem::transmute(address)
-    }
-}
-
-/// Finds the `dlsym` of the C library by version, since the plain name is ours: glibc 2.34 moved it into libc and gave it a
-/// new version; the older one is the architecture's first. Another C library (musl) has one object and no versions.
+/// Finds the C library's `dlsym` in its own symbol table: the plain name is ours, and `dlvsym`, which tells names by version, too.
 fn real_dlsym() -> Option<Dlsym> {
     let mut found = REAL.load(Ordering::Relaxed);
     if found.is_null() {
-        found = match dlvsym() {
-            Some(dlvsym) => [c"GLIBC_2.34", c"GLIBC_2.2.5"]
-                .into_iter()
-                // SAFETY: valid C strings. RTLD_NEXT is taken from this library, which is what is meant here.
-                .map(|version| unsafe { dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) })
-                .find(|found| !found.is_null())
-                .unwrap_or(std::ptr::null_mut()),
-            None => objects::exported(b"dlsym", &[b"ld-musl-", b"libc."]) as *mut c_void,
-        };
+        found = objects::exported(b"dlsym", C_LIBRARY) as *mut c_void;
         REAL.store(found, Ordering::Relaxed);
     }
     // SAFETY: null, or the address of a function of this type.
     unsafe { std::mem::transmute::<*mut c_void, Option<Dlsym>>(found) }
+}
+
+/// See [`DLVSYM`].
+pub(crate) fn dlvsym_address() -> *mut c_void {
+    if DLVSYM.load(Ordering::Relaxed).is_null() {
+        DLVSYM.store(objects::exported(b"dlvsym", C_LIBRARY) as *mut c_void, Ordering::Relaxed);
+    }
+    DLVSYM.load(Ordering::Relaxed)
+}
+
+/// What the program would be answered by `dlvsym` without us.
+pub(crate) fn ask_version(handle: *mut c_void, name: &CStr, version: *const c_char) -> *mut c_void {
+    type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
+    // SAFETY: null, or the address of a function of this type.
+    let dlvsym = unsafe { std::mem::transmute::<*mut c_void, Option<Dlvsym>>(dlvsym_address()) };
+    // SAFETY: the program's own handle and version; the name is a C string.
+    dlvsym.map_or(std::ptr::null_mut(), |dlvsym| unsafe { dlvsym(handle, name.as_ptr(), version) })
 }
 
 /// See [`DLSYM`].
@@ -63,7 +59,13 @@ pub(crate) extern "C" fn dlsym_address() -> *mut c_void {
 }
 
 /// The C library's `dlsym(handle, name)`: for our own questions. Null when there is no such symbol.
+///
+/// What nobody exports is not asked for: the C library allocates the words for its failure, and the program's `malloc` may be in the
+/// middle of something.
 pub(crate) fn lookup(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    if !objects::is_exported(name.to_bytes()) {
+        return std::ptr::null_mut();
+    }
     // SAFETY: the handle is one of dlopen's or a special one; the name is a C string.
     forget_failure(real_dlsym().map_or(std::ptr::null_mut(), |dlsym| unsafe { dlsym(handle, name.as_ptr()) }))
 }

@@ -17,10 +17,15 @@ use crate::process::Process;
 use crate::real::{self, Original};
 use crate::stack::native::{unloaded, unloading};
 
-/// The exported `dlsym`.
+/// The exported `dlsym`. Its own name may lead elsewhere: to the executable's, where that has one.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[unsafe(naked)]
 unsafe extern "C" fn dlsym() {
+    std::arch::naked_asm!("jmp {ours}", ours = sym our_dlsym)
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn our_dlsym() {
     std::arch::naked_asm!(
         "push rdi",
         "push rsi",
@@ -39,6 +44,32 @@ unsafe extern "C" fn dlsym() {
         "ret",
         replacement = sym replacement,
         real = sym real::DLSYM,
+    )
+}
+
+/// The exported `dlvsym`: the same for names with a version, which is also how tools that have a `dlsym` of their own find the next one.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(naked)]
+unsafe extern "C" fn dlvsym() {
+    std::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "mov rcx, qword ptr [rsp + 24]",
+        "call {replacement}",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "test rax, rax",
+        "jne 2f",
+        "mov rax, qword ptr [rip + {real}]",
+        "test rax, rax",
+        "je 2f",
+        "jmp rax",
+        "2:",
+        "ret",
+        replacement = sym versioned_replacement,
+        real = sym real::DLVSYM,
     )
 }
 
@@ -73,12 +104,38 @@ unsafe extern "C" fn replacement(handle: *mut c_void, name: *const c_char) -> *m
     }
     // SAFETY: dlsym's name is a C string.
     let symbol = unsafe { CStr::from_ptr(name) };
+    answer(symbol, || real::ask(handle, symbol))
+}
+
+/// Our answer to `dlvsym(handle, name, version)`, asked from `caller`; null leaves it to the real one, which has been found by then.
+unsafe extern "C" fn versioned_replacement(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+    caller: usize,
+) -> *mut c_void {
+    const NO: *mut c_void = std::ptr::null_mut();
+    if real::dlvsym_address().is_null() || name.is_null() || version.is_null() {
+        return NO;
+    }
+    // SAFETY: dlvsym's name is a C string.
+    let symbol = unsafe { CStr::from_ptr(name) };
+    if handle == libc::RTLD_NEXT {
+        let is_next = symbol == c"dlsym" && objects::comes_before_us(caller);
+        return if is_next { our_dlsym as *mut c_void } else { NO };
+    }
+    answer(symbol, || real::ask_version(handle, symbol, version))
+}
+
+/// What a program is given for this name, of which `ask` tells what it would be without us; null where that is the same.
+fn answer(symbol: &CStr, ask: impl Fn() -> *mut c_void) -> *mut c_void {
+    const NO: *mut c_void = std::ptr::null_mut();
     deepbind::look();
     if !symbol.to_bytes().starts_with(b"cu") {
         return NO;
     }
     if let Some((entry, original)) = proc_address_entry(symbol.to_bytes()) {
-        let found = real::ask(handle, symbol);
+        let found = ask();
         if found.is_null() || found == entry {
             return found;
         }
@@ -89,7 +146,7 @@ unsafe extern "C" fn replacement(handle: *mut c_void, name: *const c_char) -> *m
     }
     let Some(hook) = registry::by_symbol(symbol.to_bytes()) else { return NO };
     let entry = hook.entry as *mut c_void;
-    let found = real::ask(handle, symbol);
+    let found = ask();
     // Another preloaded library's own reference to the name leads to us.
     let ours = found.is_null() || found == entry;
     if !ours && adopt(hook, found) { entry } else { found }
@@ -115,6 +172,7 @@ fn adopt(hook: &Hook, found: *mut c_void) -> bool {
 /// What an object that imports this name is to call: the stub, where the name is hooked.
 pub(super) fn stub(name: &[u8]) -> Option<usize> {
     if name == b"dlsym" {
+        // By its name: what the loader would give.
         return Some(dlsym as *const () as usize);
     }
     proc_address_entry(name)

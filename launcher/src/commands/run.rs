@@ -91,7 +91,7 @@ fn start(run: &Run) -> Result<u8, Refusal> {
         say(&format!("{e:#}"));
         Outcome::default()
     });
-    let unseen = watch.map(|w| w.finish(outcome.recorded.iter().map(|r| r.pid))).unwrap_or_default();
+    let unseen = watch.map(|w| w.finish(outcome.recorded.iter().filter(|r| r.events > 0).map(|r| r.pid))).unwrap_or_default();
     let blind: Vec<_> = unseen.iter().filter(|u| !u.uses_cuda).cloned().collect();
     manifest.unseen(unseen);
     let summary = manifest.finish(status, outcome);

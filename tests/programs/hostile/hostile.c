@@ -145,6 +145,10 @@ int main(int argc, char **argv) {
         filter(argv[3], argv + 4, argc - 4);
         some(5);
         printf("children: %d\n", (int)syscall(SYS_wait4, -1, NULL, WNOHANG | __WALL, NULL));
+    } else if (strcmp(what, "under") == 0) { // ACTION CALL COMMAND...
+        filter(argv[2], argv + 3, 1);
+        execvp(argv[4], argv + 4);
+        check(0, argv[4]);
     } else if (strcmp(what, "handler") == 0) {
         handler();
         for (int i = 0; i < 20; i++) {
@@ -152,7 +156,8 @@ int main(int argc, char **argv) {
             some(1);
         }
         printf("handled: %d\n", (int)handled);
-    } else if (strcmp(what, "stack-end") == 0) { // BYTES left
+    } else if (strcmp(what, "stack-end") == 0) { // BYTES left, BEFORE
+        some(atoi(argv[3]));
         pthread_attr_t attributes;
         pthread_t thread;
         void *result;

@@ -15,6 +15,8 @@ PUBLIC int cuMemFree_v2(unsigned long long address) { return address == 0; }
 
 PUBLIC int cuCtxGetDevice(int *device) { return *device = 0; }
 
+PUBLIC int cuDeviceGetCount(int *count) { return (*count = 1) - 1; }
+
 PUBLIC int cudaMalloc(void **out, size_t size) { return cuMemAlloc_v2((unsigned long long *)out, size); }
 
 PUBLIC int cudaFree(void *address) { return cuMemFree_v2((unsigned long long)address); }

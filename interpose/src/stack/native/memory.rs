@@ -37,14 +37,32 @@ thread_local! {
     static STACK: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
+/// What it takes to understand unwinding information, in bytes of stack.
+const NEEDED: usize = 16 << 10;
+
+/// Whether the calling thread has as much of its stack left as it takes to understand unwinding information: who has recursed down to
+/// the last page shall not fall off because of us. (On a stack that is not its own nobody knows.)
+pub(super) fn has_room() -> bool {
+    let mark = 0_u8;
+    let here = (&raw const mark).addr();
+    let (low, end) = known_stack();
+    !(low..end).contains(&here) || here - low >= NEEDED
+}
+
+/// The calling thread's own stack.
+#[inline]
+fn known_stack() -> (usize, usize) {
+    STACK.with(|stack| match stack.get() {
+        (0, 0) => ask(stack),
+        known => known,
+    })
+}
+
 impl StackMemory {
     /// The calling thread's stack, of which nothing below `sp` will be loaded.
     #[inline]
     pub(super) fn from(sp: usize) -> StackMemory {
-        let (low, end) = STACK.with(|stack| match stack.get() {
-            (0, 0) => ask(stack),
-            known => known,
-        });
+        let (low, end) = known_stack();
         if (low..end).contains(&sp) {
             // SAFETY: what lies between the stack pointer and the end of the thread's stack is mapped while it runs.
             unsafe { StackMemory::of(sp, end) }

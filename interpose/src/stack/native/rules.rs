@@ -12,6 +12,7 @@ use std::sync::atomic::{
 
 use super::super::digest::fold;
 use super::super::pages;
+use super::memory::has_room;
 use super::rule::{Rule, State};
 use super::{cfi, objects};
 
@@ -65,6 +66,9 @@ pub(super) fn rule(state: &State, unloads: Option<u32>) -> Rule {
 #[cold]
 #[inline(never)]
 fn learn(state: &State, unloads: Option<u32>) -> Rule {
+    if !has_room() {
+        return Rule::Unsupported;
+    }
     let lookup = state.lookup();
     let rule = objects::with_code_at(lookup, |object| cfi::rule(object, lookup, state.ip))
         .unwrap_or(Rule::Guess { known: false, called: false });
