@@ -9,7 +9,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use super::loader;
+use super::{loader, torch};
 use crate::objects;
 
 /// Objects loaded so far, as the loader counts them, at the last look.
@@ -65,6 +65,7 @@ fn look_at_new() {
     let mut slots = Vec::new();
     objects::find(|object| {
         if Some(object.base) != ours && first_time(object.base) {
+            torch::object_loaded(object.file_name());
             slots.extend(object.import_slots(loader::stub));
         }
         None::<()>

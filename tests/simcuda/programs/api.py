@@ -116,6 +116,8 @@ for suffix, default in (("", 0), ("_ptsz", 2)):
         assert all(line["stream"] == handle and line["size"] == 1000 for line in lines.values()), lines
         assert rt.cudaFree(q) == 0, "cudaFree takes pooled memory too"
         expect("cudaFree", "cuMemFree_v2")
+        assert used() == 32 * MIB, "kept until somebody waits"
+        assert rt.cudaStreamSynchronize(given) == 0
         assert used() == 0
 
 # ---- host memory
@@ -206,8 +208,8 @@ assert cu.cuMemUnmap(address, size_t(2 * MIB)) == 0 and cu.cuMemUnmap(address, s
 assert cu.cuMemUnmap(u64(address.value + 4 * MIB), size_t(4 * MIB)) == 0
 assert used() == 0 and cu.cuMemAddressFree(address, size_t(8 * MIB)) == 0
 codes = [(line["api"], line["result"]) for line in fresh()]
-assert codes == [("cuMemMap", 0), ("cuMemRelease", 0), ("cuMemRelease", 0), ("cuMemRelease", 1), ("cuMemUnmap", 0),
-                 ("cuMemUnmap", 1), ("cuMemUnmap", 0), ("cuMemAddressFree", 0)], codes
+assert codes == [("cuMemImportFromShareableHandle", 0), ("cuMemMap", 0), ("cuMemRelease", 0), ("cuMemRelease", 0),
+                 ("cuMemRelease", 1), ("cuMemUnmap", 0), ("cuMemUnmap", 1), ("cuMemUnmap", 0), ("cuMemAddressFree", 0)], codes
 
 # ---- IPC
 

@@ -49,6 +49,16 @@ pub(super) fn device_in_use() {
     DEVICE_IN_USE.store(1, Ordering::Relaxed);
 }
 
+/// Set once PyTorch's CUDA caching allocator is loaded; of this image, as above.
+static ALLOCATOR_LOADED: AtomicU32 = AtomicU32::new(0);
+
+/// An object has been loaded. Noticed at the next `dlsym` of the program's: the CUDA runtime asks for the driver that way.
+pub(super) fn object_loaded(file_name: &[u8]) {
+    if is_allocator(file_name) {
+        ALLOCATOR_LOADED.store(1, Ordering::Relaxed);
+    }
+}
+
 /// Whether an object's calls are those of PyTorch's CUDA caching allocator.
 pub(super) fn is_allocator(file_name: &[u8]) -> bool {
     file_name.starts_with(b"libc10_cuda")

@@ -213,7 +213,7 @@ pub(in super::super) fn attach() {
 /// program's own), this thread holds the allocator's lock as it does in a call of its own. Attaches then, once; says whether what
 /// was obtained may be the allocator's first segment. `pooled`: memory of a pool of CUDA's is never a segment.
 pub(in super::super) fn attach_through_other(pooled: bool) -> bool {
-    if pooled {
+    if pooled || super::ALLOCATOR_LOADED.load(Ordering::Relaxed) == 0 {
         return false;
     }
     let Some(process) = Process::current() else { return false };
