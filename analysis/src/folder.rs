@@ -185,7 +185,10 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         let folder = RunFolder::open(&path).unwrap();
         for name in ["../victim", "/etc/passwd", "..", ".", "", "a/b", "a/"] {
-            assert!(folder.create(name).is_err() && folder.read(name).is_err() && folder.remove(name).is_err(), "{name}");
+            assert!(
+                folder.create(name).is_err() && folder.read(name).is_err() && folder.remove(name).is_err(),
+                "{name}"
+            );
         }
         for name in ["1.mtr", "summary.json", ".summary.json.part"] {
             symlink(&victim, path.join(name)).unwrap();

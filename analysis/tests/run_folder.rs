@@ -58,7 +58,8 @@ fn a_trace_cut_anywhere_is_summarised() {
     let whole = std::fs::read(&path).unwrap();
     for len in (16..whole.len()).step_by(7) {
         std::fs::write(&path, &whole[..len]).unwrap();
-        let written = finish_run(&RunFolder::open(folder.path()).unwrap(), &FinishOptions::default(), &mut |_| {}).unwrap();
+        let written =
+            finish_run(&RunFolder::open(folder.path()).unwrap(), &FinishOptions::default(), &mut |_| {}).unwrap();
         assert!(written.problems.is_empty(), "cut at {len}: {:?}", written.problems);
     }
 }

@@ -12,6 +12,9 @@ const SOON: Duration = Duration::from_secs(1);
 /// The progress line changes this often.
 const REFRESH: Duration = Duration::from_millis(100);
 
+/// Problems that are told one by one: a hostile program can put as many bad files into the folder as it likes.
+const SAID_PROBLEMS: usize = 8;
+
 /// How much is said.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manner {
@@ -44,8 +47,11 @@ fn analyse(folder: &RunFolder, manner: Manner) {
 }
 
 fn page(written: &Written, quiet: bool) {
-    for problem in &written.problems {
+    for problem in written.problems.iter().take(SAID_PROBLEMS) {
         say(&format!("{}: {}", problem.path.display(), problem.text));
+    }
+    if written.problems.len() > SAID_PROBLEMS {
+        say(&format!("{} more: see summary.json", written.problems.len() - SAID_PROBLEMS));
     }
     if quiet {
         return;

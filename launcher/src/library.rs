@@ -51,9 +51,8 @@ pub(crate) fn library(run_folder: &Path) -> anyhow::Result<Library> {
             Err(e) => reasons.push(format!("{}: {e:#}", base.display())),
         }
     }
-    // Who can write above the run's folder can change the program as well.
     let own = std::path::absolute(run_folder)?.join(".lib");
-    match place(&own) {
+    match check_ancestors(&own).and_then(|()| place(&own)) {
         Ok(library) => return Ok(library),
         Err(e) => reasons.push(format!("{}: {e:#}", own.display())),
     }
@@ -157,11 +156,12 @@ fn check_ours(meta: &std::fs::Metadata) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nobody but us and root can put another folder in the place of `path`.
+/// Nobody but us and root can put another folder in the place of `path`, nor of what links on the way to it lead to.
 fn check_ancestors(path: &Path) -> anyhow::Result<()> {
     // SAFETY: a plain call.
     let uid = unsafe { libc::geteuid() };
-    for ancestor in path.ancestors().skip(1) {
+    let real = path.ancestors().skip(1).find_map(|ancestor| ancestor.canonicalize().ok());
+    for ancestor in path.ancestors().skip(1).chain(real.iter().flat_map(|real| real.ancestors())) {
         let Ok(meta) = std::fs::metadata(ancestor) else { continue };
         let trusted = meta.uid() == uid || meta.uid() == 0;
         let closed = meta.mode() & 0o022 == 0 || meta.mode() & libc::S_ISVTX != 0;
@@ -262,6 +262,11 @@ mod tests {
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
         assert!(place(&link).is_err());
         assert!(check_ancestors(&open.join("lib")).is_err());
+        // By a link of ours into what others can exchange.
+        std::fs::create_dir(open.join("inside")).unwrap();
+        let way = dir.path().join("way");
+        std::os::unix::fs::symlink(open.join("inside"), &way).unwrap();
+        assert!(check_ancestors(&way.join("memtrace/lib")).is_err());
         assert!(check_ancestors(Path::new("/tmp/memtrace-0")).is_ok());
     }
 }

@@ -207,7 +207,8 @@ fn is_of_interest(name: &str) -> bool {
         "XLA_",
         "JAX_",
     ];
-    const SECRETS: &[&str] = &["TOKEN", "JWT", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "_KEY"];
+    const SECRETS: &[&str] =
+        &["TOKEN", "JWT", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "KEY", "AUTH", "COOKIE", "PRIVATE"];
     (NAMES.contains(&name) || PREFIXES.iter().any(|p| name.starts_with(p))) && !SECRETS.iter().any(|s| name.contains(s))
 }
 

@@ -1,4 +1,4 @@
-//! The session: a secret name under which traced processes find us, and the environment that tells them.
+//! The session: a name of its own under which traced processes find us, and the environment that tells them.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -10,7 +10,8 @@ use std::path::Path;
 use anyhow::Context;
 use memtrace_trace::options::{ENV, Options};
 
-/// A new token: 128 bits from the kernel. Who does not know it cannot connect.
+/// A new token: 128 bits from the kernel, so that no two sessions meet. It is no secret: `/proc/net/unix` shows the socket's name, and
+/// who knocks is asked for (see `drain::door`).
 pub(crate) fn token() -> anyhow::Result<String> {
     let mut bytes = [0u8; 16];
     // SAFETY: a buffer and its length. For so few bytes the call does not return short.

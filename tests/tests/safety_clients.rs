@@ -89,12 +89,17 @@ fn beside_an_honest_one(words: &str) -> Outcome {
     let honest = outcome.process(|argv0| argv0 == PRODUCER);
     assert_eq!(honest.len(), 2, "{words}: {:#}", manifest(&run));
     for process in honest {
-        let facts = ["lost", "late", "unwritten", "corrupt", "definitions_refused"].map(|f| process[f].as_u64().unwrap());
+        let facts =
+            ["lost", "late", "unwritten", "corrupt", "definitions_refused"].map(|f| process[f].as_u64().unwrap());
         assert_eq!(facts, [0; 5], "{words}: {process:#}");
         assert!(process["counters"].get("events_dropped").is_none(), "{words}: {process:#}");
         let reader = Reader::open(run.join(process["trace"].as_str().unwrap())).unwrap();
         let seqs: Vec<u64> = events(&reader).iter().map(|e| e.seq).collect();
-        assert!(seqs.len() >= HONEST && seqs.iter().zip(1..).all(|(seq, n)| *seq == n), "{words}: {} events", seqs.len());
+        assert!(
+            seqs.len() >= HONEST && seqs.iter().zip(1..).all(|(seq, n)| *seq == n),
+            "{words}: {} events",
+            seqs.len()
+        );
     }
     assert!(outcome.after_command < END, "{words}: the launcher took {after_command:?} to end");
     assert!(outcome.peak_kib > 1000 && outcome.peak_kib < MOST_MEMORY_KIB, "{words}: {peak_kib} KiB");
@@ -164,13 +169,15 @@ fn whatever_is_written_into_shared_memory() {
 
 #[test]
 fn a_flood_of_new_definitions_is_cut_at_its_budget() {
-    let outcome = beside_an_honest_one("definitions=1500");
+    const SENT: u64 = 30_000;
+    let outcome = beside_an_honest_one(&format!("definitions={SENT}"));
     let [hostile] = &outcome.process(|argv0| argv0 == INTRUDER)[..] else { panic!() };
-    // 256 MiB of definitions, whatever was sent.
-    let trace = outcome.run().join(hostile["trace"].as_str().unwrap());
-    let (bytes, refused) = (std::fs::metadata(trace).unwrap().len(), hostile["definitions_refused"].as_u64().unwrap());
-    println!("{bytes} bytes of trace, {refused} definitions refused");
-    assert!(bytes < 300 << 20, "{hostile:#}");
+    let reader = Reader::open(outcome.run().join(hostile["trace"].as_str().unwrap())).unwrap();
+    let (kept, refused) =
+        (reader.definitions().frames.len() as u64 - 1, hostile["definitions_refused"].as_u64().unwrap());
+    // 256 MiB of them, and each of the others counted.
+    assert_eq!(kept + refused, SENT);
+    assert!((250 << 20..=256 << 20).contains(&(kept * 12_016)), "{kept} kept");
 }
 
 /// Each of these windows would be 20 MiB.

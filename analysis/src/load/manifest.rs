@@ -1,9 +1,9 @@
 //! `run.json`: what the launcher knows of a run. The launcher writes it through [`Manifest`]; every field may be absent,
 //! because a run folder outlives the launcher that was writing it.
 
-use std::collections::BTreeMap;
 use memtrace_trace::file::foreign;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
 use crate::folder::RunFolder;

@@ -40,10 +40,7 @@ fn snapshots(run: &Run, options: &Export) -> anyhow::Result<()> {
         .collect();
     ensure!(!chosen.is_empty(), "no process of the run matches; it has {}", list(&named));
     if options.output.is_some() && chosen.len() > 1 {
-        bail!(
-            "the run has {}: choose one with --rank or --pid, or leave -o out to write one file each",
-            list(&named)
-        );
+        bail!("the run has {}: choose one with --rank or --pid, or leave -o out to write one file each", list(&named));
     }
     for (process, name) in chosen {
         let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.pickle")));

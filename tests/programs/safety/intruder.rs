@@ -17,7 +17,7 @@
 //! - `jumps`        numbers far ahead, and a number of the next event that is the largest there is
 //! - `ids`          definitions whose ids are far apart
 //! - `texts`        the longest notices, and strings without an end
-//! - `definitions=MS`  definitions, each of them new, as fast as they go
+//! - `definitions=N`  so many definitions of 12 KB, each of them new
 //! - `threads=N`    N threads that do not exist, with the longest names
 //! - `rings`        every ring full of what was never written
 //! - `counters`     the largest counts there are
@@ -202,12 +202,10 @@ fn texts(segment: &Segment) {
     producer.publish();
 }
 
-fn definitions(segment: &Segment, time: Duration) {
+fn definitions(segment: &Segment, count: u32) {
     let mut producer = ring(segment, 1);
-    let (start, mut id) = (Instant::now(), 0);
     let name = "n".repeat(4000);
-    while start.elapsed() < time {
-        id += 1;
+    for id in 1..=count {
         let frame = Definition::Frame {
             id: FrameId(id),
             name: &name,
@@ -358,7 +356,7 @@ fn main() {
             "jumps" => jumps(&segment()),
             "ids" => ids(&segment()),
             "texts" => texts(&segment()),
-            "definitions" => definitions(&segment(), Duration::from_millis(number())),
+            "definitions" => definitions(&segment(), number() as u32),
             "threads" => threads(&segment(), number() as u32),
             "rings" => rings(&segment()),
             "counters" => {

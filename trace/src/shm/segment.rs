@@ -186,8 +186,9 @@ mod tests {
         let metadata = std::fs::File::from(fd.try_clone().unwrap()).metadata().unwrap();
         assert_eq!(std::os::unix::fs::MetadataExt::mode(&metadata) & 0o7777, 0o600);
         // SAFETY: plain calls on an open descriptor.
-        let (shrunk, sealed) =
-            unsafe { (libc::ftruncate(fd.as_raw_fd(), 0), libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_WRITE)) };
+        let (shrunk, sealed) = unsafe {
+            (libc::ftruncate(fd.as_raw_fd(), 0), libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_WRITE))
+        };
         assert_eq!((shrunk, sealed), (-1, -1));
     }
 }
