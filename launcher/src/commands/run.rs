@@ -8,14 +8,14 @@ use memtrace_trace::options::{self, Options};
 use crate::child::{self, Child};
 use crate::cli::{Cpu, Run};
 use crate::closing::{self, Manner};
-use crate::drain::pump::Drain;
 use crate::drain::Outcome;
+use crate::drain::pump::Drain;
 use crate::inherited::State;
 use crate::manifest::Manifest;
 use crate::preflight::{self, CANNOT, NOT_EXECUTABLE, NOT_FOUND, Refusal};
 use crate::signals::Signals;
-use crate::witness::Witness;
 use crate::unseen::{self, Given, Watch};
+use crate::witness::Witness;
 use crate::{folder, gpu, host, library, say, session};
 
 /// Runs the command and gives the exit code: the command's own, or ours when it could not be started.
@@ -48,7 +48,9 @@ fn start(run: &Run) -> Result<u8, Refusal> {
         say(&format!("others can read {}: its file system keeps no modes", path.display()));
     }
     let mut manifest = Manifest::begin(&run.command, start_ns);
-    manifest.write(&folder).with_context(|| format!("cannot write into {}; choose another folder with -o", path.display()))?;
+    manifest
+        .write(&folder)
+        .with_context(|| format!("cannot write into {}; choose another folder with -o", path.display()))?;
 
     let library = library::library(path)?;
     let token = session::token()?;
@@ -72,7 +74,8 @@ fn start(run: &Run) -> Result<u8, Refusal> {
             let code = if e.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
             let mut message = format!("cannot execute {}: {e}", program.to_string_lossy());
             if e.raw_os_error() == Some(libc::E2BIG) {
-                message += "; memtrace's two environment variables need a few hundred bytes more than there is room for";
+                message +=
+                    "; memtrace's two environment variables need a few hundred bytes more than there is room for";
             }
             return Err(Refusal { code, message });
         }
@@ -91,7 +94,8 @@ fn start(run: &Run) -> Result<u8, Refusal> {
         say(&format!("{e:#}"));
         Outcome::default()
     });
-    let unseen = watch.map(|w| w.finish(outcome.recorded.iter().filter(|r| r.events > 0).map(|r| r.pid))).unwrap_or_default();
+    let unseen =
+        watch.map(|w| w.finish(outcome.recorded.iter().filter(|r| r.events > 0).map(|r| r.pid))).unwrap_or_default();
     let blind: Vec<_> = unseen.iter().filter(|u| !u.uses_cuda).cloned().collect();
     manifest.unseen(unseen);
     let summary = manifest.finish(status, outcome);

@@ -98,7 +98,8 @@ mod tests {
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
         let link = dir.path().join("link");
         std::os::unix::fs::symlink("/dev/zero", &link).unwrap();
-        for other in [&pipe, &link, dir.path(), Path::new("/proc/self/environ"), Path::new("/sys/kernel/uevent_seqnum")] {
+        for other in [&pipe, &link, dir.path(), Path::new("/proc/self/environ"), Path::new("/sys/kernel/uevent_seqnum")]
+        {
             assert!(open(other).is_err(), "{}", other.display());
         }
     }
