@@ -216,7 +216,10 @@ fn reporter(trace: &Reader, tally: &Tally) -> Finding {
             format!("use a tested release of PyTorch: {}", tested::pytorches()),
         )
     } else if tally.rounded > 0 {
-        Finding::ok(what, format!("rounded sizes of {} of {}", count_text(tally.rounded), count(tally.blocks, "block")))
+        Finding::ok(
+            what,
+            format!("{} of {} with their rounded size", count_text(tally.rounded), count(tally.blocks, "block")),
+        )
     } else {
         Finding::unused(what, "PyTorch's CUDA allocator was not used")
     }

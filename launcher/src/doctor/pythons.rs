@@ -175,7 +175,7 @@ fn examine(candidate: &Candidate, folder: &Path) -> (PathBuf, Python) {
     };
     let Some(version) = fact("version") else {
         let why = format!("it does not start: {}", probed.complaint());
-        python.stacks = counted(candidate, Finding::off("Python stacks", why, "mend or remove it"));
+        python.stacks = counted(candidate, Finding::off("Python stacks", why, "reinstall it, or take it out of PATH"));
         return (candidate.path.clone(), python);
     };
     let executable = fact("executable");
