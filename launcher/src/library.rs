@@ -77,7 +77,7 @@ fn candidates() -> Vec<PathBuf> {
 
 /// Whether every user can reach what is below the folders that there are already.
 fn is_open_to_all(path: &Path) -> bool {
-    let foreign = path.ancestors().skip(1).filter(|a| !a.file_name().is_some_and(|n| n == "memtrace"));
+    let foreign = path.ancestors().skip(1).filter(|a| a.file_name().is_none_or(|n| n != "memtrace"));
     foreign.filter_map(|a| std::fs::metadata(a).ok()).all(|meta| meta.mode() & 0o001 != 0)
 }
 

@@ -17,6 +17,7 @@ use memtrace_trace::shm::segment::Segment;
 use serde_json::Value;
 
 use super::Recorded;
+use super::door::Peer;
 use super::ending;
 use super::limits::Limits;
 use super::merge::Merge;
@@ -194,17 +195,17 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts recording process `pid` into a new file.
+    /// Starts recording this process into a new file.
     pub(super) fn start(
-        pid: u32,
+        peer: Peer,
         segment: Segment,
-        pidfd: Option<OwnedFd>,
         key: FileKey,
         file: String,
         queue: &Queue,
         now: Duration,
         limits: &Limits,
     ) -> Process {
+        let Peer { pid, pidfd } = peer;
         let dir = ProcessDir::of(pid);
         let mut info = dir.info(pid);
         let text = info.to_string();

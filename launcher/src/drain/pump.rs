@@ -20,7 +20,7 @@ use memtrace_trace::shm::handshake;
 use memtrace_trace::shm::layout::RING_SLOTS;
 use memtrace_trace::shm::segment::Segment;
 
-use super::door::{Door, Guest, Peer, Reason};
+use super::door::{Door, Guest, Reason};
 use super::limits::{Limits, Places};
 use super::process::{Activity, Process};
 use super::writer::{self, FileKey, Queue};
@@ -244,7 +244,7 @@ impl Pump {
         if peer.is_gone() {
             return Err("gone before the answer");
         }
-        let Peer { pid, pidfd } = peer;
+        let pid = peer.pid;
         let now = self.clock.now();
         let earlier: Vec<u64> = self.processes.iter().filter(|(_, p)| p.pid() == pid).map(|(id, _)| *id).collect();
         for id in earlier {
@@ -259,14 +259,14 @@ impl Pump {
         }
         let (segment, fd) = Segment::create().map_err(|_| "no shared memory")?;
         let id = self.new_id();
-        if let Some(pidfd) = &pidfd {
+        if let Some(pidfd) = &peer.pidfd {
             self.epoll.add(pidfd.as_fd(), id).map_err(|_| "no descriptors left")?;
         }
         handshake::send_fd(socket.as_fd(), fd.as_fd()).map_err(|_| "gone before the answer")?;
         let file = if generation == 0 { format!("{pid}.mtr") } else { format!("{pid}.{generation}.mtr") };
         self.generations.insert(pid, generation + 1);
         self.files += 1;
-        let process = Process::start(pid, segment, pidfd, FileKey(self.files), file, &self.queue, now, &self.limits);
+        let process = Process::start(peer, segment, FileKey(self.files), file, &self.queue, now, &self.limits);
         self.processes.insert(id, process);
         Ok(())
     }

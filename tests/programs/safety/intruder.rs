@@ -307,7 +307,7 @@ fn forever(segment: &Segment) -> ! {
         for producer in &mut producers {
             for _ in 0..256 {
                 let seq = segment.header().next_seq.0.fetch_add(1, Ordering::Relaxed);
-                let action = if seq % 2 == 0 { Action::FreeCompleted } else { Action::Alloc };
+                let action = if seq.is_multiple_of(2) { Action::FreeCompleted } else { Action::Alloc };
                 if producer.write(&Event { action, addr: 1 << 40, ..event(seq) }.to_slot()).is_err() {
                     break;
                 }
