@@ -1,0 +1,36 @@
+// `delays COUNT...`: says its process id; then, for each COUNT, reads a byte, makes so many calls and says how long the slowest took
+// and how long all that took more than 5 ms took together, in microseconds.
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+int cudaMalloc(void **, size_t);
+int cudaFree(void *);
+
+static long now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+int main(int argc, char **argv) {
+    printf("%d\n", getpid());
+    fflush(stdout);
+    for (int batch = 1; batch < argc; batch++) {
+        char byte;
+        void *memory = NULL;
+        long slowest = 0, slow = 0;
+        if (read(0, &byte, 1) != 1) return 70;
+        for (int i = 0; i < atoi(argv[batch]); i++) {
+            long began = now();
+            if ((i % 2 ? cudaFree(memory) : cudaMalloc(&memory, 4096)) != 0) return 71;
+            long took = now() - began;
+            if (took > slowest) slowest = took;
+            if (took > 5000) slow += took;
+        }
+        printf("%ld %ld\n", slowest, slow);
+        fflush(stdout);
+    }
+    return 3;
+}
