@@ -23,13 +23,15 @@ use memtrace_trace::sync::AtomicU32;
 use crate::objects;
 use crate::process::Process;
 use crate::stack::{DefinitionSink, FrameText, LoadedObject, Loss};
-use crate::{guard, heap};
+use crate::{connect, guard, heap};
 
 /// The longest string in a definition, in bytes.
 const MAX_STRING: usize = MAX_DEFINITION / 4;
 /// How long a hook waits for room in all, after a few spins: naps, each twice as long as the one before, up to the longest. Longer ones
 /// would leave a ring empty that the launcher has emptied; shorter ones of many threads would keep the launcher from its work.
+/// A launcher that is dead will not make room: it is looked now and then whether it is there.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 const SPINS: u32 = 200;
 const FIRST_NAP: Duration = Duration::from_micros(50);
 const LONGEST_NAP: Duration = Duration::from_millis(2);
@@ -109,18 +111,27 @@ fn nap_until(closed: &AtomicU32, mut done: impl FnMut() -> bool) -> bool {
         }
         std::hint::spin_loop();
     }
-    let (mut nap, mut napped) = (FIRST_NAP, Duration::ZERO);
-    while napped < LONGEST_WAIT && closed.load(Ordering::Relaxed) == 0 {
+    let (mut nap, since, mut look_at) = (FIRST_NAP, monotonic(), LOOK_EVERY);
+    // Time is read, not added up: on a busy machine a nap is much longer than it was to be.
+    loop {
+        let napped = monotonic().saturating_sub(since);
+        if napped >= LONGEST_WAIT || closed.load(Ordering::Relaxed) != 0 {
+            return false;
+        }
+        if napped >= look_at {
+            if connect::launcher_is_gone() {
+                return false;
+            }
+            look_at = napped + LOOK_EVERY;
+        }
         let time = libc::timespec { tv_sec: 0, tv_nsec: nap.subsec_nanos().into() };
         // SAFETY: a valid timespec; being woken early by a signal is fine.
         unsafe { libc::nanosleep(&time, std::ptr::null_mut()) };
-        napped += nap;
         nap = (nap * 2).min(LONGEST_NAP);
         if done() {
             return true;
         }
     }
-    false
 }
 
 fn monotonic() -> Duration {

@@ -18,6 +18,7 @@ compile_error!(
     "memtrace's preloaded library knows Linux on x86-64 only: hooks/entry.rs and objects.rs are what to port"
 );
 
+mod connect;
 mod emit;
 mod guard;
 mod heap;

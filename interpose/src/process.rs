@@ -3,15 +3,14 @@
 //! A fork is noticed without a hook: [`Process::alive`] points into a page that the kernel wipes in the child
 //! (`MADV_WIPEONFORK`), whichever way the child was made.
 
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use memtrace_trace::counters::Counter;
 use memtrace_trace::options::{self, Options};
-use memtrace_trace::shm::handshake::{Hello, address, is_trusted, recv_fd};
 use memtrace_trace::shm::layout::SEGMENT_SIZE;
 use memtrace_trace::shm::segment::Segment;
 
+use crate::connect::connect;
 use crate::hooks::TorchState;
 use crate::local::{Local, Locals, wiped_on_fork};
 use crate::objects::DefinedModules;
@@ -257,7 +256,8 @@ fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
     }
     let alive = alive_page().ok_or(NotStarted::Unreachable)?;
     let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
-    let segment = connect(&options.token, generation).ok_or(NotStarted::Unreachable)?;
+    let segment =
+        connect(&options.token, generation, MISSED.load(Ordering::Relaxed) != 0).ok_or(NotStarted::Unreachable)?;
     alive.store(1, Ordering::Relaxed);
     Ok(Process {
         options,
@@ -322,42 +322,4 @@ fn is_room() -> bool {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: Option<u64> = statm.split(' ').next().and_then(|pages| pages.parse().ok());
     pages.is_some_and(|pages| limit.rlim_cur.saturating_sub(pages.saturating_mul(4096)) / 8 >= OURS)
-}
-
-/// Asks the launcher for a segment. No descriptor stays open.
-fn connect(token: &str, generation: u32) -> Option<Segment> {
-    let (address, len) = address(token).ok()?;
-    // SAFETY: plain socket calls on a descriptor that is ours from the first line on.
-    let socket = unsafe {
-        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
-        if fd < 0 {
-            return None;
-        }
-        let socket = OwnedFd::from_raw_fd(fd);
-        let limit = libc::timeval { tv_sec: 2, tv_usec: 0 };
-        for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-            libc::setsockopt(
-                fd,
-                libc::SOL_SOCKET,
-                option,
-                (&raw const limit).cast(),
-                size_of::<libc::timeval>() as libc::socklen_t,
-            );
-        }
-        if libc::connect(fd, (&raw const address).cast(), len) != 0 {
-            return None;
-        }
-        socket
-    };
-    if !is_trusted(socket.as_fd()) {
-        return None;
-    }
-    let hello = Hello::new(generation).to_bytes();
-    // SAFETY: the buffer is valid for its length; no SIGPIPE.
-    let sent = unsafe { libc::send(socket.as_raw_fd(), hello.as_ptr().cast(), hello.len(), libc::MSG_NOSIGNAL) };
-    if sent != hello.len() as isize {
-        return None;
-    }
-    let fd = recv_fd(socket.as_fd()).ok()?;
-    Segment::map(fd.as_fd()).ok()
 }
