@@ -111,7 +111,10 @@ impl Call {
             };
         }
         let obtains = result == 0 && action != Action::Reserve && !self.hook.is_host();
-        if obtains && (self.in_allocator || torch::tracker::attach_through_other(self.hook.is_pool())) {
+        // Of a runtime call and the driver's inside, the outer one is looked at.
+        let outer = self.hook.is_runtime() || thread(|t| t.runtime_depth.get()) == 0;
+        let other = || outer && torch::tracker::attach_through_other(self.hook.is_pool());
+        if obtains && (self.in_allocator || other()) {
             let segment = LastSegment { addr: memory.addr, size: memory.size, since: clock::now() };
             thread(|t| t.last_segment.set(segment));
         }
