@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -145,11 +145,16 @@ impl Running {
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// All that the program says: it has ended then, or closed its output.
-    fn stdout(&mut self) -> String {
-        let mut text = String::new();
-        self.child.stdout.take().expect("a pipe").read_to_string(&mut text).expect("text");
-        text
+    /// What the program says in so many lines. The launcher, which may be stopped, has the same output open: there is no end of it.
+    fn lines(&mut self, count: usize) -> String {
+        let stdout = self.child.stdout.as_mut().expect("a pipe");
+        let mut text = Vec::new();
+        while text.iter().filter(|byte| **byte == b'\n').count() < count {
+            let mut byte = [0];
+            stdout.read_exact(&mut byte).expect("more lines");
+            text.extend(byte);
+        }
+        String::from_utf8(text).expect("text")
     }
 
     /// To the end, looking at the launcher all the time.
@@ -200,6 +205,28 @@ fn assert_all_recorded(run: &Run) -> (Work, Vec<Reader>) {
     (said, traces)
 }
 
+/// Every event of every process is in a trace or counted, and whoever has no trace was turned away, which was counted too: a machine with
+/// far too much to do may keep a process waiting for longer than it waits. Gives the number of traces.
+#[track_caller]
+fn assert_all_accounted_for(run: &Run, processes: usize) -> usize {
+    run.assert_ended_well();
+    let (said, _) = said(&String::from_utf8_lossy(&run.output.stdout));
+    assert_eq!(said.len(), processes);
+    let manifest = run.manifest();
+    let traces = run.traces();
+    for trace in &traces {
+        let process = manifest["processes"].as_array().unwrap().iter().find(|p| p["pid"] == pid(trace)).unwrap();
+        let unwritten = process["unwritten"].as_u64().unwrap();
+        // Whoever was let in late tells how much passed before.
+        let there = trace.event_count() + trace.counter(Counter::EventsDropped) + unwritten;
+        assert_eq!(there, PAIR * said[&(pid(trace), pid(trace))].pairs, "{process:#}");
+        assert_eq!((&process["lost"], &process["late"]), (&0.into(), &0.into()));
+    }
+    let refused: u64 = manifest["refused"].as_object().into_iter().flatten().filter_map(|(_, n)| n.as_u64()).sum();
+    assert!(traces.len() as u64 + refused >= processes as u64, "{} traces, {refused} refused", traces.len());
+    traces.len()
+}
+
 #[test]
 fn sixty_four_threads_at_full_speed() {
     const PAIRS: &str = "20000";
@@ -248,9 +275,7 @@ fn five_hundred_processes_at_once() {
     let hard = hard_limit().min(4096);
     assert!(hard >= 1200, "this test needs descriptors: ulimit -Hn");
     let (run, peak) = Running::start(&Stage::new().victim(&["children", "500", "20"]), Some((256, hard))).watch();
-    let (work, traces) = assert_all_recorded(&run);
-    assert_eq!((work.len(), traces.len()), (500, 500));
-    assert!(work.values().all(|told| told.pairs == 21));
+    assert_eq!(assert_all_accounted_for(&run, 500), 500);
     // A process's death and its file; nothing stays open. Some looks must have met all of them.
     assert!((1000..1100).contains(&peak.descriptors), "{peak:?}");
     assert!(peak.own < 128 * 1024, "{peak:?} KiB");
@@ -259,8 +284,7 @@ fn five_hundred_processes_at_once() {
 #[test]
 fn five_hundred_processes_one_out_of_the_other() {
     let run = Stage::new().victim(&["storm", "500"]).run();
-    let (work, traces) = assert_all_recorded(&run);
-    assert_eq!((work.len(), traces.len()), (500, 500));
+    assert!(assert_all_accounted_for(&run, 500) > 400);
 }
 
 fn hard_limit() -> u64 {
@@ -273,51 +297,30 @@ fn hard_limit() -> u64 {
 #[test]
 fn without_descriptors_processes_go_on_and_the_launcher_says_who_is_missing() {
     let (run, _) = Running::start(&Stage::new().victim(&["children", "150", "40"]), Some((64, 64))).watch();
-    run.assert_ended_well();
-    let (said, _) = said(&String::from_utf8_lossy(&run.output.stdout));
-    assert_eq!(said.len(), 150);
-    let manifest = run.manifest();
-    let mut seen = 0;
-    for trace in run.traces() {
-        let process = manifest["processes"].as_array().unwrap().iter().find(|p| p["pid"] == pid(&trace)).unwrap();
-        let told = said[&(pid(&trace), pid(&trace))];
-        // Whoever was let in late tells how much passed before.
-        let there =
-            trace.event_count() + trace.counter(Counter::EventsDropped) + process["unwritten"].as_u64().unwrap();
-        assert_eq!(there, PAIR * told.pairs, "{process:#}");
-        assert_eq!(process["lost"], 0);
-        seen += 1;
-    }
-    assert!(seen < 150, "64 descriptors are too many for this test");
-    let refused = manifest["refused"]["no descriptors left"].as_u64().unwrap_or(0);
-    assert!(refused >= 150 - seen, "{refused} refused, {seen} recorded");
+    assert!(assert_all_accounted_for(&run, 150) < 150, "64 descriptors are too many for this test");
+    assert!(run.manifest()["refused"]["no descriptors left"].as_u64() > Some(0));
     let stderr = String::from_utf8_lossy(&run.output.stderr);
     assert!(stderr.contains("no descriptors left"), "{stderr}");
 }
 
-/// Waits until something of the run has reached a file.
-fn wait_for_events(run: &Path) {
+/// Two threads that go on for two seconds at least, and whose launcher is stopped once something of the run has reached a file.
+fn stopped_in_the_middle(stage: &Stage) -> Running {
+    let mut running = Running::start(&stage.victim(&["paced", "2", "100000", "20"]), None);
+    let run = running.dir.path().join("run");
     let has_events = |path: PathBuf| Reader::open(&path).is_ok_and(|trace| trace.event_count() > 0);
-    loop {
-        let mut entries = std::fs::read_dir(run).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-        if entries.any(|path| path.extension().is_some_and(|e| e == "mtr") && has_events(path)) {
-            return;
-        }
+    let files = || std::fs::read_dir(&run).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    while !files().any(|path| path.extension().is_some_and(|e| e == "mtr") && has_events(path)) {
+        assert!(running.child.try_wait().expect("our child").is_none(), "ended before it was stopped");
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// Two threads that go on for long enough, whose launcher is stopped in the middle.
-fn stopped_in_the_middle() -> Running {
-    let running = Running::start(&Stage::new().victim(&["paced", "2", "100000", "20"]), None);
-    wait_for_events(&running.dir.path().join("run"));
     running.signal(libc::SIGSTOP);
     running
 }
 
 #[test]
 fn a_launcher_that_is_late_by_a_second_costs_no_event() {
-    let running = stopped_in_the_middle();
+    let stage = Stage::new();
+    let running = stopped_in_the_middle(&stage);
     std::thread::sleep(Duration::from_secs(1));
     running.signal(libc::SIGCONT);
     let (run, _) = running.watch();
@@ -329,8 +332,9 @@ fn a_launcher_that_is_late_by_a_second_costs_no_event() {
 
 #[test]
 fn a_launcher_that_stays_away_costs_two_seconds_and_every_event_is_counted() {
-    let mut running = stopped_in_the_middle();
-    let (said, longest_us) = said(&running.stdout());
+    let stage = Stage::new();
+    let mut running = stopped_in_the_middle(&stage);
+    let (said, longest_us) = said(&running.lines(2));
     running.signal(libc::SIGCONT);
     let (run, _) = running.watch();
     run.assert_ended_well();

@@ -11,11 +11,9 @@
 // LOAD_STATUS=1: the process's memory at its end is told on stderr.
 #include <errno.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -144,19 +142,24 @@ static void collect(void) {
 }
 
 static void children(word processes) {
-    _Atomic word *ready = mmap(NULL, sizeof *ready, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int ready[2], go[2];
+    char byte = 0;
+    if (pipe(ready) || pipe(go)) fail("pipe");
     for (word i = 0; i < processes; i++) {
         pid_t pid = fork();
         if (pid < 0) fail("fork");
         if (pid > 0) continue;
         struct told told = {0};
+        close(go[1]);
         pairs(&told, 1);
-        atomic_fetch_add(ready, 1);
-        while (atomic_load(ready) < processes) usleep(1000);
+        if (write(ready[1], &byte, 1) != 1 || read(go[0], &byte, 1) != 0) fail("a pipe");
         pairs(&told, count);
         tell(&told, 0);
         _exit(0);
     }
+    for (word i = 0; i < processes; i++)
+        if (read(ready[0], &byte, 1) != 1) fail("read");
+    close(go[1]);
     collect();
 }
 
