@@ -51,7 +51,9 @@ with tempfile.TemporaryDirectory() as folder:
     source.write_text(SOURCE)
     for name, flags in VARIANTS.items():
         layout = ["-Wl,-z,noseparate-code,-z,max-page-size=512,-z,common-page-size=512,--build-id"]
-        subprocess.run(["gcc", "-shared", "-fPIC", "-nostdlib", "-O1", *flags, *layout, "-o", built, source], check=True)
+        nowhere = f"-ffile-prefix-map={folder}=/src"
+        command = ["gcc", "-shared", "-fPIC", "-nostdlib", "-O1", nowhere, *flags, *layout, "-o", built, source.name]
+        subprocess.run(command, check=True, cwd=folder)
         elf = built.read_bytes()
         memory, (at, length), code, notes = image(elf)
         put("object", name, struct.pack("<4I", code + 5, code + 20, code + 40, code + 80) + elf)
