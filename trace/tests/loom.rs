@@ -204,6 +204,41 @@ fn wraps_and_fills() {
     });
 }
 
+/// A consumer that takes one record at a look: what it leaves keeps its slot and is not written over.
+#[test]
+fn what_is_left_stays() {
+    check(|| {
+        let segment = Segment::<1, 2>::new();
+        let producing = write_three(&segment);
+        let look = |segment: &Segment<1, 2>, seen: &mut Vec<u64>| {
+            let before = seen.len();
+            let take = |record: Record<'_>| {
+                let Record::Event(found) = record else { panic!("an event") };
+                let wanted = seen.len() == before;
+                if wanted {
+                    assert_eq!(found, slot(found[0]), "a slot is whole");
+                    seen.push(found[0]);
+                }
+                wanted
+            };
+            Consumer::new(segment.ring(0)).drain_while(take).expect("no record is torn")
+        };
+        let watching = {
+            let segment = segment.clone();
+            thread::spawn(move || {
+                let mut seen = Vec::new();
+                look(&segment, &mut seen);
+                look(&segment, &mut seen);
+                seen
+            })
+        };
+        let written = producing.join().unwrap();
+        let mut seen = watching.join().unwrap();
+        while look(&segment, &mut seen) > 0 {}
+        assert_eq!(seen, written);
+    });
+}
+
 /// A definition that lies over the end of the ring, between two events.
 #[test]
 fn definitions_arrive_whole() {
