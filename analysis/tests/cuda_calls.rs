@@ -58,6 +58,43 @@ fn nested_calls_count_once_and_belong_to_the_outer_caller() {
 }
 
 #[test]
+fn a_retained_handle_is_released_twice() {
+    let handle = 77;
+    let events = [
+        call(1, Api::cuMemCreate, Action::Alloc, handle, 2 * MIB),
+        // As NCCL gives memory back: by its address it asks for the handle.
+        call(2, Api::cuMemRetainAllocationHandle, Action::Alloc, handle, 0),
+        call(3, Api::cuMemRelease, Action::FreeCompleted, handle, 0),
+        call(4, Api::cuMemRelease, Action::FreeCompleted, handle, 0),
+    ];
+    assert_eq!(ledger(&events[..3]).total(Place::Device(0)).now, 2 * MIB);
+    let released = ledger(&events);
+    assert_eq!((released.total(Place::Device(0)).now, released.unmatched_frees()), (0, 0));
+}
+
+#[test]
+fn memory_of_another_process_is_counted_where_it_is_opened() {
+    let opened = call(2, Api::cudaIpcOpenMemHandle, Action::Alloc, 4096, MIB);
+    let closed = call(6, Api::cudaIpcCloseMemHandle, Action::FreeCompleted, 4096, 0);
+    let events = [
+        Event { flags: Flags::NESTED, ..call(1, Api::cuIpcOpenMemHandle_v2, Action::Alloc, 4096, MIB) },
+        Event { flags: Flags::HAS_NESTED, ..opened },
+        call(3, Api::cuMemImportFromShareableHandle, Action::Alloc, 77, 0),
+        Event { stream: 77, ..call(4, Api::cuMemMap, Action::Map, 1 << 30, 2 * MIB) },
+        call(5, Api::cuMemRelease, Action::FreeCompleted, 77, 0),
+        closed,
+        Event { flags: Flags::NESTED, ..call(7, Api::cuIpcCloseMemHandle, Action::FreeCompleted, 4096, 0) },
+        call(8, Api::cuMemUnmap, Action::Unmap, 1 << 30, 2 * MIB),
+    ];
+    let held = |events: &[Event]| {
+        let held = ledger(events);
+        assert_eq!((held.total(Place::Device(0)).peak, held.unmatched_frees()), (0, 0));
+        held.total(Place::Imported(0)).now / MIB
+    };
+    assert_eq!([2, 4, 5, 6, 7, 8].map(|n| held(&events[..n])), [1, 3, 3, 2, 2, 0]);
+}
+
+#[test]
 fn failures_and_retractions_count_nothing() {
     let alloc = call(1, Api::cuMemAlloc_v2, Action::Alloc, 4096, MIB);
     let free = call(3, Api::cuMemFree_v2, Action::FreeCompleted, 4096, 0);
