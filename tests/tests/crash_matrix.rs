@@ -786,3 +786,21 @@ fn killed_at_any_instruction_of_a_call() {
     println!("killed {} times with an event on its way, {} times without", kinds[1], kinds[0]);
     assert!(kinds[1] > 10 && kinds[0] > 10, "{kinds:?}");
 }
+
+/// There is room for the traces and not for the snapshots that are made of them at the end.
+#[test]
+fn a_disk_that_is_full_at_the_end_costs_the_snapshots() {
+    let workshop = Workshop::new();
+    let program = workshop.program("crash/matrix.c", "matrix", &linked_with("libcudart.so.12"));
+    let mut scene = Scene::start(victim(&[program.as_os_str(), REST_FOR_DISK.as_ref()]), true, Some("640k"));
+    scene.tell();
+    let expected = alone(&program, DiskFull, Hook);
+    assert_eq!(scene.end(), expected);
+    let complaints = scene.complaints();
+    assert!(complaints.contains("cannot write the snapshot: No space left on device"), "{complaints}");
+    check(&scene, (DiskFull, Hook, Everything), None, 0);
+    assert_eq!(scene.manifest()["state"], "ended");
+    assert!(std::fs::read_to_string(scene.run().join("summary.txt")).unwrap().contains(" events, 0 lost"));
+    assert!(scene.report().contains(" events, 0 lost"));
+    scene.assert_nothing_is_left();
+}
