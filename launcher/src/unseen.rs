@@ -1,7 +1,7 @@
 //! Processes of the command that use CUDA where nothing can be recorded: the loader was told to preload nothing, or cannot, or the
 //! process cannot reach us. Nothing of ours runs there, so they are looked for from outside, in `/proc`, now and then.
 //!
-//! A process that lives for less than [`EVERY`], or that was orphaned before it was first seen, is not found. Looking takes at most a
+//! A process that lives for less than twice [`EVERY`], or that was orphaned before it was first seen, is not found. Looking takes at most a
 //! fiftieth of a core.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,9 +64,9 @@ impl Watch {
             let mut family = Family::new(given);
             let mut pause = EVERY;
             while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-                let began = Instant::now();
+                let began = worked();
                 family.look();
-                pause = EVERY.max(began.elapsed() * SHARE);
+                pause = EVERY.max(worked().saturating_sub(began) * SHARE);
             }
             family.unseen.into_values().collect()
         })?;
@@ -137,7 +137,9 @@ impl Family {
         let wait = match old {
             Some(old) if old.executable == executable && old.judged.elapsed() < old.wait => return old,
             Some(old) if old.executable == executable => (old.wait * 2).min(SELDOM),
-            _ => EVERY,
+            Some(_) => EVERY,
+            // At first sight it may be in the middle of something: a fork before its exec, a child that only tries something.
+            None => return Known { start, executable: None, judged: Instant::now(), wait: Duration::ZERO },
         };
         self.judge(pid, start, dir, executable.as_deref());
         Known { start, executable, judged: Instant::now(), wait }
@@ -207,6 +209,14 @@ impl Family {
         dir.has_address_limit()
             .then_some(("its address space is limited (ulimit -v): there is no room for the recording", true))
     }
+}
+
+/// How long this thread has been at work.
+fn worked() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a place for the answer.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 /// Whether a process with these mappings has CUDA loaded, or a device of it open.

@@ -180,7 +180,7 @@ fn command_lines_and_environments_may_be_as_long_as_the_system_allows() {
     // With room for the launcher and not for what it adds: a long way to the library makes that more.
     let way: PathBuf = std::iter::once(stage.free()).chain((0..12).map(|_| "d".repeat(200).into())).collect();
     std::fs::create_dir_all(&way).unwrap();
-    open_to_all(&stage.free());
+    [stage.workshop.path(""), stage.free()].iter().for_each(|folder| open_to_all(folder));
     let refused = (0..limit).step_by(512).find_map(|spare| {
         let filler = limit - spare;
         let mut words = long(filler - 200_000);

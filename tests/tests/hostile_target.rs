@@ -200,7 +200,7 @@ fn a_program_may_close_take_and_be_refused_every_descriptor() {
 fn a_limit_on_the_address_space_is_left_to_the_program() {
     let stage = Stage::new();
     // From before the first event on: we take none of it.
-    let run = stage.unharmed(stage.victim(&["address-limit", "0", "400"]));
+    let run = stage.unharmed(stage.victim(&["address-limit", "0", "900"]));
     assert!(run.traces().is_empty());
     // We were there before: the program has what is left, and what we could not record any more is counted.
     let run = stage.unharmed(stage.victim(&["address-limit", "1", "4096"]));

@@ -72,7 +72,7 @@ def recursion():
 
 
 def names():
-    for number, name in enumerate(["caf\xe9.py", "/tmp/\udcff\udc80/x.py", "\u2603\U0001f40d.py", "", "a\nb\tc.py", "x" * 5000]):
+    for number, name in enumerate(["caf\xe9.py", "/tmp/\udcff\udc80/x.py", "\u2603\U0001f40d.py", "", "a\nb\tc.py", "x" * 900]):
         code = f"def f\xfcnf_{number}():\n    allocate(0x10000 + {number})\nf\xfcnf_{number}()\n"
         exec(compile(code, name, "exec"), {"allocate": allocate})
     for number, name in enumerate(["", "\udcff", "has space \u2603 and more than fifteen bytes"]):

@@ -26,7 +26,7 @@ int main(int argc, char **argv) {
     }
     void *memory;
     if (cudaMalloc(&memory, 4096) != 0 || cudaFree(memory) != 0) return 71;
-    struct timespec while_ = {0, 700000000};
+    struct timespec while_ = {1, 0};
     nanosleep(&while_, NULL);
     printf("fine\n");
     return 0;

@@ -13,7 +13,7 @@ int main(int argc, char **argv) {
 #endif
     printf(" %d %d\n", dlsym(RTLD_DEFAULT, "no such thing") == NULL, malloc_(10) != NULL);
     if (argc > 1) {
-        struct timespec while_ = {0, 500000000};
+        struct timespec while_ = {1, 0};
         nanosleep(&while_, NULL);
     }
     printf("fine\n");
