@@ -158,7 +158,7 @@ struct Held {
 
 impl Held {
     fn let_go(self) {
-        self.drain.map(Tracee::release);
+        drop(self.drain);
         self.victim.release();
         self.others.into_iter().for_each(Tracee::release);
     }

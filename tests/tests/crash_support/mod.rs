@@ -146,7 +146,7 @@ impl Scene {
             std::fs::read_dir(&self.run).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.retain(|n| n.ends_with(".mtr"));
         names.sort();
-        names.into_iter().map(|n| (n.clone(), Reader::open(&self.run.join(&n)).expect("a readable trace"))).collect()
+        names.into_iter().map(|n| (n.clone(), Reader::open(self.run.join(&n)).expect("a readable trace"))).collect()
     }
 
     /// Events that are in the files so far.
