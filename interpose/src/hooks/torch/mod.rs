@@ -49,13 +49,15 @@ pub(super) fn device_in_use() {
     DEVICE_IN_USE.store(1, Ordering::Relaxed);
 }
 
-/// Set once PyTorch's CUDA caching allocator is loaded; of this image, as above.
-static ALLOCATOR_LOADED: AtomicU32 = AtomicU32::new(0);
+/// How many calls of others are still to be looked at, for whether PyTorch's allocator made them ask: none before it is loaded and
+/// none after its first own call, for a look is a native stack. Of this image, as above.
+static LOOKS: AtomicU32 = AtomicU32::new(0);
+const MOST_LOOKS: u32 = 100;
 
 /// An object has been loaded. Noticed at the next `dlsym` of the program's: the CUDA runtime asks for the driver that way.
 pub(super) fn object_loaded(file_name: &[u8]) {
     if is_allocator(file_name) {
-        ALLOCATOR_LOADED.store(1, Ordering::Relaxed);
+        LOOKS.store(MOST_LOOKS, Ordering::Relaxed);
     }
 }
 

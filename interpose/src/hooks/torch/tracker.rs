@@ -209,31 +209,29 @@ pub(in super::super) fn attach() {
     }
 }
 
-/// So many calls of others are looked at before the allocator's first own one: a look is a native stack.
-const MOST_LOOKS: u32 = 100;
-
 /// A call of another object obtains memory: where PyTorch's allocator asked that object for it (a `MemPool` with an allocator of the
 /// program's own), this thread holds the allocator's lock as it does in a call of its own. Attaches then, once; says whether what
 /// was obtained may be the allocator's first segment. `pooled`: memory of a pool of CUDA's is never a segment.
 pub(in super::super) fn attach_through_other(pooled: bool) -> bool {
-    if pooled || super::ALLOCATOR_LOADED.load(Ordering::Relaxed) == 0 {
+    let looks = super::LOOKS.load(Ordering::Relaxed);
+    if pooled || looks == 0 {
         return false;
     }
     let Some(process) = Process::current() else { return false };
     let phase = process.torch.tracker.phase.load(Ordering::Relaxed);
     if phase == Phase::New as u32 {
-        static LOOKS: AtomicU32 = AtomicU32::new(0);
-        if LOOKS.load(Ordering::Relaxed) >= MOST_LOOKS {
-            return false;
-        }
-        LOOKS.fetch_add(1, Ordering::Relaxed);
+        super::LOOKS.store(looks - 1, Ordering::Relaxed);
         let inside = Guard::enter().is_some_and(|mut guard| guard.came_through(super::is_allocator));
         if inside {
             attach();
         }
         return inside;
     }
-    phase == Phase::Attached as u32
+    let attached = phase == Phase::Attached as u32;
+    if !attached {
+        super::LOOKS.store(0, Ordering::Relaxed);
+    }
+    attached
 }
 
 /// The allocator object, the address of its method, and the method's slot.
