@@ -394,7 +394,9 @@ fn claim_ring(process: &Process) -> usize {
 
 #[cold]
 fn lock_common(process: &Process) {
-    // SAFETY: no arguments.
-    let pause = || drop(unsafe { libc::sched_yield() });
+    let pause = || {
+        // SAFETY: no arguments.
+        unsafe { libc::sched_yield() };
+    };
     process.segment.header().common_lock.0.lock(thread_id(), thread_exists, pause);
 }
