@@ -172,6 +172,24 @@ fn snapshots(victim: Victim) -> Value {
     json!({ "equal": found, "printed": printed, "highest": highest, "notices": notices(&recorded.run) })
 }
 
+/// What libraries obtained for themselves (cuBLAS does), as `[address, size]`: made by no allocator of PyTorch's or of the tests.
+fn of_other_libraries(run: &Run) -> Value {
+    let traces = run.traces();
+    let obtained = traces.iter().flat_map(|trace| {
+        events(trace).into_iter().filter(|e| {
+            let module = trace.definitions().module(e.module).unwrap_or("?");
+            let for_torch = e.flags.contains(Flags::IN_ALLOCATOR)
+                || ["libc10_cuda", "liballocator", "libcudart"].iter().any(|name| module.contains(name));
+            e.source == Source::Driver
+                && e.action == Action::Alloc
+                && e.result == 0
+                && e.api.memory() == Some(Memory::Device)
+                && !for_torch
+        })
+    });
+    obtained.map(|e| json!([e.addr, e.size])).collect()
+}
+
 /// A program under an allocator that PyTorch's recorder refuses: the same requests from the same Python frames, in the same order, as
 /// under PyTorch's own. Gives the run and PyTorch's statistics, where the allocator has any.
 fn refused(name: &str, arguments: &[&str], settings: &str) -> (Run, Value, Value) {
@@ -185,7 +203,10 @@ fn refused(name: &str, arguments: &[&str], settings: &str) -> (Run, Value, Value
     run.assert_ended_well();
     let usual = record(allocator(name, &[], ""));
     let ours = pickle(&run);
-    let found = vizcheck("calls.py", [ours.as_path(), Path::new("--like"), usual.oracle.path()]);
+    let besides = of_other_libraries(&run).to_string();
+    let arguments: [&Path; 5] =
+        [&ours, "--like".as_ref(), usual.oracle.path(), "--besides".as_ref(), besides.as_ref()];
+    let found = vizcheck("calls.py", arguments);
     assert!(found["requests"].as_u64().is_some_and(|requests| requests > 5), "{found}");
     let statistics = if arguments.is_empty() { snapshot_support::json(statistics.path()) } else { Value::Null };
     (run, statistics, found)

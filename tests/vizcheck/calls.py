@@ -1,10 +1,11 @@
 """Checks a snapshot that memtrace made of CUDA calls: of an allocator that PyTorch's own recorder refuses, or of no PyTorch at all.
 
-    python calls.py OURS.pickle [--ledger LEDGER] [--like ORACLE.json]
+    python calls.py OURS.pickle [--ledger LEDGER] [--like ORACLE.json [--besides MEMORY]]
 
 LEDGER is the simulated CUDA's: what was obtained and given back, call for call (address, size, stream, order), and what was there
 at the end. ORACLE.json is what tests/programs/torch/oracle.py wrote of the same program under PyTorch's own allocator: the program
-asks for the same memory at the same places (size, order, Python frames), whoever serves it.
+asks for the same memory at the same places (size, order, Python frames), whoever serves it. MEMORY is a JSON list of [address, size]
+that other libraries (cuBLAS) obtained for themselves: PyTorch's allocator knows nothing of it.
 
 Prints what was compared as one JSON object.
 """
@@ -66,8 +67,12 @@ def compare_segments(segments, live, found):
         found["segments"] += 1
 
 
-def compare_requests(events, theirs, found):
-    """The same requests at the same places as under PyTorch's own allocator."""
+def compare_requests(events, theirs, besides, found):
+    """The same requests at the same places as under PyTorch's own allocator, and `besides` is there too."""
+    of_others = [e for e in events if (e["addr"], e["size"]) in besides]
+    same("other libraries' memory", sorted((e["addr"], e["size"]) for e in of_others if e["action"] == "alloc"), sorted(besides))
+    found["of other libraries"] += len(besides)
+    events = [e for e in events if (e["addr"], e["size"]) not in besides]
     asked = [[e for e in es if e["action"] in ("alloc", "free_requested")] for es in (events, theirs)]
     for i, (a, b) in enumerate(zip(*asked)):
         same(f"request {i}", (a["action"], a["size"]), (b["action"], b["size"]))
@@ -82,6 +87,7 @@ def main():
     parser.add_argument("ours")
     parser.add_argument("--ledger")
     parser.add_argument("--like")
+    parser.add_argument("--besides", type=lambda text: [tuple(pair) for pair in json.loads(text)], default=[])
     args = parser.parse_args()
     with open(args.ours, "rb") as f:
         ours = pickle.load(f)
@@ -93,7 +99,7 @@ def main():
             compare_segments([s for s in ours["segments"] if s["device"] == device], live, found)
         if args.like:
             with open(args.like) as f:
-                compare_requests(events, json.load(f)["device_traces"][device], found)
+                compare_requests(events, json.load(f)["device_traces"][device], args.besides, found)
         found["devices"] += bool(events)
     print(json.dumps(found))
 
