@@ -18,8 +18,8 @@ const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
 const MOST_MEMORY_KIB: u64 = 700 * 1024;
 /// What a launcher takes that nobody troubles, and windows and queues of a run or two.
 const LITTLE_MEMORY_KIB: u64 = 120 * 1024;
-/// Within this the launcher ends when its command has: two looks at everything, with the machine shared.
-const END: Duration = Duration::from_secs(20);
+/// Within this the launcher has ended and the analysis is done when the command has ended, on a machine that others use as well.
+const END: Duration = Duration::from_secs(60);
 
 /// A number of kibibytes from `/proc/PID/status`.
 fn kib(pid: i32, field: &str) -> Option<u64> {
@@ -177,7 +177,7 @@ fn a_flood_of_new_definitions_is_cut_at_its_budget() {
         (reader.definitions().frames.len() as u64 - 1, hostile["definitions_refused"].as_u64().unwrap());
     // 256 MiB of them, and each of the others counted.
     assert_eq!(kept + refused, SENT);
-    assert!((250 << 20..=256 << 20).contains(&(kept * 12_016)), "{kept} kept");
+    assert!((250 << 20..=256 << 20).contains(&(kept * 12_010)), "{kept} kept");
 }
 
 /// Each of these windows would be 20 MiB.
