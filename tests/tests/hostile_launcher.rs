@@ -183,7 +183,7 @@ fn command_lines_and_environments_may_be_as_long_as_the_system_allows() {
     [stage.workshop.path(""), stage.free()].iter().for_each(|folder| open_to_all(folder));
     let refused = (0..limit).step_by(512).find_map(|spare| {
         let filler = limit - spare;
-        let mut words = long(filler - 200_000);
+        let mut words = long(filler - 150_000);
         words.push(
             "z".repeat(filler - words.iter().map(|w| w.len() + 9).sum::<usize>()).chars().take(120_000).collect(),
         );

@@ -3,13 +3,16 @@ import embedding
 import sys
 
 
-def leaf(size):
-    embedding.allocate(size)
-    frame, lines = sys._getframe(), []
+def say(size):
+    frame, lines = sys._getframe(1), []
     while frame:
-        lines.append(f"{frame.f_code.co_name}:{frame.f_lineno if lines else frame.f_lineno - 1}")
+        lines.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
         frame = frame.f_back
     print(size, " ".join(lines), flush=True)
+
+
+def leaf(size):
+    embedding.allocate(size); say(size)
 
 
 def branch(size):
