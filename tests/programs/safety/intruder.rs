@@ -13,7 +13,7 @@
 //! - `squat=TOKEN`  listens where the launcher of that session would, and says how many bytes the first caller sent
 //!
 //! In the shared memory:
-//! - `windows=N`    N children, each of which lets the launcher wait for the largest gap it believes in
+//! - `windows=N`    N children, each of which makes the launcher wait for its first event
 //! - `jumps`        numbers far ahead, and a number of the next event that is the largest there is
 //! - `ids`          definitions whose ids are far apart
 //! - `texts`        the longest notices, and strings without an end
@@ -153,11 +153,11 @@ fn define(producer: &mut Producer<'_>, definition: &Definition<'_>) {
     }
 }
 
-/// As many numbers as the launcher may wait for, and only the last of them used.
+/// Leaves the first number out: everything after it has to wait.
 fn window(segment: &Segment) {
-    let last = 1 << 18;
-    segment.header().next_seq.0.store(last + 1, Ordering::Release);
-    put(&mut ring(segment, 1), &event(last - 1));
+    segment.header().next_seq.0.store(200_001, Ordering::Release);
+    let mut producer = ring(segment, 1);
+    (2..=200_000).for_each(|seq| put(&mut producer, &event(seq)));
 }
 
 fn jumps(segment: &Segment) {
