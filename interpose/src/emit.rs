@@ -1,11 +1,11 @@
 //! From a record to the ring: numbering, the clock, what to do when the ring is full.
 //!
 //! A full ring means that the launcher is behind. The hook then waits, because a flight recorder that loses events is worth
-//! little; but it waits for a bounded time, [`LONGEST_WAIT`], because the target must not hang with a launcher that is stopped or gone.
+//! little; but not for longer than [`LONGEST_WAIT`] while the launcher takes nothing from anybody, because the target must not hang with
+//! a launcher that is stopped, gone, or before a disk that hangs. While it does it serves all in turn, and this ring's comes.
 //! After one wait that failed, events are dropped (and counted) at once until there is room again.
 //!
-//! The bound is of naps, not of the clock: where the machine has too much to do they take longer, as everything that the launcher has to
-//! do does, and a process that was stopped together with its launcher has not used them up.
+//! A nap that took much longer than it was to, because the process was stopped together with its launcher, counts as [`LONGEST_STEP`].
 //!
 //! Room comes before the number: an event that is dropped has none, and the launcher waits for numbers that were given.
 
@@ -17,8 +17,8 @@ use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{Definition, MAX_DEFINITION, Verdict};
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::{FrameId, ModuleId, StackId};
+use memtrace_trace::shm::layout::SegmentHeader;
 use memtrace_trace::shm::ring::{Full, Producer};
-use memtrace_trace::sync::AtomicU32;
 
 use crate::objects;
 use crate::process::Process;
@@ -27,14 +27,15 @@ use crate::{connect, guard, heap};
 
 /// The longest string in a definition, in bytes.
 const MAX_STRING: usize = MAX_DEFINITION / 4;
-/// How long a hook waits for room in all, after a few spins: naps, each twice as long as the one before, up to the longest. Longer ones
-/// would leave a ring empty that the launcher has emptied; shorter ones of many threads would keep the launcher from its work.
-/// A launcher that is dead will not make room: it is looked now and then whether it is there.
+/// How long a hook waits for room while the launcher gets nothing done, after a few spins: naps, each twice as long as the one before, up
+/// to the longest. Longer ones would leave a ring empty that the launcher has emptied; shorter ones of a thousand threads (2 ms did) would keep the
+/// launcher from its work. A launcher that is dead will not make room: it is looked now and then whether it is there.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
+const LONGEST_STEP: Duration = Duration::from_millis(100);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 const SPINS: u32 = 200;
 const FIRST_NAP: Duration = Duration::from_micros(50);
-const LONGEST_NAP: Duration = Duration::from_millis(2);
+const LONGEST_NAP: Duration = Duration::from_millis(32);
 
 /// Gives the event its number and, where it has none from PyTorch, its time. Called at the moment that the event describes: under the
 /// allocator's lock, so that numbers are in the allocator's order.
@@ -84,7 +85,8 @@ fn wait(
     mut again: impl FnMut(&mut Producer<'_>) -> Result<(), Full>,
 ) -> bool {
     producer.publish();
-    let closed = &process.segment.header().closed.0;
+    let header = process.segment.header();
+    let closed = &header.closed.0;
     if closed.load(Ordering::Relaxed) != 0 || process.stalled.load(Ordering::Relaxed) != 0 {
         // One look without waiting: the launcher may be draining again.
         let written = again(producer).is_ok();
@@ -95,7 +97,7 @@ fn wait(
     }
     process.count(Counter::RingWaits, 1);
     let since = monotonic();
-    let found = nap_until(closed, || again(producer).is_ok());
+    let found = nap_until(header, || again(producer).is_ok());
     process.count(Counter::RingWaitMicroseconds, (monotonic().saturating_sub(since)).as_micros() as u64);
     if !found && closed.load(Ordering::Relaxed) == 0 {
         process.stalled.store(1, Ordering::Relaxed);
@@ -104,25 +106,21 @@ fn wait(
 }
 
 /// Whether `done` said so in time.
-fn nap_until(closed: &AtomicU32, mut done: impl FnMut() -> bool) -> bool {
+fn nap_until(header: &SegmentHeader, mut done: impl FnMut() -> bool) -> bool {
     for _ in 0..SPINS {
         if done() {
             return true;
         }
         std::hint::spin_loop();
     }
-    let (mut nap, since, mut look_at) = (FIRST_NAP, monotonic(), LOOK_EVERY);
-    // Time is read, not added up: on a busy machine a nap is much longer than it was to be.
-    loop {
-        let napped = monotonic().saturating_sub(since);
-        if napped >= LONGEST_WAIT || closed.load(Ordering::Relaxed) != 0 {
-            return false;
-        }
-        if napped >= look_at {
+    let (mut nap, mut waited, mut look_at) = (FIRST_NAP, Duration::ZERO, LOOK_EVERY);
+    let (mut now, mut taken) = (monotonic(), header.taken.0.load(Ordering::Relaxed));
+    while waited < LONGEST_WAIT && header.closed.0.load(Ordering::Relaxed) == 0 {
+        if waited >= look_at {
             if connect::launcher_is_gone() {
                 return false;
             }
-            look_at = napped + LOOK_EVERY;
+            look_at = waited + LOOK_EVERY;
         }
         let time = libc::timespec { tv_sec: 0, tv_nsec: nap.subsec_nanos().into() };
         // SAFETY: a valid timespec; being woken early by a signal is fine.
@@ -131,7 +129,15 @@ fn nap_until(closed: &AtomicU32, mut done: impl FnMut() -> bool) -> bool {
         if done() {
             return true;
         }
+        // Time is read, not added up: on a busy machine a nap is much longer than it was to be.
+        let before = std::mem::replace(&mut now, monotonic());
+        waited += now.saturating_sub(before).min(LONGEST_STEP);
+        let taken_before = std::mem::replace(&mut taken, header.taken.0.load(Ordering::Relaxed));
+        if taken != taken_before {
+            (waited, look_at) = (Duration::ZERO, LOOK_EVERY);
+        }
     }
+    false
 }
 
 fn monotonic() -> Duration {

@@ -329,6 +329,11 @@ impl Process {
         self.flushed_at = now;
     }
 
+    /// Tells the process how many slots were taken, from it and from others: whoever waits for room sees that it is worth while.
+    pub(super) fn tell_progress(&self, taken: u64) {
+        self.segment.header().taken.0.store(taken, Ordering::Relaxed);
+    }
+
     /// Tells the process that nobody will drain any more.
     pub(super) fn close(&self) {
         self.segment.header().closed.0.store(1, Ordering::Release);

@@ -7,7 +7,7 @@
 //! A process gets one segment an image. A second request under the same pid means that the process has replaced itself (exec):
 //! the first recording is finished and the next file is called `<pid>.1.mtr`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -108,7 +108,11 @@ struct Pump {
     stop: EventFd,
     queue: Queue,
     clock: AwakeClock,
-    processes: HashMap<u64, Process>,
+    processes: BTreeMap<u64, Process>,
+    /// The process that was served last when the writer had no room for more: the others come first the next time.
+    served_last: u64,
+    /// Slots taken from all processes.
+    taken: u64,
     next_id: u64,
     /// Files begun so far, by pid.
     generations: HashMap<u32, u32>,
@@ -126,7 +130,9 @@ impl Pump {
             stop,
             queue,
             clock: AwakeClock { last: Instant::now(), awake: Duration::ZERO },
-            processes: HashMap::new(),
+            processes: BTreeMap::new(),
+            served_last: 0,
+            taken: 0,
             next_id: FIRST_ID,
             generations: HashMap::new(),
             files: 0,
@@ -186,8 +192,18 @@ impl Pump {
     fn drain(&mut self, now: Duration) -> Activity {
         let mut all = Activity::default();
         let mut places = Places::of(self.processes.values());
-        for process in self.processes.values_mut() {
+        let last = self.served_last;
+        let order: Vec<u64> =
+            self.processes.range(last + 1..).chain(self.processes.range(..=last)).map(|(id, _)| *id).collect();
+        let mut room = true;
+        for id in order {
+            let Some(process) = self.processes.get_mut(&id) else { continue };
             let one = places.watch(process, &self.queue, |process| process.drain(now, &self.queue));
+            if std::mem::replace(&mut room, self.queue.has_room()) {
+                self.served_last = id;
+            }
+            self.taken += one.slots;
+            process.tell_progress(self.taken);
             all.slots += one.slots;
             all.fullest = all.fullest.max(one.fullest);
             process.tick(now, &self.queue);

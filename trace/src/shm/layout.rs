@@ -36,6 +36,8 @@ pub struct SegmentHeader {
     pub build: AtomicU64,
     /// Set to 1 by the launcher when nobody will drain any more: producers stop.
     pub closed: Padded<AtomicU32>,
+    /// How many slots the launcher has taken, from all processes of the run, as of its last look here: whether it gets anything done.
+    pub taken: Padded<AtomicU64>,
     /// The number of the next event; starts at 1.
     pub next_seq: Padded<AtomicU64>,
     /// [`crate::counters::Counter`]s, by index.
