@@ -89,12 +89,17 @@ fn beside_an_honest_one(words: &str) -> Outcome {
     let honest = outcome.process(|argv0| argv0 == PRODUCER);
     assert_eq!(honest.len(), 2, "{words}: {:#}", manifest(&run));
     for process in honest {
-        let facts =
-            ["lost", "late", "unwritten", "corrupt", "definitions_refused"].map(|f| process[f].as_u64().unwrap());
-        assert_eq!(facts, [0; 5], "{words}: {process:#}");
+        // Where all windows together are full, who holds much of them may get events out of order, but gets them.
+        let may_be_late = words.starts_with("windows");
+        let late = if may_be_late { 0 } else { process["late"].as_u64().unwrap() };
+        let facts = ["lost", "unwritten", "corrupt", "definitions_refused"].map(|f| process[f].as_u64().unwrap());
+        assert_eq!((facts, late), ([0; 4], 0), "{words}: {process:#}");
         assert!(process["counters"].get("events_dropped").is_none(), "{words}: {process:#}");
         let reader = Reader::open(run.join(process["trace"].as_str().unwrap())).unwrap();
-        let seqs: Vec<u64> = events(&reader).iter().map(|e| e.seq).collect();
+        let mut seqs: Vec<u64> = events(&reader).iter().map(|e| e.seq).collect();
+        if may_be_late {
+            seqs.sort_unstable();
+        }
         assert!(
             seqs.len() >= HONEST && seqs.iter().zip(1..).all(|(seq, n)| *seq == n),
             "{words}: {} events",
