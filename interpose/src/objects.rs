@@ -316,10 +316,14 @@ impl Caller {
         path.rsplit(|b| *b == b'/').next().unwrap_or(path)
     }
 
-    /// Tells objects apart, also those that lie one after the other at one address. Never 0.
+    /// Tells objects apart, also those that lie one after the other at one address. Never 0. Of whole words, since every call of
+    /// CUDA asks for it.
     fn identity(&self) -> usize {
-        const FNV: usize = 0x0000_0100_0000_01b3;
-        self.path().to_bytes().iter().fold(self.start, |hash, byte| (hash ^ usize::from(*byte)).wrapping_mul(FNV)) | 1
+        const PRIME: usize = 0x517c_c1b7_2722_0a95;
+        let mix = |hash: usize, word: usize| (hash.rotate_left(5) ^ word).wrapping_mul(PRIME);
+        let (words, rest) = self.path().to_bytes().as_chunks();
+        let hash = words.iter().fold(self.start, |hash, word| mix(hash, usize::from_le_bytes(*word)));
+        rest.iter().fold(hash, |hash, byte| mix(hash, usize::from(*byte))) | 1
     }
 }
 
@@ -417,22 +421,22 @@ impl DefinedModules {
     }
 }
 
-/// The calling object's id, defined in the trace when it is new.
-pub(crate) fn module_id(caller: &Caller, guard: &mut Guard) -> ModuleId {
+/// The id of a calling object, whose index this is; defined in the trace when it is new.
+pub(crate) fn module_id(caller: &Caller, index: usize, guard: &mut Guard) -> ModuleId {
     let build_id = || {
         native::with_start(caller.start, |object| object.build_id().map(<[u8]>::to_vec)).flatten().unwrap_or_default()
     };
-    guard.with_sink(|sink| module_in(caller, build_id, sink))
+    guard.with_sink(|sink| module_in(caller, index, build_id, sink))
 }
 
 /// The id of an object that a native frame is in, defined in the trace when it is new.
 pub(crate) fn define_module(object: &LoadedObject<'_>, sink: &mut RingSink<'_>) -> ModuleId {
     let caller = Caller { start: object.start, path: object.path.as_ptr() };
-    module_in(&caller, || object.build_id.to_vec(), sink)
+    let Some(index) = module_index(&caller) else { return ModuleId::NONE };
+    module_in(&caller, index, || object.build_id.to_vec(), sink)
 }
 
-fn module_in(object: &Caller, build_id: impl FnOnce() -> Vec<u8>, sink: &mut RingSink<'_>) -> ModuleId {
-    let Some(index) = module_index(object) else { return ModuleId::NONE };
+fn module_in(object: &Caller, index: usize, build_id: impl FnOnce() -> Vec<u8>, sink: &mut RingSink<'_>) -> ModuleId {
     let id = ModuleId(index as u32 + 1);
     let bit = 1 << (index % 64);
     if let Some(word) = sink.process.modules.0.get(index / 64)

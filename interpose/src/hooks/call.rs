@@ -5,7 +5,7 @@
 //! release that fails is taken back ([`Action::Retract`]).
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use memtrace_trace::api::Memory as Kind;
 use memtrace_trace::clock;
@@ -29,6 +29,8 @@ pub(super) const UNKNOWN: i32 = 999;
 pub(super) struct Call {
     hook: &'static Hook,
     caller: Option<Caller>,
+    /// The caller's index among the objects that call CUDA.
+    module: Option<usize>,
     /// Made by PyTorch's caching allocator, for one of its segments.
     in_allocator: bool,
 }
@@ -51,19 +53,20 @@ impl Call {
     #[inline]
     pub(super) fn begin(hook: &'static Hook) -> Call {
         let caller = objects::containing(entry::caller());
-        let direct = caller.is_some_and(|c| torch::is_allocator(c.file_name()));
+        let module = caller.as_ref().and_then(objects::module_index);
+        let direct = caller.is_some_and(|c| is_allocator(&c, module));
         if direct {
             torch::tracker::attach();
         }
         let nested = !hook.is_runtime() && thread(|t| t.runtime_depth.get()) > 0;
         let in_allocator = direct || nested && thread(|t| t.runtime_in_allocator.get());
-        Call { hook, caller, in_allocator }
+        Call { hook, caller, module, in_allocator }
     }
 
     /// The original; null when there is none.
     pub(super) fn original(&self) -> *mut c_void {
         let found = if self.hook.is_runtime() {
-            runtime_original(self.hook, self.caller.as_ref())
+            runtime_original(self.hook, self.caller.as_ref(), self.module)
         } else {
             driver_original(self.hook)
         };
@@ -170,7 +173,8 @@ impl Call {
     }
 
     fn module(&self, guard: &mut Guard) -> ModuleId {
-        self.caller.as_ref().map_or(ModuleId::NONE, |c| objects::module_id(c, guard))
+        let known = self.caller.as_ref().zip(self.module);
+        known.map_or(ModuleId::NONE, |(caller, index)| objects::module_id(caller, index, guard))
     }
 
     fn record(&self, action: Action, memory: Memory, result: i32, nested_seen: bool) -> u64 {
@@ -218,6 +222,23 @@ impl Call {
     }
 }
 
+/// Whether a caller is PyTorch's caching allocator; its name is looked at once.
+#[inline]
+fn is_allocator(caller: &Caller, module: Option<usize>) -> bool {
+    const NO: u8 = 1;
+    const YES: u8 = 2;
+    static KNOWN: [AtomicU8; MODULES] = [const { AtomicU8::new(0) }; MODULES];
+    let known = module.and_then(|module| KNOWN.get(module));
+    match known.map_or(0, |known| known.load(Ordering::Relaxed)) {
+        0 => {
+            let is = torch::is_allocator(caller.file_name());
+            known.inspect(|known| known.store(if is { YES } else { NO }, Ordering::Relaxed));
+            is
+        }
+        known => known == YES,
+    }
+}
+
 /// A handle of the driver, when it is loaded.
 pub(super) fn driver() -> *mut c_void {
     static DRIVER: Original = Original::new();
@@ -253,9 +274,8 @@ fn interposed(hook: &Hook) -> Option<*mut c_void> {
 static RUNTIME: [[AtomicPtr<c_void>; MODULES]; super::registry::RUNTIME_HOOKS] =
     [const { [const { AtomicPtr::new(std::ptr::null_mut()) }; MODULES] }; super::registry::RUNTIME_HOOKS];
 
-fn runtime_original(hook: &'static Hook, caller: Option<&Caller>) -> *mut c_void {
-    let place =
-        caller.and_then(objects::module_index).and_then(|module| RUNTIME.get(hook.runtime_index())?.get(module));
+fn runtime_original(hook: &'static Hook, caller: Option<&Caller>, module: Option<usize>) -> *mut c_void {
+    let place = module.and_then(|module| RUNTIME.get(hook.runtime_index())?.get(module));
     if let Some(known) = place.map(|p| p.load(Ordering::Relaxed)).filter(|p| !p.is_null()) {
         return known;
     }

@@ -366,25 +366,32 @@ fn context_of(node: *mut c_void) -> ContextId {
     }
     let forward = if let Forward::Stack(stack) = forward { stack } else { StackId::NONE };
     // SAFETY: as above.
-    let class = || unsafe { state.python.class(node, vtable) };
+    let class = unsafe { state.python.class(node, vtable) };
+    // SAFETY: as above.
+    state.known(class.unwrap_or(vtable), forward).unwrap_or_else(|| unsafe { meet(process, node, vtable, forward) })
+}
+
+/// The context of a node of a kind, or with a forward stack, that is new.
+///
+/// # Safety
+/// `node` must be a live node with this vtable.
+#[cold]
+unsafe fn meet(process: &'static Process, node: *const u64, vtable: u64, forward: StackId) -> ContextId {
+    let python = &process.torch.autograd.python;
+    // SAFETY: the caller's promise.
+    let class = || unsafe { python.class(node, vtable) };
     if let Some(class) = class() {
-        return state
-            .known(class, forward)
-            .unwrap_or_else(|| define(process, class, forward, &state.python.name(class)));
-    }
-    if let Some(id) = state.known(vtable, forward) {
-        return id;
+        return define(process, class, forward, &python.name(class));
     }
     let name = type_name(vtable);
-    state.python.met(vtable, &name);
+    python.met(vtable, &name);
     match class() {
-        Some(class) => define(process, class, forward, &state.python.name(class)),
+        Some(class) => define(process, class, forward, &python.name(class)),
         None => define(process, vtable, forward, &name),
     }
 }
 
 /// Makes the context of (node type, forward stack), unless another thread has just done so.
-#[cold]
 fn define(process: &'static Process, kind: u64, forward: StackId, name: &str) -> ContextId {
     let state = &process.torch.autograd;
     let Some(mut guard) = Guard::enter() else { return ContextId::NONE };
