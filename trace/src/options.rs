@@ -117,7 +117,8 @@ mod tests {
     #[test]
     fn options_round_trip() {
         for check_stacks in [false, true] {
-            let options = Options { token: "0123abcd".into(), cpu: Cpu::Never, stacks: Stacks::Both, check_stacks, filters: 3 };
+            let options =
+                Options { token: "0123abcd".into(), cpu: Cpu::Never, stacks: Stacks::Both, check_stacks, filters: 3 };
             assert_eq!(Options::parse(&options.encode()), Some(options));
         }
         assert_eq!(Options::parse(""), None);
