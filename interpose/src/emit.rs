@@ -21,6 +21,7 @@ use memtrace_trace::shm::layout::SegmentHeader;
 use memtrace_trace::shm::ring::{Full, Producer};
 
 use crate::objects;
+use crate::origins::Origins;
 use crate::process::Process;
 use crate::stack::{DefinitionSink, FrameText, LoadedObject, Loss};
 use crate::{connect, guard, heap};
@@ -148,7 +149,7 @@ fn monotonic() -> Duration {
 }
 
 /// Cuts a string to the limit, at a character.
-fn cut<'a>(process: &Process, text: &'a str) -> &'a str {
+pub(crate) fn cut<'a>(process: &Process, text: &'a str) -> &'a str {
     if text.len() <= MAX_STRING {
         return text;
     }
@@ -174,6 +175,7 @@ impl DefinitionSink for RingSink<'_> {
             first_line: text.first_line,
         };
         define(self.process, self.producer, &definition);
+        Origins::frame(self.process, id, text);
     }
 
     fn stack(&mut self, id: StackId, parent: StackId, frame: FrameId) {

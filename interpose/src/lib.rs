@@ -27,6 +27,7 @@ mod hooks;
 mod late;
 mod local;
 mod objects;
+mod origins;
 mod process;
 mod rank;
 mod real;

@@ -14,6 +14,7 @@ use crate::connect::connect;
 use crate::hooks::TorchState;
 use crate::local::{Local, Locals, wiped_on_fork};
 use crate::objects::DefinedModules;
+use crate::origins::Origins;
 use crate::seccomp;
 use crate::stack::{self, Interner, Python};
 
@@ -24,6 +25,7 @@ pub(crate) struct Process {
     pub(crate) interner: Interner,
     pub(crate) modules: DefinedModules,
     pub(crate) torch: TorchState,
+    pub(crate) origins: Origins,
     python: AtomicPtr<Python>,
     /// When to look for an interpreter again: the number of looks that found none.
     python_misses: AtomicU64,
@@ -265,6 +267,7 @@ fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
         interner: Interner::new(),
         modules: DefinedModules::new(),
         torch: TorchState::new(parent.map(|p| &p.torch)),
+        origins: Origins::new(),
         python: AtomicPtr::new(std::ptr::null_mut()),
         python_misses: AtomicU64::new(0),
         python_reported: AtomicU32::new(0),

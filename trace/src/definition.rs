@@ -126,6 +126,20 @@ pub enum Definition<'a> {
         /// load bias); without a module the run-time address. The call is the instruction before it.
         address: u64,
     },
+    /// A line that the line of a frame stands for: `torch.compile` generated the frame's file from it. PyTorch lists it as the frame's
+    /// caller, and so do we.
+    FrameOrigin {
+        /// The frame, of a generated file.
+        frame: FrameId,
+        /// The place among the frame's origins: 0 follows the frame, 1 follows that, and so on.
+        position: u32,
+        /// The function's name.
+        name: &'a str,
+        /// The file's name.
+        filename: &'a str,
+        /// The line.
+        line: u32,
+    },
     /// The process's place in a distributed job, as it told PyTorch itself (`torch.distributed.init_process_group`).
     Rank {
         /// Its rank.
@@ -155,6 +169,7 @@ mod kind {
     pub(super) const NOTICE: u8 = 8;
     pub(super) const NATIVE_FRAME: u8 = 9;
     pub(super) const RANK: u8 = 10;
+    pub(super) const FRAME_ORIGIN: u8 = 11;
 }
 
 impl<'a> Definition<'a> {
@@ -222,6 +237,14 @@ impl<'a> Definition<'a> {
                 put_varint(out, address);
                 kind::NATIVE_FRAME
             }
+            Definition::FrameOrigin { frame, position, name, filename, line } => {
+                put_varint(out, frame.0.into());
+                put_varint(out, position.into());
+                put_str(out, name);
+                put_str(out, filename);
+                put_varint(out, line.into());
+                kind::FRAME_ORIGIN
+            }
             Definition::Rank { rank, size } => {
                 put_varint(out, rank.into());
                 put_varint(out, size.into());
@@ -282,6 +305,13 @@ impl<'a> Definition<'a> {
                 module: ModuleId(c.varint32()?),
                 address: c.varint()?,
             },
+            kind::FRAME_ORIGIN => Definition::FrameOrigin {
+                frame: FrameId(c.varint32()?),
+                position: c.varint32()?,
+                name: c.str()?,
+                filename: c.str()?,
+                line: c.varint32()?,
+            },
             kind::RANK => Definition::Rank { rank: c.varint32()?, size: c.varint32()? },
             kind::NOTICE => Definition::Notice {
                 topic: c.str()?,
@@ -310,6 +340,7 @@ mod tests {
             Definition::Thread { id: ThreadId(1), tid: 4242, name: "pt_autograd_0" },
             Definition::Pool { id: 1, pool: (0, 7) },
             Definition::Device { ordinal: 0, name: "H200", total: 1 << 37, used_before: 5 << 20, pci: "0000:01:00.0" },
+            Definition::FrameOrigin { frame: FrameId(1), position: 2, name: "g", filename: "train.py", line: 23 },
             Definition::Rank { rank: 3, size: 8 },
             Definition::Notice { topic: "torch.tracker", text: "attached", verdict: Verdict::Works },
         ];

@@ -12,6 +12,7 @@ pub mod error;
 pub mod event;
 #[cfg(feature = "file")]
 pub mod file;
+pub mod generated;
 pub mod ids;
 pub mod options;
 pub mod shm;

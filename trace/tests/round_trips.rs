@@ -27,7 +27,7 @@ struct Owned {
     texts: [String; 3],
 }
 
-const KINDS: u8 = 10;
+const KINDS: u8 = 11;
 
 impl Owned {
     fn definition(&self) -> Definition<'_> {
@@ -42,6 +42,7 @@ impl Owned {
             6 => Definition::Device { ordinal: *id, name: s, total: *x, used_before: *y, pci: t },
             7 => Definition::NativeFrame { id: FrameId(*id), module: ModuleId(*a), address: *x },
             8 => Definition::Rank { rank: *a, size: *b },
+            9 => Definition::FrameOrigin { frame: FrameId(*id), position: *b, name: s, filename: t, line: *a },
             _ => {
                 let verdict = [Verdict::Remark, Verdict::Works, Verdict::Off][*a as usize % 3];
                 Definition::Notice { topic: s, text: t, verdict }
@@ -228,6 +229,10 @@ proptest! {
                 }
                 Definition::NativeFrame { id, module, address } => {
                     prop_assert_eq!((all.native_frames[&id].module, all.native_frames[&id].address), (module, address));
+                }
+                Definition::FrameOrigin { frame, position, name, filename, line } => {
+                    let found = &all.origins[&(frame, position)];
+                    prop_assert_eq!((&*found.name, &*found.filename, found.line), (name, filename, line));
                 }
                 Definition::Rank { .. } => {}
                 Definition::Notice { topic, text, .. } => {

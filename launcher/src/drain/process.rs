@@ -159,7 +159,8 @@ fn table(definition: &Definition<'_>) -> Option<(usize, u32)> {
         Definition::Stack { id, .. } => Some((1, id.0)),
         Definition::Context { id, .. } => Some((2, id.0)),
         Definition::Module { id, .. } => Some((3, id.0)),
-        Definition::Thread { .. }
+        Definition::FrameOrigin { .. }
+        | Definition::Thread { .. }
         | Definition::Pool { .. }
         | Definition::Device { .. }
         | Definition::Rank { .. }

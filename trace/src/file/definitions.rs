@@ -21,8 +21,15 @@ pub struct Frame {
     pub first_line: u32,
     /// Whether this is native code, named by [`Definitions::name_native`].
     pub native: bool,
-    /// The frame that this one was inlined into: it follows in every stack.
+    /// The frame that this one was inlined into, or the first that a line of a generated file stands for: it follows in every stack.
     pub inlined_into: FrameId,
+}
+
+impl Frame {
+    /// Whether this is only a place in the table.
+    fn is_undefined(&self) -> bool {
+        self.filename.is_empty() && self.name.is_empty()
+    }
 }
 
 /// A place in native code. Its names are found afterwards, from the object's file.
@@ -105,6 +112,8 @@ pub struct Definitions {
     pub contexts: Vec<Context>,
     /// The frames of native code; `frames` has nothing at their ids before [`Self::name_native`].
     pub native_frames: BTreeMap<FrameId, NativeFrame>,
+    /// The lines that lines of generated files stand for: by the frame and the place behind it. [`Self::place_origins`] has put them there.
+    pub origins: BTreeMap<(FrameId, u32), Frame>,
     /// By [`ModuleId`].
     pub modules: Vec<Module>,
     /// By [`ThreadId`].
@@ -189,6 +198,12 @@ impl Definitions {
                 }
                 sound
             }
+            Definition::FrameOrigin { frame, position, name, filename, line } => {
+                let (name, filename): (Box<str>, _) = (name.into(), filename.into());
+                let origin = Frame { qualname: name.clone(), name, filename, line, ..Frame::default() };
+                self.origins.insert((frame, position), origin);
+                true
+            }
             Definition::Thread { id, tid, name } => {
                 set(&mut self.threads, &mut bounds.threads, id.index(), Thread { tid, name: name.into() })
             }
@@ -215,7 +230,40 @@ impl Definitions {
         }
     }
 
-    /// The frames of a stack, innermost first, inlined functions as frames of their own. A stack or frame that was never
+    /// Lets the lines that lines of generated files stand for follow these in every stack. To be called once, when all is read.
+    pub(super) fn place_origins(&mut self) {
+        if self.origins.is_empty() {
+            return;
+        }
+        self.reserve_used();
+        let defined = self.frames.len();
+        let (mut of, mut last) = (FrameId::NONE, FrameId::NONE);
+        for ((frame, _), origin) in &self.origins {
+            let is_there =
+                self.frames.get(..defined).and_then(|f| f.get(frame.index())).is_some_and(|f| !f.is_undefined());
+            if frame.is_none() || !is_there {
+                continue;
+            }
+            if of != *frame {
+                (of, last) = (*frame, *frame);
+            }
+            let next = FrameId(self.frames.len() as u32);
+            self.frames.push(origin.clone());
+            self.frames[last.index()].inlined_into = next;
+            last = next;
+        }
+    }
+
+    /// Makes the table so long that what is added has a number that no stack uses, defined or not.
+    fn reserve_used(&mut self) {
+        let used = self.stacks.iter().map(|node| node.frame.index()).max().unwrap_or(0);
+        let used = used.max(self.native_frames.last_key_value().map_or(0, |(id, _)| id.index()));
+        if used < self.frames.len() + MAX_GAP {
+            self.frames.resize(self.frames.len().max(used + 1), Frame::default());
+        }
+    }
+
+    /// The frames of a stack, innermost first, inlined functions and origins as frames of their own. A stack or frame that was never
     /// defined (its definition was lost) ends the walk with a `None`.
     pub fn walk(&self, stack: StackId) -> impl Iterator<Item = (StackId, Option<&Frame>)> {
         self.walk_ids(stack).map(|(stack, frame)| (stack, self.frame(frame)))
@@ -244,12 +292,8 @@ impl Definitions {
     /// Gives every frame of native code its names: the frames it stands for, innermost first, all but the last inlined into
     /// the next. One that gets none stays undefined.
     pub fn name_native(&mut self, mut names: impl FnMut(&NativeFrame) -> Vec<Frame>) {
-        // Inlined functions get new numbers: beyond those that stacks use, defined or not.
-        let used = self.stacks.iter().map(|node| node.frame.index()).max().unwrap_or(0);
-        let used = used.max(self.native_frames.last_key_value().map_or(0, |(id, _)| id.index()));
-        if used < self.frames.len() + MAX_GAP {
-            self.frames.resize(self.frames.len().max(used + 1), Frame::default());
-        }
+        // Inlined functions get new numbers.
+        self.reserve_used();
         for (id, place) in &self.native_frames {
             let mut last = *id;
             for (i, frame) in names(place).into_iter().enumerate() {
@@ -269,11 +313,7 @@ impl Definitions {
 
     /// A frame by id; `None` when it was never defined.
     pub fn frame(&self, id: FrameId) -> Option<&Frame> {
-        if id.is_none() {
-            None
-        } else {
-            self.frames.get(id.index()).filter(|f| !f.filename.is_empty() || !f.name.is_empty())
-        }
+        if id.is_none() { None } else { self.frames.get(id.index()).filter(|f| !f.is_undefined()) }
     }
 
     /// A context by id.
@@ -295,6 +335,35 @@ impl Definitions {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_generated_line_stands_for_follows_it() {
+        let (mut all, mut bounds) = (Definitions::default(), Bounds::default());
+        let origin = |frame, position, line| {
+            let frame = FrameId(frame);
+            Definition::FrameOrigin { frame, position, name: "forward", filename: "train.py", line }
+        };
+        let frame = |id, name| Definition::Frame {
+            id: FrameId(id),
+            name,
+            qualname: name,
+            filename: "a.py",
+            line: 1,
+            first_line: 1,
+        };
+        let stack = |id, frame| Definition::Stack { id: StackId(id), parent: StackId(id - 1), frame: FrameId(frame) };
+        // Before what it is about, out of order, twice, of a frame that is never defined, of none.
+        let given = [origin(2, 1, 11), origin(2, 0, 10), frame(1, "main"), frame(2, "call"), origin(2, 0, 10)];
+        let more = [origin(7, 0, 5), origin(0, 0, 5), stack(1, 1), stack(2, 2), stack(3, 7), stack(4, 2)];
+        for definition in given.iter().chain(&more) {
+            assert!(all.add(definition, 10, &mut bounds));
+        }
+        all.place_origins();
+        let frames: Vec<_> =
+            all.walk(StackId(4)).map(|(id, f)| (id.0, f.map_or(("?", 0), |f| (&*f.name, f.line)))).collect();
+        let call = |stack| [(stack, ("call", 1)), (stack, ("forward", 10)), (stack, ("forward", 11))];
+        assert_eq!(frames, [&call(4)[..], &[(3, ("?", 0))], &call(2), &[(1, ("main", 1))]].concat());
+    }
 
     fn native(name: &str) -> Frame {
         Frame { name: name.into(), filename: "x.cpp".into(), ..Frame::default() }

@@ -101,6 +101,7 @@ impl Reader {
             damage: Damage::default(),
         };
         reader.survey(len)?;
+        reader.definitions.place_origins();
         Ok(reader)
     }
 

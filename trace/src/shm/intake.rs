@@ -15,6 +15,7 @@ pub fn definition(bytes: &[u8]) -> Option<Definition<'_>> {
     let id = match definition {
         Definition::Frame { id, .. } | Definition::NativeFrame { id, .. } => id.0,
         Definition::Stack { id, parent, .. } if parent < id => id.0,
+        Definition::FrameOrigin { frame, .. } => frame.0,
         Definition::Context { id, .. } => id.0,
         Definition::Module { id, .. } => id.0,
         Definition::Stack { .. } | Definition::Thread { .. } => return None,

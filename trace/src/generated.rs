@@ -1,0 +1,32 @@
+//! Files that `torch.compile`'s inductor generates, told by their names.
+
+/// The shortest name that counts. Inductor's are the letter `c` and 51 digits of a SHA-256, in base 32.
+const SHORTEST: usize = 40;
+
+/// Whether a file name is that of a file of Python code that inductor generated, in every version from 2.1 on:
+/// `.../wu/cwu4x...o2.py`, in a folder that is called as the digits after the first letter.
+pub fn is_inductor_file(filename: &str) -> bool {
+    let Some((path, name)) = filename.rsplit_once('/') else { return false };
+    let Some(stem) = name.strip_suffix(".py").filter(|stem| stem.len() >= SHORTEST) else { return false };
+    let folder = path.rsplit('/').next().unwrap_or_default();
+    stem.starts_with('c')
+        && stem.get(1..3) == Some(folder)
+        && stem.bytes().all(|b| b.is_ascii_lowercase() || (b'2'..=b'7').contains(&b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generated_files_and_others() {
+        let stem = "c2wuhq6zrg5jizv2kmbtq3m5e7xn2ydpi4ouxnmc3g7tk2cprlb3";
+        assert!(is_inductor_file(&format!("/tmp/torchinductor_me/2w/{stem}.py")));
+        assert!(is_inductor_file(&format!("2w/{stem}.py")));
+        assert!(!is_inductor_file(&format!("/tmp/torchinductor_me/2x/{stem}.py")));
+        assert!(!is_inductor_file(&format!("/tmp/torchinductor_me/2w/{stem}.cpp")));
+        assert!(!is_inductor_file(&format!("{stem}.py")));
+        assert!(!is_inductor_file(&format!("/2W/{}.py", stem.to_uppercase())));
+        assert!(!is_inductor_file("/home/me/on/cone.py") && !is_inductor_file("é/céé.py") && !is_inductor_file(""));
+    }
+}
