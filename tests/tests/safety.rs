@@ -88,7 +88,7 @@ fn another_user_can_neither_read_a_run_nor_feed_the_launcher() {
     }
     assert!(secrets.len() > 30, "{secrets:?}");
     secrets.push(everybodys.clone());
-    assert_eq!(readable_by_another(&secrets), [everybodys.clone()]);
+    assert_eq!(readable_by_another(&secrets), std::slice::from_ref(&everybodys));
     // The session is known: /proc/net/unix tells its socket's name to everybody.
     let environment = std::fs::read(format!("/proc/{producer}/environ")).unwrap();
     let session = environment.split(|b| *b == 0).find_map(|v| v.strip_prefix(b"MEMTRACE_SESSION=")).unwrap();
@@ -249,6 +249,7 @@ fn a_program_cannot_make_the_launcher_write_elsewhere() {
 
 /// Runs to the end within the time, and gives its output with the most memory it and its children took, in KiB.
 #[track_caller]
+#[expect(clippy::zombie_processes, reason = "wait4 collects it, and tells what it took")]
 fn within(time: Duration, command: &mut Command) -> (std::process::Output, i64) {
     let name = format!("{command:?}");
     let out = tempfile::tempfile().unwrap();
