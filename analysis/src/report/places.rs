@@ -1,6 +1,7 @@
 //! Stacks as people name them: the program's own line first, the library's line where that is innermost.
 
 use memtrace_trace::file::{Definitions, Frame};
+use memtrace_trace::generated::is_inductor_file;
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::summary::{FrameSummary, StackSummary};
@@ -39,7 +40,9 @@ impl<'a> Places<'a> {
     /// empty when nothing is known.
     fn place(&self, stack: StackId) -> String {
         let frames = || self.definitions.walk(stack).filter_map(|(_, frame)| frame);
-        let mut python = frames().filter(|frame| !frame.native).peekable();
+        // Where it is known what a generated line stands for, that is what people wrote.
+        let explained = |frame: &Frame| !frame.inlined_into.is_none() && is_inductor_file(&frame.filename);
+        let mut python = frames().filter(|frame| !frame.native && !explained(frame)).peekable();
         let Some(innermost) = python.peek().copied() else {
             let responsible = frames().find(|frame| plumbing_rule(frame).is_none()).or(frames().next());
             return responsible.map(|frame| self.native(frame)).unwrap_or_default();
@@ -92,9 +95,8 @@ pub(super) fn frame_summary(frame: &Frame) -> FrameSummary {
 
 /// Whether a file belongs to an installed package or to Python itself.
 fn is_library(filename: &str) -> bool {
-    ["site-packages/", "dist-packages/", "/lib/python3", "/lib64/python3", "torchinductor_"]
-        .iter()
-        .any(|part| filename.contains(part))
+    ["site-packages/", "dist-packages/", "/lib/python3", "/lib64/python3"].iter().any(|part| filename.contains(part))
         || filename.starts_with('<')
+        || is_inductor_file(filename)
         || filename.starts_with("torch/")
 }
