@@ -1,17 +1,21 @@
 //! Files that `torch.compile`'s inductor generates, told by their names.
 
-/// The shortest name that counts. Inductor's are the letter `c` and 51 digits of a SHA-256, in base 32.
-const SHORTEST: usize = 40;
+/// The length of such a name: the letter `c` and 51 digits of a SHA-256 in base 32.
+const STEM: usize = 52;
 
 /// Whether a file name is that of a file of Python code that inductor generated, in every version from 2.1 on:
 /// `.../wu/cwu4x...o2.py`, in a folder that is called as the digits after the first letter.
+///
+/// Asked of every new frame: most names end the question at its first byte.
 pub fn is_inductor_file(filename: &str) -> bool {
-    let Some((path, name)) = filename.rsplit_once('/') else { return false };
-    let Some(stem) = name.strip_suffix(".py").filter(|stem| stem.len() >= SHORTEST) else { return false };
-    let folder = path.rsplit('/').next().unwrap_or_default();
-    stem.starts_with('c')
-        && stem.get(1..3) == Some(folder)
-        && stem.bytes().all(|b| b.is_ascii_lowercase() || (b'2'..=b'7').contains(&b))
+    let Some((path, [b'/', stem @ .., b'.', b'p', b'y'])) = filename.as_bytes().split_last_chunk::<{ STEM + 4 }>()
+    else {
+        return false;
+    };
+    let folder = path.strip_suffix(&stem[1..3]);
+    stem[0] == b'c'
+        && folder.is_some_and(|parent| parent.last().is_none_or(|b| *b == b'/'))
+        && stem.iter().all(|b| b.is_ascii_lowercase() || (b'2'..=b'7').contains(b))
 }
 
 #[cfg(test)]
