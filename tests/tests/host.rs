@@ -140,9 +140,9 @@ fn a_program_without_cuda_has_one_small_library_more_and_nothing_else() {
     assert_eq!(alone.library, 0);
     assert!(traced.library > 0, "the library is there");
     assert_eq!(alone.named, traced.named);
-    // Data of the library that is not in its file.
+    // Data of the library that is not in its file: address space, two thirds of it the heap's reserve, which is never touched here.
     let more = traced.anonymous - alone.anonymous;
-    assert!(more < 256 << 10, "{more} bytes");
+    assert!(more < 768 << 10, "{more} bytes");
     assert!(run.traces().is_empty());
 }
 

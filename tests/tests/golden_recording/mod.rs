@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use memtrace_analysis::load::MemoryRecording;
 use memtrace_trace::event::{Action, Event};
-use memtrace_trace::file::{Definitions, Frame, StackNode};
+use memtrace_trace::file::{Definitions, End, Frame, StackNode};
 use memtrace_trace::ids::{FrameId, StackId};
 use serde_json::Value;
 
@@ -56,5 +56,6 @@ fn recording(json: &Value) -> MemoryRecording {
             });
         }
     }
-    MemoryRecording { definitions, events, info: r#"{"pid": 7}"#.into(), ..MemoryRecording::default() }
+    let end = Some(End { reason: "exited".into(), ..End::default() });
+    MemoryRecording { definitions, events, end, info: r#"{"pid": 7}"#.into(), ..MemoryRecording::default() }
 }
