@@ -45,7 +45,9 @@ pub fn read_all(path: &Path) -> BTreeMap<u32, Calls> {
     let text = std::fs::read_to_string(path).expect("the ledger");
     let mut processes: BTreeMap<u32, Calls> = BTreeMap::new();
     for line in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
-        let entry: Value = serde_json::from_str(line).expect("a line of the ledger");
+        // Behind the beginning of a line that a killed process left, another process's line follows at once. Lines are flat objects.
+        let whole = &line[line.rfind('{').unwrap_or(0)..];
+        let entry: Value = serde_json::from_str(whole).expect("a line of the ledger");
         let number = |key: &str| entry[key].as_u64().unwrap_or(0);
         let name = entry["api"].as_str().expect("an api").to_owned();
         let Some(api) = Api::ALL.iter().find(|a| a.symbol() == Some(&name)) else { continue };
