@@ -68,7 +68,8 @@ fn one_kill(program: &Victim, seed: u64, life: Duration) -> Option<u32> {
     check(&scene, target.map(|t| t as u32));
     let complaints = scene.complaints();
     // A child goes on after its parent; who is killed may have been asking for its place.
-    let expected = ["outlived the command", "turned away 1 times: no hello", "turned away 1 times: gone before the answer"];
+    let expected =
+        ["outlived the command", "turned away 1 times: no hello", "turned away 1 times: gone before the answer"];
     assert!(complaints.lines().all(|l| expected.iter().any(|e| l.contains(e))), "{complaints}");
     scene.assert_nothing_is_left();
     target.map(|t| t as u32).filter(|_| died || target != Some(scene.pid))
