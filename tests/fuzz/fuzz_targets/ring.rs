@@ -43,6 +43,10 @@ impl rings::Intake for Intake {
         true
     }
 
+    fn has_place(&mut self, seq: u64) -> bool {
+        self.merge.has_place(seq)
+    }
+
     fn event(&mut self, event: Event) {
         self.taken += 1;
         let Intake { merge, events, .. } = self;
