@@ -52,6 +52,16 @@ impl Workshop {
         self.compile(source, name, &["-rdynamic"], options)
     }
 
+    /// Compiles `tests/programs/SOURCE` into the program `name`, over a driver that has no locks, no files and no memory of its own
+    /// (`programs/process/bare.c`). It is found with this folder in `LD_LIBRARY_PATH`.
+    #[track_caller]
+    pub fn program_over_bare_driver(&self, source: &str, name: &str) -> PathBuf {
+        const NONE: &[&str] = &[];
+        self.library("process/bare.c", "libcuda.so.1", NONE);
+        let folder = format!("-L{}", self.path("").display());
+        self.program(source, name, &[folder.as_str(), "-l:libcuda.so.1"])
+    }
+
     /// Compiles `tests/programs/SOURCE` into the library `name`.
     #[track_caller]
     pub fn library<S: AsRef<OsStr>>(&self, source: &str, name: &str, options: &[S]) -> PathBuf {

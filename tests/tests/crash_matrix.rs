@@ -264,6 +264,8 @@ fn bring(scene: &mut Scene, place: Place, drain_steps: u64) -> Held {
             let child = Tracee::newborn(pid);
             main.resume();
             child.run_to(marks.exec);
+            // While it is inside `fork` it holds the locks of malloc, and no thread of it could take memory.
+            wait_for("the parent to wait for its child", || system_call(main.tid()) == Some(libc::SYS_wait4));
             main.interrupt();
             Held { victim: child, others: vec![main], drain: None, published: 0 }
         }

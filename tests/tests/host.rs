@@ -189,9 +189,7 @@ fn only_a_program_that_uses_cuda_connects_and_seldom_where_nobody_answers() {
     command.stdout(std::process::Stdio::null());
     assert_eq!(connections(command), 0);
 
-    workshop.library("process/bare.c", "libcuda.so.1", NONE);
-    let folder = format!("-L{}", workshop.path("").display());
-    let program = workshop.program("process/process.c", "process", &[folder.as_str(), "-l:libcuda.so.1"]);
+    let program = workshop.program_over_bare_driver("process/process.c", "process");
     let mut command = Command::new(program);
     command.args(["some", "100"]).env("LD_LIBRARY_PATH", workshop.path(""));
     // 400 events: at the first, and again after 1, 2, 4, ... 256 have passed by.

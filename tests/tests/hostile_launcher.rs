@@ -19,9 +19,7 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let workshop = Workshop::new();
-        workshop.library("process/bare.c", "libcuda.so.1", NONE);
-        let folder = format!("-L{}", workshop.path("").display());
-        let program = workshop.program("hostile/hostile.c", "hostile", &[folder.as_str(), "-l:libcuda.so.1"]);
+        let program = workshop.program_over_bare_driver("hostile/hostile.c", "hostile");
         Stage { workshop, program }
     }
 

@@ -27,12 +27,10 @@ impl Stage {
         Stage { workshop, program }
     }
 
-    /// Over a driver that has no locks, no files and no memory of its own (`programs/process/bare.c`).
+    /// Over a driver that does next to nothing.
     fn bare() -> Stage {
         let workshop = Workshop::new();
-        workshop.library("process/bare.c", "libcuda.so.1", NONE);
-        let folder = format!("-L{}", workshop.path("").display());
-        let program = workshop.program("hostile/hostile.c", "hostile", &[folder.as_str(), "-l:libcuda.so.1"]);
+        let program = workshop.program_over_bare_driver("hostile/hostile.c", "hostile");
         Stage { workshop, program }
     }
 

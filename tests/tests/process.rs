@@ -13,7 +13,6 @@ use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Event};
 use memtrace_trace::file::Reader;
 
-const NONE: &[&str] = &[];
 /// Events of one allocation and its free, by way of the runtime.
 const PAIR: usize = 4;
 
@@ -33,12 +32,10 @@ impl Stage {
         Stage { workshop, program, ledger }
     }
 
-    /// Over a driver that has no locks, no files and no memory of its own (`programs/process/bare.c`).
+    /// Over a driver that does next to nothing.
     fn bare() -> Stage {
         let workshop = Workshop::new();
-        workshop.library("process/bare.c", "libcuda.so.1", NONE);
-        let folder = format!("-L{}", workshop.path("").display());
-        let program = workshop.program("process/process.c", "process", &[folder.as_str(), "-l:libcuda.so.1"]);
+        let program = workshop.program_over_bare_driver("process/process.c", "process");
         Stage { workshop, program, ledger: None }
     }
 

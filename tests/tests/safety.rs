@@ -159,9 +159,7 @@ fn a_folder_of_another_user_is_refused() {
 #[test]
 fn a_program_records_for_its_own_user_only() {
     let workshop = Workshop::new();
-    workshop.library("process/bare.c", "libcuda.so.1", &[] as &[&str]);
-    let here = format!("-L{}", workshop.path("").display());
-    let program = workshop.program("process/process.c", "process", &[here.as_str(), "-l:libcuda.so.1"]);
+    let program = workshop.program_over_bare_driver("process/process.c", "process");
     let run = workshop.path("run");
     let preload = output(recording(&run).args(["printenv", "LD_PRELOAD"])).stdout;
     let preload = String::from_utf8(preload).unwrap();

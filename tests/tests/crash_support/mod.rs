@@ -284,6 +284,12 @@ pub(crate) fn state(pid: i32) -> Option<char> {
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
+/// The system call that a thread is waiting in.
+pub(crate) fn system_call(tid: i32) -> Option<i64> {
+    let call = std::fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?;
+    call.split(' ').next()?.parse().ok()
+}
+
 /// Waits for something to become true; half a minute is for ever.
 #[track_caller]
 pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
