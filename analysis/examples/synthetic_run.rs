@@ -122,7 +122,12 @@ fn main() {
         define(frame(10 + layer, "forward", "/home/me/model.py", layer + 1));
         let id = StackId(10 + layer);
         define(Definition::Stack { id, parent: StackId(2), frame: FrameId(10 + layer) });
-        define(Definition::Context { id: ContextId(1 + layer), node: "AddmmBackward0", forward: id });
+        define(Definition::Context {
+            id: ContextId(1 + layer),
+            node: "AddmmBackward0",
+            forward: id,
+            module: ContextId::NONE,
+        });
     }
     writer.clock(ClockPoint { ticks: 0, monotonic_ns: 0, realtime_ns: 1_790_000_000_000_000_000 }).expect("clock");
     let mut run = Run { writer, seq: 0, free: BTreeMap::new(), next_segment: 0x7f00_0000_0000 };

@@ -88,7 +88,8 @@ fn definitions() -> Vec<u8> {
         Definition::Stack { id: StackId(id), parent: StackId(parent), frame: FrameId(frame) }.encode(&mut bytes);
     }
     for (id, node) in [(1, "AddmmBackward0"), (2, "ReluBackward0")] {
-        Definition::Context { id: ContextId(id), node, forward: StackId(2 + id) }.encode(&mut bytes);
+        Definition::Context { id: ContextId(id), node, forward: StackId(2 + id), module: ContextId::NONE }
+            .encode(&mut bytes);
     }
     bytes
 }

@@ -42,6 +42,53 @@ impl Verdict {
     }
 }
 
+/// What a named tensor is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u8)]
+pub enum TensorKind {
+    /// Anything else; what a newer build added.
+    Other = 0,
+    /// A parameter of a module.
+    Parameter = 1,
+    /// A buffer of a module.
+    Buffer = 2,
+    /// The `.grad` of a parameter.
+    Gradient = 3,
+    /// What an optimizer keeps for a parameter.
+    OptimizerState = 4,
+}
+
+impl TensorKind {
+    const fn from_wire(number: u64) -> TensorKind {
+        match number {
+            1 => TensorKind::Parameter,
+            2 => TensorKind::Buffer,
+            3 => TensorKind::Gradient,
+            4 => TensorKind::OptimizerState,
+            _ => TensorKind::Other,
+        }
+    }
+}
+
+/// Through what a program named a range.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u8)]
+pub enum LabelOrigin {
+    /// `torch.profiler.record_function`, and what PyTorch itself marks with it; what a newer build added.
+    RecordFunction = 0,
+    /// NVTX.
+    Nvtx = 1,
+}
+
+impl LabelOrigin {
+    const fn from_wire(number: u64) -> LabelOrigin {
+        match number {
+            1 => LabelOrigin::Nvtx,
+            _ => LabelOrigin::RecordFunction,
+        }
+    }
+}
+
 /// What a definition defines. Borrowed from the bytes it was decoded from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Definition<'a> {
@@ -77,6 +124,52 @@ pub enum Definition<'a> {
         node: &'a str,
         /// The Python stack of the forward call that made the node; `NONE` when unknown.
         forward: StackId,
+        /// The `nn.Module` whose call made the node ([`Definition::NnCall`]); `NONE` when unknown. Since 1.2.
+        module: ContextId,
+    },
+    /// An `nn.Module` being called. Shares the ids of [`Definition::Context`]: an event outside of backward has such a context. Since 1.2.
+    NnCall {
+        /// The id being defined.
+        id: ContextId,
+        /// The call from within which it was called; `NONE` for the outermost. Smaller than `id`.
+        caller: ContextId,
+        /// The address of the module's Python object.
+        object: u64,
+        /// The name of its class.
+        class: &'a str,
+    },
+    /// The name of an `nn.Module` in the model that holds it. Since 1.2.
+    NnName {
+        /// The address of the module's Python object.
+        object: u64,
+        /// How many events there were when this was read: it holds for calls around then.
+        seq: u64,
+        /// The name of its class.
+        class: &'a str,
+        /// The path as `named_modules()` gives it, e.g. `layer1.0.conv1`; empty for the model itself.
+        name: &'a str,
+    },
+    /// A name of a tensor's memory. Memory that several tensors share has several. Since 1.2.
+    TensorName {
+        /// Where the storage begins.
+        address: u64,
+        /// How many events there were when this was read: it is the name of the block that was there then.
+        seq: u64,
+        /// What the tensor is.
+        kind: TensorKind,
+        /// e.g. `layer1.0.conv1.weight`, `layer1.0.conv1.weight.grad`, `Adam.exp_avg of layer1.0.conv1.weight`.
+        name: &'a str,
+        /// Data type and shape, e.g. `float32[64, 3, 7, 7]`; empty when unknown.
+        shape: &'a str,
+    },
+    /// A name that the program gave to a range of its work. Since 1.2.
+    Label {
+        /// The id used in events.
+        id: u32,
+        /// Through what.
+        origin: LabelOrigin,
+        /// The name.
+        text: &'a str,
     },
     /// A loaded object.
     Module {
@@ -170,6 +263,10 @@ mod kind {
     pub(super) const NATIVE_FRAME: u8 = 9;
     pub(super) const RANK: u8 = 10;
     pub(super) const FRAME_ORIGIN: u8 = 11;
+    pub(super) const NN_CALL: u8 = 12;
+    pub(super) const NN_NAME: u8 = 13;
+    pub(super) const TENSOR_NAME: u8 = 14;
+    pub(super) const LABEL: u8 = 15;
 }
 
 impl<'a> Definition<'a> {
@@ -199,11 +296,40 @@ impl<'a> Definition<'a> {
                 put_varint(out, frame.0.into());
                 kind::STACK
             }
-            Definition::Context { id, node, forward } => {
+            Definition::Context { id, node, forward, module } => {
                 put_varint(out, id.0.into());
                 put_str(out, node);
                 put_varint(out, forward.0.into());
+                put_varint(out, module.0.into());
                 kind::CONTEXT
+            }
+            Definition::NnCall { id, caller, object, class } => {
+                put_varint(out, id.0.into());
+                put_varint(out, caller.0.into());
+                put_varint(out, object);
+                put_str(out, class);
+                kind::NN_CALL
+            }
+            Definition::NnName { object, seq, class, name } => {
+                put_varint(out, object);
+                put_varint(out, seq);
+                put_str(out, class);
+                put_str(out, name);
+                kind::NN_NAME
+            }
+            Definition::TensorName { address, seq, kind, name, shape } => {
+                put_varint(out, address);
+                put_varint(out, seq);
+                put_varint(out, kind as u64);
+                put_str(out, name);
+                put_str(out, shape);
+                kind::TENSOR_NAME
+            }
+            Definition::Label { id, origin, text } => {
+                put_varint(out, id.into());
+                put_varint(out, origin as u64);
+                put_str(out, text);
+                kind::LABEL
             }
             Definition::Module { id, path, build_id } => {
                 put_varint(out, id.0.into());
@@ -280,7 +406,10 @@ impl<'a> Definition<'a> {
                 frame: FrameId(c.varint32()?),
             },
             kind::CONTEXT => {
-                Definition::Context { id: ContextId(c.varint32()?), node: c.str()?, forward: StackId(c.varint32()?) }
+                let (id, node, forward) = (ContextId(c.varint32()?), c.str()?, StackId(c.varint32()?));
+                // Files of before 1.2 end here.
+                let module = if c.is_empty() { ContextId::NONE } else { ContextId(c.varint32()?) };
+                Definition::Context { id, node, forward, module }
             }
             kind::MODULE => Definition::Module {
                 id: ModuleId(c.varint32()?),
@@ -312,6 +441,25 @@ impl<'a> Definition<'a> {
                 filename: c.str()?,
                 line: c.varint32()?,
             },
+            kind::NN_CALL => Definition::NnCall {
+                id: ContextId(c.varint32()?),
+                caller: ContextId(c.varint32()?),
+                object: c.varint()?,
+                class: c.str()?,
+            },
+            kind::NN_NAME => {
+                Definition::NnName { object: c.varint()?, seq: c.varint()?, class: c.str()?, name: c.str()? }
+            }
+            kind::TENSOR_NAME => Definition::TensorName {
+                address: c.varint()?,
+                seq: c.varint()?,
+                kind: TensorKind::from_wire(c.varint()?),
+                name: c.str()?,
+                shape: c.str()?,
+            },
+            kind::LABEL => {
+                Definition::Label { id: c.varint32()?, origin: LabelOrigin::from_wire(c.varint()?), text: c.str()? }
+            }
             kind::RANK => Definition::Rank { rank: c.varint32()?, size: c.varint32()? },
             kind::NOTICE => Definition::Notice {
                 topic: c.str()?,
@@ -334,7 +482,17 @@ mod tests {
         let all = [
             Definition::Frame { id: FrameId(1), name: "f", qualname: "A.f", filename: "ü.py", line: 7, first_line: 3 },
             Definition::Stack { id: StackId(9), parent: StackId(8), frame: FrameId(1) },
-            Definition::Context { id: ContextId(2), node: "MmBackward0", forward: StackId(9) },
+            Definition::Context { id: ContextId(2), node: "MmBackward0", forward: StackId(9), module: ContextId(1) },
+            Definition::NnCall { id: ContextId(3), caller: ContextId(1), object: 1 << 46, class: "Linear" },
+            Definition::NnName { object: 1 << 46, seq: 77, class: "Linear", name: "layers.0.fc" },
+            Definition::TensorName {
+                address: 1 << 45,
+                seq: 78,
+                kind: TensorKind::OptimizerState,
+                name: "Adam.exp_avg of fc.weight",
+                shape: "float32[2, 3]",
+            },
+            Definition::Label { id: 5, origin: LabelOrigin::Nvtx, text: "step" },
             Definition::Module { id: ModuleId(3), path: "/lib/libcudart.so.13", build_id: "00ff" },
             Definition::NativeFrame { id: FrameId(2), module: ModuleId(3), address: 1 << 40 },
             Definition::Thread { id: ThreadId(1), tid: 4242, name: "pt_autograd_0" },

@@ -21,6 +21,8 @@ pub enum Source {
     Driver = 3,
     /// A call of the CUDA runtime API.
     Runtime = 4,
+    /// The program itself, through `record_function` or NVTX: ranges with a name, no memory.
+    Label = 5,
 }
 
 impl Source {
@@ -32,6 +34,7 @@ impl Source {
             2 => Source::TorchCpu,
             3 => Source::Driver,
             4 => Source::Runtime,
+            5 => Source::Label,
             _ => return None,
         })
     }
@@ -80,6 +83,11 @@ pub enum Action {
     Reserve = 20,
     /// An address range was given back (`cuMemAddressFree`).
     Unreserve = 21,
+    /// A range that the program named begins: `addr` is the label's id ([`crate::definition::Definition::Label`]), `size` is 0 for ranges that
+    /// nest on their thread, else the number by which its end is known (`nvtxRangeStart`), which may come on another thread.
+    RangeStart = 22,
+    /// Such a range ends: `addr` and `size` as at its start.
+    RangeEnd = 23,
 }
 
 impl Action {
@@ -102,6 +110,8 @@ impl Action {
             19 => Action::Unmap,
             20 => Action::Reserve,
             21 => Action::Unreserve,
+            22 => Action::RangeStart,
+            23 => Action::RangeEnd,
             _ => return None,
         })
     }
@@ -125,6 +135,8 @@ impl Action {
             Action::Unmap => "unmap",
             Action::Reserve => "reserve",
             Action::Unreserve => "unreserve",
+            Action::RangeStart => "range_start",
+            Action::RangeEnd => "range_end",
         }
     }
 }
@@ -152,6 +164,8 @@ impl Flags {
     pub const STACK_CUT: Flags = Flags(1 << 6);
     /// The CUDA call came from inside PyTorch's caching allocator: these bytes are one of its segments.
     pub const IN_ALLOCATOR: Flags = Flags(1 << 7);
+    /// CPython's cyclic garbage collector is at work on this thread.
+    pub const IN_GC: Flags = Flags(1 << 8);
 
     /// Whether all bits of `other` are set.
     #[inline]
@@ -181,7 +195,7 @@ pub struct Event {
     pub stream: u64,
     /// The Python (and native) stack of the calling thread.
     pub stack: StackId,
-    /// What autograd was doing, when the thread runs a backward node.
+    /// What autograd was doing, when the thread runs a backward node; else the `nn.Module` that was being called.
     pub context: ContextId,
     /// Who told us.
     pub source: Source,
@@ -373,7 +387,7 @@ mod tests {
 
     fn any_event() -> impl Strategy<Value = Event> {
         let numbers = (any::<[u64; 5]>(), any::<[u32; 4]>(), any::<i16>(), any::<[u16; 2]>(), any::<i32>());
-        (numbers, 0u8..5, 0u8..22).prop_filter_map("a known action", |((w, i, device, n, result), source, action)| {
+        (numbers, 0u8..6, 0u8..24).prop_filter_map("a known action", |((w, i, device, n, result), source, action)| {
             let source = Source::from_wire(source)?;
             let torch = source.is_torch();
             Some(Event {

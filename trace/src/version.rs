@@ -14,7 +14,7 @@ pub struct Version {
 
 impl Version {
     /// What this build writes. 1.0: the first; 1.1: notices carry a verdict; ranks.
-    pub const CURRENT: Version = Version { major: 1, minor: 1 };
+    pub const CURRENT: Version = Version { major: 1, minor: 2 };
 
     /// Whether this build can read a file of version `found`.
     pub const fn reads(self, found: Version) -> bool {

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use memtrace_trace::api::Api;
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::counters::{COUNTER_SLOTS, Counter};
-use memtrace_trace::definition::{Definition, MAX_DEFINITION, Verdict};
+use memtrace_trace::definition::{Definition, LabelOrigin, MAX_DEFINITION, TensorKind, Verdict};
 use memtrace_trace::event::{Action, Event, Flags, SLOT_WORDS, Slot, Source};
-use memtrace_trace::file::{End, Reader, Writer};
+use memtrace_trace::file::{End, NnName, Reader, TensorName, Writer};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use memtrace_trace::options::{Cpu, Options, Stacks};
 use memtrace_trace::shm::handshake::Hello;
@@ -27,7 +27,9 @@ struct Owned {
     texts: [String; 3],
 }
 
-const KINDS: u8 = 11;
+const KINDS: u8 = 15;
+const KINDS_OF_TENSOR: [TensorKind; 5] =
+    [TensorKind::Other, TensorKind::Parameter, TensorKind::Buffer, TensorKind::Gradient, TensorKind::OptimizerState];
 
 impl Owned {
     fn definition(&self) -> Definition<'_> {
@@ -35,13 +37,26 @@ impl Owned {
         match kind {
             0 => Definition::Frame { id: FrameId(*id), name: s, qualname: t, filename: u, line: *a, first_line: *b },
             1 => Definition::Stack { id: StackId(*id), parent: StackId(a % id), frame: FrameId(*b) },
-            2 => Definition::Context { id: ContextId(*id), node: s, forward: StackId(*a) },
+            2 => Definition::Context { id: ContextId(*id), node: s, forward: StackId(*a), module: ContextId(*b) },
             3 => Definition::Module { id: ModuleId(*id), path: s, build_id: t },
             4 => Definition::Thread { id: ThreadId(*id), tid: *a, name: s },
             5 => Definition::Pool { id: *id as u16, pool: (*x, *y) },
             6 => Definition::Device { ordinal: *id, name: s, total: *x, used_before: *y, pci: t },
             7 => Definition::NativeFrame { id: FrameId(*id), module: ModuleId(*a), address: *x },
             8 => Definition::Rank { rank: *a, size: *b },
+            10 => Definition::NnCall { id: ContextId(*id), caller: ContextId(a % id), object: *x, class: s },
+            11 => Definition::NnName { object: *x, seq: *y, class: s, name: t },
+            12 => Definition::TensorName {
+                address: *x,
+                seq: *y,
+                kind: KINDS_OF_TENSOR[*a as usize % 5],
+                name: s,
+                shape: t,
+            },
+            13 => {
+                let origin = [LabelOrigin::RecordFunction, LabelOrigin::Nvtx][*a as usize % 2];
+                Definition::Label { id: *id, origin, text: s }
+            }
             9 => Definition::FrameOrigin { frame: FrameId(*id), position: *b, name: s, filename: t, line: *a },
             _ => {
                 let verdict = [Verdict::Remark, Verdict::Works, Verdict::Off][*a as usize % 3];
@@ -67,7 +82,7 @@ fn definition() -> impl Strategy<Value = Owned> {
 fn event() -> impl Strategy<Value = Event> {
     let word = prop_oneof![0u64..8, any::<u64>().prop_map(|v| v >> 1)];
     let words = prop::collection::vec(word, 5);
-    (words, any::<[u32; 5]>(), any::<i16>(), any::<[u16; 2]>(), any::<i32>(), 0u8..5, 0u8..22).prop_filter_map(
+    (words, any::<[u32; 5]>(), any::<i16>(), any::<[u16; 2]>(), any::<i32>(), 0u8..6, 0u8..24).prop_filter_map(
         "a known action",
         |(w, i, device, n, result, source, action)| {
             let source = Source::from_wire(source)?;
@@ -213,8 +228,24 @@ proptest! {
                 Definition::Stack { id, parent, frame } => {
                     prop_assert_eq!((all.stacks[id.index()].parent, all.stacks[id.index()].frame), (parent, frame));
                 }
-                Definition::Context { id, node, forward } => {
-                    prop_assert_eq!((&*all.contexts[id.index()].node, all.contexts[id.index()].forward), (node, forward));
+                Definition::Context { id, node, forward, module } => {
+                    let found = &all.contexts[id.index()];
+                    prop_assert_eq!((&*found.node, found.forward, found.module), (node, forward, module));
+                }
+                Definition::NnCall { id, caller, object, class } => {
+                    let found = &all.nn_calls[&id];
+                    prop_assert_eq!((found.caller, found.object, &*found.class), (caller, object, class));
+                }
+                Definition::NnName { object, seq, class, name } => {
+                    let is = |n: &NnName| (n.object, n.seq, &*n.class, &*n.name) == (object, seq, class, name);
+                    prop_assert!(all.nn_names.iter().any(is));
+                }
+                Definition::TensorName { address, seq, kind, name, shape } => {
+                    let expected = TensorName { address, seq, kind, name: name.into(), shape: shape.into() };
+                    prop_assert!(all.tensor_names.contains(&expected));
+                }
+                Definition::Label { id, origin, text } => {
+                    prop_assert_eq!((all.labels[&id].origin, &*all.labels[&id].text), (origin, text));
                 }
                 Definition::Module { id, path, build_id } => {
                     prop_assert_eq!((&*all.modules[id.index()].path, &*all.modules[id.index()].build_id), (path, build_id));

@@ -33,7 +33,7 @@ pub(crate) fn definitions() -> Vec<u8> {
     for (id, parent, frame) in [(1, 0, 1), (2, 1, 2), (3, 1, 3), (4, 1, 4), (5, 1, 5), (6, 5, 6)] {
         add(Definition::Stack { id: StackId(id), parent: StackId(parent), frame: FrameId(frame) });
     }
-    add(Definition::Context { id: ContextId(1), node: "AddmmBackward0", forward: StackId(2) });
+    add(Definition::Context { id: ContextId(1), node: "AddmmBackward0", forward: StackId(2), module: ContextId::NONE });
     add(Definition::Thread { id: ThreadId(1), tid: 7, name: "python" });
     add(Definition::Thread { id: ThreadId(2), tid: 8, name: "pt_autograd_0" });
     add(Definition::Pool { id: 1, pool: (0, 7) });

@@ -157,13 +157,16 @@ fn table(definition: &Definition<'_>) -> Option<(usize, u32)> {
     match *definition {
         Definition::Frame { id, .. } | Definition::NativeFrame { id, .. } => Some((0, id.0)),
         Definition::Stack { id, .. } => Some((1, id.0)),
-        Definition::Context { id, .. } => Some((2, id.0)),
+        Definition::Context { id, .. } | Definition::NnCall { id, .. } => Some((2, id.0)),
         Definition::Module { id, .. } => Some((3, id.0)),
         Definition::FrameOrigin { .. }
         | Definition::Thread { .. }
         | Definition::Pool { .. }
         | Definition::Device { .. }
         | Definition::Rank { .. }
+        | Definition::NnName { .. }
+        | Definition::TensorName { .. }
+        | Definition::Label { .. }
         | Definition::Notice { .. } => None,
     }
 }

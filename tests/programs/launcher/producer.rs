@@ -121,7 +121,7 @@ fn define(segment: &Segment) {
     let all = [
         Definition::Frame { id: FrameId(1), name: "f", qualname: "A.f", filename: "train.py", line: 7, first_line: 3 },
         Definition::Stack { id: StackId(1), parent: StackId::NONE, frame: FrameId(1) },
-        Definition::Context { id: ContextId(1), node: "MmBackward0", forward: StackId(1) },
+        Definition::Context { id: ContextId(1), node: "MmBackward0", forward: StackId(1), module: ContextId::NONE },
         Definition::Module { id: ModuleId(1), path: "/lib/libcudart.so.13", build_id: "" },
         Definition::Pool { id: 1, pool: (0, 7) },
         Definition::Device { ordinal: 0, name: "H200", total: 1 << 37, used_before: 5 << 20, pci: "0000:01:00.0" },

@@ -177,7 +177,10 @@ fn ids(segment: &Segment) {
             &Definition::Frame { id: FrameId(id), name: "f", qualname: "f", filename: "f.py", line: 1, first_line: 1 },
         );
         define(&mut producer, &Definition::Stack { id: StackId(id), parent: StackId::NONE, frame: FrameId(id) });
-        define(&mut producer, &Definition::Context { id: ContextId(id), node: "n", forward: StackId::NONE });
+        define(
+            &mut producer,
+            &Definition::Context { id: ContextId(id), node: "n", forward: StackId::NONE, module: ContextId::NONE },
+        );
         define(&mut producer, &Definition::Module { id: ModuleId(id), path: "/p", build_id: "" });
         define(&mut producer, &Definition::NativeFrame { id: FrameId(id), module: ModuleId(id), address: 1 });
     }
@@ -249,7 +252,10 @@ fn names(segment: &Segment) {
     define(&mut producer, &Definition::NativeFrame { id: FrameId(2), module: ModuleId(1), address: 9 });
     define(&mut producer, &Definition::Stack { id: StackId(1), parent: StackId::NONE, frame: FrameId(1) });
     define(&mut producer, &Definition::Stack { id: StackId(2), parent: StackId(1), frame: FrameId(2) });
-    define(&mut producer, &Definition::Context { id: ContextId(1), node: EVIL, forward: StackId(1) });
+    define(
+        &mut producer,
+        &Definition::Context { id: ContextId(1), node: EVIL, forward: StackId(1), module: ContextId::NONE },
+    );
     define(
         &mut producer,
         &Definition::Device { ordinal: 0, name: EVIL, total: 1 << 33, used_before: 1 << 20, pci: EVIL },

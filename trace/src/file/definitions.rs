@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::definition::{Definition, Verdict};
+use crate::definition::{Definition, LabelOrigin, TensorKind, Verdict};
 use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use crate::shm::intake::MAX_ID;
 
@@ -66,6 +66,56 @@ pub struct Context {
     pub node: Box<str>,
     /// The stack of the forward call that made it.
     pub forward: StackId,
+    /// The `nn.Module` whose call made it, one of [`Definitions::nn_calls`]; `NONE` when unknown.
+    pub module: ContextId,
+}
+
+/// An `nn.Module` being called.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NnCall {
+    /// The call from within which it was called; `NONE` for the outermost. Always smaller than its own id.
+    pub caller: ContextId,
+    /// The address of the module's Python object.
+    pub object: u64,
+    /// The name of its class.
+    pub class: Box<str>,
+}
+
+/// The name of an `nn.Module`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NnName {
+    /// The address of the module's Python object.
+    pub object: u64,
+    /// How many events there were when it was read.
+    pub seq: u64,
+    /// The name of its class.
+    pub class: Box<str>,
+    /// The path as `named_modules()` gives it; empty for the model itself.
+    pub name: Box<str>,
+}
+
+/// A name of a tensor's memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TensorName {
+    /// Where the storage begins.
+    pub address: u64,
+    /// How many events there were when it was read: it is the name of the block that was there then.
+    pub seq: u64,
+    /// What the tensor is.
+    pub kind: TensorKind,
+    /// The name.
+    pub name: Box<str>,
+    /// Data type and shape; empty when unknown.
+    pub shape: Box<str>,
+}
+
+/// A name that the program gave to a range of its work.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Label {
+    /// Through what.
+    pub origin: LabelOrigin,
+    /// The name.
+    pub text: Box<str>,
 }
 
 /// A thread.
@@ -114,6 +164,14 @@ pub struct Definitions {
     pub native_frames: BTreeMap<FrameId, NativeFrame>,
     /// The lines that lines of generated files stand for: by the frame and the place behind it. [`Self::place_origins`] has put them there.
     pub origins: BTreeMap<(FrameId, u32), Frame>,
+    /// Calls of `nn.Module`s: contexts of events outside of backward. `contexts` has nothing at their ids.
+    pub nn_calls: BTreeMap<ContextId, NnCall>,
+    /// In order of arrival.
+    pub nn_names: Vec<NnName>,
+    /// In order of arrival.
+    pub tensor_names: Vec<TensorName>,
+    /// By the id in events.
+    pub labels: BTreeMap<u32, Label>,
     /// By [`ModuleId`].
     pub modules: Vec<Module>,
     /// By [`ThreadId`].
@@ -181,9 +239,31 @@ impl Definitions {
             Definition::Stack { id, parent, frame } => {
                 parent < id && set(&mut self.stacks, &mut bounds.stacks, id.index(), StackNode { parent, frame })
             }
-            Definition::Context { id, node, forward } => {
-                let context = Context { node: node.into(), forward };
+            Definition::Context { id, node, forward, module } => {
+                let context = Context { node: node.into(), forward, module };
                 set(&mut self.contexts, &mut bounds.contexts, id.index(), context)
+            }
+            // A caller has a smaller id than what it calls: this is what makes walking outwards end.
+            Definition::NnCall { id, caller, object, class } => {
+                let sound = caller < id
+                    && (id.index() < self.contexts.len()
+                        || set(&mut self.contexts, &mut bounds.contexts, id.index(), Context::default()));
+                if sound {
+                    self.nn_calls.insert(id, NnCall { caller, object, class: class.into() });
+                }
+                sound
+            }
+            Definition::NnName { object, seq, class, name } => {
+                self.nn_names.push(NnName { object, seq, class: class.into(), name: name.into() });
+                true
+            }
+            Definition::TensorName { address, seq, kind, name, shape } => {
+                self.tensor_names.push(TensorName { address, seq, kind, name: name.into(), shape: shape.into() });
+                true
+            }
+            Definition::Label { id, origin, text } => {
+                self.labels.insert(id, Label { origin, text: text.into() });
+                true
             }
             Definition::Module { id, path, build_id } => {
                 let module = Module { path: path.into(), build_id: build_id.into() };

@@ -16,6 +16,9 @@ mod writer;
 
 pub use census::Census;
 pub use decoder::{Decoder, LostBlock};
-pub use definitions::{Context, Definitions, Device, Frame, Module, NativeFrame, Notice, StackNode, Thread};
+pub use definitions::{
+    Context, Definitions, Device, Frame, Label, Module, NativeFrame, NnCall, NnName, Notice, StackNode, TensorName,
+    Thread,
+};
 pub use reader::{BlockInfo, Damage, Events, Reader};
 pub use writer::{End, Writer, end_after_failure};

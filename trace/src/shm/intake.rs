@@ -17,8 +17,9 @@ pub fn definition(bytes: &[u8]) -> Option<Definition<'_>> {
         Definition::Stack { id, parent, .. } if parent < id => id.0,
         Definition::FrameOrigin { frame, .. } => frame.0,
         Definition::Context { id, .. } => id.0,
+        Definition::NnCall { id, caller, .. } if caller < id => id.0,
         Definition::Module { id, .. } => id.0,
-        Definition::Stack { .. } | Definition::Thread { .. } => return None,
+        Definition::Stack { .. } | Definition::NnCall { .. } | Definition::Thread { .. } => return None,
         _ => 1,
     };
     (cursor.is_empty() && bytes.len() <= MAX_DEFINITION && (1..=MAX_ID).contains(&id)).then_some(definition)
@@ -44,7 +45,10 @@ mod tests {
         assert!(!passes(&stack(2, 2), &[]) && !passes(&stack(2, 3), &[]));
         assert!(!passes(&stack(1, 0), &[0]));
         assert!(!passes(&Definition::Thread { id: ThreadId(1), tid: 1, name: "forged" }, &[]));
-        assert!(!passes(&Definition::Context { id: Default::default(), node: "n", forward: StackId(1) }, &[]));
+        assert!(!passes(
+            &Definition::Context { id: Default::default(), node: "n", forward: StackId(1), module: Default::default() },
+            &[]
+        ));
         let long = "x".repeat(MAX_DEFINITION);
         assert!(!passes(&Definition::Pool { id: 1, pool: (0, 1) }, long.as_bytes()));
         assert!(definition(&[200, 0]).is_none() && definition(&[]).is_none());

@@ -418,7 +418,7 @@ fn define(process: &'static Process, kind: u64, forward: StackId, name: &str) ->
     match outcome {
         Some((id, new)) => {
             if new {
-                guard.define(&Definition::Context { id, node: name, forward });
+                guard.define(&Definition::Context { id, node: name, forward, module: ContextId::NONE });
             }
             id
         }
