@@ -44,6 +44,7 @@ impl Lane {
             Source::TorchCpu => Some((-1, Lane::Cpu)),
             // A call of PyTorch's allocator counts too: there is no better source on a device where its tracker and its
             // reporter are silent (cudaMallocAsync, pluggable allocators).
+            Source::Label => None,
             Source::Driver | Source::Runtime => {
                 let device_memory = !matches!(
                     e.api.memory(),

@@ -50,6 +50,7 @@ fn describe(event: &Event, definitions: &Definitions) -> String {
         Source::TorchCpu => "cpu",
         Source::Driver => "driver",
         Source::Runtime => "runtime",
+        Source::Label => "label",
     };
     let slack = if event.flags.contains(Flags::SLACK_KNOWN) { i64::from(event.slack) } else { -1 };
     let place = |stack: StackId| {
