@@ -167,7 +167,10 @@ mod tests {
         for (parent, frame) in [(0, 0), (0, 1), (1, 2), (2, 3), (0, 2), (4, 1), (5, 3)] {
             definitions.stacks.push(StackNode { parent: StackId(parent), frame: FrameId(frame) });
         }
-        definitions.contexts = vec![Context::default(), Context { node: "AddBackward0".into(), forward: StackId(1) }];
+        definitions.contexts = vec![
+            Context::default(),
+            Context { node: "AddBackward0".into(), forward: StackId(1), ..Context::default() },
+        ];
         let table = StackTable::new(&definitions);
         for stack in [1, 2, 3, 5, 6] {
             let facts = table.facts(StackId(stack));

@@ -68,7 +68,7 @@ impl Program {
     }
 
     pub(crate) fn node(&mut self, node: &str, forward: StackId) -> ContextId {
-        self.recording.definitions.contexts.push(Context { node: node.into(), forward });
+        self.recording.definitions.contexts.push(Context { node: node.into(), forward, ..Context::default() });
         ContextId(self.recording.definitions.contexts.len() as u32 - 1)
     }
 
