@@ -3,6 +3,7 @@
 
 mod category;
 mod composition;
+mod finding;
 mod growth;
 mod oom;
 mod phase;
@@ -13,6 +14,7 @@ mod story;
 
 pub use category::{Birth, Category, Proof, categorize};
 pub use composition::{Amount, Composition, Origin};
+pub use finding::{Finding, sort_findings};
 pub use growth::{Growth, Kept, Part, Source};
 pub use oom::{Oom, OomLog};
 pub use phase::{Moment, Phase, PhaseTracker, Verdict};

@@ -7,6 +7,7 @@ use memtrace_trace::ids::StackId;
 
 use super::category::{Birth, Category, Proof, categorize};
 use super::composition::{Composition, Origin};
+use super::finding::Finding;
 use super::growth::Growth;
 use super::oom::{Oom, OomLog};
 use super::phase::{Moment, Phase, PhaseTracker, Verdict};
@@ -65,6 +66,8 @@ pub struct Story {
     pub owners: BTreeMap<(Place, Owner), OwnerUse>,
     /// The same, altogether.
     pub places: BTreeMap<Place, OwnerUse>,
+    /// What is wrong, in no order.
+    pub findings: Vec<Finding>,
     /// CUDA calls that failed.
     pub failed_calls: u64,
     /// CUDA frees of memory whose allocation was not recorded.
@@ -101,6 +104,7 @@ impl Story {
             devices,
             owners: physical.uses().clone(),
             places: physical.uses().keys().map(|(place, _)| (*place, physical.total(*place))).collect(),
+            findings: Vec::new(),
             failed_calls: physical.failed_calls(),
             unmatched_cuda_frees: physical.unmatched_frees(),
             lost,

@@ -11,14 +11,16 @@ use super::explain::{explain, state_needed};
 use super::finish::Progress;
 use super::places::{Places, frame_summary};
 use super::summary::{
-    CategoryAmount, DeviceSummary, KeptSummary, MomentSummary, NativeObjectSummary, NoticeSummary, OomSummary,
-    OwnerSummary, PhaseAmount, PhaseSummary, ProcessSummary, ReasonSummary, RunSummary, SUMMARY_VERSION, SourceSummary,
-    StepPhase, StepSummary, Summary, TopEntry, Totals,
+    CategoryAmount, DeviceSummary, FindingSummary, KeptSummary, MomentSummary, NativeObjectSummary, NoticeSummary,
+    OomSummary, OwnerSummary, PhaseAmount, PhaseSummary, ProcessSummary, ReasonSummary, RunSummary, SUMMARY_VERSION,
+    SourceSummary, StepPhase, StepSummary, Summary, TopEntry, Totals,
 };
 use crate::error::Result;
 use crate::load::{Exit, Process, Run};
 use crate::model::{Lane, Owner, Place, Usage};
-use crate::passes::{Category, Composition, DeviceStory, Oom, Part, Phase, PhaseRow, StackTable, StepRows, Story};
+use crate::passes::{
+    Category, Composition, DeviceStory, Oom, Part, Phase, PhaseRow, StackTable, StepRows, Story, sort_findings,
+};
 use crate::rules::library_name;
 use crate::symbols::ObjectReport;
 
@@ -197,6 +199,7 @@ fn process_summary(process: &Process, story: &Story) -> ProcessSummary {
         snapshot: None,
         events: process.recording().event_count().saturating_sub(story.lost.events),
         devices,
+        findings: context.findings(story),
         pinned: context.owners(story, Place::Host),
         losses: losses(process, story),
         notices: process
@@ -306,6 +309,22 @@ impl Context<'_> {
                 })
                 .collect(),
         }
+    }
+
+    fn findings(&self, story: &Story) -> Vec<FindingSummary> {
+        let mut findings = story.findings.clone();
+        sort_findings(&mut findings);
+        let told = findings.into_iter().map(|finding| FindingSummary {
+            rule: finding.rule.name.to_owned(),
+            device: finding.device,
+            bytes: finding.bytes,
+            headline: finding.headline,
+            evidence: finding.evidence,
+            place: finding.place.map(|(stack, node)| self.places.stack(stack, node)),
+            mend: finding.mend,
+            saves_bytes: finding.saves,
+        });
+        told.collect()
     }
 
     fn moment(&self, composition: &Composition, named: bool) -> MomentSummary {

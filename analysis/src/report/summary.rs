@@ -11,7 +11,7 @@ use crate::passes::{Category, Phase};
 use crate::printable;
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "1.1";
+pub const SUMMARY_VERSION: &str = "1.2";
 
 /// Everything a run's report says. Sizes in bytes, times in nanoseconds (of the epoch where they are moments).
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
@@ -110,12 +110,37 @@ pub struct ProcessSummary {
     pub events: u64,
     /// Its devices: those that ran out of memory first, then by peak.
     pub devices: Vec<DeviceSummary>,
+    /// What is wrong, largest first; empty when nothing is.
+    pub findings: Vec<FindingSummary>,
     /// Page-locked host memory, by who holds it.
     pub pinned: Vec<OwnerSummary>,
     /// What is missing in its recording, by name.
     pub losses: BTreeMap<String, u64>,
     /// What parts of the recorder did or could not do.
     pub notices: Vec<NoticeSummary>,
+}
+
+/// Something wrong with the run.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct FindingSummary {
+    /// The rule that says so; docs/diagnosis.md explains each.
+    pub rule: String,
+    /// On which device; -1 is the CPU.
+    pub device: i16,
+    /// What it costs: bytes held that need not be.
+    pub bytes: u64,
+    /// What is wrong, in one line.
+    pub headline: String,
+    /// What that rests on.
+    pub evidence: Vec<String>,
+    /// The line to change, or whose allocations these are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub place: Option<StackSummary>,
+    /// What to do about it.
+    pub mend: String,
+    /// Bytes by which the peak would be lower; absent where this run does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saves_bytes: Option<u64>,
 }
 
 /// What a part of the recorder reported.

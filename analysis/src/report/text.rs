@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use super::build::when;
 use super::summary::{
-    DeviceSummary, MomentSummary, NativeObjectSummary, OomSummary, OwnerSummary, PhaseSummary, ProcessSummary, Summary,
-    TopEntry,
+    DeviceSummary, FindingSummary, MomentSummary, NativeObjectSummary, OomSummary, OwnerSummary, PhaseSummary,
+    ProcessSummary, Summary, TopEntry,
 };
 use super::table::{Align, Table, cut, wrap};
 use super::units::{count_text, duration_text, share_text, signed_size_text, size_text};
@@ -17,6 +17,8 @@ use crate::printable;
 const LISTED_PROCESSES: usize = 12;
 /// Sources listed of the peak.
 const TOP: usize = 4;
+/// Findings printed.
+const FINDINGS: usize = 3;
 /// Categories and owners smaller than this share of the whole are summed up.
 const WORTH_SAYING: u64 = 200;
 
@@ -96,6 +98,7 @@ impl Summary {
             if process.devices.len() > 2 {
                 page.line(format!("  {} more devices: see summary.json", process.devices.len() - 2));
             }
+            page.findings(&process.findings);
             page.pinned(&process.pinned);
         } else {
             page.line("nothing was allocated on a GPU, and no CPU tensors were recorded".to_owned());
@@ -355,6 +358,29 @@ impl Page {
         self.lines.extend(lines);
     }
 
+    /// What is wrong, largest first.
+    fn findings(&mut self, findings: &[FindingSummary]) {
+        for finding in findings.iter().take(FINDINGS) {
+            self.blank();
+            let place = finding.place.as_ref().map(|p| p.place.as_str()).unwrap_or_default();
+            let headline = format!("{}    {place}", finding.headline);
+            let mut label = finding.rule.as_str();
+            for line in wrap(headline.trim_end(), self.width.saturating_sub(finding.rule.chars().count() + 2)) {
+                let text = format!("{}  {line}", self.style.alarm(label));
+                self.lines.push(if label.is_empty() { format!("  {line}") } else { text });
+                label = "";
+            }
+            for evidence in &finding.evidence {
+                self.labelled("because", evidence);
+            }
+            let saves = finding.saves_bytes.map(|bytes| format!(" (saves {})", size_text(bytes)));
+            self.labelled("mend", &format!("{}{}", finding.mend, saves.unwrap_or_default()));
+        }
+        if findings.len() > FINDINGS {
+            self.line(format!("  {} more findings: see summary.json", findings.len() - FINDINGS));
+        }
+    }
+
     fn pinned(&mut self, owners: &[OwnerSummary]) {
         let total: u64 = owners.iter().map(|o| o.peak_bytes).sum();
         if total >= 1 << 20 {
@@ -505,7 +531,29 @@ fn outside(device: &DeviceSummary) -> Vec<(&str, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::summary::StackSummary;
     use super::*;
+
+    #[test]
+    fn a_finding_is_told_with_its_reason_and_its_mend() {
+        let finding = FindingSummary {
+            rule: "leak".into(),
+            headline: "12.0 MiB more with each step, 120 MiB at the end".into(),
+            evidence: vec!["10 of 10 steps from step 2 on left a block more".into()],
+            place: Some(StackSummary { place: "train.py:9 step".into(), ..StackSummary::default() }),
+            mend: "append loss.item()".into(),
+            saves_bytes: Some(120 << 20),
+            ..FindingSummary::default()
+        };
+        let process = ProcessSummary { findings: vec![finding; FINDINGS + 2], ..ProcessSummary::default() };
+        let text = Summary { processes: vec![process], ..Summary::default() }.to_text(&TextOptions::default());
+        let told = "leak  12.0 MiB more with each step, 120 MiB at the end    train.py:9 step
+  because  10 of 10 steps from step 2 on left a block more
+  mend     append loss.item() (saves 120 MiB)
+";
+        assert_eq!(text.matches(told).count(), FINDINGS, "{text}");
+        assert!(text.contains("2 more findings"), "{text}");
+    }
 
     #[test]
     fn of_control_sequences_only_our_own() {
