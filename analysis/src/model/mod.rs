@@ -4,6 +4,7 @@
 
 mod address_map;
 mod allocator;
+mod names;
 mod physical;
 mod recording;
 mod replay;
@@ -11,6 +12,7 @@ mod survey;
 
 pub use address_map::{AddressHasher, AddressHashing};
 pub use allocator::{Allocator, Anomalies, Block, BlockId, BlockState, Peak, Segment, Usage};
+pub use names::{Named, Names};
 pub use physical::{Effect, Held, Owner, OwnerUse, Physical, Place};
 pub use recording::{LostEvents, MemoryRecording, Recording};
 pub use replay::{Change, DeviceReplay, Replay};
