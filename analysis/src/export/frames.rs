@@ -21,7 +21,7 @@ use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use super::pickle::{List, Memo, Pickle, Word, Words};
 use super::sources::Sources;
-use crate::model::AddressHashing;
+use crate::model::{AddressHashing, Contexts};
 
 /// How the file names of synthetic frames begin.
 pub const SYNTHETIC: &str = "[autograd]";
@@ -33,6 +33,7 @@ const CALLER_FILE: &str = "[autograd] was called from";
 /// See the module.
 pub(super) struct Frames<'a> {
     definitions: &'a Definitions,
+    contexts: Contexts,
     sources: Sources,
     strings: HashMap<Box<str>, Memo>,
     frames: Vec<Option<Memo>>,
@@ -46,6 +47,7 @@ impl<'a> Frames<'a> {
     pub(super) fn new(definitions: &'a Definitions, sources: Sources) -> Frames<'a> {
         Frames {
             definitions,
+            contexts: Contexts::of(definitions),
             sources,
             strings: HashMap::new(),
             frames: vec![None; definitions.frames.len()],
@@ -76,7 +78,8 @@ impl<'a> Frames<'a> {
 
     #[inline]
     fn put<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words, stack: StackId, context: ContextId) {
-        if context.is_none() {
+        // The call of a module is no frame: its stack says as much.
+        if !self.contexts.is_node(context) {
             // A stack that was never defined shares the place of "none".
             let index = if stack.index() < self.stacks.len() { stack.index() } else { 0 };
             match self.stacks[index] {

@@ -61,11 +61,11 @@ pub struct Block {
     pub stream: u64,
     /// The stack of its allocation.
     pub stack: StackId,
-    /// The autograd node of its allocation.
+    /// The autograd node or module call of its allocation.
     pub context: ContextId,
     /// The stack of its segment's allocation, where PyTorch's bookkeeping still has it on this block.
     pub segment_stack: StackId,
-    /// The autograd node of its segment's allocation, likewise.
+    /// The autograd node or module call of its segment's allocation, likewise.
     pub segment_context: ContextId,
     /// `seq` of its allocation.
     pub seq: u64,

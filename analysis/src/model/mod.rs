@@ -4,6 +4,7 @@
 
 mod address_map;
 mod allocator;
+mod contexts;
 mod names;
 mod physical;
 mod recording;
@@ -12,6 +13,7 @@ mod survey;
 
 pub use address_map::{AddressHasher, AddressHashing};
 pub use allocator::{Allocator, Anomalies, Block, BlockId, BlockState, Peak, Segment, Usage};
+pub use contexts::Contexts;
 pub use names::{Named, Names};
 pub use physical::{Effect, Held, Owner, OwnerUse, Physical, Place};
 pub use recording::{LostEvents, MemoryRecording, Recording};

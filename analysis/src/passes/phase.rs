@@ -201,7 +201,8 @@ impl PhaseTracker {
     /// The verdict about one event where the program is now.
     fn judge(&self, e: &Event) -> Verdict {
         let facts = self.table.facts(e.stack);
-        let in_backward = e.flags.contains(Flags::IN_BACKWARD) || !e.context.is_none();
+        let is_node = self.table.contexts().is_node(e.context);
+        let in_backward = e.flags.contains(Flags::IN_BACKWARD) || is_node;
         let grad_off = e.flags.contains(Flags::GRAD_KNOWN) && !e.flags.contains(Flags::GRAD_ENABLED);
         let meaning = facts.rule.map(|r| r.meaning);
         let by_rule = |phase| Verdict {
@@ -226,10 +227,10 @@ impl PhaseTracker {
             if meaning != Some(Meaning::Engine) && self.table.recomputes(e.context) {
                 return by_itself(Phase::Recompute, "recompute: CheckpointFunctionBackward");
             }
-            return match (e.context.is_none(), in_backward) {
-                (false, _) => by_itself(Phase::Backward, "backward: autograd node"),
-                (true, true) => by_itself(Phase::Backward, "backward: inside the engine"),
-                (true, false) => by_rule(Phase::Backward),
+            return match (is_node, in_backward) {
+                (true, _) => by_itself(Phase::Backward, "backward: autograd node"),
+                (false, true) => by_itself(Phase::Backward, "backward: inside the engine"),
+                (false, false) => by_rule(Phase::Backward),
             };
         }
         match meaning {

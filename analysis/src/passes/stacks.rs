@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
+use crate::model::Contexts;
 use crate::rules::{FrameRule, Meaning, OptimizerRule, frame_rule, optimizer_of};
 
 /// What a stack says.
@@ -50,6 +51,7 @@ static NOTHING: StackFacts = StackFacts {
 pub struct StackTable {
     stacks: Vec<StackFacts>,
     recomputing_nodes: HashSet<ContextId>,
+    contexts: Contexts,
     has_nodes: bool,
 }
 
@@ -96,7 +98,9 @@ impl StackTable {
             .filter(|(_, c)| c.node.contains("CheckpointFunction"))
             .map(|(i, _)| ContextId(i as u32))
             .collect();
-        StackTable { stacks, recomputing_nodes, has_nodes: definitions.contexts.len() > 1 }
+        // A node's definition has its name; what has none is nothing, or the call of a module.
+        let has_nodes = definitions.contexts.iter().any(|c| !c.node.is_empty());
+        StackTable { stacks, recomputing_nodes, contexts: Contexts::of(definitions), has_nodes }
     }
 
     /// Whether no Python frame runs; an unknown stack may hold any.
@@ -114,6 +118,12 @@ impl StackTable {
     #[inline]
     pub fn recomputes(&self, context: ContextId) -> bool {
         !context.is_none() && !self.recomputing_nodes.is_empty() && self.recomputing_nodes.contains(&context)
+    }
+
+    /// What contexts are.
+    #[inline]
+    pub fn contexts(&self) -> &Contexts {
+        &self.contexts
     }
 
     /// Whether any autograd node was recorded.

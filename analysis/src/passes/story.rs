@@ -188,7 +188,7 @@ impl DeviceStory {
             size: block.size,
             requested: block.requested,
             stack: e.stack,
-            context: e.context,
+            context: tracker.stacks().contexts().node(e.context),
             at: now,
             phase: verdict.phase,
             ooms: self.ooms.count() as u32,

@@ -75,7 +75,7 @@ impl Tally {
         let place = match kind & (PYTHON | NATIVE) {
             PYTHON => &mut self.stacks.python,
             NATIVE => &mut self.stacks.native,
-            0 if !e.context.is_none() => &mut self.stacks.autograd,
+            0 if !e.context.is_none() && !definitions.nn_calls.contains_key(&e.context) => &mut self.stacks.autograd,
             0 => &mut self.stacks.none,
             _ => &mut self.stacks.merged,
         };

@@ -1,0 +1,65 @@
+//! What the contexts of a recording's events are: autograd nodes, or calls of `nn.Module`s.
+
+use memtrace_trace::file::Definitions;
+use memtrace_trace::ids::ContextId;
+
+/// One look-up an event.
+#[derive(Clone, Debug, Default)]
+pub struct Contexts {
+    /// Of a call: itself. Of a node: the call that made it.
+    modules: Vec<ContextId>,
+}
+
+impl Contexts {
+    /// From a recording's definitions.
+    pub fn of(definitions: &Definitions) -> Contexts {
+        let is_call = |id: &ContextId| !id.is_none() && definitions.nn_calls.contains_key(id);
+        let made_by = |c: &memtrace_trace::file::Context| if is_call(&c.module) { c.module } else { ContextId::NONE };
+        let mut modules: Vec<ContextId> = definitions.contexts.iter().map(made_by).collect();
+        for id in definitions.nn_calls.keys() {
+            if let Some(module) = modules.get_mut(id.index()) {
+                *module = *id;
+            }
+        }
+        Contexts { modules }
+    }
+
+    /// Whether an event of this context is of the backward pass. One whose definition was lost is.
+    #[inline]
+    pub fn is_node(&self, context: ContextId) -> bool {
+        !context.is_none() && self.module(context) != context
+    }
+
+    /// The autograd node; `NONE` for the call of a module.
+    #[inline]
+    pub fn node(&self, context: ContextId) -> ContextId {
+        if self.is_node(context) { context } else { ContextId::NONE }
+    }
+
+    /// The module being called, or the one whose call made the node; `NONE` when unknown.
+    #[inline]
+    pub fn module(&self, context: ContextId) -> ContextId {
+        self.modules.get(context.index()).copied().unwrap_or(ContextId::NONE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_trace::file::{Context, NnCall};
+
+    #[test]
+    fn calls_are_told_from_nodes() {
+        let mut definitions = Definitions::default();
+        let node = |module| Context { node: "AddBackward0".into(), module: ContextId(module), ..Context::default() };
+        definitions.contexts = vec![Context::default(), Context::default(), node(1), node(0), node(3)];
+        let call = NnCall { caller: ContextId::NONE, object: 16, class: "Linear".into() };
+        definitions.nn_calls.insert(ContextId(1), call);
+        let contexts = Contexts::of(&definitions);
+        let all = |of: &dyn Fn(ContextId) -> u32| (0..7).map(|id| of(ContextId(id))).collect::<Vec<_>>();
+        // None; a call; a node of the call; a node of nobody; a node that says a node had made it; two that were lost.
+        assert_eq!(all(&|id| contexts.is_node(id).into()), [0, 0, 1, 1, 1, 1, 1]);
+        assert_eq!(all(&|id| contexts.node(id).0), [0, 0, 2, 3, 4, 5, 6]);
+        assert_eq!(all(&|id| contexts.module(id).0), [0, 1, 1, 0, 0, 0, 0]);
+    }
+}
