@@ -7,6 +7,7 @@ mod allocator;
 mod contexts;
 mod names;
 mod physical;
+mod policy;
 mod recording;
 mod replay;
 mod survey;
@@ -16,6 +17,7 @@ pub use allocator::{Allocator, Anomalies, Block, BlockId, BlockState, Peak, Segm
 pub use contexts::Contexts;
 pub use names::{Named, Names};
 pub use physical::{Effect, Held, Owner, OwnerUse, Physical, Place};
+pub use policy::{Budget, Device, Granted, Policy, Settings};
 pub use recording::{LostEvents, MemoryRecording, Recording};
 pub use replay::{Change, DeviceReplay, Replay};
 pub use survey::{Lane, Survey};

@@ -11,6 +11,7 @@ mod phase_table;
 mod reasons;
 mod stacks;
 mod story;
+mod what_if;
 
 pub use category::{Birth, Category, Proof, categorize};
 pub use composition::{Amount, Composition, Origin};
@@ -22,3 +23,4 @@ pub use phase_table::{PhaseRow, PhaseTable, StepRows};
 pub use reasons::{Reason, Reasons};
 pub use stacks::{StackFacts, StackTable};
 pub use story::{DeviceStory, Story};
+pub use what_if::{Agreement, Outcome, PolicyReplay, Question, WhatIf};

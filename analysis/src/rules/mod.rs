@@ -2,6 +2,7 @@
 //! rule. A rule says what a frame, a node or a library means; how verdicts combine is the passes' business.
 
 mod illnesses;
+mod allocator_settings;
 mod libraries;
 mod native;
 mod optimizers;
@@ -9,6 +10,7 @@ mod phases;
 mod workspaces;
 
 pub use illnesses::IllnessRule;
+pub use allocator_settings::{AllocatorSetting, allocator_settings};
 pub use libraries::{LibraryRule, library_name};
 pub use native::{PlumbingRule, plumbing_rule};
 pub use optimizers::{OptimizerRule, optimizer_of};

@@ -1,0 +1,20 @@
+//! Settings of PyTorch's CUDA caching allocator that people try against fragmentation.
+
+/// A setting worth replaying.
+#[derive(PartialEq, Eq, Debug)]
+pub struct AllocatorSetting {
+    /// As `PYTORCH_CUDA_ALLOC_CONF` takes it.
+    pub name: &'static str,
+}
+
+const SETTINGS: &[AllocatorSetting] = &[
+    AllocatorSetting { name: "expandable_segments:True" },
+    AllocatorSetting { name: "max_split_size_mb:64" },
+    AllocatorSetting { name: "max_split_size_mb:256" },
+    AllocatorSetting { name: "roundup_power2_divisions:8" },
+];
+
+/// All of them, the one with the fewest side effects first.
+pub fn allocator_settings() -> &'static [AllocatorSetting] {
+    SETTINGS
+}
