@@ -109,10 +109,12 @@ impl Settings {
     }
 
     fn segment_size(&self, rounded: u64) -> u64 {
-        match rounded {
-            ..=SMALL => SMALL_SEGMENT,
-            ..LARGE => self.large_segment,
-            _ => rounded.div_ceil(LARGE_ROUNDING).saturating_mul(LARGE_ROUNDING),
+        if rounded <= SMALL {
+            SMALL_SEGMENT
+        } else if rounded < LARGE {
+            self.large_segment
+        } else {
+            rounded.div_ceil(LARGE_ROUNDING).saturating_mul(LARGE_ROUNDING)
         }
     }
 

@@ -1,16 +1,16 @@
 //! What is known of PyTorch's and other libraries' code, as data: every rule has a name, and every verdict names its
 //! rule. A rule says what a frame, a node or a library means; how verdicts combine is the passes' business.
 
-mod illnesses;
 mod allocator_settings;
+mod illnesses;
 mod libraries;
 mod native;
 mod optimizers;
 mod phases;
 mod workspaces;
 
-pub use illnesses::IllnessRule;
 pub use allocator_settings::{AllocatorSetting, allocator_settings};
+pub use illnesses::IllnessRule;
 pub use libraries::{LibraryRule, library_name};
 pub use native::{PlumbingRule, plumbing_rule};
 pub use optimizers::{OptimizerRule, optimizer_of};
