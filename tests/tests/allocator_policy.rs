@@ -74,7 +74,7 @@ fn recordings_of_a_real_gpu_are_repeated() {
 
 /// The only process of a run.
 fn process<R>(run: &Run, look: impl FnOnce(&Process) -> R) -> R {
-    let run = open_run(&run.path()).expect("a run");
+    let run = open_run(run.path()).expect("a run");
     let [process] = run.processes() else { panic!("{} processes", run.processes().len()) };
     look(process)
 }

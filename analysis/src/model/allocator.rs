@@ -227,6 +227,12 @@ impl Allocator {
         self.blocks.iter().filter(|b| b.state == BlockState::Inactive).map(|b| b.size).max().unwrap_or(0)
     }
 
+    /// Where the reservation begins that this address of an expandable segment lies in.
+    pub fn reservation_start(&self, addr: u64) -> Option<u64> {
+        let (start, size) = self.reservations.range(..=addr).next_back()?;
+        (addr - start < *size).then_some(*start)
+    }
+
     /// Address space was reserved: the bounds of an expandable segment.
     pub fn reserve(&mut self, addr: u64, size: u64) {
         self.reservations.insert(addr, size);

@@ -141,6 +141,14 @@ impl Physical {
         self.total(place).now.saturating_sub(allocator)
     }
 
+    /// The same, by owner: those that hold anything.
+    pub fn outside_now(&self, device: i16) -> Vec<(Owner, u64)> {
+        let held = self.uses.iter().filter(|((place, owner), held)| {
+            *place == Place::Device(device) && *owner != Owner::CachingAllocator && held.now > 0
+        });
+        held.map(|((_, owner), held)| (*owner, held.now)).collect()
+    }
+
     /// What the stream-ordered pools of a device hold of it and do not use, as far as they have told.
     pub fn pool_spare(&self, device: i16) -> u64 {
         let held: u64 = self.pools.values().filter(|(d, _)| *d == device).map(|(_, held)| held).sum();

@@ -43,6 +43,14 @@ pub struct Origin {
     pub category: Category,
 }
 
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    generation: u64,
+    amount: Amount,
+    /// Bytes of the largest block, and the `seq` of its allocation.
+    largest: (u64, u64),
+}
+
 /// A moment and what was alive then.
 #[derive(Clone, Debug, Default)]
 pub struct Composition {
@@ -58,7 +66,7 @@ pub struct Composition {
     pub by: (StackId, ContextId),
     /// The totals.
     pub usage: Usage,
-    by_origin: HashMap<Origin, (u64, Amount), AddressHashing>,
+    by_origin: HashMap<Origin, Entry, AddressHashing>,
     generation: u64,
 }
 
@@ -75,19 +83,30 @@ impl Composition {
         seq <= self.seq
     }
 
-    /// Adds a block that was alive then.
+    /// Adds a block that was alive then, allocated by the event with this `seq`.
     #[inline]
-    pub fn add(&mut self, origin: Origin, bytes: u64) {
+    pub fn add(&mut self, origin: Origin, bytes: u64, seq: u64) {
         let entry = self.by_origin.entry(origin).or_default();
-        if entry.0 != self.generation {
-            *entry = (self.generation, Amount::default());
+        if entry.generation != self.generation {
+            *entry = Entry { generation: self.generation, ..Entry::default() };
         }
-        entry.1.add(bytes);
+        entry.amount.add(bytes);
+        if bytes > entry.largest.0 || bytes == entry.largest.0 && seq < entry.largest.1 {
+            entry.largest = (bytes, seq);
+        }
     }
 
     /// Where the blocks came from.
     pub fn origins(&self) -> impl Iterator<Item = (&Origin, &Amount)> {
-        self.by_origin.iter().filter(|(_, (g, _))| *g == self.generation).map(|(origin, (_, amount))| (origin, amount))
+        self.by_origin
+            .iter()
+            .filter(|(_, entry)| entry.generation == self.generation)
+            .map(|(origin, entry)| (origin, &entry.amount))
+    }
+
+    /// The largest block of an origin, by the `seq` of its allocation.
+    pub fn largest_of(&self, origin: &Origin) -> Option<u64> {
+        self.by_origin.get(origin).filter(|entry| entry.generation == self.generation).map(|entry| entry.largest.1)
     }
 
     /// Bytes by category.

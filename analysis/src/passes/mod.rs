@@ -4,6 +4,7 @@
 mod category;
 mod composition;
 mod finding;
+mod fragmentation;
 mod growth;
 mod oom;
 mod phase;
@@ -16,6 +17,7 @@ mod what_if;
 pub use category::{Birth, Category, Proof, categorize};
 pub use composition::{Amount, Composition, Origin};
 pub use finding::{Finding, sort_findings};
+pub use fragmentation::{Pin, Reserved};
 pub use growth::{Growth, Kept, Part, Source};
 pub use oom::{Oom, OomLog};
 pub use phase::{Moment, Phase, PhaseTracker, Verdict};

@@ -3,7 +3,9 @@
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::composition::Composition;
+use super::fragmentation::Reserved;
 use super::phase::{Moment, Phase};
+use crate::model::Owner;
 
 /// Errors told in full; programs that try batch sizes may have hundreds.
 const DETAILED: usize = 16;
@@ -29,10 +31,10 @@ pub struct Oom {
     pub at: Moment,
     /// What was alive.
     pub there: Composition,
-    /// The largest free block of the caching allocator.
-    pub largest_free: u64,
-    /// What this process held outside the caching allocator.
-    pub outside_allocator: u64,
+    /// What the caching allocator had reserved.
+    pub reserved: Reserved,
+    /// What this process held outside the caching allocator, by owner.
+    pub outside: Vec<(Owner, u64)>,
 }
 
 /// All of a device.

@@ -8,6 +8,7 @@ use memtrace_trace::ids::StackId;
 use super::category::{Birth, Category, Proof, categorize};
 use super::composition::{Composition, Origin};
 use super::finding::Finding;
+use super::fragmentation::Reserved;
 use super::growth::Growth;
 use super::oom::{Oom, OomLog};
 use super::phase::{Moment, Phase, PhaseTracker, Verdict};
@@ -19,6 +20,9 @@ use crate::model::{
     Survey, Usage,
 };
 use crate::rules::{Meaning, is_workspace_size};
+
+/// Origins named that pin memory at an error.
+const PINS: usize = 10;
 
 /// What is concluded about one device.
 #[derive(Clone, Debug)]
@@ -239,7 +243,7 @@ impl DeviceStory {
             self.growth.ended(&birth, category, now, (!cut).then_some(phase));
         }
         if self.peak.includes(birth.seq) {
-            self.peak.add(origin(&birth, category), birth.size);
+            self.peak.add(origin(&birth, category), birth.size, birth.seq);
         }
     }
 
@@ -263,8 +267,8 @@ impl DeviceStory {
                 rule: verdict.rule,
                 at: *now,
                 there,
-                largest_free: allocator.largest_free(),
-                outside_allocator: physical.outside_allocator(self.device),
+                reserved: Reserved::of(allocator, PINS),
+                outside: physical.outside_now(self.device),
             },
             now,
         );
@@ -276,7 +280,7 @@ impl DeviceStory {
         alive.restart(e.seq, e.ticks, *now, phase, (e.stack, e.context), *allocator.usage());
         for (id, _) in allocator.allocated().filter(|(_, b)| b.state == crate::model::BlockState::Allocated) {
             if let Some(birth) = self.births.get(id.index()) {
-                alive.add(origin(birth, categorize(birth, now, true)), birth.size);
+                alive.add(origin(birth, categorize(birth, now, true)), birth.size, birth.seq);
             }
         }
         alive
@@ -298,7 +302,7 @@ impl DeviceStory {
             let category = categorize(&birth, now, true);
             self.growth.ended(&birth, category, now, None);
             if self.peak.includes(birth.seq) {
-                self.peak.add(origin(&birth, category), birth.size);
+                self.peak.add(origin(&birth, category), birth.size, birth.seq);
             }
         }
         for end in std::mem::take(&mut self.loose) {

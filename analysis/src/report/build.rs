@@ -446,8 +446,8 @@ impl Context<'_> {
             there: self.moment(&oom.there, false),
             device_free_bytes: oom.device_free,
             cached_bytes: oom.there.usage.reserved.saturating_sub(oom.there.usage.allocated),
-            largest_free_bytes: oom.largest_free,
-            outside_allocator_bytes: oom.outside_allocator,
+            largest_free_bytes: oom.reserved.largest_free,
+            outside_allocator_bytes: oom.outside.iter().map(|(_, bytes)| bytes).sum(),
             state_needed_bytes: state_needed(story, &self.table).filter(|needed| {
                 let there = oom.there.by_category()[Category::OptimizerState as usize].bytes;
                 oom.phase == Phase::Optimizer && there < *needed
