@@ -23,6 +23,7 @@ mod emit;
 mod guard;
 mod heap;
 mod hooks;
+mod labels;
 #[cfg(not(test))]
 mod late;
 mod local;

@@ -12,6 +12,7 @@ use memtrace_trace::shm::segment::Segment;
 
 use crate::connect::connect;
 use crate::hooks::TorchState;
+use crate::labels::Labels;
 use crate::local::{Local, Locals, wiped_on_fork};
 use crate::objects::DefinedModules;
 use crate::origins::Origins;
@@ -26,6 +27,7 @@ pub(crate) struct Process {
     pub(crate) modules: DefinedModules,
     pub(crate) torch: TorchState,
     pub(crate) origins: Origins,
+    pub(crate) labels: Labels,
     python: AtomicPtr<Python>,
     /// When to look for an interpreter again: the number of looks that found none.
     python_misses: AtomicU64,
@@ -268,6 +270,7 @@ fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
         modules: DefinedModules::new(),
         torch: TorchState::new(parent.map(|p| &p.torch)),
         origins: Origins::new(),
+        labels: Labels::new(),
         python: AtomicPtr::new(std::ptr::null_mut()),
         python_misses: AtomicU64::new(0),
         python_reported: AtomicU32::new(0),

@@ -28,6 +28,11 @@ pub(crate) fn listen(token: &str) -> anyhow::Result<UnixListener> {
     UnixListener::bind_addr(&address).context("cannot create a Unix socket")
 }
 
+/// Where NVTX looks for who listens to a program's ranges (nvtxDetail/nvtxInit.h).
+const NVTX: &str = "NVTX_INJECTION64_PATH";
+/// Set where another tool listens, or is about to: Nsight Systems and other users of CUPTI.
+const OTHER_TOOLS: [&str; 2] = [NVTX, "CUDA_INJECTION64_PATH"];
+
 /// Puts the library and the session into our own environment, which the command gets as it is, order and all.
 ///
 /// # Safety
@@ -38,6 +43,10 @@ pub(crate) unsafe fn enter(library: &Path, options: &Options) {
     unsafe {
         std::env::set_var("LD_PRELOAD", preload);
         std::env::set_var(ENV, options.encode());
+        // A tool that listens to NVTX, or traces CUDA calls and may come to, is there first.
+        if OTHER_TOOLS.iter().all(|name| std::env::var_os(name).is_none()) {
+            std::env::set_var(NVTX, library);
+        }
     }
 }
 

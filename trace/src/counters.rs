@@ -62,6 +62,8 @@ counters! {
     UnwindMismatches = 14 "unwind_mismatches";
     /// How long hooks waited for room in rings, all threads together.
     RingWaitMicroseconds = 15 "ring_wait_us";
+    /// Ranges with a name (`record_function`, NVTX) that were not recorded: there are too many different names.
+    LabelsDropped = 16 "labels_dropped";
 }
 
 /// A snapshot of all counters of one process.

@@ -86,7 +86,8 @@ pub enum Action {
     /// A range that the program named begins: `addr` is the label's id ([`crate::definition::Definition::Label`]), `size` is 0 for ranges that
     /// nest on their thread, else the number by which its end is known (`nvtxRangeStart`), which may come on another thread.
     RangeStart = 22,
-    /// Such a range ends: `addr` and `size` as at its start.
+    /// Such a range ends: `addr` and `size` as at its start. `addr` is 0 where the program does not say which: with a `size`, the range of that
+    /// number; without, the innermost of its thread that nests and was begun through NVTX in the domain that `stream` tells (0: the default one).
     RangeEnd = 23,
 }
 

@@ -7,6 +7,7 @@ mod device;
 mod entry;
 mod loader;
 mod location;
+mod nvtx;
 mod pools;
 mod registry;
 mod torch;

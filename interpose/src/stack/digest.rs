@@ -53,6 +53,16 @@ pub(super) fn digest(text: &FrameText<'_>) -> [u64; 2] {
     [a, b | 1]
 }
 
+/// The digest of a text by itself. Never `[0, 0]`.
+pub(super) fn text_digest(kind: u8, text: &str) -> [u64; 2] {
+    let mut digest = Digest(SEEDS);
+    digest.text(text);
+    digest.word(kind.into());
+    digest.word(0);
+    let [a, b] = digest.0;
+    [a, b | 1]
+}
+
 /// The digest of a native frame. Never `[0, 0]`.
 pub(super) fn native_digest(module: ModuleId, address: u64) -> [u64; 2] {
     /// Not the length of any file name, which is where a text's digest has its second word or a later one.

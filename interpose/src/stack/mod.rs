@@ -51,10 +51,13 @@ mod lock;
 pub(crate) mod native;
 mod pages;
 pub(crate) mod python;
+mod texts;
 mod thread;
 
 pub(crate) use definition::{DefinitionSink, FrameText, LoadedObject, Loss};
 pub(crate) use intern::Interner;
 pub(crate) use native::NativeStacks;
 pub(crate) use python::{CheckedMemory, Python, Reason, avoid_process_vm_readv};
+#[allow(unused_imports, reason = "the stack probe has no labels")]
+pub(crate) use texts::{TextId, Texts};
 pub(crate) use thread::ThreadStacks;

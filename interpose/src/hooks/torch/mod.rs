@@ -4,7 +4,9 @@
 //! switched off with a notice where the check fails.
 
 mod autograd;
+mod gc;
 mod grad_mode;
+mod labels;
 mod python_node;
 mod rank;
 mod reporter;

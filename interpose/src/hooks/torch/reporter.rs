@@ -12,7 +12,7 @@ use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::options::Cpu;
 
-use super::{libc10, moment};
+use super::{gc, labels, libc10, moment};
 use crate::guard::Guard;
 use crate::process::session_options;
 use crate::real::Original;
@@ -86,6 +86,7 @@ extern "C-unwind" fn report_memory_usage(
         CPU if cpu_recorded() => cpu_block(address as u64, size),
         _ => {}
     }
+    labels::attach();
     static ORIGINAL: Original = Original::new();
     let original = libc10(&ORIGINAL, c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
     if original.is_null() {
@@ -134,7 +135,10 @@ fn cpu_block(addr: u64, size: i64) {
 }
 
 fn fallback(guard: &mut Guard, source: Source, addr: u64, size: i64, device: i16) {
-    let flags = moment();
+    let mut flags = moment();
+    if size < 0 {
+        flags = flags.with(gc::flag(guard));
+    }
     let context = thread(|t| t.context.get());
     let stack = guard.event_stack(!context.is_none());
     let action = if size >= 0 { Action::Alloc } else { Action::FreeCompleted };

@@ -22,7 +22,7 @@ use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{Definition, Verdict};
 use memtrace_trace::event::{Action, Event, Source};
 
-use super::{exported_by, grad_mode, moment};
+use super::{exported_by, gc, grad_mode, moment};
 use crate::guard::Guard;
 use crate::objects;
 use crate::process::Process;
@@ -348,6 +348,9 @@ unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
     event.context = thread(|t| t.context.get());
     event.stack = guard.event_stack(!event.context.is_none());
     event.flags = moment();
+    if matches!(action, Action::FreeRequested | Action::FreeCompleted) {
+        event.flags = event.flags.with(gc::flag(&mut guard));
+    }
     match action {
         Action::Alloc | Action::FreeRequested => guard.hold(event),
         _ => {

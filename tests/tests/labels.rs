@@ -1,0 +1,186 @@
+//! Ranges that the program named (`record_function`, NVTX): each beginning and each end, in order, against the program's own list.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use memtrace_tests::victim::{Run, Victim, events};
+use memtrace_trace::definition::LabelOrigin;
+use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::file::{Definitions, Reader};
+use memtrace_trace::ids::ThreadId;
+use serde_json::Value;
+
+/// (through what, START or END, name)
+type Mark = (String, String, String);
+
+fn mark(origin: LabelOrigin, stage: &str, name: &str) -> Mark {
+    let origin = if origin == LabelOrigin::Nvtx { "nvtx" } else { "record_function" };
+    (origin.into(), stage.into(), name.into())
+}
+
+/// The recorded ranges of each thread, in order.
+fn recorded(trace: &Reader) -> BTreeMap<ThreadId, Vec<Mark>> {
+    let definitions = trace.definitions();
+    let mut threads: BTreeMap<ThreadId, Vec<Mark>> = BTreeMap::new();
+    let mut open: Vec<(Event, u64)> = Vec::new();
+    for event in events(trace).into_iter().filter(|e| e.source == Source::Label) {
+        let mut label = event.addr;
+        if event.action == Action::RangeStart {
+            open.push((event, label));
+        } else {
+            let is_it = |(start, label): &(Event, u64)| match (event.addr, event.size) {
+                (0, 0) => {
+                    start.size == 0 && (start.thread, start.stream) == (event.thread, event.stream) && {
+                        definitions.labels[&(*label as u32)].origin == LabelOrigin::Nvtx
+                    }
+                }
+                (0, number) => start.size == number,
+                (known, _) => *label == known && start.thread == event.thread,
+            };
+            let index = open.iter().rposition(is_it).expect("every range that ends has begun");
+            label = open.remove(index).1;
+        }
+        let label = &definitions.labels[&(label as u32)];
+        let stage = if event.action == Action::RangeStart { "START" } else { "END" };
+        threads.entry(event.thread).or_default().push(mark(label.origin, stage, &label.text));
+    }
+    assert!(open.is_empty(), "every range has ended: {open:?}");
+    threads
+}
+
+/// The program's own list, by thread.
+fn truth(file: &Path) -> BTreeMap<String, Vec<Mark>> {
+    let text = std::fs::read_to_string(file).expect("the program's list");
+    serde_json::from_str(&text).expect("the program's list is JSON")
+}
+
+/// Runs the program and compares its list with the recording.
+#[track_caller]
+fn compare(victim: Victim) -> (Run, Reader) {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    let run = victim.env("MEMTRACE_TEST_TRUTH", file.path()).run();
+    run.assert_ended_well();
+    assert_eq!(String::from_utf8_lossy(&run.output.stdout), "done\n");
+    let trace = run.trace();
+    let mut ours = recorded(&trace).into_values().collect::<Vec<_>>();
+    let truth = truth(file.path());
+    for (thread, theirs) in &truth {
+        let same = ours.iter().position(|marks| marks == theirs);
+        let differs = || {
+            let nearest = ours.iter().max_by_key(|marks| marks.iter().zip(theirs).take_while(|(a, b)| a == b).count());
+            format!("thread {thread}\nthe program: {theirs:#?}\nrecorded: {nearest:#?}")
+        };
+        ours.remove(same.unwrap_or_else(|| panic!("{}", differs())));
+    }
+    assert!(truth["main"].len() > 40 && truth["other"].len() == 6, "the program names ranges");
+    assert_eq!(ours, Vec::<Vec<Mark>>::new(), "ranges of other threads");
+    (run, trace)
+}
+
+fn notices(definitions: &Definitions, topic: &str) -> Vec<String> {
+    let told = definitions.notices.iter().filter(|n| &*n.topic == topic);
+    told.map(|n| format!("{}: {}", n.verdict.name(), n.text)).collect()
+}
+
+/// A package from PyPI, in a folder of its own that is made once.
+fn package(name: &str, version: &str) -> PathBuf {
+    let base = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| memtrace_tests::victim::root().join("target"), PathBuf::from);
+    let folder = base.join("packages").join(format!("{name}-{version}"));
+    if !folder.exists() {
+        let fresh = tempfile::Builder::new()
+            .prefix("fresh-")
+            .tempdir_in(
+                std::fs::create_dir_all(base.join("packages")).map(|()| base.join("packages")).expect("a folder"),
+            )
+            .expect("a folder");
+        let mut pip = Command::new(memtrace_tests::victim::root().join("scripts/sim"));
+        pip.args(["python", "-m", "pip", "install", "--quiet", "--no-deps", "--target"]).arg(fresh.path());
+        let output = pip.arg(format!("{name}=={version}")).output().expect("pip starts");
+        assert!(output.status.success(), "pip: {}", String::from_utf8_lossy(&output.stderr));
+        // Another test may have been faster.
+        let _ = std::fs::rename(fresh.keep(), &folder);
+    }
+    folder
+}
+
+fn record_function(torch: &str) {
+    let (_, trace) = compare(Victim::python("steps/labels.py", &[]).env("SIM_TORCH", torch));
+    let told = notices(trace.definitions(), "torch.record_function");
+    assert_eq!(told, ["works: record_function verified: PyTorch calls for users' ranges and not for operators"]);
+}
+
+#[test]
+fn record_function_2_4_1() {
+    record_function("2.4.1");
+}
+
+#[test]
+fn record_function_2_7_1() {
+    record_function("2.7.1");
+}
+
+#[test]
+fn record_function_2_11_0() {
+    record_function("2.11.0");
+}
+
+#[test]
+fn record_function_2_15_0() {
+    record_function("2.15.0");
+}
+
+#[test]
+fn torch_cuda_nvtx() {
+    for torch in ["2.7.1", "2.15.0"] {
+        let (_, trace) = compare(Victim::python("steps/labels.py", &["nvtx"]).env("SIM_TORCH", torch));
+        assert_eq!(notices(trace.definitions(), "nvtx"), ["works: ranges of libtorch_python.so are recorded"]);
+    }
+}
+
+#[test]
+fn nvtx_package() {
+    let folder = package("nvtx", "0.2.17");
+    compare(Victim::python("steps/labels.py", &["package"]).env("PYTHONPATH", folder));
+}
+
+#[test]
+fn nvtx_library_of_version_2() {
+    let library = package("nvidia-nvtx-cu12", "12.1.105").join("nvidia/nvtx/lib/libnvToolsExt.so.1");
+    let library = library.to_str().expect("a path in UTF-8");
+    let (_, trace) = compare(Victim::python("steps/labels.py", &["library", library]));
+    assert_eq!(notices(trace.definitions(), "nvtx"), ["works: ranges of libnvToolsExt.so.1 are recorded"]);
+}
+
+#[test]
+fn another_tool_that_listens_to_nvtx_is_left_alone() {
+    // A file that is no library: NVTX finds nobody, and nor are we asked.
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    let truth = tempfile::NamedTempFile::new().expect("a temporary file");
+    let victim = Victim::python("steps/labels.py", &["nvtx"])
+        .env("NVTX_INJECTION64_PATH", file.path())
+        .env("MEMTRACE_TEST_TRUTH", truth.path());
+    let run = victim.run();
+    run.assert_ended_well();
+    let trace = run.trace();
+    let of_nvtx = |l: &&memtrace_trace::file::Label| l.origin == LabelOrigin::Nvtx;
+    assert_eq!(trace.definitions().labels.values().filter(of_nvtx).count(), 0);
+    assert!(trace.definitions().labels.len() > 5, "those of record_function are there");
+}
+
+/// The names and counts of a profile, which our callback must not change.
+#[test]
+fn the_profiler_sees_what_it_sees_without_us() {
+    for torch in ["2.4.1", "2.11.0"] {
+        let victim = Victim::python("steps/profiled.py", &[]).env("SIM_TORCH", torch);
+        let (run, alone) = (victim.run(), victim.run_alone());
+        run.assert_ended_well();
+        let (with, without) = (String::from_utf8_lossy(&run.output.stdout), String::from_utf8_lossy(&alone.stdout));
+        assert_eq!(with, without);
+        let profile: Value = serde_json::from_str(&with).expect("a profile");
+        assert!(profile["ProfilerStep*"].as_u64() >= Some(3), "the profiler was at work: {profile}");
+        let steps = run.trace().definitions().labels.values().filter(|l| l.text.starts_with("ProfilerStep#")).count();
+        assert_eq!(steps, 4);
+    }
+}
