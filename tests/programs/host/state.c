@@ -55,7 +55,7 @@ static void descriptors(void) {
 }
 
 static void settings(void) {
-    static const char *const ours[] = {"LD_PRELOAD=", "MEMTRACE_SESSION=", "SIMCUDA_LEDGER=", NULL};
+    static const char *const ours[] = {"LD_PRELOAD=", "MEMTRACE_SESSION=", "NVTX_INJECTION64_PATH=", "SIMCUDA_LEDGER=", NULL};
     char folder[4096], name[17] = {0};
     struct itimerval timer;
     struct rlimit limit;

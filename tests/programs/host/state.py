@@ -12,7 +12,7 @@ import torch
 
 warnings.simplefilter("always")
 print(sys.argv[1:], sys.flags, os.getcwd(), os.umask(0o22))
-print(sorted(k for k in os.environ if k not in ("LD_PRELOAD", "MEMTRACE_SESSION", "SIMCUDA_LEDGER")))
+print(sorted(k for k in os.environ if k not in ("LD_PRELOAD", "MEMTRACE_SESSION", "NVTX_INJECTION64_PATH", "SIMCUDA_LEDGER")))
 
 
 def state():

@@ -24,7 +24,9 @@ extern char **environ;
 static void state(int argc, char **argv) {
     for (int i = 0; i < argc; i++) printf("argv[%d]=%s\n", i, argv[i]);
     for (char **e = environ; *e; e++)
-        if (strncmp(*e, "LD_PRELOAD=", 11) && strncmp(*e, "MEMTRACE_SESSION=", 17)) printf("env %s\n", *e);
+        if (strncmp(*e, "LD_PRELOAD=", 11) && strncmp(*e, "MEMTRACE_SESSION=", 17) &&
+            strncmp(*e, "NVTX_INJECTION64_PATH=", 22))
+            printf("env %s\n", *e);
     sigset_t mask;
     sigprocmask(SIG_BLOCK, NULL, &mask);
     for (int s = 1; s < NSIG; s++) {
