@@ -184,7 +184,7 @@ fn reports_show_native_frames_and_name_whose_they_are() {
 
     // On the page, what differs in native frames alone is one source.
     let page = summary.to_text(&TextOptions::default());
-    assert!(page.contains("9.00 MiB  temporaries in 2 blocks  me/train.py:5, modules/linear.py:134 forward"), "{page}");
+    assert!(page.contains("9.00 MiB  activations in 2 blocks  me/train.py:5, modules/linear.py:134 forward"), "{page}");
     assert!(page.contains("4.00 MiB  activations  ") && page.contains("app::buffer [native]"), "{page}");
     assert_eq!(summary.native_objects.len(), 1);
     let object = &summary.native_objects[0];

@@ -38,7 +38,7 @@ fn the_well_known_question_is_answered() {
     let optimizer = phase(&device.first_step, Phase::Optimizer);
     // The batch goes where the program drops it: after the optimizer's step.
     assert_eq!(optimizer.net_bytes, (16 - 8 - 1) * MIB as i64);
-    let told = "two moments of each parameter (Adam): 2 x 8.00 MiB, gradients freed 8.00 MiB, other freed 1.00 MiB";
+    let told = "two moments of each parameter (Adam): 2 x 8.00 MiB, gradients freed 8.00 MiB, inputs freed 1.00 MiB";
     assert_eq!(optimizer.explanation, told);
     assert_eq!(phase(&device.later_steps, Phase::Data).explanation, "inputs 1.00 MiB");
     assert_eq!(device.later_steps_count, 2);

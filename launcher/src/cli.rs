@@ -107,6 +107,8 @@ pub(crate) enum Format {
     Snapshot,
     /// The summary
     Json,
+    /// A table of all blocks: when, how large, from where, what for
+    Csv,
 }
 
 /// `memtrace run`.

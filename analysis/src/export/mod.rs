@@ -1,11 +1,13 @@
 //! Files for other programs.
 
 mod background;
+mod blocks;
 mod frames;
 mod phrase;
 mod pickle;
 mod snapshot;
 mod sources;
 
+pub use blocks::blocks_csv;
 pub use frames::SYNTHETIC;
 pub use snapshot::{SnapshotOptions, SnapshotReport, snapshot};

@@ -1,16 +1,27 @@
-//! What a block was for, told from where it was allocated and how long it lived.
+//! What a block was for, told from its name, from where it was allocated, and from how long it lived.
 //!
-//! A block's category is settled when it is freed, when its fate is known: what a forward allocates and the backward still
-//! finds is an activation; what a backward allocates and the optimizer still finds is a gradient; what an optimizer
-//! allocates and the next step still finds is its state. Blocks whose life was cut short (an out-of-memory error
-//! unwinding the program, the end of the recording) are judged by where they came from.
+//! A block's category is settled when it is freed, when its fate is known. In order of trust: a name that was read in the process (a
+//! parameter, a gradient, what an optimizer keeps); a rule about the frames that allocated it; its fate: what a forward makes is
+//! an activation unless the very call that made it gives it back, what a backward makes and the optimizer still finds is a gradient, what
+//! a backward node hands to the next is autograd's detail, what an optimizer allocates and the next step still finds is its state. Blocks whose life was cut short (an
+//! out-of-memory error unwinding the program, the end of the recording) are judged by where they came from.
+//!
+//! The first seven categories and what is between them are those of PyTorch's own memory timeline (`torch.profiler._memory_profiler`),
+//! against which they are measured: see `docs/accuracy.md`.
 
-use memtrace_trace::ids::{ContextId, StackId};
+use std::collections::{HashMap, HashSet};
+
+use memtrace_trace::definition::TensorKind;
+use memtrace_trace::event::Event;
+use memtrace_trace::file::{Definitions, StackNode};
+use memtrace_trace::ids::{ContextId, FrameId, StackId};
 use serde::Serialize;
 
-use super::phase::{Moment, Phase};
+use super::phase::{Moment, Phase, PhaseTracker, Verdict};
+use crate::model::{AddressHashing, Block, Named};
+use crate::rules::{CategoryRule, Makes, Meaning, category_rule, ends_autocast, is_cache_name, is_workspace_size};
 
-/// What a block was for, by the names of PyTorch's own memory timeline.
+/// What a block was for, by the names of PyTorch's own memory timeline, and what that does not know.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
@@ -20,28 +31,46 @@ pub enum Category {
     Gradient,
     /// What the optimizer keeps.
     OptimizerState,
-    /// What the forward keeps for the backward.
+    /// What the forward computes.
     Activation,
-    /// Scratch memory that a library keeps: cuBLAS workspaces.
-    Workspace,
+    /// What a backward node hands to the next.
+    AutogradDetail,
     /// Batches.
     Input,
-    /// What lives within one phase.
+    /// What lives within one call, or one phase outside forward and backward.
     Temporary,
+    /// Scratch memory that a library keeps: cuBLAS workspaces.
+    Workspace,
+    /// Buckets and gathered shards of DistributedDataParallel, FSDP and their kin.
+    CommunicationBucket,
+    /// Copies of weights in lower precision that autocast makes.
+    AutocastCache,
+    /// A loaded checkpoint beside the model that it was loaded into.
+    Checkpoint,
+    /// Keys and values (or other state) that an inference-only program's model keeps across its calls.
+    KvCache,
+    /// Memory of a private pool (CUDA graphs, `torch.cuda.MemPool`).
+    GraphPool,
     /// What no rule knows.
     Unknown,
 }
 
 impl Category {
     /// All categories, in the order of a report.
-    pub const ALL: [Category; 8] = [
+    pub const ALL: [Category; 14] = [
         Category::Parameter,
         Category::Gradient,
         Category::OptimizerState,
         Category::Activation,
-        Category::Workspace,
+        Category::AutogradDetail,
         Category::Input,
         Category::Temporary,
+        Category::Workspace,
+        Category::CommunicationBucket,
+        Category::AutocastCache,
+        Category::Checkpoint,
+        Category::KvCache,
+        Category::GraphPool,
         Category::Unknown,
     ];
 
@@ -52,9 +81,15 @@ impl Category {
             Category::Gradient => "gradient",
             Category::OptimizerState => "optimizer_state",
             Category::Activation => "activation",
-            Category::Workspace => "workspace",
+            Category::AutogradDetail => "autograd_detail",
             Category::Input => "input",
             Category::Temporary => "temporary",
+            Category::Workspace => "workspace",
+            Category::CommunicationBucket => "communication_bucket",
+            Category::AutocastCache => "autocast_cache",
+            Category::Checkpoint => "checkpoint",
+            Category::KvCache => "kv_cache",
+            Category::GraphPool => "graph_pool",
             Category::Unknown => "unknown",
         }
     }
@@ -66,12 +101,32 @@ impl Category {
             Category::Gradient => "gradients",
             Category::OptimizerState => "optimizer state",
             Category::Activation => "activations",
-            Category::Workspace => "cuBLAS workspaces",
+            Category::AutogradDetail => "autograd detail",
             Category::Input => "inputs",
             Category::Temporary => "temporaries",
+            Category::Workspace => "cuBLAS workspaces",
+            Category::CommunicationBucket => "communication buckets",
+            Category::AutocastCache => "autocast's weights",
+            Category::Checkpoint => "loaded checkpoint",
+            Category::KvCache => "KV cache",
+            Category::GraphPool => "CUDA graph pool",
             Category::Unknown => "other",
         }
     }
+
+    /// Whether it is meant to go within the phase that made it.
+    pub const fn is_passing(self) -> bool {
+        matches!(self, Category::Temporary | Category::AutogradDetail)
+    }
+}
+
+/// A category and why.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Judged {
+    /// The category.
+    pub category: Category,
+    /// The rule that gave it.
+    pub rule: &'static str,
 }
 
 /// How a block came to be.
@@ -79,6 +134,10 @@ impl Category {
 pub struct Birth {
     /// `seq` of its allocation.
     pub seq: u64,
+    /// When it was allocated.
+    pub ticks: u64,
+    /// Its address.
+    pub addr: u64,
     /// Its (rounded) size.
     pub size: u64,
     /// What was asked for.
@@ -87,6 +146,8 @@ pub struct Birth {
     pub stack: StackId,
     /// The autograd node.
     pub context: ContextId,
+    /// What the event itself says: the autograd node, or the call of a module.
+    pub within: ContextId,
     /// Where the program was.
     pub at: Moment,
     /// In which phase it was allocated: the program's, but for other threads.
@@ -95,67 +156,505 @@ pub struct Birth {
     pub ooms: u32,
     /// What the stack proves.
     pub proof: Proof,
+    /// Which of the consecutive events from one place it belongs to.
+    call: u32,
+    /// Calls of the model before it, its own included.
+    model_calls: u32,
 }
 
-/// What a stack proves about a block, whatever becomes of it.
+/// What a name, a stack, a size or a pool proves about a block, whatever becomes of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Proof {
     /// Nothing.
     #[default]
     None,
+    /// It has a name.
+    Named(TensorKind),
+    /// It is a buffer whose name says that it is a cache.
+    NamedCache,
+    /// A rule about the frames that allocated it.
+    Made(&'static CategoryRule),
     /// A rule about building, moving or filling models.
     Model,
     /// A rule about an optimizer's making its state.
     State,
+    /// An optimizer's step.
+    Step,
+    /// Work on gradients beside an optimizer's step.
+    GradientWork,
+    /// It lies in a private pool.
+    Pool,
     /// The node that hands gradients to parameters.
     AccumulatesGradient,
     /// It is as large as a library's workspace: one, should it outlive its step.
     WorkspaceSized,
     /// It is as large as a parameter: a gradient, should it come from a backward that was cut short.
     ParameterSized,
+    /// It is half as large as a parameter, and its stack casts: a weight for autocast.
+    WeightCast,
 }
 
-/// The category of a block that ends at `now`. `cut`: something ended the program's course, not the block's.
-pub fn categorize(birth: &Birth, now: &Moment, cut: bool) -> Category {
-    let same_run = birth.at.run == now.run;
-    if birth.proof == Proof::WorkspaceSized && (now.step > birth.at.step || cut && now.optimizers > birth.at.optimizers)
-    {
-        return Category::Workspace;
+/// How a block ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct End<'a> {
+    /// Where the program was.
+    pub now: &'a Moment,
+    /// Something ended the program's course, not the block's.
+    pub cut: bool,
+    /// The free; `None` where the block is still there.
+    pub free: Option<&'a Event>,
+}
+
+/// Judges blocks: what their stacks say, worked out once, and what the recording has shown so far.
+#[derive(Clone, Debug)]
+pub struct Categorizer {
+    /// By stack: the innermost frame that a category rule knows.
+    rules: Vec<Option<&'static CategoryRule>>,
+    /// That frame.
+    frames: Vec<FrameId>,
+    /// Stacks that made a node which casts.
+    casts: HashSet<StackId, AddressHashing>,
+    /// Stacks of the end of an autocast region.
+    ends_autocast: HashSet<StackId, AddressHashing>,
+    accumulates: Vec<bool>,
+    has_nodes: bool,
+    /// Whether parameters have names, so that what has none is no parameter.
+    has_names: bool,
+    place: (StackId, ContextId),
+    call: u32,
+    model_calls: u32,
+    in_model: bool,
+    /// Sizes of what building, moving and filling models made.
+    parameter_sizes: HashSet<u64, AddressHashing>,
+    /// Sizes of gradients.
+    gradient_sizes: HashSet<u64, AddressHashing>,
+    /// Stacks that brought data.
+    data_stacks: Vec<bool>,
+    /// Stacks of an inference-only program's model that allocate more from call to call: the call, the size, how often it grew.
+    growing: HashMap<StackId, (u32, u64, u32), AddressHashing>,
+    /// How many blocks of a size plain code made before the first forward.
+    made_at_load: HashMap<u64, u32, AddressHashing>,
+}
+
+/// Calls of the model that a block must outlive to be called a cache: its results live until the next ones replace them.
+const CACHED_CALLS: u32 = 3;
+/// Blocks of one size that plain code must have made to be called one: keys and values of two layers.
+const CACHE_BLOCKS: u32 = 4;
+
+impl Categorizer {
+    /// For a recording with these definitions; `has_names`: parameters have names.
+    pub fn new(definitions: &Definitions, has_names: bool) -> Categorizer {
+        let known: Vec<_> = definitions.frames.iter().map(category_rule).collect();
+        let ends: Vec<bool> = definitions.frames.iter().map(ends_autocast).collect();
+        let ends = |stack: &StackNode| ends.get(stack.frame.index()).is_some_and(|ends| *ends);
+        let ends = definitions.stacks.iter().enumerate().filter(|(_, stack)| ends(stack));
+        let ends: HashSet<StackId, AddressHashing> = ends.map(|(i, _)| StackId(i as u32)).collect();
+        let mut rules: Vec<Option<&'static CategoryRule>> = Vec::with_capacity(definitions.stacks.len());
+        let mut frames: Vec<FrameId> = Vec::with_capacity(definitions.stacks.len());
+        for (i, node) in definitions.stacks.iter().enumerate() {
+            let caller = node.parent.index();
+            let inherited = if caller < i { (rules[caller], frames[caller]) } else { (None, FrameId::NONE) };
+            let (rule, frame) = match known.get(node.frame.index()).copied().flatten() {
+                Some(rule) => (Some(rule), node.frame),
+                None => inherited,
+            };
+            rules.push(rule);
+            frames.push(frame);
+        }
+        let casts = definitions.contexts.iter().filter(|c| c.node.starts_with("ToCopyBackward"));
+        Categorizer {
+            rules,
+            frames,
+            casts: casts.map(|c| c.forward).filter(|stack| !stack.is_none()).collect(),
+            ends_autocast: ends,
+            accumulates: definitions.contexts.iter().map(|c| &*c.node == "AccumulateGrad").collect(),
+            has_nodes: definitions.contexts.iter().any(|c| !c.node.is_empty()),
+            has_names,
+            place: (StackId::NONE, ContextId::NONE),
+            call: 0,
+            model_calls: 0,
+            in_model: false,
+            parameter_sizes: HashSet::default(),
+            gradient_sizes: HashSet::default(),
+            data_stacks: vec![false; definitions.stacks.len()],
+            growing: HashMap::default(),
+            made_at_load: HashMap::default(),
+        }
     }
-    match birth.phase {
-        Phase::Data => Category::Input,
-        Phase::Load => match birth.proof {
-            _ if birth.at.step.is_none() && now.step.is_none() && !cut => Category::Temporary,
-            Proof::Model => Category::Parameter,
-            _ => Category::Unknown,
-        },
-        Phase::Forward | Phase::Recompute | Phase::Eval => {
-            if same_run && !cut {
-                Category::Temporary
-            } else {
-                Category::Activation
+
+    /// The frame that a rule about frames rests on.
+    #[inline]
+    pub fn evidence(&self, birth: &Birth, judged: &Judged) -> FrameId {
+        match birth.proof {
+            Proof::Made(rule) if std::ptr::eq(rule.name, judged.rule) => {
+                self.frames.get(birth.stack.index()).copied().unwrap_or(FrameId::NONE)
+            }
+            _ => FrameId::NONE,
+        }
+    }
+
+    /// Takes an event of a block's life. Consecutive ones from one place belong to one call.
+    #[inline]
+    fn note_place(&mut self, tracker: &PhaseTracker, e: &Event) {
+        let place = (tracker.stacks().python(e.stack), e.context);
+        if place != self.place {
+            self.place = place;
+            self.call = self.call.wrapping_add(1);
+        }
+    }
+
+    /// A block is allocated; `name` is what it is called, `ooms` how many out-of-memory errors there were.
+    #[inline]
+    pub fn born(
+        &mut self,
+        tracker: &PhaseTracker,
+        e: &Event,
+        block: &Block,
+        verdict: &Verdict,
+        name: Option<&Named>,
+        ooms: u32,
+    ) -> Birth {
+        self.note_place(tracker, e);
+        let in_model = !tracker.stacks().facts(e.stack).outermost_compute.is_none();
+        self.model_calls += u32::from(in_model && !self.in_model);
+        self.in_model = in_model;
+        let proof = self.proof(e, block.requested, verdict, name);
+        self.learn(tracker, e, block.requested, verdict, proof);
+        Birth {
+            seq: e.seq,
+            ticks: e.ticks,
+            addr: e.addr,
+            size: block.size,
+            requested: block.requested,
+            stack: e.stack,
+            context: tracker.stacks().contexts().node(e.context),
+            within: e.context,
+            at: *tracker.now(),
+            phase: verdict.phase,
+            ooms,
+            proof,
+            call: self.call,
+            model_calls: self.model_calls,
+        }
+    }
+
+    #[inline]
+    fn proof(&self, e: &Event, requested: u64, verdict: &Verdict, name: Option<&Named>) -> Proof {
+        if let Some(Named { kind, names, .. }) = name.filter(|name| name.kind != TensorKind::Other) {
+            let cache = *kind == TensorKind::Buffer && names.iter().any(|name| is_cache_name(name));
+            return if cache { Proof::NamedCache } else { Proof::Named(*kind) };
+        }
+        if let Some(rule) = self.rules.get(e.stack.index()).copied().flatten() {
+            return Proof::Made(rule);
+        }
+        if e.pool != 0 {
+            return Proof::Pool;
+        }
+        match verdict.meaning() {
+            Some(Meaning::Load) => return Proof::Model,
+            Some(Meaning::OptimizerState) => return Proof::State,
+            Some(Meaning::OptimizerStep) => return Proof::Step,
+            Some(Meaning::GradientWork) => return Proof::GradientWork,
+            _ => {}
+        }
+        match verdict.phase {
+            Phase::Backward if self.accumulates.get(e.context.index()).is_some_and(|a| *a) => {
+                Proof::AccumulatesGradient
+            }
+            Phase::Backward if self.parameter_sizes.contains(&requested) => Proof::ParameterSized,
+            Phase::Forward | Phase::Backward | Phase::Eval | Phase::Recompute if is_workspace_size(requested) => {
+                Proof::WorkspaceSized
+            }
+            Phase::Forward | Phase::Recompute
+                if self.casts.contains(&e.stack) && self.parameter_sizes.contains(&(2 * requested)) =>
+            {
+                Proof::WeightCast
+            }
+            _ => Proof::None,
+        }
+    }
+
+    /// What this allocation tells of others.
+    #[inline]
+    fn learn(&mut self, tracker: &PhaseTracker, e: &Event, requested: u64, verdict: &Verdict, proof: Proof) {
+        match (verdict.phase, proof) {
+            (_, Proof::Model | Proof::Named(TensorKind::Parameter)) => {
+                self.parameter_sizes.insert(requested);
+            }
+            (Phase::Data, _) => {
+                if let Some(brings) = self.data_stacks.get_mut(e.stack.index()) {
+                    *brings = true;
+                }
+            }
+            (Phase::Load, Proof::None) => *self.made_at_load.entry(requested).or_default() += 1,
+            (Phase::Eval | Phase::Forward, Proof::None) if tracker.is_inference() && self.in_model => {
+                let now = self.model_calls;
+                let (call, size, grown) = self.growing.entry(e.stack).or_insert((now, requested, 0));
+                if *call != now {
+                    *grown = if requested > *size { *grown + 1 } else { 0 };
+                    (*call, *size) = (now, requested);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A free is observed before it is judged.
+    #[inline]
+    pub fn freed(&mut self, tracker: &PhaseTracker, e: &Event) {
+        self.note_place(tracker, e);
+    }
+
+    /// The recording ends: what is still there and what its end will show.
+    pub fn ending<'a>(&mut self, tracker: &PhaseTracker, births: impl Iterator<Item = &'a Birth>, end: &End<'_>) {
+        for birth in births.filter(|b| b.phase == Phase::Backward) {
+            self.learn_gradient(birth, &self.backward(tracker, birth, end));
+        }
+    }
+
+    #[inline]
+    fn learn_gradient(&mut self, birth: &Birth, judged: &Judged) {
+        if judged.category == Category::Gradient {
+            self.gradient_sizes.insert(birth.requested);
+        }
+    }
+
+    /// The category of a block whose end is observed, in the order in which blocks end.
+    #[inline]
+    pub fn ended(&mut self, tracker: &PhaseTracker, birth: &Birth, end: &End<'_>) -> Judged {
+        let judged = self.judge(tracker, birth, end);
+        self.learn_gradient(birth, &judged);
+        judged
+    }
+
+    /// The category of a block that ends, or would end, like this.
+    #[inline]
+    pub fn judge(&self, tracker: &PhaseTracker, birth: &Birth, end: &End<'_>) -> Judged {
+        let now = end.now;
+        let beyond = now.step > birth.at.step || end.cut && now.optimizers > birth.at.optimizers;
+        match birth.proof {
+            Proof::Named(TensorKind::Parameter) => return is(Category::Parameter, "name: a parameter"),
+            Proof::Named(TensorKind::Buffer) => return is(Category::Parameter, "name: a buffer"),
+            Proof::Named(TensorKind::Gradient) => return is(Category::Gradient, "name: a gradient"),
+            Proof::Named(_) => return is(Category::OptimizerState, "name: optimizer state"),
+            Proof::NamedCache => return is(Category::KvCache, "kv cache: a buffer's name"),
+            Proof::Made(rule) => return self.made(rule, birth),
+            Proof::Pool => return is(Category::GraphPool, "graph pool: in a private pool"),
+            Proof::WorkspaceSized if beyond => {
+                return is(Category::Workspace, "workspace: its size, outlives its step");
+            }
+            _ => {}
+        }
+        match birth.phase {
+            Phase::Data if self.in_one_call(birth, end) => {
+                is(Category::Temporary, "temporary: freed by the call that made it")
+            }
+            Phase::Data => is(Category::Input, "input: brought by the data phase"),
+            Phase::Load => self.load(tracker, birth, end),
+            Phase::Forward | Phase::Recompute | Phase::Eval => self.forward(tracker, birth, end),
+            Phase::Backward => self.backward(tracker, birth, end),
+            Phase::Optimizer => optimizer(birth, end),
+            Phase::Other => self.other(birth, end),
+        }
+    }
+
+    #[inline]
+    fn brings_data(&self, stack: StackId) -> bool {
+        self.data_stacks.get(stack.index()).is_some_and(|brings| *brings)
+    }
+
+    /// Whether the call that made a block gave it back: an operator's scratch memory.
+    #[inline]
+    fn in_one_call(&self, birth: &Birth, end: &End<'_>) -> bool {
+        end.free.is_some() && birth.call == self.call
+    }
+
+    fn made(&self, rule: &'static CategoryRule, birth: &Birth) -> Judged {
+        let category = match rule.makes {
+            Makes::Bucket => Category::CommunicationBucket,
+            Makes::KvCache => Category::KvCache,
+            Makes::Workspace => Category::Workspace,
+            Makes::Parameter => Category::Parameter,
+            // What was loaded is the model, unless there is another.
+            Makes::Checkpoint if self.has_names => Category::Checkpoint,
+            Makes::Checkpoint if self.parameter_sizes.contains(&birth.requested) => Category::Checkpoint,
+            Makes::Checkpoint => Category::Parameter,
+        };
+        is(category, rule.name)
+    }
+
+    fn load(&self, tracker: &PhaseTracker, birth: &Birth, end: &End<'_>) -> Judged {
+        let never_used = birth.at.step.is_none() && end.now.step.is_none() && !end.cut;
+        match birth.proof {
+            Proof::Model if never_used => is(Category::Temporary, "temporary: gone before the first forward"),
+            Proof::Model => is(Category::Parameter, "parameter: a model is built, moved or filled"),
+            _ if self.brings_data(birth.stack) => is(Category::Input, "input: later batches come from here"),
+            _ if never_used => is(Category::Temporary, "temporary: gone before the first forward"),
+            _ if tracker.is_inference() => {
+                let alike = self.made_at_load.get(&birth.requested).copied().unwrap_or_default();
+                let cached = self.model_calls >= birth.model_calls + CACHED_CALLS;
+                if self.has_names && cached && alike >= CACHE_BLOCKS && alike % 2 == 0 {
+                    is(Category::KvCache, "kv cache: equal blocks without a name, kept across calls")
+                } else if self.has_names {
+                    is(Category::Input, "input: made before the first forward, no name")
+                } else {
+                    is(Category::Unknown, "unknown: made by the program before the first forward")
+                }
+            }
+            _ if self.has_names => is(Category::Input, "input: made before the first forward, no name"),
+            _ if self.gradient_sizes.contains(&birth.requested) => {
+                is(Category::Parameter, "parameter: as large as a gradient")
+            }
+            _ if !self.gradient_sizes.is_empty() => {
+                is(Category::Input, "input: made before the first forward, no gradient")
+            }
+            _ => is(Category::Unknown, "unknown: made by the program before the first forward"),
+        }
+    }
+
+    fn forward(&self, tracker: &PhaseTracker, birth: &Birth, end: &End<'_>) -> Judged {
+        if self.in_one_call(birth, end) {
+            return is(Category::Temporary, "temporary: freed by the call that made it");
+        }
+        if birth.proof == Proof::WeightCast {
+            return is(Category::AutocastCache, "autocast cache: a cast, half as large as a parameter");
+        }
+        if end.free.is_some_and(|e| self.ends_autocast.contains(&e.stack)) {
+            return is(Category::AutocastCache, "autocast cache: freed when autocast ends");
+        }
+        if tracker.is_inference() && self.model_calls > birth.model_calls {
+            let grown = self.growing.get(&birth.stack).is_some_and(|(_, _, grown)| *grown >= 2);
+            if grown {
+                return is(Category::KvCache, "kv cache: grows from call to call");
+            }
+            let inside = !tracker.stacks().facts(birth.stack).outermost_compute.is_none();
+            if inside && self.model_calls >= birth.model_calls + CACHED_CALLS {
+                return is(Category::KvCache, "kv cache: kept across calls of the model");
             }
         }
-        Phase::Backward => {
-            let lived_on = now.optimizers > birth.at.optimizers || now.backwards > birth.at.backwards;
-            let over = !matches!(now.phase, Phase::Backward | Phase::Recompute);
-            let likely = matches!(birth.proof, Proof::AccumulatesGradient | Proof::ParameterSized);
-            if lived_on || cut && (over || likely) { Category::Gradient } else { Category::Temporary }
+        if self.brings_data(birth.stack) && tracker.stacks().facts(birth.stack).rule.is_none() {
+            return is(Category::Input, "input: other batches come from here");
         }
-        Phase::Optimizer => {
-            if birth.proof == Proof::State || !same_run {
-                Category::OptimizerState
-            } else {
-                Category::Temporary
+        match birth.phase {
+            Phase::Recompute => is(Category::Activation, "activation: recomputed"),
+            _ => is(Category::Activation, "activation: computed by the forward"),
+        }
+    }
+
+    fn backward(&self, tracker: &PhaseTracker, birth: &Birth, end: &End<'_>) -> Judged {
+        let now = end.now;
+        if birth.proof == Proof::Named(TensorKind::Gradient) {
+            return is(Category::Gradient, "name: a gradient");
+        }
+        if now.optimizers > birth.at.optimizers || now.backwards > birth.at.backwards {
+            return is(Category::Gradient, "gradient: outlives its backward");
+        }
+        if end.free.is_some_and(|e| tracker.is_beside_engine(e)) {
+            return is(Category::Gradient, "gradient: freed by plain code after its backward");
+        }
+        if end.cut {
+            if !matches!(now.phase, Phase::Backward | Phase::Recompute) {
+                return is(Category::Gradient, "gradient: outlives its backward");
+            }
+            match birth.proof {
+                Proof::AccumulatesGradient => return is(Category::Gradient, "gradient: made by AccumulateGrad"),
+                Proof::ParameterSized => return is(Category::Gradient, "gradient: as large as a parameter"),
+                _ => {}
             }
         }
-        Phase::Other => Category::Unknown,
+        if self.in_one_call(birth, end) && (self.has_nodes || !birth.stack.is_none()) {
+            return is(Category::Temporary, "temporary: freed by the node that made it");
+        }
+        is(Category::AutogradDetail, "autograd detail: handed from node to node")
+    }
+
+    fn other(&self, birth: &Birth, end: &End<'_>) -> Judged {
+        if self.in_one_call(birth, end) {
+            is(Category::Temporary, "temporary: freed by the call that made it")
+        } else if self.brings_data(birth.stack) {
+            is(Category::Input, "input: other batches come from here")
+        } else if birth.proof == Proof::None && end.now.run > birth.at.run && birth.at.step.is_some() {
+            is(Category::Input, "input: made between backward and forward")
+        } else {
+            is(Category::Unknown, "unknown: no rule")
+        }
+    }
+}
+
+fn optimizer(birth: &Birth, end: &End<'_>) -> Judged {
+    match birth.proof {
+        Proof::State => is(Category::OptimizerState, "optimizer state: made by the optimizer's set-up of it"),
+        _ if birth.at.run == end.now.run => is(Category::Temporary, "temporary: gone before the optimizer is done"),
+        Proof::Step => is(Category::OptimizerState, "optimizer state: outlives the optimizer's step"),
+        Proof::GradientWork => is(Category::Temporary, "temporary: of work on gradients"),
+        _ => is(Category::Unknown, "unknown: made beside the optimizer"),
+    }
+}
+
+const fn is(category: Category, rule: &'static str) -> Judged {
+    Judged { category, rule }
+}
+
+/// How often one rule decided a category.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CategoryReason {
+    /// The rule and its category.
+    pub judged: Judged,
+    /// A frame it rested on, where it rests on frames.
+    pub evidence: FrameId,
+    /// Blocks it decided.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// How often each rule decided, over how many bytes.
+#[derive(Clone, Debug, Default)]
+pub struct CategoryReasons {
+    rules: Vec<CategoryReason>,
+    latest: usize,
+}
+
+impl CategoryReasons {
+    /// A block was judged.
+    #[inline]
+    pub fn add(&mut self, judged: &Judged, bytes: u64, evidence: impl FnOnce() -> FrameId) {
+        // By address: one literal may have several, which only costs another entry.
+        let is = |r: &CategoryReason| std::ptr::eq(r.judged.rule, judged.rule) && r.judged.category == judged.category;
+        if !self.rules.get(self.latest).is_some_and(is) {
+            self.latest = self.rules.iter().position(is).unwrap_or_else(|| {
+                self.rules.push(CategoryReason { judged: *judged, evidence: evidence(), blocks: 0, bytes: 0 });
+                self.rules.len() - 1
+            });
+        }
+        if let Some(reason) = self.rules.get_mut(self.latest) {
+            reason.blocks += 1;
+            reason.bytes += bytes;
+        }
+    }
+
+    /// Every rule that decided, most bytes first. Rules of one name are one rule.
+    pub fn all(&self) -> Vec<CategoryReason> {
+        let mut all: Vec<CategoryReason> = Vec::new();
+        for reason in &self.rules {
+            match all.iter_mut().find(|r| r.judged == reason.judged) {
+                Some(same) => {
+                    same.blocks += reason.blocks;
+                    same.bytes += reason.bytes;
+                }
+                None => all.push(*reason),
+            }
+        }
+        all.sort_by_key(|r| std::cmp::Reverse(r.bytes));
+        all
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::passes::StackTable;
+    use memtrace_trace::event::Flags;
 
     const NOW: Moment = Moment { phase: Phase::Load, step: None, run: 0, backwards: 0, optimizers: 0 };
 
@@ -163,40 +662,61 @@ mod tests {
         let at = Moment { phase, ..NOW };
         Birth {
             seq: 1,
+            ticks: 1,
+            addr: 512,
             size: 512,
             requested: 512,
             stack: StackId::NONE,
             context: ContextId::NONE,
+            within: ContextId::NONE,
             at,
             phase,
             ooms: 0,
             proof,
+            call: 0,
+            model_calls: 0,
         }
     }
 
     #[test]
     fn a_fate_makes_a_category() {
+        let definitions = Definitions::default();
+        let tracker = PhaseTracker::new(StackTable::new(&definitions));
+        let mut categorizer = Categorizer::new(&definitions, false);
+        // Something happened elsewhere since.
+        categorizer.call = 1;
         let later = Moment { phase: Phase::Optimizer, step: Some(0), run: 3, backwards: 1, optimizers: 1 };
-        let is = |phase, proof, now: Moment, cut| categorize(&born(phase, proof), &now, cut);
+        let free = Event { flags: Flags::IN_BACKWARD, ..Event::EMPTY };
+        let is = |phase, proof, now: Moment, cut| {
+            categorizer
+                .judge(&tracker, &born(phase, proof), &End { now: &now, cut, free: (!cut).then_some(&free) })
+                .category
+        };
+        let forward = Moment { phase: Phase::Forward, ..NOW };
         assert_eq!(is(Phase::Forward, Proof::None, later, false), Category::Activation);
-        assert_eq!(
-            is(Phase::Forward, Proof::None, Moment { phase: Phase::Forward, ..NOW }, false),
-            Category::Temporary
-        );
-        assert_eq!(
-            is(Phase::Forward, Proof::None, Moment { phase: Phase::Forward, ..NOW }, true),
-            Category::Activation
-        );
+        assert_eq!(is(Phase::Forward, Proof::None, forward, false), Category::Activation);
+        assert_eq!(is(Phase::Forward, Proof::None, forward, true), Category::Activation);
         assert_eq!(is(Phase::Backward, Proof::None, later, false), Category::Gradient);
         let backward = Moment { phase: Phase::Backward, run: 2, ..NOW };
-        assert_eq!(is(Phase::Backward, Proof::None, backward, false), Category::Temporary);
+        assert_eq!(is(Phase::Backward, Proof::None, backward, false), Category::AutogradDetail);
         assert_eq!(is(Phase::Backward, Proof::ParameterSized, backward, true), Category::Gradient);
-        assert_eq!(
-            is(Phase::Optimizer, Proof::State, Moment { phase: Phase::Optimizer, ..NOW }, true),
-            Category::OptimizerState
-        );
+        let optimizer = Moment { phase: Phase::Optimizer, ..NOW };
+        assert_eq!(is(Phase::Optimizer, Proof::State, optimizer, true), Category::OptimizerState);
+        assert_eq!(is(Phase::Optimizer, Proof::Step, optimizer, false), Category::Temporary);
+        assert_eq!(is(Phase::Optimizer, Proof::Step, later, false), Category::OptimizerState);
         assert_eq!(is(Phase::Load, Proof::Model, later, false), Category::Parameter);
         assert_eq!(is(Phase::Load, Proof::Model, NOW, false), Category::Temporary);
         assert_eq!(is(Phase::Load, Proof::None, later, false), Category::Unknown);
+        let forward = Proof::Named(TensorKind::Buffer);
+        assert_eq!(is(Phase::Forward, forward, later, false), Category::Parameter);
+        assert_eq!(is(Phase::Load, Proof::Named(TensorKind::OptimizerState), later, true), Category::OptimizerState);
+        // The call that made it gives it back.
+        categorizer.call = 0;
+        let judged = categorizer.judge(
+            &tracker,
+            &born(Phase::Forward, Proof::None),
+            &End { now: &later, cut: false, free: Some(&free) },
+        );
+        assert_eq!(judged.category, Category::Temporary);
     }
 }

@@ -14,7 +14,7 @@ mod stacks;
 mod story;
 mod what_if;
 
-pub use category::{Birth, Category, Proof, categorize};
+pub use category::{Birth, Categorizer, Category, CategoryReason, CategoryReasons, End, Judged, Proof};
 pub use composition::{Amount, Composition, Origin};
 pub use finding::{Finding, sort_findings};
 pub use fragmentation::{Pin, Reserved};
@@ -24,5 +24,5 @@ pub use phase::{Moment, Phase, PhaseTracker, Verdict};
 pub use phase_table::{PhaseRow, PhaseTable, StepRows};
 pub use reasons::{Reason, Reasons};
 pub use stacks::{StackFacts, StackTable};
-pub use story::{DeviceStory, Story};
+pub use story::{DeviceStory, Lives, Story};
 pub use what_if::{Agreement, Outcome, PolicyReplay, Question, WhatIf};

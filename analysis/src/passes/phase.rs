@@ -182,6 +182,19 @@ impl PhaseTracker {
         &self.now
     }
 
+    /// Whether the recording shows a model that is called, and neither backward nor optimizer.
+    pub fn is_inference(&self) -> bool {
+        self.step_end == StepEnd::ModelCall
+    }
+
+    /// Whether an event is beside the autograd engine, by its thread and stack: plain code does it, and a backward that began is over.
+    #[inline]
+    pub fn is_beside_engine(&self, e: &Event) -> bool {
+        let facts = self.table.facts(e.stack);
+        let plain = !self.table.is_without_python(e.stack) || e.thread == self.main_thread && !e.thread.is_none();
+        plain && !facts.in_engine && !e.flags.contains(Flags::IN_BACKWARD)
+    }
+
     /// The facts about stacks.
     pub fn stacks(&self) -> &StackTable {
         &self.table

@@ -50,6 +50,8 @@ static NOTHING: StackFacts = StackFacts {
 #[derive(Clone, Debug, Default)]
 pub struct StackTable {
     stacks: Vec<StackFacts>,
+    /// For each stack the first one with the same Python frames; nothing where every stack is of Python frames only.
+    same_python: Option<Vec<StackId>>,
     recomputing_nodes: HashSet<ContextId>,
     contexts: Contexts,
     has_nodes: bool,
@@ -100,7 +102,7 @@ impl StackTable {
             .collect();
         // A node's definition has its name; what has none is nothing, or the call of a module.
         let has_nodes = definitions.contexts.iter().any(|c| !c.node.is_empty());
-        StackTable { stacks, recomputing_nodes, contexts: Contexts::of(definitions), has_nodes }
+        StackTable { stacks, same_python, recomputing_nodes, contexts: Contexts::of(definitions), has_nodes }
     }
 
     /// Whether no Python frame runs; an unknown stack may hold any.
@@ -112,6 +114,15 @@ impl StackTable {
     #[inline]
     pub fn facts(&self, stack: StackId) -> &StackFacts {
         self.stacks.get(stack.index()).unwrap_or(&NOTHING)
+    }
+
+    /// The stack that stands for all with these Python frames; `NONE` where there are none.
+    #[inline]
+    pub fn python(&self, stack: StackId) -> StackId {
+        match &self.same_python {
+            Some(same) => same.get(stack.index()).copied().unwrap_or(stack),
+            None => stack,
+        }
     }
 
     /// Whether a node recomputes activations.

@@ -1,11 +1,12 @@
 //! The whole analysis of one process in one streaming pass: replay, phases, and every conclusion that rests on them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
+use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::{Action, Event};
-use memtrace_trace::ids::StackId;
+use memtrace_trace::ids::{FrameId, StackId};
 
-use super::category::{Birth, Category, Proof, categorize};
+use super::category::{Birth, Categorizer, Category, CategoryReasons, End, Judged};
 use super::composition::{Composition, Origin};
 use super::finding::Finding;
 use super::fragmentation::Reserved;
@@ -16,10 +17,8 @@ use super::phase_table::PhaseTable;
 use super::reasons::Reasons;
 use super::stacks::StackTable;
 use crate::model::{
-    AddressHashing, Allocator, BlockId, Change, Lane, LostEvents, Owner, OwnerUse, Peak, Place, Recording, Replay,
-    Survey, Usage,
+    Allocator, BlockId, Change, Lane, LostEvents, Names, Owner, OwnerUse, Peak, Place, Recording, Replay, Survey, Usage,
 };
-use crate::rules::{Meaning, is_workspace_size};
 
 /// Origins named that pin memory at an error.
 const PINS: usize = 10;
@@ -43,13 +42,36 @@ pub struct DeviceStory {
     pub growth: Growth,
     /// Out-of-memory errors.
     pub ooms: OomLog,
-    /// Which rules decided.
+    /// Which rules decided phases.
     pub reasons: Reasons,
+    /// Which rules decided categories.
+    pub category_reasons: CategoryReasons,
     /// What did not fit together.
     pub anomalies: crate::model::Anomalies,
     births: Vec<Birth>,
     loose: Vec<LooseEnd>,
-    parameter_sizes: HashSet<u64, AddressHashing>,
+    categorizer: Categorizer,
+}
+
+/// Where the program is, and what its memory is called.
+struct Course<'a> {
+    tracker: PhaseTracker,
+    names: Option<&'a Names>,
+}
+
+/// Hears of every block of a recording; what a [`Story`] itself keeps grows with live blocks.
+pub trait Lives {
+    /// A block was handed out; `usage` is what is there now, the block included.
+    fn began(&mut self, device: i16, birth: &Birth, usage: &Usage);
+    /// A block was given back by `free`, or (`None`) was there at the end. `evidence`: the frame that a rule about frames rests on.
+    fn ended(&mut self, device: i16, birth: &Birth, judged: &Judged, evidence: FrameId, free: Option<&Event>);
+}
+
+impl Lives for () {
+    #[inline]
+    fn began(&mut self, _: i16, _: &Birth, _: &Usage) {}
+    #[inline]
+    fn ended(&mut self, _: i16, _: &Birth, _: &Judged, _: FrameId, _: Option<&Event>) {}
 }
 
 /// A block that was freed by what may be the program's end; see [`Verdict::is_loose_free`].
@@ -83,25 +105,38 @@ pub struct Story {
 impl Story {
     /// Streams a recording once. `progress` hears how many events have been read.
     pub fn of(recording: &dyn Recording, survey: &Survey, progress: &mut dyn FnMut(u64)) -> Story {
+        Story::with(recording, survey, &Names::of(recording), &mut (), progress)
+    }
+
+    /// The same with names that are known already; `lives` hears of every block.
+    pub fn with(
+        recording: &dyn Recording,
+        survey: &Survey,
+        names: &Names,
+        lives: &mut impl Lives,
+        progress: &mut dyn FnMut(u64),
+    ) -> Story {
         let definitions = recording.definitions();
+        let has_names = definitions.tensor_names.iter().any(|name| name.kind == TensorKind::Parameter);
+        let names = has_names.then_some(names);
+        let categorizer = Categorizer::new(definitions, has_names);
         let mut replay = Replay::new(survey, None);
-        let mut tracker = PhaseTracker::new(StackTable::new(definitions));
+        let mut course = Course { tracker: PhaseTracker::new(StackTable::new(definitions)), names };
         let mut devices: Vec<DeviceStory> =
-            replay.devices().iter().map(|d| DeviceStory::new(d.device, d.lane)).collect();
-        let accumulates: Vec<bool> = definitions.contexts.iter().map(|c| &*c.node == "AccumulateGrad").collect();
+            replay.devices().iter().map(|d| DeviceStory::new(d.device, d.lane, categorizer.clone())).collect();
         let mut done = 0;
         let lost = recording.stream(&mut |events| {
             for e in events {
                 replay.apply(e, |replay, slot, e, change| {
                     let Some(device) = devices.get_mut(slot) else { return };
-                    device.observe(replay, slot, &mut tracker, &accumulates, e, change);
+                    device.observe(replay, slot, &mut course, lives, e, change);
                 });
             }
             done += events.len() as u64;
             progress(done);
         });
         for (slot, device) in devices.iter_mut().enumerate() {
-            device.finish(&replay.devices()[slot].allocator, tracker.now());
+            device.finish(&replay.devices()[slot].allocator, &course.tracker, lives);
         }
         let physical = replay.physical();
         Story {
@@ -117,7 +152,7 @@ impl Story {
 }
 
 impl DeviceStory {
-    fn new(device: i16, lane: Lane) -> DeviceStory {
+    fn new(device: i16, lane: Lane, categorizer: Categorizer) -> DeviceStory {
         DeviceStory {
             device,
             lane,
@@ -128,10 +163,11 @@ impl DeviceStory {
             growth: Growth::default(),
             ooms: OomLog::default(),
             reasons: Reasons::default(),
+            category_reasons: CategoryReasons::default(),
             anomalies: crate::model::Anomalies::default(),
             births: Vec::new(),
             loose: Vec::new(),
-            parameter_sizes: HashSet::default(),
+            categorizer,
         }
     }
 
@@ -140,24 +176,24 @@ impl DeviceStory {
         &mut self,
         replay: &Replay,
         slot: usize,
-        tracker: &mut PhaseTracker,
-        accumulates: &[bool],
+        course: &mut Course<'_>,
+        lives: &mut impl Lives,
         e: &Event,
         change: Change,
     ) {
         let allocator = &replay.devices()[slot].allocator;
         match change {
             Change::Alloc(id) => {
-                let verdict = tracker.observe(e);
-                self.born(allocator, tracker, accumulates, e, id, &verdict);
+                let verdict = course.tracker.observe(e);
+                self.born(allocator, course, lives, e, id, &verdict);
             }
             Change::FreeRequested(id) => {
-                let verdict = tracker.observe(e);
-                self.freed(allocator.usage(), tracker.now(), e, id, &verdict);
+                let verdict = course.tracker.observe(e);
+                self.freed(allocator.usage(), &course.tracker, lives, e, id, &verdict);
             }
             Change::Oom => {
-                let verdict = tracker.observe(e);
-                self.ran_out(replay, slot, tracker.now(), e, &verdict);
+                let verdict = course.tracker.observe(e);
+                self.ran_out(replay, slot, &course.tracker, e, &verdict);
             }
             _ => {}
         }
@@ -167,42 +203,23 @@ impl DeviceStory {
     fn born(
         &mut self,
         allocator: &Allocator,
-        tracker: &PhaseTracker,
-        accumulates: &[bool],
+        course: &Course<'_>,
+        lives: &mut impl Lives,
         e: &Event,
         id: BlockId,
         verdict: &Verdict,
     ) {
         let block = allocator.block(id);
+        let Course { tracker, names } = course;
         let now = *tracker.now();
-        let proof = match verdict.meaning() {
-            Some(Meaning::Load) => {
-                self.parameter_sizes.insert(block.requested);
-                Proof::Model
-            }
-            Some(Meaning::OptimizerState) => Proof::State,
-            _ => self.proof_by_size(
-                verdict.phase,
-                block.requested,
-                accumulates.get(e.context.index()).is_some_and(|a| *a),
-            ),
-        };
-        let birth = Birth {
-            seq: e.seq,
-            size: block.size,
-            requested: block.requested,
-            stack: e.stack,
-            context: tracker.stacks().contexts().node(e.context),
-            at: now,
-            phase: verdict.phase,
-            ooms: self.ooms.count() as u32,
-            proof,
-        };
+        let name = names.and_then(|names| names.of_alloc(e.seq));
+        let birth = self.categorizer.born(tracker, e, block, verdict, name, self.ooms.count() as u32);
         match self.births.get_mut(id.index()) {
             Some(place) => *place = birth,
             None => self.births.resize(id.index() + 1, birth),
         }
         let usage = allocator.usage();
+        lives.began(self.device, &birth, usage);
         self.reasons.add(verdict, block.size);
         for end in self.loose.drain(..) {
             self.growth.ended(&end.birth, end.category, &end.at, end.phase);
@@ -213,25 +230,24 @@ impl DeviceStory {
         }
     }
 
-    fn proof_by_size(&self, phase: Phase, requested: u64, accumulates: bool) -> Proof {
-        let computes = matches!(phase, Phase::Forward | Phase::Backward | Phase::Eval | Phase::Recompute);
-        if phase == Phase::Backward && accumulates {
-            Proof::AccumulatesGradient
-        } else if phase == Phase::Backward && self.parameter_sizes.contains(&requested) {
-            Proof::ParameterSized
-        } else if computes && is_workspace_size(requested) {
-            Proof::WorkspaceSized
-        } else {
-            Proof::None
-        }
-    }
-
     #[inline]
-    fn freed(&mut self, usage: &Usage, now: &Moment, e: &Event, id: BlockId, verdict: &Verdict) {
+    fn freed(
+        &mut self,
+        usage: &Usage,
+        tracker: &PhaseTracker,
+        lives: &mut impl Lives,
+        e: &Event,
+        id: BlockId,
+        verdict: &Verdict,
+    ) {
+        self.categorizer.freed(tracker, e);
+        let now = tracker.now();
         let Some(birth) = self.births.get(id.index()).copied() else { return };
         // An error that unwinds the program frees what would have lived on.
         let cut = self.ooms.unwinding(birth.ooms, now);
-        let category = categorize(&birth, now, cut);
+        let judged = self.categorizer.ended(tracker, &birth, &End { now, cut, free: Some(e) });
+        self.settle(&birth, &judged, lives, Some(e));
+        let category = judged.category;
         let phase = verdict.phase;
         // What follows an older block's free in the same way goes the same way.
         let older = birth.at.step != now.step || !self.loose.is_empty();
@@ -247,11 +263,19 @@ impl DeviceStory {
         }
     }
 
-    fn ran_out(&mut self, replay: &Replay, slot: usize, now: &Moment, e: &Event, verdict: &Verdict) {
+    #[inline]
+    fn settle(&mut self, birth: &Birth, judged: &Judged, lives: &mut impl Lives, free: Option<&Event>) {
+        let evidence = || self.categorizer.evidence(birth, judged);
+        lives.ended(self.device, birth, judged, evidence(), free);
+        self.category_reasons.add(judged, birth.size, evidence);
+    }
+
+    fn ran_out(&mut self, replay: &Replay, slot: usize, tracker: &PhaseTracker, e: &Event, verdict: &Verdict) {
+        let now = tracker.now();
         let allocator = &replay.devices()[slot].allocator;
         let physical = replay.physical();
         let there = if self.ooms.wants_details() {
-            self.alive(allocator, now, e, verdict.phase)
+            self.alive(allocator, tracker, e, verdict.phase)
         } else {
             Composition::default()
         };
@@ -275,31 +299,39 @@ impl DeviceStory {
     }
 
     /// What is alive now.
-    fn alive(&self, allocator: &Allocator, now: &Moment, e: &Event, phase: Phase) -> Composition {
+    fn alive(&self, allocator: &Allocator, tracker: &PhaseTracker, e: &Event, phase: Phase) -> Composition {
+        let now = tracker.now();
+        let end = End { now, cut: true, free: None };
         let mut alive = Composition::default();
         alive.restart(e.seq, e.ticks, *now, phase, (e.stack, e.context), *allocator.usage());
         for (id, _) in allocator.allocated().filter(|(_, b)| b.state == crate::model::BlockState::Allocated) {
             if let Some(birth) = self.births.get(id.index()) {
-                alive.add(origin(birth, categorize(birth, now, true)), birth.size, birth.seq);
+                alive.add(origin(birth, self.categorizer.judge(tracker, birth, &end).category), birth.size, birth.seq);
             }
         }
         alive
     }
 
-    fn finish(&mut self, allocator: &Allocator, now: &Moment) {
+    fn finish(&mut self, allocator: &Allocator, tracker: &PhaseTracker, lives: &mut impl Lives) {
+        let now = tracker.now();
+        let end = End { now, cut: true, free: None };
+        let there = allocator.allocated().filter_map(|(id, _)| self.births.get(id.index()));
+        self.categorizer.ending(tracker, there, &end);
         self.peaks = *allocator.peak();
         self.anomalies = *allocator.anomalies();
         self.table.finish();
         self.ooms.finish(now);
         let last = Event { action: Action::Snapshot, stack: StackId::NONE, ..Event::EMPTY };
-        self.end = self.alive(allocator, now, &last, now.phase);
+        self.end = self.alive(allocator, tracker, &last, now.phase);
         for (id, block) in allocator.allocated() {
             let Some(birth) = self.births.get(id.index()).copied() else { continue };
             // A block that waits for a stream was given back already.
             if block.state != crate::model::BlockState::Allocated {
                 continue;
             }
-            let category = categorize(&birth, now, true);
+            let judged = self.categorizer.judge(tracker, &birth, &end);
+            self.settle(&birth, &judged, lives, None);
+            let category = judged.category;
             self.growth.ended(&birth, category, now, None);
             if self.peak.includes(birth.seq) {
                 self.peak.add(origin(&birth, category), birth.size, birth.seq);

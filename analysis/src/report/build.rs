@@ -11,9 +11,9 @@ use super::explain::{explain, state_needed};
 use super::finish::Progress;
 use super::places::{Places, frame_summary};
 use super::summary::{
-    CategoryAmount, DeviceSummary, FindingSummary, KeptSummary, MomentSummary, NativeObjectSummary, NoticeSummary,
-    OomSummary, OwnerSummary, PhaseAmount, PhaseSummary, ProcessSummary, ReasonSummary, RunSummary, SUMMARY_VERSION,
-    SourceSummary, StepPhase, StepSummary, Summary, TopEntry, Totals,
+    CategoryAmount, CategoryReasonSummary, DeviceSummary, FindingSummary, KeptSummary, MomentSummary,
+    NativeObjectSummary, NoticeSummary, OomSummary, OwnerSummary, PhaseAmount, PhaseSummary, ProcessSummary,
+    ReasonSummary, RunSummary, SUMMARY_VERSION, SourceSummary, StepPhase, StepSummary, Summary, TopEntry, Totals,
 };
 use crate::error::Result;
 use crate::load::{Exit, Process, Run};
@@ -305,6 +305,18 @@ impl Context<'_> {
                     phase: r.phase,
                     evidence: self.definitions.frame(r.evidence).map(frame_summary),
                     allocations: r.allocations,
+                    bytes: r.bytes,
+                })
+                .collect(),
+            category_reasons: story
+                .category_reasons
+                .all()
+                .iter()
+                .map(|r| CategoryReasonSummary {
+                    rule: r.judged.rule.to_owned(),
+                    category: r.judged.category,
+                    evidence: self.definitions.frame(r.evidence).map(frame_summary),
+                    blocks: r.blocks,
                     bytes: r.bytes,
                 })
                 .collect(),

@@ -13,7 +13,7 @@ const WORTH_SAYING: f64 = 0.02;
 
 /// Explains one phase of one part of a run; `steps` is the number of steps its figures are sums over.
 pub(super) fn explain(story: &DeviceStory, table: &StackTable, part: Part, phase: Phase, steps: u64) -> String {
-    let lasting = |category: &Category| *category != Category::Temporary;
+    let lasting = |category: &Category| !category.is_passing();
     let mut kept = story.growth.kept(part, phase);
     let mut back = story.growth.given_back(part, phase);
     kept.retain(|(category, _)| lasting(category));

@@ -202,6 +202,8 @@ pub struct DeviceSummary {
     pub imported: Vec<OwnerSummary>,
     /// Which rules gave the phases, most bytes first.
     pub reasons: Vec<ReasonSummary>,
+    /// Which rules gave the categories, most bytes first.
+    pub category_reasons: Vec<CategoryReasonSummary>,
 }
 
 /// Running totals, as `torch.cuda.memory_stats` counts them.
@@ -447,6 +449,22 @@ pub struct ReasonSummary {
     pub evidence: Option<FrameSummary>,
     /// Allocations it decided.
     pub allocations: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What a rule about categories decided.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct CategoryReasonSummary {
+    /// The rule.
+    pub rule: String,
+    /// The category it gave.
+    pub category: Category,
+    /// A frame it rested on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evidence: Option<FrameSummary>,
+    /// Blocks it decided.
+    pub blocks: u64,
     /// Their bytes.
     pub bytes: u64,
 }

@@ -2,6 +2,7 @@
 //! rule. A rule says what a frame, a node or a library means; how verdicts combine is the passes' business.
 
 mod allocator_settings;
+mod categories;
 mod illnesses;
 mod libraries;
 mod native;
@@ -10,6 +11,7 @@ mod phases;
 mod workspaces;
 
 pub use allocator_settings::{AllocatorSetting, allocator_settings};
+pub use categories::{CategoryRule, Makes, category_rule, ends_autocast, is_cache_name};
 pub use illnesses::IllnessRule;
 pub use libraries::{LibraryRule, library_name};
 pub use native::{PlumbingRule, plumbing_rule};

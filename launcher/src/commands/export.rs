@@ -5,7 +5,7 @@ use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use memtrace_analysis::export::{SnapshotOptions, snapshot};
+use memtrace_analysis::export::{SnapshotOptions, blocks_csv, snapshot};
 use memtrace_analysis::{Process, Progress, Run, RunFolder, open_run, summarize};
 
 use crate::cli::{Export, Format};
@@ -19,7 +19,17 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
         say(&format!("{}: {}", problem.path.display(), problem.text));
     }
     match options.to {
-        Format::Snapshot => snapshots(&run, options),
+        Format::Snapshot => {
+            let hint = ": drop it on pytorch.org/memory_viz";
+            files(&run, options, ".pickle", hint, &|process, file, path| {
+                write(process, "writing the snapshot", path, file, |out, progress| {
+                    snapshot(process, out, &SnapshotOptions::default(), progress).map(drop)
+                })
+            })
+        }
+        Format::Csv => files(&run, options, ".csv", "", &|process, file, path| {
+            write(process, "writing the table", path, file, |out, progress| blocks_csv(process, out, progress))
+        }),
         Format::Json => {
             let text = summarize(&run, &mut |_| {})?.to_json() + "\n";
             match &options.output {
@@ -30,7 +40,14 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
     }
 }
 
-fn snapshots(run: &Run, options: &Export) -> anyhow::Result<()> {
+/// One file a process: NAME and its ending, or what was asked for. `write` gets the file and its path.
+fn files(
+    run: &Run,
+    options: &Export,
+    ending: &str,
+    hint: &str,
+    write: &dyn Fn(&Process, &mut File, &Path) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     let named: Vec<(&Process, String)> = run.processes().iter().zip(run.names()).collect();
     let chosen: Vec<_> = named
         .iter()
@@ -43,19 +60,19 @@ fn snapshots(run: &Run, options: &Export) -> anyhow::Result<()> {
         bail!("the run has {}: choose one with --rank or --pid, or leave -o out to write one file each", list(&named));
     }
     for (process, name) in chosen {
-        let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.pickle")));
+        let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}{ending}")));
         let cannot = || format!("cannot create {}", path.display());
         match &options.output {
-            Some(path) => write(process, File::create(path).with_context(cannot)?, path)?,
+            Some(path) => write(process, &mut File::create(path).with_context(cannot)?, path)?,
             None => {
                 // The current folder may be the run's, and what is there somebody else's: no link is followed.
                 let here = RunFolder::open(Path::new(".")).with_context(cannot)?;
-                let mut new = here.begin(&format!("{name}.pickle")).with_context(cannot)?;
+                let mut new = here.begin(&format!("{name}{ending}")).with_context(cannot)?;
                 write(process, new.file(), &path)?;
                 new.place().with_context(cannot)?;
             }
         }
-        say(&format!("wrote {}: drop it on pytorch.org/memory_viz", path.display()));
+        say(&format!("wrote {}{hint}", path.display()));
     }
     Ok(())
 }
@@ -65,13 +82,18 @@ fn list(named: &[(&Process, String)]) -> String {
     names.join(", ")
 }
 
-fn write(process: &Process, file: impl Write + Send, path: &Path) -> anyhow::Result<()> {
-    let mut out = BufWriter::new(file);
+/// Writes one process's file, showing how far it is.
+fn write<W: Write>(
+    process: &Process,
+    what: &'static str,
+    path: &Path,
+    out: W,
+    export: impl FnOnce(&mut BufWriter<W>, &mut dyn FnMut(u64)) -> memtrace_analysis::Result<()>,
+) -> anyhow::Result<()> {
+    let mut out = BufWriter::new(out);
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let total = process.recording().event_count();
-    let written = snapshot(process, &mut out, &SnapshotOptions::default(), &mut |done| {
-        line.show(&Progress { what: "writing the snapshot", done, total });
-    });
+    let written = export(&mut out, &mut |done| line.show(&Progress { what, done, total }));
     line.clear();
     written?;
     out.flush().with_context(|| format!("cannot write {}", path.display()))

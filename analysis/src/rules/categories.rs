@@ -1,0 +1,170 @@
+//! Frames that say what a block is for, whatever becomes of it.
+//!
+//! The innermost frame that a rule knows decides. Files are known by the end of their path, or by a folder in it.
+
+use memtrace_trace::file::Frame;
+
+/// What the frame makes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Makes {
+    /// A bucket of gradients or gathered shards.
+    Bucket,
+    /// Keys and values.
+    KvCache,
+    /// A library's scratch memory.
+    Workspace,
+    /// A parameter or buffer.
+    Parameter,
+    /// What a file holds: the model's parameters, or a copy beside them.
+    Checkpoint,
+}
+
+/// One rule.
+#[derive(PartialEq, Eq, Debug)]
+pub struct CategoryRule {
+    /// Its name, shown with every verdict it gives.
+    pub name: &'static str,
+    /// What it makes.
+    pub makes: Makes,
+    file: File,
+    /// Functions it is about; empty: all.
+    functions: &'static [&'static str],
+}
+
+/// Which frames a rule is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum File {
+    /// Python's, of a file whose path ends so.
+    Ends(&'static str),
+    /// Python's, of a file whose path holds this folder.
+    Has(&'static str),
+    /// Python's, whose qualified name begins with a class or function called so, in any case of letters.
+    Named(&'static str),
+    /// Native functions whose qualified name begins so.
+    Native(&'static str),
+}
+
+use File::{Ends, Has, Named, Native};
+use Makes::{Bucket, Checkpoint, KvCache, Parameter, Workspace};
+
+const fn rule(name: &'static str, makes: Makes, file: File, functions: &'static [&'static str]) -> CategoryRule {
+    CategoryRule { name, makes, file, functions }
+}
+
+static CATEGORY_RULES: &[CategoryRule] = &[
+    rule(
+        "bucket: DistributedDataParallel",
+        Bucket,
+        Ends("torch/nn/parallel/distributed.py"),
+        &["_ddp_init_helper", "_pre_forward"],
+    ),
+    rule("bucket: FSDP", Bucket, Ends("torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"), &[]),
+    rule("bucket: FSDP", Bucket, Ends("torch/distributed/_composable/fsdp/_fsdp_collectives.py"), &[]),
+    rule(
+        "bucket: FSDP",
+        Bucket,
+        Ends("torch/distributed/fsdp/_fully_shard/_fsdp_param.py"),
+        &["alloc_all_gather_outputs", "init_all_gather_outputs", "init_unsharded_param"],
+    ),
+    rule(
+        "bucket: FSDP",
+        Bucket,
+        Ends("torch/distributed/fsdp/_flat_param.py"),
+        &["_alloc_padded_unsharded_flat_param", "_all_gather_flat_param"],
+    ),
+    rule(
+        "bucket: FSDP",
+        Bucket,
+        Ends("torch/distributed/fsdp/_runtime_utils.py"),
+        &["_get_reduce_scatter_tensors", "_reduce_grad"],
+    ),
+    rule(
+        "bucket: ZeroRedundancyOptimizer",
+        Bucket,
+        Ends("torch/distributed/optim/zero_redundancy_optimizer.py"),
+        &["_build_param_buckets", "_build_ddp_param_buckets"],
+    ),
+    rule("bucket: megatron", Bucket, Ends("megatron/core/distributed/param_and_grad_buffer.py"), &[]),
+    rule("kv cache: transformers", KvCache, Ends("transformers/cache_utils.py"), &[]),
+    rule(
+        "kv cache: vLLM",
+        KvCache,
+        Has("vllm/"),
+        &["_allocate_kv_cache", "_allocate_kv_cache_tensors", "initialize_kv_cache"],
+    ),
+    rule("kv cache: a class named so", KvCache, Named("kvcache"), &[]),
+    rule("kv cache: a class named so", KvCache, Named("kv_cache"), &[]),
+    rule("kv cache: a class named so", KvCache, Named("staticcache"), &[]),
+    rule("kv cache: a class named so", KvCache, Named("dynamiccache"), &[]),
+    rule("checkpoint: torch.load", Checkpoint, Ends("torch/serialization.py"), &[]),
+    rule("checkpoint: safetensors", Checkpoint, Has("safetensors/"), &[]),
+    rule("parameter: copied with its module", Parameter, Ends("torch/nn/parameter.py"), &["__deepcopy__"]),
+    rule("workspace: cuBLAS", Workspace, Native("at::cuda::getCurrentCUDABlasHandle"), &[]),
+    rule("workspace: cuBLAS", Workspace, Native("at::cuda::getCUDABlasLtWorkspace"), &[]),
+    rule("workspace: cuDNN", Workspace, Native("at::native::Workspace"), &[]),
+];
+
+/// The rule that knows this frame.
+pub fn category_rule(frame: &Frame) -> Option<&'static CategoryRule> {
+    CATEGORY_RULES.iter().find(|rule| {
+        let known = match rule.file {
+            Native(start) => frame.native && frame.qualname.starts_with(start),
+            _ if frame.native => false,
+            Ends(end) => frame.filename.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('/')),
+            Has(folder) => frame.filename.contains(folder),
+            Named(start) => frame
+                .qualname
+                .split('.')
+                .any(|part| part.get(..start.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(start))),
+        };
+        known && (rule.functions.is_empty() || rule.functions.contains(&&*frame.name))
+    })
+}
+
+/// Whether the frame is the end of an autocast region, which gives back the casts that it had kept.
+pub fn ends_autocast(frame: &Frame) -> bool {
+    !frame.native && &*frame.name == "__exit__" && frame.filename.ends_with("torch/amp/autocast_mode.py")
+}
+
+/// Whether a buffer of this name, as `named_buffers()` gives it, is a cache of keys and values by what people call them.
+pub fn is_cache_name(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    const NAMES: [&str; 10] = [
+        "k_cache",
+        "v_cache",
+        "kv_cache",
+        "cache_k",
+        "cache_v",
+        "cache_kv",
+        "key_cache",
+        "value_cache",
+        "past_key",
+        "past_value",
+    ];
+    NAMES.iter().any(|known| last.eq_ignore_ascii_case(known))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn by(filename: &str, qualname: &str) -> Option<&'static str> {
+        let name = qualname.rsplit('.').next().unwrap_or(qualname);
+        let frame =
+            Frame { filename: filename.into(), name: name.into(), qualname: qualname.into(), ..Frame::default() };
+        category_rule(&frame).map(|rule| rule.name)
+    }
+
+    #[test]
+    fn frames_make_what_they_say() {
+        let site = |file: &str| format!("/venv/lib/python3.12/site-packages/{file}");
+        let ddp = site("torch/nn/parallel/distributed.py");
+        assert_eq!(by(&ddp, "DistributedDataParallel._ddp_init_helper"), Some("bucket: DistributedDataParallel"));
+        assert_eq!(by(&ddp, "DistributedDataParallel.forward"), None);
+        assert_eq!(by(&site("torch/serialization.py"), "_load.<locals>.load_tensor"), Some("checkpoint: torch.load"));
+        assert_eq!(by("model.py", "KVCache.__init__"), Some("kv cache: a class named so"));
+        assert_eq!(by("model.py", "Attention.__init__"), None);
+        assert_eq!(by("model.py", "make_kvcaches"), None);
+        assert!(is_cache_name("layers.0.attention.kv_cache") && !is_cache_name("cached_norm.weight"));
+    }
+}

@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Categories of blocks against torch.profiler's own memory timeline of the same run: byte-time in agreement, the confusion, the causes.
+
+Six programs run under memtrace with `torch.profiler` on from their first line. Blocks are matched one for one by address and time, and
+every byte counts as long as it was there, by what PyTorch calls it and by what we call it at that moment.
+
+    accuracy.py [--from FOLDER]    FOLDER: recordings and answers that an earlier run left (ACCURACY_KEEP=FOLDER), to judge them anew
+"""
+
+import bisect
+import csv
+import collections
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import frame
+
+PROGRAMS = ["mlp", "resnet50", "transformer", "accumulation", "checkpointing", "frozen"]
+# What the figure is about.
+FIVE = ["parameter", "gradient", "activation", "optimizer_state", "input"]
+CATEGORIES = [*FIVE, "temporary", "autograd_detail"]
+UNKNOWN = "unknown"
+# From program to a causes-of-disagreement table of at most so many lines.
+CAUSES = 8
+
+
+def record(program, folder, device, steps, options):
+    """Runs one program; its recording and PyTorch's answer lie in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    answer, run = folder / f"{program}.json", folder / program
+    child = pathlib.Path(__file__).with_name("accuracy_child.py")
+    subprocess.run([frame.MEMTRACE, "-o", run, "--quiet", *options, "--", sys.executable, child, program, device, str(steps), answer],
+                   check=True, stdout=subprocess.DEVNULL)
+    return run, answer
+
+
+def ours(run, folder):
+    """Our blocks, by address, each list in order of time."""
+    table = folder / f"{run.name}.csv"
+    subprocess.run([frame.MEMTRACE, "export", run, "--to", "csv", "-o", table], check=True, stderr=subprocess.DEVNULL)
+    found = collections.defaultdict(list)
+    with open(table, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            found[int(row["address"])].append(row)
+    for blocks in found.values():
+        blocks.sort(key=lambda row: int(row["alloc_ns"]))
+    return found
+
+
+def clock_offset(blocks, found):
+    """PyTorch's profiler and we both read the time of an allocation, a moment apart: the median of what is between."""
+    apart = []
+    for address, size, created, _, _ in blocks:
+        if created > 0:
+            near = [int(row["alloc_ns"]) for row in found.get(address, ()) if int(row["size"]) == size]
+            if near:
+                apart.append(min((created - at for at in near), key=abs))
+    apart.sort()
+    return apart[len(apart) // 2] if apart else 0
+
+
+def nearest(starts, when):
+    after = bisect.bisect_left(starts, when)
+    return min((place for place in (after - 1, after) if 0 <= place < len(starts)), key=lambda p: abs(starts[p] - when), default=0)
+
+
+def compare(answer, found):
+    """Byte-time by (PyTorch's category, ours), the same by cause, and what has no partner on either side."""
+    blocks = answer["blocks"]
+    offset = clock_offset(blocks, found)
+    last = max((int(row["free_ns"] or 0) or int(row["alloc_ns"]) for rows in found.values() for row in rows), default=0)
+    confusion, causes = collections.Counter(), collections.Counter()
+    matched, unmatched, taken = 0, 0, set()
+    for address, size, created, destroyed, categories in blocks:
+        rows = found.get(address, [])
+        starts = [int(row["alloc_ns"]) for row in rows]
+        # A block that was there before the profiler has no time of its own: the first at its address.
+        place = nearest(starts, created - offset) if created > 0 else 0
+        row = rows[place] if rows else None
+        if row is None or int(row["size"]) != size or row["alloc_seq"] in taken:
+            unmatched += 1
+            continue
+        taken.add(row["alloc_seq"])
+        matched += 1
+        begin, end = starts[place], int(row["free_ns"] or last)
+        edges = [begin, *(when - offset for _, when in categories[1:]), end]
+        for (category, _), since, until in zip(categories, edges, edges[1:]):
+            weight = size * max(0, min(until, end) - max(since, begin))
+            theirs = category or UNKNOWN
+            our = row["category"]
+            confusion[theirs, our] += weight
+            if theirs != our:
+                where = row["frame"].rsplit("site-packages/", 1)[-1]
+                causes[theirs, our, row["rule"], row["node"], where] += weight
+    alone = collections.Counter()
+    for rows in found.values():
+        for row in rows:
+            if row["alloc_seq"] not in taken:
+                alone[row["category"]] += int(row["size"]) * (int(row["free_ns"] or last) - int(row["alloc_ns"]))
+    return confusion, causes, alone, matched, unmatched
+
+
+def share(part, whole):
+    return 100.0 * part / whole if whole else None
+
+
+def figures(confusion):
+    """Agreement where PyTorch names one of the five, and where either of us does."""
+    same = sum(confusion[name, name] for name in FIVE)
+    theirs = sum(weight for (a, _), weight in confusion.items() if a in FIVE)
+    either = sum(weight for (a, b), weight in confusion.items() if a in FIVE or b in FIVE)
+    return share(same, theirs), share(same, either)
+
+
+def judge(name, program, answer, found, rows):
+    confusion, causes, alone, matched, unmatched = compare(answer, found)
+    strict, either = figures(confusion)
+    whole = sum(confusion.values())
+    rows.append({"table": f"agreement, {name}", "program": program, "blocks": matched, "without_partner": unmatched,
+                 "agreement_percent": strict, "where_either_says_one_of_the_five_percent": either,
+                 "all_categories_percent": share(sum(w for (a, b), w in confusion.items() if a == b), whole)})
+    return confusion, causes, alone
+
+
+def main():
+    keep = os.environ.get("ACCURACY_KEEP")
+    earlier = pathlib.Path(sys.argv[sys.argv.index("--from") + 1]) if "--from" in sys.argv else None
+    folder = earlier or pathlib.Path(keep or frame.SCRATCH)
+    steps = 2 if frame.QUICK else 4
+    rows, tail = [], []
+    for name, options in (("with names", []), ("without names", ["--no-names"])):
+        if name == "without names" and not has_option("--no-names"):
+            continue
+        total, every = collections.Counter(), collections.Counter()
+        for program in PROGRAMS[:2] if frame.QUICK else PROGRAMS:
+            frame.say(f"{program}, {name}")
+            here = folder / name.replace(" ", "-")
+            run, file = (here / program, here / f"{program}.json") if earlier else record(program, here, "cuda", steps, options)
+            answer = json.loads(file.read_text())
+            confusion, causes, alone = judge(name, program, answer, ours(run, here), rows)
+            total.update(confusion)
+            for key, weight in causes.items():
+                every[(program, *key)] += weight
+            for category, weight in alone.items():
+                total["(no tensor)", category] += weight
+        known = collections.Counter({key: weight for key, weight in total.items() if key[0] != "(no tensor)"})
+        strict, either = figures(known)
+        rows.append({"table": f"agreement, {name}", "program": "all", "agreement_percent": strict,
+                     "where_either_says_one_of_the_five_percent": either,
+                     "all_categories_percent": share(sum(w for (a, b), w in known.items() if a == b), sum(known.values()))})
+        columns = sorted({ours for _, ours in total}, key=lambda c: (CATEGORIES.index(c) if c in CATEGORIES else 99, c))
+        for theirs in [*CATEGORIES, UNKNOWN, "(no tensor)"]:
+            tail.append({"table": f"byte-time in GiB s, PyTorch's categories down, ours across, {name}", "PyTorch": theirs,
+                         **{c: total[theirs, c] / 2**30 / 1e9 for c in columns}})
+        whole = sum(known.values())
+        for (program, theirs, our, rule, node, where), weight in every.most_common(CAUSES * (1 if frame.QUICK else 4)):
+            tail.append({"table": f"largest disagreements, {name}", "program": program, "PyTorch": theirs, "ours": our, "our_rule": rule,
+                         "node": node, "frame": where, "percent_of_byte_time": share(weight, whole)})
+    import torch
+
+    frame.done("accuracy", rows + tail, about="Byte-time of blocks whose category PyTorch's own memory profiler gives as we do; "
+               "agreement: of those that it calls parameter, gradient, activation, optimizer state or input.",
+               **frame.conditions(torch), steps=steps)
+
+
+def has_option(option):
+    return option in subprocess.run([frame.MEMTRACE, "run", "--help"], capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    main()
