@@ -19,4 +19,7 @@ pub mod symbols;
 pub use error::{Error, Result};
 pub use folder::{NewFile, RunFolder};
 pub use load::{Process, Run, open_run};
-pub use report::{FinishOptions, Progress, Summary, TextOptions, Written, finish_run, summarize};
+pub use report::{
+    FinishOptions, Progress, Replaying, SECTIONS, Section, Summary, TextOptions, Written, finish_run, summarize,
+    summarize_with,
+};

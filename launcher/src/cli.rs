@@ -3,7 +3,9 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use memtrace_analysis::SECTIONS;
 use memtrace_trace::options;
 
 /// Records what fills the GPU memory of a program, and says so when the program ends.
@@ -42,9 +44,17 @@ pub(crate) struct Report {
     /// A run folder, or a .mtr file
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
-    /// JSON for programs: bytes and nanoseconds
+    /// JSON for programs: bytes and nanoseconds; it has everything
     #[arg(long)]
     pub(crate) json: bool,
+    /// Only one part, in full
+    #[arg(long, value_name = "NAME", value_parser = section_names(), conflicts_with = "json")]
+    pub(crate) section: Option<String>,
+}
+
+/// The sections of a report, each with what it tells.
+fn section_names() -> PossibleValuesParser {
+    SECTIONS.iter().map(|section| PossibleValue::new(section.name).help(section.tells)).collect::<Vec<_>>().into()
 }
 
 /// `memtrace export`.

@@ -104,9 +104,9 @@ impl Composition {
             .map(|(origin, entry)| (origin, &entry.amount))
     }
 
-    /// The largest block of an origin, by the `seq` of its allocation.
-    pub fn largest_of(&self, origin: &Origin) -> Option<u64> {
-        self.by_origin.get(origin).filter(|entry| entry.generation == self.generation).map(|entry| entry.largest.1)
+    /// The largest block of an origin: its bytes, and the `seq` of its allocation.
+    pub fn largest_of(&self, origin: &Origin) -> Option<(u64, u64)> {
+        self.by_origin.get(origin).filter(|entry| entry.generation == self.generation).map(|entry| entry.largest)
     }
 
     /// Bytes by category.

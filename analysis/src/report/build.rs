@@ -12,14 +12,19 @@ use super::finish::Progress;
 use super::places::{Places, frame_summary};
 use super::summary::{
     CategoryAmount, CategoryReasonSummary, DeviceSummary, FindingSummary, KeptSummary, MomentSummary,
-    NativeObjectSummary, NoticeSummary, OomSummary, OwnerSummary, PhaseAmount, PhaseSummary, ProcessSummary,
-    ReasonSummary, RunSummary, SUMMARY_VERSION, SourceSummary, StepPhase, StepSummary, Summary, TopEntry, Totals,
+    NativeObjectSummary, NoticeSummary, OomSummary, OutsideSummary, OwnerSummary, PhaseAmount, PhaseSummary,
+    ProcessSummary, ReasonSummary, RunSummary, SUMMARY_VERSION, SourceSummary, StepPhase, StepSummary, Summary,
+    TopEntry, Totals,
+};
+use super::why::{
+    Replaying, actions, inquests, oom_to_explain, refused_by_pytorch, reserved_summary, second_step, what_if_summary,
 };
 use crate::error::Result;
 use crate::load::{Exit, Process, Run};
-use crate::model::{Lane, Owner, Place, Usage};
+use crate::model::{Lane, Names, Owner, Place, Usage};
 use crate::passes::{
-    Category, Composition, DeviceStory, Oom, Part, Phase, PhaseRow, StackTable, StepRows, Story, sort_findings,
+    Category, Composition, DeviceStory, Oom, Part, Phase, PhaseRow, PostMortem, StackTable, StepRows, Story,
+    sort_findings,
 };
 use crate::rules::library_name;
 use crate::symbols::ObjectReport;
@@ -32,6 +37,11 @@ const TOLD_BY_TRACES: [&str; 4] = ["events", "lost", "late", "dropped"];
 
 /// Reads every process of a run once and draws the conclusions.
 pub fn summarize(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
+    summarize_with(run, Replaying::default(), progress)
+}
+
+/// The same, saying how much is replayed.
+pub fn summarize_with(run: &Run, replaying: Replaying, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
     let mut processes = Vec::new();
     for process in run.processes() {
         let what = match process.rank() {
@@ -40,8 +50,13 @@ pub fn summarize(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Su
         };
         let total = process.recording().event_count();
         let mut heard = |done| progress(Progress { what: &what, done, total });
-        let story = Story::of(process.recording(), process.survey(), &mut heard);
-        processes.push(process_summary(process, &story));
+        let names = Names::of(process.recording());
+        let story = Story::with(process.recording(), process.survey(), &names, &mut (), &mut heard);
+        let inquests = inquests(process, &story, replaying);
+        let what = "replaying the allocator";
+        let mut heard = |done| progress(Progress { what, done, total });
+        let found = PostMortem::of(process.recording(), process.survey(), inquests, &mut heard);
+        processes.push(process_summary(process, &story, names, &found));
     }
     processes.sort_by_key(|p| (std::cmp::Reverse(worst(p)), p.rank, p.pid));
     let manifest = run.manifest();
@@ -174,7 +189,7 @@ fn signal_name(signal: i32) -> String {
     name.to_owned()
 }
 
-fn process_summary(process: &Process, story: &Story) -> ProcessSummary {
+fn process_summary(process: &Process, story: &Story, names: Names, found: &[PostMortem]) -> ProcessSummary {
     let info = process.info();
     let table = StackTable::new(process.definitions());
     let context = Context {
@@ -183,8 +198,11 @@ fn process_summary(process: &Process, story: &Story) -> ProcessSummary {
         places: Places::new(process.definitions(), process.directory()),
         calibration: process.recording().calibration(),
         table,
+        names,
     };
-    let mut devices: Vec<DeviceSummary> = story.devices.iter().map(|d| context.device(d, story)).collect();
+    let found = |device| found.iter().find(|found| found.device == device);
+    let mut devices: Vec<DeviceSummary> =
+        story.devices.iter().map(|d| context.device(d, story, found(d.device))).collect();
     devices.sort_by_key(|d| (std::cmp::Reverse((d.oom_count > 0, d.highest.allocated_bytes)), d.device));
     ProcessSummary {
         pid: process.pid(),
@@ -266,10 +284,14 @@ struct Context<'a> {
     places: Places<'a>,
     calibration: Calibration,
     table: StackTable,
+    names: Names,
 }
 
 impl Context<'_> {
-    fn device(&self, story: &DeviceStory, whole: &Story) -> DeviceSummary {
+    fn device(&self, story: &DeviceStory, whole: &Story, found: Option<&PostMortem>) -> DeviceSummary {
+        let explained = oom_to_explain(story, self.process);
+        let refused = explained.is_some_and(refused_by_pytorch);
+        let what_if = found.and_then(|found| found.what_if.as_ref());
         let definition = u32::try_from(story.device).ok().and_then(|d| self.definitions.devices.get(&d));
         let (later, later_steps_count) = story.table.later();
         let kept_steps = story.table.kept();
@@ -285,6 +307,15 @@ impl Context<'_> {
             highest: totals(&story.peaks),
             peak: (story.peak.seq > 0).then(|| self.moment(&story.peak, true)),
             end: (story.peak.seq > 0).then(|| self.moment(&story.end, false)),
+            reserved: found.map(|found| reserved_summary(&found.reserved, &self.places, &self.names)),
+            second_step: second_step(story),
+            actions: if story.lane == Lane::Cpu {
+                Vec::new()
+            } else {
+                let moment = explained.map_or(&story.peak, |oom| &oom.there);
+                actions(story, moment, self.definitions, &self.table)
+            },
+            what_if: what_if.map(|what_if| what_if_summary(what_if, refused)),
             steps: story.table.steps(),
             before: self.phases(story, story.table.before(), Part::Before, 1),
             first_step: story.table.first().map(|rows| self.phases(story, rows, Part::First, 1)).unwrap_or_default(),
@@ -293,7 +324,8 @@ impl Context<'_> {
             freed_at_exit_bytes: story.table.freed_at_exit(),
             by_step: kept_steps.iter().filter_map(|rows| self.step(rows)).collect(),
             oom_count: story.ooms.count(),
-            ooms: story.ooms.all().map(|oom| self.oom(story, oom)).collect(),
+            ooms: story.ooms.all().map(|oom| self.oom(story, oom, found)).collect(),
+            explained_oom: explained.and_then(|oom| story.ooms.all().position(|one| one.seq == oom.seq)),
             owners: self.owners(whole, Place::Device(story.device)),
             imported: self.owners(whole, Place::Imported(story.device)),
             reasons: story
@@ -371,9 +403,15 @@ impl Context<'_> {
                     category: origin.category,
                     phase: origin.phase,
                     stack: self.places.stack(origin.stack, origin.context),
+                    name: composition.largest_of(&origin).and_then(|(_, seq)| self.name(seq)),
                 })
                 .collect(),
         }
+    }
+
+    /// What the memory that an event allocated is called.
+    fn name(&self, seq: u64) -> Option<String> {
+        self.names.of_alloc(seq).map(|named| named.text())
     }
 
     fn phases(&self, story: &DeviceStory, rows: &StepRows, part: Part, steps: u64) -> Vec<PhaseSummary> {
@@ -448,8 +486,17 @@ impl Context<'_> {
         })
     }
 
-    fn oom(&self, story: &DeviceStory, oom: &Oom) -> OomSummary {
+    fn oom(&self, story: &DeviceStory, oom: &Oom, found: Option<&PostMortem>) -> OomSummary {
         let (stack, node): (StackId, ContextId) = oom.by;
+        let total = u32::try_from(story.device).ok().and_then(|d| self.definitions.devices.get(&d)).map(|d| d.total);
+        let outside: u64 = oom.outside.iter().map(|(_, bytes)| bytes).sum();
+        let known = oom.there.usage.reserved.saturating_add(outside);
+        let refused = refused_by_pytorch(oom);
+        let explained = oom_to_explain(story, self.process).is_some_and(|one| one.seq == oom.seq);
+        let same: Vec<String> = match found.filter(|_| explained) {
+            Some(found) => found.same_size.iter().filter_map(|seq| self.name(*seq)).collect(),
+            None => Vec::new(),
+        };
         let last = story.ooms.last().is_some_and(|last| last.seq == oom.seq);
         OomSummary {
             wanted_bytes: oom.wanted,
@@ -459,7 +506,18 @@ impl Context<'_> {
             device_free_bytes: oom.device_free,
             cached_bytes: oom.there.usage.reserved.saturating_sub(oom.there.usage.allocated),
             largest_free_bytes: oom.reserved.largest_free,
-            outside_allocator_bytes: oom.outside.iter().map(|(_, bytes)| bytes).sum(),
+            outside_allocator_bytes: outside,
+            outside: self.outside(&oom.outside),
+            others_bytes: total
+                .filter(|total| *total > 0)
+                .zip(oom.device_free)
+                .and_then(|(total, free)| total.checked_sub(free)?.checked_sub(known)),
+            refused_by_pytorch: refused,
+            short_bytes: oom.device_free.and_then(|free| oom.wanted.checked_sub(free)).filter(|short| *short > 0),
+            as_large_as: match (&same[..], found.map(|found| found.same_size.len())) {
+                ([only], Some(1)) => Some(only.clone()),
+                _ => None,
+            },
             state_needed_bytes: state_needed(story, &self.table).filter(|needed| {
                 let there = oom.there.by_category()[Category::OptimizerState as usize].bytes;
                 oom.phase == Phase::Optimizer && there < *needed
@@ -471,6 +529,23 @@ impl Context<'_> {
                 None => None,
             },
         }
+    }
+
+    /// Who held memory outside the caching allocator, most first.
+    fn outside(&self, held: &[(Owner, u64)]) -> Vec<OutsideSummary> {
+        let mut all: Vec<OutsideSummary> = Vec::new();
+        for (owner, bytes) in held {
+            let name = match owner {
+                Owner::CachingAllocator => continue,
+                Owner::Module(id) => library_name(self.definitions.module(*id).unwrap_or_default()),
+            };
+            match all.iter_mut().find(|one| one.owner == name) {
+                Some(one) => one.bytes += bytes,
+                None => all.push(OutsideSummary { owner: name.to_owned(), bytes: *bytes }),
+            }
+        }
+        all.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.owner.cmp(&b.owner)));
+        all
     }
 
     /// Who held memory in a place, most first.

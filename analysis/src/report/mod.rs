@@ -7,13 +7,17 @@ mod build;
 mod explain;
 mod finish;
 mod places;
+mod sections;
 mod summary;
 mod table;
 mod text;
 mod units;
+mod why;
 
-pub use build::summarize;
+pub use build::{summarize, summarize_with};
 pub use finish::{FinishOptions, Progress, Written, finish_run};
+pub use sections::{SECTIONS, Section};
 pub use summary::*;
 pub use text::TextOptions;
 pub use units::{count_text, duration_text, size_text};
+pub use why::Replaying;

@@ -11,7 +11,7 @@ use crate::passes::{Category, Phase};
 use crate::printable;
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "1.2";
+pub const SUMMARY_VERSION: &str = "1.3";
 
 /// Everything a run's report says. Sizes in bytes, times in nanoseconds (of the epoch where they are moments).
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
@@ -178,6 +178,18 @@ pub struct DeviceSummary {
     /// The end of the recording.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end: Option<MomentSummary>,
+    /// What the reserved memory was at the out-of-memory error that is explained, else at the peak; absent where there was nothing to
+    /// explain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserved: Option<ReservedSummary>,
+    /// What the second step needs beyond the first; absent where it needs no more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub second_step: Option<SecondStepSummary>,
+    /// What would lower the peak, or what was there at the error; most first.
+    pub actions: Vec<ActionSummary>,
+    /// What other settings of the allocator would have done; absent where it was not replayed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub what_if: Option<WhatIfSummary>,
     /// Steps found.
     pub steps: u32,
     /// The phases before the first step.
@@ -196,6 +208,9 @@ pub struct DeviceSummary {
     pub oom_count: u64,
     /// The first of them, and the last.
     pub ooms: Vec<OomSummary>,
+    /// Which of [`Self::ooms`] is explained: the one that ended the process, else the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explained_oom: Option<usize>,
     /// The process's memory on this device, by who obtained it from CUDA.
     pub owners: Vec<OwnerSummary>,
     /// Memory of other processes on this device that this one opened, by who opened it. In no other figure: it is the other process's.
@@ -281,6 +296,111 @@ pub struct TopEntry {
     pub phase: Phase,
     /// From where.
     pub stack: StackSummary,
+    /// What the largest of the blocks is called, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// What reserved memory was at one moment. Reserved is the sum of allocated, waiting, returnable and pinned.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct ReservedSummary {
+    /// Blocks in use, rounded.
+    pub allocated_bytes: u64,
+    /// Of that, what rounding added to what was asked for.
+    pub rounding_bytes: u64,
+    /// Given back, but streams still use it.
+    pub waiting_bytes: u64,
+    /// Free: unused segments and pages, which can be returned to CUDA.
+    pub returnable_bytes: u64,
+    /// Free beside live blocks, which pin it.
+    pub pinned_bytes: u64,
+    /// The largest free block.
+    pub largest_free_bytes: u64,
+    /// Segments.
+    pub segments: u64,
+    /// Of these, segments with live blocks and pinned memory.
+    pub pinned_segments: u64,
+    /// Who alone pins segments, most free bytes first.
+    pub pins: Vec<PinSummary>,
+}
+
+/// Live blocks of one origin that pin segments in which nothing else lives.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct PinSummary {
+    /// Segments.
+    pub segments: u64,
+    /// Their size.
+    pub segment_bytes: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// Their bytes.
+    pub live_bytes: u64,
+    /// What is free in the segments, and cannot be returned.
+    pub free_bytes: u64,
+    /// Whose blocks.
+    pub by: StackSummary,
+    /// What the largest of them is called, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// What the second step needs beyond the first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct SecondStepSummary {
+    /// The peak of the first step.
+    pub first_peak_bytes: u64,
+    /// The highest peak of later steps.
+    pub later_peak_bytes: u64,
+    /// The optimizer state that was made in the first step.
+    pub optimizer_state_bytes: u64,
+}
+
+/// What would lower a moment.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct ActionSummary {
+    /// The rule.
+    pub rule: String,
+    /// What to do.
+    pub what: String,
+    /// What it saves, worked out from this run.
+    pub saves_bytes: u64,
+    /// The rule's condition, and the figures of this run.
+    pub because: String,
+    /// How the saving is worked out.
+    pub how: String,
+}
+
+/// What other settings of PyTorch's allocator would have done, by a replay of its policy.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct WhatIfSummary {
+    /// Blocks that the replay with the run's own settings put where they were.
+    pub blocks: u64,
+    /// Segment events that it repeated one for one.
+    pub segment_events: u64,
+    /// Where it first did something else than the recording; then nothing is said of other settings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub difference: Option<String>,
+    /// The memory that the allocator could have had; the rest of the device is held as recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// Reserved at most, with the run's own settings.
+    pub reserved_bytes: u64,
+    /// Other settings.
+    pub settings: Vec<ReplayedSetting>,
+}
+
+/// One of them.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct ReplayedSetting {
+    /// As `PYTORCH_CUDA_ALLOC_CONF` takes it.
+    pub setting: String,
+    /// Whether the request that failed would have got its memory; absent where none failed, or the replay cannot tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fits: Option<bool>,
+    /// Whether an earlier request would have failed.
+    pub fails_earlier: bool,
+    /// Reserved at most, up to the error where there was one.
+    pub reserved_bytes: u64,
 }
 
 /// A stack.
@@ -413,12 +533,34 @@ pub struct OomSummary {
     pub largest_free_bytes: u64,
     /// What this process held outside the caching allocator.
     pub outside_allocator_bytes: u64,
+    /// The same, by owner, most first.
+    pub outside: Vec<OutsideSummary>,
+    /// What was in use on the device besides all that: CUDA contexts, other processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub others_bytes: Option<u64>,
+    /// CUDA had the memory: PyTorch's own limit (`set_per_process_memory_fraction`) refused the request.
+    pub refused_by_pytorch: bool,
+    /// What it lacked: the request less what CUDA had; absent where that is not known, or not why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub short_bytes: Option<u64>,
+    /// The only parameter (or other named tensor) alive that is as large as the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub as_large_as: Option<String>,
     /// What the optimizer's state would have taken in all, when the error came while it was being made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_needed_bytes: Option<u64>,
     /// Whether it ended the process; absent when that is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fatal: Option<bool>,
+}
+
+/// Memory outside PyTorch's caching allocator.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct OutsideSummary {
+    /// Who obtained it from CUDA: `NCCL`, `cuBLAS`, ...
+    pub owner: String,
+    /// Bytes.
+    pub bytes: u64,
 }
 
 /// Memory by who obtained it from CUDA.

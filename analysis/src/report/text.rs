@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 
 use super::build::when;
+use super::sections::wanted;
 use super::summary::{
     DeviceSummary, FindingSummary, MomentSummary, NativeObjectSummary, OomSummary, OwnerSummary, PhaseSummary,
     ProcessSummary, Summary, TopEntry,
 };
 use super::table::{Align, Table, cut, wrap};
-use super::units::{count_text, duration_text, share_text, signed_size_text, size_text};
+use super::units::{count_text, duration_text, signed_size_text, size_text};
 use crate::passes::Category;
 use crate::printable;
 
@@ -82,8 +83,7 @@ impl Style {
 impl Summary {
     /// The closing page, for people.
     pub fn to_text(&self, options: &TextOptions) -> String {
-        let mut page =
-            Page { lines: Vec::new(), width: options.width.max(40), style: Style { colour: options.colour } };
+        let mut page = Page::new(options);
         page.head(self);
         if self.processes.len() > 1 {
             page.blank();
@@ -98,34 +98,47 @@ impl Summary {
             if process.devices.len() > 2 {
                 page.line(format!("  {} more devices: see summary.json", process.devices.len() - 2));
             }
-            page.findings(&process.findings);
+            page.findings(&process.findings, FINDINGS);
             page.pinned(&process.pinned);
         } else {
             page.line("nothing was allocated on a GPU, and no CPU tensors were recorded".to_owned());
         }
         page.foot(self);
-        let style = page.style;
-        page.lines.iter().map(|line| style.printable(line) + "\n").collect()
+        page.text()
     }
 }
 
-struct Page {
-    lines: Vec<String>,
-    width: usize,
-    style: Style,
+/// A page in the making.
+pub(super) struct Page {
+    pub(super) lines: Vec<String>,
+    pub(super) width: usize,
+    pub(super) style: Style,
 }
 
 impl Page {
-    fn line(&mut self, text: String) {
+    pub(super) fn new(options: &TextOptions) -> Page {
+        Page { lines: Vec::new(), width: options.width.max(40), style: Style { colour: options.colour } }
+    }
+
+    pub(super) fn text(&self) -> String {
+        self.lines.iter().map(|line| self.style.printable(line) + "\n").collect()
+    }
+
+    pub(super) fn heading(&mut self, text: &str) {
+        let text = self.style.bold(&cut(text, self.width));
+        self.lines.push(text);
+    }
+
+    pub(super) fn line(&mut self, text: String) {
         let text = cut(&text, self.width);
         self.lines.push(text);
     }
 
-    fn blank(&mut self) {
+    pub(super) fn blank(&mut self) {
         self.lines.push(String::new());
     }
 
-    fn head(&mut self, summary: &Summary) {
+    pub(super) fn head(&mut self, summary: &Summary) {
         let run = &summary.run;
         let mut facts = Vec::new();
         facts.extend(run.duration_ns.map(duration_text));
@@ -181,28 +194,24 @@ impl Page {
     }
 
     fn device(&mut self, device: &DeviceSummary, process: Option<&str>) {
-        let mut title = device_name(device);
-        if let Some(process) = process {
-            title = format!("{process}, {title}");
-        }
-        if device.device >= 0 {
-            title.extend(device.name.iter().map(|name| format!("  {name}")));
-        }
-        title.extend(device.total_bytes.map(|total| format!("  {}", size_text(total))));
-        let oom = device.ooms.iter().rev().find(|oom| oom.fatal != Some(false)).or(device.ooms.last());
+        let title = self.device_title(device, process);
+        let oom = device.explained_oom.and_then(|at| device.ooms.get(at));
         match (oom, &device.peak) {
             (Some(oom), _) => self.out_of_memory(&title, device, oom),
             (None, Some(peak)) => self.peak(&title, device, peak),
             (None, None) => self.line(title),
         }
-        self.outside(device);
-        if let Some(peak) = device.peak.as_ref().filter(|_| device.ooms.is_empty()) {
-            self.top(peak);
-        } else if let Some(oom) = oom {
-            self.top(&oom.there);
+        if let Some(oom) = oom {
+            self.oom_facts(device, oom);
+            self.sources(&oom.there, TOP);
+        } else if let Some(peak) = &device.peak {
+            self.outside(device);
+            self.sources(peak, TOP);
         }
         self.blank();
         self.phases(device);
+        self.second_step(device);
+        self.next(device);
     }
 
     fn peak(&mut self, title: &str, device: &DeviceSummary, peak: &MomentSummary) {
@@ -224,14 +233,15 @@ impl Page {
     }
 
     fn out_of_memory(&mut self, title: &str, device: &DeviceSummary, oom: &OomSummary) {
-        let times = match device.oom_count {
-            1 => String::new(),
-            n => format!(" (the last of {n} such errors)"),
+        let times = match (device.oom_count, device.explained_oom) {
+            (1, _) => String::new(),
+            (n, Some(0)) => format!(" (the first of {} such errors)", count_text(n)),
+            (n, _) => format!(" (the last of {} such errors)", count_text(n)),
         };
         let verb = if oom.fatal == Some(false) { "ran out of memory and went on" } else { "ran out of memory" };
         self.title(
             title,
-            &format!("{verb}: wanted {} {}{times}", size_text(oom.wanted_bytes), when(oom.there.step, oom.there.phase)),
+            &format!("{verb}: wanted {} {}{times}", wanted(oom), when(oom.there.step, oom.there.phase)),
             &oom.by.place,
         );
         let mut parts = categories(&oom.there);
@@ -241,16 +251,9 @@ impl Page {
             state.push_str(&format!(" (of {} it needs)", size_text(needed)));
         }
         if oom.cached_bytes > 0 {
-            parts.push(format!(
-                "cached {} (largest free piece {})",
-                size_text(oom.cached_bytes),
-                size_text(oom.largest_free_bytes)
-            ));
+            parts.push(format!("cached {}", size_text(oom.cached_bytes)));
         }
         self.labelled("there", &format!("{}  {}", size_text(oom.there.totals.reserved_bytes), parts.join(", ")));
-        if let Some(free) = oom.device_free_bytes {
-            self.labelled("free", &format!("{}  on the device, as CUDA says", size_text(free)));
-        }
     }
 
     fn title(&mut self, title: &str, what: &str, place: &str) {
@@ -267,7 +270,7 @@ impl Page {
         }
     }
 
-    fn labelled(&mut self, label: &str, text: &str) {
+    pub(super) fn labelled(&mut self, label: &str, text: &str) {
         let indent = 2 + 9;
         let mut first = true;
         for line in wrap(text, self.width.saturating_sub(indent)) {
@@ -278,7 +281,7 @@ impl Page {
     }
 
     /// Device memory that is not the caching allocator's.
-    fn outside(&mut self, device: &DeviceSummary) {
+    pub(super) fn outside(&mut self, device: &DeviceSummary) {
         let owners = outside(device);
         let total: u64 = owners.iter().map(|(_, bytes)| bytes).sum();
         let mut parts: Vec<String> =
@@ -302,25 +305,7 @@ impl Page {
         }
     }
 
-    fn top(&mut self, moment: &MomentSummary) {
-        for (i, entry) in by_place(&moment.top).iter().take(TOP).enumerate() {
-            let blocks =
-                if entry.blocks == 1 { String::new() } else { format!(" in {} blocks", count_text(entry.blocks)) };
-            let text = format!(
-                "{:>4}  {:>8}  {}{blocks}  {}",
-                share_text(entry.bytes, moment.totals.allocated_bytes),
-                size_text(entry.bytes),
-                entry.category.plural(),
-                entry.place
-            );
-            let label = if i == 0 { "most" } else { "" };
-            let text = format!("{}{text}", self.style.dim(&format!("  {label:<9}")));
-            let room = if self.style.colour { self.width + 8 } else { self.width };
-            self.lines.push(cut(text.trim_end(), room));
-        }
-    }
-
-    fn phases(&mut self, device: &DeviceSummary) {
+    pub(super) fn phases(&mut self, device: &DeviceSummary) {
         if device.before.is_empty() && device.first_step.is_empty() {
             return;
         }
@@ -359,8 +344,8 @@ impl Page {
     }
 
     /// What is wrong, largest first.
-    fn findings(&mut self, findings: &[FindingSummary]) {
-        for finding in findings.iter().take(FINDINGS) {
+    pub(super) fn findings(&mut self, findings: &[FindingSummary], count: usize) {
+        for finding in findings.iter().take(count) {
             self.blank();
             let place = finding.place.as_ref().map(|p| p.place.as_str()).unwrap_or_default();
             let headline = format!("{}    {place}", finding.headline);
@@ -376,8 +361,8 @@ impl Page {
             let saves = finding.saves_bytes.map(|bytes| format!(" (saves {})", size_text(bytes)));
             self.labelled("mend", &format!("{}{}", finding.mend, saves.unwrap_or_default()));
         }
-        if findings.len() > FINDINGS {
-            self.line(format!("  {} more findings: see summary.json", findings.len() - FINDINGS));
+        if findings.len() > count {
+            self.line(format!("  {} more findings: memtrace report --section findings", findings.len() - count));
         }
     }
 
@@ -444,18 +429,19 @@ impl Page {
 }
 
 /// A line of the largest sources.
-struct Source<'a> {
-    bytes: u64,
-    blocks: u64,
-    category: Category,
-    place: &'a str,
+pub(super) struct Source<'a> {
+    pub(super) bytes: u64,
+    pub(super) blocks: u64,
+    pub(super) category: Category,
+    pub(super) place: &'a str,
+    pub(super) name: Option<&'a str>,
     native: bool,
 }
 
 /// The largest sources, most first; those that differ in native frames alone are one.
-fn by_place(top: &[TopEntry]) -> Vec<Source<'_>> {
+pub(super) fn by_place(top: &[TopEntry]) -> Vec<Source<'_>> {
     let mut all: Vec<Source<'_>> = Vec::new();
-    for TopEntry { bytes, blocks, category, stack, .. } in top {
+    for TopEntry { bytes, blocks, category, stack, name, .. } in top {
         let native = stack.frames.iter().any(|frame| frame.native);
         match all.iter_mut().find(|s| s.native && native && s.category == *category && s.place == stack.place) {
             Some(same) => {
@@ -463,7 +449,8 @@ fn by_place(top: &[TopEntry]) -> Vec<Source<'_>> {
                 same.blocks += blocks;
             }
             None => {
-                all.push(Source { bytes: *bytes, blocks: *blocks, category: *category, place: &stack.place, native })
+                let (category, place, name) = (*category, stack.place.as_str(), name.as_deref());
+                all.push(Source { bytes: *bytes, blocks: *blocks, category, place, name, native });
             }
         }
     }
@@ -487,14 +474,14 @@ fn phase_cells(row: &PhaseSummary, indent: &str, steps: u64) -> Vec<String> {
     ]
 }
 
-fn process_name(process: &ProcessSummary) -> String {
+pub(super) fn process_name(process: &ProcessSummary) -> String {
     match process.rank {
         Some(rank) => format!("rank {rank}"),
         None => format!("pid {}", process.pid),
     }
 }
 
-fn device_name(device: &DeviceSummary) -> String {
+pub(super) fn device_name(device: &DeviceSummary) -> String {
     if device.device < 0 { "CPU tensors".to_owned() } else { format!("GPU {}", device.device) }
 }
 

@@ -1,6 +1,7 @@
 //! What is known of PyTorch's and other libraries' code, as data: every rule has a name, and every verdict names its
 //! rule. A rule says what a frame, a node or a library means; how verdicts combine is the passes' business.
 
+mod actions;
 mod allocator_settings;
 mod categories;
 mod illnesses;
@@ -10,6 +11,7 @@ mod optimizers;
 mod phases;
 mod workspaces;
 
+pub use actions::{ActionRule, MomentFacts, action_rules};
 pub use allocator_settings::{AllocatorSetting, allocator_settings};
 pub use categories::{CategoryRule, Makes, category_rule, ends_autocast, is_cache_name};
 pub use illnesses::IllnessRule;

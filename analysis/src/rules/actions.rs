@@ -1,0 +1,168 @@
+//! What can be done about a peak: each action with the condition under which it helps and the formula of what it saves.
+//!
+//! A formula takes figures of this run and gives bytes, or nothing where its condition does not hold: then the action is not mentioned.
+
+/// Figures of the moment that is to become smaller, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MomentFacts {
+    /// Allocated.
+    pub allocated: u64,
+    /// Parameters and buffers.
+    pub parameters: u64,
+    /// Gradients.
+    pub gradients: u64,
+    /// What the optimizer keeps.
+    pub optimizer_state: u64,
+    /// Buckets of DistributedDataParallel and its kin.
+    pub buckets: u64,
+    /// Activations.
+    pub activations: u64,
+    /// Batches.
+    pub inputs: u64,
+    /// What the optimizer's step works with and gives back: temporaries of the optimizer phase that are alive.
+    pub step_temporaries: u64,
+    /// The largest block of these.
+    pub largest_step_temporary: u64,
+    /// Whether the step runs over all parameters at once (`_multi_tensor_*`).
+    pub multi_tensor: bool,
+    /// Whether the moment is in the optimizer's step.
+    pub in_optimizer: bool,
+    /// Whether the moment is in forward or backward.
+    pub in_model: bool,
+    /// Whether parameters are known to be `float32`.
+    pub float32_parameters: bool,
+    /// Whether the optimizer keeps `float32` moments of each parameter.
+    pub float32_moments: bool,
+    /// The highest level that other phases than forward and backward reach; 0 where it is not known.
+    pub peak_outside_model: u64,
+    /// The highest level that other phases than the optimizer's reach.
+    pub peak_outside_optimizer: u64,
+    /// The highest level before the optimizer first made its state.
+    pub peak_before_state: u64,
+}
+
+/// What can be done.
+#[derive(Debug)]
+pub struct ActionRule {
+    /// Its name in reports, stable.
+    pub name: &'static str,
+    /// What to do, in the program's terms.
+    pub what: &'static str,
+    /// When it is mentioned.
+    pub when: &'static str,
+    /// How its saving is worked out.
+    pub saving: &'static str,
+    formula: fn(&MomentFacts) -> Option<u64>,
+}
+
+impl ActionRule {
+    /// What it saves of the moment; `None` where it does not apply or saves next to nothing.
+    pub fn saves(&self, facts: &MomentFacts) -> Option<u64> {
+        (self.formula)(facts).filter(|bytes| *bytes > 0 && *bytes >= facts.allocated / WORTH_DOING)
+    }
+}
+
+/// Less than one part in this many of what is allocated is not worth a change to a program.
+const WORTH_DOING: u64 = 50;
+
+/// What is left of a saving when the highest level elsewhere becomes the peak.
+fn down_to(facts: &MomentFacts, saving: u64, elsewhere: u64) -> u64 {
+    saving.min(facts.allocated.saturating_sub(elsewhere))
+}
+
+static ACTIONS: &[ActionRule] = &[
+    ActionRule {
+        name: "smaller_batches",
+        what: "half the batch, gradients accumulated over two",
+        when: "the moment is in forward or backward, and activations and inputs are a tenth of it or more",
+        saving: "half of the activations and inputs there, down to the highest level outside forward and backward",
+        formula: |f| {
+            let scales = f.activations + f.inputs;
+            let holds = f.in_model && scales >= f.allocated / 10;
+            holds.then(|| down_to(f, scales / 2, f.peak_outside_model))
+        },
+    },
+    ActionRule {
+        name: "single_tensor_step",
+        what: "foreach=False for the optimizer: one parameter after the other",
+        when: "the moment is in a step over all parameters at once, and its temporaries are alive",
+        saving: "these temporaries but for two of the largest, down to the highest level outside the optimizer's step",
+        formula: |f| {
+            let saving = f.step_temporaries.saturating_sub(2 * f.largest_step_temporary);
+            (f.in_optimizer && f.multi_tensor).then(|| down_to(f, saving, f.peak_outside_optimizer))
+        },
+    },
+    ActionRule {
+        name: "gradients_in_buckets",
+        what: "gradient_as_bucket_view=True for DistributedDataParallel",
+        when: "buckets are alive beside gradients that are as large (as views of them they would be the same memory)",
+        saving: "the gradients there",
+        formula: |f| (f.buckets > 0 && f.gradients.abs_diff(f.buckets) <= f.buckets / 10).then_some(f.gradients),
+    },
+    ActionRule {
+        name: "eight_bit_moments",
+        what: "8-bit moments (bitsandbytes, torchao)",
+        when: "the optimizer keeps float32 moments of each parameter, a tenth of the moment or more",
+        saving: "three quarters of the optimizer state there, down to the highest level before the state was made",
+        formula: |f| {
+            let holds = f.float32_moments && f.optimizer_state >= f.allocated / 10;
+            holds.then(|| down_to(f, f.optimizer_state / 4 * 3, f.peak_before_state))
+        },
+    },
+    ActionRule {
+        name: "bfloat16_model",
+        what: "parameters in bfloat16, and with them gradients and moments",
+        when: "parameters are float32, and with gradients and optimizer state a third of the moment or more",
+        saving: "half of parameters, gradients and optimizer state there",
+        formula: |f| {
+            let halved = f.parameters + f.gradients + f.optimizer_state;
+            (f.float32_parameters && halved >= f.allocated / 3).then_some(halved / 2)
+        },
+    },
+];
+
+/// All of them.
+pub fn action_rules() -> &'static [ActionRule] {
+    ACTIONS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(facts: &MomentFacts) -> Vec<(&'static str, u64)> {
+        action_rules().iter().filter_map(|rule| Some((rule.name, rule.saves(facts)?))).collect()
+    }
+
+    #[test]
+    fn nothing_is_said_without_a_reason() {
+        assert_eq!(said(&MomentFacts::default()), []);
+        let unknown = MomentFacts { allocated: 1000, parameters: 500, optimizer_state: 400, ..MomentFacts::default() };
+        assert_eq!(said(&unknown), [], "nobody knows that they are float32");
+        let forward = MomentFacts { allocated: 1000, activations: 20, in_model: true, ..MomentFacts::default() };
+        assert_eq!(said(&forward), [], "too little");
+    }
+
+    #[test]
+    fn a_saving_ends_where_another_moment_becomes_the_peak() {
+        let facts = MomentFacts { allocated: 1000, activations: 800, in_model: true, ..MomentFacts::default() };
+        assert_eq!(said(&facts), [("smaller_batches", 400)]);
+        assert_eq!(said(&MomentFacts { peak_outside_model: 900, ..facts }), [("smaller_batches", 100)]);
+        assert_eq!(said(&MomentFacts { peak_outside_model: 1000, ..facts }), []);
+    }
+
+    #[test]
+    fn temporaries_of_the_step_but_for_those_of_one_parameter() {
+        let facts = MomentFacts {
+            allocated: 1000,
+            step_temporaries: 300,
+            largest_step_temporary: 50,
+            in_optimizer: true,
+            multi_tensor: true,
+            peak_outside_optimizer: 100,
+            ..MomentFacts::default()
+        };
+        assert_eq!(said(&facts), [("single_tensor_step", 200)]);
+        assert_eq!(said(&MomentFacts { multi_tensor: false, ..facts }), []);
+    }
+}
