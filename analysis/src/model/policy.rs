@@ -779,3 +779,120 @@ impl Block {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(settings: &str, limit: u64) -> Policy<Budget> {
+        Policy::new(Settings::parse(settings), Budget::new(limit, false))
+    }
+
+    fn alloc(policy: &mut Policy<Budget>, size: u64) -> Granted {
+        policy.alloc(size, 0, 0).unwrap_or_else(|| panic!("no memory for {size}"))
+    }
+
+    /// The examples of PyTorch's own tests of its settings.
+    #[test]
+    fn settings_are_read_as_pytorch_reads_them() {
+        let s = Settings::parse(
+            "max_split_size_mb:40,max_non_split_rounding_mb:30,garbage_collection_threshold:0.5,\
+             roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1],expandable_segments:True,pinned_num_register_threads:2",
+        );
+        assert_eq!((s.max_split_size, s.max_non_split_rounding, s.expandable), (40 * MIB, 30 * MIB, true));
+        assert_eq!(s.garbage_collection_threshold, 0.5);
+        assert_eq!(s.roundup_power2_divisions, [8, 8, 8, 8, 8, 8, 8, 2, 4, 2, 4, 1, 1, 1, 1, 1]);
+        let s = Settings::parse("roundup_power2_divisions:[128:8,256:16,512:1,2048:8,>:2]");
+        assert_eq!(s.roundup_power2_divisions, [8, 8, 8, 8, 8, 8, 8, 8, 16, 1, 0, 8, 2, 2, 2, 2]);
+        assert_eq!(Settings::parse("roundup_power2_divisions:4").roundup_power2_divisions, [4; 16]);
+        let s = Settings::parse("large_segment_size_mb:15, max_split_size_mb:20");
+        assert_eq!((s.large_segment, s.max_split_size), (15 * MIB, 20 * MIB));
+        assert!(!Settings::parse("backend:cudaMallocAsync").native);
+        for nothing in
+            ["", ",", "max_split_size_mb", "max_split_size_mb:", "no:such,:", "roundup_power2_divisions:[64:8"]
+        {
+            assert_eq!(Settings::parse(nothing).max_split_size, u64::MAX, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn requests_are_rounded() {
+        let plain = Settings::default();
+        assert_eq!([0, 1, 512, 513, 1 << 20].map(|size| plain.round(size)), [512, 512, 512, 1024, 1 << 20]);
+        let four = Settings::parse("roundup_power2_divisions:4");
+        assert_eq!(four.round(1200 * MIB), 1280 * MIB);
+        assert_eq!(four.round(1280 * MIB), 1280 * MIB);
+        assert_eq!(four.round(1024 * MIB), 1024 * MIB);
+        // Up to 512 bytes times the divisions as ever.
+        assert_eq!([1000, 2048, 2600].map(|size| four.round(size)), [1024, 2048, 3072]);
+    }
+
+    #[test]
+    fn the_smallest_block_that_fits_is_split() {
+        let mut p = policy("", u64::MAX);
+        let (a, b, c) = (alloc(&mut p, 30 * MIB), alloc(&mut p, 12 * MIB), alloc(&mut p, 20 * MIB));
+        assert_eq!(p.reserved(), 62 * MIB);
+        [a, b, c].iter().for_each(|one| assert!(p.free(one.addr)));
+        assert!(!p.free(a.addr), "twice");
+        assert_eq!(alloc(&mut p, 11 * MIB).addr, b.addr);
+        // A MiB is left over, and stays with its block.
+        assert_eq!(alloc(&mut p, 19 * MIB), Granted { addr: c.addr, size: 20 * MIB });
+        assert_eq!(alloc(&mut p, 5 * MIB), Granted { addr: a.addr, size: 5 * MIB });
+        assert_eq!(alloc(&mut p, 5 * MIB).addr, a.addr + 5 * MIB);
+        assert_eq!(p.reserved(), 62 * MIB);
+        // Another stream has nothing of it.
+        assert!(p.alloc(MIB, 7, 0).is_some());
+        assert_eq!(p.reserved(), 64 * MIB);
+    }
+
+    #[test]
+    fn oversize_blocks_are_kept_whole() {
+        let mut p = policy("max_split_size_mb:64", 200 * MIB);
+        let large = alloc(&mut p, 100 * MIB);
+        p.free(large.addr);
+        alloc(&mut p, 30 * MIB);
+        assert_eq!(p.reserved(), 130 * MIB, "not out of the large one");
+        assert_eq!(alloc(&mut p, 90 * MIB), large, "10 MiB more than asked for is near enough");
+        p.free(large.addr);
+        // It is given up for what is 20 MiB smaller and does not fit beside it.
+        alloc(&mut p, 80 * MIB);
+        assert_eq!(p.reserved(), 110 * MIB);
+    }
+
+    #[test]
+    fn what_is_unused_is_returned_before_memory_is_refused() {
+        let mut p = policy("", 100 * MIB);
+        let (a, b) = (alloc(&mut p, 40 * MIB), alloc(&mut p, 40 * MIB));
+        p.free(a.addr);
+        alloc(&mut p, 60 * MIB);
+        assert_eq!((p.reserved(), p.peak_reserved()), (100 * MIB, 100 * MIB));
+        p.free(b.addr);
+        assert!(alloc(&mut p, 10 * MIB).addr == b.addr);
+        // What lives in it pins it.
+        assert_eq!(p.alloc(31 * MIB, 0, 0), None);
+        assert_eq!(p.reserved(), 100 * MIB);
+    }
+
+    #[test]
+    fn expandable_segments_grow_and_shrink_by_pages() {
+        let mut p = policy("expandable_segments:True", 100 * MIB);
+        let a = alloc(&mut p, 25 * MIB);
+        assert_eq!(p.reserved(), 40 * MIB);
+        let b = alloc(&mut p, 25 * MIB);
+        assert_eq!((b.addr, p.reserved()), (a.addr + 25 * MIB, 60 * MIB));
+        p.free(a.addr);
+        p.release_cached();
+        assert_eq!(p.reserved(), 40 * MIB, "one of two pages holds a part of the other block");
+        // The hole is too small; the end grows.
+        let c = alloc(&mut p, 45 * MIB);
+        assert_eq!((c.addr, p.reserved()), (a.addr + 50 * MIB, 80 * MIB));
+        // The hole is filled again, together with the page that was kept.
+        let d = alloc(&mut p, 22 * MIB);
+        assert_eq!((d.addr, p.reserved()), (a.addr, 100 * MIB));
+        assert_eq!(p.alloc(6 * MIB, 0, 0), None);
+        assert_eq!(alloc(&mut p, 3 * MIB).addr, a.addr + 22 * MIB);
+        [b.addr, c.addr, d.addr, a.addr + 22 * MIB].iter().for_each(|addr| assert!(p.free(*addr)));
+        p.release_cached();
+        assert_eq!(p.reserved(), 0);
+    }
+}

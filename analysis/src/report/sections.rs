@@ -261,13 +261,13 @@ impl Page {
     pub(super) fn second_step(&mut self, device: &DeviceSummary) {
         let Some(second) = &device.second_step else { return };
         let text = format!(
-            "{} more than the first ({} at most, against {}): the optimizer made {} of state at the end of step 0",
+            "{} more than in step 0 ({} at most, against {}): the optimizer made {} of state at the end of step 0",
             size_text(second.later_peak_bytes - second.first_peak_bytes),
             size_text(second.later_peak_bytes),
             size_text(second.first_peak_bytes),
             size_text(second.optimizer_state_bytes)
         );
-        self.labelled("step 1 on", &text);
+        self.labelled("later", &text);
     }
 
     /// Which live blocks keep memory from being returned.

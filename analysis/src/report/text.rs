@@ -210,8 +210,13 @@ impl Page {
         }
         self.blank();
         self.phases(device);
+        self.blank();
         self.second_step(device);
         self.next(device);
+        // Nothing was said.
+        if self.lines.last().is_some_and(String::is_empty) {
+            self.lines.pop();
+        }
     }
 
     fn peak(&mut self, title: &str, device: &DeviceSummary, peak: &MomentSummary) {

@@ -200,6 +200,7 @@ fn of_figures(facts: &MomentFacts) -> String {
         ("optimizer state", facts.optimizer_state),
         ("buckets", facts.buckets),
         ("activations", facts.activations),
+        ("autograd's detail", facts.autograd_detail),
         ("inputs", facts.inputs),
         ("temporaries of the step", facts.step_temporaries),
     ];
@@ -238,6 +239,7 @@ fn facts(story: &DeviceStory, moment: &Composition, definitions: &Definitions, t
         optimizer_state: of(Category::OptimizerState),
         buckets: of(Category::CommunicationBucket),
         activations: of(Category::Activation),
+        autograd_detail: of(Category::AutogradDetail),
         inputs: of(Category::Input),
         step_temporaries: step_temporaries().map(|(_, amount)| amount.bytes).sum(),
         largest_step_temporary: largest,

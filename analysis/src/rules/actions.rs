@@ -17,6 +17,8 @@ pub struct MomentFacts {
     pub buckets: u64,
     /// Activations.
     pub activations: u64,
+    /// What backward nodes hand to each other.
+    pub autograd_detail: u64,
     /// Batches.
     pub inputs: u64,
     /// What the optimizer's step works with and gives back: temporaries of the optimizer phase that are alive.
@@ -74,10 +76,10 @@ static ACTIONS: &[ActionRule] = &[
     ActionRule {
         name: "smaller_batches",
         what: "half the batch, gradients accumulated over two",
-        when: "the moment is in forward or backward, and activations and inputs are a tenth of it or more",
-        saving: "half of the activations and inputs there, down to the highest level outside forward and backward",
+        when: "the moment is in forward or backward, and what grows with the batch (activations, autograd's detail, inputs) is a tenth of it or more",
+        saving: "half of that, down to the highest level outside forward and backward",
         formula: |f| {
-            let scales = f.activations + f.inputs;
+            let scales = f.activations + f.autograd_detail + f.inputs;
             let holds = f.in_model && scales >= f.allocated / 10;
             holds.then(|| down_to(f, scales / 2, f.peak_outside_model))
         },
@@ -86,9 +88,9 @@ static ACTIONS: &[ActionRule] = &[
         name: "single_tensor_step",
         what: "foreach=False for the optimizer: one parameter after the other",
         when: "the moment is in a step over all parameters at once, and its temporaries are alive",
-        saving: "these temporaries but for two of the largest, down to the highest level outside the optimizer's step",
+        saving: "these temporaries but for three of the largest, down to the highest level outside the optimizer's step",
         formula: |f| {
-            let saving = f.step_temporaries.saturating_sub(2 * f.largest_step_temporary);
+            let saving = f.step_temporaries.saturating_sub(3 * f.largest_step_temporary);
             (f.in_optimizer && f.multi_tensor).then(|| down_to(f, saving, f.peak_outside_optimizer))
         },
     },
@@ -152,6 +154,14 @@ mod tests {
     }
 
     #[test]
+    fn buckets_beside_gradients_of_their_size() {
+        let facts = MomentFacts { allocated: 1000, gradients: 200, buckets: 201, ..MomentFacts::default() };
+        assert_eq!(said(&facts), [("gradients_in_buckets", 200)]);
+        // Views of the buckets are in them: what is left beside is something else.
+        assert_eq!(said(&MomentFacts { gradients: 40, ..facts }), []);
+    }
+
+    #[test]
     fn temporaries_of_the_step_but_for_those_of_one_parameter() {
         let facts = MomentFacts {
             allocated: 1000,
@@ -162,7 +172,7 @@ mod tests {
             peak_outside_optimizer: 100,
             ..MomentFacts::default()
         };
-        assert_eq!(said(&facts), [("single_tensor_step", 200)]);
+        assert_eq!(said(&facts), [("single_tensor_step", 150)]);
         assert_eq!(said(&MomentFacts { multi_tensor: false, ..facts }), []);
     }
 }

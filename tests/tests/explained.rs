@@ -1,0 +1,151 @@
+//! The peak and out of memory, explained: what the report says of a run, against the ledger's world and against the same program with
+//! the change that the report advises.
+
+use std::process::Command;
+
+use memtrace_tests::victim::{Run, Victim, memtrace, root};
+use serde_json::Value;
+
+const CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
+
+fn summary(run: &Run) -> Value {
+    let path = run.path().join("summary.json");
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{e}: {:?}", run.output));
+    serde_json::from_str(&text).expect("JSON")
+}
+
+fn device(run: &Run) -> Value {
+    summary(run)["processes"][0]["devices"][0].take()
+}
+
+fn bytes(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no number of bytes"))
+}
+
+/// One section, as people see it.
+fn section(run: &Run, name: &str) -> String {
+    let output = Command::new(memtrace()).arg("report").arg(run.path()).args(["--section", name]).output();
+    let output = output.expect("memtrace report");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    println!("{text}");
+    text
+}
+
+fn printed(run: &Run) -> u64 {
+    run.assert_ended_well();
+    String::from_utf8_lossy(&run.output.stdout).trim().parse().expect("bytes")
+}
+
+fn saving(device: &Value, rule: &str) -> u64 {
+    let actions = device["actions"].as_array().expect("actions");
+    let action = actions.iter().find(|a| a["rule"] == rule).unwrap_or_else(|| panic!("no {rule} in {actions:?}"));
+    bytes(&action["saves_bytes"])
+}
+
+/// What an action is said to save is what the same program saves with it.
+#[test]
+fn what_an_action_saves_it_saves() {
+    for (what, rule) in [("step", "single_tensor_step"), ("batch", "smaller_batches")] {
+        let before = Victim::python("torch/actions.py", &[what]).run();
+        let after = Victim::python("torch/actions.py", &[what, "after"]).run();
+        let said = saving(&device(&before), rule);
+        let real = printed(&before) - printed(&after);
+        println!("{rule}: said {said}, real {real}");
+        assert!(said.abs_diff(real) <= real / 20, "{rule}: {said} bytes said, {real} measured");
+        // Where it is done already it is not advised.
+        if what == "step" {
+            let actions = device(&after)["actions"].to_string();
+            assert!(!actions.contains(rule), "{actions}");
+        }
+    }
+}
+
+/// Little is allocated, much is reserved: the page says so, who pins it and which setting helps; and that setting helps.
+#[test]
+fn fragmentation_is_named_and_mended() {
+    let victim = Victim::python("torch/fragmentation.py", &[]).env("SIMCUDA_MEMORY", "1200M");
+    let run = victim.run();
+    assert_eq!(run.output.status.code(), Some(1));
+    let device = device(&run);
+    let (oom, reserved) = (&device["ooms"][0], &device["reserved"]);
+    let parts = ["allocated_bytes", "waiting_bytes", "returnable_bytes", "pinned_bytes"];
+    let sum: u64 = parts.iter().map(|part| bytes(&reserved[part])).sum();
+    assert_eq!(sum, bytes(&oom["there"]["totals"]["reserved_bytes"]), "{reserved}");
+    assert!(bytes(&reserved["pinned_bytes"]) > 300 << 20, "{reserved}");
+    assert_eq!(reserved["pins"][0]["segments"], reserved["pinned_segments"], "all by one line: {reserved}");
+    // What CUDA said is what the allocator's own message says.
+    let stderr = String::from_utf8_lossy(&run.output.stderr);
+    let free = format!("of which {:.2} MiB is free", bytes(&oom["device_free_bytes"]) as f64 / f64::from(1 << 20));
+    assert!(stderr.contains(&free), "{free}: {stderr}");
+    let settings = device["what_if"]["settings"].as_array().expect("settings");
+    let fits = settings.iter().find(|s| s["fits"] == true).expect("a setting that helps");
+    assert_eq!(fits["setting"], "expandable_segments:True");
+    victim.clone().env(CONF, "expandable_segments:True").run().assert_ended_well();
+    let page = String::from_utf8_lossy(&run.output.stderr);
+    assert!(page.contains("expandable_segments:True: the request would have fitted"), "{page}");
+    let pages = section(&run, "fragmentation");
+    assert!(pages.contains("fragmentation.py:16 bytes_of") && pages.contains("fits"), "{pages}");
+}
+
+/// The same page whether the error ended the program or was caught.
+#[test]
+fn a_caught_error_is_told_like_a_fatal_one() {
+    let of = |arguments: &[&str]| Victim::python("torch/oom_train.py", arguments).env("SIMCUDA_MEMORY", "400M").run();
+    let (fatal, caught) = (of(&[]), of(&["catch"]));
+    assert_eq!(fatal.output.status.code(), Some(1));
+    caught.assert_ended_well();
+    let (of_fatal, of_caught) = (device(&fatal), device(&caught));
+    assert_eq!(of_fatal["ooms"][0]["fatal"], true);
+    assert_eq!(of_caught["ooms"][0]["fatal"], false);
+    for what in ["wanted_bytes", "device_free_bytes", "short_bytes", "cached_bytes", "state_needed_bytes"] {
+        assert_eq!(of_fatal["ooms"][0][what], of_caught["ooms"][0][what], "{what}");
+    }
+    assert_eq!(of_fatal["ooms"][0]["there"]["by_category"], of_caught["ooms"][0]["there"]["by_category"]);
+    let state = bytes(&of_fatal["ooms"][0]["state_needed_bytes"]);
+    let parameters: u64 = (6 * 2048 * 2048 + 2048 * 1500) * 4;
+    assert_eq!(state, 2 * parameters, "two moments of each parameter");
+    let tell = |run: &Run| {
+        let page = section(run, "oom");
+        let (_, rest) = page.split_once("  free ").unwrap_or_else(|| panic!("{page}"));
+        rest.to_owned()
+    };
+    assert_eq!(tell(&fatal), tell(&caught), "the page");
+}
+
+/// Memory that another process holds is told apart from this process's.
+#[test]
+fn other_processes_are_told_apart() {
+    let run =
+        Victim::python("torch/oom_train.py", &[]).env("SIMCUDA_MEMORY", "800M").env("SIMCUDA_CONTEXT", "500M").run();
+    assert_eq!(run.output.status.code(), Some(1), "{}", String::from_utf8_lossy(&run.output.stderr));
+    let device = device(&run);
+    let oom = &device["ooms"][0];
+    assert_eq!(bytes(&oom["others_bytes"]), 500 << 20, "{oom}");
+    assert_eq!(bytes(&device["used_before_bytes"]), 500 << 20);
+    let whole = bytes(&device["total_bytes"]);
+    let told: u64 =
+        ["others_bytes", "outside_allocator_bytes", "device_free_bytes"].iter().map(|w| bytes(&oom[w])).sum();
+    assert_eq!(told + bytes(&oom["there"]["totals"]["reserved_bytes"]), whole, "all of the device: {oom}");
+    assert!(section(&run, "oom").contains("CUDA contexts and other processes 500 MiB"));
+}
+
+/// A limit that the program set itself is no lack of memory.
+#[test]
+fn a_limit_of_pytorchs_own_is_named() {
+    let run =
+        Victim::python("allocators/policies.py", &["0.1"]).env("PYTHONPATH", root().join("tests/programs/torch")).run();
+    run.assert_ended_well();
+    let device = device(&run);
+    assert_eq!(device["ooms"][0]["refused_by_pytorch"], true);
+    assert_eq!(device["ooms"][0]["short_bytes"], Value::Null);
+    assert!(section(&run, "oom").contains("set_per_process_memory_fraction"));
+}
+
+#[test]
+fn a_section_that_is_none_is_refused_with_those_that_are() {
+    let output = Command::new(memtrace()).args(["report", ".", "--section", "nonsense"]).output().expect("memtrace");
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("fragmentation") && text.contains("peak"), "{text}");
+}
