@@ -190,6 +190,7 @@ impl Guard {
     fn write(&mut self, event: &mut Event) -> bool {
         emit::room(self.process(), &mut self.inner().producer) && {
             emit::stamp(self.process(), event);
+            self.process().names.note(event);
             self.inner().producer.write(&event.to_slot()).is_ok()
         }
     }

@@ -27,6 +27,7 @@ mod labels;
 #[cfg(not(test))]
 mod late;
 mod local;
+mod names;
 mod objects;
 mod origins;
 mod process;

@@ -14,6 +14,7 @@ use crate::connect::connect;
 use crate::hooks::TorchState;
 use crate::labels::Labels;
 use crate::local::{Local, Locals, wiped_on_fork};
+use crate::names::Names;
 use crate::objects::DefinedModules;
 use crate::origins::Origins;
 use crate::seccomp;
@@ -28,6 +29,7 @@ pub(crate) struct Process {
     pub(crate) torch: TorchState,
     pub(crate) origins: Origins,
     pub(crate) labels: Labels,
+    pub(crate) names: Names,
     python: AtomicPtr<Python>,
     /// When to look for an interpreter again: the number of looks that found none.
     python_misses: AtomicU64,
@@ -263,6 +265,7 @@ fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
     let segment =
         connect(&options.token, generation, MISSED.load(Ordering::Relaxed) != 0).ok_or(NotStarted::Unreachable)?;
     alive.store(1, Ordering::Relaxed);
+    let names = Names::new(options.names);
     Ok(Process {
         options,
         segment,
@@ -271,6 +274,7 @@ fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
         torch: TorchState::new(parent.map(|p| &p.torch)),
         origins: Origins::new(),
         labels: Labels::new(),
+        names,
         python: AtomicPtr::new(std::ptr::null_mut()),
         python_misses: AtomicU64::new(0),
         python_reported: AtomicU32::new(0),

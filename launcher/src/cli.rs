@@ -137,6 +137,9 @@ pub(crate) struct Run {
     /// Whether to record CPU tensors (auto: only where no CUDA device is used)
     #[arg(long, value_enum, default_value_t = Cpu::Auto)]
     pub(crate) cpu: Cpu,
+    /// Do not look for the names of tensors and modules in the program's objects
+    #[arg(long)]
+    pub(crate) no_names: bool,
     /// Print nothing but errors
     #[arg(short, long)]
     pub(crate) quiet: bool,

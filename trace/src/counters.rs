@@ -64,6 +64,8 @@ counters! {
     RingWaitMicroseconds = 15 "ring_wait_us";
     /// Ranges with a name (`record_function`, NVTX) that were not recorded: there are too many different names.
     LabelsDropped = 16 "labels_dropped";
+    /// Names of tensors and modules that were not told, for there are too many.
+    NamesCut = 18 "names_cut";
 }
 
 /// A snapshot of all counters of one process.

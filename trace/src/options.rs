@@ -40,6 +40,8 @@ pub struct Options {
     pub stacks: Stacks,
     /// Whether each native stack is compared with the C library's own unwinder.
     pub check_stacks: bool,
+    /// Whether tensors and modules are given their names.
+    pub names: bool,
     /// Filters of system calls (seccomp) that the launcher runs under itself.
     pub filters: u32,
 }
@@ -67,8 +69,9 @@ impl Options {
     /// The value of the environment variable: `token;cpu=auto;stacks=python;filters=0`.
     pub fn encode(&self) -> String {
         let check = if self.check_stacks { ";check=stacks" } else { "" };
+        let names = if self.names { "" } else { ";names=off" };
         let (cpu, stacks) = (self.cpu.name(), self.stacks.name());
-        format!("{};cpu={cpu};stacks={stacks};filters={}{check}", self.token, self.filters)
+        format!("{};cpu={cpu};stacks={stacks};filters={}{check}{names}", self.token, self.filters)
     }
 
     /// Reads [`Self::encode`]'s form. Unknown keys and values are ignored: launcher and library are of one build, and
@@ -81,6 +84,7 @@ impl Options {
             cpu: Cpu::default(),
             stacks: Stacks::default(),
             check_stacks: false,
+            names: true,
             filters: 0,
         };
         for (key, value) in parts.filter_map(|p| p.split_once('=')) {
@@ -88,6 +92,7 @@ impl Options {
                 "cpu" => options.cpu = Cpu::parse(value).unwrap_or_default(),
                 "stacks" => options.stacks = Stacks::parse(value).unwrap_or_default(),
                 "filters" => options.filters = value.parse().unwrap_or(0),
+                "names" => options.names = value != "off",
                 "check" => options.check_stacks = value == "stacks",
                 _ => {}
             }
@@ -116,9 +121,9 @@ mod tests {
 
     #[test]
     fn options_round_trip() {
-        for check_stacks in [false, true] {
-            let options =
-                Options { token: "0123abcd".into(), cpu: Cpu::Never, stacks: Stacks::Both, check_stacks, filters: 3 };
+        for (check_stacks, names) in [(false, true), (true, false)] {
+            let (cpu, stacks) = (Cpu::Never, Stacks::Both);
+            let options = Options { token: "0123abcd".into(), cpu, stacks, check_stacks, names, filters: 3 };
             assert_eq!(Options::parse(&options.encode()), Some(options));
         }
         assert_eq!(Options::parse(""), None);

@@ -276,12 +276,13 @@ proptest! {
     }
 
     #[test]
-    fn the_handshake(generation: u32, token in "[0-9a-f]{1,64}", cpu in 0usize..3, stacks in 0usize..4, check_stacks: bool) {
+    fn the_handshake(generation: u32, token in "[0-9a-f]{1,64}", cpu in 0usize..3, stacks in 0usize..4, flags in 0u8..4) {
         let hello = Hello::new(generation);
         prop_assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
         let cpu = [Cpu::Auto, Cpu::Always, Cpu::Never][cpu];
         let stacks = [Stacks::Python, Stacks::Native, Stacks::Both, Stacks::None][stacks];
-        let options = Options { token, cpu, stacks, check_stacks, filters: generation };
+        let (check_stacks, names) = (flags & 1 != 0, flags & 2 != 0);
+        let options = Options { token, cpu, stacks, check_stacks, names, filters: generation };
         prop_assert_eq!(Options::parse(&options.encode()), Some(options));
     }
 }

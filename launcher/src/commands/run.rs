@@ -57,7 +57,8 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     let listener = session::listen(&token)?;
     let cpu = if run.cpu == Cpu::Auto && gpu::is_usable() { options::Cpu::Never } else { run.cpu.into() };
     let filters = std::fs::read_to_string("/proc/self/status").map_or(0, |status| options::filters_in(&status));
-    let options = Options { token, cpu, stacks: run.stacks.into(), check_stacks: run.check_stacks, filters };
+    let (stacks, check_stacks, names) = (run.stacks.into(), run.check_stacks, !run.no_names);
+    let options = Options { token, cpu, stacks, check_stacks, names, filters };
     // SAFETY: no thread has been started yet.
     unsafe { session::enter(&library.path, &options) };
     let signals = Signals::block().context("cannot block signals")?;

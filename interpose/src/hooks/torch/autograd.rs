@@ -21,6 +21,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 use super::python_node::PythonNodes;
 use super::{exported_by, grad_mode};
 use crate::guard::Guard;
+use crate::names;
 use crate::process::Process;
 use crate::real::Original;
 use crate::thread::thread;
@@ -303,6 +304,7 @@ impl Drop for Restore {
         thread(|t| {
             t.context.set(self.context);
             t.backward_depth.set(t.backward_depth.get().saturating_sub(1));
+            names::node_ends();
         });
     }
 }
@@ -329,6 +331,7 @@ extern "C-unwind" fn evaluate_function(
     }
     let context = context_of(node);
     let _restore = thread(|t| {
+        names::node_begins();
         t.backward_depth.set(t.backward_depth.get() + 1);
         Restore { context: t.context.replace(context) }
     });

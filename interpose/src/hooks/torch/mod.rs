@@ -51,6 +51,11 @@ pub(super) fn device_in_use() {
     DEVICE_IN_USE.store(1, Ordering::Relaxed);
 }
 
+/// Whether one is.
+pub(crate) fn is_device_in_use() -> bool {
+    DEVICE_IN_USE.load(Ordering::Relaxed) != 0
+}
+
 /// How many calls of others are still to be looked at, for whether PyTorch's allocator made them ask: none before it is loaded and
 /// none after its first own call, for a look is a native stack. Of this image, as above.
 static LOOKS: AtomicU32 = AtomicU32::new(0);
@@ -74,7 +79,7 @@ fn libc10(cache: &Original, name: &CStr) -> *mut std::ffi::c_void {
 }
 
 /// A symbol that the object of this file name exports; not ours.
-fn exported_by(file_name: &[u8], name: &CStr) -> *mut std::ffi::c_void {
+pub(crate) fn exported_by(file_name: &[u8], name: &CStr) -> *mut std::ffi::c_void {
     let Some(object) = objects::named(file_name) else { return std::ptr::null_mut() };
     let handle = object.handle();
     if handle.is_null() { handle } else { real::lookup(handle, name) }

@@ -1,0 +1,34 @@
+//! Prints what the allocations of a run are called: the number of the event, what it is, its names, data type and shape; and its modules.
+//!
+//! ```text
+//! cargo run --release -p memtrace-analysis --example names -- RUN
+//! ```
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use memtrace_analysis::model::Names;
+use memtrace_analysis::open_run;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let path = PathBuf::from(std::env::args().nth(1).ok_or("RUN")?);
+    for process in open_run(&path)?.processes() {
+        let start = Instant::now();
+        let names = Names::of(process.recording());
+        eprintln!("names      {:>7.1} ms", start.elapsed().as_secs_f64() * 1e3);
+        process.recording().stream(&mut |events| {
+            for event in events {
+                if let Some(named) = names.of_alloc(event.seq) {
+                    println!("{}\t{:?}\t{}\t{}\t{}", event.seq, named.kind, named.text(), named.shape, event.size);
+                }
+            }
+        });
+        let definitions = process.definitions();
+        for module in &definitions.nn_names {
+            println!("module {:x} {} {:?} after {}", module.object, module.class, module.name, module.seq);
+        }
+        let (told, unmatched) = (definitions.tensor_names.len(), names.unmatched());
+        println!("{} allocations have names; {unmatched} of {told} names have no allocation", names.named_allocs());
+    }
+    Ok(())
+}

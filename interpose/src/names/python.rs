@@ -1,0 +1,402 @@
+//! What is used of CPython's C API to read the program's objects: functions that run no Python code on what they are given here, and change
+//! nothing. All are called with the GIL.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::{NonNull, null_mut};
+
+use crate::real;
+
+/// A `PyObject *`.
+pub(super) type Object = *mut c_void;
+
+/// `Py_TPFLAGS_*_SUBCLASS`
+const LIST: u64 = 1 << 25;
+const TUPLE: u64 = 1 << 26;
+const TEXT: u64 = 1 << 28;
+const DICT: u64 = 1 << 29;
+const TYPE: u64 = 1 << 31;
+
+/// `PyTypeObject.tp_name`: behind `ob_refcnt`, `ob_type` and `ob_size` in every CPython.
+const TP_NAME: usize = 24;
+
+/// Called for each object; 1 goes on.
+pub(super) type Visit = unsafe extern "C" fn(Object, *mut c_void) -> c_int;
+
+/// See the module.
+pub(super) struct Interface {
+    pub(super) add_pending_call: unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int,
+    is_finalizing: unsafe extern "C" fn() -> c_int,
+    error_occurred: unsafe extern "C" fn() -> Object,
+    clear_error: unsafe extern "C" fn(),
+    sys_object: unsafe extern "C" fn(*const c_char) -> Object,
+    dict_item_string: unsafe extern "C" fn(Object, *const c_char) -> Object,
+    dict_next: unsafe extern "C" fn(Object, *mut isize, *mut Object, *mut Object) -> c_int,
+    module_dict: unsafe extern "C" fn(Object) -> Object,
+    generic_attribute: unsafe extern "C" fn(Object, Object) -> Object,
+    type_lookup: unsafe extern "C" fn(Object, Object) -> Object,
+    type_flags: unsafe extern "C" fn(Object) -> u64,
+    is_subtype: unsafe extern "C" fn(Object, Object) -> c_int,
+    member_type: Object,
+    list_size: unsafe extern "C" fn(Object) -> isize,
+    list_item: unsafe extern "C" fn(Object, isize) -> Object,
+    tuple_size: unsafe extern "C" fn(Object) -> isize,
+    tuple_item: unsafe extern "C" fn(Object, isize) -> Object,
+    utf8: unsafe extern "C" fn(Object, *mut isize) -> *const c_char,
+    new_text: unsafe extern "C" fn(*const c_char) -> Object,
+    release: unsafe extern "C" fn(Object),
+    /// From 3.12 on.
+    visit_objects: Option<unsafe extern "C" fn(Visit, *mut c_void)>,
+    call: unsafe extern "C" fn(Object, Object) -> Object,
+    /// From 3.10 on.
+    collector: Option<(unsafe extern "C" fn() -> c_int, unsafe extern "C" fn() -> c_int)>,
+    /// From 3.9 on.
+    frames: Option<Frames>,
+}
+
+/// Frames of the calling thread.
+#[derive(Clone, Copy)]
+struct Frames {
+    innermost: unsafe extern "C" fn() -> Object,
+    back: unsafe extern "C" fn(Object) -> Object,
+    code: unsafe extern "C" fn(Object) -> Object,
+}
+
+impl Interface {
+    /// `None` where there is no CPython, or one whose objects other threads may change while we look.
+    pub(super) fn find() -> Option<Interface> {
+        /// # Safety
+        /// `T` is the type of a pointer to what has this name.
+        unsafe fn symbol<T: Copy>(name: &CStr) -> Option<T> {
+            let found = NonNull::new(real::lookup(libc::RTLD_DEFAULT, name))?;
+            // SAFETY: as promised by the caller; pointers to functions have the size of pointers.
+            Some(unsafe { std::mem::transmute_copy::<NonNull<c_void>, T>(&found) })
+        }
+        // SAFETY: all are of the C API, with these types in every CPython from 3.8 on.
+        unsafe {
+            let version: unsafe extern "C" fn() -> *const c_char = symbol(c"Py_GetVersion")?;
+            let version = version();
+            if version.is_null() || CStr::from_ptr(version).to_bytes().windows(14).any(|w| w == b"free-threading") {
+                return None;
+            }
+            let frames = || {
+                let innermost = symbol(c"PyEval_GetFrame")?;
+                Some(Frames { innermost, back: symbol(c"PyFrame_GetBack")?, code: symbol(c"PyFrame_GetCode")? })
+            };
+            Some(Interface {
+                add_pending_call: symbol(c"Py_AddPendingCall")?,
+                // Public since 3.13; before that with an underscore.
+                is_finalizing: symbol(c"Py_IsFinalizing").or_else(|| symbol(c"_Py_IsFinalizing"))?,
+                error_occurred: symbol(c"PyErr_Occurred")?,
+                clear_error: symbol(c"PyErr_Clear")?,
+                sys_object: symbol(c"PySys_GetObject")?,
+                dict_item_string: symbol(c"PyDict_GetItemString")?,
+                dict_next: symbol(c"PyDict_Next")?,
+                module_dict: symbol(c"PyModule_GetDict")?,
+                generic_attribute: symbol(c"PyObject_GenericGetAttr")?,
+                type_lookup: symbol(c"_PyType_Lookup")?,
+                type_flags: symbol(c"PyType_GetFlags")?,
+                is_subtype: symbol(c"PyType_IsSubtype")?,
+                member_type: symbol(c"PyMemberDescr_Type")?,
+                list_size: symbol(c"PyList_Size")?,
+                list_item: symbol(c"PyList_GetItem")?,
+                tuple_size: symbol(c"PyTuple_Size")?,
+                tuple_item: symbol(c"PyTuple_GetItem")?,
+                utf8: symbol(c"PyUnicode_AsUTF8AndSize")?,
+                new_text: symbol(c"PyUnicode_InternFromString")?,
+                release: symbol(c"Py_DecRef")?,
+                visit_objects: symbol(c"PyUnstable_GC_VisitObjects"),
+                call: symbol(c"PyObject_CallObject")?,
+                collector: symbol(c"PyGC_Disable").zip(symbol(c"PyGC_Enable")),
+                frames: frames(),
+            })
+        }
+    }
+
+    /// What can be read now. `None` while an error is set, and when the interpreter ends.
+    ///
+    /// # Safety
+    /// This thread holds the GIL, and does so as long as the answer lives.
+    pub(super) unsafe fn session(&self) -> Option<Session<'_>> {
+        // SAFETY: with the GIL, as the caller promises.
+        unsafe {
+            ((self.is_finalizing)() == 0 && (self.error_occurred)().is_null()).then_some(Session { interface: self })
+        }
+    }
+}
+
+/// The time in which this thread holds the GIL, no error is set, and no Python code runs: borrowed objects stay.
+#[derive(Clone, Copy)]
+pub(super) struct Session<'a> {
+    interface: &'a Interface,
+}
+
+/// An object that we hold a reference of.
+pub(super) struct Held<'a> {
+    session: Session<'a>,
+    pub(super) object: Object,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // SAFETY: our own reference, with the GIL.
+        unsafe { (self.session.interface.release)(self.object) };
+    }
+}
+
+/// The type of an object.
+///
+/// # Safety
+/// It is one.
+pub(super) unsafe fn type_of(object: Object) -> Object {
+    // SAFETY: `ob_type` is the second word of every object.
+    unsafe { object.cast::<Object>().add(1).read() }
+}
+
+/// The name of a type, without its module.
+///
+/// # Safety
+/// It is a type; the name is used while it lives.
+pub(super) unsafe fn type_name<'a>(of: Object) -> &'a str {
+    // SAFETY: as promised; a C string that lives as long as the type.
+    let name = unsafe {
+        let name = of.byte_add(TP_NAME).cast::<*const c_char>().read();
+        if name.is_null() {
+            return "?";
+        }
+        CStr::from_ptr(name)
+    };
+    let name = name.to_str().unwrap_or("?");
+    name.rsplit('.').next().unwrap_or(name)
+}
+
+impl<'a> Session<'a> {
+    fn some(object: Object) -> Option<Object> {
+        (!object.is_null()).then_some(object)
+    }
+
+    fn held(self, object: Object) -> Option<Held<'a>> {
+        Session::some(object).map(|object| Held { session: self, object })
+    }
+
+    /// A text of ours, for [`Self::attribute`].
+    pub(super) fn text(self, text: &CStr) -> Option<Held<'a>> {
+        // SAFETY: a C string, with the GIL.
+        let text = unsafe { (self.interface.new_text)(text.as_ptr()) };
+        self.cleared(text).and_then(|text| self.held(text))
+    }
+
+    /// The answer of a function that may have set an error.
+    fn cleared(self, object: Object) -> Option<Object> {
+        if object.is_null() {
+            // SAFETY: with the GIL; no error was set before the call.
+            unsafe { (self.interface.clear_error)() };
+        }
+        Session::some(object)
+    }
+
+    /// A class of a module that the program has imported.
+    pub(super) fn class(self, module: &CStr, name: &CStr) -> Option<Object> {
+        // SAFETY: with the GIL; all borrowed. What is not of the expected type is refused with an error.
+        let class = unsafe {
+            let modules = (self.interface.sys_object)(c"modules".as_ptr());
+            let module = (!modules.is_null())
+                .then(|| (self.interface.dict_item_string)(modules, module.as_ptr()))
+                .and_then(|module| self.cleared(module))?;
+            let names = self.cleared((self.interface.module_dict)(module))?;
+            self.cleared((self.interface.dict_item_string)(names, name.as_ptr()))?
+        };
+        self.is(class, TYPE).then_some(class)
+    }
+
+    /// Whether an object is of one of these kinds.
+    fn is(self, object: Object, flags: u64) -> bool {
+        // SAFETY: an object, with the GIL.
+        unsafe { (self.interface.type_flags)(type_of(object)) & flags != 0 }
+    }
+
+    pub(super) fn is_dict(self, object: Object) -> bool {
+        self.is(object, DICT)
+    }
+
+    /// Whether `object` is an instance of `class`, by its type alone.
+    pub(super) fn is_instance(self, object: Object, class: Object) -> bool {
+        // SAFETY: an object and a type, with the GIL.
+        unsafe { self.is_subtype(type_of(object), class) }
+    }
+
+    /// # Safety
+    /// Both are types.
+    unsafe fn is_subtype(self, of: Object, class: Object) -> bool {
+        // SAFETY: as promised; walks the method resolution order.
+        of == class || unsafe { (self.interface.is_subtype)(of, class) } != 0
+    }
+
+    /// What an instance itself has under this name, in its dictionary or a slot. What its class computes is not asked for: that may be
+    /// the program's own code.
+    pub(super) fn attribute(self, object: Object, name: &Held<'_>) -> Option<Held<'a>> {
+        // SAFETY: an object and a text, with the GIL. Nothing of the class answers, but for slots, which are C code.
+        unsafe {
+            let of_class = (self.interface.type_lookup)(type_of(object), name.object);
+            if !of_class.is_null() && type_of(of_class) != self.interface.member_type {
+                return None;
+            }
+            let found = (self.interface.generic_attribute)(object, name.object);
+            self.cleared(found).and_then(|found| self.held(found))
+        }
+    }
+
+    /// An attribute of an object whose type is CPython's own.
+    fn of_c(self, object: Object, name: &Held<'_>) -> Option<Held<'a>> {
+        // SAFETY: an object and a text, with the GIL: C code answers.
+        let found = unsafe { (self.interface.generic_attribute)(object, name.object) };
+        self.cleared(found).and_then(|found| self.held(found))
+    }
+
+    /// The entries of a dictionary, in order of insertion; nothing, where it is none. They must not be changed meanwhile.
+    pub(super) fn entries(self, dict: Object) -> impl Iterator<Item = (Object, Object)> {
+        let mut position = if self.is_dict(dict) { Some(0) } else { None };
+        std::iter::from_fn(move || {
+            let position = position.as_mut()?;
+            let (mut key, mut value) = (null_mut(), null_mut());
+            // SAFETY: a dictionary, which nobody changes while we hold the GIL and run no code of the program's.
+            let more = unsafe { (self.interface.dict_next)(dict, position, &mut key, &mut value) } != 0;
+            (more && !key.is_null() && !value.is_null()).then_some((key, value))
+        })
+    }
+
+    /// The elements of a list or tuple; nothing, where it is neither.
+    pub(super) fn elements(self, sequence: Object) -> impl Iterator<Item = Object> {
+        let size = if self.is(sequence, LIST) {
+            // SAFETY: a list, with the GIL.
+            Some((unsafe { (self.interface.list_size)(sequence) }, self.interface.list_item))
+        } else if self.is(sequence, TUPLE) {
+            // SAFETY: a tuple, with the GIL.
+            Some((unsafe { (self.interface.tuple_size)(sequence) }, self.interface.tuple_item))
+        } else {
+            None
+        };
+        let (size, item) = size.unwrap_or((0, self.interface.list_item));
+        // SAFETY: within its bounds; borrowed.
+        (0..size).map_while(move |index| Session::some(unsafe { item(sequence, index) }))
+    }
+
+    /// A Python text's own bytes.
+    pub(super) fn str<'t>(self, text: Object) -> Option<&'t str> {
+        if !self.is(text, TEXT) {
+            return None;
+        }
+        let mut length = 0;
+        // SAFETY: a text, with the GIL; the bytes are its own and live as long as it.
+        unsafe {
+            let bytes = (self.interface.utf8)(text, &mut length);
+            if bytes.is_null() {
+                (self.interface.clear_error)();
+                return None;
+            }
+            str::from_utf8(std::slice::from_raw_parts(bytes.cast::<u8>(), usize::try_from(length).ok()?)).ok()
+        }
+    }
+
+    /// Every object that the garbage collector knows and that is an instance of one of these classes. Called with the index of the class.
+    pub(super) fn instances(self, classes: &[Object], found: &mut dyn FnMut(usize, Object)) -> bool {
+        let mut search = Search { session: self, classes, seen: vec![(null_mut(), NONE); SEEN], found };
+        if let Some(visit) = self.interface.visit_objects {
+            // SAFETY: with the GIL. `look` gets each object and the search, and does nothing but look.
+            unsafe { visit(look, (&raw mut search).cast()) };
+            return true;
+        }
+        // A list of all of them, made by C code. The collector is not to run because it was made.
+        let Some(gc) = self.builtin(c"gc", c"get_objects") else { return false };
+        // SAFETY: with the GIL. The list is ours; the objects in it are held by it until then, and by the program as before.
+        unsafe {
+            let was_enabled = self.interface.collector.is_some_and(|(disable, _)| disable() != 0);
+            let list = (self.interface.call)(gc, null_mut());
+            if let Some(list) = self.cleared(list).and_then(|list| self.held(list)) {
+                for object in self.elements(list.object) {
+                    look(object, (&raw mut search).cast());
+                }
+            }
+            if let (true, Some((_, enable))) = (was_enabled, self.interface.collector) {
+                enable();
+            }
+        }
+        true
+    }
+
+    /// A function of a module that the program has imported, if it is one of C.
+    fn builtin(self, module: &CStr, name: &CStr) -> Option<Object> {
+        // SAFETY: as in `class`.
+        let function = unsafe {
+            let modules = Session::some((self.interface.sys_object)(c"modules".as_ptr()))?;
+            let module = self.cleared((self.interface.dict_item_string)(modules, module.as_ptr()))?;
+            let names = self.cleared((self.interface.module_dict)(module))?;
+            self.cleared((self.interface.dict_item_string)(names, name.as_ptr()))?
+        };
+        // SAFETY: an object has a type.
+        (unsafe { type_name(type_of(function)) } == "builtin_function_or_method").then_some(function)
+    }
+
+    /// Whether this thread is in a function of this name.
+    pub(super) fn is_within(self, name: &str) -> bool {
+        const DEEPEST: usize = 200;
+        let (Some(frames), Some(co_name)) = (self.interface.frames, self.text(c"co_name")) else { return false };
+        // SAFETY: with the GIL. The innermost frame is borrowed, the others are ours.
+        let mut frame = unsafe { (frames.innermost)() };
+        let mut ours: Option<Held<'_>> = None;
+        for _ in 0..DEEPEST {
+            if frame.is_null() {
+                return false;
+            }
+            // SAFETY: a live frame; a new reference of its code.
+            let code = self.held(unsafe { (frames.code)(frame) });
+            let named = code.and_then(|code| {
+                // A code object's name is a slot of C.
+                let name = self.of_c(code.object, &co_name)?;
+                self.str(name.object).map(str::to_owned)
+            });
+            if named.as_deref() == Some(name) {
+                return true;
+            }
+            // SAFETY: as above; a new reference.
+            let back = self.held(unsafe { (frames.back)(frame) });
+            frame = back.as_ref().map_or(null_mut(), |held| held.object);
+            drop(std::mem::replace(&mut ours, back));
+        }
+        false
+    }
+}
+
+/// How many types are remembered while searching.
+const SEEN: usize = 1 << 12;
+const NONE: usize = usize::MAX;
+
+struct Search<'a> {
+    session: Session<'a>,
+    classes: &'a [Object],
+    /// By a type's address: what it is a subclass of.
+    seen: Vec<(Object, usize)>,
+    found: &'a mut dyn FnMut(usize, Object),
+}
+
+unsafe extern "C" fn look(object: Object, search: *mut c_void) -> c_int {
+    // SAFETY: `instances` gave its own, and nobody else uses it meanwhile.
+    let search = unsafe { &mut *search.cast::<Search<'_>>() };
+    // SAFETY: an object.
+    let class = unsafe { type_of(object) };
+    let place = (class.addr() >> 4) % SEEN;
+    let known = search.seen.get(place).filter(|seen| seen.0 == class).map(|seen| seen.1);
+    let which = known.unwrap_or_else(|| {
+        let session = search.session;
+        // SAFETY: types.
+        let is = |of: &Object| unsafe { session.is_subtype(class, *of) };
+        let which = search.classes.iter().position(is).unwrap_or(NONE);
+        if let Some(seen) = search.seen.get_mut(place) {
+            *seen = (class, which);
+        }
+        which
+    });
+    if which != NONE {
+        (search.found)(which, object);
+    }
+    1
+}
