@@ -3,6 +3,7 @@
 mod background;
 mod blocks;
 mod frames;
+mod metadata;
 mod phrase;
 mod pickle;
 mod snapshot;

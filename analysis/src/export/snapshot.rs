@@ -17,6 +17,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use super::background::Background;
 use super::frames::Frames;
+use super::metadata::Metadata;
 use super::phrase::Phrase;
 use super::pickle::{List, Pickle, Word, Words};
 use super::sources::Sources;
@@ -65,6 +66,7 @@ struct Writer<'a, W: Write> {
     words: Words,
     phrases: Phrases,
     frames: Frames<'a>,
+    metadata: Metadata,
     calibration: Calibration,
     /// PyTorch's pool ids, by ours; the default one is there where the allocator tells events' pools.
     pools: &'a BTreeMap<u16, (u64, u64)>,
@@ -96,7 +98,8 @@ struct Phrases {
     size: Phrase,
     stream: Phrase,
     time: Phrase,
-    unused: Phrase,
+    compile_context: Phrase,
+    no_metadata: Phrase,
     /// By phase.
     tails: Vec<Phrase>,
 }
@@ -112,7 +115,8 @@ impl Phrases {
             size: Phrase::middle(&[Word::Size]),
             stream: Phrase::middle(&[Word::Stream]),
             time: Phrase::middle(&[Word::TimeUs]),
-            unused: Phrase::middle(&[Word::CompileContext, Word::NotAvailable, Word::UserMetadata, Word::Empty]),
+            compile_context: Phrase::middle(&[Word::CompileContext, Word::NotAvailable]),
+            no_metadata: Phrase::middle(&[Word::UserMetadata, Word::Empty]),
             tails: Phase::ALL.into_iter().map(tail).collect(),
         }
     }
@@ -128,6 +132,7 @@ impl<'a, W: Write> Writer<'a, W> {
             words: Words::new(),
             phrases: Phrases::new(),
             frames: Frames::new(process.definitions(), sources),
+            metadata: Metadata::of(process.recording()),
             calibration,
             pools: &process.definitions().pools,
             unknown_written: false,
@@ -280,7 +285,11 @@ impl<'a, W: Write> Writer<'a, W> {
         out.uint(e.stream);
         phrases.time.put(out, words);
         out.uint(trace.time_us);
-        phrases.unused.put(out, words);
+        phrases.compile_context.put(out, words);
+        let told = action == Word::Alloc && self.metadata.put(out, e, |out| words.put(out, Word::UserMetadata));
+        if !told {
+            phrases.no_metadata.put(out, words);
+        }
         if e.source == Source::Torch && self.pools.contains_key(&0) {
             words.put(out, Word::PoolId);
             let (first, second) = self.pools.get(&e.pool).copied().unwrap_or((0, 0));

@@ -1,0 +1,224 @@
+"""Programs that say what their tensors are called: what memtrace finds out by itself must be the same.
+
+named.py CASE...     writes, after each step, one line of JSON to the file MEMTRACE_TEST_NAMES: kind, name, address, device, shape of every
+tensor, asked of PyTorch itself: named_parameters(), named_buffers(), .grad, optimizer.state; and the modules, from named_modules().
+Kernels do not run over the simulated CUDA, so nothing here looks at a result.
+"""
+
+import gc
+import json
+import os
+import sys
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+PATH = os.environ.get("MEMTRACE_TEST_NAMES")
+
+
+def plain(tensor):
+    """The tensor whose memory it is: a DTensor's local one."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+class Oracle:
+    def __init__(self, rank=None):
+        self.file = open(PATH if rank is None else f"{PATH}.{rank}", "a") if PATH else None
+
+    def note(self, models, optimizers=(), gradients=True):
+        """What everything is called now."""
+        if not self.file:
+            return
+        rows, names = [], {}
+
+        def row(kind, name, tensor):
+            tensor = plain(tensor)
+            if tensor is None or not tensor.is_cuda:
+                return
+            storage = tensor.untyped_storage()
+            if storage.data_ptr():
+                shape = f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
+                rows.append([kind, name, storage.data_ptr(), shape])
+
+        modules = []
+        for model in models:
+            for name, parameter in model.named_parameters(remove_duplicate=False):
+                names.setdefault(id(parameter), name)
+                row("parameter", name, parameter)
+                if gradients and parameter.grad is not None:
+                    row("gradient", name + ".grad", parameter.grad)
+            for name, buffer in model.named_buffers(remove_duplicate=False):
+                row("buffer", name, buffer)
+            modules += [[id(module), type(module).__name__, name] for name, module in model.named_modules()]
+        for optimizer in optimizers:
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor):
+                        name = f"{type(optimizer).__name__}.{key} of {names[id(parameter)]}"
+                        row("optimizer_state", name, value)
+        print(json.dumps({"tensors": rows, "modules": modules}), file=self.file, flush=True)
+
+
+def train(model, batch, models=None, optimizer=None, steps=3, oracle=None):
+    oracle = oracle or Oracle()
+    models = models or [model]
+    for _ in range(steps):
+        out = model(batch())
+        (out if out.dim() == 0 else out.float().sum()).backward()
+        oracle.note(models, [optimizer], gradients=True)
+        optimizer.step()
+        oracle.note(models, [optimizer], gradients=True)
+        optimizer.zero_grad()
+    model(batch()).sum()
+    oracle.note(models, [optimizer], gradients=False)
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 10)).cuda()
+
+
+def adam():
+    model = mlp()
+    train(model, lambda: torch.empty(64, 512, device="cuda"), optimizer=torch.optim.Adam(model.parameters()))
+
+
+class Residual(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.register_buffer("scale", torch.ones(width, device="cuda"), persistent=False)
+        self.register_parameter("nothing", None)
+
+    def forward(self, x):
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(x + self.bn2(self.conv2(y)) * self.scale[:, None, None])
+
+
+class ResNet(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 7, stride=2, padding=3)
+        self.layer1 = nn.Sequential(Residual(width), Residual(width))
+        self.layer2 = nn.ModuleList([Residual(width) for _ in range(2)])
+        self.fc = nn.Linear(width, 10)
+
+    def forward(self, x):
+        x = self.layer1(self.stem(x))
+        for block in self.layer2:
+            x = block(x)
+        return self.fc(x.mean((2, 3)))
+
+
+def resnet():
+    model = ResNet().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, lambda: torch.empty(4, 3, 32, 32, device="cuda"), optimizer=optimizer)
+
+
+class Tied(nn.Module):
+    """The weight of the embedding is that of the head; one block is used twice; two parameters are views of one storage."""
+
+    def __init__(self, width=64, words=500):
+        super().__init__()
+        self.wte = nn.Embedding(words, width)
+        self.block = nn.Linear(width, width)
+        self.again = self.block
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.wte.weight
+        flat = torch.empty(2 * width, device="cuda")
+        self.first = nn.Parameter(flat[:width])
+        self.second = nn.Parameter(flat[width:])
+
+    def forward(self, x):
+        return self.head(self.again(self.block(self.wte(x))) * self.first + self.second)
+
+
+def tied():
+    model = Tied().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, lambda: torch.zeros(4, 16, dtype=torch.long, device="cuda"), optimizer=optimizer)
+
+
+def frozen():
+    model = mlp()
+    for parameter in model[:3].parameters():
+        parameter.requires_grad_(False)
+    optimizer = torch.optim.RMSprop([p for p in model.parameters() if p.requires_grad], momentum=0.9)
+    train(model, lambda: torch.empty(64, 512, device="cuda"), optimizer=optimizer)
+
+
+def compiled():
+    model = mlp()
+    whole = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.Adam(whole.parameters())
+    train(whole, lambda: torch.empty(64, 512, device="cuda"), models=[whole], optimizer=optimizer)
+
+
+def two():
+    """Two models and two optimizers, as adversaries have."""
+    first, second = mlp(), nn.Sequential(nn.Linear(10, 77), nn.ReLU(), nn.Linear(77, 1)).cuda()
+    optimizers = [torch.optim.Adam(first.parameters()), torch.optim.SGD(second.parameters(), lr=0.1, momentum=0.5)]
+    oracle = Oracle()
+    for _ in range(3):
+        second(first(torch.empty(64, 512, device="cuda"))).sum().backward()
+        oracle.note([first, second], optimizers)
+        for optimizer in optimizers:
+            optimizer.step()
+        oracle.note([first, second], optimizers)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+
+def inference():
+    model = ResNet().cuda().eval()
+    with torch.no_grad():
+        for _ in range(8):
+            model(torch.empty(4, 3, 32, 32, device="cuda"))
+    Oracle().note([model])
+
+
+def one_step():
+    """Nothing comes after the only step."""
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.empty(64, 512, device="cuda")).sum().backward()
+    Oracle().note([model], [optimizer])
+    optimizer.step()
+
+
+def oom():
+    """The first step of the optimizer does not find room (SIMCUDA_MEMORY): what it has made by then is there."""
+    model = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(8)]).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.empty(8, 4096, device="cuda")).sum().backward()
+    oracle = Oracle()
+    oracle.note([model], [optimizer])
+    try:
+        optimizer.step()
+        print("enough memory")
+    except torch.OutOfMemoryError if hasattr(torch, "OutOfMemoryError") else torch.cuda.OutOfMemoryError:
+        oracle.note([model], [optimizer])
+        print("caught", flush=True)
+
+
+def untouched():
+    """Counts of references and of the garbage collector, step by step: the same with memtrace and without."""
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(4):
+        model(torch.empty(64, 512, device="cuda")).sum().backward()
+        optimizer.step()
+        counted = [sys.getrefcount(o) for o in (model, optimizer, model[0], model[0].weight, optimizer.state, model._modules)]
+        kept = [sys.getrefcount(o) for o in optimizer.state[model[0].weight].values()]
+        grads = [sys.getrefcount(p.grad) for p in model.parameters()]
+        print(counted, kept, grads, gc.get_count()[1:], len(gc.get_objects()), sys.exc_info(), flush=True)
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    for case in sys.argv[1:]:
+        globals()[case]()
