@@ -93,10 +93,6 @@ pub(crate) struct Names {
     due_in_backward: AtomicU64,
     /// The interpreter has been asked to call.
     asked: AtomicBool,
-    /// A look was the last one since a backward pass: the optimizer's step is still to come.
-    before_step: AtomicBool,
-    /// A look was asked for in a backward pass.
-    is_after_backward: AtomicBool,
     /// The program has been seen to run backward, or an optimizer.
     trains: AtomicBool,
     /// Blocks freed, and at how many to look; not exact where threads count at once.
@@ -185,8 +181,6 @@ impl Names {
             due: AtomicU64::new(u64::MAX),
             due_in_backward: AtomicU64::new(if on { 0 } else { u64::MAX }),
             asked: AtomicBool::new(false),
-            before_step: AtomicBool::new(false),
-            is_after_backward: AtomicBool::new(false),
             trains: AtomicBool::new(false),
             frees: AtomicU32::new(0),
             look_at: AtomicU32::new(FIRST_FREES),
@@ -223,20 +217,10 @@ impl Names {
         }
     }
 
-    /// An autograd node is made: a forward pass has begun. The first one since a backward pass says that what came between, the optimizer's
-    /// step, is over.
-    #[inline]
-    pub(crate) fn node_made(&self) {
-        if self.before_step.load(Ordering::Relaxed) {
-            self.step_is_over();
-        }
-    }
-
-    #[cold]
-    fn step_is_over(&self) {
-        self.before_step.store(false, Ordering::Relaxed);
+    /// An optimizer's step begins or ends on this thread.
+    pub(crate) fn at_optimizer(&self) {
         if clock::now() >= self.due_in_backward.load(Ordering::Relaxed) {
-            self.ask(false);
+            self.ask(true);
         }
     }
 
@@ -274,7 +258,6 @@ impl Names {
     fn ask(&self, trains: bool) {
         if trains {
             self.trains.store(true, Ordering::Relaxed);
-            self.is_after_backward.store(true, Ordering::Relaxed);
         }
         if !self.is_on() || self.asked.swap(true, Ordering::AcqRel) {
             return;
@@ -353,9 +336,6 @@ fn go(process: &'static Process, state: &mut State) {
     }
     let frees = names.frees.load(Ordering::Relaxed);
     names.look_at.store(frees.saturating_mul(FREES_GROW).max(FIRST_FREES), Ordering::Relaxed);
-    if names.is_after_backward.swap(false, Ordering::Relaxed) {
-        names.before_step.store(true, Ordering::Relaxed);
-    }
     let (wait, wait_in_backward) = state.pause(now);
     names.wait(wait, wait_in_backward);
 }

@@ -167,4 +167,8 @@ unsafe fn tell(action: Action, function: *const c_void) {
         now.stack = guard.stack();
     }
     labels::range(&mut guard, action, LabelOrigin::RecordFunction, text, Mark::default(), now);
+    // Before it the gradients are there, after it what the optimizer keeps.
+    if text.starts_with(b"Optimizer.step#") {
+        guard.process().names.at_optimizer();
+    }
 }
