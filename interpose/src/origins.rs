@@ -68,7 +68,8 @@ impl Origins {
         if !origins.add(frame, text.filename.into(), text.line, 0) {
             process.count(Counter::DefinitionsDropped, 1);
         }
-        if !origins.asked.swap(true, Ordering::AcqRel) {
+        // SAFETY: reads a word of the runtime's, at any time. An interpreter that is gone must not be asked.
+        if unsafe { (interface.is_initialized)() } != 0 && !origins.asked.swap(true, Ordering::AcqRel) {
             // SAFETY: needs no GIL; called back at a time when a hook's guard cannot be alive on that thread, with it.
             let refused = unsafe { (interface.add_pending_call)(resolve, null_mut()) } != 0;
             if refused {
@@ -171,6 +172,7 @@ type Object = *mut c_void;
 /// What is used of CPython's C API. Its types check what they are given.
 struct Interface {
     add_pending_call: unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int,
+    is_initialized: unsafe extern "C" fn() -> c_int,
     is_finalizing: unsafe extern "C" fn() -> c_int,
     sys_object: unsafe extern "C" fn(*const c_char) -> Object,
     dict_item_string: unsafe extern "C" fn(Object, *const c_char) -> Object,
@@ -199,6 +201,7 @@ impl Interface {
         unsafe {
             Some(Interface {
                 add_pending_call: function(c"Py_AddPendingCall")?,
+                is_initialized: function(c"Py_IsInitialized")?,
                 // Public since 3.13; before that with an underscore.
                 is_finalizing: function(c"Py_IsFinalizing").or_else(|| function(c"_Py_IsFinalizing"))?,
                 sys_object: function(c"PySys_GetObject")?,

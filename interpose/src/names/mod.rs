@@ -19,7 +19,6 @@ use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::hash::{Hash, Hasher};
-use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -31,7 +30,7 @@ use memtrace_trace::options::Cpu;
 
 use self::python::{Interface, Object, Session};
 use self::tensors::{Layout, Torch};
-use self::walk::{Listener, Spread, Spreading, Walk};
+use self::walk::{Listener, Parameters, Spread, Spreading, Walk};
 use crate::emit::cut;
 use crate::guard::Guard;
 use crate::hooks;
@@ -58,6 +57,8 @@ const OUTSIDE_NS: u64 = 1_000_000_000;
 const TOPIC: &str = "torch.names";
 /// Models and optimizers that are looked at again, at most; a program with more has them looked for each time.
 const MOST_KNOWN: usize = 256;
+/// Tensors on a device that are no proof of the layout, until it is given up.
+const MOST_MISSES: u32 = 256;
 /// A name's own bytes, beside its text.
 const NEWS: usize = 32;
 /// Bytes of names, at most.
@@ -122,6 +123,11 @@ struct State {
     roots: Vec<Known>,
     optimizers: Vec<Known>,
     told: Told,
+    /// By the object of a parameter that an optimizer has: its name. Where a parameter is taken out of its module for a while
+    /// (FSDP does so) it keeps it.
+    parameters: Parameters,
+    /// How many tensors have been looked at in vain for a layout.
+    misses: u32,
     /// In nanoseconds: when the first look was, when all objects were last looked at, what looks have taken and what the last took, what the
     /// last look at all objects took.
     began: u64,
@@ -264,8 +270,10 @@ impl Names {
         }
         self.wait_until(u64::MAX, u64::MAX);
         let Some(interface) = self.interface.get_or_init(Interface::find) else { return self.switch_off() };
-        // SAFETY: needs no GIL; called back on the interpreter's main thread, with it.
-        if unsafe { (interface.add_pending_call)(look, null_mut()) } != 0 {
+        if !interface.is_running() {
+            return self.switch_off();
+        }
+        if !interface.call_soon(look) {
             // Too many others wait: asked again at the next event.
             self.asked.store(false, Ordering::Release);
             self.wait_until(0, 0);
@@ -418,11 +426,12 @@ fn search(
         Cpu::Auto => !hooks::is_device_in_use(),
         Cpu::Never => false,
     };
-    let State { torch, layout, roots, optimizers: known_optimizers, told, .. } = state;
+    let State { torch, layout, roots, optimizers: known_optimizers, told, parameters, misses, .. } = state;
     let Some(torch) = torch else { return Ok(Looked::Nothing) };
     told.begin(names);
     let had_layout = layout.is_some();
-    let mut walk = Walk::new(session, torch, layout, module, cpu, told).ok_or("the interpreter has no memory")?;
+    let mut walk =
+        Walk::new(session, torch, layout, module, cpu, told, parameters).ok_or("the interpreter has no memory")?;
     if all {
         // SAFETY: objects, as the interpreter has just listed them.
         let known = |objects: Vec<Object>| objects.into_iter().map(|o| unsafe { Known::of(o) }).collect();
@@ -445,7 +454,9 @@ fn search(
         pass(&mut walk);
     }
     let (refused, cut) = (walk.refused, walk.cut);
-    drop(walk);
+    *misses += walk.misses;
+    let too_many = *misses >= MOST_MISSES && !walk.has_layout();
+    *parameters = walk.end();
     if roots.len() + known_optimizers.len() > MOST_KNOWN {
         roots.clear();
         known_optimizers.clear();
@@ -453,6 +464,9 @@ fn search(
     process.count(Counter::NamesCut, cut);
     if let Some(why) = refused {
         return Err(why);
+    }
+    if too_many {
+        return Err("no tensor is laid out as expected");
     }
     let is_verified = layout.is_some();
     state.tell(process, seq, is_verified);

@@ -24,7 +24,8 @@ pub(super) type Visit = unsafe extern "C" fn(Object, *mut c_void) -> c_int;
 
 /// See the module.
 pub(super) struct Interface {
-    pub(super) add_pending_call: unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int,
+    add_pending_call: unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int,
+    is_initialized: unsafe extern "C" fn() -> c_int,
     is_finalizing: unsafe extern "C" fn() -> c_int,
     error_occurred: unsafe extern "C" fn() -> Object,
     clear_error: unsafe extern "C" fn(),
@@ -84,6 +85,7 @@ impl Interface {
             };
             Some(Interface {
                 add_pending_call: symbol(c"Py_AddPendingCall")?,
+                is_initialized: symbol(c"Py_IsInitialized")?,
                 // Public since 3.13; before that with an underscore.
                 is_finalizing: symbol(c"Py_IsFinalizing").or_else(|| symbol(c"_Py_IsFinalizing"))?,
                 error_occurred: symbol(c"PyErr_Occurred")?,
@@ -110,6 +112,18 @@ impl Interface {
                 frames: frames(),
             })
         }
+    }
+
+    /// Whether the interpreter is there. What frees memory at a program's very end may come after it.
+    pub(super) fn is_running(&self) -> bool {
+        // SAFETY: both read a word of the runtime's, at any time, on any thread.
+        unsafe { (self.is_initialized)() != 0 && (self.is_finalizing)() == 0 }
+    }
+
+    /// Has the interpreter call `function` on its main thread, with the GIL; false where too many others wait. It must be running.
+    pub(super) fn call_soon(&self, function: unsafe extern "C" fn(*mut c_void) -> c_int) -> bool {
+        // SAFETY: needs no GIL.
+        unsafe { (self.add_pending_call)(function, null_mut()) == 0 }
     }
 
     /// What can be read now. `None` while an error is set, and when the interpreter ends.

@@ -3,7 +3,8 @@
 //! What is private here, and what it is checked against:
 //! - *`THPVariable`* (a tensor's Python object) points to its `c10::TensorImpl`: an object with exactly the vtable that libc10 exports for
 //!   that class, which points back to the Python object;
-//! - *`TensorImpl`* points to its `c10::StorageImpl`: an object with exactly that vtable, 16 bytes in;
+//! - *`TensorImpl`* points to its `c10::StorageImpl`, 16 bytes in: an object whose vtable's type info has exactly that name (several libraries
+//!   have such a vtable);
 //! - *`StorageImpl`* holds `c10::DataPtr` (data, deleter, context, device) and the size: the data and the size must be what
 //!   `aoti_torch_get_data_ptr` and `aoti_torch_get_storage_size` (functions that libtorch exports with a promise to keep them) answer for
 //!   the same tensor, asked once of one whose memory is PyTorch's own and cannot be lazily copied;
@@ -39,6 +40,9 @@ const IMPL_WORDS: usize = 22;
 const INLINE_DIMENSIONS: u64 = 5;
 /// More dimensions are not believed.
 const MOST_DIMENSIONS: u64 = 64;
+
+/// The name of `c10::StorageImpl` in its type info.
+const STORAGE_NAME: &[u8; 20] = b"N3c1011StorageImplE\0";
 
 type Question<T> = unsafe extern "C" fn(*const *mut c_void, *mut T) -> i32;
 
@@ -158,7 +162,14 @@ impl Torch {
         let back = |index: &usize| read(at, index * 8).is_some_and(|word| word & !1 == tensor.addr() as u64);
         let python =
             (3..IMPL_WORDS).find(back).map(|index| index * 8).ok_or("a tensor does not point to its Python object")?;
-        let Some(storage) = read(at, STORAGE_AT).filter(|at| read(*at, 0) == Some(self.storage_vtable)) else {
+        let is_storage = |storage: &u64| {
+            let vtable = read(*storage, 0)?;
+            let name = || read(read(vtable.wrapping_sub(8), 0)?, 8);
+            let mut text = [0; STORAGE_NAME.len()];
+            let named = |name: u64| memory.read(name as usize, &mut text) && text == *STORAGE_NAME;
+            Some(vtable == self.storage_vtable || name().is_some_and(named))
+        };
+        let Some(storage) = read(at, STORAGE_AT).filter(|at| is_storage(at) == Some(true)) else {
             return Ok(None);
         };
         let handle = pointer(at);
@@ -218,6 +229,20 @@ impl Torch {
         !implementation.is_null() && unsafe { word(implementation, 0) } == self.tensor_vtable
     }
 
+    /// Whether it is the vtable of `StorageImpl`.
+    ///
+    /// # Safety
+    /// It is one.
+    unsafe fn is_storage(&self, vtable: u64) -> bool {
+        // SAFETY: the word before the first function is the type info, whose second word is the name (Itanium C++ ABI 2.9).
+        vtable == self.storage_vtable
+            || unsafe {
+                let type_info = word(pointer(vtable).wrapping_byte_sub(8), 0);
+                type_info != 0
+                    && CStr::from_ptr(pointer(word(pointer(type_info), 8)).cast()).to_bytes_with_nul() == STORAGE_NAME
+            }
+    }
+
     /// # Safety
     /// A live, plain implementation.
     unsafe fn memory(&self, layout: &Layout, implementation: *mut c_void, cpu: bool) -> Behind {
@@ -227,7 +252,7 @@ impl Torch {
             if storage.is_null() {
                 return Behind::Nothing(implementation);
             }
-            if word(storage, 0) != self.storage_vtable {
+            if !self.is_storage(word(storage, 0)) {
                 return Behind::Elsewhere;
             }
             let address = word(storage, layout.data);

@@ -44,6 +44,9 @@ impl Hasher for Spread {
 
 pub(super) type Spreading = BuildHasherDefault<Spread>;
 
+/// By a parameter's Python object: its first name.
+pub(super) type Parameters = HashMap<usize, Box<str>, Spreading>;
+
 /// The names of attributes.
 struct Attributes<'a> {
     modules: Held<'a>,
@@ -78,13 +81,17 @@ pub(super) struct Walk<'a, 't> {
     /// The modules that lead to it.
     above: Vec<Object>,
     seen: HashSet<usize, Spreading>,
-    /// By a parameter's Python object: its first name.
-    parameters: HashMap<usize, Box<str>, Spreading>,
+    parameters: Parameters,
+    /// What optimizers' parameters were called before, and are called now.
+    before: &'a Parameters,
+    now: Parameters,
     looked: usize,
     /// Tensors of modules so far.
     pub(super) tensors_seen: usize,
     /// What was not looked at, for there is too much of it.
     pub(super) cut: u64,
+    /// Tensors that were no proof of a layout.
+    pub(super) misses: u32,
     /// Why a layout was refused.
     pub(super) refused: Option<&'static str>,
 }
@@ -97,6 +104,7 @@ impl<'a, 't> Walk<'a, 't> {
         module_class: Object,
         cpu: bool,
         told: &'t mut dyn Listener,
+        before: &'a Parameters,
     ) -> Option<Walk<'a, 't>> {
         let attributes = Attributes {
             modules: session.text(c"_modules")?,
@@ -118,9 +126,12 @@ impl<'a, 't> Walk<'a, 't> {
             above: Vec::new(),
             seen: HashSet::default(),
             parameters: HashMap::default(),
+            before,
+            now: HashMap::default(),
             looked: 0,
             tensors_seen: 0,
             cut: 0,
+            misses: 0,
             refused: None,
         })
     }
@@ -139,6 +150,11 @@ impl<'a, 't> Walk<'a, 't> {
 
     pub(super) fn has_layout(&self) -> bool {
         self.layout.is_some()
+    }
+
+    /// What the optimizers' parameters are called.
+    pub(super) fn end(self) -> Parameters {
+        self.now
     }
 
     /// Forgets what has been seen.
@@ -232,7 +248,10 @@ impl<'a, 't> Walk<'a, 't> {
         if self.layout.is_none() && self.refused.is_none() {
             // SAFETY: an instance of the class of tensors, with the GIL.
             match unsafe { self.torch.calibrate(tensor) } {
-                Ok(layout) => *self.layout = layout,
+                Ok(layout) => {
+                    self.misses += u32::from(layout.is_none());
+                    *self.layout = layout;
+                }
                 Err(why) => self.refused = Some(why),
             }
         }
@@ -270,27 +289,35 @@ impl<'a, 't> Walk<'a, 't> {
         let session = self.session;
         // SAFETY: an object has a type, which lives as long as it.
         let class = unsafe { type_name(type_of(optimizer)) }.to_owned();
-        // Parameters that no module has are numbered as `state_dict()` does.
-        let mut order = HashMap::<usize, usize, Spreading>::default();
+        let mut order = Vec::new();
         if let Some(groups) = session.attribute(optimizer, &self.attributes.groups) {
             for group in session.elements(groups.object) {
                 let parameters = session.entries(group).find(|(key, _)| session.str(*key) == Some("params"));
-                for parameter in session.elements(parameters.map_or(null_mut(), |(_, list)| list)) {
-                    let number = order.len();
-                    order.entry(parameter.addr()).or_insert(number);
-                    if self.is_tensor(parameter) && !self.parameters.contains_key(&parameter.addr()) {
-                        self.named(TensorKind::Parameter, parameter, &format!("{class}.params[{number}]"));
-                    }
+                order.extend(session.elements(parameters.map_or(null_mut(), |(_, list)| list)));
+            }
+        }
+        let mut called = Parameters::default();
+        for parameter in &order {
+            let key = parameter.addr();
+            if let Some(name) = self.parameters.get(&key).or_else(|| self.before.get(&key)) {
+                called.insert(key, name.clone());
+            }
+        }
+        self.now.extend(called.iter().map(|(key, name)| (*key, name.clone())));
+        // Parameters that are in no module at all are numbered as `state_dict()` does.
+        if called.is_empty() {
+            for (number, parameter) in order.into_iter().enumerate() {
+                // FSDP's are in their modules, but for a while.
+                if !self.is_tensor(parameter) || session.attribute(parameter, &self.attributes.local).is_some() {
+                    continue;
                 }
+                self.named(TensorKind::Parameter, parameter, &format!("{class}.params[{number}]"));
+                called.insert(parameter.addr(), format!("params[{number}]").into());
             }
         }
         let Some(state) = session.attribute(optimizer, &self.attributes.state) else { return };
         for (parameter, kept) in session.entries(state.object) {
-            let of = match (self.parameters.get(&parameter.addr()), order.get(&parameter.addr())) {
-                (Some(name), _) => name.to_string(),
-                (None, Some(number)) => format!("params[{number}]"),
-                (None, None) => continue,
-            };
+            let Some(of) = called.get(&parameter.addr()) else { continue };
             for (key, value) in session.entries(kept) {
                 let Some(key) = session.str(key) else { continue };
                 if self.is_tensor(value) {
