@@ -16,14 +16,14 @@ use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{Definition, MAX_DEFINITION, Verdict};
 use memtrace_trace::event::Event;
-use memtrace_trace::ids::{FrameId, ModuleId, StackId};
+use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId};
 use memtrace_trace::shm::layout::SegmentHeader;
 use memtrace_trace::shm::ring::{Full, Producer};
 
 use crate::objects;
 use crate::origins::Origins;
 use crate::process::Process;
-use crate::stack::{DefinitionSink, FrameText, LoadedObject, Loss};
+use crate::stack::{DefinitionSink, FrameText, LoadedObject, Loss, ModuleCall};
 use crate::{connect, guard, heap};
 
 /// The longest string in a definition, in bytes.
@@ -188,6 +188,33 @@ impl DefinitionSink for RingSink<'_> {
 
     fn native_frame(&mut self, id: FrameId, module: ModuleId, address: u64) {
         define(self.process, self.producer, &Definition::NativeFrame { id, module, address });
+    }
+
+    #[inline]
+    fn known_call(&mut self, call: ModuleCall) -> Option<ContextId> {
+        self.process.torch.nn_calls.find(call)
+    }
+
+    fn new_call(&mut self, call: ModuleCall, class: &str) -> ContextId {
+        let made = self.process.torch.nn_calls.make(call, || self.process.torch.next_context());
+        if made.new {
+            let ModuleCall { caller, object, .. } = made.call;
+            let object = object as u64;
+            define(self.process, self.producer, &Definition::NnCall { id: made.id, caller, object, class });
+        }
+        if made.call != call || made.id == call.caller {
+            self.process.count(Counter::NnCallsCut, 1);
+        }
+        made.id
+    }
+
+    fn modules_verified(&mut self, works: bool) {
+        let (verdict, text) = if works {
+            (Verdict::Works, "verified: what Module.__call__ was called on is an nn.Module")
+        } else {
+            (Verdict::Off, "frames not recognised: events do not tell which nn.Module was being called")
+        };
+        define(self.process, self.producer, &Definition::Notice { topic: "torch.modules", text, verdict });
     }
 
     fn lost(&mut self, what: Loss) {

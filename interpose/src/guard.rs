@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{Definition, Verdict};
 use memtrace_trace::event::Event;
-use memtrace_trace::ids::{StackId, ThreadId};
+use memtrace_trace::ids::{ContextId, StackId, ThreadId};
 use memtrace_trace::options::Stacks;
 use memtrace_trace::shm::owner;
 
@@ -254,6 +254,23 @@ impl Guard {
         self.walk(python)
     }
 
+    /// The same, and the `nn.Module` being called.
+    #[inline]
+    pub(crate) fn stack_and_call(&mut self) -> (StackId, ContextId) {
+        let stack = self.stack();
+        (stack, self.call(stack))
+    }
+
+    /// The `nn.Module` being called, on the stack that [`Self::stack`] has just given.
+    #[inline]
+    fn call(&mut self, stack: StackId) -> ContextId {
+        let process = self.process();
+        let Some(python) = process.python().filter(|_| !stack.is_none()) else { return ContextId::NONE };
+        let inner = self.inner();
+        let mut sink = RingSink { process, producer: &mut inner.producer };
+        python.call(&mut inner.stacks, &mut sink)
+    }
+
     #[inline]
     fn walk(&mut self, python: &Python) -> StackId {
         let process = self.process();
@@ -299,18 +316,30 @@ impl Guard {
         }
     }
 
-    /// The stack of an event of the calling thread. Where only Python frames are asked for, an event that has none and that no
-    /// autograd node explains has its native ones: nothing else says who caused it.
+    /// The stack and the context of an event of the calling thread: the autograd node that runs, else the `nn.Module` being called.
+    /// Where only Python frames are asked for, an event that has none and that no node explains has its native ones: nothing else
+    /// says who caused it.
     #[inline(always)]
-    pub(crate) fn event_stack(&mut self, explained: bool) -> StackId {
+    pub(crate) fn event_place(&mut self) -> (StackId, ContextId) {
+        let node = self.thread.context.get();
         match self.process().options.stacks {
             Stacks::Python => {
                 let stack = self.stack();
-                if stack.is_none() && !explained { self.native_stack() } else { stack }
+                if !node.is_none() {
+                    (stack, node)
+                } else if stack.is_none() {
+                    (self.native_stack(), node)
+                } else {
+                    (stack, self.call(stack))
+                }
             }
-            Stacks::Both => self.merged_stack(),
-            Stacks::Native => self.native_stack(),
-            Stacks::None => StackId::NONE,
+            Stacks::Both => {
+                let stack = self.stack();
+                let context = if node.is_none() { self.call(stack) } else { node };
+                (self.merged_stack(stack), context)
+            }
+            Stacks::Native => (self.native_stack(), node),
+            Stacks::None => (StackId::NONE, node),
         }
     }
 
@@ -344,8 +373,7 @@ impl Guard {
     }
 
     #[inline(never)]
-    fn merged_stack(&mut self) -> StackId {
-        let stack = self.stack();
+    fn merged_stack(&mut self, stack: StackId) -> StackId {
         let process = self.process();
         let Some(python) = process.python().filter(|_| !stack.is_none()) else { return self.native_stack() };
         let inner = self.inner();

@@ -64,6 +64,8 @@ counters! {
     RingWaitMicroseconds = 15 "ring_wait_us";
     /// Ranges with a name (`record_function`, NVTX) that were not recorded: there are too many different names.
     LabelsDropped = 16 "labels_dropped";
+    /// Looks at an `nn.Module` being called for which there was no room: it is known by its class, or as its caller.
+    NnCallsCut = 17 "nn_calls_cut";
     /// Names of tensors and modules that were not told, for there are too many.
     NamesCut = 18 "names_cut";
 }

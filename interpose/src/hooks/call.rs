@@ -202,8 +202,7 @@ impl Call {
             let counts = result == 0 && !nested_seen;
             device::obtained(&mut guard, device, if counts { memory.size } else { 0 });
         }
-        let context = thread(|t| t.context.get());
-        let stack = guard.event_stack(!context.is_none());
+        let (stack, context) = guard.event_place();
         guard.emit(Event {
             addr: memory.addr,
             size: memory.size,

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use memtrace_trace::ids::{FrameId, ModuleId, StackId};
+use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId};
 
 /// One line of one function, as a traceback prints it. Borrowed: from the interpreter's own strings where they are
 /// ASCII, else from a buffer on the stack.
@@ -31,6 +31,17 @@ pub(crate) struct LoadedObject<'a> {
     pub(crate) build_id: &'a [u8],
 }
 
+/// The call of an `nn.Module`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ModuleCall {
+    /// The call from within which it was called.
+    pub(crate) caller: ContextId,
+    /// Address of the module's object.
+    pub(crate) object: usize,
+    /// Address of its class.
+    pub(crate) class: usize,
+}
+
 /// Receives definitions.
 ///
 /// A definition is delivered at least once, on the thread that made the id and before that thread gets to see the id.
@@ -51,6 +62,20 @@ pub(crate) trait DefinitionSink {
 
     /// `id` means: `frame` called from `parent` (`NONE` for an outermost frame).
     fn stack(&mut self, id: StackId, parent: StackId, frame: FrameId);
+
+    /// The id of a module's call, if it has one.
+    fn known_call(&mut self, _call: ModuleCall) -> Option<ContextId> {
+        None
+    }
+
+    /// The id of a module's call, which is defined if it is new; `class` is its class's name. Where there is no room: that of
+    /// something less exact.
+    fn new_call(&mut self, call: ModuleCall, _class: &str) -> ContextId {
+        call.caller
+    }
+
+    /// Whether an object that `Module.__call__` was called on was found to be an `nn.Module`. Said once for each.
+    fn modules_verified(&mut self, _works: bool) {}
 
     /// Something is missing from what this capture gives. To be counted.
     fn lost(&mut self, _what: Loss) {}

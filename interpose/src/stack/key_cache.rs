@@ -17,6 +17,7 @@ use std::sync::atomic::{
 use memtrace_trace::ids::FrameId;
 
 use super::digest::fold;
+use super::intern::MAX_FRAMES;
 use super::lock::Locked;
 use super::pages;
 
@@ -65,6 +66,35 @@ impl Meaning {
     /// A frame for which there was no room: the stack is cut there, and that is counted.
     pub(super) const REFUSED: Meaning = Meaning(u32::MAX - 1);
 
+    /// Bits of a frame that calls an `nn.Module`: of the function that is `Module.__call__`, and of the one that it may call in turn.
+    const CALL: u32 = 1 << 30;
+    const INNER_CALL: u32 = 1 << 29;
+    const SPECIAL: u32 = 1 << 31;
+
+    /// This frame calls an `nn.Module`.
+    pub(super) fn calling(self, inner: bool) -> Meaning {
+        match self.id() {
+            Some(_) => Meaning(self.0 | if inner { Self::INNER_CALL } else { Self::CALL }),
+            None => self,
+        }
+    }
+
+    /// Whether it calls an `nn.Module`, one way or the other.
+    #[inline]
+    pub(super) fn is_any_call(self) -> bool {
+        self.0 & (Self::CALL | Self::INNER_CALL) != 0 && self.0 & Self::SPECIAL == 0
+    }
+
+    /// Whether it is of the function that is `Module.__call__`.
+    pub(super) fn is_call(self) -> bool {
+        self.is_any_call() && self.0 & Self::CALL != 0
+    }
+
+    /// Whether it is of the function that `Module.__call__` may call in turn.
+    pub(super) fn is_inner_call(self) -> bool {
+        self.is_any_call() && self.0 & Self::INNER_CALL != 0
+    }
+
     /// A frame; `NONE` means it was refused an id.
     pub(super) fn frame(id: FrameId) -> Meaning {
         if id.is_none() { Self::REFUSED } else { Meaning(id.0) }
@@ -74,9 +104,11 @@ impl Meaning {
     #[inline]
     pub(super) fn id(self) -> Option<FrameId> {
         let special = self == Self::UNKNOWN || self == Self::HIDDEN || self == Self::REFUSED;
-        (!special).then_some(FrameId(self.0))
+        (!special).then_some(FrameId(self.0 & !(Self::CALL | Self::INNER_CALL)))
     }
 }
+
+const _: () = assert!(MAX_FRAMES < Meaning::INNER_CALL, "no frame's number has one of the bits");
 
 #[repr(C, align(64))]
 struct Set {

@@ -42,6 +42,7 @@
 //!
 //! [`StackId`]: memtrace_trace::ids::StackId
 
+mod calls;
 mod definition;
 mod digest;
 mod id_set;
@@ -54,8 +55,8 @@ pub(crate) mod python;
 mod texts;
 mod thread;
 
-pub(crate) use definition::{DefinitionSink, FrameText, LoadedObject, Loss};
-pub(crate) use intern::Interner;
+pub(crate) use definition::{DefinitionSink, FrameText, LoadedObject, Loss, ModuleCall};
+pub(crate) use intern::{Interner, MAX_STACKS};
 pub(crate) use native::NativeStacks;
 pub(crate) use python::{CheckedMemory, Python, Reason, avoid_process_vm_readv};
 #[allow(unused_imports, reason = "the stack probe has no labels")]

@@ -42,8 +42,9 @@
 use std::arch::asm;
 use std::ptr::NonNull;
 
-use memtrace_trace::ids::StackId;
+use memtrace_trace::ids::{ContextId, StackId};
 
+use super::calls::{Called, Calls};
 use super::definition::{DefinitionSink, Loss};
 use super::intern::Interner;
 use super::key_cache::{FrameKey, Meaning};
@@ -105,6 +106,24 @@ pub(super) trait Chain {
     /// `frame` belongs to the calling thread's present chain and `step` is what it holds.
     unsafe fn identify(&self, frame: usize, step: Step, interner: &Interner, sink: &mut dyn DefinitionSink)
     -> Identity;
+
+    /// The object that is a frame's first local, 0 when there is none.
+    ///
+    /// # Safety
+    /// `frame` belongs to the calling thread's present chain.
+    unsafe fn first_local(&self, frame: usize) -> usize;
+
+    /// The class of an object.
+    ///
+    /// # Safety
+    /// `object` is a live object.
+    unsafe fn class(&self, object: usize) -> usize;
+
+    /// What an object is that was called from within `caller`, in a frame whose meaning is that of a call.
+    ///
+    /// # Safety
+    /// `object` is what [`Self::first_local`] gives for that frame, which belongs to the calling thread's present chain.
+    unsafe fn called(&self, object: usize, caller: ContextId, sink: &mut dyn DefinitionSink) -> Called;
 }
 
 #[derive(Clone, Copy)]
@@ -154,6 +173,8 @@ pub(crate) struct ThreadStacks {
     last: usize,
     /// The leaf before the last one.
     aside: Aside,
+    /// The entries that call modules.
+    pub(super) calls: Calls,
     /// [`Chain::deaths`] when the entries were last checked.
     deaths: usize,
     /// [`Interner::epoch`] of the interner whose ids the entries hold.
@@ -170,6 +191,7 @@ impl ThreadStacks {
             known: 0,
             last: 0,
             aside: Aside::NONE,
+            calls: Calls::new(),
             deaths: 0,
             epoch: 0,
         }
@@ -265,6 +287,10 @@ impl ThreadStacks {
             *self.entry(index) = Entry { frame: leaf, ..aside.entry };
             // Longer prefixes were those of the other leaf.
             self.known = index + 1;
+            self.calls.cut(index);
+            if aside.entry.meaning.is_any_call() {
+                self.note_call(index, aside.entry.meaning);
+            }
         }
         back
     }
@@ -292,6 +318,13 @@ impl ThreadStacks {
         // SAFETY: the caller stays below `depth`, which is at most `known`; the array is ours alone.
         let entry = unsafe { &*self.entries.add(index) };
         (entry.frame, entry.meaning)
+    }
+
+    /// What an entry means, for indices below the one that is being interned.
+    pub(super) fn meaning(&self, index: usize) -> Meaning {
+        debug_assert!(index < self.capacity);
+        // SAFETY: as below.
+        unsafe { (*self.entries.add(index)).meaning }
     }
 
     /// Not for indices beyond `capacity`.
@@ -499,6 +532,7 @@ impl ThreadStacks {
         if changed > depth {
             return self.entry(depth).stack;
         }
+        self.calls.cut(changed);
         let mut stack = self.callers_stack(changed);
         for index in changed..=depth {
             let entry = self.entry(index);
@@ -512,6 +546,10 @@ impl ThreadStacks {
                 sink.lost(Loss::Frame);
             }
             entry.stack = stack;
+            let meaning = entry.meaning;
+            if meaning.is_any_call() {
+                self.note_call(index, meaning);
+            }
         }
         self.known = depth + 1;
         stack

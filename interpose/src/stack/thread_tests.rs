@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use memtrace_trace::ids::FrameId;
 
-use super::super::definition::FrameText;
+use super::super::definition::{FrameText, ModuleCall};
 use super::*;
 
 /// Names and lines, root first.
@@ -32,7 +32,15 @@ struct FakeFrame {
     address: usize,
     code: usize,
     instruction: u32,
+    /// The first local.
+    object: usize,
 }
+
+/// Functions of these names call modules.
+const CALL: &str = "f0";
+const INNER_CALL: &str = "f1";
+/// Classes from here on are not those of modules.
+const NO_MODULES: usize = 0x9000;
 
 /// An interpreter with a few addresses for frames and codes, so that all are re-used all the time. Reading a frame that
 /// is not on the present stack fails the test.
@@ -44,6 +52,8 @@ struct Machine {
     codes: HashMap<usize, String>,
     generations: HashMap<usize, u32>,
     deaths: usize,
+    /// What a class at an address is: whether its objects are modules.
+    classes: HashMap<usize, usize>,
     /// Instructions from here on are hidden, unless the frame's address is odd; that is decided anew each time.
     hidden_from: u32,
     resolved: Cell<usize>,
@@ -72,6 +82,21 @@ impl Machine {
     fn expected(&self) -> Texts {
         let shown = self.stack.iter().filter(|frame| !self.hidden(frame));
         shown.map(|frame| (self.codes[&frame.code].clone(), frame.instruction)).collect()
+    }
+
+    /// Objects and classes of the modules being called, outermost first.
+    fn called(&self) -> Vec<(usize, usize)> {
+        let mut outer = false;
+        let mut calls = Vec::new();
+        for frame in self.stack.iter().filter(|frame| !self.hidden(frame)) {
+            let name = &*self.codes[&frame.code];
+            let class = self.classes.get(&frame.object).copied().unwrap_or(NO_MODULES);
+            if (name == CALL || name == INNER_CALL && !outer) && class < NO_MODULES {
+                calls.push((frame.object, class));
+            }
+            outer = name == CALL;
+        }
+        calls
     }
 }
 
@@ -114,7 +139,29 @@ impl Chain for Machine {
         }
         let name = &self.codes[&step.code];
         let text = FrameText { name, qualname: name, filename: "f.py", line: step.instruction, first_line: 1 };
-        Identity { meaning: Meaning::frame(interner.frame(&text, sink)), lasting }
+        let meaning = Meaning::frame(interner.frame(&text, sink));
+        let calls = name == CALL || name == INNER_CALL;
+        Identity { meaning: if calls { meaning.calling(name == INNER_CALL) } else { meaning }, lasting }
+    }
+
+    unsafe fn first_local(&self, frame: usize) -> usize {
+        let frame = &self.stack[self.position(frame)];
+        let name = &*self.codes[&frame.code];
+        assert!(name == CALL || name == INNER_CALL, "only frames of calls are asked");
+        frame.object
+    }
+
+    unsafe fn class(&self, object: usize) -> usize {
+        self.classes.get(&object).copied().unwrap_or(NO_MODULES)
+    }
+
+    unsafe fn called(&self, object: usize, caller: ContextId, sink: &mut dyn DefinitionSink) -> Called {
+        let class = self.classes.get(&object).copied().unwrap_or(NO_MODULES);
+        if class >= NO_MODULES {
+            return Called { class, context: caller };
+        }
+        let call = ModuleCall { caller, object, class };
+        Called { class, context: sink.known_call(call).unwrap_or_else(|| sink.new_call(call, "C")) }
     }
 }
 
@@ -123,6 +170,7 @@ impl Chain for Machine {
 struct Tree {
     frames: HashMap<FrameId, (String, u32)>,
     stacks: HashMap<StackId, (StackId, FrameId)>,
+    calls: HashMap<(ContextId, usize, usize), ContextId>,
     lost: Vec<Loss>,
 }
 
@@ -133,6 +181,16 @@ impl DefinitionSink for Tree {
 
     fn stack(&mut self, id: StackId, parent: StackId, frame: FrameId) {
         assert_eq!(self.stacks.insert(id, (parent, frame)), None);
+    }
+
+    fn known_call(&mut self, call: ModuleCall) -> Option<ContextId> {
+        self.calls.get(&(call.caller, call.object, call.class)).copied()
+    }
+
+    fn new_call(&mut self, call: ModuleCall, _class: &str) -> ContextId {
+        let id = ContextId(self.calls.len() as u32 + 1);
+        assert_eq!(self.calls.insert((call.caller, call.object, call.class), id), None);
+        id
     }
 
     fn lost(&mut self, what: Loss) {
@@ -150,6 +208,18 @@ impl Tree {
         }
         frames.reverse();
         frames
+    }
+
+    /// Objects and classes of a call and its callers, outermost first.
+    fn calls_of(&self, mut id: ContextId) -> Vec<(usize, usize)> {
+        let mut calls = Vec::new();
+        while !id.is_none() {
+            let ((caller, object, class), _) = self.calls.iter().find(|(_, known)| **known == id).unwrap();
+            calls.push((*object, *class));
+            id = *caller;
+        }
+        calls.reverse();
+        calls
     }
 }
 
@@ -172,7 +242,9 @@ fn act(machine: &mut Machine, dice: &mut Dice, deepest: usize) {
             let code = 0x5000 + dice.below(6) * 16;
             let name = format!("f{}", dice.below(4));
             machine.codes.entry(code).or_insert(name);
-            let frame = FakeFrame { address: address(machine, dice), code, instruction: dice.below(4) as u32 };
+            let object = 0x100 + dice.below(5) * 16;
+            let (address, instruction) = (address(machine, dice), dice.below(4) as u32);
+            let frame = FakeFrame { address, code, instruction, object };
             machine.stack.push(frame);
         }
         4..=6 => {
@@ -196,10 +268,23 @@ fn act(machine: &mut Machine, dice: &mut Dice, deepest: usize) {
     {
         leaf.instruction = dice.below(4) as u32;
     }
+    // Another object comes to the place of one, of the same class or not, of a module or not.
+    let object = 0x100 + dice.below(5) * 16;
+    if dice.one_in(8) {
+        machine.classes.insert(object, [0x8000, 0x8010, 0x9000][dice.below(3)]);
+    }
+    // And a function is called again from the same line, with another object.
+    let at = dice.below(machine.stack.len().max(1));
+    if let Some(frame) = machine.stack.get_mut(at)
+        && dice.one_in(4)
+    {
+        frame.object = object;
+    }
 }
 
 #[test]
-fn random_programs_give_the_stacks_of_the_naive_model() {
+fn random_programs_give_the_stacks_and_the_calls_of_the_naive_model() {
+    let mut called = [0; 4];
     for seed in 0..60 {
         let mut dice = Dice(seed);
         let mut interner = Interner::new();
@@ -217,6 +302,14 @@ fn random_programs_give_the_stacks_of_the_naive_model() {
             let expected = machine.expected();
             assert_eq!(tree.stack_of(id), expected, "seed {seed}, step {step}");
             assert_eq!(*model.entry(expected).or_insert(id), id, "seed {seed}, step {step}: one stack, two ids");
+            // Not after every capture: what is remembered of calls may be older than what is of frames.
+            if !id.is_none() && dice.one_in(2) {
+                // SAFETY: the machine has not moved since.
+                let call = unsafe { thread.call(&machine, &mut tree) };
+                let calls = machine.called();
+                called[calls.len().min(3)] += 1;
+                assert_eq!(tree.calls_of(call), calls, "seed {seed}, step {step}");
+            }
             if dice.one_in(1000) {
                 interner = Interner::new();
                 tree = Tree::default();
@@ -226,6 +319,7 @@ fn random_programs_give_the_stacks_of_the_naive_model() {
         assert_eq!(interner.counts().0 as usize, tree.stacks.len());
         thread.release();
     }
+    assert!(called.iter().all(|n| *n > 1000), "too few stacks with none, one, two and more calls: {called:?}");
 }
 
 #[test]
@@ -235,7 +329,7 @@ fn a_known_stack_is_not_looked_up() {
     let mut machine = Machine { hidden_from: u32::MAX, ..Machine::default() };
     for n in 0..30 {
         machine.codes.insert(0x5000 + n, format!("f{n}"));
-        machine.stack.push(FakeFrame { address: 0x1000 + n * 8, code: 0x5000 + n, instruction: 1 });
+        machine.stack.push(FakeFrame { address: 0x1000 + n * 8, code: 0x5000 + n, instruction: 1, object: 0 });
     }
     let id = capture(&machine, &mut thread, &interner, &mut tree);
     assert_eq!(machine.resolved.get(), 30);
@@ -263,7 +357,7 @@ fn fresh_code_with_the_same_text_does_not_grow_the_tables() {
     for n in 0..100_000 {
         let code = 0x10_0000 + n * 16;
         machine.codes.insert(code, "lambda".into());
-        machine.stack = vec![FakeFrame { address: 0x1000, code, instruction: 7 }];
+        machine.stack = vec![FakeFrame { address: 0x1000, code, instruction: 7, object: 0 }];
         capture(&machine, &mut thread, &interner, &mut tree);
     }
     let (stacks, frames, evicted) = interner.counts();
@@ -301,6 +395,15 @@ fn a_chain_without_end_is_cut_and_counted() {
         ) -> Identity {
             let text = FrameText { name: "f", qualname: "f", filename: "f.py", line: 1, first_line: 1 };
             Identity { meaning: Meaning::frame(interner.frame(&text, sink)), lasting: true }
+        }
+        unsafe fn first_local(&self, _frame: usize) -> usize {
+            0
+        }
+        unsafe fn class(&self, _object: usize) -> usize {
+            0
+        }
+        unsafe fn called(&self, _object: usize, caller: ContextId, _sink: &mut dyn DefinitionSink) -> Called {
+            Called { class: 0, context: caller }
         }
     }
     let interner = Interner::new();
@@ -378,6 +481,7 @@ fn what_a_wrong_guess_has_rewritten_is_interned() {
         address: 0x1000 + address * 8,
         code: 0x5000 + address % 8 * 16,
         instruction,
+        object: 0,
     };
     let programs: [&[(usize, u32)]; 6] = [
         &[(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0)],
@@ -413,7 +517,7 @@ fn a_panic_in_the_sink_leaves_nothing_wrong_behind() {
     let mut machine = Machine { hidden_from: u32::MAX, ..Machine::default() };
     machine.codes.insert(0x5000, "f".into());
     for n in 0..5 {
-        machine.stack.push(FakeFrame { address: 0x1000 + n * 8, code: 0x5000, instruction: 1 });
+        machine.stack.push(FakeFrame { address: 0x1000 + n * 8, code: 0x5000, instruction: 1, object: 0 });
     }
     let before = capture(&machine, &mut thread, &interner, &mut tree);
     machine.stack[2].instruction = 2;

@@ -12,24 +12,29 @@
 //! they are named by their Python class: see [`super::python_node`].
 
 use std::ffi::{CStr, CString, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{Definition, Verdict};
 use memtrace_trace::ids::{ContextId, StackId};
 
+use super::nn_calls::MAX_CALLS;
 use super::python_node::PythonNodes;
+use super::table::Table;
 use super::{exported_by, grad_mode};
 use crate::guard::Guard;
 use crate::names;
 use crate::process::Process;
 use crate::real::Original;
+use crate::stack::MAX_STACKS;
 use crate::thread::thread;
 
 /// Forward stacks remembered; a node older than this many later ones has lost its stack, and that is counted.
 const FORWARD_SLOTS: usize = 1 << 20;
-/// Distinct (node type, forward stack) pairs; a node beyond that has no context, and that is counted.
+/// Distinct triples of node type, forward stack and module; a node beyond that has no context, and that is counted.
 const CONTEXT_SLOTS: usize = 1 << 16;
+/// When there are so many, new ones have no module: a program that makes new modules all the time leaves room for what its nodes are.
+const CROWDED: u32 = CONTEXT_SLOTS as u32 / 2;
 /// How often a node's number must not have been handed out, with never one that was, until the layout is given up.
 const MISSES_ALLOWED: u32 = 64;
 /// Where `sequence_nr_` and `thread_id_` are, in words: after `std::enable_shared_from_this` (until 2.14), after
@@ -37,6 +42,9 @@ const MISSES_ALLOWED: u32 = 64;
 const LAYOUTS: [(usize, usize); 2] = [(3, 6), (2, 5)];
 /// `AccumulateGrad`'s sequence number.
 const NO_NUMBER: u64 = u64::MAX;
+
+/// A context's type, its forward stack beside its id, its module.
+const WORDS: usize = 3;
 
 /// What is known of autograd in this process.
 pub(super) struct State {
@@ -52,65 +60,11 @@ pub(super) struct State {
     python: PythonNodes,
 }
 
-/// A zeroed array of words in anonymous memory, mapped when first used: pages cost memory when they are touched.
-struct Table {
-    words: AtomicPtr<AtomicU64>,
-    len: usize,
-}
-
-impl Table {
-    const fn new(len: usize) -> Table {
-        Table { words: AtomicPtr::new(std::ptr::null_mut()), len }
-    }
-
-    /// The array; empty when it cannot be mapped.
-    #[inline]
-    fn words(&self) -> &[AtomicU64] {
-        let mut words = self.words.load(Ordering::Acquire);
-        if words.is_null() {
-            words = self.map();
-            if words.is_null() {
-                return &[];
-            }
-        }
-        // SAFETY: `map` made it of this length; it is never unmapped.
-        unsafe { std::slice::from_raw_parts(words, self.len) }
-    }
-
-    #[cold]
-    fn map(&self) -> *mut AtomicU64 {
-        let bytes = self.len * size_of::<AtomicU64>();
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
-        let fresh = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if fresh == libc::MAP_FAILED {
-            return std::ptr::null_mut();
-        }
-        let fresh = fresh.cast::<AtomicU64>();
-        match self.words.compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => fresh,
-            Err(other) => {
-                // SAFETY: our own mapping, which nobody has seen.
-                unsafe { libc::munmap(fresh.cast(), bytes) };
-                other
-            }
-        }
-    }
-}
-
 impl State {
     pub(super) fn new() -> State {
         State {
             forward: Table::new(FORWARD_SLOTS),
-            contexts: Table::new(CONTEXT_SLOTS * 2),
+            contexts: Table::new(CONTEXT_SLOTS * WORDS),
             contexts_lock: AtomicU32::new(0),
             context_count: AtomicU32::new(0),
             layout: AtomicU32::new(0),
@@ -120,46 +74,53 @@ impl State {
         }
     }
 
-    /// Remembers the forward stack of a node: `owner` is the forward thread's number, or for a node without a sequence number
+    /// Remembers where a node was made: `owner` is the forward thread's number, or for a node without a sequence number
     /// its address.
-    fn remember(&self, owner: u64, number: u64, stack: StackId) {
+    fn remember(&self, owner: u64, number: u64, made: Made) {
         let (slot, check) = place(owner, number);
         if let Some(word) = self.forward.words().get(slot) {
-            word.store(check | u64::from(stack.0), Ordering::Relaxed);
+            word.store(check | made.pack(), Ordering::Relaxed);
         }
     }
 
-    fn recall(&self, owner: u64, number: u64) -> Option<StackId> {
+    fn recall(&self, owner: u64, number: u64) -> Option<Made> {
         let (slot, check) = place(owner, number);
         let word = self.forward.words().get(slot)?.load(Ordering::Relaxed);
-        (word & CHECK == check && word != 0).then_some(StackId(word as u32))
+        (word & CHECK == check && word != 0).then_some(Made::unpack(word))
     }
 
-    /// Where the context of (node type, forward stack) is or goes: two words each, the type's address (a vtable or a Python
-    /// class), and the forward stack beside the id.
-    fn places(&self, kind: u64, forward: StackId) -> impl Iterator<Item = (&AtomicU64, &AtomicU64)> {
-        let words = self.contexts.words();
-        let spread = (kind ^ u64::from(forward.0) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let start = (spread >> 40) as usize;
-        (0..64).map_while(move |probe| {
-            let slot = (start + probe) % CONTEXT_SLOTS;
-            Some((words.get(slot * 2)?, words.get(slot * 2 + 1)?))
-        })
+    /// Where the context of a node of this type (the address of a vtable or a Python class), made there, is or goes: [`WORDS`] each.
+    fn places(&self, kind: u64, made: Made) -> impl Iterator<Item = &[AtomicU64; WORDS]> {
+        let (places, _) = self.contexts.words().as_chunks::<WORDS>();
+        let spread = (kind ^ u64::from(made.stack.0) << 32)
+            .wrapping_add(u64::from(made.module.0).wrapping_mul(0xd6e8_feb8_6659_fd93));
+        let start = (spread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize;
+        (0..64).map_while(move |probe| places.get((start + probe) % CONTEXT_SLOTS))
     }
 
-    /// The context of (node type, forward stack), where it has one.
+    /// That context, where there is one.
     #[inline]
-    fn known(&self, kind: u64, forward: StackId) -> Option<ContextId> {
-        for (key, value) in self.places(kind, forward) {
+    fn known(&self, kind: u64, made: Made) -> Option<ContextId> {
+        for [key, value, module] in self.places(kind, made) {
             let known = value.load(Ordering::Acquire);
             if known == 0 {
                 return None;
             }
-            if key.load(Ordering::Relaxed) == kind && (known >> 32) as u32 == forward.0 {
+            if key.load(Ordering::Relaxed) == kind && holds(known, module, made) {
                 return Some(ContextId(known as u32));
             }
         }
         None
+    }
+
+    /// The context of a node that was met when there were too many: without its module.
+    #[cold]
+    fn known_crowded(&self, kind: u64, made: Made) -> Option<ContextId> {
+        self.is_crowded().then(|| self.known(kind, Made { module: ContextId::NONE, ..made })).flatten()
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.context_count.load(Ordering::Relaxed) >= CROWDED
     }
 
     /// Whether node layouts have proved wrong.
@@ -179,7 +140,7 @@ impl State {
         }
     }
 
-    /// The forward stack of a node.
+    /// Where a node was made.
     ///
     /// # Safety
     ///
@@ -193,11 +154,11 @@ impl State {
             let (number, owner) = unsafe { (node.add(*number_at).read(), node.add(*owner_at).read()) };
             if number == NO_NUMBER {
                 // Says nothing about the layout: any member may be all ones.
-                return self.recall(node as u64, NO_NUMBER).map_or(Forward::NoNumber, Forward::Stack);
+                return self.recall(node as u64, NO_NUMBER).map_or(Forward::NoNumber, Forward::Known);
             }
-            if let Some(stack) = self.recall(owner, number) {
+            if let Some(made) = self.recall(owner, number) {
                 self.layout.store(index as u32 + 1, Ordering::Relaxed);
-                outcome = Forward::Stack(stack);
+                outcome = Forward::Known(made);
             }
         }
         outcome
@@ -206,16 +167,45 @@ impl State {
 
 /// What is known of a node's forward call.
 enum Forward {
-    Stack(StackId),
+    Known(Made),
     /// A node without a number, made before anything was recorded.
     NoNumber,
     /// A number that nobody handed out, or too long ago.
     Unknown,
 }
 
-const CHECK: u64 = 0xffff_ffff_0000_0000;
+/// Where a node was made: by which Python stack, in the call of which module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Made {
+    stack: StackId,
+    module: ContextId,
+}
 
-/// Where in the table a node's stack lies, and the upper half of its word. Numbers that follow each other lie side by side, so a
+const STACK_BITS: u32 = 21;
+const MODULE_BITS: u32 = 18;
+const CHECK: u64 = !0 << (STACK_BITS + MODULE_BITS);
+const _: () = assert!(MAX_STACKS >> STACK_BITS == 0 && (CONTEXT_SLOTS as u32 + MAX_CALLS) >> MODULE_BITS == 0);
+
+impl Made {
+    const NOWHERE: Made = Made { stack: StackId::NONE, module: ContextId::NONE };
+
+    fn pack(self) -> u64 {
+        (u64::from(self.module.0) << STACK_BITS | u64::from(self.stack.0)) & !CHECK
+    }
+
+    fn unpack(word: u64) -> Made {
+        let stack = word as u32 & ((1 << STACK_BITS) - 1);
+        let module = (word >> STACK_BITS) as u32 & ((1 << MODULE_BITS) - 1);
+        Made { stack: StackId(stack), module: ContextId(module) }
+    }
+}
+
+/// Whether a context of the table was made there. `value` is its second word, which was read before.
+fn holds(value: u64, module: &AtomicU64, made: Made) -> bool {
+    (value >> 32) as u32 == made.stack.0 && module.load(Ordering::Relaxed) == u64::from(made.module.0)
+}
+
+/// Where in the table a node's stack lies, and the upper bits of its word. Numbers that follow each other lie side by side, so a
 /// slot is used again only after a million later nodes of the same thread.
 fn place(owner: u64, number: u64) -> (usize, u64) {
     let spread = owner.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -252,8 +242,8 @@ extern "C-unwind" fn get_and_increment() -> u64 {
         && let Some(owner) = forward_thread()
         && let Some(mut guard) = Guard::enter()
     {
-        let stack = guard.stack();
-        guard.process().torch.autograd.remember(owner, number, stack);
+        let (stack, module) = guard.stack_and_call();
+        guard.process().torch.autograd.remember(owner, number, Made { stack, module });
     }
     number
 }
@@ -289,8 +279,8 @@ extern "C-unwind" fn accumulate_grad(node: *mut c_void, tensor: *mut c_void) {
     if Process::if_started().is_some()
         && let Some(mut guard) = Guard::enter()
     {
-        let stack = guard.stack();
-        guard.process().torch.autograd.remember(node as u64, NO_NUMBER, stack);
+        let (stack, module) = guard.stack_and_call();
+        guard.process().torch.autograd.remember(node as u64, NO_NUMBER, Made { stack, module });
     }
 }
 
@@ -367,11 +357,14 @@ fn context_of(node: *mut c_void) -> ContextId {
             );
         }
     }
-    let forward = if let Forward::Stack(stack) = forward { stack } else { StackId::NONE };
+    let made = if let Forward::Known(made) = forward { made } else { Made::NOWHERE };
     // SAFETY: as above.
-    let class = unsafe { state.python.class(node, vtable) };
+    let kind = unsafe { state.python.class(node, vtable) }.unwrap_or(vtable);
     // SAFETY: as above.
-    state.known(class.unwrap_or(vtable), forward).unwrap_or_else(|| unsafe { meet(process, node, vtable, forward) })
+    state
+        .known(kind, made)
+        .or_else(|| state.known_crowded(kind, made))
+        .unwrap_or_else(|| unsafe { meet(process, node, vtable, made) })
 }
 
 /// The context of a node of a kind, or with a forward stack, that is new.
@@ -379,40 +372,43 @@ fn context_of(node: *mut c_void) -> ContextId {
 /// # Safety
 /// `node` must be a live node with this vtable.
 #[cold]
-unsafe fn meet(process: &'static Process, node: *const u64, vtable: u64, forward: StackId) -> ContextId {
+unsafe fn meet(process: &'static Process, node: *const u64, vtable: u64, made: Made) -> ContextId {
     let python = &process.torch.autograd.python;
     // SAFETY: the caller's promise.
     let class = || unsafe { python.class(node, vtable) };
     if let Some(class) = class() {
-        return define(process, class, forward, &python.name(class));
+        return define(process, class, made, &python.name(class));
     }
     let name = type_name(vtable);
     python.met(vtable, &name);
     match class() {
-        Some(class) => define(process, class, forward, &python.name(class)),
-        None => define(process, vtable, forward, &name),
+        Some(class) => define(process, class, made, &python.name(class)),
+        None => define(process, vtable, made, &name),
     }
 }
 
-/// Makes the context of (node type, forward stack), unless another thread has just done so.
-fn define(process: &'static Process, kind: u64, forward: StackId, name: &str) -> ContextId {
+/// Makes the context of a node of this type, made there, unless another thread has just done so.
+fn define(process: &'static Process, kind: u64, made: Made, name: &str) -> ContextId {
     let state = &process.torch.autograd;
+    let made = if state.is_crowded() { Made { module: ContextId::NONE, ..made } } else { made };
     let Some(mut guard) = Guard::enter() else { return ContextId::NONE };
     state.tell(&mut guard);
     while state.contexts_lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
         std::hint::spin_loop();
     }
     let mut outcome = None;
-    for (key, value) in state.places(kind, forward) {
+    for [key, value, module] in state.places(kind, made) {
         let known = value.load(Ordering::Relaxed);
         if known == 0 {
-            let id = state.context_count.fetch_add(1, Ordering::Relaxed) + 1;
+            let id = process.torch.next_context();
+            state.context_count.fetch_add(1, Ordering::Relaxed);
             key.store(kind, Ordering::Relaxed);
-            value.store(u64::from(forward.0) << 32 | u64::from(id), Ordering::Release);
-            outcome = Some((ContextId(id), true));
+            module.store(u64::from(made.module.0), Ordering::Relaxed);
+            value.store(u64::from(made.stack.0) << 32 | u64::from(id.0), Ordering::Release);
+            outcome = Some((id, true));
             break;
         }
-        if key.load(Ordering::Relaxed) == kind && (known >> 32) as u32 == forward.0 {
+        if key.load(Ordering::Relaxed) == kind && holds(known, module, made) {
             outcome = Some((ContextId(known as u32), false));
             break;
         }
@@ -421,7 +417,8 @@ fn define(process: &'static Process, kind: u64, forward: StackId, name: &str) ->
     match outcome {
         Some((id, new)) => {
             if new {
-                guard.define(&Definition::Context { id, node: name, forward, module: ContextId::NONE });
+                let Made { stack: forward, module } = made;
+                guard.define(&Definition::Context { id, node: name, forward, module });
             }
             id
         }
@@ -480,14 +477,17 @@ mod tests {
     #[test]
     fn forward_stacks_are_recalled_by_thread_and_number() {
         let state = State::new();
+        let made = |n: u64| Made { stack: StackId(n as u32 + 1), module: ContextId(n as u32 % 7) };
         for number in 0..1000 {
-            state.remember(1, number, StackId(number as u32 + 1));
-            state.remember(2, number, StackId(number as u32 + 5000));
+            state.remember(1, number, made(number));
+            state.remember(2, number, made(number + 5000));
         }
-        let right = (0..1000).filter(|n| state.recall(1, *n) == Some(StackId(*n as u32 + 1))).count();
-        assert!(right >= 999 || state.recall(2, 3) == Some(StackId(5003)), "{right}");
+        let right = (0..1000).filter(|n| state.recall(1, *n) == Some(made(*n))).count();
+        assert!(right >= 999 || state.recall(2, 3) == Some(made(5003)), "{right}");
         assert_eq!(state.recall(3, 5), None);
-        state.remember(1, 7 + FORWARD_SLOTS as u64, StackId(9));
+        let last = Made { stack: StackId(MAX_STACKS), module: ContextId(CONTEXT_SLOTS as u32 + MAX_CALLS) };
+        state.remember(1, 7 + FORWARD_SLOTS as u64, last);
+        assert_eq!(state.recall(1, 7 + FORWARD_SLOTS as u64), Some(last));
         assert_eq!(state.recall(1, 7), None);
     }
 }

@@ -7,15 +7,18 @@ mod autograd;
 mod gc;
 mod grad_mode;
 mod labels;
+pub(crate) mod nn_calls;
 mod python_node;
 mod rank;
 mod reporter;
+mod table;
 pub(super) mod tracker;
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_trace::event::Flags;
+use memtrace_trace::ids::ContextId;
 
 use crate::objects;
 use crate::real::{self, Original};
@@ -27,6 +30,10 @@ pub(crate) struct TorchState {
     tracker: tracker::State,
     /// See [`autograd`].
     autograd: autograd::State,
+    /// See [`nn_calls`].
+    pub(crate) nn_calls: nn_calls::NnCalls,
+    /// How many autograd nodes and calls of modules have been given an id.
+    contexts: AtomicU32,
     /// PyTorch's pool ids, by ours.
     pools: tracker::Pools,
 }
@@ -37,8 +44,15 @@ impl TorchState {
         TorchState {
             tracker: tracker::State::new(parent.map(|p| &p.tracker)),
             autograd: autograd::State::new(),
+            nn_calls: nn_calls::NnCalls::new(),
+            contexts: AtomicU32::new(0),
             pools: tracker::Pools::new(),
         }
+    }
+
+    /// An id that no other autograd node and no call has.
+    pub(crate) fn next_context(&self) -> ContextId {
+        ContextId(self.contexts.fetch_add(1, Ordering::Relaxed) + 1)
     }
 }
 

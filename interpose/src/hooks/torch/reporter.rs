@@ -16,7 +16,6 @@ use super::{gc, labels, libc10, moment};
 use crate::guard::Guard;
 use crate::process::session_options;
 use crate::real::Original;
-use crate::thread::thread;
 
 /// Set once PyTorch has called here: its libraries are loaded.
 pub(super) static SEEN: AtomicU32 = AtomicU32::new(0);
@@ -139,8 +138,7 @@ fn fallback(guard: &mut Guard, source: Source, addr: u64, size: i64, device: i16
     if size < 0 {
         flags = flags.with(gc::flag(guard));
     }
-    let context = thread(|t| t.context.get());
-    let stack = guard.event_stack(!context.is_none());
+    let (stack, context) = guard.event_place();
     let action = if size >= 0 { Action::Alloc } else { Action::FreeCompleted };
     guard.emit(Event {
         addr,
@@ -164,8 +162,7 @@ extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, reserved:
         && !guard.process().torch.tracker.attached()
     {
         let flags = moment();
-        let context = thread(|t| t.context.get());
-        let stack = guard.event_stack(!context.is_none());
+        let (stack, context) = guard.event_place();
         guard.emit(Event {
             size: size.unsigned_abs(),
             stack,

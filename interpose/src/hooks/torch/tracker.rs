@@ -345,8 +345,7 @@ unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
     if action == Action::FreeCompleted && guard.complete(&event) {
         return;
     }
-    event.context = thread(|t| t.context.get());
-    event.stack = guard.event_stack(!event.context.is_none());
+    (event.stack, event.context) = guard.event_place();
     event.flags = moment();
     if matches!(action, Action::FreeRequested | Action::FreeCompleted) {
         event.flags = event.flags.with(gc::flag(&mut guard));

@@ -53,6 +53,10 @@ pub(super) struct FrameLayout {
     pub(super) instruction_kind: InstructionKind,
     /// `owner`, where there is one.
     pub(super) owner: Option<Owner>,
+    /// `f_localsplus`, `localsplus`: the first local. Stack references carry tags like that of the code.
+    pub(super) locals: usize,
+    /// The opcode at which a frame may be part of the chain while its locals are let go of.
+    pub(super) leaving: Option<u8>,
     /// Which frames the interpreter's C function was called for.
     pub(super) evaluation: Evaluation,
 }
@@ -156,10 +160,14 @@ pub(super) const OB_TYPE: usize = 8;
 pub(super) const OB_SIZE: usize = 16;
 /// `ob_sval`: the characters of a bytes object.
 pub(super) const BYTES_DATA: usize = 32;
-/// `tp_basicsize`, `tp_itemsize`, `tp_dealloc` of type objects.
+/// `tp_name`, `tp_basicsize`, `tp_itemsize`, `tp_dealloc`, `tp_mro` of type objects.
+pub(super) const TP_NAME: usize = 24;
 pub(super) const TP_BASICSIZE: usize = 32;
 pub(super) const TP_ITEMSIZE: usize = 40;
 pub(super) const TP_DEALLOC: usize = 48;
+pub(super) const TP_MRO: usize = 344;
+/// Where the items of a tuple begin: before 3.14, and since (`ob_hash`).
+pub(super) const TUPLE_ITEMS: [usize; 2] = [24, 32];
 
 const OLD_TEXT: TextLayout = TextLayout { length: 16, state: 32, ascii_data: 48, compact_data: 72, data_pointer: 72 };
 const TEXT: TextLayout = TextLayout { length: 16, state: 32, ascii_data: 40, compact_data: 56, data_pointer: 56 };
@@ -174,6 +182,8 @@ const V3_8: Layout = Layout {
         instruction: 104,
         instruction_kind: InstructionKind::Index { unit: 1 },
         owner: None,
+        locals: 360,
+        leaving: None,
         evaluation: Evaluation::Every,
     },
     code: CodeLayout {
@@ -194,7 +204,12 @@ const V3_9: Layout = Layout { version: Version { major: 3, minor: 9 }, ..V3_8 };
 
 const V3_10: Layout = Layout {
     version: Version { major: 3, minor: 10 },
-    frame: FrameLayout { instruction: 96, instruction_kind: InstructionKind::Index { unit: 2 }, ..V3_8.frame },
+    frame: FrameLayout {
+        instruction: 96,
+        locals: 352,
+        instruction_kind: InstructionKind::Index { unit: 2 },
+        ..V3_8.frame
+    },
     code: CodeLayout { lines_kind: LinesKind::Ranges, ..V3_8.code },
     sizes: TypeSizes { frame: (Some(360), 8), ..V3_8.sizes },
     ..V3_8
@@ -210,6 +225,9 @@ const V3_11: Layout = Layout {
         instruction: 56,
         instruction_kind: InstructionKind::Pointer,
         owner: Some(Owner { offset: 69, generator: 1, first_shim: u8::MAX }),
+        locals: 72,
+        // `RETURN_VALUE`: `pop_frame` clears the frame first.
+        leaving: Some(83),
         evaluation: Evaluation::Entry { offset: 68 },
     },
     code: CodeLayout {
@@ -233,6 +251,7 @@ const V3_12: Layout = Layout {
         previous: 8,
         code: 0,
         owner: Some(Owner { offset: 70, generator: 1, first_shim: 3 }),
+        leaving: None,
         evaluation: Evaluation::Shim,
         ..V3_11.frame
     },
@@ -253,6 +272,7 @@ const V3_13: Layout = Layout {
         previous: 29,
         executable: 30,
         instruction: 31,
+        locals: 32,
         owner: 33,
         filename: 35,
         name: 36,
@@ -279,6 +299,7 @@ const V3_14: Layout = Layout {
         previous: 32,
         executable: 33,
         instruction: 34,
+        locals: 35,
         owner: 36,
         filename: 40,
         name: 41,
@@ -329,6 +350,7 @@ pub(super) struct PublishedSlots {
     previous: usize,
     executable: usize,
     instruction: usize,
+    locals: usize,
     owner: usize,
     filename: usize,
     name: usize,
@@ -384,6 +406,7 @@ impl PublishedSlots {
                 code: offset(self.executable)?,
                 instruction: offset(self.instruction)?,
                 owner: Some(Owner { offset: offset(self.owner)?, ..owner }),
+                locals: offset(self.locals)?,
                 ..row.frame
             },
             code: CodeLayout {
@@ -455,6 +478,7 @@ mod tests {
             (29, 8),
             (30, 0),
             (31, 56),
+            (32, 72),
             (33, 70),
             (35, 112),
             (36, 120),

@@ -29,6 +29,8 @@ const LAYOUT: Layout = Layout {
         instruction: 24,
         instruction_kind: InstructionKind::Pointer,
         owner: Some(Owner { offset: 5, generator: 1, first_shim: 3 }),
+        locals: 40,
+        leaving: None,
         evaluation: Evaluation::Shim,
     },
     code: CodeLayout {

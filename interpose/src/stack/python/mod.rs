@@ -5,6 +5,7 @@
 //! - [`walk`]: the frames of the calling thread, on the event path.
 //! - [`text`], [`lines`]: names and line numbers, only when something is first seen.
 //! - [`deaths`]: notices when a code object's memory is about to be freed.
+//! - [`modules`]: which frames call an `nn.Module`, and which one.
 //! - [`process`]: puts them together, once per process.
 //!
 //! No function of CPython that needs the GIL, allocates or takes a lock is called. What is called:
@@ -17,6 +18,7 @@ pub(crate) mod fuzzing;
 mod layout;
 mod lines;
 mod memory;
+mod modules;
 mod process;
 mod reason;
 mod text;

@@ -7,7 +7,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use memtrace_trace::ids::StackId;
+use memtrace_trace::ids::{ContextId, StackId};
 
 use super::super::definition::{DefinitionSink, Loss};
 use super::super::intern::Interner;
@@ -118,6 +118,15 @@ impl Python {
         let leaf = unsafe { self.frames.leaf(state.expose_provenance()) };
         // SAFETY: `leaf` was read from the calling thread's state just now, and cannot change before we return.
         unsafe { thread.capture(&self.frames, leaf, interner, sink) }
+    }
+
+    /// The innermost `nn.Module` being called on the stack that the last [`Self::capture`] gave; `NONE` when there is none.
+    ///
+    /// To be called right after it, on the same thread, and not when it gave no stack.
+    #[inline]
+    pub(crate) fn call<S: DefinitionSink>(&self, thread: &mut ThreadStacks, sink: &mut S) -> ContextId {
+        // SAFETY: the thread is still inside the hook.
+        unsafe { thread.call(&self.frames, sink) }
     }
 
     /// Where the code of the interpreter's evaluation function is.

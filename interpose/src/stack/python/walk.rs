@@ -5,13 +5,15 @@
 
 use std::ptr::with_exposed_provenance;
 
-use memtrace_trace::ids::FrameId;
+use memtrace_trace::ids::{ContextId, FrameId};
 
-use super::super::definition::{DefinitionSink, FrameText, Loss};
+use super::super::calls::Called;
+use super::super::definition::{DefinitionSink, FrameText, Loss, ModuleCall};
 use super::super::intern::Interner;
 use super::super::key_cache::Meaning;
 use super::super::thread::{Chain, Identity, ReadFrame, Step};
 use super::layout::{BYTES_DATA, Bytecode, Evaluation, FrameLayout, InstructionKind, Layout, OB_SIZE, OB_TYPE};
+use super::modules::{self, Calls, Modules};
 use super::text::{self, Buffer};
 use super::{deaths, lines};
 
@@ -24,6 +26,7 @@ pub(super) struct Frames {
     layout: Layout,
     /// Address of `PyCode_Type`.
     code_type: usize,
+    modules: Modules,
 }
 
 /// # Safety
@@ -36,7 +39,7 @@ unsafe fn load<T: Copy>(address: usize) -> T {
 
 impl Frames {
     pub(super) const fn new(layout: Layout, code_type: usize) -> Frames {
-        Frames { layout, code_type }
+        Frames { layout, code_type, modules: Modules::new() }
     }
 
     pub(super) fn layout(&self) -> &Layout {
@@ -86,7 +89,7 @@ impl Frames {
         }
     }
 
-    /// What a traceback prints for a frame.
+    /// What a traceback prints for a frame, and whether the frame calls an `nn.Module`.
     ///
     /// # Safety
     /// `code` is a live code object.
@@ -96,7 +99,7 @@ impl Frames {
         instruction: u32,
         interner: &Interner,
         sink: &mut dyn DefinitionSink,
-    ) -> FrameId {
+    ) -> (FrameId, Option<Calls>) {
         let layout = &self.layout.code;
         let string = |offset| {
             // SAFETY: the field lies inside the code object.
@@ -124,10 +127,25 @@ impl Frames {
             first_line,
         };
         let id = interner.frame(&text, sink);
+        let calls = modules::calls(text.filename, text.name);
         if filename.was_cut() || name.was_cut() || qualname.was_cut() {
             sink.lost(Loss::Text);
         }
-        id
+        (id, calls)
+    }
+
+    /// Whether a frame at this instruction may be letting go of its locals.
+    ///
+    /// # Safety
+    /// `code` is a live code object, and the instruction one of it.
+    unsafe fn is_leaving(&self, code: usize, instruction: u32) -> bool {
+        let (Some(leaving), Bytecode::Inline { start, .. }) = (self.layout.frame.leaving, self.layout.code.bytecode)
+        else {
+            return false;
+        };
+        let offset = Self::instruction_offset(&self.layout, code, instruction);
+        // SAFETY: the instruction lies inside the code.
+        offset >= 0 && unsafe { load::<u8>(code + start + offset as usize) } == leaving
     }
 
     /// # Safety
@@ -221,7 +239,42 @@ impl Chain for Frames {
             }
         }
         // SAFETY: the frame's code object is alive.
-        let id = unsafe { self.frame(step.code, step.instruction, interner, sink) };
-        Identity { meaning: Meaning::frame(id), lasting }
+        let (id, calls) = unsafe { self.frame(step.code, step.instruction, interner, sink) };
+        let meaning = Meaning::frame(id);
+        // SAFETY: as above.
+        let calls = calls.filter(|_| unsafe { !self.is_leaving(step.code, step.instruction) });
+        let meaning = calls.map_or(meaning, |how| meaning.calling(how == Calls::Inside));
+        Identity { meaning, lasting }
+    }
+
+    #[inline]
+    unsafe fn first_local(&self, frame: usize) -> usize {
+        // SAFETY: a frame of the present chain, of a function with parameters.
+        unsafe { load::<usize>(frame + self.layout.frame.locals) & self.layout.frame.code_mask }
+    }
+
+    #[inline]
+    unsafe fn class(&self, object: usize) -> usize {
+        // SAFETY: a live object.
+        unsafe { load(object + OB_TYPE) }
+    }
+
+    unsafe fn called(&self, object: usize, caller: ContextId, sink: &mut dyn DefinitionSink) -> Called {
+        let nobody = Called { class: 0, context: caller };
+        if object == 0 {
+            return nobody;
+        }
+        // SAFETY: the frame's own object, if the layout is right, which is for `modules` to find out.
+        let Some(class) = (unsafe { self.modules.class(object) }) else { return nobody };
+        let call = ModuleCall { caller, object, class };
+        if let Some(context) = sink.known_call(call) {
+            return Called { class, context };
+        }
+        if !self.modules.is_module(class, sink) {
+            return Called { class: if self.modules.is_verified() { class } else { 0 }, context: caller };
+        }
+        // SAFETY: the class of a live object.
+        let context = sink.new_call(call, unsafe { modules::name(class) });
+        Called { class, context }
     }
 }

@@ -1,0 +1,157 @@
+//! Calls of `nn.Module`s: the ids of (caller, module, class). [`crate::stack`] finds them; nodes and events refer to them.
+//!
+//! A program that makes new modules all the time has no end of calls. Once there are [`MAX_OBJECTS`], a new one is known by its class
+//! alone, and once there are [`MAX_CALLS`] it is its caller's.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use memtrace_trace::ids::ContextId;
+
+use super::table::Table;
+use crate::stack::ModuleCall;
+
+/// The most calls of one process, and of those the most that are known by their object.
+pub(super) const MAX_CALLS: u32 = 1 << 16;
+const MAX_OBJECTS: u32 = 1 << 15;
+const SLOTS: usize = 2 * MAX_CALLS as usize;
+/// How far from its place a call may lie.
+const PROBES: usize = 64;
+/// Object, class, and the caller beside the id.
+const WORDS: usize = 3;
+
+/// See the module.
+pub(crate) struct NnCalls {
+    table: Table,
+    lock: AtomicU32,
+    count: AtomicU32,
+}
+
+/// What became of a call that was to be new.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Made {
+    /// What it is known as; what has another object is less exact.
+    pub(crate) call: ModuleCall,
+    /// Its id; the caller's where there was no room at all.
+    pub(crate) id: ContextId,
+    /// Whether it is to be defined.
+    pub(crate) new: bool,
+}
+
+impl NnCalls {
+    pub(super) const fn new() -> NnCalls {
+        NnCalls { table: Table::new(SLOTS * WORDS), lock: AtomicU32::new(0), count: AtomicU32::new(0) }
+    }
+
+    fn places(&self, call: ModuleCall) -> impl Iterator<Item = &[AtomicU64; WORDS]> {
+        let (places, _) = self.table.words().as_chunks::<WORDS>();
+        // Objects are aligned to 16 bytes, and lie side by side.
+        let spread = (call.object as u64 >> 4).wrapping_add(u64::from(call.caller.0) << 32);
+        let spread = (spread ^ (call.class as u64).rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let start = (spread >> 40) as usize;
+        (0..PROBES).map_while(move |probe| places.get((start + probe) % SLOTS))
+    }
+
+    /// The id of a call, if it has one.
+    #[inline]
+    pub(crate) fn find(&self, call: ModuleCall) -> Option<ContextId> {
+        for [object, class, value] in self.places(call) {
+            let known = value.load(Ordering::Acquire);
+            if known == 0 {
+                return None;
+            }
+            if holds(known, object, class, call) {
+                return Some(ContextId(known as u32));
+            }
+        }
+        None
+    }
+
+    /// Makes the id of a call, unless another thread has just done so.
+    #[cold]
+    pub(crate) fn make(&self, call: ModuleCall, next: impl Fn() -> ContextId) -> Made {
+        while self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            std::hint::spin_loop();
+        }
+        let count = self.count.load(Ordering::Relaxed);
+        let by_class = ModuleCall { object: 0, ..call };
+        let exact = if count < MAX_OBJECTS { self.insert(call, &next) } else { None };
+        let made = exact.or_else(|| {
+            let known = self.find(by_class).map(|id| Made { call: by_class, id, new: false });
+            known.or_else(|| if count < MAX_CALLS { self.insert(by_class, &next) } else { None })
+        });
+        self.lock.store(0, Ordering::Release);
+        made.unwrap_or(Made { call, id: call.caller, new: false })
+    }
+
+    /// To be called with the lock held.
+    fn insert(&self, call: ModuleCall, next: &impl Fn() -> ContextId) -> Option<Made> {
+        for [object, class, value] in self.places(call) {
+            let known = value.load(Ordering::Relaxed);
+            if known == 0 {
+                let id = next();
+                self.count.fetch_add(1, Ordering::Relaxed);
+                object.store(call.object as u64, Ordering::Relaxed);
+                class.store(call.class as u64, Ordering::Relaxed);
+                value.store(u64::from(call.caller.0) << 32 | u64::from(id.0), Ordering::Release);
+                return Some(Made { call, id, new: true });
+            }
+            if holds(known, object, class, call) {
+                return Some(Made { call, id: ContextId(known as u32), new: false });
+            }
+        }
+        None
+    }
+}
+
+/// Whether a place of the table is this call's. `value` was read before.
+fn holds(value: u64, object: &AtomicU64, class: &AtomicU64, call: ModuleCall) -> bool {
+    (value >> 32) as u32 == call.caller.0
+        && object.load(Ordering::Relaxed) == call.object as u64
+        && class.load(Ordering::Relaxed) == call.class as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(caller: u32, object: usize, class: usize) -> ModuleCall {
+        ModuleCall { caller: ContextId(caller), object: object * 16, class: class * 16 }
+    }
+
+    #[test]
+    fn a_call_is_its_caller_its_object_and_its_class() {
+        let (calls, last) = (NnCalls::new(), AtomicU32::new(0));
+        let make = |call| calls.make(call, || ContextId(last.fetch_add(1, Ordering::Relaxed) + 1));
+        for (n, one) in [call(0, 1, 1), call(1, 1, 1), call(0, 2, 1), call(0, 1, 2)].into_iter().enumerate() {
+            assert_eq!(calls.find(one), None);
+            let id = ContextId(n as u32 + 1);
+            assert_eq!(make(one), Made { call: one, id, new: true });
+            assert_eq!(make(one), Made { call: one, id, new: false });
+            assert_eq!(calls.find(one), Some(id));
+        }
+    }
+
+    #[test]
+    fn modules_without_end_are_known_by_their_classes_in_the_end() {
+        let (calls, last) = (NnCalls::new(), AtomicU32::new(0));
+        let make = |call| calls.make(call, || ContextId(last.fetch_add(1, Ordering::Relaxed) + 1));
+        let (mut exact, mut by_class) = (0, 0);
+        for n in 0..200_000 {
+            let made = make(call(0, n, 7));
+            assert!(!made.id.is_none() || made.call.object != 0);
+            exact += u32::from(made.call.object != 0);
+            by_class += u32::from(made.call.object == 0 && !made.id.is_none());
+        }
+        assert!(exact <= MAX_OBJECTS + 1 && exact > MAX_OBJECTS * 9 / 10, "{exact}");
+        assert_eq!(exact + by_class, 200_000);
+        // Then classes without end, each in another.
+        for n in 0..200_000 {
+            make(call(n % 1000, n as usize, n as usize + 100));
+        }
+        assert!(last.load(Ordering::Relaxed) <= MAX_CALLS, "{last:?}");
+        // What has an id keeps it.
+        assert!(calls.find(call(0, 5, 7)).is_some());
+        let lost = make(call(3, 1, 999_999));
+        assert_eq!((lost.id, lost.new), (ContextId(3), false));
+    }
+}

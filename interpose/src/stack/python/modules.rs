@@ -1,0 +1,306 @@
+//! Which frames call an `nn.Module`, and whether what they were called on is one.
+//!
+//! Every call of a module runs `Module.__call__`, in `torch/nn/modules/module.py`: a function named `_wrapped_call_impl` (2.1 and
+//! later), `_call_impl` (1.7 to 2.0) or `__call__` (before). Its first parameter is the module, its frame's first local holds it for
+//! as long as the frame runs: the function neither rebinds it nor lets an inner function have it, which would make it a cell.
+//! `_call_impl` of today does the latter; there the object is a cell, which is no module, and its caller says it all.
+//!
+//! *Only live objects are read.* A frame of this thread's chain owns its locals. The one exception is a frame that lets go of them
+//! before it leaves the chain (3.11, at its return): at that instruction it counts as no call.
+//!
+//! *Verified.* Until one object has proved to be a module, and for every class that is new, nothing is read but through
+//! [`CheckedMemory`]: the object's class has a method resolution order that begins with itself, ends with `object`, and has a class
+//! named `Module` in between.
+
+use std::ffi::{CStr, c_char};
+use std::ptr::with_exposed_provenance;
+use std::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use super::super::definition::DefinitionSink;
+use super::layout::{OB_SIZE, OB_TYPE, TP_MRO, TP_NAME, TUPLE_ITEMS};
+use super::memory::CheckedMemory;
+
+/// The file that every call of a module goes through.
+const FILE: &str = "torch/nn/modules/module.py";
+/// Objects that must have been no module, with never one that was, until it is given up.
+const ATTEMPTS: u32 = 64;
+/// The longest method resolution order that is read.
+const LONGEST_ORDER: usize = 256;
+/// The longest name of a class, in bytes; longer ones are cut.
+const LONGEST_NAME: usize = 256;
+/// Classes whose verdict is remembered.
+const CLASSES: usize = 256;
+
+/// How a function calls a module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Calls {
+    /// It is `Module.__call__`.
+    Directly,
+    /// It is `Module.__call__`, or the part of it that does the work.
+    Inside,
+}
+
+/// Whether and how a function calls a module.
+pub(super) fn calls(filename: &str, name: &str) -> Option<Calls> {
+    let how = match name {
+        "_wrapped_call_impl" | "__call__" => Calls::Directly,
+        "_call_impl" => Calls::Inside,
+        _ => return None,
+    };
+    let rest = filename.strip_suffix(FILE)?;
+    (rest.is_empty() || rest.ends_with('/')).then_some(how)
+}
+
+/// What is known of modules in this process.
+pub(super) struct Modules {
+    /// 0 until an object has proved to be one.
+    verified: AtomicU32,
+    misses: AtomicU32,
+    /// Classes that were looked at: address and name, mixed; the lowest bit says whether it is a module's.
+    classes: [AtomicU64; CLASSES],
+}
+
+impl Modules {
+    pub(super) const fn new() -> Modules {
+        Modules {
+            verified: AtomicU32::new(0),
+            misses: AtomicU32::new(0),
+            classes: [const { AtomicU64::new(0) }; CLASSES],
+        }
+    }
+
+    /// Whether an object has proved to be a module: first locals are where the layout says.
+    pub(super) fn is_verified(&self) -> bool {
+        self.verified.load(Relaxed) != 0
+    }
+
+    /// Whether the layout has proved wrong.
+    fn given_up(&self) -> bool {
+        self.verified.load(Relaxed) == 0 && self.misses.load(Relaxed) >= ATTEMPTS
+    }
+
+    /// The class of what a call's frame has as its first local; `None` where it cannot be read or is not to be.
+    ///
+    /// # Safety
+    /// If first locals are where the layout says, `object` is a live object.
+    #[inline]
+    pub(super) unsafe fn class(&self, object: usize) -> Option<usize> {
+        if self.verified.load(Acquire) == 0 {
+            return self.first_class(object);
+        }
+        // SAFETY: an object was found there, so they are; hence this is one.
+        Some(unsafe { load(object + OB_TYPE) })
+    }
+
+    #[cold]
+    fn first_class(&self, object: usize) -> Option<usize> {
+        if self.given_up() || !plausible(object) {
+            return None;
+        }
+        CheckedMemory::open().ok()?.size(object, OB_TYPE).filter(|class| plausible(*class))
+    }
+
+    /// Whether objects of a class are modules.
+    #[cold]
+    pub(super) fn is_module(&self, class: usize, sink: &mut dyn DefinitionSink) -> bool {
+        let Ok(memory) = CheckedMemory::open() else { return false };
+        let Some(name) = memory.size(class, TP_NAME) else { return false };
+        // Another class may come to the same place, but hardly with its name at the same place.
+        let mixed = (class as u64 ^ (name as u64).rotate_left(20)) & !1;
+        let place = self.classes.get((mixed >> 4) as usize % CLASSES);
+        let known = place.map_or(0, |place| place.load(Relaxed));
+        if known & !1 == mixed {
+            return known & 1 != 0;
+        }
+        let is_module = descends_from_module(&memory, class);
+        if let Some(place) = place {
+            place.store(mixed | u64::from(is_module), Relaxed);
+        }
+        if self.verified.load(Relaxed) == 0 {
+            if is_module {
+                if self.verified.swap(1, Release) == 0 {
+                    sink.modules_verified(true);
+                }
+            } else if self.misses.fetch_add(1, Relaxed) + 1 == ATTEMPTS {
+                sink.modules_verified(false);
+            }
+        }
+        is_module
+    }
+}
+
+fn plausible(address: usize) -> bool {
+    address.is_multiple_of(8) && (1 << 12..1 << 47).contains(&address)
+}
+
+/// Whether the method resolution order of a class is one, and has `Module` in it.
+fn descends_from_module(memory: &CheckedMemory, class: usize) -> bool {
+    let Some(order) = memory.size(class, TP_MRO).filter(|order| plausible(*order)) else { return false };
+    let Some(count) = memory.size(order, OB_SIZE).filter(|count| (2..=LONGEST_ORDER).contains(count)) else {
+        return false;
+    };
+    let Some(first) = TUPLE_ITEMS.into_iter().find(|items| memory.size(order, *items) == Some(class)) else {
+        return false;
+    };
+    let is_named = |at: usize, name: &[u8]| {
+        memory
+            .size(order, first + at * 8)
+            .and_then(|class| memory.size(class, TP_NAME))
+            .is_some_and(|text| begins_with(memory, text, name))
+    };
+    is_named(count - 1, b"object\0") && (0..count - 1).any(|at| is_named(at, b"Module\0"))
+}
+
+/// Whether these bytes, up to eight, are at an address.
+fn begins_with(memory: &CheckedMemory, address: usize, bytes: &[u8]) -> bool {
+    let mut there = [0; 8];
+    let there = there.get_mut(..bytes.len()).unwrap_or_default();
+    memory.read(address, there) && there == bytes
+}
+
+/// The name of a class, without the module that a class of C code has in it.
+///
+/// # Safety
+/// `class` is a live class, and stays so for `'a`.
+pub(super) unsafe fn name<'a>(class: usize) -> &'a str {
+    // SAFETY: every class has a name: a C string that lives as long as it.
+    let text = unsafe { CStr::from_ptr(with_exposed_provenance::<c_char>(load(class + TP_NAME))) }.to_bytes();
+    let text = text.get(..LONGEST_NAME).unwrap_or(text);
+    let whole = match str::from_utf8(text) {
+        Ok(whole) => whole,
+        Err(e) => text.get(..e.valid_up_to()).and_then(|valid| str::from_utf8(valid).ok()).unwrap_or_default(),
+    };
+    whole.rsplit('.').next().unwrap_or_default()
+}
+
+/// # Safety
+/// A readable, aligned word lies at `address`.
+#[inline]
+unsafe fn load(address: usize) -> usize {
+    // SAFETY: as promised by the caller.
+    unsafe { with_exposed_provenance::<usize>(address).read() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_trace::ids::{FrameId, StackId};
+
+    #[derive(Default)]
+    struct Told(Vec<bool>);
+
+    impl DefinitionSink for Told {
+        fn frame(&mut self, _id: FrameId, _text: &super::super::super::FrameText<'_>) {}
+        fn stack(&mut self, _id: StackId, _parent: StackId, _frame: FrameId) {}
+        fn modules_verified(&mut self, works: bool) {
+            self.0.push(works);
+        }
+    }
+
+    #[test]
+    fn only_the_functions_of_that_file_call_modules() {
+        let file = "/venv/lib/python3.12/site-packages/torch/nn/modules/module.py";
+        assert_eq!(calls(file, "_wrapped_call_impl"), Some(Calls::Directly));
+        assert_eq!(calls(file, "__call__"), Some(Calls::Directly));
+        assert_eq!(calls(file, "_call_impl"), Some(Calls::Inside));
+        assert_eq!(calls("torch/nn/modules/module.py", "_call_impl"), Some(Calls::Inside));
+        for (file, name) in [
+            (file, "forward"),
+            ("/work/mytorch/nn/modules/module.py", "_call_impl"),
+            ("/work/train.py", "_call_impl"),
+            ("/venv/torch/nn/modules/module.py.bak", "_call_impl"),
+        ] {
+            assert_eq!(calls(file, name), None, "{file} {name}");
+        }
+    }
+
+    /// A class of this order, made of words: the class itself first.
+    struct Classes {
+        words: Vec<Box<[usize]>>,
+        order: Box<[usize]>,
+    }
+
+    fn classes(names: &[&'static CStr], items: usize) -> Classes {
+        let mut words: Vec<Box<[usize]>> = names
+            .iter()
+            .map(|name| {
+                let mut class = vec![0; 64].into_boxed_slice();
+                class[TP_NAME / 8] = name.as_ptr().expose_provenance();
+                class
+            })
+            .collect();
+        let mut order = vec![0; items / 8];
+        order[OB_SIZE / 8] = names.len();
+        order.extend(words.iter().map(|class| class.as_ptr().expose_provenance()));
+        let order = order.into_boxed_slice();
+        words[0][TP_MRO / 8] = order.as_ptr().expose_provenance();
+        Classes { words, order }
+    }
+
+    impl Classes {
+        fn first(&self) -> usize {
+            assert!(!self.order.is_empty());
+            self.words[0].as_ptr().expose_provenance()
+        }
+    }
+
+    #[test]
+    fn a_module_is_what_has_module_among_its_classes() {
+        let memory = CheckedMemory::open().unwrap();
+        for items in TUPLE_ITEMS {
+            let is = |names: &[&'static CStr]| descends_from_module(&memory, classes(names, items).first());
+            assert!(is(&[c"Module", c"object"]));
+            assert!(is(&[c"Linear", c"Module", c"object"]));
+            assert!(is(&[c"Mine", c"Mixin", c"Module", c"object"]));
+            assert!(!is(&[c"cell", c"object"]));
+            assert!(!is(&[c"ModuleList", c"object"]));
+            assert!(!is(&[c"Mine", c"Module", c"Protocol"]));
+            assert!(!is(&[c"object"]));
+        }
+        assert!(!descends_from_module(&memory, 64));
+        assert!(!descends_from_module(&memory, [0usize; 64].as_ptr().expose_provenance()));
+    }
+
+    #[test]
+    fn verdicts_are_said_once_and_remembered() {
+        let (modules, mut told) = (Modules::new(), Told::default());
+        let (linear, cell) = (classes(&[c"Linear", c"Module", c"object"], 24), classes(&[c"cell", c"object"], 24));
+        let object = [1, linear.first()];
+        for _ in 0..3 {
+            assert!(!modules.is_module(cell.first(), &mut told));
+            assert!(modules.is_module(linear.first(), &mut told));
+            // SAFETY: made above.
+            assert_eq!(unsafe { modules.class(object.as_ptr().expose_provenance()) }, Some(linear.first()));
+        }
+        assert_eq!(told.0, [true]);
+        // SAFETY: as above.
+        assert_eq!(unsafe { name(linear.first()) }, "Linear");
+        let long = classes(&[c"torch._C.\xc3\xbcber", c"object"], 24);
+        // SAFETY: as above.
+        assert_eq!(unsafe { name(long.first()) }, "über");
+    }
+
+    #[test]
+    fn what_is_never_a_module_is_given_up() {
+        let (modules, mut told) = (Modules::new(), Told::default());
+        let all: Vec<Classes> = (0..ATTEMPTS).map(|_| classes(&[c"cell", c"object"], 24)).collect();
+        // SAFETY: not an address of anything, which is for it to find out.
+        assert_eq!(unsafe { (modules.class(64), modules.class(12345)) }, (None, None));
+        for class in &all {
+            modules.is_module(class.first(), &mut told);
+        }
+        // Some may share a place, and are then looked at again; none is taken for another.
+        while told.0.is_empty() {
+            for class in &all {
+                modules.is_module(class.first(), &mut told);
+            }
+        }
+        assert_eq!(told.0, [false]);
+        let object = [1, all[0].first()];
+        // SAFETY: made above.
+        assert_eq!(unsafe { modules.class(object.as_ptr().expose_provenance()) }, None);
+    }
+}
