@@ -262,10 +262,14 @@ impl Guard {
     }
 
     /// The `nn.Module` being called, on the stack that [`Self::stack`] has just given.
-    #[inline]
+    #[inline(always)]
     fn call(&mut self, stack: StackId) -> ContextId {
+        if stack.is_none() || !self.inner().stacks.has_calls() { ContextId::NONE } else { self.look_at_calls() }
+    }
+
+    fn look_at_calls(&mut self) -> ContextId {
         let process = self.process();
-        let Some(python) = process.python().filter(|_| !stack.is_none()) else { return ContextId::NONE };
+        let Some(python) = process.python() else { return ContextId::NONE };
         let inner = self.inner();
         let mut sink = RingSink { process, producer: &mut inner.producer };
         python.call(&mut inner.stacks, &mut sink)

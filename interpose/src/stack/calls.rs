@@ -94,6 +94,12 @@ impl ThreadStacks {
         }
     }
 
+    /// Whether there may be calls on the stack that the last capture gave.
+    #[inline(always)]
+    pub(crate) fn has_calls(&self) -> bool {
+        self.calls.len != 0
+    }
+
     /// The innermost module being called on the stack that the last capture gave, which was not `NONE`.
     ///
     /// # Safety

@@ -48,8 +48,8 @@ const WORDS: usize = 3;
 
 /// What is known of autograd in this process.
 pub(super) struct State {
-    forward: Table,
-    contexts: Table,
+    forward: Table<1>,
+    contexts: Table<WORDS>,
     contexts_lock: AtomicU32,
     context_count: AtomicU32,
     /// Which of [`LAYOUTS`] has proved right, plus 1.
@@ -64,7 +64,7 @@ impl State {
     pub(super) fn new() -> State {
         State {
             forward: Table::new(FORWARD_SLOTS),
-            contexts: Table::new(CONTEXT_SLOTS * WORDS),
+            contexts: Table::new(CONTEXT_SLOTS),
             contexts_lock: AtomicU32::new(0),
             context_count: AtomicU32::new(0),
             layout: AtomicU32::new(0),
@@ -78,20 +78,21 @@ impl State {
     /// its address.
     fn remember(&self, owner: u64, number: u64, made: Made) {
         let (slot, check) = place(owner, number);
-        if let Some(word) = self.forward.words().get(slot) {
+        if let Some([word]) = self.forward.entries().get(slot) {
             word.store(check | made.pack(), Ordering::Relaxed);
         }
     }
 
     fn recall(&self, owner: u64, number: u64) -> Option<Made> {
         let (slot, check) = place(owner, number);
-        let word = self.forward.words().get(slot)?.load(Ordering::Relaxed);
+        let [word] = self.forward.entries().get(slot)?;
+        let word = word.load(Ordering::Relaxed);
         (word & CHECK == check && word != 0).then_some(Made::unpack(word))
     }
 
     /// Where the context of a node of this type (the address of a vtable or a Python class), made there, is or goes: [`WORDS`] each.
     fn places(&self, kind: u64, made: Made) -> impl Iterator<Item = &[AtomicU64; WORDS]> {
-        let (places, _) = self.contexts.words().as_chunks::<WORDS>();
+        let places = self.contexts.entries();
         let spread = (kind ^ u64::from(made.stack.0) << 32)
             .wrapping_add(u64::from(made.module.0).wrapping_mul(0xd6e8_feb8_6659_fd93));
         let start = (spread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize;

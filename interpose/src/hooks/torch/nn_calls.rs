@@ -21,7 +21,7 @@ const WORDS: usize = 3;
 
 /// See the module.
 pub(crate) struct NnCalls {
-    table: Table,
+    table: Table<WORDS>,
     lock: AtomicU32,
     count: AtomicU32,
 }
@@ -39,11 +39,11 @@ pub(crate) struct Made {
 
 impl NnCalls {
     pub(super) const fn new() -> NnCalls {
-        NnCalls { table: Table::new(SLOTS * WORDS), lock: AtomicU32::new(0), count: AtomicU32::new(0) }
+        NnCalls { table: Table::new(SLOTS), lock: AtomicU32::new(0), count: AtomicU32::new(0) }
     }
 
     fn places(&self, call: ModuleCall) -> impl Iterator<Item = &[AtomicU64; WORDS]> {
-        let (places, _) = self.table.words().as_chunks::<WORDS>();
+        let places = self.table.entries();
         // Objects are aligned to 16 bytes, and lie side by side.
         let spread = (call.object as u64 >> 4).wrapping_add(u64::from(call.caller.0) << 32);
         let spread = (spread ^ (call.class as u64).rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
