@@ -118,6 +118,56 @@ def new_callees(depth):
     every_round(leaf, depth - 1)
 
 
+MODULE = """
+class Module:
+    def __init__(self, work):
+        self.work = work
+
+    def _wrapped_call_impl(self, *arguments):
+        return self._call_impl(*arguments)
+
+    def _call_impl(self, *arguments):
+        return self.forward(*arguments)
+
+    __call__ = _wrapped_call_impl
+
+    def forward(self, times):
+        self.work(times)
+"""
+NESTED = 4
+
+
+def module(work):
+    """Calls `work(times)` from within so many modules: 3 frames each, the innermost of which is `work`'s caller."""
+    made = {}
+    exec(compile(MODULE, "/site-packages/torch/nn/modules/module.py", "exec"), made)
+    for kind in ("Linear", "Attention", "Block", "Model"):
+        work = type(kind, (made["Module"],), {})(work)
+    return work
+
+
+def in_modules(depth):
+    """One call of C that makes all the events, in the call of a module."""
+    def leaf(times):
+        mark(), pairs(times)
+
+    every_round(module(leaf), depth - 3 * NESTED)
+
+
+def in_blocks(depth):
+    """Every pair in the call of another module of the same class, from the same line."""
+    def leaf(times):
+        mark(), pairs(times)
+
+    blocks = [module(leaf), module(leaf)]
+
+    def work(times):
+        for n in range(times):
+            blocks[n % 2](1)
+
+    every_round(work, depth - 3 * NESTED - 1)
+
+
 def nodes(counted_pass, depth):
     """Nodes are made by forward and run by backward: one of the two is counted."""
     autograd = library("libtorch_cpu.so")
@@ -157,6 +207,10 @@ elif kind == "callees":
     two_callees(depth)
 elif kind == "new":
     new_callees(depth)
+elif kind == "modules":
+    in_modules(depth)
+elif kind == "blocks":
+    in_blocks(depth)
 elif kind in ("driver", "runtime"):
     calling(function(library("libcalls.so"), f"{kind}_pairs"), depth)
 elif kind == "cpu":

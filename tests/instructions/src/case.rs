@@ -36,6 +36,13 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "lines-20", what: "made on one line, dropped on another", steps: PAIRS, options: &[] },
     Case { name: "callees-20", what: "made in one function, dropped in another", steps: PAIRS, options: &[] },
     Case { name: "new-20", what: "made and dropped in a function never seen before", steps: 128, options: &[] },
+    Case {
+        name: "modules-20",
+        what: "made and dropped in four nn.Modules, one in another",
+        steps: PAIRS,
+        options: &[],
+    },
+    Case { name: "blocks-20", what: "the same, each time in others of the same classes", steps: PAIRS, options: &[] },
     Case { name: "forward-20", what: "an autograd node made", steps: PAIRS, options: &[] },
     Case { name: "backward-20", what: "an autograd node run", steps: PAIRS, options: &[] },
     Case { name: "cpu-20", what: "a CPU tensor made and dropped", steps: PAIRS, options: &["--cpu", "always"] },
