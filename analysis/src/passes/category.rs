@@ -162,6 +162,29 @@ pub struct Birth {
     model_calls: u32,
 }
 
+#[cfg(test)]
+impl Birth {
+    /// A block of a forward, for the tests of passes that look at blocks' lives.
+    pub(super) fn of_forward(seq: u64, size: u64, stack: StackId, at: Moment) -> Birth {
+        Birth {
+            seq,
+            ticks: seq,
+            addr: seq << 9,
+            size,
+            requested: size,
+            stack,
+            context: ContextId::NONE,
+            within: ContextId::NONE,
+            at,
+            phase: Phase::Forward,
+            ooms: 0,
+            proof: Proof::None,
+            call: 0,
+            model_calls: 0,
+        }
+    }
+}
+
 /// What a name, a stack, a size or a pool proves about a block, whatever becomes of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Proof {

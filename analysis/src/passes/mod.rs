@@ -6,6 +6,7 @@ mod composition;
 mod finding;
 mod fragmentation;
 mod growth;
+pub mod illness;
 mod oom;
 mod phase;
 mod phase_table;

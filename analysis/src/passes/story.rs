@@ -11,6 +11,7 @@ use super::composition::{Composition, Origin};
 use super::finding::Finding;
 use super::fragmentation::Reserved;
 use super::growth::Growth;
+use super::illness::Symptoms;
 use super::oom::{Oom, OomLog};
 use super::phase::{Moment, Phase, PhaseTracker, Verdict};
 use super::phase_table::PhaseTable;
@@ -48,6 +49,9 @@ pub struct DeviceStory {
     pub category_reasons: CategoryReasons,
     /// What did not fit together.
     pub anomalies: crate::model::Anomalies,
+    /// What the life of its blocks says about illnesses.
+    pub symptoms: Symptoms,
+    last_ticks: u64,
     births: Vec<Birth>,
     loose: Vec<LooseEnd>,
     categorizer: Categorizer,
@@ -165,6 +169,8 @@ impl DeviceStory {
             reasons: Reasons::default(),
             category_reasons: CategoryReasons::default(),
             anomalies: crate::model::Anomalies::default(),
+            symptoms: Symptoms::default(),
+            last_ticks: 0,
             births: Vec::new(),
             loose: Vec::new(),
             categorizer,
@@ -190,6 +196,10 @@ impl DeviceStory {
             Change::FreeRequested(id) => {
                 let verdict = course.tracker.observe(e);
                 self.freed(allocator.usage(), &course.tracker, lives, e, id, &verdict);
+            }
+            Change::FreeCompleted(id, block) => self.symptoms.completed(id, &block, e.ticks),
+            Change::SegmentGained if e.action == Action::SegmentAlloc => {
+                self.symptoms.wanted_more(allocator, e, course.tracker.now());
             }
             Change::Oom => {
                 let verdict = course.tracker.observe(e);
@@ -220,6 +230,8 @@ impl DeviceStory {
         }
         let usage = allocator.usage();
         lives.began(self.device, &birth, usage);
+        self.last_ticks = e.ticks;
+        self.symptoms.born(&birth, e, id, tracker.stacks().facts(e.stack), verdict, usage);
         self.reasons.add(verdict, block.size);
         for end in self.loose.drain(..) {
             self.growth.ended(&end.birth, end.category, &end.at, end.phase);
@@ -245,9 +257,11 @@ impl DeviceStory {
         let Some(birth) = self.births.get(id.index()).copied() else { return };
         // An error that unwinds the program frees what would have lived on.
         let cut = self.ooms.unwinding(birth.ooms, now);
-        let judged = self.categorizer.ended(tracker, &birth, &End { now, cut, free: Some(e) });
+        let end = End { now, cut, free: Some(e) };
+        let judged = self.categorizer.ended(tracker, &birth, &end);
         self.settle(&birth, &judged, lives, Some(e));
         let category = judged.category;
+        self.symptoms.freed(&birth, id, tracker.stacks().facts(e.stack), verdict, &end);
         let phase = verdict.phase;
         // What follows an older block's free in the same way goes the same way.
         let older = birth.at.step != now.step || !self.loose.is_empty();
@@ -274,6 +288,7 @@ impl DeviceStory {
         let now = tracker.now();
         let allocator = &replay.devices()[slot].allocator;
         let physical = replay.physical();
+        self.symptoms.wanted_more(allocator, e, now);
         let there = if self.ooms.wants_details() {
             self.alive(allocator, tracker, e, verdict.phase)
         } else {
@@ -323,6 +338,14 @@ impl DeviceStory {
         self.ooms.finish(now);
         let last = Event { action: Action::Snapshot, stack: StackId::NONE, ..Event::EMPTY };
         self.end = self.alive(allocator, tracker, &last, now.phase);
+        let alive = allocator.allocated().filter(|(_, b)| b.state == crate::model::BlockState::Allocated);
+        let births = &self.births;
+        self.symptoms.finish(
+            allocator,
+            alive.filter_map(|(id, _)| Some((id, births.get(id.index())?))),
+            now,
+            self.last_ticks,
+        );
         for (id, block) in allocator.allocated() {
             let Some(birth) = self.births.get(id.index()).copied() else { continue };
             // A block that waits for a stream was given back already.

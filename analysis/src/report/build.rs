@@ -7,6 +7,7 @@ use memtrace_trace::counters::Counter;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, StackId};
 
+use super::diagnosis::Doctor;
 use super::explain::{explain, state_needed};
 use super::finish::Progress;
 use super::places::{Places, frame_summary};
@@ -356,7 +357,14 @@ impl Context<'_> {
     }
 
     fn findings(&self, story: &Story) -> Vec<FindingSummary> {
+        let doctor = Doctor {
+            places: &self.places,
+            table: &self.table,
+            ns_per_tick: self.calibration.ns_per_tick(),
+            names: &|| Names::of(self.process.recording()),
+        };
         let mut findings = story.findings.clone();
+        findings.extend(doctor.findings(story));
         sort_findings(&mut findings);
         let told = findings.into_iter().map(|finding| FindingSummary {
             rule: finding.rule.name.to_owned(),

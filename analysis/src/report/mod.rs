@@ -4,6 +4,7 @@
 //! that structure alone, so that text and JSON cannot disagree.
 
 mod build;
+mod diagnosis;
 mod explain;
 mod finish;
 mod places;

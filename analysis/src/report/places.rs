@@ -2,7 +2,7 @@
 
 use memtrace_trace::file::{Definitions, Frame};
 use memtrace_trace::generated::is_inductor_file;
-use memtrace_trace::ids::{ContextId, StackId};
+use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use super::summary::{FrameSummary, StackSummary};
 use crate::rules::plumbing_rule;
@@ -18,6 +18,11 @@ pub(super) struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
+    /// The innermost frame of a stack.
+    pub(super) fn innermost(&self, stack: StackId) -> FrameId {
+        self.definitions.stacks.get(stack.index()).map(|node| node.frame).unwrap_or_default()
+    }
+
     pub(super) fn new(definitions: &'a Definitions, directory: Option<&std::path::Path>) -> Places<'a> {
         let directory = directory.and_then(|d| d.to_str()).map(|d| format!("{}/", d.trim_end_matches('/')));
         Places { definitions, directory }

@@ -4,7 +4,7 @@
 mod actions;
 mod allocator_settings;
 mod categories;
-mod illnesses;
+pub mod illnesses;
 mod libraries;
 mod native;
 mod optimizers;
@@ -14,7 +14,7 @@ mod workspaces;
 pub use actions::{ActionRule, MomentFacts, action_rules};
 pub use allocator_settings::{AllocatorSetting, allocator_settings};
 pub use categories::{CategoryRule, Makes, category_rule, ends_autocast, is_cache_name};
-pub use illnesses::IllnessRule;
+pub use illnesses::{ILLNESSES, IllnessRule};
 pub use libraries::{LibraryRule, library_name};
 pub use native::{PlumbingRule, plumbing_rule};
 pub use optimizers::{OptimizerRule, optimizer_of};

@@ -153,6 +153,12 @@ static FRAME_RULES: &[FrameRule] = &[
     // Computing.
     rule("compute: torch.nn.modules", Compute, Has("torch/nn/modules/"), &[]),
     rule("compute: torch.nn.functional", Compute, Ends("torch/nn/functional.py"), &[]),
+    rule(
+        "compute: DistributedDataParallel's buckets",
+        Compute,
+        Ends("torch/nn/parallel/distributed.py"),
+        &["_pre_forward", "_rebuild_buckets"],
+    ),
     rule("compute: torch.nn.parallel", Compute, Has("torch/nn/parallel/"), &[]),
     rule("compute: torch.nn.attention", Compute, Has("torch/nn/attention/"), &[]),
     rule("compute: compiled", Compute, Has("torchinductor"), &[]),

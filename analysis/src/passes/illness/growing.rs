@@ -1,0 +1,267 @@
+//! What grows from step to step, by where it is allocated.
+//!
+//! At each step's begin the live bytes of every source are noted (at most 64 such samples: then every other is dropped, and only every
+//! other step is looked at). A source that has more blocks in ever so many of them, to the end, grows; one whose bytes level out
+//! (a warm-up, a bounded buffer, a cache that is full) does not.
+
+use std::collections::HashMap;
+
+use memtrace_trace::ids::{ContextId, StackId};
+
+use super::Mark;
+use crate::passes::category::Birth;
+use crate::passes::phase::Phase;
+
+/// Samples kept.
+const SAMPLES: usize = 64;
+/// Samples in which a source must have grown.
+const INCREASES: usize = 4;
+/// Blocks by which it must have grown.
+const BLOCKS: u64 = 4;
+/// The growth must reach into this last part of the samples since it began.
+const LAST_PART: usize = 5;
+
+/// A source by number: a stack, or (with the highest bit) an autograd node.
+type Key = u32;
+const NODE: Key = 1 << 31;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Live {
+    bytes: u64,
+    last_seq: u64,
+    blocks: u32,
+    context: ContextId,
+    bits: u8,
+}
+
+#[derive(Clone, Debug)]
+struct Sample {
+    step: u32,
+    seq: u64,
+    live: Vec<(Key, u64, u32)>,
+}
+
+/// One source that grows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grown {
+    /// The stack; `NONE` for what a node allocates without one.
+    pub stack: StackId,
+    /// The autograd node, or what was going on.
+    pub context: ContextId,
+    /// [`Mark`]'s bits of its latest block.
+    pub bits: u8,
+    /// By how many bytes.
+    pub bytes: u64,
+    /// By how many blocks.
+    pub blocks: u64,
+    /// The first step after which there was more.
+    pub first_step: u32,
+    /// Steps from there to the last that was looked at.
+    pub steps: u32,
+    /// Samples in which there was more than before, of [`Self::looked`].
+    pub increases: u32,
+    /// Samples since the growth began.
+    pub looked: u32,
+    /// `seq` of its latest allocation.
+    pub last_seq: u64,
+}
+
+impl Grown {
+    /// Mean bytes a step.
+    pub fn slope(&self) -> u64 {
+        self.bytes / u64::from(self.steps.max(1))
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Growing {
+    stacks: Vec<Live>,
+    nodes: Vec<Live>,
+    samples: Vec<Sample>,
+    step: Option<u32>,
+    every: u32,
+    seen: u32,
+}
+
+impl Default for Growing {
+    fn default() -> Growing {
+        Growing { stacks: Vec::new(), nodes: Vec::new(), samples: Vec::new(), step: None, every: 1, seen: 0 }
+    }
+}
+
+impl Growing {
+    #[inline]
+    fn live(&mut self, birth: &Birth) -> &mut Live {
+        let by_node = birth.phase == Phase::Backward && !birth.context.is_none() || birth.stack.is_none();
+        let (table, index) =
+            if by_node { (&mut self.nodes, birth.context.index()) } else { (&mut self.stacks, birth.stack.index()) };
+        if index >= table.len() {
+            table.resize(index + 1, Live::default());
+        }
+        &mut table[index]
+    }
+
+    #[inline]
+    pub(super) fn born(&mut self, birth: &Birth, mark: Mark) {
+        if birth.at.step != self.step {
+            self.sample(birth);
+        }
+        let live = self.live(birth);
+        live.bytes += birth.size;
+        live.blocks += 1;
+        live.last_seq = birth.seq;
+        live.context = birth.context;
+        live.bits = mark.bits;
+    }
+
+    #[inline]
+    pub(super) fn freed(&mut self, birth: &Birth) {
+        let live = self.live(birth);
+        live.bytes = live.bytes.saturating_sub(birth.size);
+        live.blocks = live.blocks.saturating_sub(1);
+    }
+
+    fn sample(&mut self, birth: &Birth) {
+        self.step = birth.at.step;
+        let Some(step) = birth.at.step else { return };
+        self.seen += 1;
+        if !self.seen.is_multiple_of(self.every) {
+            return;
+        }
+        let of = |table: &[Live], base: Key| -> Vec<(Key, u64, u32)> {
+            let live = table.iter().enumerate().filter(|(_, live)| live.blocks > 0);
+            live.map(|(i, live)| (base | i as Key, live.bytes, live.blocks)).collect()
+        };
+        let mut live = of(&self.stacks, 0);
+        live.extend(of(&self.nodes, NODE));
+        self.samples.push(Sample { step, seq: birth.seq, live });
+        if self.samples.len() >= SAMPLES {
+            self.every *= 2;
+            let mut keep = false;
+            self.samples.retain(|_| {
+                keep = !keep;
+                keep
+            });
+        }
+    }
+
+    /// The sources that grow, most bytes first.
+    pub fn grown(&self) -> Vec<Grown> {
+        let mut series: HashMap<Key, Vec<(usize, u64, u32)>> = HashMap::new();
+        for (at, sample) in self.samples.iter().enumerate() {
+            for &(key, bytes, blocks) in &sample.live {
+                series.entry(key).or_default().push((at, bytes, blocks));
+            }
+        }
+        let mut grown: Vec<Grown> = series.iter().filter_map(|(key, series)| self.judge(*key, series)).collect();
+        grown.sort_by_key(|g| (std::cmp::Reverse(g.bytes), g.stack, g.context));
+        grown
+    }
+
+    fn judge(&self, key: Key, series: &[(usize, u64, u32)]) -> Option<Grown> {
+        if series.len() < INCREASES {
+            return None;
+        }
+        let count = self.samples.len();
+        let (mut bytes, mut blocks) = (vec![0u64; count], vec![0u64; count]);
+        for &(at, b, n) in series {
+            (bytes[at], blocks[at]) = (b, u64::from(n));
+        }
+        // The end of the growth: the highest sample, the last of those that are as high.
+        let (top, &highest) = bytes.iter().enumerate().max_by_key(|(at, b)| (**b, *at))?;
+        // Its begin: the last sample before it that is as low as any.
+        let lowest = bytes[..=top].iter().copied().min()?;
+        let from = bytes[..=top].iter().rposition(|b| *b == lowest)?;
+        let rises: Vec<usize> =
+            (from + 1..=top).filter(|&at| bytes[at] > bytes[at - 1] && blocks[at] > blocks[at - 1]).collect();
+        let (first, last) = (*rises.first()?, *rises.last()?);
+        let more = blocks[top].saturating_sub(blocks[from]);
+        if rises.len() < INCREASES || more < BLOCKS {
+            return None;
+        }
+        // What is given back now and then was not forgotten; nor is what came and went before.
+        let given_back: u64 = (1..=top).map(|at| bytes[at - 1].saturating_sub(bytes[at])).sum();
+        if given_back * 4 > highest - lowest {
+            return None;
+        }
+        let live =
+            if key & NODE == 0 { self.stacks.get(key as usize) } else { self.nodes.get((key & !NODE) as usize) }?;
+        // It goes on to the end, or to where the loop ended: all of it went, and no more came.
+        let ended = bytes[top..].iter().position(|b| *b <= lowest).map(|at| top + at);
+        let until = match ended {
+            Some(at) if live.last_seq < self.samples[at].seq => at,
+            Some(_) => return None,
+            None => count,
+        };
+        if last + 1 + ((until - first) / LAST_PART).max(1) < until {
+            return None;
+        }
+        let (begin, end) = (self.samples[first - 1].step, self.samples[last].step);
+        Some(Grown {
+            stack: if key & NODE == 0 { StackId(key) } else { StackId::NONE },
+            context: if key & NODE == 0 { live.context } else { ContextId(key & !NODE) },
+            bits: live.bits,
+            bytes: highest - lowest,
+            blocks: more,
+            first_step: begin,
+            steps: end - begin,
+            increases: rises.len() as u32,
+            looked: (last + 1 - first) as u32,
+            last_seq: live.last_seq,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::passes::phase::Moment;
+
+    fn birth(step: u32, seq: u64, stack: u32) -> Birth {
+        let at = Moment { phase: Phase::Forward, step: Some(step), run: 0, backwards: 0, optimizers: 0 };
+        Birth::of_forward(seq, 512, StackId(stack), at)
+    }
+
+    /// What `alive(step)` blocks at each step's begin amount to.
+    fn grown(steps: u32, alive: impl Fn(u32) -> u32) -> Vec<Grown> {
+        let (mut growing, mut live, mut seq) = (Growing::default(), Vec::new(), 0);
+        for step in 0..steps {
+            seq += 1;
+            growing.born(&birth(step, seq, 1), Mark::default());
+            growing.freed(&birth(step, seq, 1));
+            while live.len() < alive(step) as usize {
+                seq += 1;
+                live.push(birth(step, seq, 2));
+                growing.born(&live[live.len() - 1], Mark::default());
+            }
+            while live.len() > alive(step) as usize {
+                growing.freed(&live.remove(0));
+            }
+        }
+        growing.grown()
+    }
+
+    #[test]
+    fn what_never_comes_back_grows() {
+        let [leak] = grown(40, |step| step * 3)[..] else { panic!("one source") };
+        assert_eq!((leak.stack, leak.slope(), leak.first_step), (StackId(2), 3 * 512, 1));
+        // Thousands of steps are looked at now and then.
+        let [leak] = grown(5000, |step| step)[..] else { panic!("one source") };
+        assert_eq!(leak.slope(), 512);
+        // Every tenth step, as an evaluation does.
+        let [leak] = grown(63, |step| step / 10)[..] else { panic!("one source") };
+        assert_eq!(leak.blocks, 6);
+        // In the first loop of two, which gave all back at its end.
+        assert_eq!(grown(20, |step| if step < 14 { step } else { 0 }).len(), 1);
+    }
+
+    #[test]
+    fn what_levels_out_does_not() {
+        assert_eq!(grown(40, |_| 7), []);
+        assert_eq!(grown(40, |step| step.min(12)), [], "a buffer that is full");
+        assert_eq!(grown(40, |step| step % 12), [], "a cache that begins anew");
+        assert_eq!(grown(40, |step| if step < 20 { step } else { 20 - step.min(20) + (step - 20) }), [], "grown twice");
+        assert_eq!(grown(40, |step| step / 20), [], "once or twice is no leak");
+    }
+}

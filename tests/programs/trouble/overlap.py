@@ -1,0 +1,16 @@
+"""Runs the experts of a layer on streams of their own, and makes new streams for each batch."""
+# illness: workspace growth
+import torch
+import torch.nn as nn
+
+experts = nn.ModuleList(nn.Linear(512, 512) for _ in range(4)).cuda()
+with torch.no_grad():
+    for batch in range(6):
+        x = torch.randn(256, 512, device="cuda")
+        outputs = []
+        for expert in experts:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                outputs.append(expert(x))  # illness here
+        torch.cuda.synchronize()
