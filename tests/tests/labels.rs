@@ -6,7 +6,7 @@ use std::process::Command;
 
 use memtrace_tests::victim::{Run, Victim, events};
 use memtrace_trace::definition::LabelOrigin;
-use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::{Definitions, Reader};
 use memtrace_trace::ids::ThreadId;
 use serde_json::Value;
@@ -183,4 +183,60 @@ fn the_profiler_sees_what_it_sees_without_us() {
         let steps = run.trace().definitions().labels.values().filter(|l| l.text.starts_with("ProfilerStep#")).count();
         assert_eq!(steps, 4);
     }
+}
+
+/// What only the cyclic collector frees is marked, and nothing else.
+#[test]
+fn what_the_garbage_collector_frees() {
+    for (python, torch) in [("3.11", "2.4.1"), ("3.11", "2.11.0"), ("3.12", "2.11.0"), ("3.13", "2.11.0")] {
+        let victim = Victim::python("steps/cycles.py", &[]).env("SIM_PYTHON", python).env("SIM_TORCH", torch);
+        let run = victim.run();
+        run.assert_ended_well();
+        let truth: BTreeMap<String, Vec<u64>> =
+            serde_json::from_slice(&run.output.stdout).expect("the program's own account");
+        let trace = run.trace();
+        let frees: Vec<Event> = events(&trace)
+            .into_iter()
+            .filter(|e| e.source == Source::Torch && e.action == Action::FreeRequested)
+            .collect();
+        for (who, sizes) in &truth {
+            for size in sizes {
+                let of_size: Vec<_> = frees.iter().filter(|e| e.size == *size).collect();
+                let [free] = of_size[..] else { panic!("{python}: frees of {size} bytes: {of_size:?}") };
+                assert_eq!(free.flags.contains(Flags::IN_GC), who == "collector", "{python}: {size} bytes, by {who}");
+            }
+        }
+        assert_eq!((truth["hand"].len(), truth["collector"].len()), (6, 8));
+        let told = notices(trace.definitions(), "python.gc");
+        assert_eq!(told, ["works: the collector's state verified: what it frees is marked"], "{python}");
+    }
+}
+
+/// The ranges in our snapshot against what PyTorch's own recorder has of the same process.
+#[test]
+fn external_annotations() {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    let victim = Victim::python("steps/annotations.py", &[]).env("MEMTRACE_TEST_TRUTH", file.path());
+    let run = victim.run();
+    run.assert_ended_well();
+    let read = |text: &str| -> Vec<Value> { serde_json::from_str(text).expect("annotations") };
+    let theirs = read(&std::fs::read_to_string(file.path()).expect("PyTorch's own"));
+    let pickle = std::fs::read_dir(run.path()).expect("the run").filter_map(|entry| Some(entry.ok()?.path()));
+    let pickle = pickle.into_iter().find(|path| path.extension().is_some_and(|e| e == "pickle")).expect("a snapshot");
+    let print =
+        "import json, pickle, sys; print(json.dumps(pickle.load(open(sys.argv[1], 'rb'))['external_annotations']))";
+    let mut python = Command::new(memtrace_tests::victim::root().join("scripts/sim"));
+    let ours = python.args(["python", "-c", print]).arg(pickle).output().expect("python starts");
+    let ours = read(&String::from_utf8_lossy(&ours.stdout));
+    assert!(theirs.len() > 30, "{theirs:#?}");
+    for (index, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+        let keys = |value: &Value| value.as_object().expect("a dictionary").keys().cloned().collect::<Vec<_>>();
+        assert_eq!(keys(ours), keys(theirs));
+        for key in ["name", "stage", "device"] {
+            assert_eq!(ours[key], theirs[key], "annotation {index}: {ours} {theirs}");
+        }
+        let time = |value: &Value| value["time_us"].as_i64().expect("a time");
+        assert!((time(ours) - time(theirs)).abs() < 20_000, "annotation {index}: {ours} {theirs}");
+    }
+    assert_eq!(ours.len(), theirs.len());
 }

@@ -24,7 +24,7 @@ use super::sources::Sources;
 use crate::error::{Error, Result};
 use crate::load::Process;
 use crate::model::{Allocator, Block, BlockState, Change, Replay, Segment};
-use crate::passes::{Phase, PhaseTracker, StackTable};
+use crate::passes::{Phase, PhaseTracker, RangeNames};
 
 /// What a snapshot is to hold.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -169,9 +169,7 @@ impl<'a, W: Write> Writer<'a, W> {
         }
         self.pickle.end_list(list);
         self.put_settings(process, segments.iter().any(|(_, s)| s.iter().any(|s| s.expandable)));
-        self.pickle.str("external_annotations");
-        let annotations = self.pickle.begin_list();
-        self.pickle.end_list(annotations);
+        self.put_annotations(process)?;
         self.pickle.end_dict();
         self.report.segments = segments.iter().map(|(_, s)| s.len() as u64).sum();
         self.report.bytes = self.pickle.finish()?;
@@ -185,12 +183,11 @@ impl<'a, W: Write> Writer<'a, W> {
         device: i16,
         progress: &mut dyn FnMut(u64),
     ) -> std::io::Result<Vec<Segment>> {
-        let definitions = process.definitions();
         let mut replay = Replay::new(process.survey(), Some(device));
         let mut trace = Trace {
             list: self.pickle.begin_list(),
             time_us: 0,
-            tracker: PhaseTracker::new(StackTable::new(definitions)),
+            tracker: PhaseTracker::of(process.recording()),
             last_free: Event::EMPTY,
         };
         let mut failed = None;
@@ -200,6 +197,10 @@ impl<'a, W: Write> Writer<'a, W> {
                 return;
             }
             for e in events {
+                if e.source == Source::Label {
+                    trace.tracker.observe_label(e);
+                    continue;
+                }
                 replay.apply(e, |replay, slot, e, change| {
                     self.put_change(&mut trace, &replay.devices()[slot].allocator, e, change);
                 });
@@ -361,6 +362,48 @@ impl<'a, W: Write> Writer<'a, W> {
         }
         out.end_list(blocks);
         out.end_dict();
+    }
+
+    /// The ends of the ranges that the program or PyTorch has named, as PyTorch's recorder has them under `global_record_annotations`: on
+    /// the device on which the process allocated last.
+    fn put_annotations(&mut self, process: &Process) -> std::io::Result<()> {
+        self.pickle.str("external_annotations");
+        let mut list = self.pickle.begin_list();
+        let mut names = RangeNames::new(process.definitions());
+        let mut device = process.survey().lanes.keys().copied().find(|d| *d >= 0).unwrap_or(0);
+        let mut failed = Ok(());
+        let mut put = |events: &[Event]| {
+            for e in events {
+                if e.source != Source::Label {
+                    if e.source.is_torch() && e.device >= 0 {
+                        device = e.device;
+                    }
+                    continue;
+                }
+                let Some(label) = names.label(e) else { continue };
+                let out = &mut self.pickle;
+                out.item(&mut list);
+                out.begin_dict();
+                out.str("stage");
+                out.str(if e.action == Action::RangeStart { "START" } else { "END" });
+                out.str("name");
+                out.str(&label.text);
+                out.str("device");
+                out.int(device.into());
+                self.words.put(out, Word::TimeUs);
+                out.uint(self.calibration.epoch_ns(e.ticks) / 1000);
+                out.end_dict();
+            }
+            if failed.is_ok() {
+                failed = self.pickle.drain();
+            }
+        };
+        if !process.definitions().labels.is_empty() {
+            process.recording().stream(&mut put);
+        }
+        failed?;
+        self.pickle.end_list(list);
+        Ok(())
     }
 
     fn put_settings(&mut self, process: &Process, expandable: bool) {

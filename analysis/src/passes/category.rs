@@ -676,7 +676,7 @@ impl CategoryReasons {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::passes::StackTable;
+    use crate::passes::{LabelRules, StackTable, StepEnds};
     use memtrace_trace::event::Flags;
 
     const NOW: Moment = Moment { phase: Phase::Load, step: None, run: 0, backwards: 0, optimizers: 0 };
@@ -704,7 +704,7 @@ mod tests {
     #[test]
     fn a_fate_makes_a_category() {
         let definitions = Definitions::default();
-        let tracker = PhaseTracker::new(StackTable::new(&definitions));
+        let tracker = PhaseTracker::new(StackTable::new(&definitions), StepEnds::default(), LabelRules::default());
         let mut categorizer = Categorizer::new(&definitions, false);
         // Something happened elsewhere since.
         categorizer.call = 1;

@@ -5,17 +5,23 @@
 //! in the program: before the first forward it is loading, between forward and backward it belongs to the forward (the
 //! loss), before the forward of a step it brings data.
 //!
-//! A step ends when an optimizer's step has run and the program goes on to something that is not the optimizer. Where no
-//! optimizer ever shows in the recording, a step ends when gradients were cleared after a backward; where there is not
-//! even that, with each backward; and without any backward, each time the program calls its model anew. An optimizer
-//! that allocates in its first step only (SGD with momentum) is taken to step after as many backward passes as the first
-//! time.
+//! A step is one turn of the loop that the program's optimizers drive. Where PyTorch marks the calls of optimizers, as it does from 2.1
+//! on, they say exactly where a step ends, also where they allocate nothing: see [`super::steps`]. What follows on the last of
+//! them (clearing gradients, figures about the step, an evaluation without gradients) still belongs to the step; the next one begins with
+//! the first block that is allocated by a forward with gradients, by a backward, or to bring data while gradients are on.
+//!
+//! Where no optimizer is marked, frames say it: a step ends when an optimizer's step has run and the program goes on to something that is
+//! not the optimizer. Where no optimizer ever shows in the recording, a step ends when gradients were cleared after a backward; where
+//! there is not even that, with each backward; and without any backward, each time the program calls its model anew. An optimizer
+//! that allocates in its first step only (SGD with momentum) is then taken to step after as many backward passes as the first time.
 
 use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 
 use super::stacks::StackTable;
-use crate::rules::Meaning;
+use super::steps::{LabelRules, StepEnds};
+use crate::model::Recording;
+use crate::rules::{LabelRule, Meaning};
 
 /// What the program is doing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize, schemars::JsonSchema)]
@@ -115,9 +121,16 @@ pub struct Moment {
     pub optimizers: u32,
 }
 
+/// Whether autograd was certainly not recording.
+fn is_grad_off(e: &Event) -> bool {
+    e.flags.contains(Flags::GRAD_KNOWN) && !e.flags.contains(Flags::GRAD_ENABLED)
+}
+
 /// What ends a step in this recording.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum StepEnd {
+    /// Where [`StepEnds`] says so.
+    Told,
     Optimizer,
     ZeroGrad,
     Backward,
@@ -139,7 +152,20 @@ pub struct PhaseTracker {
     model_call: StackId,
     outside_model: bool,
     last: Verdict,
+    ends: StepEnds,
+    /// Which of them comes next, and where it is; `u64::MAX` where there is none.
+    next_end: (usize, u64),
+    rules: LabelRules,
+    /// Open ranges that mean something, innermost last.
+    ranges: Vec<(ThreadId, &'static LabelRule)>,
+    /// The optimizer has stepped, and the data loader has not been called since.
+    loader_awaited: bool,
+    /// Backward passes when an optimizer last began to step.
+    backwards_at_optimizer: Option<u32>,
 }
+
+/// Ranges kept open at once: what a program leaves open without end is none of PyTorch's.
+const MOST_RANGES: usize = 1024;
 
 const START: Verdict = Verdict {
     phase: Phase::Load,
@@ -150,9 +176,17 @@ const START: Verdict = Verdict {
 };
 
 impl PhaseTracker {
-    /// For a recording with these stacks.
-    pub fn new(table: StackTable) -> PhaseTracker {
-        let step_end = if table.any(Meaning::OptimizerStep) || table.any(Meaning::OptimizerState) {
+    /// For a recording.
+    pub fn of(recording: &dyn Recording) -> PhaseTracker {
+        let table = StackTable::new(recording.definitions());
+        PhaseTracker::new(table, StepEnds::of(recording), LabelRules::of(recording.definitions()))
+    }
+
+    /// For a recording with these stacks, steps and labels.
+    pub fn new(table: StackTable, ends: StepEnds, rules: LabelRules) -> PhaseTracker {
+        let step_end = if !ends.all().is_empty() {
+            StepEnd::Told
+        } else if table.any(Meaning::OptimizerStep) || table.any(Meaning::OptimizerState) {
             StepEnd::Optimizer
         } else if table.any(Meaning::ZeroGrad) {
             StepEnd::ZeroGrad
@@ -174,6 +208,12 @@ impl PhaseTracker {
             model_call: StackId::NONE,
             outside_model: false,
             last: START,
+            next_end: (0, ends.all().first().copied().unwrap_or(u64::MAX)),
+            ends,
+            rules,
+            ranges: Vec::new(),
+            loader_awaited: false,
+            backwards_at_optimizer: None,
         }
     }
 
@@ -195,6 +235,11 @@ impl PhaseTracker {
         plain && !facts.in_engine && !e.flags.contains(Flags::IN_BACKWARD)
     }
 
+    /// How many steps have ended, where that is told.
+    pub fn steps_told(&self) -> u32 {
+        u32::try_from(self.ends.all().len()).unwrap_or(u32::MAX)
+    }
+
     /// The facts about stacks.
     pub fn stacks(&self) -> &StackTable {
         &self.table
@@ -203,6 +248,9 @@ impl PhaseTracker {
     /// Takes an event of a block's life and says in which phase it happened.
     #[inline]
     pub fn observe(&mut self, e: &Event) -> Verdict {
+        if e.seq > self.next_end.1 {
+            self.pass_ends(e.seq);
+        }
         let verdict = self.judge(e);
         if verdict.by_itself || e.action == Action::Alloc {
             self.advance(e, &verdict);
@@ -211,12 +259,61 @@ impl PhaseTracker {
         verdict
     }
 
+    /// Takes the beginning or the end of a range that the program or PyTorch has named.
+    pub fn observe_label(&mut self, e: &Event) {
+        let Some(rule) = self.rules.get(e) else { return };
+        if e.action != Action::RangeStart {
+            let is_it = |(thread, open): &(ThreadId, &LabelRule)| *thread == e.thread && open.name == rule.name;
+            if let Some(index) = self.ranges.iter().rposition(is_it) {
+                self.ranges.remove(index);
+                if rule.meaning == Meaning::OptimizerStep {
+                    self.loader_awaited = self.ends.loaders();
+                }
+            }
+            return;
+        }
+        if self.ranges.len() < MOST_RANGES {
+            self.ranges.push((e.thread, rule));
+        }
+        if self.step_end != StepEnd::Told || self.now.step.is_none() || e.flags.contains(Flags::IN_BACKWARD) {
+            return;
+        }
+        let phase = match rule.meaning {
+            Meaning::OptimizerStep => {
+                let backwards = self.now.backwards;
+                self.now.optimizers += u32::from(self.backwards_at_optimizer.replace(backwards) != Some(backwards));
+                Phase::Optimizer
+            }
+            Meaning::Data if e.thread == self.main_thread => {
+                self.loader_awaited = false;
+                Phase::Data
+            }
+            _ => return,
+        };
+        self.now.run += u32::from(phase != self.now.phase);
+        self.now.phase = phase;
+    }
+
+    /// Steps have ended before this event.
+    #[cold]
+    fn pass_ends(&mut self, seq: u64) {
+        while seq > self.next_end.1 {
+            match &mut self.now.step {
+                None => self.now.step = Some(0),
+                Some(step) => *step += u32::from(self.step_over),
+            }
+            self.step_over = true;
+            let next = self.next_end.0 + 1;
+            self.next_end = (next, self.ends.all().get(next).copied().unwrap_or(u64::MAX));
+        }
+    }
+
     /// The verdict about one event where the program is now.
     fn judge(&self, e: &Event) -> Verdict {
         let facts = self.table.facts(e.stack);
         let is_node = self.table.contexts().is_node(e.context);
         let in_backward = e.flags.contains(Flags::IN_BACKWARD) || is_node;
-        let grad_off = e.flags.contains(Flags::GRAD_KNOWN) && !e.flags.contains(Flags::GRAD_ENABLED);
+        let grad_off = is_grad_off(e);
         let meaning = facts.rule.map(|r| r.meaning);
         let by_rule = |phase| Verdict {
             phase,
@@ -227,6 +324,10 @@ impl PhaseTracker {
         };
         let by_itself = |phase, rule| Verdict { phase, rule, evidence: FrameId::NONE, meaning, by_itself: true };
         match meaning {
+            // An optimizer's step makes no nodes; a closure that it calls does.
+            Some(Meaning::OptimizerStep) if facts.made_node && !in_backward => {
+                return by_itself(Phase::Forward, "forward: made an autograd node");
+            }
             Some(Meaning::OptimizerStep | Meaning::OptimizerState | Meaning::GradientWork | Meaning::ZeroGrad) => {
                 return by_rule(Phase::Optimizer);
             }
@@ -261,6 +362,15 @@ impl PhaseTracker {
     /// Plain user code: its place in the program decides.
     fn judge_by_place(&self, e: &Event, grad_off: bool) -> Verdict {
         let place = |phase, rule| Verdict { phase, rule, evidence: FrameId::NONE, meaning: None, by_itself: false };
+        if let Some((_, rule)) = self.ranges.iter().rev().find(|(thread, _)| *thread == e.thread) {
+            match rule.meaning {
+                // With gradients on it is a closure.
+                Meaning::OptimizerStep if grad_off => return place(Phase::Optimizer, rule.name),
+                Meaning::ZeroGrad => return place(Phase::Optimizer, rule.name),
+                Meaning::Data => return place(Phase::Data, rule.name),
+                _ => {}
+            }
+        }
         if e.action != Action::Alloc {
             if self.table.is_without_python(e.stack) && !matches!(self.now.phase, Phase::Backward | Phase::Recompute) {
                 return place(Phase::Other, FRAMELESS_FREE);
@@ -278,6 +388,9 @@ impl PhaseTracker {
                 place(Phase::Optimizer, "optimizer: without gradients, after backward")
             }
             Phase::Optimizer if grad_off => place(Phase::Optimizer, "optimizer: without gradients, beside the step"),
+            Phase::Optimizer if self.loader_awaited => {
+                place(Phase::Other, "other: after the step, before the next batch")
+            }
             Phase::Optimizer if !grad_off => place(Phase::Data, "data: between steps"),
             Phase::Data => place(Phase::Data, "data: between steps"),
             _ => place(Phase::Other, "other: no rule"),
@@ -306,7 +419,10 @@ impl PhaseTracker {
                 self.step_over = true;
                 self.now.optimizers += u32::from(self.step_end == StepEnd::Optimizer);
             }
-            let begins = matches!(phase, Phase::Forward | Phase::Data | Phase::Backward) && self.step_over;
+            // Data for an evaluation is no beginning.
+            let evaluates = phase == Phase::Data && self.step_end == StepEnd::Told && is_grad_off(e);
+            let begins =
+                matches!(phase, Phase::Forward | Phase::Data | Phase::Backward) && self.step_over && !evaluates;
             if begins || model_called {
                 self.now.step = self.now.step.map(|s| s + 1);
                 self.step_over = false;
@@ -330,6 +446,9 @@ impl PhaseTracker {
 
     /// The optimizer showed, by its step or by clearing gradients after a backward.
     fn advance_optimizer(&mut self, meaning: Option<Meaning>) {
+        if self.step_end == StepEnd::Told {
+            return;
+        }
         let shows = match meaning {
             Some(Meaning::OptimizerStep | Meaning::OptimizerState) => true,
             // Gradients that are cleared before the first backward of a step say nothing.
@@ -354,7 +473,7 @@ impl PhaseTracker {
                     && self.backwards_of_first_step.is_some_and(|first| self.backwards_in_step >= first)
             }
             StepEnd::Backward => self.backwards_in_step > 0,
-            StepEnd::ZeroGrad | StepEnd::ModelCall => false,
+            StepEnd::Told | StepEnd::ZeroGrad | StepEnd::ModelCall => false,
         }
     }
 

@@ -204,6 +204,11 @@ impl PhaseTable {
         }
     }
 
+    /// There were at least so many steps, whether or not anything was allocated in each.
+    pub fn at_least(&mut self, steps: u32) {
+        self.steps = self.steps.max(steps);
+    }
+
     /// Steps seen.
     pub fn steps(&self) -> u32 {
         self.steps

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use memtrace_trace::definition::TensorKind;
-use memtrace_trace::event::{Action, Event};
+use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{FrameId, StackId};
 
 use super::category::{Birth, Categorizer, Category, CategoryReasons, End, Judged};
@@ -12,11 +13,11 @@ use super::finding::Finding;
 use super::fragmentation::Reserved;
 use super::growth::Growth;
 use super::illness::Symptoms;
+use super::labels::LabelTable;
 use super::oom::{Oom, OomLog};
 use super::phase::{Moment, Phase, PhaseTracker, Verdict};
 use super::phase_table::PhaseTable;
 use super::reasons::Reasons;
-use super::stacks::StackTable;
 use crate::model::{
     Allocator, BlockId, Change, Lane, LostEvents, Names, Owner, OwnerUse, Peak, Place, Recording, Replay, Survey, Usage,
 };
@@ -39,6 +40,8 @@ pub struct DeviceStory {
     pub peaks: Peak,
     /// What each phase did.
     pub table: PhaseTable,
+    /// What happened in the ranges that the program named.
+    pub labels: LabelTable,
     /// What grew.
     pub growth: Growth,
     /// Out-of-memory errors.
@@ -125,12 +128,17 @@ impl Story {
         let names = has_names.then_some(names);
         let categorizer = Categorizer::new(definitions, has_names);
         let mut replay = Replay::new(survey, None);
-        let mut course = Course { tracker: PhaseTracker::new(StackTable::new(definitions)), names };
-        let mut devices: Vec<DeviceStory> =
-            replay.devices().iter().map(|d| DeviceStory::new(d.device, d.lane, categorizer.clone())).collect();
+        let mut course = Course { tracker: PhaseTracker::of(recording), names };
+        let new = |device: i16, lane| DeviceStory::new(device, lane, categorizer.clone(), definitions);
+        let mut devices: Vec<DeviceStory> = replay.devices().iter().map(|d| new(d.device, d.lane)).collect();
         let mut done = 0;
         let lost = recording.stream(&mut |events| {
             for e in events {
+                if e.source == Source::Label {
+                    course.tracker.observe_label(e);
+                    devices.iter_mut().for_each(|device| device.labels.observe(e));
+                    continue;
+                }
                 replay.apply(e, |replay, slot, e, change| {
                     let Some(device) = devices.get_mut(slot) else { return };
                     device.observe(replay, slot, &mut course, lives, e, change);
@@ -139,8 +147,11 @@ impl Story {
             done += events.len() as u64;
             progress(done);
         });
+        let ended = survey.ticks.map_or(0, |(_, last)| last);
         for (slot, device) in devices.iter_mut().enumerate() {
+            device.labels.finish(ended);
             device.finish(&replay.devices()[slot].allocator, &course.tracker, lives);
+            device.table.at_least(course.tracker.steps_told());
         }
         let physical = replay.physical();
         Story {
@@ -156,7 +167,7 @@ impl Story {
 }
 
 impl DeviceStory {
-    fn new(device: i16, lane: Lane, categorizer: Categorizer) -> DeviceStory {
+    fn new(device: i16, lane: Lane, categorizer: Categorizer, definitions: &Definitions) -> DeviceStory {
         DeviceStory {
             device,
             lane,
@@ -164,6 +175,7 @@ impl DeviceStory {
             end: Composition::default(),
             peaks: Peak::default(),
             table: PhaseTable::default(),
+            labels: LabelTable::new(definitions),
             growth: Growth::default(),
             ooms: OomLog::default(),
             reasons: Reasons::default(),
@@ -237,6 +249,7 @@ impl DeviceStory {
             self.growth.ended(&end.birth, end.category, &end.at, end.phase);
         }
         self.table.alloc(now.step, verdict.phase, e.ticks, block.size, usage.allocated);
+        self.labels.alloc(block.size, usage.allocated);
         if usage.allocated > self.peak.usage.allocated {
             self.peak.restart(e.seq, e.ticks, now, verdict.phase, (e.stack, e.context), *usage);
         }
@@ -263,6 +276,7 @@ impl DeviceStory {
         let category = judged.category;
         self.symptoms.freed(&birth, id, tracker.stacks().facts(e.stack), verdict, &end);
         let phase = verdict.phase;
+        self.labels.free(birth.seq, birth.size, usage.allocated);
         // What follows an older block's free in the same way goes the same way.
         let older = birth.at.step != now.step || !self.loose.is_empty();
         if verdict.is_loose_free(older) {

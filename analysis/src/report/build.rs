@@ -12,7 +12,7 @@ use super::explain::{explain, state_needed};
 use super::finish::Progress;
 use super::places::{Places, frame_summary};
 use super::summary::{
-    CategoryAmount, CategoryReasonSummary, DeviceSummary, FindingSummary, KeptSummary, MomentSummary,
+    CategoryAmount, CategoryReasonSummary, DeviceSummary, FindingSummary, KeptSummary, LabelSummary, MomentSummary,
     NativeObjectSummary, NoticeSummary, OomSummary, OutsideSummary, OwnerSummary, PhaseAmount, PhaseSummary,
     ProcessSummary, ReasonSummary, RunSummary, SUMMARY_VERSION, SourceSummary, StepPhase, StepSummary, Summary,
     TopEntry, Totals,
@@ -24,7 +24,7 @@ use crate::error::Result;
 use crate::load::{Exit, Process, Run};
 use crate::model::{Lane, Names, Owner, Place, Usage};
 use crate::passes::{
-    Category, Composition, DeviceStory, Oom, Part, Phase, PhaseRow, PostMortem, StackTable, StepRows, Story,
+    Category, Composition, DeviceStory, LabelRow, Oom, Part, Phase, PhaseRow, PostMortem, StackTable, StepRows, Story,
     sort_findings,
 };
 use crate::rules::library_name;
@@ -324,6 +324,8 @@ impl Context<'_> {
             later_steps_count,
             freed_at_exit_bytes: story.table.freed_at_exit(),
             by_step: kept_steps.iter().filter_map(|rows| self.step(rows)).collect(),
+            labels: story.labels.rows().iter().map(|row| self.label(row)).collect(),
+            labels_left_out: story.labels.left_out(),
             oom_count: story.ooms.count(),
             ooms: story.ooms.all().map(|oom| self.oom(story, oom, found)).collect(),
             explained_oom: explained.and_then(|oom| story.ooms.all().position(|one| one.seq == oom.seq)),
@@ -492,6 +494,24 @@ impl Context<'_> {
                 })
                 .collect(),
         })
+    }
+
+    fn label(&self, row: &LabelRow) -> LabelSummary {
+        let since = |ticks: u64| self.calibration.epoch_ns(ticks);
+        LabelSummary {
+            name: row.name.to_string(),
+            origin: if row.nvtx { "nvtx" } else { "record_function" }.to_owned(),
+            rule: row.rule.map(str::to_owned),
+            times: row.times,
+            allocations: row.allocations,
+            allocated_bytes: row.allocated,
+            frees: row.frees,
+            freed_bytes: row.freed,
+            kept_bytes: row.kept,
+            peak_bytes: row.peak,
+            after_bytes: row.after,
+            duration_ns: since(row.began.saturating_add(row.ticks)).saturating_sub(since(row.began)),
+        }
     }
 
     fn oom(&self, story: &DeviceStory, oom: &Oom, found: Option<&PostMortem>) -> OomSummary {

@@ -204,6 +204,10 @@ pub struct DeviceSummary {
     pub freed_at_exit_bytes: u64,
     /// Step by step: the first and the last ones and the one with the peak.
     pub by_step: Vec<StepSummary>,
+    /// What happened in the ranges that the program named, by name, in the order in which the names came up.
+    pub labels: Vec<LabelSummary>,
+    /// Further names.
+    pub labels_left_out: u64,
     /// Out-of-memory errors there were.
     pub oom_count: u64,
     /// The first of them, and the last.
@@ -454,6 +458,36 @@ pub struct PhaseSummary {
     pub given_back: Vec<CategoryAmount>,
     /// The explanation of its net, in words; empty when there is none.
     pub explanation: String,
+}
+
+/// What a device's memory did in the ranges of one name (`torch.profiler.record_function`, NVTX), on whichever thread.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct LabelSummary {
+    /// The name; it ends in `*` where it stands for several that differ in the number at their end.
+    pub name: String,
+    /// `record_function` or `nvtx`.
+    pub origin: String,
+    /// The rule that knows it as PyTorch's own; absent for the program's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// How often it was entered.
+    pub times: u64,
+    /// Blocks allocated.
+    pub allocations: u64,
+    /// Bytes allocated.
+    pub allocated_bytes: u64,
+    /// Blocks freed.
+    pub frees: u64,
+    /// Bytes freed.
+    pub freed_bytes: u64,
+    /// Bytes allocated in a range and still there at its end.
+    pub kept_bytes: u64,
+    /// The highest number of allocated bytes in a range.
+    pub peak_bytes: u64,
+    /// Allocated bytes at the end of the last one.
+    pub after_bytes: u64,
+    /// How long they took, all together.
+    pub duration_ns: u64,
 }
 
 /// What a phase kept of one category.

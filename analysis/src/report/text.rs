@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use super::build::when;
 use super::sections::wanted;
 use super::summary::{
-    DeviceSummary, FindingSummary, MomentSummary, NativeObjectSummary, OomSummary, OwnerSummary, PhaseSummary,
-    ProcessSummary, Summary, TopEntry,
+    DeviceSummary, FindingSummary, LabelSummary, MomentSummary, NativeObjectSummary, OomSummary, OwnerSummary,
+    PhaseSummary, ProcessSummary, Summary, TopEntry,
 };
 use super::table::{Align, Table, cut, wrap};
 use super::units::{count_text, duration_text, signed_size_text, size_text};
@@ -16,6 +16,9 @@ use crate::printable;
 
 /// Processes listed of a job with many.
 const LISTED_PROCESSES: usize = 12;
+/// Named ranges listed, and how much of their names.
+const LISTED_LABELS: usize = 8;
+const LONGEST_LABEL: usize = 28;
 /// Sources listed of the peak.
 const TOP: usize = 4;
 /// Findings printed.
@@ -344,6 +347,7 @@ impl Page {
                 table.row(phase_cells(row, indent, steps));
             }
         }
+        named_ranges(device, &mut table);
         let lines = table.lines(2, self.width, self.style);
         self.lines.extend(lines);
     }
@@ -477,6 +481,36 @@ fn phase_cells(row: &PhaseSummary, indent: &str, steps: u64) -> Vec<String> {
         size_text(row.peak_bytes),
         row.explanation.clone(),
     ]
+}
+
+/// The ranges that the program named and in which memory changed, most bytes first.
+fn named_ranges(device: &DeviceSummary, table: &mut Table) {
+    let mut own: Vec<&LabelSummary> = device.labels.iter().filter(|l| l.rule.is_none()).collect();
+    own.retain(|label| label.allocations + label.frees > 0);
+    if own.is_empty() {
+        return;
+    }
+    own.sort_by_key(|label| std::cmp::Reverse(label.allocated_bytes));
+    table.caption("ranges that the program named: mean of each, highest peak".to_owned());
+    for label in own.iter().take(LISTED_LABELS) {
+        let per = |bytes: u64| size_text(bytes / label.times.max(1));
+        let net = (label.allocated_bytes as i64 - label.freed_bytes as i64) / label.times.max(1) as i64;
+        let times = if label.times == 1 { "once".to_owned() } else { format!("{} times", count_text(label.times)) };
+        let kept = if label.kept_bytes == 0 { String::new() } else { format!(", kept {}", per(label.kept_bytes)) };
+        table.row(vec![
+            format!("  {}", cut(&label.name, LONGEST_LABEL)),
+            per(label.allocated_bytes),
+            per(label.freed_bytes),
+            signed_size_text(net),
+            size_text(label.after_bytes),
+            size_text(label.peak_bytes),
+            format!("{times}{kept}"),
+        ]);
+    }
+    let more = own.len().saturating_sub(LISTED_LABELS) as u64 + device.labels_left_out;
+    if more > 0 {
+        table.caption(format!("{} more: see summary.json", count_text(more)));
+    }
 }
 
 pub(super) fn process_name(process: &ProcessSummary) -> String {

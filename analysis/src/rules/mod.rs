@@ -18,5 +18,5 @@ pub use illnesses::{ILLNESSES, IllnessRule};
 pub use libraries::{LibraryRule, library_name};
 pub use native::{PlumbingRule, plumbing_rule};
 pub use optimizers::{OptimizerRule, optimizer_of};
-pub use phases::{FrameRule, Meaning, frame_rule};
+pub use phases::{FrameRule, LabelRule, Meaning, frame_rule, label_rule};
 pub use workspaces::is_workspace_size;

@@ -3,7 +3,8 @@
 //! Frames are judged from the innermost outwards; the first frame that any rule knows decides. Files are known by the end of
 //! their path, so that site-packages may lie anywhere.
 
-use memtrace_trace::file::Frame;
+use memtrace_trace::definition::LabelOrigin;
+use memtrace_trace::file::{Frame, Label};
 
 /// What a frame means.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -181,6 +182,30 @@ pub fn frame_rule(frame: &Frame) -> Option<&'static FrameRule> {
         };
         path && (rule.functions.is_empty() || rule.functions.contains(&&*frame.name))
     })
+}
+
+/// What a range means that PyTorch marks itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LabelRule {
+    /// Its name, shown with every verdict it gives.
+    pub name: &'static str,
+    /// What the program is doing inside.
+    pub meaning: Meaning,
+    /// How the range's name begins.
+    prefix: &'static str,
+}
+
+static LABEL_RULES: &[LabelRule] = &[
+    LabelRule { name: "optimizer: inside Optimizer.step", meaning: OptimizerStep, prefix: "Optimizer.step#" },
+    LabelRule { name: "optimizer: inside Optimizer.zero_grad", meaning: ZeroGrad, prefix: "Optimizer.zero_grad#" },
+    LabelRule { name: "data: inside DataLoader", meaning: Data, prefix: "enumerate(DataLoader)#" },
+    LabelRule { name: "data: inside DataPipe", meaning: Data, prefix: "enumerate(DataPipe)#" },
+];
+
+/// The rule that knows this range: PyTorch's own, marked with `record_function`.
+pub fn label_rule(label: &Label) -> Option<&'static LabelRule> {
+    let ours = label.origin == LabelOrigin::RecordFunction;
+    LABEL_RULES.iter().find(|rule| ours && label.text.starts_with(rule.prefix))
 }
 
 /// Whether a path ends in these components (and not merely in these characters).

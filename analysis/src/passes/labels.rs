@@ -1,0 +1,377 @@
+//! What happened inside of the ranges that the program named (`record_function`, NVTX), one row for each name.
+//!
+//! A range is a stretch of time: all that the device's memory did between its beginning and its end, on whichever thread (a backward runs
+//! on autograd's). Names that differ only in the number that they end in (`ProfilerStep#3`, `step_17`) share a row. A range inside of
+//! another of the same row is counted, and its bytes are not counted twice. A range that is still open when the recording ends ends
+//! there; an end without a beginning is that of a range older than the recording, and says nothing.
+
+use std::collections::{BTreeMap, HashMap};
+
+use memtrace_trace::definition::LabelOrigin;
+use memtrace_trace::event::{Action, Event};
+use memtrace_trace::file::{Definitions, Label};
+use memtrace_trace::ids::ThreadId;
+
+use crate::rules::label_rule;
+
+/// Rows; further names are counted.
+const MOST_ROWS: usize = 256;
+/// Ranges open at once; those opened beyond are counted and not measured.
+const MOST_OPEN: usize = 1024;
+
+/// What happened inside of the ranges of one name.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LabelRow {
+    /// The name; `#*`, `_*` and so on for several that differ in the number at their end.
+    pub name: Box<str>,
+    /// Whether it came through NVTX.
+    pub nvtx: bool,
+    /// The rule that knows it as a range of PyTorch's own.
+    pub rule: Option<&'static str>,
+    /// How often it was entered.
+    pub times: u64,
+    /// Blocks allocated.
+    pub allocations: u64,
+    /// Bytes allocated.
+    pub allocated: u64,
+    /// Blocks freed.
+    pub frees: u64,
+    /// Bytes freed.
+    pub freed: u64,
+    /// Bytes allocated inside of a range that were there when it ended.
+    pub kept: u64,
+    /// The highest number of allocated bytes inside.
+    pub peak: u64,
+    /// Allocated bytes at the end of the last one.
+    pub after: u64,
+    /// How long it was open, in ticks.
+    pub ticks: u64,
+    /// When it was first entered, in ticks.
+    pub began: u64,
+}
+
+/// Running totals of a device.
+#[derive(Clone, Copy, Debug, Default)]
+struct Totals {
+    allocations: u64,
+    allocated: u64,
+    frees: u64,
+    freed: u64,
+}
+
+/// A range that has begun and not ended.
+#[derive(Clone, Debug)]
+struct Open {
+    label: u64,
+    nvtx: bool,
+    thread: ThreadId,
+    domain: u64,
+    number: u64,
+    row: usize,
+    /// Another of the same row is open around it.
+    inner: bool,
+    seq: u64,
+    ticks: u64,
+    before: Totals,
+    peak: u64,
+    /// Bytes freed of what was allocated inside.
+    own_freed: u64,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct LabelTable {
+    /// By label: its row, and whether it is of NVTX.
+    labels: HashMap<u64, (usize, bool)>,
+    rows: Vec<LabelRow>,
+    left_out: u64,
+    open: Vec<Open>,
+    totals: Totals,
+    level: u64,
+    /// The highest level since a range last began or ended.
+    highest: u64,
+}
+
+/// Which label a range's event is about, also where the end of a range of NVTX does not say it.
+#[derive(Clone, Debug)]
+pub struct RangeNames<'a> {
+    labels: &'a BTreeMap<u32, Label>,
+    open: Vec<Event>,
+}
+
+impl<'a> RangeNames<'a> {
+    /// For a recording with these labels.
+    pub fn new(definitions: &'a Definitions) -> RangeNames<'a> {
+        RangeNames { labels: &definitions.labels, open: Vec::new() }
+    }
+
+    /// The label of this event; to be asked of each in turn. `None` for an end whose beginning is not in the recording.
+    pub fn label(&mut self, e: &Event) -> Option<&'a Label> {
+        let label = |id: u64| self.labels.get(&u32::try_from(id).ok()?);
+        if e.addr != 0 {
+            let known = label(e.addr)?;
+            if e.action == Action::RangeStart && known.origin == LabelOrigin::Nvtx && self.open.len() < MOST_OPEN {
+                self.open.push(*e);
+            } else if e.action == Action::RangeEnd
+                && let Some(index) = self.open.iter().rposition(|open| open.addr == e.addr && open.thread == e.thread)
+            {
+                self.open.remove(index);
+            }
+            return Some(known);
+        }
+        let nests = |open: &Event| open.size == 0 && (open.thread, open.stream) == (e.thread, e.stream);
+        let index = self.open.iter().rposition(|open| if e.size == 0 { nests(open) } else { open.size == e.size })?;
+        let open = self.open.remove(index);
+        label(open.addr)
+    }
+}
+
+/// A name without the number that it ends in; the name itself where it ends in none, or is nothing else.
+pub(crate) fn folded(text: &str) -> String {
+    let stem = text.trim_end_matches(|c: char| c.is_ascii_digit());
+    if stem.len() == text.len() || stem.is_empty() { text.to_owned() } else { format!("{stem}*") }
+}
+
+impl LabelTable {
+    /// For a recording with these labels.
+    pub fn new(definitions: &Definitions) -> LabelTable {
+        let mut table = LabelTable::default();
+        let mut places: HashMap<(bool, String), usize> = HashMap::new();
+        for (id, label) in &definitions.labels {
+            let nvtx = label.origin == LabelOrigin::Nvtx;
+            let name = folded(&label.text);
+            let room = places.len() < MOST_ROWS;
+            let row = match places.get(&(nvtx, name.clone())) {
+                Some(row) => *row,
+                None if room => {
+                    let rule = label_rule(label).map(|rule| rule.name);
+                    let row = places.len();
+                    table.rows.push(LabelRow { name: name.as_str().into(), nvtx, rule, ..LabelRow::default() });
+                    places.insert((nvtx, name), row);
+                    row
+                }
+                None => {
+                    table.left_out += 1;
+                    continue;
+                }
+            };
+            table.labels.insert((*id).into(), (row, nvtx));
+        }
+        // A row of one label has its name.
+        let mut alone: Vec<Option<&str>> = vec![None; table.rows.len()];
+        let mut shared = vec![false; table.rows.len()];
+        for (id, label) in &definitions.labels {
+            if let Some((row, _)) = table.labels.get(&u64::from(*id)) {
+                shared[*row] |= alone[*row].replace(&label.text).is_some();
+            }
+        }
+        for (row, (name, shared)) in table.rows.iter_mut().zip(alone.into_iter().zip(shared)) {
+            if let Some(name) = name.filter(|_| !shared) {
+                row.name = name.into();
+            }
+        }
+        table
+    }
+
+    /// A block was allocated; `level` bytes are now.
+    #[inline]
+    pub fn alloc(&mut self, bytes: u64, level: u64) {
+        self.totals.allocations += 1;
+        self.totals.allocated += bytes;
+        self.level = level;
+        self.highest = self.highest.max(level);
+    }
+
+    /// A block was freed that was allocated by the event of number `birth`; `level` bytes are left.
+    #[inline]
+    pub fn free(&mut self, birth: u64, bytes: u64, level: u64) {
+        self.totals.frees += 1;
+        self.totals.freed += bytes;
+        self.level = level;
+        for open in &mut self.open {
+            if open.seq < birth {
+                open.own_freed += bytes;
+            }
+        }
+    }
+
+    /// A range begins or ends.
+    pub fn observe(&mut self, e: &Event) {
+        for open in &mut self.open {
+            open.peak = open.peak.max(self.highest);
+        }
+        self.highest = self.level;
+        if e.action == Action::RangeStart {
+            self.begin(e);
+            return;
+        }
+        let is_it = |open: &Open| match (e.addr, e.size) {
+            (0, 0) => open.nvtx && open.number == 0 && (open.thread, open.domain) == (e.thread, e.stream),
+            (0, number) => open.number == number,
+            (label, _) => open.label == label && open.thread == e.thread,
+        };
+        // A range of `record_function` may end on another thread, when a future is done.
+        let elsewhere = |open: &Open| e.addr != 0 && open.label == e.addr;
+        let index = self.open.iter().rposition(is_it).or_else(|| self.open.iter().rposition(elsewhere));
+        if let Some(index) = index {
+            let open = self.open.remove(index);
+            self.close(open, e.ticks);
+        }
+    }
+
+    fn begin(&mut self, e: &Event) {
+        let Some((row, nvtx)) = self.labels.get(&e.addr).copied() else { return };
+        let entry = &mut self.rows[row];
+        if entry.times == 0 {
+            entry.began = e.ticks;
+        }
+        entry.times += 1;
+        if self.open.len() >= MOST_OPEN {
+            return;
+        }
+        self.open.push(Open {
+            label: e.addr,
+            nvtx,
+            thread: e.thread,
+            domain: e.stream,
+            number: e.size,
+            row,
+            inner: self.open.iter().any(|open| open.row == row),
+            seq: e.seq,
+            ticks: e.ticks,
+            before: self.totals,
+            peak: self.level,
+            own_freed: 0,
+        });
+    }
+
+    fn close(&mut self, open: Open, ticks: u64) {
+        if open.inner {
+            return;
+        }
+        let (now, before) = (self.totals, open.before);
+        let row = &mut self.rows[open.row];
+        row.allocations += now.allocations - before.allocations;
+        row.allocated += now.allocated - before.allocated;
+        row.frees += now.frees - before.frees;
+        row.freed += now.freed - before.freed;
+        row.kept += now.allocated - before.allocated - open.own_freed;
+        row.peak = row.peak.max(open.peak);
+        row.after = self.level;
+        row.ticks += ticks.saturating_sub(open.ticks);
+        // One that goes on measures from here.
+        let (totals, level, seq) = (now, self.level, open.seq);
+        if let Some(next) = self.open.iter_mut().find(|other| other.row == open.row) {
+            *next = Open {
+                inner: false,
+                before: totals,
+                peak: level,
+                own_freed: 0,
+                seq: seq.max(next.seq),
+                ticks,
+                ..next.clone()
+            };
+        }
+    }
+
+    /// No more events come.
+    pub fn finish(&mut self, ticks: u64) {
+        for open in &mut self.open {
+            open.peak = open.peak.max(self.highest);
+        }
+        while let Some(open) = self.open.pop() {
+            let outer = self.open.iter().any(|other| other.row == open.row);
+            self.close(Open { inner: open.inner || outer, ..open }, ticks);
+        }
+        self.rows.retain(|row| row.times > 0);
+    }
+
+    /// The rows, in the order in which the names came up.
+    pub fn rows(&self) -> &[LabelRow] {
+        &self.rows
+    }
+
+    /// How many names have no row.
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_trace::event::Source;
+
+    fn definitions(labels: &[(&str, LabelOrigin)]) -> Definitions {
+        let mut definitions = Definitions::default();
+        for (id, (text, origin)) in (1..).zip(labels) {
+            definitions.labels.insert(id, Label { origin: *origin, text: (*text).into() });
+        }
+        definitions
+    }
+
+    fn event(action: Action, seq: u64, label: u64, thread: u32) -> Event {
+        let (source, thread) = (Source::Label, ThreadId(thread));
+        Event { action, seq, ticks: seq * 10, addr: label, source, thread, ..Event::EMPTY }
+    }
+
+    const START: Action = Action::RangeStart;
+    const END: Action = Action::RangeEnd;
+
+    #[test]
+    fn ranges_measure_what_happens_inside_of_them() {
+        let mut table =
+            LabelTable::new(&definitions(&[("outer", LabelOrigin::RecordFunction), ("n", LabelOrigin::Nvtx)]));
+        table.alloc(100, 100); // 1
+        table.observe(&event(START, 2, 1, 1));
+        table.alloc(50, 150); // 3
+        table.observe(&event(START, 4, 2, 1));
+        table.alloc(7, 157); // 5
+        table.free(3, 50, 107); // 6
+        table.observe(&event(END, 7, 0, 2)); // of another thread: nothing of ours
+        table.observe(&event(END, 8, 0, 1));
+        table.free(1, 100, 7); // 9
+        table.observe(&event(END, 10, 1, 1));
+        table.alloc(1000, 1007);
+        table.finish(200);
+        let [outer, inner] = table.rows() else { panic!("{table:?}") };
+        assert_eq!((outer.times, outer.allocations, outer.allocated, outer.frees, outer.freed), (1, 2, 57, 2, 150));
+        assert_eq!((outer.kept, outer.peak, outer.after, outer.ticks), (7, 157, 7, 80));
+        assert_eq!((inner.allocated, inner.freed, inner.kept, inner.peak, inner.after), (7, 50, 7, 157, 107));
+        assert!(inner.nvtx && !outer.nvtx);
+    }
+
+    #[test]
+    fn numbered_names_share_a_row_and_ranges_within_their_like_count_once() {
+        let names = ["step_1", "step_2", "17", "alone 3"];
+        let mut table = LabelTable::new(&definitions(&names.map(|name| (name, LabelOrigin::RecordFunction))));
+        for (seq, label) in [(1, 1), (10, 2)] {
+            table.observe(&event(START, seq, label, 1));
+            table.alloc(5, 5);
+            table.free(seq + 1, 5, 0);
+            table.observe(&event(END, seq + 5, label, 1));
+        }
+        // One in the other, and the outer one ends first.
+        table.observe(&event(START, 20, 1, 1));
+        table.alloc(1, 1);
+        table.observe(&event(START, 22, 2, 1));
+        table.alloc(2, 3);
+        table.observe(&event(END, 24, 1, 1));
+        table.alloc(4, 7);
+        table.observe(&event(END, 26, 2, 1));
+        table.observe(&event(START, 30, 4, 1));
+        table.finish(0);
+        let names: Vec<_> = table.rows().iter().map(|row| (&*row.name, row.times, row.allocated)).collect();
+        assert_eq!(names, [("step_*", 4, 17), ("alone 3", 1, 0)]);
+    }
+
+    #[test]
+    fn rows_are_bounded() {
+        let names: Vec<String> = (0..MOST_ROWS + 9).map(|n| format!("name {n} of many")).collect();
+        let labels: Vec<_> = names.iter().map(|name| (name.as_str(), LabelOrigin::RecordFunction)).collect();
+        let mut table = LabelTable::new(&definitions(&labels));
+        (1..=labels.len() as u64).for_each(|label| table.observe(&event(START, label, label, 1)));
+        table.finish(0);
+        assert_eq!((table.rows().len(), table.left_out()), (MOST_ROWS, 9));
+    }
+}

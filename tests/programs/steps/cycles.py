@@ -1,0 +1,52 @@
+"""Blocks that die by themselves and blocks that only the cyclic garbage collector finds. The program says which are which: their sizes,
+of which no two are the same, as JSON."""
+
+import gc
+import json
+import threading
+
+import torch
+
+torch.empty(64, device="cuda")
+
+
+class Node:
+    """A tensor in a cycle."""
+
+    def __init__(self, size):
+        self.tensor = torch.empty(size, device="cuda")
+        self.me = self
+
+
+def sizes(tensors):
+    return [t.numel() * t.element_size() for t in tensors]
+
+
+def free_elsewhere(tensors):
+    """Frees on another thread, which the collector is not at work on."""
+    thread = threading.Thread(target=tensors.clear)
+    thread.start()
+    thread.join()
+
+
+gc.disable()
+gc.collect()
+plain = [torch.empty(1000 + i, device="cuda") for i in range(5)]
+by_hand = sizes(plain)
+plain.clear()
+cycles = [Node(5000 + i) for i in range(7)]
+by_collector = sizes(node.tensor for node in cycles)
+cycles.clear()
+gc.collect()
+# On its own, by its thresholds.
+gc.enable()
+gc.set_threshold(50, 2, 2)
+node = Node(30000)
+by_collector += sizes([node.tensor])
+del node
+junk = [[] for _ in range(2000)]
+gc.disable()
+others = [torch.empty(40000, device="cuda")]
+by_hand += sizes(others)
+free_elsewhere(others)
+print(json.dumps({"hand": by_hand, "collector": by_collector}))

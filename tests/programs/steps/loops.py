@@ -1,0 +1,224 @@
+"""Training loops of many kinds. Each says by its own counters how many steps there are and where they begin and end: each turn of the
+loop is a range `turn N`."""
+
+import json
+import sys
+
+import torch
+from torch import nn
+from torch.profiler import record_function
+
+device = "cuda"
+turns = 0
+
+
+def turn():
+    """The next turn of the loop."""
+    global turns
+    turns += 1
+    return record_function(f"turn {turns - 1}")
+
+
+def net(width=64):
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 8)).to(device)
+
+
+def batch(rows=16, width=64):
+    return torch.randn(rows, width, device=device)
+
+
+def plain(optimizer=lambda p: torch.optim.Adam(p)):
+    model = net()
+    o = optimizer(model.parameters())
+    for _ in range(5):
+        with turn():
+            loss = model(batch()).square().mean()
+            o.zero_grad()
+            loss.backward()
+            o.step()
+
+
+def allocates_nothing():
+    """SGD without momentum, gradients that stay where they are."""
+    model = net()
+    o = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    for _ in range(5):
+        with turn():
+            model(batch()).sum().backward()
+            o.step()
+            o.zero_grad(set_to_none=False)
+
+
+def accumulation():
+    model = net()
+    o = torch.optim.AdamW(model.parameters())
+    for _ in range(4):
+        with turn():
+            for _ in range(3):
+                (model(batch()).square().mean() / 3).backward()
+            o.step()
+            o.zero_grad()
+
+
+def evaluation():
+    """Epochs with an evaluation after each; loaders for both."""
+    data = torch.utils.data.TensorDataset(torch.randn(48, 64))
+    training, test = (torch.utils.data.DataLoader(data, batch_size=16) for _ in range(2))
+    model = net()
+    o = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        model.train()
+        loader = iter(training)
+        for _ in range(len(training)):
+            with turn():
+                (x,) = next(loader)
+                o.zero_grad()
+                loss = model(x.to(device)).square().mean()
+                loss.backward()
+                o.step()
+                seen = loss.detach() * 2
+        assert next(loader, None) is None
+        model.eval()
+        with torch.no_grad():
+            for (x,) in test:
+                seen += model(x.to(device)).sum()
+
+
+def inference():
+    model = net()
+    with torch.no_grad():
+        for _ in range(4):
+            with turn():
+                x = batch()
+                model(x).sum()
+
+
+def several():
+    """Two optimizers after one backward, at two lines, and two at one line."""
+    models = [net() for _ in range(4)]
+    a, b, *others = [torch.optim.Adam(m.parameters()) for m in models]
+    for _ in range(4):
+        with turn():
+            x = batch()
+            sum(m(x).square().mean() for m in models).backward()
+            a.step()
+            b.step()
+            for o in others:
+                o.step()
+            for o in [a, b, *others]:
+                o.zero_grad()
+
+
+def alternating():
+    """A GAN: two networks, each with its own backward, clearing and step."""
+    d, g = net(), nn.Linear(32, 64).to(device)
+    d_optimizer, g_optimizer = torch.optim.Adam(d.parameters()), torch.optim.Adam(g.parameters())
+    for _ in range(4):
+        with turn():
+            fake = g(batch(16, 32))
+            d_optimizer.zero_grad()
+            (d(fake.detach()).mean() - d(batch()).mean()).backward()
+            d_optimizer.step()
+            g_optimizer.zero_grad()
+            (-d(fake).mean()).backward()
+            g_optimizer.step()
+
+
+def closure():
+    model = net()
+    o = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    x = batch()
+
+    def evaluate():
+        o.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        with turn():
+            o.step(evaluate)
+
+
+def skipped():
+    """A scaler that skips the steps whose gradients are not finite. Nothing is computed over the simulated CUDA, so the program
+    decides, as the scaler would: `optimizer.step` is not called."""
+    model = net()
+    o = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i in range(6):
+        with turn():
+            o.zero_grad()
+            x = batch()
+            loss = model(x).square().mean()
+            (loss * 1024).backward()
+            if i not in (1, 4):
+                o.step()
+
+
+def groups():
+    """An optimizer for each layer, stepped by a helper (as ZeRO's partitions are): one call site, no backward in between."""
+    model = net()
+    optimizers = [torch.optim.Adam(layer.parameters()) for layer in model if list(layer.parameters())]
+
+    def step():
+        for o in optimizers:
+            o.step()
+            o.zero_grad()
+
+    for _ in range(4):
+        with turn():
+            model(batch()).square().mean().backward()
+            step()
+
+
+def phases():
+    """First one loop, then another, with the same model."""
+    model = net()
+    o = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        with turn():
+            model(batch()).square().mean().backward()
+            o.step()
+            o.zero_grad()
+    for _ in range(3):
+        with turn():
+            model(batch(32)).abs().mean().backward()
+            o.step()
+            o.zero_grad()
+
+
+class Own(torch.optim.Optimizer):
+    """An optimizer of the program's own, in a file that no rule knows."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["m"] = torch.zeros_like(p)
+                state["m"].mul_(0.9).add_(p.grad)
+                p.sub_(state["m"] * 0.01)
+
+
+def own():
+    plain(Own)
+
+
+def compiled():
+    model = torch.compile(net(), backend="aot_eager")
+    o = torch.optim.Adam(model.parameters())
+    # The first call compiles.
+    for _ in range(4):
+        with turn():
+            model(batch()).square().mean().backward()
+            o.step()
+            o.zero_grad()
+
+
+torch.empty(64, device=device)
+globals()[sys.argv[1]]()
+print(json.dumps({"turns": turns}))
