@@ -6,10 +6,12 @@
 //! from 3.8 to 3.13. From 3.13 on the place is published too (`_Py_DebugOffsets`), and must be the same; 3.14, whose generations are others,
 //! has that alone. A word that is neither 0 nor 1 is none of ours.
 //!
-//! The collector runs with the GIL, so it is this thread's where this thread has the GIL.
+//! Which thread it is at work on, nothing says: PyTorch lets go of the GIL while a tensor is freed. It is the one that frees first while it is
+//! at work, among those that run Python; others come to run only after that one has let go. Collections are told apart by how many there
+//! were, which the interpreter counts.
 
 use std::ffi::{CStr, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_trace::definition::Verdict;
 use memtrace_trace::event::Flags;
@@ -17,15 +19,17 @@ use memtrace_trace::event::Flags;
 use crate::guard::Guard;
 use crate::real;
 use crate::stack::CheckedMemory;
+use crate::thread::Thread;
 
 /// The address of `collecting`, [`UNKNOWN`] or [`REFUSED`].
 static PLACE: AtomicUsize = AtomicUsize::new(UNKNOWN);
 const UNKNOWN: usize = 0;
 const REFUSED: usize = 1;
-/// `PyThreadState *_PyThreadState_UncheckedGet(void)`: whose turn it is, null where this thread must not run Python; and
-/// `PyThreadState *PyGILState_GetThisThreadState(void)`: this thread's.
-static CURRENT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// `PyThreadState *PyGILState_GetThisThreadState(void)`: null on a thread that runs no Python.
 static THIS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// The thread of the present collection (where its storage is, 48 bits) and the collection's number (above).
+static OWNER: AtomicU64 = AtomicU64::new(0);
+const THREAD_BITS: u32 = 48;
 
 /// How much is searched, in words.
 const SEARCHED: usize = 8192;
@@ -50,23 +54,35 @@ pub(super) fn flag(guard: &mut Guard) -> Flags {
     // SAFETY: a word of the interpreter's state, which is never unmapped; read as another thread may write it.
     let collecting =
         unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(place)) }.load(Ordering::Relaxed);
-    if collecting != 0 && is_here() { Flags::IN_GC } else { Flags::default() }
+    if collecting != 0 && is_here(place) { Flags::IN_GC } else { Flags::default() }
 }
 
 #[cold]
-fn is_here() -> bool {
-    let ask = |function: &AtomicPtr<c_void>| {
-        // SAFETY: null, or a function of this type in every CPython, which reads a word of the thread's or of the interpreter's.
-        let function = unsafe {
-            std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn() -> *mut c_void>>(
-                function.load(Ordering::Relaxed),
-            )
-        };
-        // SAFETY: as above.
-        function.map_or(std::ptr::null_mut(), |function| unsafe { function() })
+fn is_here(place: usize) -> bool {
+    // SAFETY: null, or a function of this type in every CPython, which reads a word of the thread's.
+    let this = unsafe {
+        std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn() -> *mut c_void>>(THIS.load(Ordering::Relaxed))
     };
-    let current = ask(&CURRENT);
-    !current.is_null() && std::ptr::eq(current, ask(&THIS))
+    // SAFETY: as above.
+    if this.is_none_or(|this| unsafe { this() }.is_null()) {
+        return false;
+    }
+    let count = |words: usize| {
+        // SAFETY: words of the same structure, before `collecting`: each generation's number of collections.
+        unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(place - words * 8)) }.load(Ordering::Relaxed)
+    };
+    let collections = count(9).wrapping_add(count(6)).wrapping_add(count(3));
+    let here = std::ptr::from_ref(Thread::here()).addr() as u64 & ((1 << THREAD_BITS) - 1);
+    let claim = collections << THREAD_BITS | here;
+    let known = OWNER.load(Ordering::Relaxed);
+    // The same collection is some thread's already, or becomes this one's.
+    let settled = known != 0 && known >> THREAD_BITS == claim >> THREAD_BITS;
+    let owner = if settled {
+        known
+    } else {
+        OWNER.compare_exchange(known, claim, Ordering::Relaxed, Ordering::Relaxed).map_or_else(|other| other, |_| claim)
+    };
+    owner == claim
 }
 
 /// Looks for the word once the interpreter is known, and says what came of it.
@@ -85,15 +101,12 @@ fn find(guard: &mut Guard) {
 }
 
 fn locate(minor: u32, symbol: &dyn Fn(&CStr) -> *mut c_void) -> Result<usize, &'static str> {
-    let either = |a, b| Some(symbol(a)).filter(|f| !f.is_null()).unwrap_or_else(|| symbol(b));
-    let current = either(c"_PyThreadState_UncheckedGet", c"PyThreadState_GetUnchecked");
     let this = symbol(c"PyGILState_GetThisThreadState");
     let main = symbol(c"PyInterpreterState_Main");
     let runtime = symbol(c"_PyRuntime").expose_provenance();
-    if current.is_null() || this.is_null() || main.is_null() || runtime == 0 {
+    if this.is_null() || main.is_null() || runtime == 0 {
         return Err("the interpreter lacks a symbol: what the collector frees is not marked");
     }
-    CURRENT.store(current, Ordering::Relaxed);
     THIS.store(this, Ordering::Relaxed);
     // SAFETY: `PyInterpreterState *PyInterpreterState_Main(void)`, which reads a word of `_PyRuntime`.
     let main = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_void>(main)() };
