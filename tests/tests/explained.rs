@@ -43,7 +43,7 @@ fn saving(device: &Value, rule: &str) -> u64 {
     bytes(&action["saves_bytes"])
 }
 
-/// What an action is said to save is what the same program saves with it.
+/// What an action is said to save the same program saves with it: never less, and little more.
 #[test]
 fn what_an_action_saves_it_saves() {
     for (what, rule) in [("step", "single_tensor_step"), ("batch", "smaller_batches")] {
@@ -52,7 +52,7 @@ fn what_an_action_saves_it_saves() {
         let said = saving(&device(&before), rule);
         let real = printed(&before) - printed(&after);
         println!("{rule}: said {said}, real {real}");
-        assert!(said.abs_diff(real) <= real / 20, "{rule}: {said} bytes said, {real} measured");
+        assert!(said <= real && said >= real / 100 * 85, "{rule}: {said} bytes said, {real} measured");
         // Where it is done already it is not advised.
         if what == "step" {
             let actions = device(&after)["actions"].to_string();

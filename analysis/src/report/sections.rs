@@ -39,7 +39,7 @@ pub static SECTIONS: &[Section] = &[
         tells: "reserved memory that is not in use, who pins it, and what other settings would have done",
         page: Page::fragmentation,
     },
-    Section { name: "outside", tells: "device memory that is not the caching allocator's", page: Page::outside },
+    Section { name: "outside", tells: "device memory that is not the caching allocator's", page: Page::whole_outside },
     Section { name: "rules", tells: "which rules decided, on what evidence", page: Page::rules },
     Section { name: "findings", tells: "what is wrong, with its evidence and its mend", page: |_, _| {} },
 ];
@@ -348,6 +348,27 @@ impl Page {
         }
         let lines = table.lines(2, self.width, self.style);
         self.lines.extend(lines);
+    }
+
+    /// Who else holds device memory.
+    fn whole_outside(&mut self, device: &DeviceSummary) {
+        let before = self.lines.len();
+        self.outside(device);
+        for owner in device.owners.iter().filter(|owner| owner.module.is_some() && owner.peak_bytes > 0) {
+            let module = owner.module.as_deref().unwrap_or_default();
+            let file = module.rsplit('/').next().unwrap_or(module);
+            let text = format!(
+                "{:>8}  {:>8} at the end  {} in {} allocations  {file}",
+                size_text(owner.peak_bytes),
+                size_text(owner.end_bytes),
+                owner.owner,
+                count_text(owner.allocations)
+            );
+            self.row("", &text);
+        }
+        if self.lines.len() == before {
+            self.line("  nothing is known to be held outside the caching allocator".to_owned());
+        }
     }
 
     fn rules(&mut self, device: &DeviceSummary) {
