@@ -7,8 +7,10 @@ use super::fragmentation::Reserved;
 use super::phase::{Moment, Phase};
 use crate::model::Owner;
 
-/// Errors told in full; programs that try batch sizes may have hundreds.
+/// Errors kept, and the last; programs that try batch sizes may have hundreds.
 const DETAILED: usize = 16;
+/// What was alive is worked out for so many: any of them may turn out to be the last.
+const LOOKED_AT: u64 = 1000;
 
 /// One out-of-memory error.
 #[derive(Clone, Debug)]
@@ -57,7 +59,7 @@ impl OomLog {
 
     /// Whether the next one is told in full.
     pub fn wants_details(&self) -> bool {
-        self.detailed.len() < DETAILED
+        self.count < LOOKED_AT
     }
 
     /// How many there were.

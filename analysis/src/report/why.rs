@@ -38,7 +38,8 @@ const CUDA_KEEPS: u64 = 64 << 20;
 /// The error to explain: the first that ended the process, else the first.
 pub(super) fn oom_to_explain<'a>(story: &'a DeviceStory, process: &Process) -> Option<&'a Oom> {
     let failed = process.exit().success() != Some(true);
-    story.ooms.last().filter(|_| failed && story.ooms.unwound_to_the_end()).or_else(|| story.ooms.all().next())
+    let last = story.ooms.last().filter(|oom| failed && story.ooms.unwound_to_the_end() && oom.there.seq > 0);
+    last.or_else(|| story.ooms.all().next())
 }
 
 /// What is to be looked at again.
