@@ -14,7 +14,7 @@ pub enum Error {
         cause: std::io::Error,
     },
     /// There is nothing at this path.
-    #[error("{} does not exist; give a run folder or a .mtr file", path.display())]
+    #[error("{} does not exist; give a run folder, a .mtr file or a PyTorch snapshot", path.display())]
     NoSuchRun {
         /// The path that was given.
         path: PathBuf,
@@ -35,6 +35,14 @@ pub enum Error {
         path: PathBuf,
         /// Why.
         cause: memtrace_trace::error::Error,
+    },
+    /// A PyTorch snapshot could not be read, or the file is none.
+    #[error("{}: {why}", path.display())]
+    Snapshot {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        why: String,
     },
     /// None of the traces of a run could be opened.
     #[error("none of the {count} traces in {} can be read; the first: {first}", path.display())]

@@ -18,7 +18,7 @@ pub mod symbols;
 
 pub use error::{Error, Result};
 pub use folder::{NewFile, RunFolder};
-pub use load::{Process, Run, open_run};
+pub use load::{Process, Run, open_run, open_run_heard};
 pub use report::{
     FinishOptions, Progress, Replaying, SECTIONS, Section, Summary, TextOptions, Written, finish_run, summarize,
     summarize_with,

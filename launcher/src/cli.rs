@@ -41,7 +41,7 @@ pub(crate) enum Command {
 /// `memtrace report`.
 #[derive(Args, Debug)]
 pub(crate) struct Report {
-    /// A run folder, or a .mtr file
+    /// A run folder, a .mtr file, or any PyTorch memory snapshot (.pickle, .pkl, .json; .gz too)
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
     /// JSON for programs: bytes and nanoseconds; it has everything
@@ -60,7 +60,7 @@ fn section_names() -> PossibleValuesParser {
 /// `memtrace export`.
 #[derive(Args, Debug)]
 pub(crate) struct Export {
-    /// A run folder, or a .mtr file
+    /// A run folder, a .mtr file, or any PyTorch memory snapshot (.pickle, .pkl, .json; .gz too)
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
     /// The form

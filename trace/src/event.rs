@@ -167,6 +167,9 @@ impl Flags {
     pub const IN_ALLOCATOR: Flags = Flags(1 << 7);
     /// CPython's cyclic garbage collector is at work on this thread.
     pub const IN_GC: Flags = Flags(1 << 8);
+    /// Nothing happened: this was there before the recording's first event. Only of recordings that others made (PyTorch's snapshots), where
+    /// what follows or the state at the end tells of it; it is no older than what it is told before.
+    pub const BEFORE: Flags = Flags(1 << 9);
 
     /// Whether all bits of `other` are set.
     #[inline]

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use memtrace_trace::clock::Calibration;
-use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::background::Background;
@@ -222,6 +222,10 @@ impl<'a, W: Write> Writer<'a, W> {
 
     #[inline]
     fn put_change(&mut self, trace: &mut Trace, allocator: &Allocator, e: &Event, change: Change) {
+        if e.flags.contains(Flags::BEFORE) {
+            // Nothing happened: readers see it in the segments, or by its free.
+            return;
+        }
         let row = |action| Row { action, e, stack: e.stack, context: e.context, category: None };
         match change {
             Change::Alloc(id) => {

@@ -5,10 +5,12 @@ mod names;
 mod process;
 mod recording;
 mod run;
+mod snapshot;
 
 pub use crate::model::{LostEvents, MemoryRecording, Recording};
 pub use manifest::{Exit, Manifest, ManifestProcess, RUN_MANIFEST};
 pub use process::{Process, ProcessInfo};
 pub use recording::TraceRecording;
 pub(crate) use run::open_folder;
-pub use run::{Problem, Run, open_run};
+pub use run::{Problem, Run, open_run, open_run_heard};
+pub use snapshot::{SNAPSHOT_END, SNAPSHOT_TOPIC, SnapshotRecording};

@@ -20,6 +20,15 @@ struct Claim {
 
 /// A name for each, all different.
 pub(super) fn names(processes: &[Process]) -> Vec<String> {
+    // A snapshot says of which process it is by its file's name only.
+    if let [only] = processes
+        && only.pid() == 0
+        && let Some(name) = only.path().file_name()
+    {
+        let name = name.to_string_lossy();
+        let name = name.strip_suffix(".gz").unwrap_or(&name);
+        return vec![name.rsplit_once('.').map_or(name, |(stem, _)| stem).to_owned()];
+    }
     let claims = processes.iter().map(|p| Claim {
         rank: p.rank(),
         told: p.definitions().rank.is_some(),

@@ -1,12 +1,14 @@
 //! A run: a folder of traces with its manifest, or a single trace.
 
 use std::ffi::OsString;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::manifest::Manifest;
 use super::names;
 use super::process::Process;
 use super::recording::TraceRecording;
+use super::snapshot;
 use crate::error::{Error, Result};
 use crate::folder::RunFolder;
 use crate::model::Recording;
@@ -85,10 +87,15 @@ impl Run {
     }
 }
 
-/// Opens a run folder or a `.mtr` file.
+/// Opens a run folder, a `.mtr` file or a PyTorch snapshot.
 ///
 /// A folder opens when at least one of its traces does; the others are listed in [`Run::problems`].
 pub fn open_run(path: impl AsRef<Path>) -> Result<Run> {
+    open_run_heard(path, &mut |_, _| {})
+}
+
+/// The same; `progress` hears how many of how many bytes of a snapshot have been read.
+pub fn open_run_heard(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64)) -> Result<Run> {
     let path = path.as_ref();
     let metadata = std::fs::metadata(path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Error::NoSuchRun { path: path.to_owned() },
@@ -97,6 +104,11 @@ pub fn open_run(path: impl AsRef<Path>) -> Result<Run> {
     if metadata.is_dir() {
         let folder = RunFolder::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
         return open_folder(&folder);
+    }
+    if !is_trace(path)? {
+        let (recording, problems) = snapshot::open(path, progress)?;
+        let process = Process::new(path, Box::new(recording), &Manifest::default());
+        return Ok(Run { problems, ..Run::from_processes(path, Manifest::default(), vec![process]) });
     }
     let mut recording = TraceRecording::open(path)?;
     // A trace inside a run folder still has its manifest and symbols beside it.
@@ -107,6 +119,19 @@ pub fn open_run(path: impl AsRef<Path>) -> Result<Run> {
     let native = name_native_code(folder.as_ref(), &manifest, std::slice::from_mut(&mut recording), &mut problems);
     let process = Process::new(path, Box::new(recording), &manifest);
     Ok(Run { path: path.to_owned(), manifest, processes: vec![process], problems, native })
+}
+
+/// Whether a file is to be read as a trace: by its first bytes, else by its name. What is neither, nor named as snapshots are, is told
+/// so by the trace's reader.
+fn is_trace(path: &Path) -> Result<bool> {
+    let cannot = || Error::io(format!("cannot open {}", path.display()));
+    let mut file = memtrace_trace::file::foreign::open(path).map_err(cannot())?;
+    let mut head = [0; 4];
+    let head = match file.read(&mut head) {
+        Ok(n) => &head[..n],
+        Err(e) => return Err(cannot()(e)),
+    };
+    Ok(head == &memtrace_trace::file::MAGIC[..4] || path.extension().is_some_and(|e| e == TRACE_EXTENSION))
 }
 
 /// The same for a folder that is open.

@@ -265,6 +265,9 @@ impl Allocator {
             ..Block::free(e.addr, e.size)
         });
         self.at.insert(e.addr, id);
+        if e.flags.contains(Flags::BEFORE) {
+            self.given_back = Some(id);
+        }
         self.usage.reserved += e.size;
         self.peak.raise_to(&self.usage);
     }
@@ -322,6 +325,9 @@ impl Allocator {
         let block = &mut self.blocks[id.index()];
         if block.prev == BlockId::NONE && block.segment_stack.is_none() && block.segment_context.is_none() {
             (block.segment_stack, block.segment_context) = (e.stack, e.context);
+        }
+        if e.flags.contains(Flags::BEFORE) {
+            self.given_back = Some(id);
         }
         self.usage.reserved += size;
         self.peak.raise_to(&self.usage);
@@ -399,6 +405,43 @@ impl Allocator {
         self.usage.requested += e.size;
         self.peak.raise_to(&self.usage);
         id
+    }
+
+    /// A block that was there before the recording: the part of free memory that it takes. Blocks of a segment come after it, by address.
+    pub fn place(&mut self, e: &Event) -> BlockId {
+        let size = if e.flags.contains(Flags::SLACK_KNOWN) { e.block_size() } else { round(e.size) };
+        let holds = |id: &BlockId| {
+            let block = &self.blocks[id.index()];
+            let offset = e.addr.wrapping_sub(block.addr);
+            block.state == BlockState::Inactive && !block.implied && e.addr >= block.addr && offset < block.size
+        };
+        let Some(id) = self.given_back.take().filter(holds).or_else(|| self.find(e.addr).filter(holds)) else {
+            return self.alloc(e);
+        };
+        // What lies before it stays free, as a block of its own.
+        let free = self.blocks[id.index()];
+        let before = e.addr - free.addr;
+        if before > 0 {
+            let front = self.insert(Block { size: before, next: id, ..free });
+            if free.prev != BlockId::NONE {
+                self.blocks[free.prev.index()].next = front;
+            }
+            let rest = &mut self.blocks[id.index()];
+            (rest.prev, rest.addr, rest.size) = (front, e.addr, free.size - before);
+            (rest.segment_stack, rest.segment_context) = (StackId::NONE, ContextId::NONE);
+            self.at.insert(free.addr, front);
+            self.at.insert(e.addr, id);
+        }
+        let room = free.size - before;
+        let taken = self.alloc(&Event {
+            flags: e.flags.with(Flags::SLACK_KNOWN),
+            slack: u32::try_from(size.min(room).saturating_sub(e.size)).unwrap_or(u32::MAX),
+            ..*e
+        });
+        // The next one lies in what is left.
+        let next = self.blocks[taken.index()].next;
+        self.given_back = (next != BlockId::NONE).then_some(next);
+        taken
     }
 
     /// `free_requested`: `None` when nothing is allocated there.

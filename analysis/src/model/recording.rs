@@ -50,6 +50,10 @@ pub trait Recording: Send + Sync {
     fn info(&self) -> &str;
     /// Events there should be.
     fn event_count(&self) -> u64;
+    /// Those of them that nobody recorded: they say what was there before, or at the end.
+    fn added_events(&self) -> u64 {
+        0
+    }
     /// Hands every block of events to `sink`, in order.
     fn stream(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents;
     /// What kinds of events there are: the same as counting what is streamed, where that can be had for less.

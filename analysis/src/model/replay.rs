@@ -226,6 +226,7 @@ impl Allocator {
     #[inline]
     fn apply_torch(&mut self, e: &Event) -> Change {
         match e.action {
+            Action::Alloc if e.flags.contains(Flags::BEFORE) => Change::Alloc(self.place(e)),
             Action::Alloc => Change::Alloc(self.alloc(e)),
             Action::FreeRequested => self.free_requested(e.addr).map_or(Change::None, Change::FreeRequested),
             Action::FreeCompleted => {

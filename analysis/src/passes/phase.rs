@@ -93,6 +93,9 @@ const FRAMELESS_FREE: &str = "free: no Python frame runs";
 /// The rule for what plain user code frees.
 const FREE_IN_PLACE: &str = "free: where the program is";
 
+/// The rule for what is older than the recording and has no stack that says more.
+const OLDER: &str = "older than the recording";
+
 impl Verdict {
     /// Whether it is about a free that nothing but its place ties to a phase, of a block that is `older` than the step: if
     /// nothing is allocated after it, the program was ending.
@@ -252,6 +255,12 @@ impl PhaseTracker {
             self.pass_ends(e.seq);
         }
         let verdict = self.judge(e);
+        if e.flags.contains(Flags::BEFORE) {
+            // Nothing happens now, and who says nothing by himself was called from nobody knows where.
+            let unknown =
+                Verdict { phase: Phase::Other, rule: OLDER, evidence: FrameId::NONE, meaning: None, by_itself: false };
+            return if verdict.by_itself { verdict } else { unknown };
+        }
         if verdict.by_itself || e.action == Action::Alloc {
             self.advance(e, &verdict);
         }

@@ -21,7 +21,7 @@ use super::why::{
     Replaying, actions, inquests, oom_to_explain, refused_by_pytorch, reserved_summary, second_step, what_if_summary,
 };
 use crate::error::Result;
-use crate::load::{Exit, Process, Run};
+use crate::load::{Exit, Process, Run, SNAPSHOT_END};
 use crate::model::{Lane, Names, Owner, Place, Usage};
 use crate::passes::{
     Category, Composition, DeviceStory, LabelRow, Oom, Part, Phase, PhaseRow, PostMortem, StackTable, StepRows, Story,
@@ -128,7 +128,12 @@ fn endless(processes: &[ProcessSummary]) -> Option<String> {
 /// First and last moment of a process.
 fn times(process: &Process) -> Option<(u64, u64)> {
     let calibration = process.recording().calibration();
-    process.survey().ticks.map(|(first, last)| (calibration.epoch_ns(first), calibration.epoch_ns(last)))
+    // A recording without times has them all at 0.
+    process
+        .survey()
+        .ticks
+        .filter(|(_, last)| *last > 0)
+        .map(|(first, last)| (calibration.epoch_ns(first), calibration.epoch_ns(last)))
 }
 
 /// What makes a process the one to look at: out-of-memory errors, then how full its device was.
@@ -150,6 +155,7 @@ fn outcome(exit: Exit, processes: &[ProcessSummary]) -> String {
         (_, Some(signal)) => format!("killed by {}", signal_name(signal)),
         (Some(0), None) => "finished".to_owned(),
         (Some(code), None) => format!("exit status {code}"),
+        (None, None) if is_snapshot(processes) => "a snapshot".to_owned(),
         (None, None) if processes.iter().any(|p| p.recording_ended.is_none()) => "the recording was cut off".to_owned(),
         (None, None) => "end unknown".to_owned(),
     };
@@ -158,9 +164,15 @@ fn outcome(exit: Exit, processes: &[ProcessSummary]) -> String {
     match (process.rank, exit.success()) {
         (None, Some(false)) => format!("ended by an out-of-memory error {when}"),
         (Some(rank), Some(false)) => format!("ended by an out-of-memory error in rank {rank} {when}"),
+        _ if is_snapshot(processes) => format!("{end}, taken after it ran out of memory {when}"),
         (Some(rank), _) => format!("{end}, rank {rank} ran out of memory {when}"),
         (None, _) => format!("{end}, process {} ran out of memory {when}", process.pid),
     }
+}
+
+/// Whether all of it is a snapshot that was taken of a program, whose end it does not know.
+pub(super) fn is_snapshot(processes: &[ProcessSummary]) -> bool {
+    !processes.is_empty() && processes.iter().all(|p| p.recording_ended.as_deref() == Some(SNAPSHOT_END))
 }
 
 /// `at step 0, optimizer`.
@@ -216,7 +228,11 @@ fn process_summary(process: &Process, story: &Story, names: Names, found: &[Post
         recording_ended: process.recording().end().map(|end| end.reason.clone()),
         trace: process.path().file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default(),
         snapshot: None,
-        events: process.recording().event_count().saturating_sub(story.lost.events),
+        events: process
+            .recording()
+            .event_count()
+            .saturating_sub(process.recording().added_events())
+            .saturating_sub(story.lost.events),
         devices,
         findings: context.findings(story),
         pinned: context.owners(story, Place::Host),

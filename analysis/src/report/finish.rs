@@ -32,9 +32,9 @@ pub struct FinishOptions {
 pub struct Progress<'a> {
     /// What is being done, e.g. `reading rank 3`.
     pub what: &'a str,
-    /// Events done.
+    /// Events done; of a snapshot that is being read, bytes.
     pub done: u64,
-    /// Events there are.
+    /// As many as there are.
     pub total: u64,
 }
 

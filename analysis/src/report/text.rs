@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::build::when;
+use super::build::{is_snapshot, when};
 use super::sections::wanted;
 use super::summary::{
     DeviceSummary, FindingSummary, LabelSummary, MomentSummary, NativeObjectSummary, OomSummary, OwnerSummary,
@@ -11,6 +11,7 @@ use super::summary::{
 };
 use super::table::{Align, Table, cut, wrap};
 use super::units::{count_text, duration_text, signed_size_text, size_text};
+use crate::load::SNAPSHOT_TOPIC;
 use crate::passes::Category;
 use crate::printable;
 
@@ -152,7 +153,9 @@ impl Page {
         let facts = facts.join(", ");
         let outcome = &run.outcome;
         let room = self.width.saturating_sub(outcome.chars().count() + facts.chars().count() + 8 + "memtrace: ".len());
-        let command = cut(&run.command.join(" "), room.max(16));
+        let name = std::path::Path::new(&run.path).file_name().filter(|_| is_snapshot(&summary.processes));
+        let command = name.map_or_else(|| run.command.join(" "), |name| name.to_string_lossy().into_owned());
+        let command = cut(&command, room.max(16));
         let failed = run.exit.success() == Some(false);
         let plain = format!("memtrace: {command}    {outcome}    {facts}");
         if plain.chars().count() > self.width || !self.style.colour {
@@ -400,6 +403,13 @@ impl Page {
         self.unnamed(&summary.native_objects);
         for problem in summary.problems.iter().take(3) {
             self.labelled("problem", problem);
+        }
+        let remarks = summary.processes.iter().flat_map(|p| &p.notices).filter(|n| n.topic == SNAPSHOT_TOPIC);
+        for (i, remark) in remarks.enumerate() {
+            if i == 0 {
+                self.blank();
+            }
+            self.labelled("snapshot", &remark.text);
         }
         if !summary.files.is_empty() {
             self.blank();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use memtrace_analysis::export::{SnapshotOptions, blocks_csv, snapshot};
-use memtrace_analysis::{Process, Progress, Run, RunFolder, open_run, summarize};
+use memtrace_analysis::{Process, Progress, Run, RunFolder, summarize};
 
 use crate::cli::{Export, Format};
 use crate::closing::ProgressLine;
@@ -14,7 +14,7 @@ use crate::say;
 
 /// Writes the files.
 pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
-    let run = open_run(&options.run)?;
+    let run = super::open(&options.run)?;
     for problem in run.problems() {
         say(&format!("{}: {}", problem.path.display(), problem.text));
     }
@@ -61,6 +61,9 @@ fn files(
     }
     for (process, name) in chosen {
         let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}{ending}")));
+        let is_read =
+            |path: &Path| path.canonicalize().is_ok_and(|p| process.path().canonicalize().is_ok_and(|q| p == q));
+        ensure!(!is_read(&path), "{} is what is being exported: name another file with -o", path.display());
         let cannot = || format!("cannot create {}", path.display());
         match &options.output {
             Some(path) => write(process, &mut File::create(path).with_context(cannot)?, path)?,

@@ -5,8 +5,12 @@ pub(crate) mod export;
 pub(crate) mod report;
 pub(crate) mod run;
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
+use memtrace_analysis::{Progress, Run, open_run_heard};
+
+use crate::closing::ProgressLine;
 use crate::{confined, say};
 
 /// The exit code of the reading commands when something is wrong with their input.
@@ -25,6 +29,15 @@ pub(crate) fn read(command: impl FnOnce() -> anyhow::Result<()>) -> u8 {
         say(&format!("reading this run {why}"));
         BAD_INPUT
     })
+}
+
+/// Opens what a RUN argument names, with a progress line where that takes long.
+fn open(path: &Path) -> memtrace_analysis::Result<Run> {
+    let mut line = ProgressLine::new(io::stderr().is_terminal());
+    let what = format!("reading {}", path.file_name().unwrap_or_default().to_string_lossy());
+    let run = open_run_heard(path, &mut |done, total| line.show(&Progress { what: &what, done, total }));
+    line.clear();
+    run
 }
 
 /// Prints on stdout. A reader that has had enough (`| head`) is no error.

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use anyhow::Context;
-use memtrace_analysis::{Replaying, Section, open_run, summarize_with};
+use memtrace_analysis::{Replaying, Section, summarize_with};
 
 use crate::cli::Report;
 use crate::closing::{ProgressLine, layout};
@@ -11,7 +11,7 @@ use crate::say;
 
 /// Prints the report.
 pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
-    let run = open_run(&options.run)?;
+    let run = super::open(&options.run)?;
     for problem in run.problems() {
         say(&format!("{}: {}", problem.path.display(), problem.text));
     }

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::version::Version;
 
 /// First bytes of a file, before the version.
-pub(super) const MAGIC: [u8; 8] = *b"MEMTRACE";
+pub const MAGIC: [u8; 8] = *b"MEMTRACE";
 /// Magic, major, minor, four zero bytes.
 pub(super) const FILE_HEADER: usize = 16;
 /// Size of [`FrameHeader`] in the file.

@@ -20,5 +20,6 @@ pub use definitions::{
     Context, Definitions, Device, Frame, Label, Module, NativeFrame, NnCall, NnName, Notice, StackNode, TensorName,
     Thread,
 };
+pub use frame::MAGIC;
 pub use reader::{BlockInfo, Damage, Events, Reader};
 pub use writer::{End, Writer, end_after_failure};

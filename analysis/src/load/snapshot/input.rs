@@ -1,0 +1,204 @@
+//! The bytes of a snapshot: a file, unpacked where it is gzipped, a piece at a time.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, Read};
+use std::rc::Rc;
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::Stop;
+
+/// Bytes asked for at once.
+const PIECE: usize = 256 * 1024;
+/// The longest text that is kept; what is longer is cut, and counted.
+const LONGEST_TEXT: usize = 64 * 1024;
+
+/// Counts what is read of the file itself.
+struct Counted {
+    file: File,
+    read: Rc<Cell<u64>>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read(out)?;
+        self.read.set(self.read.get() + n as u64);
+        Ok(n)
+    }
+}
+
+/// See the module.
+pub(super) struct Input<'a> {
+    source: Box<dyn Read>,
+    /// Whether the file is gzipped.
+    pub(super) packed: bool,
+    buffer: Vec<u8>,
+    at: usize,
+    /// How many bytes lie before the buffer.
+    before: u64,
+    ended: bool,
+    read: Rc<Cell<u64>>,
+    progress: &'a mut dyn FnMut(u64),
+    /// Texts that were cut.
+    pub(super) cut_texts: u64,
+    /// How often more was read.
+    pub(super) refills: u32,
+}
+
+impl<'a> Input<'a> {
+    /// Of an open file, at its beginning. `progress` hears how many of its bytes have been read.
+    pub(super) fn new(file: File, progress: &'a mut dyn FnMut(u64)) -> io::Result<Input<'a>> {
+        let read = Rc::new(Cell::new(0));
+        let mut head = [0; 2];
+        let mut file = file;
+        let known = read_up_to(&mut file, &mut head)?;
+        let start = io::Cursor::new(head).take(known as u64);
+        read.set(known as u64);
+        let whole = start.chain(Counted { file, read: read.clone() });
+        let packed = head == [0x1f, 0x8b];
+        let source: Box<dyn Read> = if packed {
+            Box::new(MultiGzDecoder::new(io::BufReader::with_capacity(64 * 1024, whole)))
+        } else {
+            Box::new(whole)
+        };
+        let (buffer, progress) = (Vec::new(), progress);
+        Ok(Input { source, packed, buffer, at: 0, before: 0, ended: false, read, progress, cut_texts: 0, refills: 0 })
+    }
+
+    /// How many bytes have been taken, unpacked ones.
+    pub(super) fn position(&self) -> u64 {
+        self.before + self.at as u64
+    }
+
+    /// How many bytes of the file have been read.
+    pub(super) fn file_position(&self) -> u64 {
+        self.read.get()
+    }
+
+    /// What is there without reading more.
+    #[inline(always)]
+    pub(super) fn here(&self) -> &[u8] {
+        &self.buffer[self.at..]
+    }
+
+    /// Whether it has ended: what is [`Self::here`] is all.
+    pub(super) fn ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Takes so many of the bytes that are here.
+    #[inline(always)]
+    pub(super) fn skip_here(&mut self, n: usize) {
+        self.at += n;
+        debug_assert!(self.at <= self.buffer.len());
+    }
+
+    /// Reads more, behind what is here.
+    #[cold]
+    pub(super) fn refill(&mut self) -> Result<(), Stop> {
+        if self.ended {
+            return Ok(());
+        }
+        self.refills = self.refills.wrapping_add(1);
+        self.buffer.drain(..self.at);
+        self.before += self.at as u64;
+        self.at = 0;
+        let kept = self.buffer.len();
+        self.buffer.resize(kept + PIECE, 0);
+        let got = read_up_to(&mut self.source, &mut self.buffer[kept..]);
+        self.buffer.truncate(kept + *got.as_ref().unwrap_or(&0));
+        (self.progress)(self.read.get());
+        match got {
+            Ok(n) => self.ended = n < PIECE,
+            Err(e) if self.packed && e.kind() == io::ErrorKind::UnexpectedEof => return Err(Stop::End),
+            Err(e) if self.packed && matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData) => {
+                return Err(Stop::Gzip);
+            }
+            Err(e) => return Err(Stop::Io(e)),
+        }
+        Ok(())
+    }
+
+    /// The next bytes.
+    #[inline(always)]
+    pub(super) fn take<const N: usize>(&mut self) -> Result<[u8; N], Stop> {
+        if self.buffer.len() - self.at < N {
+            self.refill()?;
+        }
+        let Some(bytes) = self.buffer[self.at..].first_chunk::<N>() else { return Err(Stop::End) };
+        let bytes = *bytes;
+        self.at += N;
+        Ok(bytes)
+    }
+
+    /// A text of so many bytes: handed over as it is, without what is beyond [`LONGEST_TEXT`].
+    #[inline(always)]
+    pub(super) fn text<T>(&mut self, len: u64, then: impl FnOnce(&[u8]) -> T) -> Result<T, Stop> {
+        let n = len as usize;
+        if len <= (self.buffer.len() - self.at) as u64 && n <= LONGEST_TEXT {
+            self.at += n;
+            return Ok(then(&self.buffer[self.at - n..self.at]));
+        }
+        self.far_text(len, then)
+    }
+
+    #[cold]
+    fn far_text<T>(&mut self, len: u64, then: impl FnOnce(&[u8]) -> T) -> Result<T, Stop> {
+        let mut kept = Vec::new();
+        let mut left = len;
+        while left > 0 {
+            if self.here().is_empty() {
+                self.refill()?;
+            }
+            let n = (self.here().len() as u64).min(left) as usize;
+            if n == 0 {
+                return Err(Stop::End);
+            }
+            let room = LONGEST_TEXT.saturating_sub(kept.len());
+            kept.extend_from_slice(&self.here()[..n.min(room)]);
+            self.at += n;
+            left -= n as u64;
+        }
+        self.cut_texts += u64::from(len > LONGEST_TEXT as u64);
+        Ok(then(&kept))
+    }
+
+    /// Passes over so many bytes.
+    pub(super) fn pass(&mut self, len: u64) -> Result<(), Stop> {
+        let mut left = len;
+        while left > 0 {
+            if self.here().is_empty() {
+                self.refill()?;
+            }
+            let n = (self.here().len() as u64).min(left) as usize;
+            if n == 0 {
+                return Err(Stop::End);
+            }
+            self.at += n;
+            left -= n as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Fills as much of `out` as there is.
+fn read_up_to(source: &mut impl Read, out: &mut [u8]) -> io::Result<usize> {
+    let mut n = 0;
+    while n < out.len() {
+        match source.read(&mut out[n..]) {
+            Ok(0) => break,
+            Ok(more) => n += more,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            // What came before the damage is there all the same; it shows again at the next call.
+            Err(_) if n > 0 => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(n)
+}
+
+/// The longest text that JSON hands over; what is longer is cut.
+pub(super) const fn longest_text() -> usize {
+    LONGEST_TEXT
+}

@@ -1,0 +1,835 @@
+//! What both forms of a snapshot, pickle and JSON, are made into, as it is read: a stack of values, as Python's own unpickler has it, of
+//! which nothing is kept as it comes. A dictionary that is complete becomes what its keys say it is (an event, a frame, a block, a segment,
+//! a range), a list of frames a stack, a list of events a range of rows.
+//!
+//! A container is complete when something else takes it in, or refers to it by its memo. Whoever changes it afterwards, or refers to one
+//! from within itself, is refused: no writer of snapshots does, and nothing here can be made to follow itself.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::event::Action;
+use memtrace_trace::ids::{ContextId, StackId};
+
+use super::Stop;
+use super::rows::{Row, Rows};
+use super::tables::{Tables, TextId, text};
+
+/// A memo may be so much farther than there are memos.
+const MEMO_GAP: usize = 1 << 16;
+
+/// What there are many of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Event,
+    Block,
+    Segment,
+}
+
+/// A value on the stack, in a list or in the memo.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Value {
+    /// No memo has this number.
+    Absent,
+    None,
+    Bool(bool),
+    /// An integer; what is larger, up to 64 bits, by its bits.
+    Int(i64),
+    Float(f64),
+    Text(TextId),
+    /// A container that is being filled, by its place in [`Machine::opens`].
+    Open(u32),
+    /// Two integers, by number.
+    Pair(u32),
+    Frame(u32),
+    /// A list of frames.
+    Stack(StackId, ContextId),
+    /// A list of texts, by its place in [`Machine::lists`].
+    Texts(u32),
+    /// An event, a block, a segment, by number.
+    One(Kind, u32),
+    /// Several in a list, one after another: the first, and how many.
+    Run(Kind, u32, u32),
+    /// A list of such, one after another.
+    Many(Kind, u32, u32),
+    List(u32),
+    Dict(u32),
+    /// A snapshot.
+    Top,
+    /// Something that no snapshot needs.
+    Other,
+}
+
+/// A container that is being filled.
+#[derive(Debug, Default)]
+struct Open {
+    is_dict: bool,
+    pairs: Vec<(TextId, Value)>,
+    items: Vec<Value>,
+    memos: Vec<u32>,
+    position: usize,
+}
+
+/// A block of the final state.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FinalBlock {
+    /// Where it is; `None` in the oldest snapshots: behind the one before it.
+    pub(super) addr: Option<u64>,
+    pub(super) size: u64,
+    pub(super) requested: Option<u64>,
+    pub(super) stack: StackId,
+    pub(super) context: ContextId,
+    /// [`text::ACTIVE_ALLOCATED`], ...
+    pub(super) state: TextId,
+}
+
+/// A segment of the final state.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FinalSegment {
+    pub(super) device: i64,
+    pub(super) addr: u64,
+    pub(super) size: u64,
+    pub(super) stream: u32,
+    pub(super) pool: u16,
+    pub(super) expandable: bool,
+    pub(super) stack: StackId,
+    pub(super) context: ContextId,
+    /// First and number.
+    pub(super) blocks: (u32, u32),
+}
+
+/// An end of a range that the program named.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Annotation {
+    pub(super) name: TextId,
+    pub(super) starts: bool,
+    pub(super) device: i64,
+    pub(super) time: u64,
+}
+
+/// The keys of a snapshot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Top {
+    pub(super) segments: Option<Value>,
+    pub(super) traces: Option<Value>,
+    pub(super) settings: Option<Value>,
+    pub(super) host: [Option<Value>; 2],
+}
+
+/// What could not be used, counted.
+#[derive(Debug, Default)]
+pub(super) struct Oddities {
+    /// Events without an address, a size, ...
+    pub(super) malformed_events: u64,
+    /// By what they call themselves.
+    pub(super) unknown_actions: BTreeMap<TextId, u64>,
+    pub(super) malformed_segments: u64,
+    /// Private pools beyond as many as there are ids.
+    pub(super) pools: u64,
+}
+
+/// See the module.
+pub(super) struct Machine {
+    stack: Vec<Value>,
+    marks: Vec<usize>,
+    memo: Vec<Value>,
+    memos_set: usize,
+    opens: Vec<Open>,
+    unused: Vec<u32>,
+    pub(super) tables: Tables,
+    pub(super) rows: Rows,
+    pub(super) blocks: Vec<FinalBlock>,
+    pub(super) segments: Vec<FinalSegment>,
+    pub(super) annotations: Vec<Annotation>,
+    /// Texts attached to events, by row.
+    pub(super) metadata: Vec<(u32, TextId)>,
+    pub(super) lists: Vec<Box<[Value]>>,
+    pub(super) dicts: Vec<Box<[(TextId, Value)]>>,
+    pairs: Vec<(u64, u64)>,
+    by_pair: std::collections::HashMap<(u64, u64), u32>,
+    pub(super) top: Option<Top>,
+    pub(super) odd: Oddities,
+    /// Whether any event has a time, and its pool.
+    pub(super) has_times: bool,
+    pub(super) has_pools: bool,
+    /// Whether any event was compiled code's.
+    pub(super) compiled: u64,
+    kept_bytes: usize,
+    frames: Vec<u32>,
+}
+
+fn refuse<T>(why: &str) -> Result<T, Stop> {
+    Err(Stop::Refused(why.to_owned()))
+}
+
+impl Machine {
+    pub(super) fn new() -> Machine {
+        Machine {
+            stack: Vec::new(),
+            marks: Vec::new(),
+            memo: Vec::new(),
+            memos_set: 0,
+            opens: Vec::new(),
+            unused: Vec::new(),
+            tables: Tables::new(),
+            rows: Rows::default(),
+            blocks: Vec::new(),
+            segments: Vec::new(),
+            annotations: Vec::new(),
+            metadata: Vec::new(),
+            lists: Vec::new(),
+            dicts: Vec::new(),
+            pairs: Vec::new(),
+            by_pair: std::collections::HashMap::new(),
+            top: None,
+            odd: Oddities::default(),
+            has_times: false,
+            has_pools: false,
+            compiled: 0,
+            kept_bytes: 0,
+            frames: Vec::new(),
+        }
+    }
+
+    /// Bytes of memory taken, roughly.
+    pub(super) fn bytes(&self) -> usize {
+        let values = (self.stack.len() + self.memo.len()) * size_of::<Value>();
+        values + self.rows.bytes() + self.tables.bytes + self.kept_bytes + self.opens.len() * size_of::<Open>()
+    }
+
+    #[inline(always)]
+    pub(super) fn push(&mut self, value: Value) {
+        self.stack.push(value);
+    }
+
+    /// A text, known or new.
+    #[inline]
+    pub(super) fn push_text(&mut self, bytes: &[u8]) {
+        let id = self.tables.text(bytes);
+        self.stack.push(Value::Text(id));
+    }
+
+    /// An empty container.
+    #[inline]
+    pub(super) fn open(&mut self, is_dict: bool) {
+        let position = self.stack.len();
+        let id = match self.unused.pop() {
+            Some(id) => id,
+            None => {
+                self.opens.push(Open::default());
+                (self.opens.len() - 1) as u32
+            }
+        };
+        let open = &mut self.opens[id as usize];
+        open.is_dict = is_dict;
+        open.position = position;
+        self.stack.push(Value::Open(id));
+    }
+
+    #[inline(always)]
+    pub(super) fn mark(&mut self) {
+        self.marks.push(self.stack.len());
+    }
+
+    fn pop_mark(&mut self) -> Result<usize, Stop> {
+        match self.marks.pop() {
+            Some(mark) if mark <= self.stack.len() => Ok(mark),
+            _ => refuse("a batch without a beginning"),
+        }
+    }
+
+    /// The lowest place that may be taken from the stack: what lies below belongs to a batch that is being filled.
+    fn floor(&self) -> usize {
+        self.marks.last().copied().unwrap_or(0)
+    }
+
+    /// Takes the topmost value, complete.
+    fn pop(&mut self) -> Result<Value, Stop> {
+        if self.stack.len() <= self.floor() {
+            return refuse("a value that was never given");
+        }
+        let value = self.stack.pop().unwrap_or(Value::None);
+        Ok(self.complete(value))
+    }
+
+    /// Throws the topmost value away, or the topmost mark.
+    pub(super) fn drop_top(&mut self) -> Result<(), Stop> {
+        if self.marks.last() == Some(&self.stack.len()) {
+            self.marks.pop();
+            return Ok(());
+        }
+        self.pop().map(|_| ())
+    }
+
+    /// Throws away what is above the topmost mark.
+    pub(super) fn drop_batch(&mut self) -> Result<(), Stop> {
+        let mark = self.pop_mark()?;
+        while self.stack.len() > mark {
+            self.pop()?;
+        }
+        Ok(())
+    }
+
+    /// The topmost value again.
+    pub(super) fn again(&mut self) -> Result<(), Stop> {
+        let value = self.pop()?;
+        self.stack.push(value);
+        self.stack.push(value);
+        Ok(())
+    }
+
+    /// Gives the topmost value a memo: the next number, or this one.
+    #[inline]
+    pub(super) fn memoize(&mut self, number: Option<u32>) -> Result<(), Stop> {
+        let Some(&value) = self.stack.last() else { return refuse("a memo of nothing") };
+        let index = number.map_or(self.memos_set, |n| n as usize);
+        if index >= self.memo.len() {
+            if index > 2 * self.memos_set + MEMO_GAP {
+                return refuse("memos that are numbered as no pickler numbers them");
+            }
+            self.memo.resize(index + 1, Value::Absent);
+        }
+        self.memos_set += usize::from(self.memo[index] == Value::Absent);
+        self.memo[index] = value;
+        if let Value::Open(id) = value {
+            self.opens[id as usize].memos.push(index as u32);
+        }
+        Ok(())
+    }
+
+    /// What has this memo.
+    #[inline]
+    pub(super) fn recall(&mut self, number: u32) -> Result<(), Stop> {
+        let mut value = self.memo.get(number as usize).copied().unwrap_or(Value::Absent);
+        if let Value::Open(id) = value {
+            let position = self.opens[id as usize].position;
+            value = self.complete(value);
+            self.stack[position] = value;
+        }
+        if value == Value::Absent {
+            return refuse("a memo that was never made");
+        }
+        self.stack.push(value);
+        Ok(())
+    }
+
+    /// The open container at this place.
+    #[inline]
+    fn open_at(&self, position: usize, is_dict: bool) -> Result<usize, Stop> {
+        match self.stack.get(position) {
+            Some(Value::Open(id)) if self.opens[*id as usize].is_dict == is_dict => Ok(*id as usize),
+            _ => refuse("something that is put into what is no container, or is complete"),
+        }
+    }
+
+    /// `container[key] = value`
+    pub(super) fn set_item(&mut self) -> Result<(), Stop> {
+        let (value, key) = (self.pop()?, self.pop()?);
+        let open = self.open_at(self.stack.len().wrapping_sub(1), true)?;
+        self.put_pair(open, key, value);
+        Ok(())
+    }
+
+    /// The same for all above the topmost mark.
+    #[inline]
+    pub(super) fn set_items(&mut self) -> Result<(), Stop> {
+        let mark = self.pop_mark()?;
+        if !(self.stack.len() - mark).is_multiple_of(2) {
+            return refuse("a key without a value");
+        }
+        let open = self.open_at(mark.wrapping_sub(1), true)?;
+        for at in (mark..self.stack.len()).step_by(2) {
+            let (key, value) = (self.stack[at], self.complete(self.stack[at + 1]));
+            self.put_pair(open, key, value);
+        }
+        self.stack.truncate(mark);
+        Ok(())
+    }
+
+    #[inline]
+    fn put_pair(&mut self, open: usize, key: Value, value: Value) {
+        match key {
+            Value::Text(key) => self.opens[open].pairs.push((key, value)),
+            // A key that is no text is none of a snapshot's.
+            other => drop(self.complete(other)),
+        }
+    }
+
+    /// `list.append(value)`
+    pub(super) fn append(&mut self) -> Result<(), Stop> {
+        let value = self.pop()?;
+        let open = self.open_at(self.stack.len().wrapping_sub(1), false)?;
+        self.put_value(open, value);
+        Ok(())
+    }
+
+    /// The same for all above the topmost mark.
+    #[inline]
+    pub(super) fn append_all(&mut self) -> Result<(), Stop> {
+        let mark = self.pop_mark()?;
+        let open = self.open_at(mark.wrapping_sub(1), false)?;
+        for at in mark..self.stack.len() {
+            let value = self.complete(self.stack[at]);
+            self.put_value(open, value);
+        }
+        self.stack.truncate(mark);
+        Ok(())
+    }
+
+    #[inline]
+    fn put_value(&mut self, open: usize, value: Value) {
+        let items = &mut self.opens[open].items;
+        match (items.last_mut(), value) {
+            (Some(Value::Run(of, first, len)), Value::One(kind, next)) if *of == kind && *first + *len == next => {
+                *len += 1
+            }
+            (_, Value::One(kind, first)) => items.push(Value::Run(kind, first, 1)),
+            _ => items.push(value),
+        }
+    }
+
+    /// A list of all above the topmost mark.
+    pub(super) fn list_of_batch(&mut self) -> Result<(), Stop> {
+        let mark = self.pop_mark()?;
+        self.take_batch(mark, false)
+    }
+
+    /// A tuple of as many values as there are above the topmost mark, or of so many.
+    pub(super) fn tuple(&mut self, len: Option<usize>) -> Result<(), Stop> {
+        let mark = match len {
+            Some(len) if self.stack.len() >= self.floor() + len => self.stack.len() - len,
+            Some(_) => return refuse("a value that was never given"),
+            None => self.pop_mark()?,
+        };
+        if let [Value::Int(first), Value::Int(second)] = self.stack[mark..] {
+            let pair = self.pair(first as u64, second as u64);
+            self.stack.truncate(mark);
+            self.stack.push(pair);
+            return Ok(());
+        }
+        self.take_batch(mark, false)
+    }
+
+    /// A dictionary of all above the topmost mark.
+    pub(super) fn dict_of_batch(&mut self) -> Result<(), Stop> {
+        let mark = self.pop_mark()?;
+        self.take_batch(mark, true)
+    }
+
+    fn take_batch(&mut self, mark: usize, is_dict: bool) -> Result<(), Stop> {
+        let mut batch = self.stack.split_off(mark);
+        if is_dict && !batch.len().is_multiple_of(2) {
+            return refuse("a key without a value");
+        }
+        for value in &mut batch {
+            *value = self.complete(*value);
+        }
+        self.open(is_dict);
+        let open = self.open_at(mark, is_dict)?;
+        if is_dict {
+            batch.chunks_exact(2).for_each(|pair| self.put_pair(open, pair[0], pair[1]));
+        } else {
+            batch.iter().for_each(|value| self.put_value(open, *value));
+        }
+        Ok(())
+    }
+
+    fn pair(&mut self, first: u64, second: u64) -> Value {
+        let next = self.pairs.len() as u32;
+        let id = *self.by_pair.entry((first, second)).or_insert(next);
+        if id == next {
+            self.pairs.push((first, second));
+            self.kept_bytes += 64;
+        }
+        Value::Pair(id)
+    }
+
+    /// What is left when all is read.
+    pub(super) fn finish(&mut self) -> Result<Value, Stop> {
+        self.pop()
+    }
+
+    /// The value, and if it is a container, what that is: it takes no more.
+    #[inline]
+    fn complete(&mut self, value: Value) -> Value {
+        let Value::Open(id) = value else { return value };
+        let mut open = std::mem::take(&mut self.opens[id as usize]);
+        let value = if open.is_dict { self.dict(&open.pairs) } else { self.list(&open.items) };
+        for memo in open.memos.drain(..) {
+            if self.memo[memo as usize] == Value::Open(id) {
+                self.memo[memo as usize] = value;
+            }
+        }
+        open.pairs.clear();
+        open.items.clear();
+        self.opens[id as usize] = open;
+        self.unused.push(id);
+        value
+    }
+
+    fn list(&mut self, items: &[Value]) -> Value {
+        match *items {
+            [Value::Int(first), Value::Int(second)] => return self.pair(first as u64, second as u64),
+            [Value::Run(kind, first, len)] => return Value::Many(kind, first, len),
+            [] => return Value::Other,
+            [Value::Frame(_), ..] if items.iter().all(|item| matches!(item, Value::Frame(_))) => {
+                let mut frames = std::mem::take(&mut self.frames);
+                frames.clear();
+                frames.extend(items.iter().map(|item| if let Value::Frame(id) = item { *id } else { 0 }));
+                let (stack, context) = self.tables.stack(&frames);
+                self.frames = frames;
+                return Value::Stack(stack, context);
+            }
+            _ => {}
+        }
+        let id = self.lists.len() as u32;
+        self.lists.push(items.into());
+        self.kept_bytes += size_of_val(items) + 32;
+        let texts = !items.is_empty() && items.iter().all(|item| matches!(item, Value::Text(_)));
+        if texts { Value::Texts(id) } else { Value::List(id) }
+    }
+
+    fn dict(&mut self, pairs: &[(TextId, Value)]) -> Value {
+        let has = |key: TextId| pairs.iter().any(|(k, _)| *k == key);
+        if has(text::ACTION) {
+            return self.event(pairs);
+        }
+        if has(text::FILENAME) {
+            return self.frame(pairs);
+        }
+        if has(text::STATE) || has(text::REAL_SIZE) {
+            return self.block(pairs);
+        }
+        if has(text::TOTAL_SIZE) {
+            return self.segment(pairs);
+        }
+        if has(text::STAGE) {
+            return self.annotation(pairs);
+        }
+        if has(text::DEVICE_TRACES) || has(text::SEGMENTS) {
+            let get = |key: TextId| pairs.iter().rev().find(|(k, _)| *k == key).map(|(_, value)| *value);
+            self.top = Some(Top {
+                segments: get(text::SEGMENTS),
+                traces: get(text::DEVICE_TRACES),
+                settings: get(text::ALLOCATOR_SETTINGS),
+                host: [get(text::HOST_SEGMENTS), get(text::HOST_TRACES)],
+            });
+            return Value::Top;
+        }
+        let id = self.dicts.len() as u32;
+        self.dicts.push(pairs.into());
+        self.kept_bytes += size_of_val(pairs) + 32;
+        Value::Dict(id)
+    }
+
+    #[inline]
+    fn event(&mut self, pairs: &[(TextId, Value)]) -> Value {
+        let (mut action, mut addr, mut size) = (None, None, None);
+        let (mut time, mut stream, mut pool) = (None, 0, 0);
+        let (mut stack, mut context, mut forward) = (StackId::NONE, ContextId::NONE, None);
+        let mut metadata = text::EMPTY;
+        for &(key, value) in pairs {
+            match key {
+                text::ACTION => action = text_of(value),
+                text::ADDR | text::DEVICE_FREE => addr = number(value),
+                text::SIZE => size = number(value),
+                text::STREAM => stream = number(value).unwrap_or(0),
+                text::TIME_US => time = number(value),
+                text::FRAMES => {
+                    if let Value::Stack(s, c) = value {
+                        (stack, context) = (s, c);
+                    }
+                }
+                text::FORWARD_FRAMES => forward = Some(value),
+                text::USER_METADATA => metadata = text_of(value).unwrap_or(text::EMPTY),
+                text::COMPILE_CONTEXT => {
+                    self.compiled += u64::from(!matches!(value, Value::Text(text::NOT_AVAILABLE | text::EMPTY)));
+                }
+                text::POOL_ID => {
+                    if let Value::Pair(id) = value {
+                        pool = self.pool(id);
+                        self.has_pools = true;
+                    }
+                }
+                _ => {}
+            }
+        }
+        let Some(known) = action.and_then(action_of) else {
+            match action {
+                Some(name) => *self.odd.unknown_actions.entry(name).or_default() += 1,
+                None => self.odd.malformed_events += 1,
+            }
+            return Value::Other;
+        };
+        let Some(addr) = addr.or((known == Action::Snapshot).then_some(0)) else {
+            self.odd.malformed_events += 1;
+            return Value::Other;
+        };
+        if let (true, Some(Value::Texts(list))) = (context.is_none(), forward) {
+            context = self.forward_context(list);
+        }
+        self.has_times |= time.is_some();
+        let index = self.rows.len() as u32;
+        if metadata != text::EMPTY {
+            self.metadata.push((index, metadata));
+            self.kept_bytes += 8;
+        }
+        self.rows.push(Row {
+            addr,
+            size: size.unwrap_or(0),
+            time: time.unwrap_or(0),
+            stack,
+            context,
+            stream: self.tables.stream(stream),
+            slack: Row::NO_SLACK,
+            pool,
+            action: known,
+        });
+        Value::One(Kind::Event, index)
+    }
+
+    fn forward_context(&mut self, list: u32) -> ContextId {
+        let lines = &self.lists[list as usize];
+        let lines: Vec<TextId> = lines.iter().filter_map(|line| text_of(*line)).collect();
+        self.tables.forward_context(&lines)
+    }
+
+    fn pool(&mut self, pair: u32) -> u16 {
+        let pool = self.pairs[pair as usize];
+        self.tables.pool(pool).unwrap_or_else(|| {
+            self.odd.pools += 1;
+            0
+        })
+    }
+
+    fn frame(&mut self, pairs: &[(TextId, Value)]) -> Value {
+        let (mut name, mut filename, mut line) = (text::EMPTY, text::EMPTY, 0);
+        for &(key, value) in pairs {
+            match key {
+                text::NAME => name = text_of(value).unwrap_or(text::EMPTY),
+                text::FILENAME => filename = text_of(value).unwrap_or(text::EMPTY),
+                // Of a frame of C++ this may be an address in its object.
+                text::LINE => line = number(value).and_then(|line| u32::try_from(line).ok()).unwrap_or(0),
+                _ => {}
+            }
+        }
+        Value::Frame(self.tables.frame(name, filename, line))
+    }
+
+    /// A block, or what the oldest snapshots say of what was in one.
+    fn block(&mut self, pairs: &[(TextId, Value)]) -> Value {
+        let mut block = FinalBlock {
+            addr: None,
+            size: 0,
+            requested: None,
+            stack: StackId::NONE,
+            context: ContextId::NONE,
+            state: text::INACTIVE,
+        };
+        for &(key, value) in pairs {
+            match key {
+                text::ADDRESS | text::ADDR => block.addr = number(value),
+                text::SIZE => block.size = number(value).unwrap_or(0),
+                text::REQUESTED_SIZE | text::REAL_SIZE => block.requested = number(value),
+                text::STATE => block.state = text_of(value).unwrap_or(text::INACTIVE),
+                text::FRAMES => {
+                    if let Value::Stack(stack, context) = value {
+                        (block.stack, block.context) = (stack, context);
+                    }
+                }
+                text::FORWARD_FRAMES => {
+                    if let (Value::Texts(list), true) = (value, block.context.is_none()) {
+                        block.context = self.forward_context(list);
+                    }
+                }
+                text::HISTORY => {
+                    if let Some(last) = self.first_of_history(value) {
+                        (block.stack, block.context) = (last.stack, last.context);
+                        block.requested = block.requested.or(last.requested);
+                    }
+                }
+                _ => {}
+            }
+        }
+        let index = self.blocks.len() as u32;
+        self.blocks.push(block);
+        self.kept_bytes += size_of::<FinalBlock>();
+        Value::One(Kind::Block, index)
+    }
+
+    fn first_of_history(&self, value: Value) -> Option<FinalBlock> {
+        match value {
+            Value::Many(Kind::Block, first, _) => self.blocks.get(first as usize).copied(),
+            _ => None,
+        }
+    }
+
+    fn segment(&mut self, pairs: &[(TextId, Value)]) -> Value {
+        let mut segment = FinalSegment {
+            device: 0,
+            addr: 0,
+            size: 0,
+            stream: 0,
+            pool: 0,
+            expandable: false,
+            stack: StackId::NONE,
+            context: ContextId::NONE,
+            blocks: (0, 0),
+        };
+        let mut sound = false;
+        for &(key, value) in pairs {
+            match key {
+                text::DEVICE => segment.device = number(value).map_or(0, |device| device as i64),
+                text::ADDRESS => {
+                    segment.addr = number(value).unwrap_or(0);
+                    sound |= number(value).is_some();
+                }
+                text::TOTAL_SIZE => segment.size = number(value).unwrap_or(0),
+                text::STREAM => segment.stream = self.tables.stream(number(value).unwrap_or(0)),
+                text::SEGMENT_POOL_ID => {
+                    if let Value::Pair(id) = value {
+                        segment.pool = self.pool(id);
+                    }
+                }
+                text::IS_EXPANDABLE => segment.expandable = value == Value::Bool(true),
+                text::FRAMES => {
+                    if let Value::Stack(stack, context) = value {
+                        (segment.stack, segment.context) = (stack, context);
+                    }
+                }
+                text::BLOCKS => {
+                    if let Value::Many(Kind::Block, first, len) = value {
+                        segment.blocks = (first, len);
+                    }
+                }
+                _ => {}
+            }
+        }
+        if !sound {
+            self.odd.malformed_segments += 1;
+            return Value::Other;
+        }
+        let index = self.segments.len() as u32;
+        self.segments.push(segment);
+        self.kept_bytes += size_of::<FinalSegment>();
+        Value::One(Kind::Segment, index)
+    }
+
+    fn annotation(&mut self, pairs: &[(TextId, Value)]) -> Value {
+        let (mut name, mut stage, mut device, mut time) = (None, None, 0, None);
+        for &(key, value) in pairs {
+            match key {
+                text::NAME => name = text_of(value),
+                text::STAGE => stage = text_of(value),
+                text::DEVICE => device = number(value).map_or(0, |device| device as i64),
+                text::TIME_US => time = number(value),
+                _ => {}
+            }
+        }
+        if let (Some(name), Some(stage @ (text::START | text::END)), Some(time)) = (name, stage, time) {
+            self.annotations.push(Annotation { name, starts: stage == text::START, device, time });
+            self.kept_bytes += size_of::<Annotation>();
+        }
+        Value::Other
+    }
+
+    /// Makes a snapshot of what is there when the file ends, or turns out to be damaged, in the middle: of what was being read the events,
+    /// segments and lists that are complete. Whether there is one.
+    pub(super) fn salvage(&mut self) -> bool {
+        if !matches!(self.stack.first(), Some(Value::Open(_))) {
+            return false;
+        }
+        // A batch for each container that was being filled, from the outermost; of those, lists in lists in the dictionary are whole but
+        // for their ends.
+        let is_list = |machine: &Machine, mark: usize| machine.open_at(mark.wrapping_sub(1), false).is_ok();
+        let outer = (1..self.marks.len().min(3)).take_while(|level| is_list(self, self.marks[*level])).count() + 1;
+        if let Some(inner) = self.marks.get(outer).copied() {
+            self.marks.truncate(outer);
+            // The container itself goes too: it is not whole.
+            self.stack.truncate(inner.saturating_sub(1).max(self.floor()));
+        }
+        while self.marks.len() > 1 {
+            if self.append_all().is_err() {
+                return false;
+            }
+        }
+        if self.open_at(0, false).is_ok() {
+            self.marks.truncate(1);
+            return self.marks.is_empty() || self.append_all().is_ok();
+        }
+        let Ok(top) = self.open_at(0, true) else { return false };
+        let start = self.marks.pop().unwrap_or(1).max(1);
+        let mut at = start;
+        while let Some(Value::Text(key)) = self.stack.get(at).copied() {
+            let first = at + 1;
+            at = first;
+            // A single value of a list has no batch: it lies behind its list, still to be taken in, and so on.
+            while self.stack.get(at).is_some_and(|value| !matches!(value, Value::Text(_))) {
+                at += 1;
+            }
+            for place in (first + 1..at).rev() {
+                let value = self.complete(self.stack[place]);
+                let Ok(list) = self.open_at(place - 1, false) else { continue };
+                self.put_value(list, value);
+            }
+            if first < at {
+                let value = self.complete(self.stack[first]);
+                self.put_pair(top, Value::Text(key), value);
+            }
+        }
+        self.stack.truncate(1);
+        true
+    }
+
+    /// The two texts on top, joined: what a `STACK_GLOBAL` would import.
+    pub(super) fn named(&self) -> String {
+        let names: Vec<&str> = self
+            .stack
+            .iter()
+            .rev()
+            .take(2)
+            .rev()
+            .map(|value| if let Value::Text(id) = value { self.tables.str(*id) } else { "?" })
+            .collect();
+        crate::printable::line(&names.join(".")).chars().take(160).collect()
+    }
+
+    /// What a dictionary that is no snapshot has for keys.
+    pub(super) fn keys(&self, value: Value) -> Vec<&str> {
+        match value {
+            Value::Dict(id) => self.dicts[id as usize].iter().map(|(key, _)| self.tables.str(*key)).collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// A number, by its bits.
+#[inline(always)]
+pub(super) fn number(value: Value) -> Option<u64> {
+    match value {
+        Value::Int(number) => Some(number as u64),
+        Value::Float(number) if number >= 0.0 => Some(number as u64),
+        _ => None,
+    }
+}
+
+#[inline(always)]
+fn text_of(value: Value) -> Option<TextId> {
+    if let Value::Text(id) = value { Some(id) } else { None }
+}
+
+#[inline]
+fn action_of(name: TextId) -> Option<Action> {
+    Some(match name {
+        text::ALLOC => Action::Alloc,
+        text::FREE_REQUESTED => Action::FreeRequested,
+        text::FREE_COMPLETED => Action::FreeCompleted,
+        text::SEGMENT_ALLOC => Action::SegmentAlloc,
+        text::SEGMENT_FREE => Action::SegmentFree,
+        text::SEGMENT_MAP => Action::SegmentMap,
+        text::SEGMENT_UNMAP => Action::SegmentUnmap,
+        text::SNAPSHOT => Action::Snapshot,
+        text::OOM => Action::Oom,
+        text::ANNOTATE => Action::Annotate,
+        _ => return None,
+    })
+}
