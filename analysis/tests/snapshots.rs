@@ -301,12 +301,14 @@ fn a_file_that_was_cut_gives_what_came_before() {
                     let said = summary(&run).problems.join(" ");
                     let count = format!("{} events", found.len());
                     // JSON may lack nothing but white space, a gzip file its last checksum.
-                    assert!(said.contains(&count) && said.contains("cut off"), "{name} cut at {len}: {said}");
+                    let whole = said.contains("checksum is missing") && found.len() == all.len();
+                    assert!(whole || said.contains(&count) && said.contains("cut off"), "{name} cut at {len}: {said}");
                     most = most.max(found.len());
                 }
                 Err(e) => {
                     assert!(
-                        e.contains(name) && (e.contains("cut off") || e.contains("empty") || e.contains("gzip")),
+                        e.contains(name)
+                            && (len == 1 || e.contains("cut off") || e.contains("empty") || e.contains("gzip")),
                         "{len}: {e}"
                     );
                 }
@@ -328,23 +330,20 @@ fn bytes_that_were_changed_give_a_part_or_a_reason() {
         ("d.pickle.gz", gzip(&pickle(&value, Hand::Torch))),
     ] {
         for at in 0..bytes.len() {
-            for flip in [[0x01, 0x80, 0xff, 0x04][at % 4]] {
-                let mut changed = bytes.clone();
-                changed[at] ^= flip;
-                match folder.open(name, &changed) {
-                    Ok(run) => {
-                        let found = events(&run.processes()[0]);
-                        assert!(found.len() <= 40, "{name} {at}");
-                        summary(&run);
-                        let mut out = Vec::new();
-                        export(&run.processes()[0], &mut out, &SnapshotOptions { no_sources: true }, &mut |_| {})
-                            .unwrap();
-                        parts += 1;
-                    }
-                    Err(e) => {
-                        assert!(e.len() > name.len() + 20, "{e}");
-                        refused += 1;
-                    }
+            let mut changed = bytes.clone();
+            changed[at] ^= [0x01, 0x80, 0xff, 0x04][at % 4];
+            match folder.open(name, &changed) {
+                Ok(run) => {
+                    let found = events(&run.processes()[0]);
+                    assert!(found.len() <= 40, "{name} {at}");
+                    summary(&run);
+                    let mut out = Vec::new();
+                    export(&run.processes()[0], &mut out, &SnapshotOptions { no_sources: true }, &mut |_| {}).unwrap();
+                    parts += 1;
+                }
+                Err(e) => {
+                    assert!(e.len() > name.len() + 20, "{e}");
+                    refused += 1;
                 }
             }
         }

@@ -164,6 +164,20 @@ impl<'a> Input<'a> {
         Ok(then(&kept))
     }
 
+    /// Passes over all there is: only at its end does a gzip file say whether it is whole.
+    pub(super) fn to_the_end(&mut self) -> Result<(), Stop> {
+        while !self.ended {
+            self.at = self.buffer.len();
+            self.refill()?;
+        }
+        // The last piece is short, whether it ended or broke: that shows when there is to be more.
+        let mut more = [0];
+        match read_up_to(&mut self.source, &mut more) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Stop::Gzip),
+        }
+    }
+
     /// Passes over so many bytes.
     pub(super) fn pass(&mut self, len: u64) -> Result<(), Stop> {
         let mut left = len;

@@ -118,6 +118,11 @@ fn read(path: &Path, file: File, progress: &mut dyn FnMut(u64, u64)) -> Result<(
         );
         problems.push(Problem { path: path.to_owned(), text });
     }
+    if stop.is_none() && input.packed && input.to_the_end().is_err() {
+        let text =
+            "its gzip checksum is missing or does not match: what is reported may be wrong; fetch it again".to_owned();
+        problems.push(Problem { path: path.to_owned(), text });
+    }
     let facts = remarks::Facts { whole: stop.is_none(), cut_texts: input.cut_texts, ..remarks::Facts::default() };
     drop(input);
     Ok((SnapshotRecording::of(machine, value, facts), problems))

@@ -182,13 +182,7 @@ impl SnapshotRecording {
             if let Some(name) = row.and_then(|row| named.get(&row))
                 && matches!(e.action, Action::Alloc | Action::Annotate)
             {
-                names.push(TensorName {
-                    address: e.addr,
-                    seq: e.seq,
-                    kind: TensorKind::Other,
-                    name: name.as_str().into(),
-                    shape: "".into(),
-                });
+                names.push(named_tensor(e, name));
             }
         });
         self.definitions.tensor_names = names;
@@ -322,6 +316,29 @@ impl Recording for SnapshotRecording {
     }
 }
 
+/// What a text attached to a block says of it. Our own end with data type and shape where it is the name of a tensor.
+fn named_tensor(e: &Event, text: &str) -> TensorName {
+    let is_shape = |shape: &str| {
+        let (dtype, dims) = shape.split_once('[').unwrap_or((shape, ""));
+        let dims = dims.strip_suffix(']');
+        dtype.starts_with(|c: char| c.is_ascii_lowercase())
+            && dtype.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+            && dims.is_some_and(|dims| dims.chars().all(|c| c.is_ascii_digit() || matches!(c, ',' | ' ')))
+    };
+    let at = text.rfind('[').and_then(|bracket| text[..bracket].rfind(' '));
+    let (name, shape) = match at.map(|at| (&text[..at], &text[at + 1..])) {
+        Some((name, shape)) if is_shape(shape) => (name, shape),
+        _ => (text, ""),
+    };
+    let kind = match name {
+        _ if shape.is_empty() => TensorKind::Other,
+        _ if name.ends_with(".grad") => TensorKind::Gradient,
+        _ if name.contains(" of ") => TensorKind::OptimizerState,
+        _ => TensorKind::Other,
+    };
+    TensorName { address: e.addr, seq: e.seq, kind, name: name.into(), shape: shape.into() }
+}
+
 /// The events of each device, and how many lists stand there more than once.
 fn traces(machine: &Machine, value: Value) -> (Vec<Stretches>, u64) {
     let (mut found, mut seen, mut repeated) = (Vec::new(), HashSet::new(), 0);
@@ -397,10 +414,9 @@ fn settings(machine: &Machine, value: Value) -> Option<String> {
     of(text::CONF).filter(|conf| !conf.is_empty()).or(of(text::NEW_CONF)).map(str::to_owned)
 }
 
-/// Ends of ranges as events, in order of time. PyTorch writes each once for each device.
+/// Ends of ranges as events, in order of time.
 fn labels(annotations: &[Annotation]) -> Vec<Event> {
-    let device = annotations.iter().map(|annotation| annotation.device).min();
-    let mut ends: Vec<&Annotation> = annotations.iter().filter(|a| Some(a.device) == device).collect();
+    let mut ends: Vec<&Annotation> = annotations.iter().collect();
     ends.sort_by_key(|annotation| annotation.time);
     // Ranges that do not nest are of several threads: each has a number then.
     let mut open = Vec::new();
@@ -440,4 +456,28 @@ fn labels(annotations: &[Annotation]) -> Vec<Event> {
 fn label_texts(tables: &Tables, annotations: &[Annotation]) -> std::collections::BTreeMap<u32, Label> {
     let label = |name: TextId| Label { origin: LabelOrigin::RecordFunction, text: tables.str(name).into() };
     annotations.iter().map(|annotation| (annotation.name, label(annotation.name))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_ours_are_names() {
+        let e = Event { seq: 7, addr: 512, ..Event::EMPTY };
+        let cases = [
+            ("fc.weight float32[2, 3]", ("fc.weight", "float32[2, 3]", TensorKind::Other)),
+            ("fc.weight.grad bfloat16[]", ("fc.weight.grad", "bfloat16[]", TensorKind::Gradient)),
+            (
+                "Adam.exp_avg of a, Adam.exp_avg of b int8[4]",
+                ("Adam.exp_avg of a, Adam.exp_avg of b", "int8[4]", TensorKind::OptimizerState),
+            ),
+            ("in layers[2] of mine", ("in layers[2] of mine", "", TensorKind::Other)),
+            ("x.grad", ("x.grad", "", TensorKind::Other)),
+        ];
+        for (text, (name, shape, kind)) in cases {
+            let found = named_tensor(&e, text);
+            assert_eq!((&*found.name, &*found.shape, found.kind, found.seq), (name, shape, kind, 7));
+        }
+    }
 }
