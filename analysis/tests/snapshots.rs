@@ -511,8 +511,9 @@ fn old_and_new_keys() {
         ])
     };
     let ranges = [("START", "step", 1001), ("START", "inner", 1002), ("END", "inner", 1003), ("END", "step", 1004)];
+    // Each is told once, of the device that was the current one.
     let both =
-        (0..2).flat_map(|device| ranges.map(|(stage, name, time)| annotation(stage, name, device, time + device)));
+        ranges.iter().zip([0, 1, 1, 0]).map(|((stage, name, time), device)| annotation(stage, name, device, *time));
     pairs.iter_mut().find(|(key, _)| *key == "external_annotations").unwrap().1 = V::List(both.collect());
     let V::List(traces) = &mut pairs.iter_mut().find(|(key, _)| *key == "device_traces").unwrap().1 else {
         unreachable!()
