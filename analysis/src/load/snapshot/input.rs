@@ -165,7 +165,7 @@ impl<'a> Input<'a> {
     }
 
     /// Passes over all there is: only at its end does a gzip file say whether it is whole.
-    pub(super) fn to_the_end(&mut self) -> Result<(), Stop> {
+    pub(super) fn pass_all(&mut self) -> Result<(), Stop> {
         while !self.ended {
             self.at = self.buffer.len();
             self.refill()?;

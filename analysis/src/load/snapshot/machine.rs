@@ -25,6 +25,20 @@ pub(super) enum Kind {
     Segment,
 }
 
+/// No memory is as large: sums of what is smaller are numbers still.
+const LARGEST: u64 = 1 << 44;
+/// An error's request may be absurd.
+const LARGEST_SUM: u64 = 1 << 53;
+/// Addresses above are none: there is room for the largest reservation behind an address.
+const HIGHEST: u64 = u64::MAX - (1 << 46) - LARGEST;
+/// In microseconds: in some centuries.
+const LATEST: u64 = 1 << 53;
+
+/// Whether memory can be there.
+fn is_place(addr: u64, size: u64) -> bool {
+    addr <= HIGHEST && size <= LARGEST
+}
+
 /// A value on the stack, in a list or in the memo.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Value {
@@ -102,7 +116,6 @@ pub(super) struct FinalSegment {
 pub(super) struct Annotation {
     pub(super) name: TextId,
     pub(super) starts: bool,
-    pub(super) device: i64,
     pub(super) time: u64,
 }
 
@@ -560,7 +573,9 @@ impl Machine {
             }
             return Value::Other;
         };
-        let Some(addr) = addr.or((known == Action::Snapshot).then_some(0)) else {
+        let tells_totals = matches!(known, Action::Snapshot | Action::Oom);
+        let size = size.unwrap_or(0);
+        let Some(addr) = addr.or(tells_totals.then_some(0)).filter(|addr| tells_totals || is_place(*addr, size)) else {
             self.odd.malformed_events += 1;
             return Value::Other;
         };
@@ -575,8 +590,8 @@ impl Machine {
         }
         self.rows.push(Row {
             addr,
-            size: size.unwrap_or(0),
-            time: time.unwrap_or(0),
+            size: size.min(LARGEST_SUM),
+            time: time.unwrap_or(0).min(LATEST),
             stack,
             context,
             stream: self.tables.stream(stream),
@@ -650,6 +665,10 @@ impl Machine {
                 _ => {}
             }
         }
+        if !is_place(block.addr.unwrap_or(0), block.size.max(block.requested.unwrap_or(0))) {
+            self.odd.malformed_segments += 1;
+            return Value::Other;
+        }
         let index = self.blocks.len() as u32;
         self.blocks.push(block);
         self.kept_bytes += size_of::<FinalBlock>();
@@ -704,7 +723,7 @@ impl Machine {
                 _ => {}
             }
         }
-        if !sound {
+        if !sound || !is_place(segment.addr, segment.size) {
             self.odd.malformed_segments += 1;
             return Value::Other;
         }
@@ -715,18 +734,17 @@ impl Machine {
     }
 
     fn annotation(&mut self, pairs: &[(TextId, Value)]) -> Value {
-        let (mut name, mut stage, mut device, mut time) = (None, None, 0, None);
+        let (mut name, mut stage, mut time) = (None, None, None);
         for &(key, value) in pairs {
             match key {
                 text::NAME => name = text_of(value),
                 text::STAGE => stage = text_of(value),
-                text::DEVICE => device = number(value).map_or(0, |device| device as i64),
                 text::TIME_US => time = number(value),
                 _ => {}
             }
         }
         if let (Some(name), Some(stage @ (text::START | text::END)), Some(time)) = (name, stage, time) {
-            self.annotations.push(Annotation { name, starts: stage == text::START, device, time });
+            self.annotations.push(Annotation { name, starts: stage == text::START, time: time.min(LATEST) });
             self.kept_bytes += size_of::<Annotation>();
         }
         Value::Other

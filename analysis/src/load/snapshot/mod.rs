@@ -118,7 +118,7 @@ fn read(path: &Path, file: File, progress: &mut dyn FnMut(u64, u64)) -> Result<(
         );
         problems.push(Problem { path: path.to_owned(), text });
     }
-    if stop.is_none() && input.packed && input.to_the_end().is_err() {
+    if stop.is_none() && input.packed && input.pass_all().is_err() {
         let text =
             "its gzip checksum is missing or does not match: what is reported may be wrong; fetch it again".to_owned();
         problems.push(Problem { path: path.to_owned(), text });

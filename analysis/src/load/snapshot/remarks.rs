@@ -93,8 +93,8 @@ impl Facts {
             say(format!("{count} events of a kind that this memtrace does not know: {name}"));
         }
         for (count, what) in [
-            (self.malformed_events, "events without an action or an address"),
-            (self.malformed_segments, "segments without an address"),
+            (self.malformed_events, "events without an action, an address or a possible size"),
+            (self.malformed_segments, "segments and blocks without an address or a possible size"),
             (self.repeated_traces, "lists of events that stand there twice"),
             (self.pools, "events and segments of private pools beyond 65,535"),
             (self.cut_texts, "texts of more than 64 KiB, cut"),
