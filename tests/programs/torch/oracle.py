@@ -1,7 +1,7 @@
 """PyTorch's own recorder, run in the same process as ours: what every recorded event is compared with.
 
 `start()` before the first CUDA allocation, `finish()` at the end: writes PyTorch's snapshot as JSON to the file named by
-MEMTRACE_TEST_ORACLE, with the allocators' own statistics under the keys "statistics" and "host_statistics". Without the variable
+MEMTRACE_TEST_ORACLE (as the pickle that it is where that ends in `.pickle`), with the allocators' own statistics under the keys "statistics" and "host_statistics". Without the variable
 both do nothing. MEMTRACE_TEST_STATISTICS=FILE asks for the statistics alone, where the recorder refuses.
 With MEMTRACE_TEST_ORACLE_LAST=1 the process ends in `finish()`, so that nothing happens that PyTorch's snapshot does not have.
 """
@@ -9,6 +9,7 @@ With MEMTRACE_TEST_ORACLE_LAST=1 the process ends in `finish()`, so that nothing
 import gc
 import json
 import os
+import pickle
 import sys
 
 import torch
@@ -50,6 +51,10 @@ def dump():
     found = statistics()
     snapshot = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history(enabled=None)
+    if PATH.endswith(".pickle"):
+        with open(PATH, "wb") as f:
+            pickle.dump(snapshot, f)
+        return
     snapshot.update(found)
     with open(PATH, "w") as f:
         json.dump(snapshot, f)

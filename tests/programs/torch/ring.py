@@ -1,0 +1,23 @@
+"""PyTorch's recorder with room for 100 events, in the middle of training: SNAPSHOT is written, the allocator's statistics are printed."""
+
+import json
+import sys
+
+import torch
+import torch.nn as nn
+
+model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 10)).to("cuda")
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+x = torch.randn(64, 512, device="cuda")
+kept = []
+for i in range(6):
+    if i == 2:
+        torch.cuda.memory._record_memory_history(max_entries=100, stacks="python")
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    kept.append(loss)
+torch.cuda.synchronize()
+torch.cuda.memory._dump_snapshot(sys.argv[1])
+print(json.dumps(torch.cuda.memory_stats()))
