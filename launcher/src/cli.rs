@@ -69,6 +69,9 @@ pub(crate) struct Export {
     /// The file to write [default: one a process, in the current folder; json: stdout]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+    /// timeline: of this device; -1 is the CPU [default: the only one]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) device: Option<i16>,
     /// Only the process of this rank
     #[arg(long, value_name = "N", conflicts_with = "pid")]
     pub(crate) rank: Option<u32>,
@@ -117,6 +120,9 @@ pub(crate) enum Format {
     Snapshot,
     /// The summary
     Json,
+    /// Bytes by category over time, as export_memory_timeline of PyTorch writes it; by the ending of FILE: .html (a picture), .json,
+    /// .raw.json, .raw.json.gz
+    Timeline,
     /// A table of all blocks: when, how large, from where, what for
     Csv,
 }

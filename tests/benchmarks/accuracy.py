@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Categories of blocks against torch.profiler's own memory timeline of the same run: byte-time in agreement, the confusion, the causes.
 
-Six programs run under memtrace with `torch.profiler` on from their first line. Blocks are matched one for one by address and time, and
+Six programs, and one that PyTorch's profiler does not understand, run under memtrace with `torch.profiler` on from their first line. Blocks are matched one for one by address and time, and
 every byte counts as long as it was there, by what PyTorch calls it and by what we call it at that moment.
 
     accuracy.py [--from FOLDER]    FOLDER: recordings and answers that an earlier run left (ACCURACY_KEEP=FOLDER), to judge them anew
@@ -18,7 +18,7 @@ import sys
 
 import frame
 
-PROGRAMS = ["mlp", "resnet50", "transformer", "accumulation", "checkpointing", "frozen"]
+PROGRAMS = ["mlp", "resnet50", "transformer", "accumulation", "checkpointing", "frozen", "language"]
 # What the figure is about.
 FIVE = ["parameter", "gradient", "activation", "optimizer_state", "input"]
 CATEGORIES = [*FIVE, "temporary", "autograd_detail"]
@@ -131,7 +131,7 @@ def main():
     folder = earlier or pathlib.Path(keep or frame.SCRATCH)
     steps = 2 if frame.QUICK else 4
     rows, tail = [], []
-    for name, options in (("with names", []), ("without names", ["--no-names"])):
+    for name, options in (("as recorded", []), ("without names", ["--no-names"])):
         if name == "without names" and not has_option("--no-names"):
             continue
         total, every = collections.Counter(), collections.Counter()

@@ -70,38 +70,55 @@ class Block(torch.nn.Module):
 
 
 class Transformer(torch.nn.Module):
-    """Embeddings, layers, a head."""
+    """Layers behind an embedding of tokens (`vocabulary`) or of patches, and a head."""
 
-    def __init__(self, wide, layers=3, vocabulary=1000, length=64, checkpointing=False):
+    def __init__(self, wide, vocabulary=0, layers=3, length=64, classes=1000, checkpointing=False):
         super().__init__()
-        self.tokens, self.places = torch.nn.Embedding(vocabulary, wide), torch.nn.Embedding(length, wide)
+        self.front = torch.nn.Embedding(vocabulary, wide) if vocabulary else torch.nn.Linear(192, wide)
+        self.places = torch.nn.Parameter(torch.zeros(length, wide))
         self.layers = torch.nn.ModuleList(Block(wide, 4) for _ in range(layers))
-        self.norm, self.head = torch.nn.LayerNorm(wide), torch.nn.Linear(wide, vocabulary, bias=False)
+        self.norm, self.head = torch.nn.LayerNorm(wide), torch.nn.Linear(wide, classes, bias=False)
         self.checkpointing = checkpointing
 
-    def forward(self, ids):
-        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+    def forward(self, inputs):
+        x = self.front(inputs) + self.places
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=False) if self.checkpointing else layer(x)
         return self.head(self.norm(x))
 
 
-def batch(device, vocabulary=1000):
+def tokens(device, vocabulary):
     ids = torch.randint(0, vocabulary, (8, 65)).to(device)
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
-def transformer(device, steps, wide):
-    """Transformer with AdamW."""
-    model = Transformer(wide).to(device)
+def patches(device):
+    return torch.randn(8, 64, 192).to(device), torch.randint(0, 1000, (8, 64)).to(device)
+
+
+def loss_of(model, inputs, targets):
+    return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+
+def train_clipped(model, steps, batch):
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(steps):
-        ids, targets = batch(device)
-        loss = functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+        inputs, targets = batch()
+        loss = loss_of(model, inputs, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+
+
+def transformer(device, steps, wide):
+    """Transformer over patches with AdamW."""
+    train_clipped(Transformer(wide).to(device), steps, lambda: patches(device))
+
+
+def language(device, steps, wide):
+    """Transformer over tokens with AdamW."""
+    train_clipped(Transformer(wide, vocabulary=1000).to(device), steps, lambda: tokens(device, 1000))
 
 
 def accumulation(device, steps, wide):
@@ -110,8 +127,8 @@ def accumulation(device, steps, wide):
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     for _ in range(steps):
         for _ in range(3):
-            ids, targets = batch(device)
-            loss = functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten()) / 3
+            inputs, targets = patches(device)
+            loss = loss_of(model, inputs, targets) / 3
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -122,9 +139,9 @@ def checkpointing(device, steps, wide):
     model = Transformer(wide, checkpointing=True).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(steps):
-        ids, targets = batch(device)
+        inputs, targets = patches(device)
         optimizer.zero_grad()
-        functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten()).backward()
+        loss_of(model, inputs, targets).backward()
         optimizer.step()
 
 
@@ -136,13 +153,13 @@ def frozen(device, steps, wide):
     model.layers[-1].requires_grad_(True)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
     for _ in range(steps):
-        ids, targets = batch(device)
+        inputs, targets = patches(device)
         optimizer.zero_grad()
-        functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten()).backward()
+        loss_of(model, inputs, targets).backward()
         optimizer.step()
 
 
-PROGRAMS = {f.__name__: f for f in (mlp, resnet50, transformer, accumulation, checkpointing, frozen)}
+PROGRAMS = {f.__name__: f for f in (mlp, resnet50, transformer, accumulation, checkpointing, frozen, language)}
 
 
 def blocks(memory, device):

@@ -8,7 +8,9 @@ mod phrase;
 mod pickle;
 mod snapshot;
 mod sources;
+mod timeline;
 
 pub use blocks::blocks_csv;
 pub use frames::SYNTHETIC;
 pub use snapshot::{SnapshotOptions, SnapshotReport, snapshot};
+pub use timeline::{TimelineForm, timeline};

@@ -164,6 +164,12 @@ pub struct Birth {
 
 #[cfg(test)]
 impl Birth {
+    /// The first block of a forward, with nothing known.
+    pub(crate) fn for_tests(seq: u64) -> Birth {
+        let at = Moment { phase: Phase::Forward, step: Some(0), run: 0, backwards: 0, optimizers: 0 };
+        Birth::of_forward(seq, 512, StackId::NONE, at)
+    }
+
     /// A block of a forward, for the tests of passes that look at blocks' lives.
     pub(super) fn of_forward(seq: u64, size: u64, stack: StackId, at: Moment) -> Birth {
         Birth {
@@ -199,6 +205,8 @@ pub enum Proof {
     Made(&'static CategoryRule),
     /// A rule about building, moving or filling models.
     Model,
+    /// The rule about a module's being moved.
+    Moved,
     /// A rule about an optimizer's making its state.
     State,
     /// An optimizer's step.
@@ -253,10 +261,27 @@ pub struct Categorizer {
     gradient_sizes: HashSet<u64, AddressHashing>,
     /// Stacks that brought data.
     data_stacks: Vec<bool>,
-    /// Stacks of an inference-only program's model that allocate more from call to call: the call, the size, how often it grew.
-    growing: HashMap<StackId, (u32, u64, u32), AddressHashing>,
+    /// By stack, in inference-only programs.
+    growing: HashMap<StackId, Growing, AddressHashing>,
     /// How many blocks of a size plain code made before the first forward.
     made_at_load: HashMap<u64, u32, AddressHashing>,
+}
+
+/// The rule about frames that `model.to()` and its kin run in.
+const MODULE_MOVED: &str = "load: Module moved";
+/// The rule about what an inference-only program's model makes larger from call to call.
+const GROWS: &str = "kv cache: grows from call to call";
+
+/// What a stack of an inference-only program's model allocates from call to call.
+#[derive(Clone, Copy, Debug)]
+struct Growing {
+    /// The latest call of the model, and what was asked for there first.
+    call: u32,
+    size: u64,
+    /// How often that grew, without a stop.
+    grown: u32,
+    /// Whether one was found to be kept across calls.
+    kept: bool,
 }
 
 /// Calls of the model that a block must outlive to be called a cache: its results live until the next ones replace them.
@@ -374,6 +399,7 @@ impl Categorizer {
             return Proof::Pool;
         }
         match verdict.meaning() {
+            Some(Meaning::Load) if verdict.rule == MODULE_MOVED => return Proof::Moved,
             Some(Meaning::Load) => return Proof::Model,
             Some(Meaning::OptimizerState) => return Proof::State,
             Some(Meaning::OptimizerStep) => return Proof::Step,
@@ -401,10 +427,13 @@ impl Categorizer {
     #[inline]
     fn learn(&mut self, tracker: &PhaseTracker, e: &Event, requested: u64, verdict: &Verdict, proof: Proof) {
         match (verdict.phase, proof) {
-            (_, Proof::Model | Proof::Named(TensorKind::Parameter)) => {
+            (_, Proof::Model | Proof::Moved | Proof::Named(TensorKind::Parameter)) => {
                 self.parameter_sizes.insert(requested);
             }
-            (Phase::Data, _) => {
+            // Between a backward and the next forward plain code brings the next batch.
+            (Phase::Data, _) | (Phase::Other, Proof::None)
+                if verdict.meaning().is_none() || verdict.phase == Phase::Data =>
+            {
                 if let Some(brings) = self.data_stacks.get_mut(e.stack.index()) {
                     *brings = true;
                 }
@@ -412,10 +441,11 @@ impl Categorizer {
             (Phase::Load, Proof::None) => *self.made_at_load.entry(requested).or_default() += 1,
             (Phase::Eval | Phase::Forward, Proof::None) if tracker.is_inference() && self.in_model => {
                 let now = self.model_calls;
-                let (call, size, grown) = self.growing.entry(e.stack).or_insert((now, requested, 0));
-                if *call != now {
-                    *grown = if requested > *size { *grown + 1 } else { 0 };
-                    (*call, *size) = (now, requested);
+                let first = Growing { call: now, size: requested, grown: 0, kept: false };
+                let growing = self.growing.entry(e.stack).or_insert(first);
+                if growing.call != now {
+                    growing.grown = if requested > growing.size { growing.grown + 1 } else { 0 };
+                    (growing.call, growing.size) = (now, requested);
                 }
             }
             _ => {}
@@ -447,6 +477,11 @@ impl Categorizer {
     pub fn ended(&mut self, tracker: &PhaseTracker, birth: &Birth, end: &End<'_>) -> Judged {
         let judged = self.judge(tracker, birth, end);
         self.learn_gradient(birth, &judged);
+        if std::ptr::eq(judged.rule, GROWS)
+            && let Some(growing) = self.growing.get_mut(&birth.stack)
+        {
+            growing.kept = true;
+        }
         judged
     }
 
@@ -509,6 +544,7 @@ impl Categorizer {
     fn load(&self, tracker: &PhaseTracker, birth: &Birth, end: &End<'_>) -> Judged {
         let never_used = birth.at.step.is_none() && end.now.step.is_none() && !end.cut;
         match birth.proof {
+            Proof::Moved => is(Category::Parameter, "parameter: a module is moved or cast"),
             Proof::Model if never_used => is(Category::Temporary, "temporary: gone before the first forward"),
             Proof::Model => is(Category::Parameter, "parameter: a model is built, moved or filled"),
             _ if self.brings_data(birth.stack) => is(Category::Input, "input: later batches come from here"),
@@ -545,10 +581,11 @@ impl Categorizer {
         if end.free.is_some_and(|e| self.ends_autocast.contains(&e.stack)) {
             return is(Category::AutocastCache, "autocast cache: freed when autocast ends");
         }
-        if tracker.is_inference() && self.model_calls > birth.model_calls {
-            let grown = self.growing.get(&birth.stack).is_some_and(|(_, _, grown)| *grown >= 2);
-            if grown {
-                return is(Category::KvCache, "kv cache: grows from call to call");
+        if tracker.is_inference() {
+            let outlives = self.model_calls > birth.model_calls;
+            // The last one is there when the program ends, not when the next replaces it.
+            if self.growing.get(&birth.stack).is_some_and(|g| g.kept || outlives && g.grown >= 2) {
+                return is(Category::KvCache, GROWS);
             }
             let inside = !tracker.stacks().facts(birth.stack).outermost_compute.is_none();
             if inside && self.model_calls >= birth.model_calls + CACHED_CALLS {
@@ -682,23 +719,7 @@ mod tests {
     const NOW: Moment = Moment { phase: Phase::Load, step: None, run: 0, backwards: 0, optimizers: 0 };
 
     fn born(phase: Phase, proof: Proof) -> Birth {
-        let at = Moment { phase, ..NOW };
-        Birth {
-            seq: 1,
-            ticks: 1,
-            addr: 512,
-            size: 512,
-            requested: 512,
-            stack: StackId::NONE,
-            context: ContextId::NONE,
-            within: ContextId::NONE,
-            at,
-            phase,
-            ooms: 0,
-            proof,
-            call: 0,
-            model_calls: 0,
-        }
+        Birth { at: Moment { phase, ..NOW }, phase, proof, ..Birth::for_tests(1) }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use memtrace_analysis::export::{SnapshotOptions, blocks_csv, snapshot};
+use memtrace_analysis::export::{SnapshotOptions, TimelineForm, blocks_csv, snapshot, timeline};
 use memtrace_analysis::{Process, Progress, Run, RunFolder, summarize};
 
 use crate::cli::{Export, Format};
@@ -24,6 +24,20 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
             files(&run, options, ".pickle", hint, &|process, file, path| {
                 write(process, "writing the snapshot", path, file, |out, progress| {
                     snapshot(process, out, &SnapshotOptions::default(), progress).map(drop)
+                })
+            })
+        }
+        Format::Timeline => {
+            let form = match &options.output {
+                None => TimelineForm::Html,
+                Some(path) => TimelineForm::of(path).with_context(|| {
+                    format!("{}: a timeline's name ends in .html, .json, .raw.json or .raw.json.gz", path.display())
+                })?,
+            };
+            files(&run, options, ".html", "", &|process, file, path| {
+                let device = device(process, options.device)?;
+                write(process, "writing the timeline", path, file, |out, progress| {
+                    timeline(process, device, form, out, progress)
                 })
             })
         }
@@ -78,6 +92,21 @@ fn files(
         say(&format!("wrote {}{hint}", path.display()));
     }
     Ok(())
+}
+
+/// The device that a timeline is about.
+fn device(process: &Process, wanted: Option<i16>) -> anyhow::Result<i16> {
+    let known: Vec<i16> = process.survey().lanes.keys().copied().collect();
+    let list = || known.iter().map(i16::to_string).collect::<Vec<_>>().join(", ");
+    match (wanted, &known[..]) {
+        (Some(device), known) if known.contains(&device) => Ok(device),
+        (Some(device), _) => {
+            bail!("pid {} has no events of device {device}; it has those of: {}", process.pid(), list())
+        }
+        (None, [only]) => Ok(*only),
+        (None, []) => bail!("pid {} recorded no memory", process.pid()),
+        (None, _) => bail!("pid {} used devices {}: choose one with --device", process.pid(), list()),
+    }
 }
 
 fn list(named: &[(&Process, String)]) -> String {

@@ -1,0 +1,228 @@
+"""Programs that know what their memory is for: each line printed is an address, a moment, and the category of what is there then.
+
+    categories.py training|mixed|moved|loaded|grown|preallocated|graph|buckets
+"""
+
+import os
+import sys
+import tempfile
+import time
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+functional = torch.nn.functional
+
+
+def note(tensor, category):
+    """This memory is that, now."""
+    if tensor is not None and tensor.is_cuda and tensor.untyped_storage().nbytes():
+        print(tensor.untyped_storage().data_ptr(), time.time_ns(), category)
+
+
+def note_model(model):
+    for parameter in model.parameters():
+        note(parameter, "parameter")
+    for buffer in model.buffers():
+        note(buffer, "parameter")
+
+
+def note_gradients(model):
+    for parameter in model.parameters():
+        note(parameter.grad, "gradient")
+
+
+def note_state(optimizer):
+    for state in optimizer.state.values():
+        for tensor in state.values():
+            if torch.is_tensor(tensor):
+                note(tensor, "optimizer_state")
+
+
+class Net(torch.nn.Module):
+    def __init__(self, repeated=False):
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Linear(40, 80), torch.nn.BatchNorm1d(80), torch.nn.Linear(80, 40)
+        self.deep = torch.nn.Sequential(torch.nn.Linear(80, 80), torch.nn.GELU(), torch.nn.Linear(80, 80), torch.nn.GELU())
+        self.repeated = repeated
+
+    def forward(self, x):
+        hidden = self.norm(self.first(x))
+        note(hidden, "activation")
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: note(gradient, "autograd_detail"))
+        hidden = checkpoint(self.inside, hidden, use_reentrant=False) if self.repeated else self.inside(hidden)
+        return self.last(hidden)
+
+    def inside(self, hidden):
+        for layer in self.deep:
+            hidden = layer(hidden)
+            # Twice where it is checkpointed: in the forward and in its repetition.
+            note(hidden, "activation")
+        return hidden
+
+
+def train(model, optimizer, set_to_none, batches=1, steps=3):
+    for _ in range(steps):
+        for _ in range(batches):
+            x = torch.randn(64, 40).cuda()
+            note(x, "input")
+            loss = model(x).square().mean()
+            loss.backward()
+            note_gradients(model)
+        note_model(model)
+        optimizer.step()
+        note_state(optimizer)
+        note_gradients(model)
+        optimizer.zero_grad(set_to_none=set_to_none)
+
+
+def training():
+    """Accumulation in place, gradients set to None and to zero, foreach, for-loop and fused optimizers, checkpointing, frozen layers."""
+    for foreach, fused, batches, none in ((True, False, 3, True), (False, False, 1, False), (False, True, 2, False)):
+        model = Net(repeated=fused).cuda()
+        model.deep[0].requires_grad_(False)
+        optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), foreach=foreach, fused=fused)
+        train(model, optimizer, none, batches)
+        del model, optimizer
+
+
+def mixed():
+    """Autocast's copies of weights: what is saved for backward, in half precision and in the shape of a weight."""
+    model = torch.nn.Sequential(torch.nn.Linear(40, 80), torch.nn.Linear(80, 96)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shapes = {tuple(p.shape) for p in model.parameters() if p.dim() == 2}
+
+    def pack(tensor):
+        if tensor.dtype == torch.bfloat16 and (tuple(tensor.shape) in shapes or tuple(tensor.t().shape) in shapes):
+            note(tensor, "autocast_cache")
+        return tensor
+
+    for _ in range(3):
+        x = torch.randn(64, 40).cuda()
+        note(x, "input")
+        with torch.autocast("cuda", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        note_gradients(model)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def moved():
+    """Parameters that are moved, and moved again by .half(): the first copies were parameters, too."""
+    model = Net().cuda()
+    note_model(model)
+    model.half()
+    note_model(model)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(64, 40).cuda().half()
+            model(x)
+    note_model(model)
+
+
+def loaded():
+    """A checkpoint that is kept beside the model it was loaded into."""
+    model = Net()
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.pt")
+        torch.save(model.state_dict(), path)
+        model.cuda()
+        checkpoint_ = torch.load(path, map_location="cuda", weights_only=True)
+    model.load_state_dict(checkpoint_)
+    note_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, optimizer, True)
+    for tensor in checkpoint_.values():
+        note(tensor, "checkpoint")
+    note_model(model)
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, preallocated):
+        super().__init__()
+        self.qkv = torch.nn.Linear(64, 192)
+        self.keys = self.values = None
+        if preallocated:
+            self.keys = torch.zeros(4, 128, 64, device="cuda")
+            self.values = torch.zeros(4, 128, 64, device="cuda")
+
+    def forward(self, x, at):
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        if at is None:
+            self.keys = k if self.keys is None else torch.cat((self.keys, k), dim=1)
+            self.values = v if self.values is None else torch.cat((self.values, v), dim=1)
+            keys, values = self.keys, self.values
+        else:
+            self.keys[:, at : at + 1], self.values[:, at : at + 1] = k, v
+            keys, values = self.keys[:, : at + 1], self.values[:, : at + 1]
+        return (q @ keys.transpose(1, 2)).softmax(-1) @ values
+
+
+def decode(preallocated):
+    layers = torch.nn.ModuleList(Attention(preallocated) for _ in range(3)).cuda()
+    head = torch.nn.Linear(64, 64).cuda()
+    model = torch.nn.Sequential(*layers)
+    model.forward = lambda x, at: head(run(layers, x, at))
+    x = torch.randn(4, 1, 64, device="cuda")
+    with torch.no_grad():
+        for i in range(24):
+            x = model(x, i if preallocated else None).tanh()
+            if i > 3:
+                for layer in layers:
+                    note(layer.keys, "kv_cache")
+                    note(layer.values, "kv_cache")
+    note_model(layers)
+
+
+def run(layers, x, at):
+    for layer in layers:
+        x = layer(x, at)
+    return x
+
+
+def grown():
+    """Keys and values that grow by torch.cat."""
+    decode(False)
+
+
+def preallocated():
+    """Keys and values that were made once and are written into."""
+    decode(True)
+
+
+def graph():
+    """A captured forward: its memory is the graph's."""
+    model = Net().cuda().eval()
+    x = torch.randn(64, 40, device="cuda")
+    with torch.no_grad():
+        model.first(x)
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            y = model.first(x)
+            note(y, "graph_pool")
+        for _ in range(3):
+            captured.replay()
+    note(y, "graph_pool")
+    note_model(model)
+
+
+def buckets():
+    """DistributedDataParallel's buckets of gradients, which hold copies of them."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    model = Net().cuda()
+    before = torch.cuda.memory_allocated()
+    ddp = DistributedDataParallel(model, bucket_cap_mb=1)
+    print("buckets", torch.cuda.memory_allocated() - before)
+    train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), True)
+    torch.distributed.destroy_process_group()
+
+
+torch.manual_seed(0)
+globals()[sys.argv[1]]()
+print("peak", torch.cuda.max_memory_allocated())

@@ -1,0 +1,150 @@
+//! Programs that know what their memory is for, over the simulated CUDA: every block they name must have that category, at that moment.
+
+use std::path::Path;
+
+use memtrace_analysis::export::{TimelineForm, blocks_csv, timeline};
+use memtrace_analysis::open_run;
+use memtrace_tests::victim::Victim;
+
+/// A line of the table of blocks.
+struct Block {
+    address: u64,
+    since: u64,
+    until: Option<u64>,
+    category: String,
+    rule: String,
+    requested: u64,
+}
+
+fn blocks(run: &Path) -> Vec<Block> {
+    let run = open_run(run).unwrap();
+    let mut table = Vec::new();
+    blocks_csv(&run.processes()[0], &mut table, &mut |_| {}).unwrap();
+    let text = String::from_utf8(table).unwrap();
+    let mut lines = text.lines();
+    let columns: Vec<&str> = lines.next().unwrap().split(',').collect();
+    let column = |name: &str| columns.iter().position(|c| *c == name).unwrap();
+    lines
+        .map(|line| {
+            // What may hold commas is not among the first ones.
+            let fields: Vec<&str> = line.split(',').collect();
+            let number = |name: &str| fields[column(name)].parse::<u64>().ok();
+            Block {
+                address: number("address").unwrap(),
+                since: number("alloc_ns").unwrap(),
+                until: number("free_ns"),
+                category: fields[column("category")].to_owned(),
+                rule: fields[column("rule")].trim_start_matches('"').to_owned(),
+                requested: number("requested").unwrap(),
+            }
+        })
+        .collect()
+}
+
+/// Runs a case; every block that the program names must be what it says, and there must be `least` such of each category.
+#[track_caller]
+fn is_right(case: &str, least: &[(&str, usize)]) {
+    let run = Victim::python("torch/categories.py", &[case]).run();
+    run.assert_ended_well();
+    let blocks = blocks(run.dir.path());
+    let output = String::from_utf8_lossy(&run.output.stdout).into_owned();
+    let mut right: std::collections::BTreeMap<&str, usize> = std::collections::BTreeMap::new();
+    let mut wrong = Vec::new();
+    for line in output.lines() {
+        let [address, at, expected] = line.split(' ').collect::<Vec<_>>()[..] else { continue };
+        let (address, at): (u64, u64) = (address.parse().unwrap(), at.parse().unwrap());
+        let there = |b: &&Block| b.address == address && b.since <= at && b.until.is_none_or(|until| at < until);
+        match blocks.iter().find(there) {
+            Some(block) if block.category == expected => *right.entry(expected).or_default() += 1,
+            Some(b) => wrong.push(format!("{expected} of {} bytes is {} by '{}'", b.requested, b.category, b.rule)),
+            None => wrong.push(format!("{expected} at {address:#x} is in no block")),
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{case}: {} right, {} wrong:\n{}",
+        right.values().sum::<usize>(),
+        wrong.len(),
+        wrong.join("\n")
+    );
+    for (category, count) in least {
+        assert!(right.get(category).is_some_and(|n| n >= count), "{case}: {category}: {right:?}");
+    }
+    timeline_has_the_peak(run.dir.path(), &output);
+}
+
+/// The timeline's highest moment is what PyTorch counted, and its raw form adds up to its other one.
+#[track_caller]
+fn timeline_has_the_peak(run: &Path, output: &str) {
+    let run = open_run(run).unwrap();
+    let write = |form| {
+        let mut out = Vec::new();
+        timeline(&run.processes()[0], 0, form, &mut out, &mut |_| {}).unwrap();
+        out
+    };
+    let json: (Vec<u64>, Vec<[i64; 9]>) = serde_json::from_slice(&write(TimelineForm::Json)).unwrap();
+    let raw: Vec<(u64, u8, i64, usize)> = serde_json::from_slice(&write(TimelineForm::RawJson)).unwrap();
+    let peak: i64 = output.lines().find_map(|line| line.strip_prefix("peak ")).unwrap().parse().unwrap();
+    let mut now = [0i64; 8];
+    let mut highest = 0;
+    let mut at = 0;
+    for (ns, action, bytes, category) in raw {
+        assert!(at <= ns && action == if bytes > 0 { 2 } else { 4 });
+        at = ns;
+        now[category] += bytes;
+        highest = highest.max(now.iter().sum());
+    }
+    assert_eq!(highest, peak);
+    assert_eq!(json.0.len(), json.1.len());
+    assert!(json.0.is_sorted_by(|a, b| a < b));
+    assert_eq!(json.1.last().unwrap()[1..], now);
+    let page = String::from_utf8(write(TimelineForm::Html)).unwrap();
+    assert!(page.contains("<svg ") && page.contains("memory, ") && page.contains(">peak "));
+}
+
+#[test]
+fn training() {
+    let least = [("gradient", 60), ("activation", 60), ("optimizer_state", 60), ("autograd_detail", 9), ("input", 9)];
+    is_right("training", &least);
+}
+
+#[test]
+fn weights_that_autocast_casts() {
+    is_right("mixed", &[("autocast_cache", 3), ("gradient", 12), ("input", 3)]);
+}
+
+#[test]
+fn models_that_are_moved() {
+    is_right("moved", &[("parameter", 30)]);
+}
+
+#[test]
+fn a_checkpoint_beside_its_model() {
+    is_right("loaded", &[("checkpoint", 12), ("parameter", 30), ("gradient", 20)]);
+}
+
+#[test]
+fn a_cache_that_grows() {
+    is_right("grown", &[("kv_cache", 100)]);
+}
+
+#[test]
+fn a_cache_that_is_written_into() {
+    is_right("preallocated", &[("kv_cache", 100)]);
+}
+
+#[test]
+fn a_captured_graph() {
+    is_right("graph", &[("graph_pool", 2), ("parameter", 10)]);
+}
+
+#[test]
+fn buckets_of_ddp() {
+    let run = Victim::python("torch/categories.py", &["buckets"]).run();
+    run.assert_ended_well();
+    let output = String::from_utf8_lossy(&run.output.stdout).into_owned();
+    let made: u64 = output.lines().find_map(|line| line.strip_prefix("buckets ")).unwrap().parse().unwrap();
+    let found: u64 =
+        blocks(run.dir.path()).iter().filter(|b| b.category == "communication_bucket").map(|b| b.requested).sum();
+    assert!(found >= made / 2 && found > 0, "{found} of {made}");
+}
