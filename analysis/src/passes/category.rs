@@ -19,7 +19,9 @@ use serde::Serialize;
 
 use super::phase::{Moment, Phase, PhaseTracker, Verdict};
 use crate::model::{AddressHashing, Block, Named};
-use crate::rules::{CategoryRule, Makes, Meaning, category_rule, ends_autocast, is_cache_name, is_workspace_size};
+use crate::rules::{
+    CategoryRule, Makes, Meaning, category_rule, ends_autocast, is_cache_name, is_lt_workspace_size, is_workspace_size,
+};
 
 /// What a block was for, by the names of PyTorch's own memory timeline, and what that does not know.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, schemars::JsonSchema)]
@@ -219,6 +221,8 @@ pub enum Proof {
     AccumulatesGradient,
     /// It is as large as a library's workspace: one, should it outlive its step.
     WorkspaceSized,
+    /// It is as large as a workspace of cuBLASLt: one, should it be there to the end, and cuBLAS have one.
+    LtWorkspaceSized,
     /// It is as large as a parameter: a gradient, should it come from a backward that was cut short.
     ParameterSized,
     /// It is half as large as a parameter, and its stack casts: a weight for autocast.
@@ -249,6 +253,8 @@ pub struct Categorizer {
     ends_autocast: HashSet<StackId, AddressHashing>,
     accumulates: Vec<bool>,
     has_nodes: bool,
+    /// Something as large as cuBLAS's workspace was allocated.
+    has_workspace: bool,
     /// Whether parameters have names, so that what has none is no parameter.
     has_names: bool,
     place: (StackId, ContextId),
@@ -317,6 +323,7 @@ impl Categorizer {
             ends_autocast: ends,
             accumulates: definitions.contexts.iter().map(|c| &*c.node == "AccumulateGrad").collect(),
             has_nodes: definitions.contexts.iter().any(|c| !c.node.is_empty()),
+            has_workspace: false,
             has_names,
             place: (StackId::NONE, ContextId::NONE),
             call: 0,
@@ -414,6 +421,9 @@ impl Categorizer {
             Phase::Forward | Phase::Backward | Phase::Eval | Phase::Recompute if is_workspace_size(requested) => {
                 Proof::WorkspaceSized
             }
+            Phase::Forward | Phase::Backward | Phase::Eval | Phase::Recompute if is_lt_workspace_size(requested) => {
+                Proof::LtWorkspaceSized
+            }
             Phase::Forward | Phase::Recompute
                 if self.casts.contains(&e.stack) && self.parameter_sizes.contains(&(2 * requested)) =>
             {
@@ -427,6 +437,7 @@ impl Categorizer {
     #[inline]
     fn learn(&mut self, tracker: &PhaseTracker, e: &Event, requested: u64, verdict: &Verdict, proof: Proof) {
         match (verdict.phase, proof) {
+            (_, Proof::WorkspaceSized) => self.has_workspace = true,
             (_, Proof::Model | Proof::Moved | Proof::Named(TensorKind::Parameter)) => {
                 self.parameter_sizes.insert(requested);
             }
@@ -500,6 +511,11 @@ impl Categorizer {
             Proof::Pool => return is(Category::GraphPool, "graph pool: in a private pool"),
             Proof::WorkspaceSized if beyond => {
                 return is(Category::Workspace, "workspace: its size, outlives its step");
+            }
+            Proof::LtWorkspaceSized
+                if self.has_workspace && end.free.is_none() && beyond && birth.at.step == Some(0) =>
+            {
+                return is(Category::Workspace, "workspace: its size, from the first step to the end");
             }
             _ => {}
         }
