@@ -4,7 +4,7 @@
 /// aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on compute capability 9, else the `:4096:2:16:8` of cuBLAS's manual.
 const CUBLAS_WORKSPACES: [u64; 2] = [32 << 20, (4096 * 2 + 16 * 8) << 10];
 
-/// What cuBLASLt is given beside it (`_getWorkspaceSize` of aten/src/ATen/cuda/CublasHandlePool.cpp), as seen with PyTorch 2.11.
+/// What cuBLASLt is given beside it, as seen with PyTorch 2.11: the same line allocates it right after, and it stays.
 const CUBLASLT_WORKSPACE: u64 = 1 << 20;
 
 /// Whether a request is as large as a workspace of cuBLASLt. Much else is: that it is one takes more.
