@@ -46,7 +46,7 @@ fn blocks(run: &Path) -> Vec<Block> {
 fn is_right(case: &str, least: &[(&str, usize)]) {
     let run = Victim::python("torch/categories.py", &[case]).run();
     run.assert_ended_well();
-    let blocks = blocks(run.dir.path());
+    let blocks = blocks(&run.path());
     let output = String::from_utf8_lossy(&run.output.stdout).into_owned();
     let mut right: std::collections::BTreeMap<&str, usize> = std::collections::BTreeMap::new();
     let mut wrong = Vec::new();
@@ -70,7 +70,7 @@ fn is_right(case: &str, least: &[(&str, usize)]) {
     for (category, count) in least {
         assert!(right.get(category).is_some_and(|n| n >= count), "{case}: {category}: {right:?}");
     }
-    timeline_has_the_peak(run.dir.path(), &output);
+    timeline_has_the_peak(&run.path(), &output);
 }
 
 /// The timeline's highest moment is what PyTorch counted, and its raw form adds up to its other one.
@@ -145,6 +145,6 @@ fn buckets_of_ddp() {
     let output = String::from_utf8_lossy(&run.output.stdout).into_owned();
     let made: u64 = output.lines().find_map(|line| line.strip_prefix("buckets ")).unwrap().parse().unwrap();
     let found: u64 =
-        blocks(run.dir.path()).iter().filter(|b| b.category == "communication_bucket").map(|b| b.requested).sum();
+        blocks(&run.path()).iter().filter(|b| b.category == "communication_bucket").map(|b| b.requested).sum();
     assert!(found >= made / 2 && found > 0, "{found} of {made}");
 }
