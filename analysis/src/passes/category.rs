@@ -488,7 +488,8 @@ impl Categorizer {
     pub fn ended(&mut self, tracker: &PhaseTracker, birth: &Birth, end: &End<'_>) -> Judged {
         let judged = self.judge(tracker, birth, end);
         self.learn_gradient(birth, &judged);
-        if std::ptr::eq(judged.rule, GROWS)
+        if judged.category == Category::KvCache
+            && judged.rule == GROWS
             && let Some(growing) = self.growing.get_mut(&birth.stack)
         {
             growing.kept = true;
