@@ -19,5 +19,4 @@ pub use libraries::{LibraryRule, library_name};
 pub use native::{PlumbingRule, plumbing_rule};
 pub use optimizers::{OptimizerRule, optimizer_of};
 pub use phases::{FrameRule, LabelRule, Meaning, frame_rule, label_rule};
-pub use phases::{FrameRule, Meaning, frame_rule};
 pub use workspaces::{is_lt_workspace_size, is_workspace_size};
