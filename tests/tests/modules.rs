@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use memtrace_tests::victim::{Victim, events};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::Verdict;
-use memtrace_trace::event::{Action, Source};
+use memtrace_trace::event::Action;
 use memtrace_trace::file::{Definitions, Reader};
 use memtrace_trace::ids::ContextId;
 use serde_json::Value;
@@ -81,7 +81,6 @@ fn recorded(trace: &Reader) -> Vec<Recorded> {
 /// What was found to agree.
 #[derive(Debug, Default)]
 struct Found {
-    allocations: usize,
     in_forward: usize,
     in_backward: usize,
     deepest: usize,
@@ -103,7 +102,7 @@ fn compare(victim: &Victim) -> Found {
 
     let sizes = |sizes: &mut dyn Iterator<Item = u64>| sizes.collect::<Vec<_>>();
     assert_eq!(sizes(&mut recorded.iter().map(|r| r.size)), sizes(&mut told.iter().map(|t| t.size)), "another program");
-    let mut found = Found { allocations: told.len(), ..Found::default() };
+    let mut found = Found::default();
     let (mut paths, mut ids) = (HashMap::new(), BTreeMap::<Vec<String>, BTreeSet<ContextId>>::new());
     for (index, (ours, theirs)) in recorded.iter().zip(&told).enumerate() {
         let classes: Vec<&str> = ours.calls.iter().map(|(_, class)| &**class).collect();

@@ -87,12 +87,21 @@ impl Table {
 
 /// Breaks text after commas, and at spaces where there are none.
 pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
+    wrap_after(if text.contains(", ") { ", " } else { " " }, text, width)
+}
+
+/// Breaks text at spaces.
+pub(super) fn wrap_words(text: &str, width: usize) -> Vec<String> {
+    wrap_after(" ", text, width)
+}
+
+fn wrap_after(separator: &str, text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut line = String::new();
-    for piece in text.split_inclusive(if text.contains(", ") { ", " } else { " " }) {
+    for piece in text.split_inclusive(separator) {
         let used = line.chars().count();
         if used > 0 && used + piece.trim_end().chars().count() > width {
-            lines.push(std::mem::take(&mut line).trim_end().to_owned());
+            lines.push(cut(std::mem::take(&mut line).trim_end(), width));
         }
         line.push_str(piece);
     }

@@ -9,7 +9,7 @@ use super::summary::{
     DeviceSummary, FindingSummary, LabelSummary, MomentSummary, NativeObjectSummary, OomSummary, OwnerSummary,
     PhaseSummary, ProcessSummary, Summary, TopEntry,
 };
-use super::table::{Align, Table, cut, wrap};
+use super::table::{Align, Table, cut, wrap, wrap_words};
 use super::units::{count_text, duration_text, signed_size_text, size_text};
 use crate::load::SNAPSHOT_TOPIC;
 use crate::passes::Category;
@@ -362,7 +362,7 @@ impl Page {
             let place = finding.place.as_ref().map(|p| p.place.as_str()).unwrap_or_default();
             let headline = format!("{}    {place}", finding.headline);
             let mut label = finding.rule.as_str();
-            for line in wrap(headline.trim_end(), self.width.saturating_sub(finding.rule.chars().count() + 2)) {
+            for line in wrap_words(headline.trim_end(), self.width.saturating_sub(finding.rule.chars().count() + 2)) {
                 let text = format!("{}  {line}", self.style.alarm(label));
                 self.lines.push(if label.is_empty() { format!("  {line}") } else { text });
                 label = "";

@@ -251,7 +251,8 @@ fn facts(story: &DeviceStory, moment: &Composition, definitions: &Definitions, t
         float32_moments: keeps_moments && all_float32(definitions, TensorKind::OptimizerState),
         peak_outside_model: highest(&|phase| !in_model(phase), &parts),
         peak_outside_optimizer: highest(&|phase| phase != Phase::Optimizer, &parts),
-        peak_before_state: highest(&|phase| phase != Phase::Optimizer, &until_state),
+        // What a program does where it has caught an error is in the first step too, and after the state was made.
+        peak_before_state: highest(&|phase| in_model(phase) || phase == Phase::Load, &until_state),
     }
 }
 

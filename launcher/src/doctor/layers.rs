@@ -68,7 +68,8 @@ impl Tally {
             self.with_node += u64::from(node.is_some());
             self.with_forward += u64::from(node.is_some_and(|n| !n.forward.is_none()));
         }
-        if e.action == Action::Totals {
+        // Ranges that the program named are no memory: they have no stack.
+        if e.action == Action::Totals || e.source == Source::Label {
             return;
         }
         let kind = if e.stack.is_none() { 0 } else { kinds.get(e.stack.index()).copied().unwrap_or(UNDEFINED) };
