@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::category::Category;
+use super::modules::Belongs;
 use super::phase::{Moment, Phase};
 use crate::model::{AddressHashing, Usage};
 
@@ -67,6 +68,7 @@ pub struct Composition {
     /// The totals.
     pub usage: Usage,
     by_origin: HashMap<Origin, Entry, AddressHashing>,
+    by_module: HashMap<(Belongs, Category), Entry, AddressHashing>,
     generation: u64,
 }
 
@@ -94,6 +96,24 @@ impl Composition {
         if bytes > entry.largest.0 || bytes == entry.largest.0 && seq < entry.largest.1 {
             entry.largest = (bytes, seq);
         }
+    }
+
+    /// Adds it to the module it belongs to.
+    #[inline]
+    pub fn add_to_module(&mut self, belongs: Belongs, category: Category, bytes: u64) {
+        let entry = self.by_module.entry((belongs, category)).or_default();
+        if entry.generation != self.generation {
+            *entry = Entry { generation: self.generation, ..Entry::default() };
+        }
+        entry.amount.add(bytes);
+    }
+
+    /// What the blocks belong to that belong to a module.
+    pub fn modules(&self) -> impl Iterator<Item = (Belongs, Category, &Amount)> {
+        self.by_module
+            .iter()
+            .filter(|(_, entry)| entry.generation == self.generation)
+            .map(|((belongs, category), entry)| (*belongs, *category, &entry.amount))
     }
 
     /// Where the blocks came from.

@@ -7,13 +7,14 @@ use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{FrameId, StackId};
 
-use super::category::{Birth, Categorizer, Category, CategoryReasons, End, Judged};
+use super::category::{Birth, Categorizer, Category, CategoryReasons, End, Judged, Proof};
 use super::composition::{Composition, Origin};
 use super::finding::Finding;
 use super::fragmentation::Reserved;
 use super::growth::Growth;
 use super::illness::Symptoms;
 use super::labels::LabelTable;
+use super::modules::{Belongs, Paths};
 use super::oom::{Oom, OomLog};
 use super::phase::{Moment, Phase, PhaseTracker, Verdict};
 use super::phase_table::PhaseTable;
@@ -54,6 +55,8 @@ pub struct DeviceStory {
     pub anomalies: crate::model::Anomalies,
     /// What the life of its blocks says about illnesses.
     pub symptoms: Symptoms,
+    /// Paths of modules, by which [`Self::peak`] knows them.
+    pub paths: Paths,
     last_ticks: u64,
     births: Vec<Birth>,
     loose: Vec<LooseEnd>,
@@ -150,7 +153,7 @@ impl Story {
         let ended = survey.ticks.map_or(0, |(_, last)| last);
         for (slot, device) in devices.iter_mut().enumerate() {
             device.labels.finish(ended);
-            device.finish(&replay.devices()[slot].allocator, &course.tracker, lives);
+            device.finish(&replay.devices()[slot].allocator, &course, lives);
             device.table.at_least(course.tracker.steps_told());
         }
         let physical = replay.physical();
@@ -182,6 +185,7 @@ impl DeviceStory {
             category_reasons: CategoryReasons::default(),
             anomalies: crate::model::Anomalies::default(),
             symptoms: Symptoms::default(),
+            paths: Paths::default(),
             last_ticks: 0,
             births: Vec::new(),
             loose: Vec::new(),
@@ -207,7 +211,7 @@ impl DeviceStory {
             }
             Change::FreeRequested(id) => {
                 let verdict = course.tracker.observe(e);
-                self.freed(allocator.usage(), &course.tracker, lives, e, id, &verdict);
+                self.freed(allocator.usage(), course, lives, e, id, &verdict);
             }
             Change::FreeCompleted(id, block) => self.symptoms.completed(id, &block, e.ticks),
             Change::SegmentGained if e.action == Action::SegmentAlloc => {
@@ -259,12 +263,13 @@ impl DeviceStory {
     fn freed(
         &mut self,
         usage: &Usage,
-        tracker: &PhaseTracker,
+        course: &Course<'_>,
         lives: &mut impl Lives,
         e: &Event,
         id: BlockId,
         verdict: &Verdict,
     ) {
+        let tracker = &course.tracker;
         self.categorizer.freed(tracker, e);
         let now = tracker.now();
         let Some(birth) = self.births.get(id.index()).copied() else { return };
@@ -287,7 +292,21 @@ impl DeviceStory {
             self.growth.ended(&birth, category, now, (!cut).then_some(phase));
         }
         if self.peak.includes(birth.seq) {
-            self.peak.add(origin(&birth, category), birth.size, birth.seq);
+            self.add_to_peak(&birth, category, course);
+        }
+    }
+
+    fn add_to_peak(&mut self, birth: &Birth, category: Category, course: &Course<'_>) {
+        self.peak.add(origin(birth, category), birth.size, birth.seq);
+        let module = course.tracker.stacks().contexts().module(birth.within);
+        let named =
+            || course.names.filter(|_| matches!(birth.proof, Proof::Named(_) | Proof::NamedCache))?.of_alloc(birth.seq);
+        let belongs = match named() {
+            Some(named) => self.paths.number(named).map(Belongs::Path),
+            None => (!module.is_none()).then_some(Belongs::Call(module)),
+        };
+        if let Some(belongs) = belongs {
+            self.peak.add_to_module(belongs, category, birth.size);
         }
     }
 
@@ -341,7 +360,8 @@ impl DeviceStory {
         alive
     }
 
-    fn finish(&mut self, allocator: &Allocator, tracker: &PhaseTracker, lives: &mut impl Lives) {
+    fn finish(&mut self, allocator: &Allocator, course: &Course<'_>, lives: &mut impl Lives) {
+        let tracker = &course.tracker;
         let now = tracker.now();
         let end = End { now, cut: true, free: None };
         let there = allocator.allocated().filter_map(|(id, _)| self.births.get(id.index()));
@@ -371,7 +391,7 @@ impl DeviceStory {
             let category = judged.category;
             self.growth.ended(&birth, category, now, None);
             if self.peak.includes(birth.seq) {
-                self.peak.add(origin(&birth, category), birth.size, birth.seq);
+                self.add_to_peak(&birth, category, course);
             }
         }
         for end in std::mem::take(&mut self.loose) {
