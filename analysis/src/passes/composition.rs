@@ -52,6 +52,18 @@ struct Entry {
     largest: (u64, u64),
 }
 
+/// What belongs to a module, of one category.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Part {
+    generation: u64,
+    /// All of it.
+    pub amount: Amount,
+    /// The block that was made last: the `seq` of its allocation, and its bytes.
+    pub last: (u64, u64),
+    /// Whether any of it was made under activation checkpointing.
+    pub checkpointed: bool,
+}
+
 /// A moment and what was alive then.
 #[derive(Clone, Debug, Default)]
 pub struct Composition {
@@ -68,7 +80,7 @@ pub struct Composition {
     /// The totals.
     pub usage: Usage,
     by_origin: HashMap<Origin, Entry, AddressHashing>,
-    by_module: HashMap<(Belongs, Category), Entry, AddressHashing>,
+    by_module: HashMap<(Belongs, Category), Part, AddressHashing>,
     generation: u64,
 }
 
@@ -98,22 +110,24 @@ impl Composition {
         }
     }
 
-    /// Adds it to the module it belongs to.
+    /// Adds a block, allocated by the event with this `seq`, to the module it belongs to.
     #[inline]
-    pub fn add_to_module(&mut self, belongs: Belongs, category: Category, bytes: u64) {
-        let entry = self.by_module.entry((belongs, category)).or_default();
-        if entry.generation != self.generation {
-            *entry = Entry { generation: self.generation, ..Entry::default() };
+    pub fn add_to_module(&mut self, belongs: Belongs, category: Category, bytes: u64, seq: u64, checkpointed: bool) {
+        let part = self.by_module.entry((belongs, category)).or_default();
+        if part.generation != self.generation {
+            *part = Part { generation: self.generation, ..Part::default() };
         }
-        entry.amount.add(bytes);
+        part.amount.add(bytes);
+        part.last = part.last.max((seq, bytes));
+        part.checkpointed |= checkpointed;
     }
 
     /// What the blocks belong to that belong to a module.
-    pub fn modules(&self) -> impl Iterator<Item = (Belongs, Category, &Amount)> {
+    pub fn modules(&self) -> impl Iterator<Item = (Belongs, Category, &Part)> {
         self.by_module
             .iter()
-            .filter(|(_, entry)| entry.generation == self.generation)
-            .map(|((belongs, category), entry)| (*belongs, *category, &entry.amount))
+            .filter(|(_, part)| part.generation == self.generation)
+            .map(|((belongs, category), part)| (*belongs, *category, part))
     }
 
     /// Where the blocks came from.

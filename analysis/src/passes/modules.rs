@@ -13,7 +13,7 @@ use memtrace_trace::ids::ContextId;
 
 use super::category::Category;
 use super::composition::{Amount, Composition};
-use crate::model::{Named, Names};
+use crate::model::{Contexts, Named, Names};
 
 /// The most levels of a path; what lies deeper belongs to its ancestor there.
 const DEEPEST: usize = 32;
@@ -85,25 +85,35 @@ impl ModuleMemory {
 }
 
 /// Modules of one class, side by side, e.g. `blocks.0` to `blocks.11`.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Repeated {
     /// Their common path, e.g. `blocks`; empty where they are children of the root.
     pub path: String,
     /// Their class.
     pub class: String,
-    /// How many have activations at the moment.
+    /// How many have activations at the moment, those under activation checkpointing left out.
     pub count: usize,
     /// The activations of all of them.
     pub activations: u64,
     /// Of the one that has most.
     pub most: u64,
+    /// Of the one in whose call, or in the backward of whose call, the moment is; 0 where it is in none.
+    pub here: u64,
+    /// What each made itself after all modules in it: what the next is called with, which stays. Modules whose own forward does not
+    /// end so do not tell, and count nothing.
+    pub outputs: u64,
 }
 
 impl Repeated {
-    /// What activation checkpointing of each of them would save at this moment, at most: all of their activations but those of the one
-    /// that is being recomputed. What each of them is called with stays, and is part of this where one of them made it.
+    /// What stands for all of them: `blocks.*`.
+    pub fn pattern(&self) -> String {
+        if self.path.is_empty() { "*".to_owned() } else { format!("{}.*", self.path) }
+    }
+
+    /// By how much activation checkpointing of each of them would lower this moment, at most: all of their activations but what each
+    /// hands to the next, and those of the one that the moment is in, which has to be recomputed.
     pub fn checkpointing_saves(&self) -> u64 {
-        self.activations.saturating_sub(self.most)
+        self.activations.saturating_sub(self.outputs).saturating_sub(self.here)
     }
 }
 
@@ -123,6 +133,22 @@ struct Node {
     class: String,
     own: [Amount; Category::ALL.len()],
     children: BTreeMap<Key, Node>,
+    /// The activation that it made last itself: `seq` and bytes.
+    last: (u64, u64),
+    checkpointed: bool,
+    /// Whether the moment is in it, not in a module in it.
+    here: bool,
+}
+
+/// A module that was put into the tree.
+struct Put {
+    place: usize,
+    /// `seq` of the last activation of it and all in it.
+    last: u64,
+    /// Bytes of its own that it made after all modules in it; 0 where another made the last.
+    output: u64,
+    checkpointed: bool,
+    here: bool,
 }
 
 /// A component of a path: numbers in order of their value.
@@ -149,7 +175,13 @@ fn add(to: &mut [Amount; Category::ALL.len()], category: Category, amount: &Amou
 
 impl ModuleTree {
     /// The modules of what was alive at a moment.
-    pub fn of(composition: &Composition, paths: &Paths, definitions: &Definitions, names: &Names) -> ModuleTree {
+    pub fn of(
+        composition: &Composition,
+        paths: &Paths,
+        definitions: &Definitions,
+        names: &Names,
+        contexts: &Contexts,
+    ) -> ModuleTree {
         let mut roots: BTreeMap<String, Node> = BTreeMap::new();
         let mut owned: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
         let mut inside = 0;
@@ -157,7 +189,8 @@ impl ModuleTree {
         // The place of each call, of which several have what they have of many categories.
         let mut places: HashMap<ContextId, Option<Place>> = HashMap::new();
         let path_set: BTreeMap<&str, ()> = paths.all.iter().map(|path| (&**path, ())).collect();
-        for (belongs, category, amount) in composition.modules() {
+        for (belongs, category, part) in composition.modules() {
+            let amount = &part.amount;
             inside += amount.bytes;
             match belongs {
                 Belongs::Path(number) => {
@@ -173,6 +206,10 @@ impl ModuleTree {
                     let node = root.at(&place.components());
                     node.class.clone_from(&place.class);
                     add(&mut node.own, category, amount);
+                    if category == Category::Activation {
+                        node.last = node.last.max(part.last);
+                        node.checkpointed |= part.checkpointed;
+                    }
                     if let Some((path, ())) = path_set.get_key_value(&*place.path) {
                         owned.entry(path).or_default().insert(place.root.clone());
                     }
@@ -186,6 +223,10 @@ impl ModuleTree {
             let components: Vec<&str> = path.split('.').filter(|c| !c.is_empty()).collect();
             add(&mut root.at(&components).own, category, amount);
         }
+        let at = contexts.module(composition.by.1);
+        if let Some(place) = Place::of(at, composition.seq, definitions, names) {
+            roots.entry(place.root.clone()).or_default().at(&place.components()).here = true;
+        }
         let mut tree =
             ModuleTree { outside: composition.usage.allocated.saturating_sub(inside), ..ModuleTree::default() };
         for (class, mut root) in roots {
@@ -196,32 +237,43 @@ impl ModuleTree {
         tree
     }
 
-    /// Adds a module and what is in it; gives its place.
-    fn put(&mut self, node: Node, path: String, depth: usize) -> usize {
+    /// Adds a module and what is in it.
+    fn put(&mut self, node: Node, path: String, depth: usize) -> Put {
         let place = self.modules.len();
         let memory = ModuleMemory { path: path.clone(), class: node.class, depth, whole: node.own, own: node.own };
         self.modules.push(memory);
+        let mut put = Put { place, last: 0, output: 0, checkpointed: node.checkpointed, here: node.here };
         let mut classes: BTreeMap<String, Repeated> = BTreeMap::new();
         for (Key(_, component), child) in node.children {
             let child_path = if path.is_empty() { component } else { format!("{path}.{component}") };
             let child = self.put(child, child_path, depth + 1);
-            let whole = self.modules[child].whole;
+            put.last = put.last.max(child.last);
+            put.checkpointed |= child.checkpointed;
+            put.here |= child.here;
+            let whole = self.modules[child.place].whole;
             for (category, amount) in Category::ALL.iter().zip(&whole) {
                 add(&mut self.modules[place].whole, *category, amount);
             }
-            let child = &self.modules[child];
-            let activations = child.activations();
-            if activations > 0 && !child.class.is_empty() {
-                let (path, class) = (path.clone(), child.class.clone());
-                let one =
-                    classes.entry(class.clone()).or_insert(Repeated { path, class, count: 0, activations: 0, most: 0 });
+            let memory = &self.modules[child.place];
+            let activations = memory.activations();
+            if activations > 0 && !memory.class.is_empty() && !child.checkpointed {
+                let one = classes.entry(memory.class.clone()).or_insert_with(|| Repeated {
+                    path: path.clone(),
+                    class: memory.class.clone(),
+                    ..Repeated::default()
+                });
                 one.count += 1;
                 one.activations += activations;
                 one.most = one.most.max(activations);
+                one.here += if child.here { activations } else { 0 };
+                one.outputs += child.output;
             }
         }
+        if node.last.0 > put.last {
+            (put.last, put.output) = node.last;
+        }
         self.repeated.extend(classes.into_values().filter(|one| one.count >= REPEATED));
-        place
+        put
     }
 }
 

@@ -55,7 +55,7 @@ pub struct DeviceStory {
     pub anomalies: crate::model::Anomalies,
     /// What the life of its blocks says about illnesses.
     pub symptoms: Symptoms,
-    /// Paths of modules, by which [`Self::peak`] knows them.
+    /// Paths of modules, by which the moments here know them.
     pub paths: Paths,
     last_ticks: u64,
     births: Vec<Birth>,
@@ -219,7 +219,7 @@ impl DeviceStory {
             }
             Change::Oom => {
                 let verdict = course.tracker.observe(e);
-                self.ran_out(replay, slot, &course.tracker, e, &verdict);
+                self.ran_out(replay, slot, course, e, &verdict);
             }
             _ => {}
         }
@@ -297,16 +297,22 @@ impl DeviceStory {
     }
 
     fn add_to_peak(&mut self, birth: &Birth, category: Category, course: &Course<'_>) {
-        self.peak.add(origin(birth, category), birth.size, birth.seq);
+        Self::add(&mut self.peak, &mut self.paths, birth, category, course);
+    }
+
+    /// Adds a block to a moment.
+    fn add(to: &mut Composition, paths: &mut Paths, birth: &Birth, category: Category, course: &Course<'_>) {
+        to.add(origin(birth, category), birth.size, birth.seq);
         let module = course.tracker.stacks().contexts().module(birth.within);
         let named =
             || course.names.filter(|_| matches!(birth.proof, Proof::Named(_) | Proof::NamedCache))?.of_alloc(birth.seq);
         let belongs = match named() {
-            Some(named) => self.paths.number(named).map(Belongs::Path),
+            Some(named) => paths.number(named).map(Belongs::Path),
             None => (!module.is_none()).then_some(Belongs::Call(module)),
         };
         if let Some(belongs) = belongs {
-            self.peak.add_to_module(belongs, category, birth.size);
+            let checkpointed = course.tracker.stacks().facts(birth.stack).in_checkpoint;
+            to.add_to_module(belongs, category, birth.size, birth.seq, checkpointed);
         }
     }
 
@@ -317,13 +323,13 @@ impl DeviceStory {
         self.category_reasons.add(judged, birth.size, evidence);
     }
 
-    fn ran_out(&mut self, replay: &Replay, slot: usize, tracker: &PhaseTracker, e: &Event, verdict: &Verdict) {
-        let now = tracker.now();
+    fn ran_out(&mut self, replay: &Replay, slot: usize, course: &Course<'_>, e: &Event, verdict: &Verdict) {
+        let now = course.tracker.now();
         let allocator = &replay.devices()[slot].allocator;
         let physical = replay.physical();
         self.symptoms.wanted_more(allocator, e, now);
         let there = if self.ooms.wants_details() {
-            self.alive(allocator, tracker, e, verdict.phase)
+            self.alive(allocator, course, e, verdict.phase)
         } else {
             Composition::default()
         };
@@ -347,14 +353,16 @@ impl DeviceStory {
     }
 
     /// What is alive now.
-    fn alive(&self, allocator: &Allocator, tracker: &PhaseTracker, e: &Event, phase: Phase) -> Composition {
+    fn alive(&mut self, allocator: &Allocator, course: &Course<'_>, e: &Event, phase: Phase) -> Composition {
+        let tracker = &course.tracker;
         let now = tracker.now();
         let end = End { now, cut: true, free: None };
         let mut alive = Composition::default();
         alive.restart(e.seq, e.ticks, *now, phase, (e.stack, e.context), *allocator.usage());
         for (id, _) in allocator.allocated().filter(|(_, b)| b.state == crate::model::BlockState::Allocated) {
             if let Some(birth) = self.births.get(id.index()) {
-                alive.add(origin(birth, self.categorizer.judge(tracker, birth, &end).category), birth.size, birth.seq);
+                let category = self.categorizer.judge(tracker, birth, &end).category;
+                Self::add(&mut alive, &mut self.paths, birth, category, course);
             }
         }
         alive
@@ -371,7 +379,7 @@ impl DeviceStory {
         self.table.finish();
         self.ooms.finish(now);
         let last = Event { action: Action::Snapshot, stack: StackId::NONE, ..Event::EMPTY };
-        self.end = self.alive(allocator, tracker, &last, now.phase);
+        self.end = self.alive(allocator, course, &last, now.phase);
         let alive = allocator.allocated().filter(|(_, b)| b.state == crate::model::BlockState::Allocated);
         let births = &self.births;
         self.symptoms.finish(

@@ -333,7 +333,7 @@ impl Context<'_> {
                 Vec::new()
             } else {
                 let moment = explained.map_or(&story.peak, |oom| &oom.there);
-                actions(story, moment, self.definitions, &self.table)
+                actions(story, moment, &self.modules(story, moment), self.definitions, &self.table)
             },
             what_if: what_if.map(|what_if| what_if_summary(what_if, refused)),
             steps: story.table.steps(),
@@ -400,10 +400,14 @@ impl Context<'_> {
         told.collect()
     }
 
+    fn modules(&self, story: &DeviceStory, moment: &Composition) -> ModuleTree {
+        ModuleTree::of(moment, &story.paths, self.definitions, &self.names, self.table.contexts())
+    }
+
     /// The peak, with what only it is asked for.
     fn peak(&self, story: &DeviceStory) -> MomentSummary {
         let mut peak = self.moment(&story.peak, true);
-        let tree = ModuleTree::of(&story.peak, &story.paths, self.definitions, &self.names);
+        let tree = self.modules(story, &story.peak);
         let least = peak.totals.allocated_bytes / LEAST_OF_A_MODULE;
         let large = tree.modules.iter().filter(|module| module.bytes() > least).take(MODULES);
         let sum = |amounts: &[Amount]| amounts.iter().map(|amount| amount.bytes).sum();

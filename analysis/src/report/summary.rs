@@ -265,7 +265,7 @@ pub struct MomentSummary {
     /// recorded; modules with little of it are left out, what they have is in those that hold them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub by_module: Vec<ModuleSummary>,
-    /// Modules of one class, side by side, that had activations then: what activation checkpointing of them would save.
+    /// Modules of one class, side by side, that had activations then, those under activation checkpointing left out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub repeated_modules: Vec<RepeatedSummary>,
 }
@@ -300,8 +300,8 @@ pub struct RepeatedSummary {
     pub count: usize,
     /// The activations of all of them.
     pub activation_bytes: u64,
-    /// By how much the peak would be lower, at most, if each were checkpointed: all of that but those of one, which is being
-    /// recomputed. What each is called with has to stay.
+    /// By how much activation checkpointing of each would lower this moment, at most: all of that but what each hands to the next, where
+    /// the recording tells, and what the one has that the moment is in. Another moment may then be the peak: see the actions.
     pub checkpointing_saves_at_most_bytes: u64,
 }
 
@@ -410,6 +410,9 @@ pub struct ActionSummary {
     pub what: String,
     /// What it saves, worked out from this run.
     pub saves_bytes: u64,
+    /// Whether that is an upper bound: the run does not tell how much less it is.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub at_most: bool,
     /// The rule's condition, and the figures of this run.
     pub because: String,
     /// How the saving is worked out.
