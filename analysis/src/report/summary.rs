@@ -263,10 +263,10 @@ pub struct MomentSummary {
     pub top: Vec<TopEntry>,
     /// What was alive, by `nn.Module`: a tree, each module before those in it. Only of the peak, and where calls of modules were
     /// recorded; modules with little of it are left out, what they have is in those that hold them.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by_module: Vec<ModuleSummary>,
     /// Modules of one class, side by side, that had activations then, those under activation checkpointing left out.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub repeated_modules: Vec<RepeatedSummary>,
 }
 
@@ -411,7 +411,7 @@ pub struct ActionSummary {
     /// What it saves, worked out from this run.
     pub saves_bytes: u64,
     /// Whether that is an upper bound: the run does not tell how much less it is.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_most: bool,
     /// The rule's condition, and the figures of this run.
     pub because: String,
