@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::category::Category;
+use super::modules::Belongs;
 use super::phase::{Moment, Phase};
 use crate::model::{AddressHashing, Usage};
 
@@ -51,6 +52,18 @@ struct Entry {
     largest: (u64, u64),
 }
 
+/// What belongs to a module, of one category.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Part {
+    generation: u64,
+    /// All of it.
+    pub amount: Amount,
+    /// The block that was made last: the `seq` of its allocation, and its bytes.
+    pub last: (u64, u64),
+    /// Whether any of it was made under activation checkpointing.
+    pub checkpointed: bool,
+}
+
 /// A moment and what was alive then.
 #[derive(Clone, Debug, Default)]
 pub struct Composition {
@@ -67,6 +80,7 @@ pub struct Composition {
     /// The totals.
     pub usage: Usage,
     by_origin: HashMap<Origin, Entry, AddressHashing>,
+    by_module: HashMap<(Belongs, Category), Part, AddressHashing>,
     generation: u64,
 }
 
@@ -94,6 +108,26 @@ impl Composition {
         if bytes > entry.largest.0 || bytes == entry.largest.0 && seq < entry.largest.1 {
             entry.largest = (bytes, seq);
         }
+    }
+
+    /// Adds a block, allocated by the event with this `seq`, to the module it belongs to.
+    #[inline]
+    pub fn add_to_module(&mut self, belongs: Belongs, category: Category, bytes: u64, seq: u64, checkpointed: bool) {
+        let part = self.by_module.entry((belongs, category)).or_default();
+        if part.generation != self.generation {
+            *part = Part { generation: self.generation, ..Part::default() };
+        }
+        part.amount.add(bytes);
+        part.last = part.last.max((seq, bytes));
+        part.checkpointed |= checkpointed;
+    }
+
+    /// What the blocks belong to that belong to a module.
+    pub fn modules(&self) -> impl Iterator<Item = (Belongs, Category, &Part)> {
+        self.by_module
+            .iter()
+            .filter(|(_, part)| part.generation == self.generation)
+            .map(|((belongs, category), part)| (*belongs, *category, part))
     }
 
     /// Where the blocks came from.

@@ -7,13 +7,14 @@ use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{FrameId, StackId};
 
-use super::category::{Birth, Categorizer, Category, CategoryReasons, End, Judged};
+use super::category::{Birth, Categorizer, Category, CategoryReasons, End, Judged, Proof};
 use super::composition::{Composition, Origin};
 use super::finding::Finding;
 use super::fragmentation::Reserved;
 use super::growth::Growth;
 use super::illness::Symptoms;
 use super::labels::LabelTable;
+use super::modules::{Belongs, Paths};
 use super::oom::{Oom, OomLog};
 use super::phase::{Moment, Phase, PhaseTracker, Verdict};
 use super::phase_table::PhaseTable;
@@ -54,6 +55,8 @@ pub struct DeviceStory {
     pub anomalies: crate::model::Anomalies,
     /// What the life of its blocks says about illnesses.
     pub symptoms: Symptoms,
+    /// Paths of modules, by which the moments here know them.
+    pub paths: Paths,
     last_ticks: u64,
     births: Vec<Birth>,
     loose: Vec<LooseEnd>,
@@ -150,7 +153,7 @@ impl Story {
         let ended = survey.ticks.map_or(0, |(_, last)| last);
         for (slot, device) in devices.iter_mut().enumerate() {
             device.labels.finish(ended);
-            device.finish(&replay.devices()[slot].allocator, &course.tracker, lives);
+            device.finish(&replay.devices()[slot].allocator, &course, lives);
             device.table.at_least(course.tracker.steps_told());
         }
         let physical = replay.physical();
@@ -182,6 +185,7 @@ impl DeviceStory {
             category_reasons: CategoryReasons::default(),
             anomalies: crate::model::Anomalies::default(),
             symptoms: Symptoms::default(),
+            paths: Paths::default(),
             last_ticks: 0,
             births: Vec::new(),
             loose: Vec::new(),
@@ -207,7 +211,7 @@ impl DeviceStory {
             }
             Change::FreeRequested(id) => {
                 let verdict = course.tracker.observe(e);
-                self.freed(allocator.usage(), &course.tracker, lives, e, id, &verdict);
+                self.freed(allocator.usage(), course, lives, e, id, &verdict);
             }
             Change::FreeCompleted(id, block) => self.symptoms.completed(id, &block, e.ticks),
             Change::SegmentGained if e.action == Action::SegmentAlloc => {
@@ -215,7 +219,7 @@ impl DeviceStory {
             }
             Change::Oom => {
                 let verdict = course.tracker.observe(e);
-                self.ran_out(replay, slot, &course.tracker, e, &verdict);
+                self.ran_out(replay, slot, course, e, &verdict);
             }
             _ => {}
         }
@@ -259,12 +263,13 @@ impl DeviceStory {
     fn freed(
         &mut self,
         usage: &Usage,
-        tracker: &PhaseTracker,
+        course: &Course<'_>,
         lives: &mut impl Lives,
         e: &Event,
         id: BlockId,
         verdict: &Verdict,
     ) {
+        let tracker = &course.tracker;
         self.categorizer.freed(tracker, e);
         let now = tracker.now();
         let Some(birth) = self.births.get(id.index()).copied() else { return };
@@ -287,7 +292,27 @@ impl DeviceStory {
             self.growth.ended(&birth, category, now, (!cut).then_some(phase));
         }
         if self.peak.includes(birth.seq) {
-            self.peak.add(origin(&birth, category), birth.size, birth.seq);
+            self.add_to_peak(&birth, category, course);
+        }
+    }
+
+    fn add_to_peak(&mut self, birth: &Birth, category: Category, course: &Course<'_>) {
+        Self::add(&mut self.peak, &mut self.paths, birth, category, course);
+    }
+
+    /// Adds a block to a moment.
+    fn add(to: &mut Composition, paths: &mut Paths, birth: &Birth, category: Category, course: &Course<'_>) {
+        to.add(origin(birth, category), birth.size, birth.seq);
+        let module = course.tracker.stacks().contexts().module(birth.within);
+        let named =
+            || course.names.filter(|_| matches!(birth.proof, Proof::Named(_) | Proof::NamedCache))?.of_alloc(birth.seq);
+        let belongs = match named() {
+            Some(named) => paths.number(named).map(Belongs::Path),
+            None => (!module.is_none()).then_some(Belongs::Call(module)),
+        };
+        if let Some(belongs) = belongs {
+            let checkpointed = course.tracker.stacks().facts(birth.stack).in_checkpoint;
+            to.add_to_module(belongs, category, birth.size, birth.seq, checkpointed);
         }
     }
 
@@ -298,13 +323,13 @@ impl DeviceStory {
         self.category_reasons.add(judged, birth.size, evidence);
     }
 
-    fn ran_out(&mut self, replay: &Replay, slot: usize, tracker: &PhaseTracker, e: &Event, verdict: &Verdict) {
-        let now = tracker.now();
+    fn ran_out(&mut self, replay: &Replay, slot: usize, course: &Course<'_>, e: &Event, verdict: &Verdict) {
+        let now = course.tracker.now();
         let allocator = &replay.devices()[slot].allocator;
         let physical = replay.physical();
         self.symptoms.wanted_more(allocator, e, now);
         let there = if self.ooms.wants_details() {
-            self.alive(allocator, tracker, e, verdict.phase)
+            self.alive(allocator, course, e, verdict.phase)
         } else {
             Composition::default()
         };
@@ -328,20 +353,23 @@ impl DeviceStory {
     }
 
     /// What is alive now.
-    fn alive(&self, allocator: &Allocator, tracker: &PhaseTracker, e: &Event, phase: Phase) -> Composition {
+    fn alive(&mut self, allocator: &Allocator, course: &Course<'_>, e: &Event, phase: Phase) -> Composition {
+        let tracker = &course.tracker;
         let now = tracker.now();
         let end = End { now, cut: true, free: None };
         let mut alive = Composition::default();
         alive.restart(e.seq, e.ticks, *now, phase, (e.stack, e.context), *allocator.usage());
         for (id, _) in allocator.allocated().filter(|(_, b)| b.state == crate::model::BlockState::Allocated) {
             if let Some(birth) = self.births.get(id.index()) {
-                alive.add(origin(birth, self.categorizer.judge(tracker, birth, &end).category), birth.size, birth.seq);
+                let category = self.categorizer.judge(tracker, birth, &end).category;
+                Self::add(&mut alive, &mut self.paths, birth, category, course);
             }
         }
         alive
     }
 
-    fn finish(&mut self, allocator: &Allocator, tracker: &PhaseTracker, lives: &mut impl Lives) {
+    fn finish(&mut self, allocator: &Allocator, course: &Course<'_>, lives: &mut impl Lives) {
+        let tracker = &course.tracker;
         let now = tracker.now();
         let end = End { now, cut: true, free: None };
         let there = allocator.allocated().filter_map(|(id, _)| self.births.get(id.index()));
@@ -351,7 +379,7 @@ impl DeviceStory {
         self.table.finish();
         self.ooms.finish(now);
         let last = Event { action: Action::Snapshot, stack: StackId::NONE, ..Event::EMPTY };
-        self.end = self.alive(allocator, tracker, &last, now.phase);
+        self.end = self.alive(allocator, course, &last, now.phase);
         let alive = allocator.allocated().filter(|(_, b)| b.state == crate::model::BlockState::Allocated);
         let births = &self.births;
         self.symptoms.finish(
@@ -371,7 +399,7 @@ impl DeviceStory {
             let category = judged.category;
             self.growth.ended(&birth, category, now, None);
             if self.peak.includes(birth.seq) {
-                self.peak.add(origin(&birth, category), birth.size, birth.seq);
+                self.add_to_peak(&birth, category, course);
             }
         }
         for end in std::mem::take(&mut self.loose) {

@@ -12,10 +12,10 @@ use super::explain::{explain, state_needed};
 use super::finish::Progress;
 use super::places::{Places, frame_summary};
 use super::summary::{
-    CategoryAmount, CategoryReasonSummary, DeviceSummary, FindingSummary, KeptSummary, LabelSummary, MomentSummary,
-    NativeObjectSummary, NoticeSummary, OomSummary, OutsideSummary, OwnerSummary, PhaseAmount, PhaseSummary,
-    ProcessSummary, ReasonSummary, RunSummary, SUMMARY_VERSION, SourceSummary, StepPhase, StepSummary, Summary,
-    TopEntry, Totals,
+    CategoryAmount, CategoryReasonSummary, DeviceSummary, FindingSummary, KeptSummary, LabelSummary, ModuleSummary,
+    MomentSummary, NativeObjectSummary, NoticeSummary, OomSummary, OutsideSummary, OwnerSummary, PhaseAmount,
+    PhaseSummary, ProcessSummary, ReasonSummary, RepeatedSummary, RunSummary, SUMMARY_VERSION, SourceSummary,
+    StepPhase, StepSummary, Summary, TopEntry, Totals,
 };
 use super::why::{
     Replaying, actions, inquests, oom_to_explain, refused_by_pytorch, reserved_summary, second_step, what_if_summary,
@@ -24,14 +24,17 @@ use crate::error::Result;
 use crate::load::{Exit, Process, Run, SNAPSHOT_END};
 use crate::model::{Lane, Names, Owner, Place, Usage};
 use crate::passes::{
-    Category, Composition, DeviceStory, LabelRow, Oom, Part, Phase, PhaseRow, PostMortem, StackTable, StepRows, Story,
-    sort_findings,
+    Amount, Category, Composition, DeviceStory, LabelRow, ModuleTree, Oom, Part, Phase, PhaseRow, PostMortem,
+    StackTable, StepRows, Story, sort_findings,
 };
 use crate::rules::library_name;
 use crate::symbols::ObjectReport;
 
 /// Sources named of one moment.
 const TOP: usize = 20;
+/// Modules named of the peak, and their least share of it: one so-many-eth.
+const MODULES: usize = 500;
+const LEAST_OF_A_MODULE: u64 = 500;
 
 /// What the launcher counts and every trace tells itself: it is not counted twice.
 const TOLD_BY_TRACES: [&str; 4] = ["events", "lost", "late", "dropped"];
@@ -322,7 +325,7 @@ impl Context<'_> {
             used_before_bytes: definition.map(|d| d.used_before),
             source: story.lane.name().to_owned(),
             highest: totals(&story.peaks),
-            peak: (story.peak.seq > 0).then(|| self.moment(&story.peak, true)),
+            peak: (story.peak.seq > 0).then(|| self.peak(story)),
             end: (story.peak.seq > 0).then(|| self.moment(&story.end, false)),
             reserved: found.map(|found| reserved_summary(&found.reserved, &self.places, &self.names)),
             second_step: second_step(story),
@@ -330,7 +333,7 @@ impl Context<'_> {
                 Vec::new()
             } else {
                 let moment = explained.map_or(&story.peak, |oom| &oom.there);
-                actions(story, moment, self.definitions, &self.table)
+                actions(story, moment, &self.modules(story, moment), self.definitions, &self.table)
             },
             what_if: what_if.map(|what_if| what_if_summary(what_if, refused)),
             steps: story.table.steps(),
@@ -397,6 +400,42 @@ impl Context<'_> {
         told.collect()
     }
 
+    fn modules(&self, story: &DeviceStory, moment: &Composition) -> ModuleTree {
+        ModuleTree::of(moment, &story.paths, self.definitions, &self.names, self.table.contexts())
+    }
+
+    /// The peak, with what only it is asked for.
+    fn peak(&self, story: &DeviceStory) -> MomentSummary {
+        let mut peak = self.moment(&story.peak, true);
+        let tree = self.modules(story, &story.peak);
+        let least = peak.totals.allocated_bytes / LEAST_OF_A_MODULE;
+        let large = tree.modules.iter().filter(|module| module.bytes() > least).take(MODULES);
+        let sum = |amounts: &[Amount]| amounts.iter().map(|amount| amount.bytes).sum();
+        peak.by_module = large
+            .map(|module| ModuleSummary {
+                path: module.path.clone(),
+                class: (!module.class.is_empty()).then(|| module.class.clone()),
+                depth: module.depth,
+                bytes: module.bytes(),
+                own_bytes: sum(&module.own),
+                by_category: by_category(module.whole),
+            })
+            .collect();
+        peak.repeated_modules = tree
+            .repeated
+            .iter()
+            .filter(|one| one.activations > least)
+            .map(|one| RepeatedSummary {
+                path: one.path.clone(),
+                class: one.class.clone(),
+                count: one.count,
+                activation_bytes: one.activations,
+                checkpointing_saves_at_most_bytes: one.checkpointing_saves(),
+            })
+            .collect();
+        peak
+    }
+
     fn moment(&self, composition: &Composition, named: bool) -> MomentSummary {
         let (stack, node) = composition.by;
         let whole = composition.usage.allocated.max(1);
@@ -407,12 +446,7 @@ impl Context<'_> {
             phase: composition.phase,
             by: named.then(|| self.places.stack(stack, node)),
             totals: totals(&composition.usage),
-            by_category: Category::ALL
-                .iter()
-                .zip(composition.by_category())
-                .filter(|(_, amount)| amount.blocks > 0)
-                .map(|(&category, a)| CategoryAmount { category, bytes: a.bytes, blocks: a.blocks })
-                .collect(),
+            by_category: by_category(composition.by_category()),
             by_phase: Phase::ALL
                 .iter()
                 .zip(composition.by_phase())
@@ -432,6 +466,7 @@ impl Context<'_> {
                     name: composition.largest_of(&origin).and_then(|(_, seq)| self.name(seq)),
                 })
                 .collect(),
+            ..MomentSummary::default()
         }
     }
 
@@ -614,6 +649,11 @@ impl Context<'_> {
         owners.sort_by(|a, b| b.peak_bytes.cmp(&a.peak_bytes).then(a.owner.cmp(&b.owner)));
         owners
     }
+}
+
+fn by_category(amounts: [Amount; Category::ALL.len()]) -> Vec<CategoryAmount> {
+    let there = Category::ALL.iter().zip(amounts).filter(|(_, amount)| amount.blocks > 0);
+    there.map(|(&category, a)| CategoryAmount { category, bytes: a.bytes, blocks: a.blocks }).collect()
 }
 
 fn totals(usage: &Usage) -> Totals {

@@ -1,10 +1,12 @@
 //! The parts of a report, each in full: `memtrace report RUN --section peak`. Like the closing page they are written from the
 //! [`Summary`] alone.
 
+use std::collections::BTreeMap;
+
 use super::build::when;
 use super::summary::{
-    ActionSummary, DeviceSummary, FrameSummary, MomentSummary, OomSummary, PinSummary, ProcessSummary, ReservedSummary,
-    Summary, WhatIfSummary,
+    ActionSummary, DeviceSummary, FrameSummary, ModuleSummary, MomentSummary, OomSummary, PinSummary, ProcessSummary,
+    ReservedSummary, Summary, WhatIfSummary,
 };
 use super::table::{Align, Table, cut};
 use super::text::{Page, TextOptions, by_place, device_name, process_name};
@@ -20,6 +22,9 @@ pub struct Section {
     page: fn(&mut Page, &DeviceSummary),
 }
 
+/// Modules listed, and the least share of them: one so-many-th.
+const MODULES: usize = 3;
+const MODULES_WORTH: u64 = 50;
 /// Sources listed.
 const SOURCES: usize = 12;
 /// Origins listed that pin memory.
@@ -99,6 +104,7 @@ impl Page {
         self.by_category(peak);
         self.reserved_line(peak, device.reserved.as_ref().filter(|_| device.explained_oom.is_none()), device);
         self.blank();
+        self.modules(peak);
         self.sources(peak, SOURCES);
         self.second_step(device);
         if device.explained_oom.is_none() {
@@ -248,6 +254,20 @@ impl Page {
                 if source.blocks > 1 && !name.is_empty() { format!("{name}, ...") } else { name },
             );
             self.row(if i == 0 { "most" } else { "" }, text.trim_end());
+        }
+    }
+
+    /// The largest modules, one line each; those of one class side by side as one.
+    pub(super) fn modules(&mut self, moment: &MomentSummary) {
+        let mut groups = module_groups(&moment.by_module);
+        groups.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+        let text = |group: &ModuleGroup| {
+            let share = share_text(group.bytes, moment.totals.allocated_bytes);
+            format!("{:>4}  {:>8}  {}", share, size_text(group.bytes), group.name)
+        };
+        let worth = |group: &&ModuleGroup| group.bytes >= moment.totals.allocated_bytes / MODULES_WORTH;
+        for (i, group) in groups.iter().filter(worth).take(MODULES).enumerate() {
+            self.row(if i == 0 { "modules" } else { "" }, &text(group));
         }
     }
 
@@ -405,6 +425,64 @@ impl Page {
     }
 }
 
+/// A module, or several of one class side by side, as a line of the report.
+struct ModuleGroup {
+    name: String,
+    bytes: u64,
+}
+
+/// What to name of a tree of modules: a module is opened where modules of one class, side by side, have half of it, or another one module
+/// has; and one that no module called is always opened, into what is its own and what is in it.
+fn module_groups(tree: &[ModuleSummary]) -> Vec<ModuleGroup> {
+    let mut groups = Vec::new();
+    let mut at = 0;
+    while let Some(module) = tree.get(at) {
+        let end = at + 1 + tree[at + 1..].iter().take_while(|one| one.depth > module.depth).count();
+        open(&tree[at..end], &mut groups);
+        at = end;
+    }
+    groups
+}
+
+/// One module, before all that are in it.
+fn open(tree: &[ModuleSummary], groups: &mut Vec<ModuleGroup>) {
+    let Some((module, inside)) = tree.split_first() else { return };
+    let class = module.class.as_deref().unwrap_or("");
+    let name = match (module.path.as_str(), class) {
+        ("", "") => "a module".to_owned(),
+        ("", class) => class.to_owned(),
+        (path, "") => path.to_owned(),
+        (path, class) => format!("{path} ({class})"),
+    };
+    let children: Vec<usize> = (0..inside.len()).filter(|&at| inside[at].depth == module.depth + 1).collect();
+    let mut classes: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
+    for child in children.iter().map(|&at| &inside[at]) {
+        let (count, bytes) = classes.entry(child.class.as_deref().unwrap_or("")).or_default();
+        (*count, *bytes) = (*count + 1, *bytes + child.bytes);
+    }
+    let alike = |class: &str| !class.is_empty() && classes.get(class).is_some_and(|(count, _)| *count >= 2);
+    let most = classes.iter().filter(|(class, _)| alike(class)).map(|(_, (_, bytes))| *bytes).max().unwrap_or(0);
+    let largest = children.iter().map(|&at| inside[at].bytes).max().unwrap_or(0);
+    if module.depth > 0 && most * 2 < module.bytes && largest * 2 < module.bytes {
+        return groups.push(ModuleGroup { name, bytes: module.bytes });
+    }
+    let told: u64 = children.iter().map(|&at| inside[at].bytes).sum();
+    if module.bytes > told {
+        let name = if inside.is_empty() { name } else { format!("{name} itself") };
+        groups.push(ModuleGroup { name, bytes: module.bytes - told });
+    }
+    for (class, (count, bytes)) in classes.iter().filter(|(class, _)| alike(class)) {
+        let path = if module.path.is_empty() { "*".to_owned() } else { format!("{}.*", module.path) };
+        groups.push(ModuleGroup { name: format!("{path} ({count} of {class})"), bytes: *bytes });
+    }
+    let ends = children.iter().skip(1).copied().chain([inside.len()]);
+    for (&from, to) in children.iter().zip(ends) {
+        if !alike(inside[from].class.as_deref().unwrap_or("")) {
+            open(&inside[from..to], groups);
+        }
+    }
+}
+
 /// `200 MiB (as large as head.weight)`.
 pub(super) fn wanted(oom: &OomSummary) -> String {
     let like = oom.as_large_as.as_ref().map(|name| format!(" (as large as {name})")).unwrap_or_default();
@@ -438,7 +516,10 @@ fn next_steps(device: &DeviceSummary) -> Vec<String> {
     if let Some(what_if) = &device.what_if {
         lines.extend(settings_text(device, what_if));
     }
-    let text = |action: &ActionSummary| format!("{}: -{}", action.what, size_text(action.saves_bytes));
+    let text = |action: &ActionSummary| {
+        let bound = if action.at_most { "at most " } else { "" };
+        format!("{}: {bound}-{}", action.what, size_text(action.saves_bytes))
+    };
     lines.extend(device.actions.iter().take(ACTIONS).map(text));
     lines
 }

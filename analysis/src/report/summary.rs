@@ -261,6 +261,48 @@ pub struct MomentSummary {
     pub by_phase: Vec<PhaseAmount>,
     /// The largest sources of what was alive.
     pub top: Vec<TopEntry>,
+    /// What was alive, by `nn.Module`: a tree, each module before those in it. Only of the peak, and where calls of modules were
+    /// recorded; modules with little of it are left out, what they have is in those that hold them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_module: Vec<ModuleSummary>,
+    /// Modules of one class, side by side, that had activations then, those under activation checkpointing left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub repeated_modules: Vec<RepeatedSummary>,
+}
+
+/// A module and what belongs to it: what was made in its call or by nodes that were, and its parameters with their gradients and
+/// optimizer state.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct ModuleSummary {
+    /// Its path as `named_modules()` gives it, or the classes by which it was called; empty for one that no module called.
+    pub path: String,
+    /// Its class; absent where it was never called itself, as a `ModuleList`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
+    /// How many levels it is below one that no module called.
+    pub depth: usize,
+    /// Bytes of it and of the modules in it.
+    pub bytes: u64,
+    /// Bytes of it alone.
+    pub own_bytes: u64,
+    /// Bytes of it and of the modules in it, by category.
+    pub by_category: Vec<CategoryAmount>,
+}
+
+/// Modules of one class, side by side.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct RepeatedSummary {
+    /// What holds them, e.g. `blocks`; empty for one that no module called.
+    pub path: String,
+    /// Their class.
+    pub class: String,
+    /// How many there are.
+    pub count: usize,
+    /// The activations of all of them.
+    pub activation_bytes: u64,
+    /// By how much activation checkpointing of each would lower this moment, at most: all of that but what each hands to the next, where
+    /// the recording tells, and what the one has that the moment is in. Another moment may then be the peak: see the actions.
+    pub checkpointing_saves_at_most_bytes: u64,
 }
 
 /// Bytes of a category.
@@ -368,6 +410,9 @@ pub struct ActionSummary {
     pub what: String,
     /// What it saves, worked out from this run.
     pub saves_bytes: u64,
+    /// Whether that is an upper bound: the run does not tell how much less it is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub at_most: bool,
     /// The rule's condition, and the figures of this run.
     pub because: String,
     /// How the saving is worked out.

@@ -241,6 +241,7 @@ impl Page {
             parts.push(format!("(reserved at most {})", size_text(device.highest.reserved_bytes)));
         }
         self.labelled("there", &format!("{}  {}", size_text(peak.totals.reserved_bytes), parts.join(", ")));
+        self.modules(peak);
     }
 
     fn out_of_memory(&mut self, title: &str, device: &DeviceSummary, oom: &OomSummary) {

@@ -9,8 +9,8 @@ use super::units::size_text;
 use crate::load::Process;
 use crate::model::{Lane, Names, Settings};
 use crate::passes::{
-    Category, Composition, DeviceStory, Inquest, Oom, Part, Phase, Question, Reserved, StackTable, StepRows, Story,
-    WhatIf,
+    Category, Composition, DeviceStory, Inquest, ModuleTree, Oom, Part, Phase, Question, Repeated, Reserved,
+    StackTable, StepRows, Story, WhatIf,
 };
 use crate::rules::{MomentFacts, action_rules};
 
@@ -173,18 +173,23 @@ pub(super) fn second_step(story: &DeviceStory) -> Option<SecondStepSummary> {
 pub(super) fn actions(
     story: &DeviceStory,
     moment: &Composition,
+    modules: &ModuleTree,
     definitions: &Definitions,
     table: &StackTable,
 ) -> Vec<ActionSummary> {
-    let facts = facts(story, moment, definitions, table);
+    let layers = modules.repeated.iter().max_by_key(|layers| layers.checkpointing_saves());
+    let facts = facts(story, moment, layers, definitions, table);
+    let named = layers.map(|layers| format!("{} ({} of {})", layers.pattern(), layers.count, layers.class));
+    let named = named.unwrap_or_default();
     let mut actions: Vec<ActionSummary> = action_rules()
         .iter()
         .filter_map(|rule| {
             let saves = rule.saves(&facts)?;
             Some(ActionSummary {
                 rule: rule.name.to_owned(),
-                what: rule.what.to_owned(),
+                what: rule.what.replace("{layers}", &named),
                 saves_bytes: saves,
+                at_most: rule.at_most,
                 because: format!("{}: {}", rule.when, of_figures(&facts)),
                 how: rule.saving.to_owned(),
             })
@@ -201,6 +206,7 @@ fn of_figures(facts: &MomentFacts) -> String {
         ("optimizer state", facts.optimizer_state),
         ("buckets", facts.buckets),
         ("activations", facts.activations),
+        ("of which in layers", facts.layer_activations),
         ("autograd's detail", facts.autograd_detail),
         ("inputs", facts.inputs),
         ("temporaries of the step", facts.step_temporaries),
@@ -210,7 +216,13 @@ fn of_figures(facts: &MomentFacts) -> String {
     format!("of {}, {}", size_text(facts.allocated), told.join(", "))
 }
 
-fn facts(story: &DeviceStory, moment: &Composition, definitions: &Definitions, table: &StackTable) -> MomentFacts {
+fn facts(
+    story: &DeviceStory,
+    moment: &Composition,
+    layers: Option<&Repeated>,
+    definitions: &Definitions,
+    table: &StackTable,
+) -> MomentFacts {
     let by_category = moment.by_category();
     let of = |category: Category| by_category[category as usize].bytes;
     let in_model = |phase: Phase| matches!(phase, Phase::Forward | Phase::Backward | Phase::Recompute);
@@ -253,6 +265,11 @@ fn facts(story: &DeviceStory, moment: &Composition, definitions: &Definitions, t
         peak_outside_optimizer: highest(&|phase| phase != Phase::Optimizer, &parts),
         // What a program does where it has caught an error is in the first step too, and after the state was made.
         peak_before_state: highest(&|phase| in_model(phase) || phase == Phase::Load, &until_state),
+        trains: story.table.total().phases[Phase::Backward as usize].allocations > 0,
+        layer_activations: layers.map_or(0, |layers| layers.activations),
+        layer_outputs: layers.map_or(0, |layers| layers.outputs),
+        layer_here: layers.map_or(0, |layers| layers.here),
+        largest_layer: layers.map_or(0, |layers| layers.most),
     }
 }
 

@@ -41,6 +41,16 @@ pub struct MomentFacts {
     pub peak_outside_optimizer: u64,
     /// The highest level before the optimizer first made its state.
     pub peak_before_state: u64,
+    /// Whether a backward was seen in this run.
+    pub trains: bool,
+    /// Activations of modules of one class, side by side, that are not checkpointed: where there are two or more.
+    pub layer_activations: u64,
+    /// Of these, what each hands to the next, where the recording tells.
+    pub layer_outputs: u64,
+    /// Of these, those of the module that the moment is in.
+    pub layer_here: u64,
+    /// Those of the module that has most.
+    pub largest_layer: u64,
 }
 
 /// What can be done.
@@ -48,12 +58,14 @@ pub struct MomentFacts {
 pub struct ActionRule {
     /// Its name in reports, stable.
     pub name: &'static str,
-    /// What to do, in the program's terms.
+    /// What to do, in the program's terms; `{layers}` stands for the modules that [`MomentFacts::layer_activations`] are of.
     pub what: &'static str,
     /// When it is mentioned.
     pub when: &'static str,
     /// How its saving is worked out.
     pub saving: &'static str,
+    /// Whether it is an upper bound: the run does not tell how much less it is.
+    pub at_most: bool,
     formula: fn(&MomentFacts) -> Option<u64>,
 }
 
@@ -72,12 +84,32 @@ fn down_to(facts: &MomentFacts, saving: u64, elsewhere: u64) -> u64 {
     saving.min(facts.allocated.saturating_sub(elsewhere))
 }
 
+/// Less than one part in this many is not worth computing every layer twice.
+const WORTH_RECOMPUTING: u64 = 20;
+
 static ACTIONS: &[ActionRule] = &[
+    ActionRule {
+        name: "checkpoint_layers",
+        what: "activation checkpointing (torch.utils.checkpoint) of {layers}",
+        when: "the moment is in forward or backward of a training, and two or more modules of one class, side by side and not checkpointed, have \
+               activations of which a twentieth of the moment could go",
+        saving: "these activations but for what each module hands to the next, where the recording tells, and those of the module that the \
+                 moment is in; down to the highest level outside forward and backward, and to the largest of these modules beside \
+                 parameters, gradients, optimizer state and buckets, which its recomputation needs",
+        at_most: true,
+        formula: |f| {
+            let there = f.layer_activations.saturating_sub(f.layer_outputs).saturating_sub(f.layer_here);
+            let beside = f.parameters + f.gradients + f.optimizer_state + f.buckets;
+            let saving = down_to(f, there, f.peak_outside_model.max(beside + f.largest_layer));
+            (f.in_model && f.trains && saving >= f.allocated / WORTH_RECOMPUTING).then_some(saving)
+        },
+    },
     ActionRule {
         name: "smaller_batches",
         what: "half the batch, gradients accumulated over two",
         when: "the moment is in forward or backward, and what grows with the batch (activations, autograd's detail, inputs) is a tenth of it or more",
         saving: "half of that, down to the highest level outside forward and backward",
+        at_most: false,
         formula: |f| {
             let scales = f.activations + f.autograd_detail + f.inputs;
             let holds = f.in_model && scales >= f.allocated / 10;
@@ -89,6 +121,7 @@ static ACTIONS: &[ActionRule] = &[
         what: "foreach=False for the optimizer: one parameter after the other",
         when: "the moment is in a step over all parameters at once, and its temporaries are alive",
         saving: "these temporaries but for three of the largest, down to the highest level outside the optimizer's step",
+        at_most: false,
         formula: |f| {
             let saving = f.step_temporaries.saturating_sub(3 * f.largest_step_temporary);
             (f.in_optimizer && f.multi_tensor).then(|| down_to(f, saving, f.peak_outside_optimizer))
@@ -99,6 +132,7 @@ static ACTIONS: &[ActionRule] = &[
         what: "gradient_as_bucket_view=True for DistributedDataParallel",
         when: "buckets are alive beside gradients that are as large (as views of them they would be the same memory)",
         saving: "the gradients there",
+        at_most: false,
         formula: |f| (f.buckets > 0 && f.gradients.abs_diff(f.buckets) <= f.buckets / 10).then_some(f.gradients),
     },
     ActionRule {
@@ -106,6 +140,7 @@ static ACTIONS: &[ActionRule] = &[
         what: "8-bit moments (bitsandbytes, torchao)",
         when: "the optimizer keeps float32 moments of each parameter, a tenth of the moment or more",
         saving: "three quarters of the optimizer state there, down to the highest level before the state was made",
+        at_most: false,
         formula: |f| {
             let holds = f.float32_moments && f.optimizer_state >= f.allocated / 10;
             holds.then(|| down_to(f, f.optimizer_state / 4 * 3, f.peak_before_state))
@@ -116,6 +151,7 @@ static ACTIONS: &[ActionRule] = &[
         what: "parameters in bfloat16, and with them gradients and moments",
         when: "parameters are float32, and with gradients and optimizer state a third of the moment or more",
         saving: "half of parameters, gradients and optimizer state there",
+        at_most: false,
         formula: |f| {
             let halved = f.parameters + f.gradients + f.optimizer_state;
             (f.float32_parameters && halved >= f.allocated / 3).then_some(halved / 2)
@@ -151,6 +187,27 @@ mod tests {
         assert_eq!(said(&facts), [("smaller_batches", 400)]);
         assert_eq!(said(&MomentFacts { peak_outside_model: 900, ..facts }), [("smaller_batches", 100)]);
         assert_eq!(said(&MomentFacts { peak_outside_model: 1000, ..facts }), []);
+    }
+
+    #[test]
+    fn layers_are_checkpointed_down_to_what_one_needs() {
+        let facts = MomentFacts {
+            allocated: 1000,
+            parameters: 100,
+            in_model: true,
+            trains: true,
+            layer_activations: 800,
+            layer_outputs: 80,
+            largest_layer: 100,
+            ..MomentFacts::default()
+        };
+        assert_eq!(said(&facts), [("checkpoint_layers", 720)]);
+        assert_eq!(said(&MomentFacts { layer_here: 100, ..facts }), [("checkpoint_layers", 620)]);
+        assert_eq!(said(&MomentFacts { largest_layer: 400, ..facts }), [("checkpoint_layers", 500)]);
+        assert_eq!(said(&MomentFacts { peak_outside_model: 950, ..facts }), [("checkpoint_layers", 50)]);
+        assert_eq!(said(&MomentFacts { peak_outside_model: 951, ..facts }), [], "less than a twentieth");
+        assert_eq!(said(&MomentFacts { trains: false, ..facts }), []);
+        assert_eq!(said(&MomentFacts { in_model: false, ..facts }), []);
     }
 
     #[test]
