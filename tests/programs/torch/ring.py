@@ -1,4 +1,5 @@
-"""PyTorch's recorder with room for 100 events, in the middle of training: SNAPSHOT is written, the allocator's statistics are printed."""
+"""PyTorch's recorder with room for 100 events, in the middle of training: SNAPSHOT is written, the allocator's statistics and the
+number of annotations in it are printed."""
 
 import json
 import sys
@@ -20,4 +21,5 @@ for i in range(6):
     kept.append(loss)
 torch.cuda.synchronize()
 torch.cuda.memory._dump_snapshot(sys.argv[1])
-print(json.dumps(torch.cuda.memory_stats()))
+annotations = len(torch.cuda.memory._snapshot().get("external_annotations", []))
+print(json.dumps({**torch.cuda.memory_stats(), "annotations": annotations}))
