@@ -185,7 +185,7 @@ fn a_training_run_over_the_simulated_cuda() {
     };
     let has = |e: &Event, flags| e.flags.contains(flags);
     let blocks = |e: &Event| e.source == Source::Torch && e.action == Action::Alloc;
-    let told = |e: &Event| e.action != Action::Totals;
+    let told = |e: &Event| e.action != Action::Totals && e.source != Source::Label;
     let backward = |e: &Event| e.source.is_torch() && has(e, Flags::IN_BACKWARD) && told(e);
     let figures = [
         ("CUDA driver", number(&events, |e| e.source == Source::Driver)),
