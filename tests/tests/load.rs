@@ -297,9 +297,9 @@ fn hard_limit() -> u64 {
 
 #[test]
 fn without_descriptors_processes_go_on_and_the_launcher_says_who_is_missing() {
-    let (run, _) = Running::start(&Stage::new().victim(&["children", "150", "40"]), Some((64, 64))).watch();
+    let (run, _) = Running::start(&Stage::new().victim(&["children", "300", "40"]), Some((64, 64))).watch();
     // Who was turned away asks again now and then: some are let in when others have gone.
-    assert_all_accounted_for(&run, 150);
+    assert_all_accounted_for(&run, 300);
     assert!(run.manifest()["refused"]["no descriptors left"].as_u64() > Some(0));
     let stderr = String::from_utf8_lossy(&run.output.stderr);
     assert!(stderr.contains("no descriptors left"), "{stderr}");
