@@ -7,8 +7,8 @@
 //!
 //! What the process has not come to when it dies stays what it is in the stacks: a line of a generated file.
 
-use std::ffi::{CStr, c_char, c_int, c_long, c_void};
-use std::ptr::{NonNull, null_mut};
+use std::ffi::{c_char, c_int, c_long, c_void};
+use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
@@ -20,7 +20,7 @@ use memtrace_trace::ids::FrameId;
 use crate::emit::cut;
 use crate::guard::Guard;
 use crate::process::Process;
-use crate::real;
+use crate::real::global;
 use crate::stack::FrameText;
 
 /// Frames that wait at most; more are counted as definitions that were dropped.
@@ -190,32 +190,25 @@ struct Interface {
 
 impl Interface {
     fn find() -> Option<Interface> {
-        /// # Safety
-        /// `T` is the type of a pointer to the function of this name.
-        unsafe fn function<T: Copy>(name: &CStr) -> Option<T> {
-            let found = NonNull::new(real::lookup(libc::RTLD_DEFAULT, name))?;
-            // SAFETY: as promised by the caller; pointers to functions have the size of pointers.
-            Some(unsafe { std::mem::transmute_copy::<NonNull<c_void>, T>(&found) })
-        }
         // SAFETY: all are of the C API, with these types in every CPython from 3.8 on.
         unsafe {
             Some(Interface {
-                add_pending_call: function(c"Py_AddPendingCall")?,
-                is_initialized: function(c"Py_IsInitialized")?,
+                add_pending_call: global(c"Py_AddPendingCall")?,
+                is_initialized: global(c"Py_IsInitialized")?,
                 // Public since 3.13; before that with an underscore.
-                is_finalizing: function(c"Py_IsFinalizing").or_else(|| function(c"_Py_IsFinalizing"))?,
-                sys_object: function(c"PySys_GetObject")?,
-                dict_item_string: function(c"PyDict_GetItemString")?,
-                dict_item: function(c"PyDict_GetItemWithError")?,
-                attribute: function(c"PyObject_GetAttrString")?,
-                list_item: function(c"PyList_GetItem")?,
-                tuple_size: function(c"PyTuple_Size")?,
-                tuple_item: function(c"PyTuple_GetItem")?,
-                as_long: function(c"PyLong_AsLong")?,
-                new_text: function(c"PyUnicode_FromStringAndSize")?,
-                utf8: function(c"PyUnicode_AsUTF8AndSize")?,
-                release: function(c"Py_DecRef")?,
-                clear_error: function(c"PyErr_Clear")?,
+                is_finalizing: global(c"Py_IsFinalizing").or_else(|| global(c"_Py_IsFinalizing"))?,
+                sys_object: global(c"PySys_GetObject")?,
+                dict_item_string: global(c"PyDict_GetItemString")?,
+                dict_item: global(c"PyDict_GetItemWithError")?,
+                attribute: global(c"PyObject_GetAttrString")?,
+                list_item: global(c"PyList_GetItem")?,
+                tuple_size: global(c"PyTuple_Size")?,
+                tuple_item: global(c"PyTuple_GetItem")?,
+                as_long: global(c"PyLong_AsLong")?,
+                new_text: global(c"PyUnicode_FromStringAndSize")?,
+                utf8: global(c"PyUnicode_AsUTF8AndSize")?,
+                release: global(c"Py_DecRef")?,
+                clear_error: global(c"PyErr_Clear")?,
             })
         }
     }

@@ -1,6 +1,7 @@
 //! The `dlsym` behind ours, and the originals found with it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::objects;
@@ -68,6 +69,17 @@ pub(crate) fn lookup(handle: *mut c_void, name: &CStr) -> *mut c_void {
     }
     // SAFETY: the handle is one of dlopen's or a special one; the name is a C string.
     forget_failure(real_dlsym().map_or(std::ptr::null_mut(), |dlsym| unsafe { dlsym(handle, name.as_ptr()) }))
+}
+
+/// What all loaded objects export by this name, as a pointer of type `T`.
+///
+/// # Safety
+/// `T` is the type of a pointer to what has this name.
+pub(crate) unsafe fn global<T: Copy>(name: &CStr) -> Option<T> {
+    const { assert!(size_of::<T>() == size_of::<*mut c_void>()) };
+    let found = NonNull::new(lookup(libc::RTLD_DEFAULT, name))?;
+    // SAFETY: as promised by the caller; a pointer's size was looked at.
+    Some(unsafe { std::mem::transmute_copy::<NonNull<c_void>, T>(&found) })
 }
 
 /// Our own failed questions are not to be found by the program's next `dlerror`.

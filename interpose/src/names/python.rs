@@ -2,9 +2,9 @@
 //! nothing. All are called with the GIL.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::ptr::{NonNull, null_mut};
+use std::ptr::null_mut;
 
-use crate::real;
+use crate::real::global;
 
 /// A `PyObject *`.
 pub(super) type Object = *mut c_void;
@@ -65,50 +65,43 @@ struct Frames {
 impl Interface {
     /// `None` where there is no CPython, or one whose objects other threads may change while we look.
     pub(super) fn find() -> Option<Interface> {
-        /// # Safety
-        /// `T` is the type of a pointer to what has this name.
-        unsafe fn symbol<T: Copy>(name: &CStr) -> Option<T> {
-            let found = NonNull::new(real::lookup(libc::RTLD_DEFAULT, name))?;
-            // SAFETY: as promised by the caller; pointers to functions have the size of pointers.
-            Some(unsafe { std::mem::transmute_copy::<NonNull<c_void>, T>(&found) })
-        }
         // SAFETY: all are of the C API, with these types in every CPython from 3.8 on.
         unsafe {
-            let version: unsafe extern "C" fn() -> *const c_char = symbol(c"Py_GetVersion")?;
+            let version: unsafe extern "C" fn() -> *const c_char = global(c"Py_GetVersion")?;
             let version = version();
             if version.is_null() || CStr::from_ptr(version).to_bytes().windows(14).any(|w| w == b"free-threading") {
                 return None;
             }
             let frames = || {
-                let innermost = symbol(c"PyEval_GetFrame")?;
-                Some(Frames { innermost, back: symbol(c"PyFrame_GetBack")?, code: symbol(c"PyFrame_GetCode")? })
+                let innermost = global(c"PyEval_GetFrame")?;
+                Some(Frames { innermost, back: global(c"PyFrame_GetBack")?, code: global(c"PyFrame_GetCode")? })
             };
             Some(Interface {
-                add_pending_call: symbol(c"Py_AddPendingCall")?,
-                is_initialized: symbol(c"Py_IsInitialized")?,
+                add_pending_call: global(c"Py_AddPendingCall")?,
+                is_initialized: global(c"Py_IsInitialized")?,
                 // Public since 3.13; before that with an underscore.
-                is_finalizing: symbol(c"Py_IsFinalizing").or_else(|| symbol(c"_Py_IsFinalizing"))?,
-                error_occurred: symbol(c"PyErr_Occurred")?,
-                clear_error: symbol(c"PyErr_Clear")?,
-                sys_object: symbol(c"PySys_GetObject")?,
-                dict_item_string: symbol(c"PyDict_GetItemString")?,
-                dict_next: symbol(c"PyDict_Next")?,
-                module_dict: symbol(c"PyModule_GetDict")?,
-                generic_attribute: symbol(c"PyObject_GenericGetAttr")?,
-                type_lookup: symbol(c"_PyType_Lookup")?,
-                type_flags: symbol(c"PyType_GetFlags")?,
-                is_subtype: symbol(c"PyType_IsSubtype")?,
-                member_type: symbol(c"PyMemberDescr_Type")?,
-                list_size: symbol(c"PyList_Size")?,
-                list_item: symbol(c"PyList_GetItem")?,
-                tuple_size: symbol(c"PyTuple_Size")?,
-                tuple_item: symbol(c"PyTuple_GetItem")?,
-                utf8: symbol(c"PyUnicode_AsUTF8AndSize")?,
-                new_text: symbol(c"PyUnicode_InternFromString")?,
-                release: symbol(c"Py_DecRef")?,
-                visit_objects: symbol(c"PyUnstable_GC_VisitObjects"),
-                call: symbol(c"PyObject_CallObject")?,
-                collector: symbol(c"PyGC_Disable").zip(symbol(c"PyGC_Enable")),
+                is_finalizing: global(c"Py_IsFinalizing").or_else(|| global(c"_Py_IsFinalizing"))?,
+                error_occurred: global(c"PyErr_Occurred")?,
+                clear_error: global(c"PyErr_Clear")?,
+                sys_object: global(c"PySys_GetObject")?,
+                dict_item_string: global(c"PyDict_GetItemString")?,
+                dict_next: global(c"PyDict_Next")?,
+                module_dict: global(c"PyModule_GetDict")?,
+                generic_attribute: global(c"PyObject_GenericGetAttr")?,
+                type_lookup: global(c"_PyType_Lookup")?,
+                type_flags: global(c"PyType_GetFlags")?,
+                is_subtype: global(c"PyType_IsSubtype")?,
+                member_type: global(c"PyMemberDescr_Type")?,
+                list_size: global(c"PyList_Size")?,
+                list_item: global(c"PyList_GetItem")?,
+                tuple_size: global(c"PyTuple_Size")?,
+                tuple_item: global(c"PyTuple_GetItem")?,
+                utf8: global(c"PyUnicode_AsUTF8AndSize")?,
+                new_text: global(c"PyUnicode_InternFromString")?,
+                release: global(c"Py_DecRef")?,
+                visit_objects: global(c"PyUnstable_GC_VisitObjects"),
+                call: global(c"PyObject_CallObject")?,
+                collector: global(c"PyGC_Disable").zip(global(c"PyGC_Enable")),
                 frames: frames(),
             })
         }

@@ -25,6 +25,16 @@ const MAX_CALLERS_OF_ONE: usize = 4;
 /// Why somebody got no segment: counted, and told when the run ends.
 pub(super) type Reason = &'static str;
 
+const NO_DESCRIPTORS: Reason = "no descriptors left";
+
+/// Why a call failed that needs a descriptor: for want of one, or for this reason of its own.
+pub(super) fn why(error: &io::Error, otherwise: Reason) -> Reason {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => NO_DESCRIPTORS,
+        _ => otherwise,
+    }
+}
+
 /// A process, named so that it cannot be taken for another.
 #[derive(Debug)]
 pub(super) struct Peer {
@@ -46,8 +56,11 @@ impl Peer {
         let pid = u32::try_from(peer.pid).ok().filter(|pid| *pid > 0).ok_or("outside our pid namespace")?;
         let pidfd = match peer_pidfd(socket) {
             // Before Linux 6.5: by its number, at once, before that can have become another's.
-            Err(e) if e.raw_os_error() == Some(libc::ENOPROTOOPT) => pidfd_open(pid).ok(),
-            Err(_) => return Err("gone before the answer"),
+            Err(e) if e.raw_os_error() == Some(libc::ENOPROTOOPT) => match pidfd_open(pid) {
+                Err(e) if why(&e, "") == NO_DESCRIPTORS => return Err(NO_DESCRIPTORS),
+                pidfd => pidfd.ok(),
+            },
+            Err(e) => return Err(why(&e, "gone before the answer")),
             Ok(pidfd) => Some(pidfd),
         };
         Ok(Peer { pid, pidfd })
@@ -132,10 +145,10 @@ impl Door {
     pub(super) fn admit(&mut self, token: u64, epoll: &Epoll) -> Option<Result<(), Reason>> {
         let socket = match self.listener.accept() {
             Ok((socket, _)) => socket,
-            Err(e) if e.raw_os_error() == Some(libc::EMFILE) && self.spare.take().is_some() => {
+            Err(e) if why(&e, "") == NO_DESCRIPTORS && self.spare.take().is_some() => {
                 let refused = self.listener.accept().is_ok();
                 self.spare = spare();
-                return refused.then_some(Err("no descriptors left"));
+                return refused.then_some(Err(NO_DESCRIPTORS));
             }
             Err(_) => return None,
         };
@@ -144,7 +157,7 @@ impl Door {
             Err(reason) => return Some(Err(reason)),
         };
         if socket.set_nonblocking(true).and_then(|()| epoll.add(socket.as_fd(), token)).is_err() {
-            return Some(Err("no descriptors left"));
+            return Some(Err(NO_DESCRIPTORS));
         }
         let silent = self.make_room(peer.pid);
         let deadline = Instant::now() + HELLO_WITHIN;

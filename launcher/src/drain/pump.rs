@@ -20,7 +20,7 @@ use memtrace_trace::shm::handshake;
 use memtrace_trace::shm::layout::RING_SLOTS;
 use memtrace_trace::shm::segment::Segment;
 
-use super::door::{Door, Guest, Reason};
+use super::door::{self, Door, Guest, Reason};
 use super::limits::{Limits, Places};
 use super::process::{Activity, Process};
 use super::writer::{self, FileKey, Queue};
@@ -273,7 +273,7 @@ impl Pump {
         if generation >= MAX_IMAGES {
             return Err("too many programs one after another in one process");
         }
-        let (segment, fd) = Segment::create().map_err(|_| "no shared memory")?;
+        let (segment, fd) = Segment::create().map_err(|e| door::why(&e, "no shared memory"))?;
         let id = self.new_id();
         if let Some(pidfd) = &peer.pidfd {
             self.epoll.add(pidfd.as_fd(), id).map_err(|_| "no descriptors left")?;

@@ -146,20 +146,10 @@ impl<'a> Input<'a> {
     #[cold]
     fn far_text<T>(&mut self, len: u64, then: impl FnOnce(&[u8]) -> T) -> Result<T, Stop> {
         let mut kept = Vec::new();
-        let mut left = len;
-        while left > 0 {
-            if self.here().is_empty() {
-                self.refill()?;
-            }
-            let n = (self.here().len() as u64).min(left) as usize;
-            if n == 0 {
-                return Err(Stop::End);
-            }
+        self.pieces(len, |piece| {
             let room = LONGEST_TEXT.saturating_sub(kept.len());
-            kept.extend_from_slice(&self.here()[..n.min(room)]);
-            self.at += n;
-            left -= n as u64;
-        }
+            kept.extend_from_slice(&piece[..piece.len().min(room)]);
+        })?;
         self.cut_texts += u64::from(len > LONGEST_TEXT as u64);
         Ok(then(&kept))
     }
@@ -180,6 +170,11 @@ impl<'a> Input<'a> {
 
     /// Passes over so many bytes.
     pub(super) fn pass(&mut self, len: u64) -> Result<(), Stop> {
+        self.pieces(len, |_| {})
+    }
+
+    /// Goes through so many bytes, piece by piece as they come.
+    fn pieces(&mut self, len: u64, mut each: impl FnMut(&[u8])) -> Result<(), Stop> {
         let mut left = len;
         while left > 0 {
             if self.here().is_empty() {
@@ -189,6 +184,7 @@ impl<'a> Input<'a> {
             if n == 0 {
                 return Err(Stop::End);
             }
+            each(&self.here()[..n]);
             self.at += n;
             left -= n as u64;
         }
