@@ -9,6 +9,7 @@ use std::fmt::Write;
 /// A value of a snapshot.
 #[derive(Clone, Debug)]
 pub(crate) enum V {
+    None,
     Int(i128),
     Float(f64),
     Bool(bool),
@@ -125,6 +126,7 @@ impl Writer {
                 self.out.push(b'G');
                 self.out.extend(n.to_be_bytes());
             }
+            V::None => self.out.push(b'N'),
             V::Bool(b) => self.out.push(if *b { 0x88 } else { 0x89 }),
             V::Str(text) => self.str(text),
             V::Pair(a, b) => {
@@ -206,6 +208,7 @@ fn put_json(value: &V, out: &mut String) {
     match value {
         V::Int(n) => write!(out, "{n}").unwrap(),
         V::Float(n) => write!(out, "{n:?}").unwrap(),
+        V::None => out.push_str("null"),
         V::Bool(b) => write!(out, "{b}").unwrap(),
         V::Str(text) => out.push_str(&serde_json::to_string(text).unwrap()),
         V::Pair(a, b) => write!(out, "[{a}, {b}]").unwrap(),

@@ -38,6 +38,8 @@ pub(super) struct Input<'a> {
     /// How many bytes lie before the buffer.
     before: u64,
     ended: bool,
+    /// Why no more comes; what came before is there all the same.
+    failed: Option<io::Error>,
     read: Rc<Cell<u64>>,
     progress: &'a mut dyn FnMut(u64),
     /// Texts that were cut.
@@ -52,7 +54,10 @@ impl<'a> Input<'a> {
         let read = Rc::new(Cell::new(0));
         let mut head = [0; 2];
         let mut file = file;
-        let known = read_up_to(&mut file, &mut head)?;
+        let (known, failed) = read_up_to(&mut file, &mut head);
+        if let Some(cause) = failed {
+            return Err(cause);
+        }
         let start = io::Cursor::new(head).take(known as u64);
         read.set(known as u64);
         let whole = start.chain(Counted { file, read: read.clone() });
@@ -62,8 +67,19 @@ impl<'a> Input<'a> {
         } else {
             Box::new(whole)
         };
-        let (buffer, progress) = (Vec::new(), progress);
-        Ok(Input { source, packed, buffer, at: 0, before: 0, ended: false, read, progress, cut_texts: 0, refills: 0 })
+        Ok(Input {
+            source,
+            packed,
+            buffer: Vec::new(),
+            at: 0,
+            before: 0,
+            ended: false,
+            failed: None,
+            read,
+            progress,
+            cut_texts: 0,
+            refills: 0,
+        })
     }
 
     /// How many bytes have been taken, unpacked ones.
@@ -94,10 +110,13 @@ impl<'a> Input<'a> {
         debug_assert!(self.at <= self.buffer.len());
     }
 
-    /// Reads more, behind what is here.
+    /// Reads more, behind what is here. An error only where nothing is.
     #[cold]
     pub(super) fn refill(&mut self) -> Result<(), Stop> {
-        if self.ended {
+        if self.failed.is_some() && self.here().is_empty() {
+            return Err(self.short());
+        }
+        if self.ended || self.failed.is_some() {
             return Ok(());
         }
         self.refills = self.refills.wrapping_add(1);
@@ -106,18 +125,23 @@ impl<'a> Input<'a> {
         self.at = 0;
         let kept = self.buffer.len();
         self.buffer.resize(kept + PIECE, 0);
-        let got = read_up_to(&mut self.source, &mut self.buffer[kept..]);
-        self.buffer.truncate(kept + *got.as_ref().unwrap_or(&0));
+        let (n, failed) = read_up_to(&mut self.source, &mut self.buffer[kept..]);
+        self.buffer.truncate(kept + n);
+        self.ended = n < PIECE && failed.is_none();
+        self.failed = failed;
         (self.progress)(self.read.get());
-        match got {
-            Ok(n) => self.ended = n < PIECE,
-            Err(e) if self.packed && e.kind() == io::ErrorKind::UnexpectedEof => return Err(Stop::End),
-            Err(e) if self.packed && matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData) => {
-                return Err(Stop::Gzip);
-            }
-            Err(e) => return Err(Stop::Io(e)),
+        if self.failed.is_some() && self.buffer.is_empty() { Err(self.short()) } else { Ok(()) }
+    }
+
+    /// Why there are fewer bytes than are wanted.
+    #[cold]
+    fn short(&self) -> Stop {
+        let Some(cause) = &self.failed else { return Stop::End };
+        match cause.kind() {
+            io::ErrorKind::UnexpectedEof if self.packed => Stop::End,
+            io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData if self.packed => Stop::Gzip,
+            kind => Stop::Io(io::Error::new(kind, cause.to_string())),
         }
-        Ok(())
     }
 
     /// The next bytes.
@@ -126,7 +150,7 @@ impl<'a> Input<'a> {
         if self.buffer.len() - self.at < N {
             self.refill()?;
         }
-        let Some(bytes) = self.buffer[self.at..].first_chunk::<N>() else { return Err(Stop::End) };
+        let Some(bytes) = self.buffer[self.at..].first_chunk::<N>() else { return Err(self.short()) };
         let bytes = *bytes;
         self.at += N;
         Ok(bytes)
@@ -154,17 +178,16 @@ impl<'a> Input<'a> {
         Ok(then(&kept))
     }
 
-    /// Passes over all there is: only at its end does a gzip file say whether it is whole.
-    pub(super) fn pass_all(&mut self) -> Result<(), Stop> {
-        while !self.ended {
+    /// Passes over all there is: how many bytes of it are no white space. Only at its end does a gzip file say whether it is whole.
+    pub(super) fn pass_all(&mut self) -> Result<u64, Stop> {
+        let mut more = 0;
+        loop {
+            more += self.here().iter().filter(|byte| !byte.is_ascii_whitespace()).count() as u64;
             self.at = self.buffer.len();
+            if self.ended {
+                return Ok(more);
+            }
             self.refill()?;
-        }
-        // The last piece is short, whether it ended or broke: that shows when there is to be more.
-        let mut more = [0];
-        match read_up_to(&mut self.source, &mut more) {
-            Ok(_) => Ok(()),
-            Err(_) => Err(Stop::Gzip),
         }
     }
 
@@ -182,7 +205,7 @@ impl<'a> Input<'a> {
             }
             let n = (self.here().len() as u64).min(left) as usize;
             if n == 0 {
-                return Err(Stop::End);
+                return Err(self.short());
             }
             each(&self.here()[..n]);
             self.at += n;
@@ -192,20 +215,18 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Fills as much of `out` as there is.
-fn read_up_to(source: &mut impl Read, out: &mut [u8]) -> io::Result<usize> {
+/// Fills as much of `out` as there is, and says why there is no more.
+fn read_up_to(source: &mut impl Read, out: &mut [u8]) -> (usize, Option<io::Error>) {
     let mut n = 0;
     while n < out.len() {
         match source.read(&mut out[n..]) {
             Ok(0) => break,
             Ok(more) => n += more,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            // What came before the damage is there all the same; it shows again at the next call.
-            Err(_) if n > 0 => break,
-            Err(e) => return Err(e),
+            Err(e) => return (n, Some(e)),
         }
     }
-    Ok(n)
+    (n, None)
 }
 
 /// The longest text that JSON hands over; what is longer is cut.

@@ -71,6 +71,8 @@ pub(super) enum Value {
     Top,
     /// Something that no snapshot needs.
     Other,
+    /// Something that should be of use and is not: counted.
+    Unusable,
 }
 
 /// A container that is being filled.
@@ -136,6 +138,8 @@ pub(super) struct Oddities {
     /// By what they call themselves.
     pub(super) unknown_actions: BTreeMap<TextId, u64>,
     pub(super) malformed_segments: u64,
+    /// Events whose time is none.
+    pub(super) times: u64,
     /// Private pools beyond as many as there are ids.
     pub(super) pools: u64,
 }
@@ -164,6 +168,10 @@ pub(super) struct Machine {
     /// Whether any event has a time, and its pool.
     pub(super) has_times: bool,
     pub(super) has_pools: bool,
+    /// Lists of blocks that have been copied.
+    blocks_taken: std::collections::HashSet<u32>,
+    /// That of the event before.
+    last_time: u64,
     /// Whether any event was compiled code's.
     pub(super) compiled: u64,
     kept_bytes: usize,
@@ -197,6 +205,8 @@ impl Machine {
             odd: Oddities::default(),
             has_times: false,
             has_pools: false,
+            blocks_taken: std::collections::HashSet::new(),
+            last_time: 0,
             compiled: 0,
             kept_bytes: 0,
             frames: Vec::new(),
@@ -546,7 +556,7 @@ impl Machine {
                 text::ADDR | text::DEVICE_FREE => addr = number(value),
                 text::SIZE => size = number(value),
                 text::STREAM => stream = number(value).unwrap_or(0),
-                text::TIME_US => time = number(value),
+                text::TIME_US => time = Some(number(value).unwrap_or(u64::MAX)),
                 text::FRAMES => {
                     if let Value::Stack(s, c) = value {
                         (stack, context) = (s, c);
@@ -571,18 +581,28 @@ impl Machine {
                 Some(name) => *self.odd.unknown_actions.entry(name).or_default() += 1,
                 None => self.odd.malformed_events += 1,
             }
-            return Value::Other;
+            return Value::Unusable;
         };
-        let tells_totals = matches!(known, Action::Snapshot | Action::Oom);
-        let size = size.unwrap_or(0);
-        let Some(addr) = addr.or(tells_totals.then_some(0)).filter(|addr| tells_totals || is_place(*addr, size)) else {
+        let place = match known {
+            // What these say are totals.
+            Action::Snapshot | Action::Oom => Some((addr.unwrap_or(0), size.unwrap_or(0))),
+            _ => addr.zip(size).filter(|(addr, size)| is_place(*addr, *size)),
+        };
+        let Some((addr, size)) = place else {
             self.odd.malformed_events += 1;
-            return Value::Other;
+            return Value::Unusable;
         };
         if let (true, Some(Value::Texts(list))) = (context.is_none(), forward) {
             context = self.forward_context(list);
         }
-        self.has_times |= time.is_some();
+        match time {
+            Some(time) if time <= LATEST => {
+                self.last_time = time;
+                self.has_times = true;
+            }
+            Some(_) => self.odd.times += 1,
+            None => {}
+        }
         let index = self.rows.len() as u32;
         if metadata != text::EMPTY {
             self.metadata.push((index, metadata));
@@ -591,7 +611,7 @@ impl Machine {
         self.rows.push(Row {
             addr,
             size: size.min(LARGEST_SUM),
-            time: time.unwrap_or(0).min(LATEST),
+            time: self.last_time,
             stack,
             context,
             stream: self.tables.stream(stream),
@@ -667,7 +687,7 @@ impl Machine {
         }
         if !is_place(block.addr.unwrap_or(0), block.size.max(block.requested.unwrap_or(0))) {
             self.odd.malformed_segments += 1;
-            return Value::Other;
+            return Value::Unusable;
         }
         let index = self.blocks.len() as u32;
         self.blocks.push(block);
@@ -680,6 +700,36 @@ impl Machine {
             Value::Many(Kind::Block, first, _) => self.blocks.get(first as usize).copied(),
             _ => None,
         }
+    }
+
+    /// The blocks of a segment: first and number.
+    fn blocks_of(&mut self, value: Value) -> (u32, u32) {
+        let list = match value {
+            Value::Many(Kind::Block, first, len) => return (first, len),
+            Value::List(list) => list,
+            Value::Other => return (0, 0),
+            _ => {
+                self.odd.malformed_segments += 1;
+                return (0, 0);
+            }
+        };
+        // The oldest snapshots have others between them, in their histories. No list is copied twice, however often it is named.
+        if !self.blocks_taken.insert(list) {
+            self.odd.malformed_segments += 1;
+            return (0, 0);
+        }
+        let start = self.blocks.len();
+        for item in &self.lists[list as usize] {
+            match *item {
+                Value::Run(Kind::Block, first, len) => {
+                    self.blocks.extend_from_within(first as usize..(first + len) as usize)
+                }
+                Value::Unusable => {}
+                _ => self.odd.malformed_segments += 1,
+            }
+        }
+        self.kept_bytes += (self.blocks.len() - start) * size_of::<FinalBlock>();
+        (start as u32, (self.blocks.len() - start) as u32)
     }
 
     fn segment(&mut self, pairs: &[(TextId, Value)]) -> Value {
@@ -716,16 +766,14 @@ impl Machine {
                     }
                 }
                 text::BLOCKS => {
-                    if let Value::Many(Kind::Block, first, len) = value {
-                        segment.blocks = (first, len);
-                    }
+                    segment.blocks = self.blocks_of(value);
                 }
                 _ => {}
             }
         }
         if !sound || !is_place(segment.addr, segment.size) {
             self.odd.malformed_segments += 1;
-            return Value::Other;
+            return Value::Unusable;
         }
         let index = self.segments.len() as u32;
         self.segments.push(segment);

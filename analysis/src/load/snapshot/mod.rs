@@ -49,6 +49,9 @@ enum Stop {
     Memory,
 }
 
+/// What some editors write before a text.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// What a file is by its first bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Form {
@@ -84,6 +87,9 @@ fn read(path: &Path, file: File, progress: &mut dyn FnMut(u64, u64)) -> Result<(
             });
         }
     };
+    if input.here().starts_with(BYTE_ORDER_MARK) {
+        input.skip_here(BYTE_ORDER_MARK.len());
+    }
     let mut machine = Machine::new();
     let room = ROOM.saturating_add(usize::try_from(size).unwrap_or(usize::MAX).saturating_mul(ROOM_PER_BYTE));
     let value = match form {
@@ -118,12 +124,23 @@ fn read(path: &Path, file: File, progress: &mut dyn FnMut(u64, u64)) -> Result<(
         );
         problems.push(Problem { path: path.to_owned(), text });
     }
-    if stop.is_none() && input.packed && input.pass_all().is_err() {
-        let text =
-            "its gzip checksum is missing or does not match: what is reported may be wrong; fetch it again".to_owned();
-        problems.push(Problem { path: path.to_owned(), text });
+    let mut trailing = 0;
+    if stop.is_none() {
+        match input.pass_all() {
+            Ok(bytes) => trailing = bytes,
+            Err(Stop::Io(cause)) => {
+                let text = format!("it cannot be read behind the snapshot's end: {cause}");
+                problems.push(Problem { path: path.to_owned(), text });
+            }
+            Err(_) => {
+                let text =
+                    "its gzip checksum is missing or does not match: what is reported may be wrong; fetch it again";
+                problems.push(Problem { path: path.to_owned(), text: text.to_owned() });
+            }
+        }
     }
-    let facts = remarks::Facts { whole: stop.is_none(), cut_texts: input.cut_texts, ..remarks::Facts::default() };
+    let (whole, cut_texts) = (stop.is_none(), input.cut_texts);
+    let facts = remarks::Facts { whole, cut_texts, trailing, ..remarks::Facts::default() };
     drop(input);
     Ok((SnapshotRecording::of(machine, value, facts), problems))
 }
@@ -140,7 +157,7 @@ fn segments_alone(machine: &Machine, value: Value) -> bool {
 /// What the bytes begin as; else what they are, and what to do.
 fn form(bytes: &[u8]) -> Result<Form, String> {
     const GIVE: &str = "give the file that torch.cuda.memory._dump_snapshot wrote";
-    let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    let text = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
     let first = text.iter().find(|byte| !byte.is_ascii_whitespace());
     match bytes {
         [] => Err("it is empty: the program that should have written it did not get that far".to_owned()),
@@ -148,6 +165,10 @@ fn form(bytes: &[u8]) -> Result<Form, String> {
         [b'P', b'K', 3, 4, ..] => Err(format!("it is a zip archive, as torch.save writes them: {GIVE}")),
         [0x28, 0xb5, 0x2f, 0xfd, ..] => Err("it is packed with zstd: unpack it first (unzstd)".to_owned()),
         [0xfd, b'7', b'z', b'X', b'Z', ..] => Err("it is packed with xz: unpack it first (unxz)".to_owned()),
+        [b'B', b'Z', b'h', b'1'..=b'9', ..] => Err("it is packed with bzip2: unpack it first (bunzip2)".to_owned()),
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
+            Err("it is text of UTF-16: save it as UTF-8 (iconv -f UTF-16 -t UTF-8)".to_owned())
+        }
         [0x1f, 0x8b, ..] => Err("it is gzipped twice: unpack it once (gunzip)".to_owned()),
         [b'<', ..] => Err(format!("it is a web page; the page that _memory_viz made cannot be read back: {GIVE}")),
         _ if matches!(first, Some(b'{' | b'[')) => Ok(Form::Json),

@@ -135,14 +135,14 @@ pub(super) fn read(input: &mut Input<'_>, machine: &mut Machine, room: usize) ->
             b'.' => return machine.finish(),
             b'c' => {
                 let (module, name) = (line(input)?, line(input)?);
-                return Err(runs(&format!("{module}.{name}")));
+                return Err(runs(at, &format!("{module}.{name}")));
             }
             b'i' => {
                 let (module, name) = (line(input)?, line(input)?);
-                return Err(runs(&format!("{module}.{name}")));
+                return Err(runs(at, &format!("{module}.{name}")));
             }
-            0x93 => return Err(runs(&machine.named())),
-            b'R' | b'b' | b'o' | 0x81 | 0x92 => return Err(runs("something")),
+            0x93 => return Err(runs(at, &machine.named())),
+            b'R' | b'b' | b'o' | 0x81 | 0x92 => return Err(runs(at, "something")),
             b'P' | b'Q' | 0x82 | 0x83 | 0x84 | 0x97 | 0x98 => {
                 return Err(Stop::Refused(format!(
                     "it refers to something outside of itself (opcode {opcode:#04x} at byte {at})"
@@ -164,9 +164,10 @@ pub(super) fn read(input: &mut Input<'_>, machine: &mut Machine, room: usize) ->
 }
 
 /// What Python would have to import and call.
-fn runs(what: &str) -> Stop {
+fn runs(at: u64, what: &str) -> Stop {
     Stop::Refused(format!(
-        "to load it, Python would have to call {what}, which no memory snapshot needs, and memtrace calls nothing that a file names"
+        "to load it, Python would have to call {what} (at byte {at}), which no memory snapshot needs, and memtrace calls \
+         nothing that a file names"
     ))
 }
 

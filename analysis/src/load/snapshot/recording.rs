@@ -48,13 +48,15 @@ struct Device {
 impl SnapshotRecording {
     pub(super) fn of(mut machine: Machine, value: Value, mut facts: Facts) -> SnapshotRecording {
         let top = machine.top.filter(|_| value == Value::Top);
-        let (mut traces, repeated) = top.and_then(|top| top.traces).map(|v| traces(&machine, v)).unwrap_or_default();
+        let Lists { mut traces, repeated, strangers } =
+            top.and_then(|top| top.traces).map(|v| Lists::of(&machine, v)).unwrap_or_default();
         let has_state = top.is_none_or(|top| top.segments.is_some());
         facts.repeated_traces = repeated;
         facts.has_state = has_state;
         facts.no_times = !machine.has_times && machine.rows.len() > 0;
-        facts.malformed_events = machine.odd.malformed_events;
+        facts.malformed_events = machine.odd.malformed_events + strangers;
         facts.malformed_segments = machine.odd.malformed_segments;
+        facts.malformed_times = machine.odd.times;
         facts.pools = machine.odd.pools;
         facts.compiled = machine.compiled;
         facts.unknown_actions = machine
@@ -67,9 +69,13 @@ impl SnapshotRecording {
             facts.host = top.host.map(|value| value.map_or(0, |value| things(&machine, value, 0)));
         }
         // Segments of the host's memory come first or last, and belong to no device here.
-        let on_devices = match top {
+        let on_devices: Vec<usize> = match top {
             None => (0..machine.segments.len()).collect(),
-            Some(top) => top.segments.map(|value| numbers(&machine, value, Kind::Segment)).unwrap_or_default(),
+            Some(top) => {
+                let segments = top.segments.map(|value| runs(&machine, value, Kind::Segment)).unwrap_or_default();
+                facts.malformed_segments += segments.strangers;
+                indices(&segments.runs).map(|number| number as usize).collect()
+            }
         };
         let mut segments: std::collections::BTreeMap<i16, Vec<_>> = std::collections::BTreeMap::new();
         for number in on_devices {
@@ -339,55 +345,73 @@ fn named_tensor(e: &Event, text: &str) -> TensorName {
     TensorName { address: e.addr, seq: e.seq, kind, name: name.into(), shape: shape.into() }
 }
 
-/// The events of each device, and how many lists stand there more than once.
-fn traces(machine: &Machine, value: Value) -> (Vec<Stretches>, u64) {
-    let (mut found, mut seen, mut repeated) = (Vec::new(), HashSet::new(), 0);
-    let mut take = |value: Value| -> Stretches {
-        let stretches: Stretches = match value {
-            Value::Many(Kind::Event, first, len) => vec![(first, len)],
-            Value::List(id) => runs(machine, id, Kind::Event),
-            _ => return Vec::new(),
-        };
+/// The events of each device.
+#[derive(Default)]
+struct Lists {
+    traces: Vec<Stretches>,
+    /// Lists that stand there more than once.
+    repeated: u64,
+    /// Things where an event should be, or a list of them.
+    strangers: u64,
+}
+
+impl Lists {
+    fn of(machine: &Machine, value: Value) -> Lists {
+        let mut lists = Lists::default();
+        let mut seen = HashSet::new();
+        match value {
+            Value::List(id) => {
+                for item in machine.lists[id as usize].iter().take(i16::MAX as usize) {
+                    lists.take(machine, *item, &mut seen);
+                }
+            }
+            // A list of events alone: of one device.
+            other => lists.take(machine, other, &mut seen),
+        }
+        lists
+    }
+
+    fn take(&mut self, machine: &Machine, value: Value, seen: &mut HashSet<(u8, u32)>) {
+        let Runs { runs, strangers } = runs(machine, value, Kind::Event);
         let key = match value {
             Value::Many(_, first, _) => (0, first),
             Value::List(id) => (1, id),
             _ => (2, 0),
         };
-        if !stretches.is_empty() && !seen.insert(key) {
-            repeated += 1;
-            return Vec::new();
+        if !runs.is_empty() && !seen.insert(key) {
+            self.repeated += 1;
+            return self.traces.push(Vec::new());
         }
-        stretches
-    };
-    match value {
+        self.strangers += strangers;
+        self.traces.push(runs);
+    }
+}
+
+/// The things of a kind in a list, and how many others it holds.
+#[derive(Default)]
+struct Runs {
+    runs: Stretches,
+    strangers: u64,
+}
+
+fn runs(machine: &Machine, list: Value, kind: Kind) -> Runs {
+    let mut found = Runs::default();
+    match list {
+        Value::Many(of, first, len) if of == kind => found.runs.push((first, len)),
         Value::List(id) => {
-            for item in machine.lists[id as usize].iter().take(i16::MAX as usize) {
-                found.push(take(*item));
+            for item in &machine.lists[id as usize] {
+                match *item {
+                    Value::Run(of, first, len) if of == kind => found.runs.push((first, len)),
+                    Value::Unusable => {}
+                    _ => found.strangers += 1,
+                }
             }
         }
-        // A list of events alone: of one device.
-        Value::Many(Kind::Event, ..) => found.push(take(value)),
-        _ => {}
+        // An empty list.
+        Value::Other => {}
+        _ => found.strangers += 1,
     }
-    (found, repeated)
-}
-
-fn runs(machine: &Machine, list: u32, kind: Kind) -> Vec<(u32, u32)> {
-    let of_kind = |item: &Value| match item {
-        Value::Run(of, first, len) if *of == kind => Some((*first, *len)),
-        _ => None,
-    };
-    machine.lists[list as usize].iter().filter_map(of_kind).collect()
-}
-
-/// The numbers of the things of a kind in a list.
-fn numbers(machine: &Machine, value: Value, kind: Kind) -> Vec<usize> {
-    let runs = match value {
-        Value::Many(of, first, len) if of == kind => vec![(first, len)],
-        Value::List(id) => runs(machine, id, kind),
-        _ => Vec::new(),
-    };
-    runs.into_iter().flat_map(|(first, len)| first as usize..(first + len) as usize).collect()
+    found
 }
 
 /// How many things a list holds, or the lists in it.

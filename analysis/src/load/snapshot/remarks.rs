@@ -31,6 +31,9 @@ pub(super) struct Facts {
     pub(super) host: [u64; 2],
     pub(super) malformed_events: u64,
     pub(super) malformed_segments: u64,
+    pub(super) malformed_times: u64,
+    /// Bytes behind the snapshot's end.
+    pub(super) trailing: u64,
     pub(super) unknown_actions: Vec<(String, u64)>,
     pub(super) repeated_traces: u64,
     pub(super) pools: u64,
@@ -93,8 +96,10 @@ impl Facts {
             say(format!("{count} events of a kind that this memtrace does not know: {name}"));
         }
         for (count, what) in [
-            (self.malformed_events, "events without an action, an address or a possible size"),
-            (self.malformed_segments, "segments and blocks without an address or a possible size"),
+            (self.malformed_events, "events that are none, or without an action, an address or a possible size"),
+            (self.malformed_segments, "segments and blocks that are none, or without an address or a possible size"),
+            (self.malformed_times, "events at an impossible time: put beside the event before"),
+            (self.trailing, "bytes behind the snapshot's end, not read"),
             (self.repeated_traces, "lists of events that stand there twice"),
             (self.pools, "events and segments of private pools beyond 65,535"),
             (self.cut_texts, "texts of more than 64 KiB, cut"),
