@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use memtrace_analysis::SECTIONS;
 use memtrace_trace::options;
 
@@ -35,7 +35,11 @@ pub(crate) enum Command {
     Export(Export),
     /// Say what can be recorded on this machine and of this program, what is off and how to mend it
     Doctor(Doctor),
-    // One more: a variant here, its name in `WORDS`, a thin file in `commands`.
+    /// Write the manual pages
+    Man(Man),
+    /// Print what makes a shell complete memtrace's options
+    Completions(Completions),
+    // One more: a variant here, a thin file in `commands`.
 }
 
 /// `memtrace report`.
@@ -103,6 +107,26 @@ pub(crate) struct Doctor {
     /// A command to try
     #[arg(value_name = "COMMAND", trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,
+}
+
+/// `memtrace man`.
+#[derive(Args, Debug)]
+#[command(after_help = "memtrace man | man -l -    shows the first of them")]
+pub(crate) struct Man {
+    /// Write a page for each command into this folder [default: memtrace(1) to stdout]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// `memtrace completions`.
+#[derive(Args, Debug)]
+#[command(after_help = "bash: memtrace completions bash > ~/.local/share/bash-completion/completions/memtrace\n\
+    zsh: into _memtrace, in a folder of $fpath\n\
+    fish: memtrace completions fish > ~/.config/fish/completions/memtrace.fish")]
+pub(crate) struct Completions {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub(crate) shell: clap_complete::Shell,
 }
 
 /// A time of at most a day.
@@ -202,15 +226,17 @@ impl From<Cpu> for options::Cpu {
     }
 }
 
-/// What stands first on the command line when `run` does not have to be said.
-const WORDS: &[&str] = &["run", "report", "export", "doctor", "help", "--help", "-h", "--version", "-V"];
+/// Whether what stands first on the command line is for memtrace; else it is the command to run.
+fn is_word(first: &str) -> bool {
+    matches!(first, "help" | "--help" | "-h" | "--version" | "-V") || Cli::command().find_subcommand(first).is_some()
+}
 
 impl Cli {
     /// Reads the command line. The error knows its exit code.
     pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, BadUsage> {
         let mut arguments: Vec<OsString> = arguments.into_iter().collect();
         let first = arguments.get(1).and_then(|a| a.to_str());
-        let is_run = first == Some("run") || !first.is_some_and(|f| WORDS.contains(&f));
+        let is_run = first == Some("run") || !first.is_some_and(is_word);
         if is_run && arguments.len() > 1 && first != Some("run") {
             arguments.insert(1, "run".into());
         }

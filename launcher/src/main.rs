@@ -37,6 +37,8 @@ fn main() -> ExitCode {
         cli::Command::Report(options) => commands::read(|| commands::report::report(&options)),
         cli::Command::Export(options) => commands::read(|| commands::export::export(&options)),
         cli::Command::Doctor(options) => commands::doctor::doctor(&options),
+        cli::Command::Man(options) => commands::answer(commands::manual::man(&options)),
+        cli::Command::Completions(options) => commands::answer(commands::manual::completions(&options)),
     })
 }
 

@@ -179,3 +179,70 @@ fn a_run_that_is_none_is_bad_input() {
         assert!(message.contains(hint) && !message.contains('\x1b') && message.lines().count() == 1, "{message}");
     }
 }
+
+/// What `--help` lists: commands and long options.
+fn helped(words: &[&str]) -> Vec<String> {
+    let help = output(Command::new(memtrace()).args(words).arg("--help"));
+    let text = String::from_utf8(help.stdout).unwrap();
+    text.split_whitespace()
+        .filter(|word| word.starts_with("--") && word.len() > 2)
+        .map(|word| word.trim_matches(|c: char| !c.is_ascii_alphanumeric() && c != '-').to_owned())
+        .collect()
+}
+
+/// Every command has a page, which troff reads without a complaint and which has every option of `--help`.
+#[test]
+fn manual_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = output(Command::new(memtrace()).args(["man", "-o"]).arg(folder.path()));
+    assert!(made.status.success(), "{}", stderr(&made));
+    let pages = std::fs::read_dir(folder.path()).unwrap().map(|page| page.unwrap().file_name().into_string().unwrap());
+    let commands: Vec<String> =
+        pages.filter_map(|page| Some(page.strip_prefix("memtrace-")?.strip_suffix(".1")?.to_owned())).collect();
+    assert!(
+        ["run", "report", "export", "doctor"].iter().all(|name| commands.iter().any(|c| c == name)),
+        "{commands:?}"
+    );
+    for command in commands {
+        let page = folder.path().join(format!("memtrace-{command}.1"));
+        let page = output(Command::new("groff").args(["-man", "-ww", "-Tascii", "-P-cbou", "-rHY=0"]).arg(&page));
+        assert_eq!((page.status.success(), stderr(&page).as_str()), (true, ""), "memtrace-{command}.1");
+        let text = String::from_utf8(page.stdout).unwrap();
+        let options = helped(&[&command]);
+        assert!(!options.is_empty());
+        for option in options {
+            assert!(text.contains(&option), "{option} is missing in memtrace-{command}.1");
+        }
+    }
+    let first = output(Command::new(memtrace()).arg("man"));
+    assert_eq!(std::fs::read(folder.path().join("memtrace.1")).unwrap(), first.stdout);
+    let (code, message) = run(&["man", "-o", "/proc/no"]);
+    assert!(code == 2 && message.contains("/proc/no"), "{code}: {message}");
+}
+
+/// Bash completes commands, options and their values.
+#[test]
+fn completions() {
+    let complete = |words: &[&str]| -> Vec<String> {
+        let script = format!(
+            "source <({} completions bash); COMP_WORDS=({}); COMP_CWORD={}; _memtrace memtrace '{}' '{}'; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+            memtrace().display(),
+            words.join(" "),
+            words.len() - 1,
+            words[words.len() - 1],
+            words[words.len() - 2],
+        );
+        let done = output(Command::new("bash").args(["--norc", "-c", &script]));
+        assert!(done.status.success(), "{}", stderr(&done));
+        String::from_utf8(done.stdout).unwrap().split_whitespace().map(str::to_owned).collect()
+    };
+    assert_eq!(complete(&["memtrace", "rep"]), ["report"]);
+    assert_eq!(complete(&["memtrace", "run", "--no-na"]), ["--no-names"]);
+    assert_eq!(complete(&["memtrace", "run", "--cpu", "al"]), ["always"]);
+    assert!(complete(&["memtrace", "report", "--section", "p"]).contains(&"peak".to_owned()));
+    for shell in ["zsh", "fish", "elvish", "powershell"] {
+        let script = output(Command::new(memtrace()).args(["completions", shell]));
+        assert!(script.status.success() && String::from_utf8_lossy(&script.stdout).contains("export"), "{shell}");
+    }
+    assert_eq!(run(&["completions", "cmd"]).0, 2);
+}

@@ -2,6 +2,7 @@
 
 pub(crate) mod doctor;
 pub(crate) mod export;
+pub(crate) mod manual;
 pub(crate) mod report;
 pub(crate) mod run;
 
@@ -18,17 +19,22 @@ const BAD_INPUT: u8 = 2;
 
 /// Does what a reading command does, confined; gives its exit code, with its error on stderr.
 pub(crate) fn read(command: impl FnOnce() -> anyhow::Result<()>) -> u8 {
-    let code = confined::run(|| match command() {
+    let code = confined::run(|| answer(command()));
+    code.unwrap_or_else(|why| {
+        say(&format!("reading this run {why}"));
+        BAD_INPUT
+    })
+}
+
+/// The exit code of what was done; says its error on stderr.
+pub(crate) fn answer(done: anyhow::Result<()>) -> u8 {
+    match done {
         Ok(()) => 0,
         Err(e) => {
             say(&format!("{e:#}"));
             BAD_INPUT
         }
-    });
-    code.unwrap_or_else(|why| {
-        say(&format!("reading this run {why}"));
-        BAD_INPUT
-    })
+    }
 }
 
 /// Opens what a RUN argument names, with a progress line where that takes long.

@@ -1,0 +1,49 @@
+//! `memtrace man` and `memtrace completions`: what the command line's definition has to say for others than `--help`.
+
+use std::path::Path;
+
+use anyhow::Context;
+use clap::CommandFactory;
+use clap_mangen::Man;
+
+use crate::cli::{self, Cli};
+use crate::say;
+
+/// Writes the manual pages.
+pub(crate) fn man(options: &cli::Man) -> anyhow::Result<()> {
+    let mut command = Cli::command();
+    command.build();
+    let Some(folder) = &options.output else {
+        return super::print(&page(command)?).context("cannot print the page");
+    };
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let commands: Vec<clap::Command> =
+        command.get_subcommands().filter(|c| c.get_name() != "help" && !c.is_hide_set()).cloned().collect();
+    write(folder, "memtrace", command)?;
+    for command in commands {
+        let name = format!("memtrace-{}", command.get_name());
+        // As `man` wants it: one word.
+        write(folder, &name, command.display_name(name.clone()))?;
+    }
+    Ok(())
+}
+
+fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
+    let mut page = Vec::new();
+    Man::new(command).section("1").manual("memtrace").render(&mut page).context("cannot make the page")?;
+    Ok(page)
+}
+
+fn write(folder: &Path, name: &str, command: clap::Command) -> anyhow::Result<()> {
+    let path = folder.join(format!("{name}.1"));
+    std::fs::write(&path, page(command)?).with_context(|| format!("cannot write {}", path.display()))?;
+    say(&format!("wrote {}", path.display()));
+    Ok(())
+}
+
+/// Prints a shell's completions.
+pub(crate) fn completions(options: &cli::Completions) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(options.shell, &mut Cli::command(), "memtrace", &mut script);
+    super::print(&script).context("cannot print the completions")
+}
