@@ -144,8 +144,8 @@ pub(crate) enum Format {
     Snapshot,
     /// The summary
     Json,
-    /// Bytes by category over time, as export_memory_timeline of PyTorch writes it; by the ending of FILE: .html (a picture), .json,
-    /// .raw.json, .raw.json.gz
+    /// Bytes by category over time, as export_memory_timeline of PyTorch writes it; by the ending of FILE: .html (a page with a
+    /// picture), .png, .json, .raw.json, .raw.json.gz
     Timeline,
     /// A table of all blocks: when, how large, from where, what for
     Csv,

@@ -31,7 +31,10 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
             let form = match &options.output {
                 None => TimelineForm::Html,
                 Some(path) => TimelineForm::of(path).with_context(|| {
-                    format!("{}: a timeline's name ends in .html, .json, .raw.json or .raw.json.gz", path.display())
+                    format!(
+                        "{}: a timeline's name ends in .html, .png, .json, .raw.json or .raw.json.gz",
+                        path.display()
+                    )
                 })?,
             };
             files(&run, options, ".html", "", &|process, file, path| {

@@ -1,12 +1,15 @@
-//! Bytes by category over time: what PyTorch's deprecated `export_memory_timeline` writes, and a picture.
+//! Bytes by category over time: what PyTorch's deprecated `export_memory_timeline` writes, and pictures.
 //!
 //! The curve is built in one pass. The recording is cut into slices of equally many events; of each slice the moment with most bytes is kept,
 //! so that no peak is lost however few the points. With at most as many events as points every slice holds one, and nothing is left out. A
 //! block's category is known when it ends: then it is added to the moments that it was alive at. Only the last slice's moment may still move;
 //! what ended in that slice is held apart and forgotten when it does.
 
+mod axes;
+mod canvas;
 mod curve;
 mod json;
+mod page;
 mod picture;
 
 use std::io::Write;
@@ -30,6 +33,8 @@ pub enum TimelineForm {
     RawJsonGz,
     /// A page with a picture in it.
     Html,
+    /// A picture.
+    Png,
 }
 
 impl TimelineForm {
@@ -41,6 +46,7 @@ impl TimelineForm {
             (".raw.json", TimelineForm::RawJson),
             (".json", TimelineForm::Json),
             (".html", TimelineForm::Html),
+            (".png", TimelineForm::Png),
         ];
         forms.into_iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, form)| form)
     }
@@ -48,7 +54,7 @@ impl TimelineForm {
     /// Points at most: what a program reads may have more than what is seen.
     const fn points(self) -> u64 {
         match self {
-            TimelineForm::Json | TimelineForm::RawJson | TimelineForm::RawJsonGz => 100_000,
+            TimelineForm::Json | TimelineForm::RawJson | TimelineForm::RawJsonGz | TimelineForm::Png => 100_000,
             TimelineForm::Html => 2_000,
         }
     }
@@ -78,7 +84,8 @@ pub fn timeline(
             let mut compressed = flate2::write::GzEncoder::new(out, flate2::Compression::default());
             json::raw(&curve, &mut compressed).and_then(|()| compressed.finish().map(drop))
         }
-        TimelineForm::Html => picture::html(&curve, &title(process, device), out),
+        TimelineForm::Html => page::html(&curve, &title(process, device), out),
+        TimelineForm::Png => picture::png(&curve, &title(process, device), out),
     };
     written.map_err(Error::io("cannot write the timeline"))
 }
