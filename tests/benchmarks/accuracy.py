@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Categories of blocks against torch.profiler's own memory timeline of the same run: byte-time in agreement, the confusion, the causes.
 
-Six programs, and one that PyTorch's profiler does not understand, run under memtrace with `torch.profiler` on from their first line. Blocks are matched one for one by address and time, and
-every byte counts as long as it was there, by what PyTorch calls it and by what we call it at that moment.
+Seven programs run under memtrace with `torch.profiler` on from their first line: as recorded by default, without names, and with their tensors
+on the CPU. Blocks are matched one for one by address and time, and every byte counts as long as it was there, by what PyTorch calls it and by
+what we call it at that moment.
 
     accuracy.py [--from FOLDER]    FOLDER: recordings and answers that an earlier run left (ACCURACY_KEEP=FOLDER), to judge them anew
 """
@@ -23,6 +24,8 @@ PROGRAMS = ["mlp", "resnet50", "transformer", "accumulation", "checkpointing", "
 FIVE = ["parameter", "gradient", "activation", "optimizer_state", "input"]
 CATEGORIES = [*FIVE, "temporary", "autograd_detail"]
 UNKNOWN = "unknown"
+# A name of each way to record, the device of the tensors, memtrace's options.
+WAYS = [("as recorded", "cuda", []), ("without names", "cuda", ["--no-names"]), ("tensors on the CPU", "cpu", ["--cpu", "always"])]
 # From program to a causes-of-disagreement table of at most so many lines.
 CAUSES = 8
 
@@ -37,13 +40,15 @@ def record(program, folder, device, steps, options):
     return run, answer
 
 
-def ours(run, folder):
-    """Our blocks, by address, each list in order of time."""
+def ours(run, folder, device):
+    """Our blocks on the device, by address, each list in order of time."""
     table = folder / f"{run.name}.csv"
     subprocess.run([frame.MEMTRACE, "export", run, "--to", "csv", "-o", table], check=True, stderr=subprocess.DEVNULL)
     found = collections.defaultdict(list)
     with open(table, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
+            if (int(row["device"]) < 0) != (device == "cpu"):
+                continue
             found[int(row["address"])].append(row)
     for blocks in found.values():
         blocks.sort(key=lambda row: int(row["alloc_ns"]))
@@ -131,16 +136,14 @@ def main():
     folder = earlier or pathlib.Path(keep or frame.SCRATCH)
     steps = 2 if frame.QUICK else 4
     rows, tail = [], []
-    for name, options in (("as recorded", []), ("without names", ["--no-names"])):
-        if name == "without names" and not has_option("--no-names"):
-            continue
+    for name, device, options in WAYS:
         total, every = collections.Counter(), collections.Counter()
         for program in PROGRAMS[:2] if frame.QUICK else PROGRAMS:
             frame.say(f"{program}, {name}")
             here = folder / name.replace(" ", "-")
-            run, file = (here / program, here / f"{program}.json") if earlier else record(program, here, "cuda", steps, options)
+            run, file = (here / program, here / f"{program}.json") if earlier else record(program, here, device, steps, options)
             answer = json.loads(file.read_text())
-            confusion, causes, alone = judge(name, program, answer, ours(run, here), rows)
+            confusion, causes, alone = judge(name, program, answer, ours(run, here, device), rows)
             total.update(confusion)
             for key, weight in causes.items():
                 every[(program, *key)] += weight
@@ -164,10 +167,6 @@ def main():
     frame.done("accuracy", rows + tail, about="Byte-time of blocks whose category PyTorch's own memory profiler gives as we do; "
                "agreement: of those that it calls parameter, gradient, activation, optimizer state or input.",
                **frame.conditions(torch), steps=steps)
-
-
-def has_option(option):
-    return option in subprocess.run([frame.MEMTRACE, "run", "--help"], capture_output=True, text=True, check=True).stdout
 
 
 if __name__ == "__main__":
