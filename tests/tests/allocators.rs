@@ -11,7 +11,7 @@ use memtrace_tests::programs::{Workshop, linked_with, victim};
 use memtrace_tests::victim::{Run, Victim, root};
 use memtrace_trace::api::Memory;
 use serde_json::Value;
-use snapshot_support::{Recorded, assert_peaks, at_least, json, pickle, record, summary, vizcheck};
+use snapshot_support::{Recorded, assert_peaks, assert_statistics, at_least, json, pickle, record, summary, vizcheck};
 
 const CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
 
@@ -36,6 +36,28 @@ fn count(recorded: &Recorded, condition: impl Fn(&Value) -> bool) -> usize {
     let events =
         oracle["device_traces"].as_array().expect("traces").iter().flat_map(|t| t.as_array().expect("a trace"));
     events.filter(|event| condition(event)).count()
+}
+
+/// `report --section memory` against `torch.cuda.memory_stats` at the program's end, every figure of every pool.
+#[test]
+fn the_table_of_memory_summary() {
+    let cases = [
+        (Victim::python("torch/mlp.py", &[]), 70),
+        (Victim::python("torch/streams.py", &[]), 50),
+        (program("graphs.py", &[]), 70),
+        (program("partial_unmap.py", &[]).env(CONF, "expandable_segments:True"), 50),
+        (Victim::python("torch/oom_retry.py", &[]).env("SIMCUDA_MEMORY", "8G"), 30),
+    ];
+    for (victim, least) in cases {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let run = victim.env("MEMTRACE_TEST_STATISTICS", file.path()).env("MEMTRACE_TEST_ORACLE_LAST", "1").run();
+        let theirs = json(file.path());
+        for device in summary(&run)["devices"].as_array().expect("devices") {
+            let ordinal = device["device"].as_u64().expect("a device") as usize;
+            let compared = assert_statistics(device, &theirs["statistics"][ordinal], &[]);
+            assert!(compared >= least, "{compared} figures");
+        }
+    }
 }
 
 #[test]

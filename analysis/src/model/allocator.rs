@@ -212,6 +212,12 @@ impl Allocator {
         &self.blocks[id.index()]
     }
 
+    /// The blocks before and behind it in its segment.
+    pub fn neighbours(&self, id: BlockId) -> [Option<(BlockId, &Block)>; 2] {
+        let block = &self.blocks[id.index()];
+        [block.prev, block.next].map(|id| (id != BlockId::NONE).then(|| (id, &self.blocks[id.index()])))
+    }
+
     /// The block that starts at this address.
     pub fn find(&self, addr: u64) -> Option<BlockId> {
         self.at.get(&addr).copied()

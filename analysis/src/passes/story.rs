@@ -19,6 +19,7 @@ use super::oom::{Oom, OomLog};
 use super::phase::{Moment, Phase, PhaseTracker, Verdict};
 use super::phase_table::PhaseTable;
 use super::reasons::Reasons;
+use super::statistics::Statistics;
 use crate::model::{
     Allocator, BlockId, Change, Lane, LostEvents, Names, Owner, OwnerUse, Peak, Place, Recording, Replay, Survey, Usage,
 };
@@ -53,6 +54,8 @@ pub struct DeviceStory {
     pub category_reasons: CategoryReasons,
     /// What did not fit together.
     pub anomalies: crate::model::Anomalies,
+    /// What `torch.cuda.memory_stats` would say at the end.
+    pub statistics: Statistics,
     /// What the life of its blocks says about illnesses.
     pub symptoms: Symptoms,
     /// Paths of modules, by which the moments here know them.
@@ -184,6 +187,7 @@ impl DeviceStory {
             reasons: Reasons::default(),
             category_reasons: CategoryReasons::default(),
             anomalies: crate::model::Anomalies::default(),
+            statistics: Statistics::default(),
             symptoms: Symptoms::default(),
             paths: Paths::default(),
             last_ticks: 0,
@@ -204,6 +208,9 @@ impl DeviceStory {
         change: Change,
     ) {
         let allocator = &replay.devices()[slot].allocator;
+        if self.lane == Lane::Torch {
+            self.statistics.observe(allocator, e, &change);
+        }
         match change {
             Change::Alloc(id) => {
                 let verdict = course.tracker.observe(e);

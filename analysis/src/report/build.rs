@@ -325,6 +325,10 @@ impl Context<'_> {
             used_before_bytes: definition.map(|d| d.used_before),
             source: story.lane.name().to_owned(),
             highest: totals(&story.peaks),
+            statistics: match story.lane {
+                Lane::Torch => super::statistics::by_key(&story.statistics, story.ooms.count()),
+                _ => BTreeMap::new(),
+            },
             peak: (story.peak.seq > 0).then(|| self.peak(story)),
             end: (story.peak.seq > 0).then(|| self.moment(&story.end, false)),
             reserved: found.map(|found| reserved_summary(&found.reserved, &self.places, &self.names)),

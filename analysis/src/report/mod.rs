@@ -9,6 +9,7 @@ mod explain;
 mod finish;
 mod places;
 mod sections;
+mod statistics;
 mod summary;
 mod table;
 mod text;

@@ -44,6 +44,11 @@ pub static SECTIONS: &[Section] = &[
         tells: "reserved memory that is not in use, who pins it, and what other settings would have done",
         page: Page::fragmentation,
     },
+    Section {
+        name: "memory",
+        tells: "the table of torch.cuda.memory_summary, as it would be at the end",
+        page: Page::memory,
+    },
     Section { name: "outside", tells: "device memory that is not the caching allocator's", page: Page::whole_outside },
     Section { name: "rules", tells: "which rules decided, on what evidence", page: Page::rules },
     Section { name: "findings", tells: "what is wrong, with its evidence and its mend", page: |_, _| {} },

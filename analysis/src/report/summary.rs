@@ -11,7 +11,7 @@ use crate::passes::{Category, Phase};
 use crate::printable;
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "1.3";
+pub const SUMMARY_VERSION: &str = "1.4";
 
 /// Everything a run's report says. Sizes in bytes, times in nanoseconds (of the epoch where they are moments).
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
@@ -172,6 +172,9 @@ pub struct DeviceSummary {
     pub source: String,
     /// The highest totals, each at its own moment.
     pub highest: Totals,
+    /// What `torch.cuda.memory_stats` would say at the end, by its keys, such as `allocated_bytes.all.peak`; what was there before
+    /// the recording counts as allocated. Empty where PyTorch's caching allocator was not recorded.
+    pub statistics: BTreeMap<String, u64>,
     /// The peak of allocated bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak: Option<MomentSummary>,

@@ -102,3 +102,21 @@ pub(crate) fn assert_peaks(run: &Run, statistics: &Value, totals: &[&str]) -> us
     }
     devices.len() * totals.len()
 }
+
+/// The table of `torch.cuda.memory_summary`: our `statistics` of a device against PyTorch's `memory_stats`, but for keys that end in
+/// one of `not_yet`; gives how many figures were there and not zero.
+#[track_caller]
+pub(crate) fn assert_statistics(device: &Value, theirs: &Value, not_yet: &[&str]) -> usize {
+    let ours = device["statistics"].as_object().expect("statistics");
+    assert_eq!(ours.len(), 109, "nine figures, three pools, four columns, and errors");
+    // Older releases have no requested bytes.
+    let known = ours.iter().filter(|(key, _)| !theirs[key.as_str()].is_null());
+    let compared: Vec<_> = known.filter(|(key, _)| !not_yet.iter().any(|column| key.ends_with(column))).collect();
+    let wrong: Vec<String> = compared
+        .iter()
+        .filter(|(key, ours)| **ours != theirs[key.as_str()])
+        .map(|(key, ours)| format!("{key}: ours {ours}, PyTorch's {}", theirs[key.as_str()]))
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    compared.iter().filter(|(_, ours)| ours.as_u64() > Some(0)).count()
+}
