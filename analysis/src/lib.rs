@@ -20,6 +20,7 @@ pub use error::{Error, Result};
 pub use folder::{NewFile, RunFolder};
 pub use load::{Process, Run, open_run, open_run_heard};
 pub use report::{
-    FinishOptions, Progress, Replaying, SECTIONS, Section, Summary, TextOptions, Written, finish_run, summarize,
+    Baseline, CheckReport, CheckWanted, DiffReport, DiffWanted, FinishOptions, LinesReport, LinesWanted, Progress,
+    Replaying, SECTIONS, Section, Summary, TextOptions, Tolerance, Written, check, diff, finish_run, lines, summarize,
     summarize_with,
 };

@@ -4,15 +4,16 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use memtrace_analysis::SECTIONS;
+use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use memtrace_analysis::rules::ILLNESSES;
+use memtrace_analysis::{SECTIONS, Tolerance};
 use memtrace_trace::options;
 
 /// Records what fills the GPU memory of a program, and says so when the program ends.
 #[derive(Parser, Debug)]
 #[command(name = "memtrace", version, subcommand_required = true, arg_required_else_help = true)]
 #[command(
-    override_usage = "memtrace [run] [OPTIONS] -- COMMAND [ARGS]...\n       memtrace <report|export> RUN [OPTIONS]\n       \
+    override_usage = "memtrace [run] [OPTIONS] -- COMMAND [ARGS]...\n       memtrace <report|export|lines|diff|check> RUN [OPTIONS]\n       \
     memtrace doctor [OPTIONS] [-- COMMAND [ARGS]...]"
 )]
 #[command(after_help = "`run` may be left out: memtrace -- python train.py\n\n\
@@ -33,6 +34,12 @@ pub(crate) enum Command {
     Report(Report),
     /// Write a run in the form of another program
     Export(Export),
+    /// Print what each source line did to the GPU memory: the table of a line profiler, with no decorator
+    Lines(Lines),
+    /// Say what made the peak of one run higher than another's: by category, phase, line, stack and module
+    Diff(Diff),
+    /// Hold a run to limits or to a baseline, for CI: the exit status says whether it keeps them
+    Check(Check),
     /// Say what can be recorded on this machine and of this program, what is off and how to mend it
     Doctor(Doctor),
     /// Write the manual pages
@@ -82,6 +89,155 @@ pub(crate) struct Export {
     /// Only this process
     #[arg(long, value_name = "N")]
     pub(crate) pid: Option<u32>,
+}
+
+/// `memtrace lines`.
+#[derive(Args, Debug)]
+pub(crate) struct Lines {
+    /// A run folder, a .mtr file, or any PyTorch memory snapshot (.pickle, .pkl, .json; .gz too)
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// Of this function: its name, its qualified name or the end of it, e.g. Block.forward [default: the program's own, by peak]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) function: Option<String>,
+    /// Of the functions in this file: its path or the end of it
+    #[arg(long, value_name = "PATH")]
+    pub(crate) file: Option<String>,
+    /// At most so many functions, those with the highest peaks
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) top: usize,
+    /// Of the process of this rank [default: the fullest]
+    #[arg(long, value_name = "N", conflicts_with = "pid")]
+    pub(crate) rank: Option<u32>,
+    /// Of this process
+    #[arg(long, value_name = "N")]
+    pub(crate) pid: Option<u32>,
+    /// Of this device; -1 is the CPU [default: the fullest]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) device: Option<i16>,
+    /// A page of HTML that needs nothing else
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) html: bool,
+    /// JSON for programs: bytes (analysis/schema/lines.schema.json)
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The file to write [default: stdout]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// `memtrace diff`.
+#[derive(Args, Debug)]
+#[command(
+    override_usage = "memtrace diff A B [OPTIONS]\n       memtrace diff RUN --steps N M [OPTIONS]",
+    after_help = "Exit status: 0 whether or not they differ (`memtrace check --baseline` decides), 2 bad usage or unreadable input."
+)]
+pub(crate) struct Diff {
+    /// The first: a run folder, a .mtr file, or any PyTorch memory snapshot (.pickle, .pkl, .json; .gz too)
+    #[arg(value_name = "A")]
+    pub(crate) a: PathBuf,
+    /// The second, of any of these kinds
+    #[arg(value_name = "B", required_unless_present = "steps")]
+    pub(crate) b: Option<PathBuf>,
+    /// The peak of step N of A against that of step M of B (without B: of A, too), instead of the peaks of all
+    #[arg(long, num_args = 2, value_names = ["N", "M"])]
+    pub(crate) steps: Option<Vec<u32>>,
+    /// Only processes of this rank
+    #[arg(long, value_name = "N")]
+    pub(crate) rank: Option<u32>,
+    /// Only this device; -1 is the CPU
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) device: Option<i16>,
+    /// JSON for programs: bytes (analysis/schema/diff.schema.json); it has everything
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `memtrace check`.
+#[derive(Args, Debug)]
+#[command(
+    group = ArgGroup::new("limits").required(true).multiple(true)
+        .args(["max_peak", "max_reserved", "max_leak", "no_oom", "no_finding", "baseline"]),
+    after_help = "Exit status: 0 all limits are kept, 1 one is not, or the recording cannot tell, 2 bad usage or unreadable input.\n\
+    Sizes are in binary units (20GiB, 512MiB) or bytes. Each limit holds for each device of each process by itself."
+)]
+pub(crate) struct Check {
+    /// A run folder, a .mtr file, or any PyTorch memory snapshot (.pickle, .pkl, .json; .gz too)
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// The peak of allocated memory (torch.cuda.max_memory_allocated) is at most this
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) max_peak: Option<u64>,
+    /// The peak of reserved memory (torch.cuda.max_memory_reserved) is at most this
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) max_reserved: Option<u64>,
+    /// What each step keeps, once the second is over, is at most this
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) max_leak: Option<u64>,
+    /// There is no out-of-memory error, caught or not
+    #[arg(long)]
+    pub(crate) no_oom: bool,
+    /// There is no finding of this rule, e.g. leak (docs/diagnosis.md lists them), or of any; may be repeated
+    #[arg(long, value_name = "RULE", value_parser = rule_names())]
+    pub(crate) no_finding: Vec<String>,
+    /// Peak and reserved memory are those of this earlier run, or less: its folder, its summary.json, a trace or snapshot
+    #[arg(long, value_name = "RUN")]
+    pub(crate) baseline: Option<PathBuf>,
+    /// How much more than the baseline is fine: a share (2%) or a size
+    #[arg(long, value_name = "MORE", value_parser = tolerance, default_value = "1%")]
+    pub(crate) tolerance: Tolerance,
+    /// Only processes of this rank
+    #[arg(long, value_name = "N")]
+    pub(crate) rank: Option<u32>,
+    /// Only this device; -1 is the CPU
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) device: Option<i16>,
+    /// Check also what lacks something: lost events, a program that did not end well
+    #[arg(long)]
+    pub(crate) allow_incomplete: bool,
+    /// JSON for programs: bytes (analysis/schema/check.schema.json)
+    #[arg(long, conflicts_with = "github")]
+    pub(crate) json: bool,
+    /// Annotations for GitHub Actions besides
+    #[arg(long)]
+    pub(crate) github: bool,
+}
+
+/// The rules about illnesses, and `any`.
+fn rule_names() -> PossibleValuesParser {
+    let names = ILLNESSES.iter().map(|rule| rule.name).chain(["any"]);
+    names.map(PossibleValue::new).collect::<Vec<_>>().into()
+}
+
+/// A size in binary units, or bytes.
+fn size(text: &str) -> Result<u64, String> {
+    const MEANT: &str = "a size is meant: bytes, or a number with KiB, MiB, GiB or TiB";
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
+    let power = match text[digits.len()..].trim() {
+        "" | "B" => 0,
+        "KiB" => 10,
+        "MiB" => 20,
+        "GiB" => 30,
+        "TiB" => 40,
+        unit @ ("K" | "M" | "G" | "T" | "KB" | "kB" | "MB" | "GB" | "TB") => {
+            return Err(format!("sizes are in binary units: {}iB, not {unit}", unit[..1].to_uppercase()));
+        }
+        _ => return Err(MEANT.to_owned()),
+    };
+    let unit = (1u64 << power) as f64;
+    match digits.parse::<f64>() {
+        Ok(number) if number >= 0.0 && number * unit < 9e18 => Ok((number * unit) as u64),
+        _ => Err(MEANT.to_owned()),
+    }
+}
+
+/// A share or a size.
+fn tolerance(text: &str) -> Result<Tolerance, String> {
+    match text.strip_suffix('%').map(|share| share.trim().parse::<f64>()) {
+        Some(Ok(share)) if (0.0..=1000.0).contains(&share) => Ok(Tolerance::Share(share / 100.0)),
+        Some(_) => Err("a share is meant, e.g. 2%".to_owned()),
+        None => size(text).map(Tolerance::Bytes),
+    }
 }
 
 /// `memtrace doctor`.
@@ -294,5 +450,21 @@ mod tests {
         assert_eq!(read("report").unwrap_err(), 2);
         assert_eq!(read("--help").unwrap_err(), 0);
         assert_eq!(read("-V").unwrap_err(), 0);
+        assert_eq!(read("diff a").unwrap_err(), 2);
+        assert_eq!(read("check a").unwrap_err(), 2, "nothing to check");
+        assert_eq!(read("check a --no-finding headache").unwrap_err(), 2);
+    }
+
+    #[test]
+    fn sizes_are_binary() {
+        assert_eq!(size("20GiB"), Ok(20 << 30));
+        assert_eq!(size("1.5 MiB"), Ok(3 << 19));
+        assert_eq!((size("0"), size("512B"), size("7")), (Ok(0), Ok(512), Ok(7)));
+        assert!(size("20GB").unwrap_err().contains("GiB, not GB"));
+        for wrong in ["", "-1MiB", "GiB", "1e30", "nan", "1 Gib"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!((tolerance("2%"), tolerance("1MiB")), (Ok(Tolerance::Share(0.02)), Ok(Tolerance::Bytes(1 << 20))));
+        assert!(tolerance("x%").is_err() && tolerance("-1%").is_err());
     }
 }

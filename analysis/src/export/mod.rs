@@ -14,3 +14,5 @@ pub use blocks::blocks_csv;
 pub use frames::SYNTHETIC;
 pub use snapshot::{SnapshotOptions, SnapshotReport, snapshot};
 pub use timeline::{TimelineForm, timeline};
+
+pub(crate) use sources::Sources;

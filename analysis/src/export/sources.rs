@@ -1,4 +1,4 @@
-//! Source lines of the traced program, for traceback-formatted frames.
+//! Source lines of the traced program.
 //!
 //! A file is only quoted when it is certainly the one that ran: it exists and has not been changed since the recording began.
 
@@ -13,7 +13,7 @@ const MAX_FILE: u64 = 16 << 20;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Sources {
+pub(crate) struct Sources {
     directory: Option<PathBuf>,
     changed_before: Option<SystemTime>,
     off: bool,
@@ -22,7 +22,7 @@ pub(super) struct Sources {
 
 impl Sources {
     /// Relative names are looked up in `directory`; files changed after `recording_ended_ns` are not quoted.
-    pub(super) fn new(directory: Option<&Path>, recording_ended_ns: Option<u64>, off: bool) -> Sources {
+    pub(crate) fn new(directory: Option<&Path>, recording_ended_ns: Option<u64>, off: bool) -> Sources {
         Sources {
             directory: directory.map(Path::to_owned),
             changed_before: recording_ended_ns.map(|ns| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns)),
@@ -32,16 +32,24 @@ impl Sources {
     }
 
     /// The line, stripped, where it is known and not blank.
-    pub(super) fn line(&mut self, filename: &str, line: u32) -> Option<&str> {
+    pub(crate) fn line(&mut self, filename: &str, line: u32) -> Option<&str> {
         if self.off || line == 0 {
+            return None;
+        }
+        let text = self.lines(filename)?.get(line as usize - 1)?.trim();
+        (!text.is_empty()).then_some(text)
+    }
+
+    /// All lines of a file, without what is blank at their ends, where it is known.
+    pub(crate) fn lines(&mut self, filename: &str) -> Option<&[String]> {
+        if self.off {
             return None;
         }
         if !self.files.contains_key(filename) {
             let lines = self.read(filename);
             self.files.insert(filename.into(), lines);
         }
-        let text = self.files.get(filename)?.as_ref()?.get(line as usize - 1)?;
-        (!text.is_empty()).then_some(text)
+        self.files.get(filename)?.as_deref()
     }
 
     fn read(&self, filename: &str) -> Option<Vec<String>> {
@@ -60,7 +68,7 @@ impl Sources {
             return None;
         }
         let text = foreign::read(&file, MAX_FILE).ok()?;
-        Some(String::from_utf8_lossy(&text).lines().map(|line| line.trim().to_owned()).collect())
+        Some(String::from_utf8_lossy(&text).lines().map(|line| line.trim_end().to_owned()).collect())
     }
 }
 
@@ -76,6 +84,7 @@ mod tests {
         let mut sources = Sources::new(Some(&dir), None, false);
         assert_eq!(sources.line("x.py", 2), Some("return f(x)"));
         assert_eq!(sources.line("x.py", 3), None);
+        assert_eq!(sources.lines("x.py").unwrap()[1], "    return f(x)");
         assert_eq!(sources.line("x.py", 9), None);
         assert_eq!(sources.line("<string>", 1), None);
         assert_eq!(Sources::new(Some(&dir), Some(1), false).line("x.py", 2), None);

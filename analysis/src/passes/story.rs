@@ -38,6 +38,8 @@ pub struct DeviceStory {
     pub peak: Composition,
     /// What was alive at the end.
     pub end: Composition,
+    /// What was alive at the peaks of the steps that were asked for; of one that never came, nothing.
+    pub watched: Vec<(u32, Composition)>,
     /// The highest totals, each at its own moment.
     pub peaks: Peak,
     /// What each phase did.
@@ -129,13 +131,28 @@ impl Story {
         lives: &mut impl Lives,
         progress: &mut dyn FnMut(u64),
     ) -> Story {
+        Story::watching(recording, survey, names, &[], lives, progress)
+    }
+
+    /// The same, watching the peaks of some steps, too: what was alive after the allocation of the step that reached most.
+    pub fn watching(
+        recording: &dyn Recording,
+        survey: &Survey,
+        names: &Names,
+        steps: &[u32],
+        lives: &mut impl Lives,
+        progress: &mut dyn FnMut(u64),
+    ) -> Story {
         let definitions = recording.definitions();
         let has_names = definitions.tensor_names.iter().any(|name| name.kind == TensorKind::Parameter);
         let names = has_names.then_some(names);
         let categorizer = Categorizer::new(definitions, has_names);
         let mut replay = Replay::new(survey, None);
         let mut course = Course { tracker: PhaseTracker::of(recording), names };
-        let new = |device: i16, lane| DeviceStory::new(device, lane, categorizer.clone(), definitions);
+        let new = |device: i16, lane| DeviceStory {
+            watched: steps.iter().map(|step| (*step, Composition::default())).collect(),
+            ..DeviceStory::new(device, lane, categorizer.clone(), definitions)
+        };
         let mut devices: Vec<DeviceStory> = replay.devices().iter().map(|d| new(d.device, d.lane)).collect();
         let mut done = 0;
         let lost = recording.stream(&mut |events| {
@@ -179,6 +196,7 @@ impl DeviceStory {
             lane,
             peak: Composition::default(),
             end: Composition::default(),
+            watched: Vec::new(),
             peaks: Peak::default(),
             table: PhaseTable::default(),
             labels: LabelTable::new(definitions),
@@ -264,6 +282,11 @@ impl DeviceStory {
         if usage.allocated > self.peak.usage.allocated {
             self.peak.restart(e.seq, e.ticks, now, verdict.phase, (e.stack, e.context), *usage);
         }
+        for (step, peak) in &mut self.watched {
+            if now.step == Some(*step) && usage.allocated > peak.usage.allocated {
+                peak.restart(e.seq, e.ticks, now, verdict.phase, (e.stack, e.context), *usage);
+            }
+        }
     }
 
     #[inline]
@@ -298,13 +321,15 @@ impl DeviceStory {
             self.table.free(now.step, phase, e.ticks, birth.size, usage.allocated);
             self.growth.ended(&birth, category, now, (!cut).then_some(phase));
         }
-        if self.peak.includes(birth.seq) {
-            self.add_to_peak(&birth, category, course);
-        }
+        self.add_to_peak(&birth, category, course);
     }
 
+    #[inline]
     fn add_to_peak(&mut self, birth: &Birth, category: Category, course: &Course<'_>) {
-        Self::add(&mut self.peak, &mut self.paths, birth, category, course);
+        let watched = self.watched.iter_mut().map(|(_, peak)| peak);
+        for peak in std::iter::once(&mut self.peak).chain(watched).filter(|peak| peak.includes(birth.seq)) {
+            Self::add(peak, &mut self.paths, birth, category, course);
+        }
     }
 
     /// Adds a block to a moment.
@@ -405,9 +430,7 @@ impl DeviceStory {
             self.settle(&birth, &judged, lives, None);
             let category = judged.category;
             self.growth.ended(&birth, category, now, None);
-            if self.peak.includes(birth.seq) {
-                self.add_to_peak(&birth, category, course);
-            }
+            self.add_to_peak(&birth, category, course);
         }
         for end in std::mem::take(&mut self.loose) {
             self.growth.ended(&end.birth, end.category, &end.at, None);

@@ -4,11 +4,19 @@
 //! that structure alone, so that text and JSON cannot disagree.
 
 mod build;
+mod check;
+mod compare;
 mod diagnosis;
+mod diff;
+mod diff_page;
 mod explain;
 mod finish;
+mod lines;
+mod lines_page;
 mod places;
+mod same_lines;
 mod sections;
+mod source;
 mod statistics;
 mod summary;
 mod table;
@@ -17,7 +25,14 @@ mod units;
 mod why;
 
 pub use build::{summarize, summarize_with};
+pub use check::{Baseline, CHECK_VERSION, CheckReport, CheckResult, CheckWanted, Tolerance, check};
+pub use compare::diff;
+pub use diff::{
+    CategoryChange, Change, DIFF_VERSION, DevicePair, DiffMoment, DiffReport, DiffRun, DiffWanted, LineChange,
+    ModuleChange, PhaseChange, StackChange, Unpaired, Verdict,
+};
 pub use finish::{FinishOptions, Progress, Written, finish_run};
+pub use lines::{FunctionLines, LINES_VERSION, LineFigures, LineRow, LinesReport, LinesWanted, OtherDevice, lines};
 pub use sections::{SECTIONS, Section};
 pub use summary::*;
 pub use text::TextOptions;

@@ -45,8 +45,6 @@ impl<'a> Places<'a> {
     /// empty when nothing is known.
     fn place(&self, stack: StackId) -> String {
         let frames = || self.definitions.walk(stack).filter_map(|(_, frame)| frame);
-        // Where it is known what a generated line stands for, that is what people wrote.
-        let explained = |frame: &Frame| !frame.inlined_into.is_none() && is_inductor_file(&frame.filename);
         let mut python = frames().filter(|frame| !frame.native && !explained(frame)).peekable();
         let Some(innermost) = python.peek().copied() else {
             let responsible = frames().find(|frame| plumbing_rule(frame).is_none()).or(frames().next());
@@ -58,6 +56,23 @@ impl<'a> Places<'a> {
             Some(own) => format!("{}, {}", self.line(own, true), self.line(innermost, true)),
             None => self.line(innermost, true),
         }
+    }
+
+    /// The frame by which a stack goes: the program's own innermost one, else Python's, else the native one responsible.
+    pub(super) fn own(&self, stack: StackId) -> Option<FrameId> {
+        let frames = || {
+            let ids = self.definitions.walk_ids(stack);
+            ids.filter_map(|(_, id)| self.definitions.frame(id).map(|frame| (id, frame)))
+        };
+        let python = || frames().filter(|(_, frame)| !frame.native && !explained(frame));
+        let own = python().find(|(_, frame)| !is_library(&frame.filename)).or_else(|| python().next());
+        let native = || frames().find(|(_, frame)| plumbing_rule(frame).is_none()).or_else(|| frames().next());
+        own.or_else(native).map(|(id, _)| id)
+    }
+
+    /// `model.py:88 forward`
+    pub(super) fn frame(&self, frame: &Frame) -> String {
+        if frame.native { self.native(frame) } else { self.line(frame, true) }
     }
 
     fn line(&self, frame: &Frame, named: bool) -> String {
@@ -78,7 +93,7 @@ impl<'a> Places<'a> {
     }
 
     /// Relative to the program's folder, else the last two components.
-    fn short<'f>(&self, filename: &'f str) -> &'f str {
+    pub(super) fn short<'f>(&self, filename: &'f str) -> &'f str {
         if let Some(rest) = self.directory.as_deref().and_then(|d| filename.strip_prefix(d))
             && !is_library(filename)
         {
@@ -87,6 +102,11 @@ impl<'a> Places<'a> {
         let cut = filename.rmatch_indices('/').nth(1).map(|(at, _)| at + 1).unwrap_or(0);
         &filename[cut..]
     }
+}
+
+/// Where it is known what a generated line stands for, that is what people wrote.
+fn explained(frame: &Frame) -> bool {
+    !frame.inlined_into.is_none() && is_inductor_file(&frame.filename)
 }
 
 pub(super) fn frame_summary(frame: &Frame) -> FrameSummary {
@@ -99,7 +119,7 @@ pub(super) fn frame_summary(frame: &Frame) -> FrameSummary {
 }
 
 /// Whether a file belongs to an installed package or to Python itself.
-fn is_library(filename: &str) -> bool {
+pub(super) fn is_library(filename: &str) -> bool {
     ["site-packages/", "dist-packages/", "/lib/python3", "/lib64/python3"].iter().any(|part| filename.contains(part))
         || filename.starts_with('<')
         || is_inductor_file(filename)

@@ -693,13 +693,17 @@ pub struct CategoryReasonSummary {
     pub bytes: u64,
 }
 
+/// A schema as its file has it.
+pub(super) fn schema_text(schema: &schemars::Schema) -> String {
+    let mut text = serde_json::to_string_pretty(schema).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
 impl Summary {
     /// The JSON Schema of `summary.json`, made from these structures and their documentation.
     pub fn json_schema() -> String {
-        let schema = schemars::schema_for!(Summary);
-        let mut text = serde_json::to_string_pretty(&schema).unwrap_or_default();
-        text.push('\n');
-        text
+        schema_text(&schemars::schema_for!(Summary))
     }
 
     /// `summary.json`.

@@ -14,6 +14,7 @@ pub(super) enum Align {
 pub(super) struct Table {
     align: Vec<Align>,
     rows: Vec<Row>,
+    verbatim: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -28,7 +29,13 @@ impl Table {
         Table {
             align: head.iter().map(|(_, align)| *align).collect(),
             rows: vec![Row::Head(head.iter().map(|(name, _)| (*name).to_owned()).collect())],
+            verbatim: false,
         }
+    }
+
+    /// The same with a last column of one line each, cut at the page's edge.
+    pub(super) fn verbatim(head: &[(&str, Align)]) -> Table {
+        Table { verbatim: true, ..Table::new(head) }
     }
 
     /// A row of cells.
@@ -77,7 +84,8 @@ impl Table {
         }
         let start = line.chars().count();
         let mut lines = Vec::new();
-        for piece in wrap(last, width.saturating_sub(start).max(16)) {
+        let room = width.saturating_sub(start).max(16);
+        for piece in if self.verbatim { vec![last.clone()] } else { wrap(last, room) } {
             let head = if lines.is_empty() { std::mem::take(&mut line) } else { " ".repeat(start) };
             lines.push(cut(format!("{head}{piece}").trim_end(), width));
         }

@@ -535,6 +535,13 @@ pub(super) fn device_name(device: &DeviceSummary) -> String {
     if device.device < 0 { "CPU tensors".to_owned() } else { format!("GPU {}", device.device) }
 }
 
+/// `rank 3, GPU 0`, `pid 7, CPU tensors`.
+pub(super) fn device_text(rank: Option<u32>, pid: u32, device: i16) -> String {
+    let process = rank.map_or_else(|| format!("pid {pid}"), |rank| format!("rank {rank}"));
+    let device = if device < 0 { "CPU tensors".to_owned() } else { format!("GPU {device}") };
+    format!("{process}, {device}")
+}
+
 /// What was alive, in words: the categories that matter.
 fn categories(moment: &MomentSummary) -> Vec<String> {
     let whole = moment.totals.allocated_bytes;

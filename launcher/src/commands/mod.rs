@@ -1,7 +1,10 @@
 //! One thin file a subcommand.
 
+pub(crate) mod check;
+pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod export;
+pub(crate) mod lines;
 pub(crate) mod manual;
 pub(crate) mod report;
 pub(crate) mod run;
@@ -9,6 +12,7 @@ pub(crate) mod run;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
+use anyhow::Context;
 use memtrace_analysis::{Progress, Run, open_run_heard};
 
 use crate::closing::ProgressLine;
@@ -19,7 +23,15 @@ const BAD_INPUT: u8 = 2;
 
 /// Does what a reading command does, confined; gives its exit code, with its error on stderr.
 pub(crate) fn read(command: impl FnOnce() -> anyhow::Result<()>) -> u8 {
-    let code = confined::run(|| answer(command()));
+    decide(|| command().map(|()| true))
+}
+
+/// The same of a command that answers yes (0) or no (1).
+pub(crate) fn decide(command: impl FnOnce() -> anyhow::Result<bool>) -> u8 {
+    let code = confined::run(|| match command() {
+        Ok(yes) => u8::from(!yes),
+        Err(e) => answer(Err(e)),
+    });
     code.unwrap_or_else(|why| {
         say(&format!("reading this run {why}"));
         BAD_INPUT
@@ -44,6 +56,23 @@ fn open(path: &Path) -> memtrace_analysis::Result<Run> {
     let run = open_run_heard(path, &mut |done, total| line.show(&Progress { what: &what, done, total }));
     line.clear();
     run
+}
+
+/// Opens what RUN arguments name, and says what of it cannot be used.
+fn open_and_say(path: &Path) -> memtrace_analysis::Result<Run> {
+    let run = open(path)?;
+    for problem in run.problems() {
+        say(&format!("{}: {}", problem.path.display(), problem.text));
+    }
+    Ok(run)
+}
+
+/// Writes a text into a file, or prints it.
+fn put(text: &str, output: Option<&Path>) -> anyhow::Result<()> {
+    match output {
+        Some(path) => std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display())),
+        None => print(text.as_bytes()).context("cannot print"),
+    }
 }
 
 /// Prints on stdout. A reader that has had enough (`| head`) is no error.

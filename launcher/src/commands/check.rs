@@ -1,0 +1,77 @@
+//! `memtrace check`: a run held to limits or to a baseline.
+
+use std::io::{IsTerminal, Read};
+use std::path::Path;
+
+use anyhow::anyhow;
+use memtrace_analysis::{Baseline, CheckWanted, DiffReport, DiffWanted, Run, Summary, check as hold, diff, summarize};
+
+use crate::cli::Check;
+use crate::closing::ProgressLine;
+
+/// A larger file is no summary.
+const LARGEST_SUMMARY: u64 = 256 << 20;
+/// As much of a file as is looked at first.
+const LARGEST_START: u64 = 32;
+
+/// Prints the verdict; false where a limit is not kept.
+pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
+    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let run = super::open_and_say(&options.run)?;
+    let mut summary_of = |run: &Run| -> anyhow::Result<Summary> {
+        let summary = summarize(run, &mut |progress| line.show(&progress));
+        line.clear();
+        Ok(summary?)
+    };
+    let summary = summary_of(&run)?;
+    let (mut baseline, mut beside): (Option<Baseline>, Option<DiffReport>) = (None, None);
+    if let Some(path) = &options.baseline {
+        let wrong = |why: String| anyhow!("{}: {why}", path.display());
+        match summary_json(path) {
+            Some(text) => baseline = Some(Baseline::from_json(&text).map_err(wrong)?),
+            None => {
+                let before = super::open_and_say(path)?;
+                baseline = Some(Baseline::of(&summary_of(&before)?).map_err(wrong)?);
+                let wanted = DiffWanted { rank: options.rank, device: options.device, ..DiffWanted::default() };
+                beside = Some(diff(&before, &run, &wanted, &mut |_| {}));
+            }
+        }
+    }
+    let wanted = CheckWanted {
+        max_peak: options.max_peak,
+        max_reserved: options.max_reserved,
+        max_leak: options.max_leak,
+        no_oom: options.no_oom,
+        no_findings: options.no_finding.clone(),
+        tolerance: options.tolerance,
+        rank: options.rank,
+        device: options.device,
+        allow_incomplete: options.allow_incomplete,
+    };
+    let report = hold(&summary, baseline.as_ref(), beside.as_ref(), &wanted);
+    if options.json {
+        super::put(&report.to_json(), None)?;
+    } else {
+        super::put(&report.to_text(), None)?;
+    }
+    if options.github {
+        let here = std::env::current_dir().unwrap_or_default();
+        let root = std::env::var_os("GITHUB_WORKSPACE").filter(|root| !root.is_empty()).map_or(here, Into::into);
+        super::put(&report.to_github(&root.to_string_lossy()), None)?;
+    }
+    Ok(report.ok)
+}
+
+/// The text of a file that says of itself to be a summary of memtrace; a PyTorch snapshot may be JSON, too.
+fn summary_json(path: &Path) -> Option<String> {
+    let mut file = std::fs::File::open(path).ok()?;
+    let size = file.metadata().ok().filter(|file| file.is_file())?.len();
+    let mut text = String::new();
+    (&mut file).take(LARGEST_START).read_to_string(&mut text).ok()?;
+    let start: String = text.chars().filter(|c| !c.is_whitespace()).take(11).collect();
+    if start != "{\"version\":" || size > LARGEST_SUMMARY {
+        return None;
+    }
+    file.take(LARGEST_SUMMARY).read_to_string(&mut text).ok()?;
+    Some(text)
+}

@@ -1,0 +1,32 @@
+//! `memtrace diff`: what made the peak of one run higher than another's.
+
+use std::io::IsTerminal;
+
+use anyhow::ensure;
+use memtrace_analysis::{DiffWanted, diff as compare};
+
+use crate::cli::Diff;
+use crate::closing::{ProgressLine, layout};
+
+/// Prints the comparison.
+pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
+    let a = super::open_and_say(&options.a)?;
+    let b = options.b.as_deref().map(super::open_and_say).transpose()?;
+    let steps = match options.steps.as_deref() {
+        Some([n, m]) => Some((*n, *m)),
+        _ => None,
+    };
+    let wanted = DiffWanted { steps, rank: options.rank, device: options.device };
+    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let report = compare(&a, b.as_ref().unwrap_or(&a), &wanted, &mut |progress| line.show(&progress));
+    line.clear();
+    let nothing = report.pairs.is_empty() && report.unpaired.is_empty();
+    ensure!(
+        !nothing,
+        "nothing to compare: no process and device that was asked for has memory in {}{}",
+        options.a.display(),
+        report.remarks.iter().map(|remark| format!("; {remark}")).collect::<String>()
+    );
+    let text = if options.json { report.to_json() } else { report.to_text(&layout(std::io::stdout().is_terminal())) };
+    super::put(&text, None)
+}
