@@ -127,6 +127,9 @@ fn leaking(steps: u32, bytes: u64) -> Summary {
     for step in 0..steps {
         p.with_grad(true);
         let kept = p.alloc(2 * MIB, s.forward);
+        if step == 1 {
+            p.alloc(8 * MIB, s.forward);
+        }
         p.on_thread(2).free_in(kept, memtrace_trace::ids::StackId::NONE, s.node);
         p.on_thread(1).with_grad(false);
         if step == 0 {
@@ -137,9 +140,6 @@ fn leaking(steps: u32, bytes: u64) -> Summary {
         p.with_grad(true);
         if bytes > 0 {
             p.alloc(bytes, store);
-        }
-        if step == 1 {
-            p.alloc(8 * MIB, store);
         }
     }
     p.recording.end = Some(End { wait_status: Some(0), reason: "exited".into(), ..End::default() });

@@ -396,12 +396,17 @@ fn limits(one: &Checked<'_>, wanted: &CheckWanted, results: &mut Vec<CheckResult
 
 /// What is kept with each step.
 fn leak(one: &Checked<'_>, allowed: u64) -> CheckResult {
-    let count = i64::from(one.device.later_steps_count);
-    let net: i64 = one.device.later_steps.iter().map(|phase| phase.net_bytes).sum();
-    let second = one.device.by_step.iter().find(|step| step.step == 1);
-    let of_second = second.map_or(0, |step| step.phases.iter().map(|phase| phase.net_bytes).sum::<i64>());
-    // What a second step brings once (an optimizer's late state) is no leak.
-    let (net, count) = if count >= 3 && second.is_some() { (net - of_second, count - 1) } else { (net, count) };
+    let mut count = i64::from(one.device.later_steps_count);
+    let mut net: i64 = one.device.later_steps.iter().map(|phase| phase.net_bytes).sum();
+    let last = one.device.steps.saturating_sub(1);
+    // What a second step brings once (an optimizer's late state) is no leak, nor is what a program does when it has trained.
+    for (step, least) in [(1, 3), (last, 3)] {
+        let step = one.device.by_step.iter().find(|row| row.step == step);
+        if let Some(step) = step.filter(|_| count >= least) {
+            net -= step.phases.iter().map(|phase| phase.net_bytes).sum::<i64>();
+            count -= 1;
+        }
+    }
     if count == 0 {
         let text = format!(
             "what is kept from step to step is not known: {} steps were recorded ({})",
