@@ -54,7 +54,7 @@ fn the_fixture_passes_and_fails_as_the_page_says() {
     );
     // The same test with a limit that the program does not keep.
     let test = folder.path().join("test_memory.py");
-    let stricter = std::fs::read_to_string(&test).unwrap().replace("64MiB", "4MiB");
+    let stricter = std::fs::read_to_string(&test).unwrap().replace("128MiB", "4MiB");
     std::fs::write(&test, stricter).unwrap();
     let output = pytest(folder.path(), packages.trim());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

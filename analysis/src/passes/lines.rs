@@ -27,7 +27,7 @@ const THREADS: usize = 1 << 16;
 /// What a line did. Bytes are rounded as the allocator rounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LineUse {
-    /// How often events showed it entered anew: at least so often it ran.
+    /// How often events showed it entered anew: at least so often it ran. 0 where threads are unknown.
     pub times: u64,
     /// Blocks allocated by it and what it called.
     pub allocated: Amount,
@@ -261,8 +261,8 @@ impl DeviceLines {
         };
         if !e.stack.is_none() && e.stack.index() < self.stacks.len() {
             self.stacks[e.stack.index()].absorb(&did);
-            // A thread of the engine may be the same to a snapshot of PyTorch's, which knows no threads.
-            if !table.is_without_python(e.stack) {
+            // Snapshots of PyTorch's know no threads: what follows what on one is unknown.
+            if !e.thread.is_none() {
                 self.entries.observe(definitions, e.thread, e.stack);
             }
         }

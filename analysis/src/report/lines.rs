@@ -121,7 +121,7 @@ pub struct LineRow {
 /// What a line did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct LineFigures {
-    /// How often events showed it entered anew; it ran at least so often.
+    /// How often events showed it entered anew; it ran at least so often. 0 in snapshots of PyTorch's, which tell no threads.
     pub times: u64,
     /// The highest number of active bytes while it was current: `active_bytes.all.peak`.
     pub active_peak_bytes: u64,

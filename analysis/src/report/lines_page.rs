@@ -173,7 +173,7 @@ fn cells(figures: Option<&LineFigures>) -> Vec<String> {
         signed_size_text(f.net_bytes),
         size_text(f.allocated_bytes),
         count_text(f.allocations),
-        count_text(f.times),
+        if f.times > 0 { count_text(f.times) } else { String::new() },
         some(f.backward_bytes),
     ]
 }
