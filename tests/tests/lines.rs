@@ -86,10 +86,7 @@ fn a_snapshot_of_pytorch_says_the_same() {
         for name in ["active_peak_bytes", "reserved_peak_bytes", "allocated_bytes", "allocations", "net_bytes"] {
             assert_eq!(figures[name], snapshot[place][name], "{place:?} {name}");
         }
-        assert_eq!(
-            (&figures["times"], &snapshot[place]["times"]),
-            (&Value::from(figures["times"].as_u64()), &Value::from(0))
-        );
+        assert_eq!(snapshot[place]["times"], 0, "threads are unknown there");
     }
 }
 
