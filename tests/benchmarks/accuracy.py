@@ -98,7 +98,7 @@ def compare(answer, found):
             our = row["category"]
             confusion[theirs, our] += weight
             if theirs != our:
-                where = row["frame"].rsplit("site-packages/", 1)[-1]
+                where = row["frame"].rsplit("site-packages/", 1)[-1].removeprefix(f"{frame.ROOT}/")
                 causes[theirs, our, row["rule"], row["node"], where] += weight
     alone = collections.Counter()
     for rows in found.values():
@@ -159,7 +159,7 @@ def main():
             tail.append({"table": f"byte-time in GiB s, PyTorch's categories down, ours across, {name}", "PyTorch": theirs,
                          **{c: total[theirs, c] / 2**30 / 1e9 for c in columns}})
         whole = sum(known.values())
-        for (program, theirs, our, rule, node, where), weight in every.most_common(CAUSES * (1 if frame.QUICK else 4)):
+        for (program, theirs, our, rule, node, where), weight in every.most_common(CAUSES * (1 if frame.QUICK else 2)):
             tail.append({"table": f"largest disagreements, {name}", "program": program, "PyTorch": theirs, "ours": our, "our_rule": rule,
                          "node": node, "frame": where, "percent_of_byte_time": share(weight, whole)})
     import torch

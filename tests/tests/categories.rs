@@ -1,10 +1,11 @@
 //! Programs that know what their memory is for, over the simulated CUDA: every block they name must have that category, at that moment.
 
 use std::path::Path;
+use std::process::Command;
 
 use memtrace_analysis::export::{TimelineForm, blocks_csv, timeline};
 use memtrace_analysis::open_run;
-use memtrace_tests::victim::Victim;
+use memtrace_tests::victim::{Victim, root};
 
 /// A line of the table of blocks.
 struct Block {
@@ -44,7 +45,12 @@ fn blocks(run: &Path) -> Vec<Block> {
 /// Runs a case; every block that the program names must be what it says, and there must be `least` such of each category.
 #[track_caller]
 fn is_right(case: &str, least: &[(&str, usize)]) {
-    let run = Victim::python("torch/categories.py", &[case]).run();
+    victim_is_right(&Victim::python("torch/categories.py", &[case]), case, least);
+}
+
+#[track_caller]
+fn victim_is_right(victim: &Victim, case: &str, least: &[(&str, usize)]) {
+    let run = victim.run();
     run.assert_ended_well();
     let blocks = blocks(&run.path());
     let output = String::from_utf8_lossy(&run.output.stdout).into_owned();
@@ -131,6 +137,33 @@ fn a_cache_that_grows() {
 #[test]
 fn a_cache_that_is_written_into() {
     is_right("preallocated", &[("kv_cache", 100)]);
+}
+
+#[test]
+fn caches_outside_the_model() {
+    is_right("dynamic", &[("kv_cache", 100)]);
+    is_right("static", &[("kv_cache", 100)]);
+}
+
+#[test]
+fn what_fsdp_gathers_and_its_shards() {
+    is_right("gathered", &[("communication_bucket", 4), ("parameter", 40), ("optimizer_state", 40)]);
+}
+
+/// Parameters that are views of ZeroRedundancyOptimizer's buckets are parameters.
+#[test]
+fn parameters_in_buckets() {
+    is_right("sharded", &[("parameter", 50), ("gradient", 60)]);
+}
+
+#[test]
+fn a_checkpoint_of_safetensors() {
+    let mut install = Command::new(root().join("scripts/sim"));
+    let packages = install.arg(root().join("scripts/packages")).arg("safetensors==0.5.3").output().unwrap();
+    assert!(packages.status.success(), "{}", String::from_utf8_lossy(&packages.stderr));
+    let packages = String::from_utf8(packages.stdout).unwrap();
+    let victim = Victim::python("torch/categories.py", &["safetensors"]).env("PYTHONPATH", packages.trim());
+    victim_is_right(&victim, "safetensors", &[("checkpoint", 13), ("parameter", 50), ("gradient", 60)]);
 }
 
 #[test]

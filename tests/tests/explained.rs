@@ -88,6 +88,60 @@ fn fragmentation_is_named_and_mended() {
     assert!(pages.contains("fragmentation.py:16 bytes_of") && pages.contains("fits"), "{pages}");
 }
 
+/// Activation checkpointing of equal layers, advised where a forward ran out of memory, saves what is said, or more: at that very call the
+/// same program with checkpointing has so much less.
+#[test]
+fn checkpointing_saves_what_is_said() {
+    let of = |saving: &str| Victim::python("torch/deep.py", &[saving]).env("SIMCUDA_MEMORY", "300M").run();
+    let (plain, saving_run) = (of("plain"), of("checkpoint"));
+    assert_eq!(plain.output.status.code(), Some(1));
+    saving_run.assert_ended_well();
+    // `at BATCH LAYER CALL ALLOCATED`
+    let told = |run: &Run| -> Vec<(String, u64)> {
+        let text = String::from_utf8_lossy(&run.output.stdout).into_owned();
+        let lines = text.lines().filter_map(|line| line.strip_prefix("at ")?.rsplit_once(' '));
+        lines.map(|(at, bytes)| (at.to_owned(), bytes.parse().unwrap())).collect()
+    };
+    let (at, before) = told(&plain).pop().unwrap();
+    let device = device(&plain);
+    let oom = &device["ooms"][0];
+    assert_eq!(bytes(&oom["there"]["totals"]["allocated_bytes"]), before, "{at}: {oom}");
+    // The first time that the call is reached: later it is repeated for the backward.
+    let (_, after) = told(&saving_run).into_iter().find(|(call, _)| *call == at).unwrap();
+    let said = saving(&device, "checkpoint_layers");
+    println!("{at}: {before} bytes, with checkpointing {after}; said {said}");
+    assert!(before > after + (64 << 20), "{at}: {before} and {after}");
+    // The layer that is being computed is not counted: the backward needs it whole, and this call only in part.
+    let real = before - after;
+    assert!(said <= real && said >= real / 4 * 3, "{said} bytes said, {real} measured");
+    let page = String::from_utf8_lossy(&plain.output.stderr);
+    assert!(page.contains("of Layer)"), "{page}");
+    // Where it is done already it is not advised.
+    let actions = self::device(&saving_run)["actions"].to_string();
+    assert!(!actions.contains("checkpoint_layers"), "{actions}");
+}
+
+/// A request that failed in the first step is told as the state of the parameter that it was for, as the program's own frames say.
+#[test]
+fn a_request_of_the_optimizer_is_named() {
+    let mut names = Vec::new();
+    for memory in ["400M", "416M", "448M"] {
+        let run = Victim::python("torch/oom_train.py", &["tell"]).env("SIMCUDA_MEMORY", memory).run();
+        run.assert_ended_well();
+        let stdout = String::from_utf8_lossy(&run.output.stdout).into_owned();
+        let told = stdout.lines().find_map(|line| line.strip_prefix("wanted ")).unwrap().to_owned();
+        let device = device(&run);
+        assert_eq!(device["ooms"][0]["wanted_for"], *told, "{memory}: {}", device["ooms"][0]);
+        let page = String::from_utf8_lossy(&run.output.stderr);
+        assert!(page.contains(&format!("wanted 16.0 MiB for {told}")), "{page}");
+        // What many are called together is told with them.
+        assert!(page.contains("  Adam.exp_avg of *.weight  oom_train.py:"), "{page}");
+        names.push(told);
+    }
+    names.dedup();
+    assert!(names.len() == 3 && names.iter().any(|n| n.contains(".exp_avg of ")), "{names:?}");
+}
+
 /// The same page whether the error ended the program or was caught.
 #[test]
 fn a_caught_error_is_told_like_a_fatal_one() {

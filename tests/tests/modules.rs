@@ -211,3 +211,59 @@ fn python_3_12() {
 fn python_3_13() {
     on("2.11.0", "3.13");
 }
+
+/// The fields of a line of comma-separated values.
+fn fields(line: &str) -> Vec<String> {
+    let mut fields = vec![String::new()];
+    let mut quoted = false;
+    for letter in line.chars() {
+        match letter {
+            '"' => quoted = !quoted,
+            ',' if !quoted => fields.push(String::new()),
+            letter => fields.last_mut().unwrap().push(letter),
+        }
+    }
+    fields
+}
+
+/// What each module's forward leaves and which parameters it has, to the byte as PyTorch's own MemTracker counts them in the same run.
+#[test]
+fn modules_have_what_mem_tracker_counts() {
+    let run = Victim::python("modules/tracked.py", &[]).run();
+    run.assert_ended_well();
+    let opened = memtrace_analysis::open_run(run.path()).unwrap();
+    let mut table = Vec::new();
+    memtrace_analysis::export::blocks_csv(&opened.processes()[0], &mut table, &mut |_| {}).unwrap();
+    let text = String::from_utf8(table).unwrap();
+    let mut lines = text.lines().map(fields);
+    let columns = lines.next().unwrap();
+    let blocks: Vec<HashMap<&str, String>> =
+        lines.map(|line| columns.iter().map(String::as_str).zip(line).collect()).collect();
+    let number = |block: &HashMap<&str, String>, column: &str| block[column].parse::<u64>().ok();
+    let mut modules = BTreeSet::new();
+    for line in String::from_utf8_lossy(&run.output.stdout).lines() {
+        let told: Value = serde_json::from_str(line).unwrap();
+        let figure = |name: &str| told[name].as_u64().unwrap();
+        let module = told["path"].as_str().unwrap();
+        let inside = |path: &str| {
+            module.is_empty() || path.strip_prefix(module).is_some_and(|p| p.is_empty() || p.starts_with('.'))
+        };
+        let (begin, end) = (figure("begin_ns"), figure("end_ns"));
+        // cuBLAS's workspaces are no tensors: MemTracker does not see them.
+        let kept = blocks.iter().filter(|block| {
+            let (since, until) = (number(block, "alloc_ns").unwrap(), number(block, "free_ns"));
+            inside(&block["module"])
+                && (begin..end).contains(&since)
+                && until.is_none_or(|until| until > end)
+                && block["category"] != "workspace"
+        });
+        let parameters = blocks.iter().filter(|block| {
+            block["category"] == "parameter" && inside(block["name"].rsplit_once('.').map_or("", |(module, _)| module))
+        });
+        let size = |block: &HashMap<&str, String>| number(block, "size").unwrap();
+        assert_eq!(kept.map(size).sum::<u64>(), figure("kept"), "{told}");
+        assert_eq!(parameters.map(size).sum::<u64>(), figure("parameters"), "{told}");
+        modules.insert(module.to_owned());
+    }
+    assert_eq!(modules.len(), 30, "{modules:?}");
+}

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::Event;
 use memtrace_trace::file::{Definitions, NnCall, NnName, TensorName};
-use memtrace_trace::ids::ContextId;
+use memtrace_trace::ids::{ContextId, StackId};
 
 use super::address_map::AddressMap;
 use super::recording::Recording;
@@ -58,6 +58,8 @@ fn rank(kind: TensorKind) -> u8 {
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     allocs: AddressMap<Named>,
+    /// The allocations that have names, by stack and autograd node, each in the order in which names were read; some come twice.
+    by_source: HashMap<(StackId, ContextId), Vec<u64>>,
     calls: HashMap<ContextId, NnCall>,
     /// The module that made each autograd node, where known.
     makers: HashMap<ContextId, ContextId>,
@@ -80,6 +82,15 @@ impl Names {
     /// What the memory is called that the event with this `seq` allocated.
     pub fn of_alloc(&self, seq: u64) -> Option<&Named> {
         self.allocs.get(&seq)
+    }
+
+    /// The allocations of one stack and autograd node that have names, up to and with this `seq`, in order, without repetitions.
+    pub fn of_source(&self, stack: StackId, context: ContextId, until: u64) -> Vec<(u64, &Named)> {
+        let mut seqs = self.by_source.get(&(stack, context)).cloned().unwrap_or_default();
+        seqs.retain(|seq| *seq <= until);
+        seqs.sort_unstable();
+        seqs.dedup();
+        seqs.into_iter().filter_map(|seq| Some((seq, self.allocs.get(&seq)?))).collect()
     }
 
     /// How many allocations have names.
@@ -151,7 +162,11 @@ impl Names {
         let mut replay = Replay::new(survey, None);
         let mut found =
             |replay: &Replay, inside: &mut Inside, name: &TensorName| match inside.find(replay, name.address) {
-                Some(seq) => {
+                Some((seq, source)) => {
+                    let named = self.by_source.entry(source).or_default();
+                    if named.last() != Some(&seq) {
+                        named.push(seq);
+                    }
                     self.allocs.entry(seq).and_modify(|named| named.add(name)).or_insert_with(|| Named::of(name));
                 }
                 None => self.unmatched += 1,
@@ -177,31 +192,35 @@ impl Names {
     }
 }
 
+/// `seq` of an allocation, its stack and autograd node.
+type Allocation = (u64, (StackId, ContextId));
+
 /// The blocks of one moment, where a name is not of where one begins.
 #[derive(Default)]
 struct Inside {
-    /// Address, size, and `seq` of the allocation, in order of address.
-    blocks: Option<Vec<(u64, u64, u64)>>,
+    /// Address, size, and the allocation, in order of address.
+    blocks: Option<Vec<(u64, u64, Allocation)>>,
 }
 
 impl Inside {
-    /// The `seq` of the allocation of the live block that holds this address.
-    fn find(&mut self, replay: &Replay, address: u64) -> Option<u64> {
+    /// The allocation of the live block that holds this address.
+    fn find(&mut self, replay: &Replay, address: u64) -> Option<Allocation> {
         let at = |allocator: &super::Allocator| {
             let block = allocator.block(allocator.find(address)?);
-            block.is_active().then_some(block.seq)
+            block.is_active().then_some((block.seq, (block.stack, block.context)))
         };
-        if let Some(seq) = replay.devices().iter().find_map(|device| at(&device.allocator)) {
-            return Some(seq);
+        if let Some(found) = replay.devices().iter().find_map(|device| at(&device.allocator)) {
+            return Some(found);
         }
         let blocks = self.blocks.get_or_insert_with(|| {
             let live = replay.devices().iter().flat_map(|device| device.allocator.allocated());
-            let mut blocks: Vec<_> = live.map(|(_, block)| (block.addr, block.size, block.seq)).collect();
+            let mut blocks: Vec<_> =
+                live.map(|(_, block)| (block.addr, block.size, (block.seq, (block.stack, block.context)))).collect();
             blocks.sort_unstable();
             blocks
         });
-        let (addr, size, seq) = blocks.get(blocks.partition_point(|b| b.0 <= address).checked_sub(1)?)?;
-        (address - addr < *size).then_some(*seq)
+        let (addr, size, found) = blocks.get(blocks.partition_point(|b| b.0 <= address).checked_sub(1)?)?;
+        (address - addr < *size).then_some(*found)
     }
 }
 

@@ -34,6 +34,8 @@ pub struct PostMortem {
     pub reserved: Reserved,
     /// Live blocks of the size, by the `seq` of their allocation: two at most.
     pub same_size: Vec<u64>,
+    /// Where `size` was asked for: all live blocks, as `seq` of their allocation and their size, in order.
+    pub live: Vec<(u64, u64)>,
     /// What other settings would have done.
     pub what_if: Option<WhatIf>,
 }
@@ -70,7 +72,13 @@ impl PostMortem {
 impl Case {
     fn new(inquest: Inquest, survey: &Survey) -> Case {
         let device = inquest.device;
-        let found = PostMortem { device, reserved: Reserved::default(), same_size: Vec::new(), what_if: None };
+        let found = PostMortem {
+            device,
+            reserved: Reserved::default(),
+            same_size: Vec::new(),
+            live: Vec::new(),
+            what_if: None,
+        };
         let policy = inquest.question.clone().map(PolicyReplay::new);
         Case { replay: Some(Replay::new(survey, Some(device))), policy, found, inquest }
     }
@@ -95,6 +103,8 @@ impl Case {
         if let Some(size) = self.inquest.size {
             let same = device.allocator.allocated().filter(|(_, block)| block.size == size).map(|(_, block)| block.seq);
             self.found.same_size = same.take(SAME_SIZE).collect();
+            self.found.live = device.allocator.allocated().map(|(_, block)| (block.seq, block.size)).collect();
+            self.found.live.sort_unstable();
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use memtrace_trace::clock::Calibration;
 use memtrace_trace::counters::Counter;
+use memtrace_trace::definition::TensorKind;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, StackId};
 
@@ -17,6 +18,7 @@ use super::summary::{
     PhaseSummary, ProcessSummary, ReasonSummary, RepeatedSummary, RunSummary, SUMMARY_VERSION, SourceSummary,
     StepPhase, StepSummary, Summary, TopEntry, Totals,
 };
+use super::tensors::{common, wanted_for};
 use super::why::{
     Replaying, actions, inquests, oom_to_explain, refused_by_pytorch, reserved_summary, second_step, what_if_summary,
 };
@@ -24,7 +26,7 @@ use crate::error::Result;
 use crate::load::{Exit, Process, Run, SNAPSHOT_END};
 use crate::model::{Lane, Names, Owner, Place, Usage};
 use crate::passes::{
-    Amount, Category, Composition, DeviceStory, LabelRow, ModuleTree, Oom, Part, Phase, PhaseRow, PostMortem,
+    Amount, Category, Composition, DeviceStory, LabelRow, ModuleTree, Oom, Origin, Part, Phase, PhaseRow, PostMortem,
     StackTable, StepRows, Story, sort_findings,
 };
 use crate::rules::library_name;
@@ -468,6 +470,7 @@ impl Context<'_> {
                     phase: origin.phase,
                     stack: self.places.stack(origin.stack, origin.context),
                     name: composition.largest_of(&origin).and_then(|(_, seq)| self.name(seq)),
+                    names: self.common_name(&origin, amount.blocks, composition.seq),
                 })
                 .collect(),
             ..MomentSummary::default()
@@ -477,6 +480,24 @@ impl Context<'_> {
     /// What the memory that an event allocated is called.
     fn name(&self, seq: u64) -> Option<String> {
         self.names.of_alloc(seq).map(|named| named.text())
+    }
+
+    /// What blocks of one origin that were alive at `seq` are called together, where as many names are known as there were blocks.
+    fn common_name(&self, origin: &Origin, blocks: u64, seq: u64) -> Option<String> {
+        let named = self.names.of_source(origin.stack, origin.context, seq);
+        // What a stack made of another kind beside them has names of its own.
+        let own = |kind: TensorKind| match kind {
+            TensorKind::Parameter | TensorKind::Buffer => Category::Parameter,
+            TensorKind::Gradient => Category::Gradient,
+            TensorKind::OptimizerState => Category::OptimizerState,
+            TensorKind::Other => Category::Unknown,
+        };
+        let named = named.into_iter().filter(|(_, named)| own(named.kind) == origin.category);
+        let mut texts: Vec<String> = named.map(|(_, named)| named.text()).collect();
+        texts.sort_unstable();
+        texts.dedup();
+        // A gradient has its name again in each step.
+        (texts.len() as u64 == blocks).then(|| common(&texts))?
     }
 
     fn phases(&self, story: &DeviceStory, rows: &StepRows, part: Part, steps: u64) -> Vec<PhaseSummary> {
@@ -597,6 +618,7 @@ impl Context<'_> {
                 .and_then(|(total, free)| total.checked_sub(free)?.checked_sub(known)),
             refused_by_pytorch: refused,
             short_bytes: oom.device_free.and_then(|free| oom.wanted.checked_sub(free)).filter(|short| *short > 0),
+            wanted_for: found.filter(|_| explained).and_then(|found| wanted_for(oom, &found.live, &self.names)),
             as_large_as: match (&same[..], found.map(|found| found.same_size.len())) {
                 ([only], Some(1)) => Some(only.clone()),
                 _ => None,

@@ -433,8 +433,15 @@ impl Device<'_> {
         }
         let (source, _) = f.pins.first()?;
         let verb = if f.failed { "could not get" } else { "took" };
+        // The peak and an error have figures of their own: this is the worst moment at which it mattered.
+        let when = match (f.failed, f.at.and_then(|at| at.step)) {
+            (true, _) => " when a request failed".to_owned(),
+            (false, Some(step)) => format!(" in step {step}"),
+            (false, None) => String::new(),
+        };
         let mut evidence = vec![format!(
-            "the allocator {verb} {} more with that much free: the largest piece was {}, {} segments had live blocks in them",
+            "the allocator {verb} {} more with that much free in segments of that stream for large blocks: the largest piece was {}, {} segments had \
+             live blocks in them",
             size_text(f.wanted),
             size_text(f.largest),
             f.segments
@@ -450,7 +457,7 @@ impl Device<'_> {
         }
         Some(Finding {
             headline: format!(
-                "{} of {} reserved ({}) are free and pinned by live blocks",
+                "{} of {} reserved ({}) were free and pinned by live blocks{when}",
                 size_text(f.pinned),
                 size_text(f.reserved),
                 share_text(f.pinned, f.reserved)

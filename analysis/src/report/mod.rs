@@ -20,6 +20,7 @@ mod source;
 mod statistics;
 mod summary;
 mod table;
+mod tensors;
 mod text;
 mod units;
 mod why;

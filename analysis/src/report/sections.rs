@@ -8,7 +8,7 @@ use super::summary::{
     ActionSummary, DeviceSummary, FrameSummary, ModuleSummary, MomentSummary, OomSummary, PinSummary, ProcessSummary,
     ReservedSummary, Summary, WhatIfSummary,
 };
-use super::table::{Align, Table, cut};
+use super::table::{Align, Table, cut, cut_middle, place_in};
 use super::text::{Page, TextOptions, by_place, device_name, process_name};
 use super::units::{count_text, share_text, size_text};
 
@@ -25,6 +25,8 @@ pub struct Section {
 /// Modules listed, and the least share of them: one so-many-th.
 const MODULES: usize = 3;
 const MODULES_WORTH: u64 = 50;
+/// Letters of a name that a line has room for.
+const LONGEST_NAME: usize = 48;
 /// Sources listed.
 const SOURCES: usize = 12;
 /// Origins listed that pin memory.
@@ -248,16 +250,21 @@ impl Page {
     /// The largest sources of what was alive.
     pub(super) fn sources(&mut self, moment: &MomentSummary, count: usize) {
         for (i, source) in by_place(&moment.top).iter().take(count).enumerate() {
-            let name = source.name.map(|name| format!("  {name}")).unwrap_or_default();
-            let text = format!(
-                "{:>4}  {:>8}  {}{}  {}{}",
+            let mut text = format!(
+                "{:>4}  {:>8}  {}{}",
                 share_text(source.bytes, moment.totals.allocated_bytes),
                 size_text(source.bytes),
                 source.category.plural(),
                 in_blocks(source.blocks),
-                source.place,
-                if source.blocks > 1 && !name.is_empty() { format!("{name}, ...") } else { name },
             );
+            let name = match (source.names, source.name) {
+                (Some(names), _) => names.to_owned(),
+                (None, Some(name)) if source.blocks > 1 => format!("{name}, ..."),
+                (None, name) => name.unwrap_or_default().to_owned(),
+            };
+            text.extend((!name.is_empty()).then(|| format!("  {}", cut_middle(&name, LONGEST_NAME))));
+            let room = self.width.saturating_sub(11 + 2 + text.chars().count());
+            text.extend((!source.place.is_empty()).then(|| format!("  {}", place_in(source.place, room))));
             self.row(if i == 0 { "most" } else { "" }, text.trim_end());
         }
     }
@@ -488,10 +495,14 @@ fn open(tree: &[ModuleSummary], groups: &mut Vec<ModuleGroup>) {
     }
 }
 
-/// `200 MiB (as large as head.weight)`.
+/// `200 MiB for Adam.exp_avg of head.weight`, `200 MiB (as large as head.weight)`.
 pub(super) fn wanted(oom: &OomSummary) -> String {
-    let like = oom.as_large_as.as_ref().map(|name| format!(" (as large as {name})")).unwrap_or_default();
-    format!("{}{like}", size_text(oom.wanted_bytes))
+    let what = match (&oom.wanted_for, &oom.as_large_as) {
+        (Some(name), _) => format!(" for {name}"),
+        (None, Some(name)) => format!(" (as large as {name})"),
+        (None, None) => String::new(),
+    };
+    format!("{}{what}", size_text(oom.wanted_bytes))
 }
 
 fn in_blocks(blocks: u64) -> String {

@@ -348,6 +348,9 @@ pub struct TopEntry {
     /// What the largest of the blocks is called, where that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// What the blocks are called together, where all have names: what differs between them is `*`, e.g. `Adam.exp_avg of *.weight`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub names: Option<String>,
 }
 
 /// What reserved memory was at one moment. Reserved is the sum of allocated, waiting, returnable and pinned.
@@ -625,6 +628,9 @@ pub struct OomSummary {
     /// What it lacked: the request less what CUDA had; absent where that is not known, or not why it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub short_bytes: Option<u64>,
+    /// What the memory was for, where names and their order tell: the optimizer's state of a parameter, e.g. `Adam.exp_avg_sq of 3.weight`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wanted_for: Option<String>,
     /// The only parameter (or other named tensor) alive that is as large as the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub as_large_as: Option<String>,

@@ -128,9 +128,55 @@ pub(super) fn cut(text: &str, width: usize) -> String {
     short
 }
 
+/// At most `width` characters, where both ends tell: what is cut is in the middle.
+pub(super) fn cut_middle(text: &str, width: usize) -> String {
+    let count = text.chars().count();
+    if count <= width {
+        return text.to_owned();
+    }
+    let kept = width.saturating_sub(1);
+    let begin: String = text.chars().take(kept / 2).collect();
+    let end: String = text.chars().skip(count - (kept - kept / 2)).collect();
+    format!("{begin}\u{2026}{end}")
+}
+
+/// A place in at most `width` characters: without folders where that is too long, then without functions, then cut in the middle, so that
+/// the program's own line stays.
+pub(super) fn place_in(place: &str, width: usize) -> String {
+    let fits = |text: &str| text.chars().count() <= width;
+    if fits(place) {
+        return place.to_owned();
+    }
+    // `tests/train.py:17 step, optim/adam.py:178 _init_group`, a node's `X of ` before it.
+    let bare = |part: &str| {
+        let (node, at) = part.rsplit_once(" of ").map_or(("", part), |(node, at)| (node, at));
+        let file = at.split(' ').next().unwrap_or(at);
+        let name = file.rsplit('/').next().unwrap_or(file);
+        let of = if node.is_empty() { String::new() } else { format!("{node} of ") };
+        (format!("{of}{name}{}", &at[file.len()..]), format!("{of}{name}"))
+    };
+    let parts: Vec<(String, String)> = place.split(", ").map(bare).collect();
+    let join = |of: &dyn Fn(&(String, String)) -> String| parts.iter().map(of).collect::<Vec<_>>().join(", ");
+    let named = join(&|part| part.0.clone());
+    let bare = join(&|part| part.1.clone());
+    [named, bare.clone()].into_iter().find(|text| fits(text)).unwrap_or_else(|| cut_middle(&bare, width.max(8)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn places_keep_their_lines() {
+        let place = "tests/programs/train.py:17 step, optim/adam.py:178 _init_group";
+        assert_eq!(place_in(place, 80), place);
+        assert_eq!(place_in(place, 50), "train.py:17 step, adam.py:178 _init_group");
+        assert_eq!(place_in(place, 30), "train.py:17, adam.py:178");
+        assert_eq!(place_in(place, 15), "train.p….py:178");
+        let node = "MmBackward0 of a/b/model.py:9 forward, modules/linear.py:134 forward";
+        assert_eq!(place_in(node, 40), "MmBackward0 of model.py:9, linear.py:134");
+        assert_eq!((cut_middle("abcdefghi", 5), cut_middle("abc", 5)), ("ab…hi".to_owned(), "abc".to_owned()));
+    }
 
     #[test]
     fn columns_line_up_and_lines_end_at_the_edge() {

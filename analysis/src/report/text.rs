@@ -277,7 +277,13 @@ impl Page {
         } else if plain.chars().count() <= self.width {
             self.line(plain.to_owned());
         } else {
-            self.line(format!("{title}    {what}"));
+            let first = format!("{title}    {what}");
+            if first.chars().count() <= self.width {
+                self.line(first);
+            } else {
+                self.line(title.to_owned());
+                self.labelled("", what);
+            }
             self.labelled("where", place);
         }
     }
@@ -385,7 +391,7 @@ impl Page {
             self.blank();
             let names: Vec<String> =
                 owners.iter().take(3).map(|o| format!("{} {}", o.owner, size_text(o.peak_bytes))).collect();
-            self.labelled("pinned", &format!("host memory: {}", names.join(", ")));
+            self.labelled("host", &format!("page-locked memory: {}", names.join(", ")));
         }
     }
 
@@ -455,22 +461,27 @@ pub(super) struct Source<'a> {
     pub(super) category: Category,
     pub(super) place: &'a str,
     pub(super) name: Option<&'a str>,
+    pub(super) names: Option<&'a str>,
     native: bool,
 }
 
 /// The largest sources, most first; those that differ in native frames alone are one.
 pub(super) fn by_place(top: &[TopEntry]) -> Vec<Source<'_>> {
     let mut all: Vec<Source<'_>> = Vec::new();
-    for TopEntry { bytes, blocks, category, stack, name, .. } in top {
+    for TopEntry { bytes, blocks, category, stack, name, names, .. } in top {
         let native = stack.frames.iter().any(|frame| frame.native);
         match all.iter_mut().find(|s| s.native && native && s.category == *category && s.place == stack.place) {
             Some(same) => {
                 same.bytes += bytes;
                 same.blocks += blocks;
+                if same.names != names.as_deref() {
+                    same.names = None;
+                }
             }
             None => {
                 let (category, place, name) = (*category, stack.place.as_str(), name.as_deref());
-                all.push(Source { bytes: *bytes, blocks: *blocks, category, place, name, native });
+                let names = names.as_deref();
+                all.push(Source { bytes: *bytes, blocks: *blocks, category, place, name, names, native });
             }
         }
     }

@@ -64,7 +64,13 @@ static CATEGORY_RULES: &[CategoryRule] = &[
         "bucket: FSDP",
         Bucket,
         Ends("torch/distributed/fsdp/_fully_shard/_fsdp_param.py"),
-        &["alloc_all_gather_outputs", "init_all_gather_outputs", "init_unsharded_param"],
+        &["alloc_storage", "init_all_gather_outputs", "init_unsharded_param"],
+    ),
+    rule(
+        "bucket: FSDP",
+        Bucket,
+        Ends("torch/distributed/_composable/fsdp/_fsdp_param.py"),
+        &["alloc_storage", "init_all_gather_outputs", "init_unsharded_param"],
     ),
     rule(
         "bucket: FSDP",
@@ -98,6 +104,18 @@ static CATEGORY_RULES: &[CategoryRule] = &[
     rule("kv cache: a class named so", KvCache, Named("dynamiccache"), &[]),
     rule("checkpoint: torch.load", Checkpoint, Ends("torch/serialization.py"), &[]),
     rule("checkpoint: safetensors", Checkpoint, Has("safetensors/"), &[]),
+    rule(
+        "parameter: FSDP's shard",
+        Parameter,
+        Ends("torch/distributed/fsdp/_fully_shard/_fsdp_param.py"),
+        &["_init_sharded_param"],
+    ),
+    rule(
+        "parameter: FSDP's shard",
+        Parameter,
+        Ends("torch/distributed/_composable/fsdp/_fsdp_param.py"),
+        &["_init_sharded_param"],
+    ),
     rule("parameter: copied with its module", Parameter, Ends("torch/nn/parameter.py"), &["__deepcopy__"]),
     rule("workspace: cuBLAS", Workspace, Native("at::cuda::getCurrentCUDABlasHandle"), &[]),
     rule("workspace: cuBLAS", Workspace, Native("at::cuda::getCUDABlasLtWorkspace"), &[]),

@@ -28,7 +28,8 @@ pub static LEAK: IllnessRule = rule(
 /// Graphs of several calls of a model are held at once.
 pub static GRAPH_KEPT: IllnessRule = rule(
     "graph kept",
-    "what a forward made with autograd recording, at three places or more: it grows from step to step, or fell at once for three calls or more",
+    "what a forward made with autograd recording, of two places or more: it grows from step to step, or three blocks or more of a call fell at once, \
+     for three calls or more",
     "the line that stores the loss (storing allocates nothing): the loss's own line is named; a graph unrolled over many calls on purpose, cut off by \
      an error",
 );
@@ -43,7 +44,8 @@ pub static GRAPH_RETAINED: IllnessRule = rule(
 /// Forwards that nobody runs backward keep their activations.
 pub static EVAL_WITH_GRAPH: IllnessRule = rule(
     "eval without no_grad",
-    "what a model's call made with autograd recording, at three places or more, fell as a whole with no backward since, twice or more",
+    "three blocks or more that a model's call made with autograd recording, of two places or more, fell as a whole with no backward since, twice or \
+     more",
     "graphs that are dropped on purpose (a step that was skipped)",
 );
 

@@ -1,6 +1,6 @@
 """Programs that know what their memory is for: each line printed is an address, a moment, and the category of what is there then.
 
-    categories.py training|mixed|moved|loaded|grown|preallocated|graph|buckets
+    categories.py training|mixed|moved|loaded|safetensors|grown|preallocated|dynamic|static|graph|buckets|sharded|gathered
 """
 
 import os
@@ -190,6 +190,127 @@ def grown():
 def preallocated():
     """Keys and values that were made once and are written into."""
     decode(True)
+
+
+class DynamicCache:
+    """Keys and values of all layers, as transformers keeps them: outside the model, grown by torch.cat."""
+
+    def __init__(self):
+        self.layers = []
+
+    def update(self, keys, values, layer):
+        if layer == len(self.layers):
+            self.layers.append((keys.clone(), values.clone()))
+        else:
+            old_keys, old_values = self.layers[layer]
+            self.layers[layer] = torch.cat((old_keys, keys), dim=1), torch.cat((old_values, values), dim=1)
+        return self.layers[layer]
+
+
+class StaticCache:
+    """The same, made beforehand and written into."""
+
+    def __init__(self, layers, length):
+        shape = 4, length, 64
+        self.layers = [(torch.zeros(shape, device="cuda"), torch.zeros(shape, device="cuda")) for _ in range(layers)]
+        self.at = 0
+
+    def update(self, keys, values, layer):
+        all_keys, all_values = self.layers[layer]
+        self.at += layer == 0
+        all_keys[:, self.at - 1 : self.at], all_values[:, self.at - 1 : self.at] = keys, values
+        return all_keys[:, : self.at], all_values[:, : self.at]
+
+
+class Decoder(torch.nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 3 * 64) for _ in range(layers))
+        self.head = torch.nn.Linear(64, 64)
+
+    def forward(self, x, cache):
+        for place, layer in enumerate(self.layers):
+            q, k, v = layer(x).chunk(3, dim=-1)
+            keys, values = cache.update(k, v, place)
+            x = x + (q @ keys.transpose(1, 2)).softmax(-1) @ values
+        return self.head(x)
+
+
+def generate(cache):
+    model = Decoder(3).cuda().eval()
+    x = torch.randn(4, 1, 64, device="cuda")
+    with torch.no_grad():
+        for i in range(24):
+            x = model(x, cache).tanh()
+            if i > 3:
+                for keys, values in cache.layers:
+                    note(keys, "kv_cache")
+                    note(values, "kv_cache")
+    note_model(model)
+
+
+def dynamic():
+    """A cache that is no part of the model and grows."""
+    generate(DynamicCache())
+
+
+def static():
+    """A cache that is no part of the model and was made beforehand."""
+    generate(StaticCache(3, 24))
+
+
+def safetensors():
+    """A file of safetensors that stays on the GPU beside the model it was copied into (needs the package)."""
+    from safetensors.torch import load_file, save_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.safetensors")
+        save_file(Net().state_dict(), path)
+        model = Net().cuda()
+        state = load_file(path, device="cuda")
+    model.load_state_dict(state)
+    train(model, torch.optim.Adam(model.parameters()), True)
+    for tensor in state.values():
+        note(tensor, "checkpoint")
+    note_model(model)
+
+
+def gloo():
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+
+def sharded():
+    """ZeroRedundancyOptimizer's buckets, which the parameters are views of."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    gloo()
+    model = Net().cuda()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, parameters_as_bucket_view=True)
+    train(model, optimizer, True)
+    note_model(model)
+    torch.distributed.destroy_process_group()
+
+
+def gathered():
+    """FSDP's shards of parameters, and what it gathers of them for a while."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    model = Net().cuda()
+    inner = model.deep[0]
+    fully_shard(inner)
+    fully_shard(model)
+    inner.register_forward_pre_hook(lambda module, _: note(module.weight, "communication_bucket"))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(4):
+        model(torch.randn(64, 40, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for parameter in model.parameters():
+            note(parameter.to_local(), "parameter")
+            note(optimizer.state[parameter]["exp_avg"].to_local(), "optimizer_state")
+    torch.distributed.destroy_process_group()
 
 
 def graph():

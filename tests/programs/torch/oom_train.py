@@ -1,6 +1,6 @@
 """Training that runs out of memory in the first step of the optimizer (SIMCUDA_MEMORY=400M): its state does not fit.
 
-    python oom_train.py [catch]    catch: the error, and end well
+    python oom_train.py [catch|tell]    catch: the error, and end well; tell: and what of the optimizer's state was being made
 """
 
 import sys
@@ -19,8 +19,17 @@ def step():
 
 try:
     step()
-except torch.cuda.OutOfMemoryError:
-    if "catch" not in sys.argv[1:]:
+except torch.cuda.OutOfMemoryError as error:
+    if "tell" in sys.argv[1:]:
+        trace = error.__traceback__
+        while trace.tb_frame.f_code.co_name != "_init_group":
+            trace = trace.tb_next
+        # What this parameter has no state of yet, in the order in which Adam makes it.
+        parameter, state = trace.tb_frame.f_locals["p"], trace.tb_frame.f_locals["state"]
+        name = next(name for name, one in model.named_parameters() if one is parameter)
+        print("wanted Adam.%s of %s" % (next(kind for kind in ("exp_avg", "exp_avg_sq") if kind not in state), name))
+        sys.exit(0)
+    elif "catch" not in sys.argv[1:]:
         raise
     print("caught")
     model.zero_grad()

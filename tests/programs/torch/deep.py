@@ -1,0 +1,56 @@
+"""Many equal layers, a small batch and a large one; before each call in a layer it is told how much is allocated. With little memory
+(SIMCUDA_MEMORY=300M) the second forward fails.
+
+    deep.py plain|checkpoint    checkpoint: the layers are run by torch.utils.checkpoint
+"""
+
+import sys
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+functional = torch.nn.functional
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+        self.norm, self.up, self.down = torch.nn.LayerNorm(256), torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 256)
+
+    def tell(self, call, x):
+        print("at", len(x), self.place, call, torch.cuda.memory_allocated(), flush=True)
+
+    def forward(self, x):
+        self.tell("norm", x)
+        hidden = self.norm(x)
+        self.tell("up", x)
+        hidden = self.up(hidden)
+        self.tell("gelu", x)
+        hidden = functional.gelu(hidden)
+        self.tell("down", x)
+        hidden = self.down(hidden)
+        self.tell("add", x)
+        return x + hidden
+
+
+class Deep(torch.nn.Module):
+    def __init__(self, saving):
+        super().__init__()
+        self.saving = saving
+        self.layers = torch.nn.ModuleList(Layer(place) for place in range(12))
+        self.head = torch.nn.Linear(256, 1)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.saving else layer(x)
+        return self.head(x)
+
+
+model = Deep(sys.argv[1] == "checkpoint").cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in (256, 4096):
+    inputs = torch.randn(batch, 256).cuda()
+    model(inputs).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
