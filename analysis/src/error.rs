@@ -54,6 +54,12 @@ pub enum Error {
         /// What is wrong with the first.
         first: String,
     },
+    /// A window of an export that nothing lies in.
+    #[error("{what}")]
+    EmptyWindow {
+        /// Whose it is, what was asked for and what there is.
+        what: String,
+    },
 }
 
 impl Error {

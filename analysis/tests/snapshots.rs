@@ -338,7 +338,13 @@ fn bytes_that_were_changed_give_a_part_or_a_reason() {
                     assert!(found.len() <= 40, "{name} {at}");
                     summary(&run);
                     let mut out = Vec::new();
-                    export(&run.processes()[0], &mut out, &SnapshotOptions { no_sources: true }, &mut |_| {}).unwrap();
+                    export(
+                        &run.processes()[0],
+                        &mut out,
+                        &SnapshotOptions { no_sources: true, ..SnapshotOptions::default() },
+                        &mut |_| {},
+                    )
+                    .unwrap();
                     parts += 1;
                 }
                 Err(e) => {

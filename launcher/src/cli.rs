@@ -80,15 +80,116 @@ pub(crate) struct Export {
     /// The file to write [default: one a process, in the current folder; json: stdout]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// timeline: of this device; -1 is the CPU [default: the only one]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    pub(crate) device: Option<i16>,
     /// Only the process of this rank
     #[arg(long, value_name = "N", conflicts_with = "pid")]
     pub(crate) rank: Option<u32>,
     /// Only this process
     #[arg(long, value_name = "N")]
     pub(crate) pid: Option<u32>,
+    /// speedscope, folded: which bytes [default: peak]
+    #[arg(long, value_enum)]
+    pub(crate) of: Option<FlameOf>,
+    #[command(flatten)]
+    pub(crate) window: Window,
+}
+
+/// Which part of a process's recording an export shows. What is alive when the part begins is there.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Part of the recording")]
+pub(crate) struct Window {
+    /// Only this device; -1 is the CPU [timeline: the only one]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) device: Option<i16>,
+    /// Only these steps, from 0: N, A-B or A- (from A on). A step begins with its first block
+    #[arg(long, value_name = "A-B", value_parser = step_range)]
+    pub(crate) steps: Option<(u32, u32)>,
+    /// Only this stretch of time since the run's first recorded event: A-B or A-, in seconds or with a unit (1.5s-2s, 250ms-, 10us-20us, ns)
+    #[arg(long, value_name = "A-B", value_parser = time_range)]
+    pub(crate) time: Option<(u64, u64)>,
+    /// Leave out blocks that are smaller (512KiB, 1MiB, 2GiB, bytes)
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) min_size: Option<u64>,
+    /// Only the newest N events of that, as PyTorch's ring keeps them
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) max_events: Option<u64>,
+}
+
+impl Window {
+    /// Whether more is asked for than a device.
+    pub(crate) fn is_part(&self) -> bool {
+        self.steps.is_some() || self.time.is_some() || self.min_size.is_some() || self.max_events.is_some()
+    }
+}
+
+/// `A-B` or `A-`, and `A` where `alone` says what that is.
+fn range<T: PartialOrd + Copy>(
+    text: &str,
+    most: T,
+    alone: Option<T>,
+    parse: impl Fn(&str) -> Option<T>,
+) -> Option<(T, T)> {
+    let (from, to) = match text.split_once('-') {
+        Some((from, "")) => (parse(from)?, most),
+        Some((from, to)) => (parse(from)?, parse(to)?),
+        None => {
+            alone?;
+            (parse(text)?, parse(text)?)
+        }
+    };
+    (from <= to).then_some((from, to))
+}
+
+/// Steps.
+fn step_range(text: &str) -> Result<(u32, u32), String> {
+    range(text, u32::MAX, Some(0), |n| n.trim().parse().ok())
+        .ok_or_else(|| "a step is meant (3), or steps from a smaller to a larger number (2-5, 2-)".to_owned())
+}
+
+/// Nanoseconds.
+fn time_range(text: &str) -> Result<(u64, u64), String> {
+    range(text, u64::MAX, None, moment).ok_or_else(|| {
+        "a time from an earlier to a later moment is meant, in seconds or with a unit: 1.5-2, 250ms-300ms, 2s-"
+            .to_owned()
+    })
+}
+
+/// A moment, in nanoseconds; exact, as decimals of a second are not.
+fn moment(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let units = [("ns", 0), ("us", 3), ("ms", 6), ("s", 9), ("", 9)];
+    let (number, digits) = units.iter().find_map(|(unit, digits)| Some((text.strip_suffix(unit)?.trim(), *digits)))?;
+    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+    if !part.bytes().all(|b| b.is_ascii_digit()) || whole.is_empty() {
+        return None;
+    }
+    // What is finer than a nanosecond is cut off.
+    let part: String = part.chars().chain(std::iter::repeat('0')).take(digits as usize).collect();
+    let part = if part.is_empty() { 0 } else { part.parse::<u64>().ok()? };
+    whole.parse::<u64>().ok()?.checked_mul(10u64.pow(digits))?.checked_add(part)
+}
+
+/// A size in binary units.
+fn size(text: &str) -> Result<u64, String> {
+    let bad = || "a size is meant, such as 512KiB, 1MiB, 1.5GiB or a number of bytes".to_owned();
+    let text = text.trim();
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = (text[..split].trim(), text[split..].to_ascii_lowercase());
+    let shift = match unit.as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(bad()),
+    };
+    let unit = 1u64 << shift;
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(unit).ok_or_else(bad);
+    }
+    match number.parse::<f64>() {
+        Ok(size) if shift > 0 && (0.0..1e6).contains(&size) => Ok((size * unit as f64) as u64),
+        _ => Err(bad()),
+    }
 }
 
 /// `memtrace lines`.
@@ -305,6 +406,35 @@ pub(crate) enum Format {
     Timeline,
     /// A table of all blocks: when, how large, from where, what for
     Csv,
+    /// A trace for ui.perfetto.dev: memory over time, blocks, steps, phases and named ranges
+    Perfetto,
+    /// A flame graph of bytes by call stack, for speedscope.app; see --of
+    Speedscope,
+    /// The same as folded stacks, for flamegraph.pl and its kin
+    Folded,
+    /// Tables for DuckDB, Polars, Spark and Ray Data (events, blocks, stacks, phases); -o is a folder. See docs/parquet.md
+    Parquet,
+}
+
+/// `--of`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+pub(crate) enum FlameOf {
+    /// What was there when most was allocated
+    Peak,
+    /// What was allocated and never freed
+    Leaks,
+    /// Everything that was allocated
+    Total,
+}
+
+impl From<FlameOf> for memtrace_analysis::export::FlameOf {
+    fn from(of: FlameOf) -> memtrace_analysis::export::FlameOf {
+        match of {
+            FlameOf::Peak => memtrace_analysis::export::FlameOf::Peak,
+            FlameOf::Leaks => memtrace_analysis::export::FlameOf::Leaks,
+            FlameOf::Total => memtrace_analysis::export::FlameOf::Total,
+        }
+    }
 }
 
 /// `memtrace run`.
@@ -439,6 +569,27 @@ mod tests {
         assert_eq!(command("run -- python -c x"), ["python", "-c", "x"]);
         assert_eq!(command("-o out --quiet -- a -- b"), ["a", "--", "b"]);
         assert_eq!(command("python -o x"), ["python", "-o", "x"]);
+    }
+
+    #[test]
+    fn parts_of_a_recording() {
+        assert_eq!(step_range("3"), Ok((3, 3)));
+        assert_eq!(step_range("2-5"), Ok((2, 5)));
+        assert_eq!(step_range("2-"), Ok((2, u32::MAX)));
+        assert_eq!(time_range("0.1-2"), Ok((100_000_000, 2_000_000_000)));
+        assert_eq!(time_range("1.5s-2.000000001s"), Ok((1_500_000_000, 2_000_000_001)));
+        assert_eq!(time_range("250ms-"), Ok((250_000_000, u64::MAX)));
+        assert_eq!(time_range("7ns-1us"), Ok((7, 1000)));
+        assert_eq!((size("1MiB"), size("512"), size("1.5 GiB")), (Ok(1 << 20), Ok(512), Ok(3 << 29)));
+        for bad in ["", "-", "-3", "5-2", "a-b", "1-2-3", "1.5"] {
+            assert!(step_range(bad).is_err(), "{bad}");
+        }
+        for bad in ["", "-", "2", "2-1", "1e3-2e3", "1h-2h", ".-1", "99999999999999-"] {
+            assert!(time_range(bad).is_err(), "{bad}");
+        }
+        for bad in ["", "MiB", "1.5", "-1", "1XiB", "99999999999GiB", "inf MiB"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

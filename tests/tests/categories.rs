@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use memtrace_analysis::export::{TimelineForm, blocks_csv, timeline};
+use memtrace_analysis::export::{TimelineForm, Window, blocks_csv, timeline};
 use memtrace_analysis::open_run;
 use memtrace_tests::victim::{Victim, root};
 
@@ -20,7 +20,7 @@ struct Block {
 fn blocks(run: &Path) -> Vec<Block> {
     let run = open_run(run).unwrap();
     let mut table = Vec::new();
-    blocks_csv(&run.processes()[0], &mut table, &mut |_| {}).unwrap();
+    blocks_csv(&run.processes()[0], &Window::WHOLE, &mut table, &mut |_| {}).unwrap();
     let text = String::from_utf8(table).unwrap();
     let mut lines = text.lines();
     let columns: Vec<&str> = lines.next().unwrap().split(',').collect();
@@ -85,7 +85,7 @@ fn timeline_has_the_peak(run: &Path, output: &str) {
     let run = open_run(run).unwrap();
     let write = |form| {
         let mut out = Vec::new();
-        timeline(&run.processes()[0], 0, form, &mut out, &mut |_| {}).unwrap();
+        timeline(&run.processes()[0], &Window::WHOLE, 0, form, &mut out, &mut |_| {}).unwrap();
         out
     };
     let json: (Vec<u64>, Vec<[i64; 9]>) = serde_json::from_slice(&write(TimelineForm::Json)).unwrap();

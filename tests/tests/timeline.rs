@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::Command;
 
-use memtrace_analysis::export::{TimelineForm, timeline};
+use memtrace_analysis::export::{TimelineForm, Window, timeline};
 use memtrace_analysis::open_run;
 use memtrace_tests::victim::{Run, Victim, memtrace, root};
 
@@ -26,7 +26,7 @@ const OTHERS: [u32; 7] = [0x8c510a, 0x01665e, 0x878787, 0x35978f, 0xbf812d, 0xa6
 fn exported(run: &Run, device: i16, form: TimelineForm) -> Vec<u8> {
     let run = open_run(run.path()).unwrap();
     let mut out = Vec::new();
-    timeline(&run.processes()[0], device, form, &mut out, &mut |_| {}).unwrap();
+    timeline(&run.processes()[0], &Window::WHOLE, device, form, &mut out, &mut |_| {}).unwrap();
     out
 }
 

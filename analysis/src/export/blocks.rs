@@ -7,6 +7,7 @@ use memtrace_trace::event::Event;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::FrameId;
 
+use super::window::Window;
 use crate::error::{Error, Result};
 use crate::load::Process;
 use crate::model::{Names, Usage};
@@ -15,12 +16,12 @@ use crate::passes::{Birth, Judged, Lives, Story};
 /// The columns. Times in nanoseconds since 1970, sizes in bytes; `free_ns` and `free_seq` are empty for what was there at the end.
 const COLUMNS: &str = "device,address,size,requested,alloc_ns,free_ns,alloc_seq,free_seq,step,phase,category,rule,evidence,name,module,node,frame\n";
 
-/// Writes the blocks of one process as CSV (RFC 4180). `progress` hears how many of the process's events have been read.
+/// Writes the blocks of one process that a window shows as CSV (RFC 4180). `progress` hears how many of the process's events have been read.
 ///
 /// # Errors
 ///
 /// The sink's.
-pub fn blocks_csv(process: &Process, out: impl Write, progress: &mut dyn FnMut(u64)) -> Result<()> {
+pub fn blocks_csv(process: &Process, window: &Window, out: impl Write, progress: &mut dyn FnMut(u64)) -> Result<()> {
     let recording = process.recording();
     let names = Names::of(recording);
     let mut table = Table {
@@ -28,6 +29,7 @@ pub fn blocks_csv(process: &Process, out: impl Write, progress: &mut dyn FnMut(u
         definitions: process.definitions(),
         names: &names,
         calibration: recording.calibration(),
+        window,
         failed: None,
     };
     table.put(|out| out.write_all(COLUMNS.as_bytes()));
@@ -41,6 +43,7 @@ struct Table<'a, W: Write> {
     definitions: &'a Definitions,
     names: &'a Names,
     calibration: Calibration,
+    window: &'a Window,
     failed: Option<std::io::Error>,
 }
 
@@ -70,6 +73,7 @@ impl<W: Write> Lives for Table<'_, W> {
     fn began(&mut self, _: i16, _: &Birth, _: &Usage) {}
 
     fn ended(&mut self, device: i16, birth: &Birth, judged: &Judged, evidence: FrameId, free: Option<&Event>) {
+        let Some(free) = self.window.shows(device, birth, free) else { return };
         let context = self.definitions.contexts.get(birth.context.index());
         let node = context.map_or("", |context| &*context.node);
         // What a backward node allocates has the frame of the forward call.

@@ -21,6 +21,7 @@ use super::metadata::Metadata;
 use super::phrase::Phrase;
 use super::pickle::{List, Pickle, Word, Words};
 use super::sources::Sources;
+use super::window::Window;
 use crate::error::{Error, Result};
 use crate::load::Process;
 use crate::model::{Allocator, Block, BlockState, Change, Replay, Segment};
@@ -31,6 +32,9 @@ use crate::passes::{Phase, PhaseTracker, RangeNames};
 pub struct SnapshotOptions {
     /// Leave source lines out of backward blocks' forward frames (they are read from the program's files otherwise).
     pub no_sources: bool,
+    /// The part of the recording: its events, and the segments as they are when it ends. Readers work out from both what there was when it
+    /// began.
+    pub window: Window,
 }
 
 /// What was written.
@@ -70,6 +74,7 @@ struct Writer<'a, W: Write> {
     calibration: Calibration,
     /// PyTorch's pool ids, by ours; the default one is there where the allocator tells events' pools.
     pools: &'a BTreeMap<u16, (u64, u64)>,
+    window: Window,
     unknown_written: bool,
     report: SnapshotReport,
 }
@@ -135,13 +140,14 @@ impl<'a, W: Write> Writer<'a, W> {
             metadata: Metadata::of(process.recording()),
             calibration,
             pools: &process.definitions().pools,
+            window: options.window.clone(),
             unknown_written: false,
             report: SnapshotReport::default(),
         }
     }
 
     fn write(mut self, process: &Process, progress: &mut dyn FnMut(u64)) -> std::io::Result<SnapshotReport> {
-        let lanes = &process.survey().lanes;
+        let lanes = self.window.lanes(process);
         let last = lanes.keys().next_back().copied().unwrap_or(-1).max(0);
         let mut segments = Vec::new();
         self.pickle.begin_dict();
@@ -197,6 +203,9 @@ impl<'a, W: Write> Writer<'a, W> {
                 return;
             }
             for e in events {
+                if self.window.is_past(e.seq) {
+                    break;
+                }
                 if e.source == Source::Label {
                     trace.tracker.observe_label(e);
                     continue;
@@ -217,7 +226,7 @@ impl<'a, W: Write> Writer<'a, W> {
             return Err(e);
         }
         self.pickle.end_list(trace.list);
-        Ok(replay.devices().first().map(|d| d.allocator.segments()).unwrap_or_default())
+        Ok(replay.devices().first().map(|d| self.window.segments(&d.allocator)).unwrap_or_default())
     }
 
     #[inline]
@@ -226,20 +235,28 @@ impl<'a, W: Write> Writer<'a, W> {
             // Nothing happened: readers see it in the segments, or by its free.
             return;
         }
+        // What is not shown still says where the program is.
+        let phase = match change {
+            Change::Alloc(_) | Change::FreeRequested(_) | Change::Oom => Some(trace.tracker.observe(e).phase),
+            _ => None,
+        };
+        if let Change::FreeRequested(_) = change {
+            trace.last_free = *e;
+        }
+        if !self.window.holds(e.seq) || !self.window.tells(allocator, e, &change) {
+            return;
+        }
         let row = |action| Row { action, e, stack: e.stack, context: e.context, category: None };
         match change {
             Change::Alloc(id) => {
-                let phase = trace.tracker.observe(e).phase;
                 let block = allocator.block(id);
                 if block.implied {
                     let segment = Event { size: block.size, ..*e };
                     self.put_row(trace, Row { e: &segment, ..row(Word::SegmentAlloc) });
                 }
-                self.put_row(trace, Row { category: Some(phase), ..row(Word::Alloc) });
+                self.put_row(trace, Row { category: phase, ..row(Word::Alloc) });
             }
             Change::FreeRequested(id) => {
-                trace.tracker.observe(e);
-                trace.last_free = *e;
                 let told = Event { size: allocator.block(id).requested, ..*e };
                 self.put_row(trace, Row { e: &told, ..row(Word::FreeRequested) });
             }
@@ -266,10 +283,7 @@ impl<'a, W: Write> Writer<'a, W> {
                 };
                 self.put_row(trace, row(action));
             }
-            Change::Oom => {
-                trace.tracker.observe(e);
-                self.put_row(trace, row(Word::Oom));
-            }
+            Change::Oom => self.put_row(trace, row(Word::Oom)),
             Change::Snapshot => self.put_row(trace, row(Word::Snapshot)),
             Change::None => {}
         }
@@ -384,7 +398,7 @@ impl<'a, W: Write> Writer<'a, W> {
                     }
                     continue;
                 }
-                let Some(label) = names.label(e) else { continue };
+                let Some(label) = names.label(e).filter(|_| self.window.holds(e.seq)) else { continue };
                 let out = &mut self.pickle;
                 out.item(&mut list);
                 out.begin_dict();

@@ -80,6 +80,9 @@ pub trait Lives {
     fn began(&mut self, device: i16, birth: &Birth, usage: &Usage);
     /// A block was given back by `free`, or (`None`) was there at the end. `evidence`: the frame that a rule about frames rests on.
     fn ended(&mut self, device: i16, birth: &Birth, judged: &Judged, evidence: FrameId, free: Option<&Event>);
+    /// An event has passed, of whatever kind; `replay` is as it left things, and the program is where `now` says.
+    #[inline]
+    fn passed(&mut self, _replay: &Replay, _e: &Event, _now: &Moment) {}
 }
 
 impl Lives for () {
@@ -160,12 +163,14 @@ impl Story {
                 if e.source == Source::Label {
                     course.tracker.observe_label(e);
                     devices.iter_mut().for_each(|device| device.labels.observe(e));
+                    lives.passed(&replay, e, course.tracker.now());
                     continue;
                 }
                 replay.apply(e, |replay, slot, e, change| {
                     let Some(device) = devices.get_mut(slot) else { return };
                     device.observe(replay, slot, &mut course, lives, e, change);
                 });
+                lives.passed(&replay, e, course.tracker.now());
             }
             done += events.len() as u64;
             progress(done);

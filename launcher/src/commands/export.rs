@@ -5,10 +5,14 @@ use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use memtrace_analysis::export::{SnapshotOptions, TimelineForm, blocks_csv, snapshot, timeline};
+use memtrace_analysis::export::{
+    FlameForm, FlameOf, LeftOut, Selection, SnapshotOptions, TABLES, TimelineForm, Window, blocks_csv, flame, perfetto,
+    run_began_ns, snapshot, tables, timeline,
+};
+use memtrace_analysis::report::{count_text, size_text};
 use memtrace_analysis::{Process, Progress, Run, RunFolder, summarize};
 
-use crate::cli::{Export, Format};
+use crate::cli::{self, Export, Format};
 use crate::closing::ProgressLine;
 use crate::say;
 
@@ -18,12 +22,15 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
     for problem in run.problems() {
         say(&format!("{}: {}", problem.path.display(), problem.text));
     }
+    let is_flame = matches!(options.to, Format::Speedscope | Format::Folded);
+    ensure!(options.of.is_none() || is_flame, "--of is for --to speedscope and --to folded");
     match options.to {
         Format::Snapshot => {
             let hint = ": drop it on pytorch.org/memory_viz";
-            files(&run, options, ".pickle", hint, &|process, file, path| {
-                write(process, "writing the snapshot", path, file, |out, progress| {
-                    snapshot(process, out, &SnapshotOptions::default(), progress).map(drop)
+            files(&run, options, ".pickle", hint, &|part, file, path| {
+                let options = SnapshotOptions { window: part.window.clone(), ..SnapshotOptions::default() };
+                write(part.process, "writing the snapshot", path, file, |out, progress| {
+                    snapshot(part.process, out, &options, progress).map(drop)
                 })
             })
         }
@@ -37,17 +44,42 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
                     )
                 })?,
             };
-            files(&run, options, ".html", "", &|process, file, path| {
-                let device = device(process, options.device)?;
-                write(process, "writing the timeline", path, file, |out, progress| {
-                    timeline(process, device, form, out, progress)
+            files(&run, options, ".html", "", &|part, file, path| {
+                let device = device(part.process, options.window.device)?;
+                write(part.process, "writing the timeline", path, file, |out, progress| {
+                    timeline(part.process, &part.window, device, form, out, progress)
                 })
             })
         }
-        Format::Csv => files(&run, options, ".csv", "", &|process, file, path| {
-            write(process, "writing the table", path, file, |out, progress| blocks_csv(process, out, progress))
+        Format::Csv => files(&run, options, ".csv", "", &|part, file, path| {
+            write(part.process, "writing the table", path, file, |out, progress| {
+                blocks_csv(part.process, &part.window, out, progress)
+            })
         }),
+        Format::Perfetto => files(&run, options, ".pftrace", ": open it on ui.perfetto.dev", &|part, file, path| {
+            write(part.process, "writing the Perfetto trace", path, file, |out, progress| {
+                perfetto(part.process, &part.window, out, progress)
+            })
+        }),
+        Format::Speedscope | Format::Folded => {
+            let (form, ending, hint) = match options.to {
+                Format::Speedscope => (FlameForm::Speedscope, ".speedscope.json", ": open it on speedscope.app"),
+                _ => (FlameForm::Folded, ".folded", ""),
+            };
+            let of = options.of.map_or(FlameOf::default(), Into::into);
+            files(&run, options, ending, hint, &|part, file, path| {
+                write(part.process, "writing the flame graph", path, file, |out, progress| {
+                    flame(part.process, &part.window, of, form, out, progress)
+                })
+            })
+        }
+        Format::Parquet => parquet(&run, options),
         Format::Json => {
+            let whole = !options.window.is_part() && options.window.device.is_none();
+            ensure!(
+                whole && options.rank.is_none() && options.pid.is_none(),
+                "the summary is about the whole run: leave out --rank, --pid, --device, --steps, --time, --min-size and --max-events"
+            );
             let text = summarize(&run, &mut |_| {})?.to_json() + "\n";
             match &options.output {
                 Some(path) => std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display())),
@@ -57,44 +89,140 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
     }
 }
 
+/// What of one process is exported.
+struct Part<'a> {
+    process: &'a Process,
+    window: Window,
+}
+
+/// The processes that are asked for, with their names.
+fn choose<'a>(run: &'a Run, options: &Export) -> anyhow::Result<Vec<(&'a Process, String)>> {
+    let mut chosen: Vec<(&Process, String)> = run.processes().iter().zip(run.names()).collect();
+    let has = list(&chosen);
+    chosen.retain(|(p, _)| {
+        options.rank.is_none_or(|rank| p.rank() == Some(rank)) && options.pid.is_none_or(|pid| p.pid() == pid)
+    });
+    ensure!(!chosen.is_empty(), "no process of the run matches; it has {has}");
+    if let (Some(device), 2..) = (options.window.device, chosen.len()) {
+        // Of several processes those that used it; where none did, the first one says what it has.
+        let used = |(p, _): &(&Process, String)| p.survey().lanes.contains_key(&device);
+        if chosen.iter().any(used) {
+            chosen.retain(used);
+        }
+    }
+    Ok(chosen)
+}
+
+/// A folder of tables: TABLE-NAME.parquet for every process.
+fn parquet(run: &Run, options: &Export) -> anyhow::Result<()> {
+    let folder = options.output.clone().unwrap_or_else(|| PathBuf::from("."));
+    let cannot = || format!("cannot create {}", folder.display());
+    if options.output.is_some() {
+        std::fs::create_dir_all(&folder).with_context(cannot)?;
+    }
+    let absolute = run.path().canonicalize().unwrap_or_else(|_| run.path().to_owned());
+    let called = absolute.file_name().map_or("run".into(), |name| name.to_string_lossy().into_owned());
+    for (process, name) in choose(run, options)? {
+        let part = part(run, process, &options.window)?;
+        // No link is followed, and nothing appears before it is whole.
+        let here = RunFolder::open(&folder).with_context(cannot)?;
+        let mut new = Vec::new();
+        for table in TABLES {
+            new.push(here.begin(&format!("{table}-{name}.parquet")).with_context(cannot)?);
+        }
+        let mut files = new.iter_mut().map(|new| new.file().try_clone()).collect::<Result<Vec<_>, _>>()?.into_iter();
+        let mut next = || files.next().map(BufWriter::new).context("a file for each table");
+        let files = [next()?, next()?, next()?, next()?];
+        let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+        let (what, total) = ("writing the tables", process.recording().event_count());
+        let written =
+            tables(process, &called, &part.window, files, &mut |done| line.show(&Progress { what, done, total }));
+        line.clear();
+        for mut file in written? {
+            file.flush().with_context(|| format!("cannot write into {}", folder.display()))?;
+        }
+        for new in new {
+            new.place().with_context(cannot)?;
+        }
+        let tables = TABLES.map(|table| folder.join(format!("{table}-{name}.parquet")).display().to_string());
+        say(&format!("wrote {}", tables.join(", ")));
+        if options.window.is_part() {
+            say(&format!("left out of {name}: {}", left_out(part.window.left_out())));
+        }
+    }
+    Ok(())
+}
+
 /// One file a process: NAME and its ending, or what was asked for. `write` gets the file and its path.
 fn files(
     run: &Run,
     options: &Export,
     ending: &str,
     hint: &str,
-    write: &dyn Fn(&Process, &mut File, &Path) -> anyhow::Result<()>,
+    write: &dyn Fn(&Part, &mut File, &Path) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let named: Vec<(&Process, String)> = run.processes().iter().zip(run.names()).collect();
-    let chosen: Vec<_> = named
-        .iter()
-        .filter(|(p, _)| {
-            options.rank.is_none_or(|r| p.rank() == Some(r)) && options.pid.is_none_or(|pid| p.pid() == pid)
-        })
-        .collect();
-    ensure!(!chosen.is_empty(), "no process of the run matches; it has {}", list(&named));
+    let chosen = choose(run, options)?;
     if options.output.is_some() && chosen.len() > 1 {
-        bail!("the run has {}: choose one with --rank or --pid, or leave -o out to write one file each", list(&named));
+        bail!("the run has {}: choose one with --rank or --pid, or leave -o out to write one file each", list(&chosen));
     }
     for (process, name) in chosen {
         let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}{ending}")));
         let is_read =
             |path: &Path| path.canonicalize().is_ok_and(|p| process.path().canonicalize().is_ok_and(|q| p == q));
         ensure!(!is_read(&path), "{} is what is being exported: name another file with -o", path.display());
+        // Before the file is there: nothing may lie in the window.
+        let part = part(run, process, &options.window)?;
         let cannot = || format!("cannot create {}", path.display());
         match &options.output {
-            Some(path) => write(process, &mut File::create(path).with_context(cannot)?, path)?,
+            Some(path) => write(&part, &mut File::create(path).with_context(cannot)?, path)?,
             None => {
                 // The current folder may be the run's, and what is there somebody else's: no link is followed.
                 let here = RunFolder::open(Path::new(".")).with_context(cannot)?;
                 let mut new = here.begin(&format!("{name}{ending}")).with_context(cannot)?;
-                write(process, new.file(), &path)?;
+                write(&part, new.file(), &path)?;
                 new.place().with_context(cannot)?;
             }
         }
         say(&format!("wrote {}{hint}", path.display()));
+        if options.window.is_part() {
+            say(&format!("left out of {}: {}", path.display(), left_out(part.window.left_out())));
+        }
     }
     Ok(())
+}
+
+/// The part of a process that is asked for.
+fn part<'a>(run: &Run, process: &'a Process, asked: &cli::Window) -> anyhow::Result<Part<'a>> {
+    let began = run_began_ns(run).unwrap_or(0);
+    let selection = Selection {
+        steps: asked.steps,
+        epoch_ns: asked.time.map(|(from, to)| (began.saturating_add(from), began.saturating_add(to))),
+        min_size: asked.min_size.unwrap_or(0),
+        max_events: asked.max_events,
+        device: asked.device,
+    };
+    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let total = process.recording().event_count();
+    let what = "looking for the part asked for";
+    let window = Window::of(process, &selection, &mut |done| line.show(&Progress { what, done, total }));
+    line.clear();
+    Ok(Part { process, window: window? })
+}
+
+/// What a window does not show, for people.
+fn left_out(left: &LeftOut) -> String {
+    let count = |n: u64, one: &str, many: &str| {
+        (n > 0).then(|| format!("{} {}", count_text(n), if n == 1 { one } else { many }))
+    };
+    let small = count(left.small_blocks, "smaller block", "smaller blocks");
+    let parts = [
+        count(left.before, "event before it", "events before it"),
+        count(left.older, "older event", "older events"),
+        count(left.after, "event after it", "events after it"),
+        small.map(|blocks| format!("{blocks} ({})", size_text(left.small_bytes))),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") }
 }
 
 /// The device that a timeline is about.

@@ -26,10 +26,10 @@ fuzz_target!(|data: &[u8]| {
     let text = summary.to_text(&TextOptions::default());
     assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "nothing reaches a terminal but text");
     let mut out = Vec::new();
-    snapshot(process, &mut out, &SnapshotOptions { no_sources: true }, &mut |_| {}).expect("memory");
+    snapshot(process, &mut out, &SnapshotOptions { no_sources: true, ..SnapshotOptions::default() }, &mut |_| {}).expect("memory");
     // What was written is read, whole.
     folder.put("b.pickle", &out);
     let again = open_run(folder.path().join("b.pickle")).expect("our own snapshot");
     assert!(again.problems().is_empty());
-    snapshot(&again.processes()[0], io::sink(), &SnapshotOptions { no_sources: true }, &mut |_| {}).expect("memory");
+    snapshot(&again.processes()[0], io::sink(), &SnapshotOptions { no_sources: true, ..SnapshotOptions::default() }, &mut |_| {}).expect("memory");
 });

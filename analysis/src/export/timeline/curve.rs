@@ -4,36 +4,37 @@ use memtrace_trace::clock::Calibration;
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::FrameId;
 
+use crate::export::window::Window;
 use crate::model::Usage;
 use crate::passes::{Birth, Category, Judged, Lives};
 
 /// Bytes by category, in the order of [`Category::ALL`].
-pub(super) type Bytes = [i64; Category::ALL.len()];
+pub(in crate::export) type Bytes = [i64; Category::ALL.len()];
 const NOTHING: Bytes = [0; Category::ALL.len()];
 
 /// A moment of the curve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Point {
+pub(in crate::export) struct Point {
     /// Nanoseconds since 1970.
-    pub(super) time_ns: u64,
+    pub(in crate::export) time_ns: u64,
     /// What was allocated, right after the event of that moment.
-    pub(super) bytes: Bytes,
+    pub(in crate::export) bytes: Bytes,
 }
 
 impl Point {
     /// All bytes.
-    pub(super) fn total(&self) -> i64 {
+    pub(in crate::export) fn total(&self) -> i64 {
         self.bytes.iter().sum()
     }
 }
 
 /// See the module.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Curve {
+pub(in crate::export) struct Curve {
     /// In order of time.
-    pub(super) points: Vec<Point>,
+    pub(in crate::export) points: Vec<Point>,
     /// Whether every event has a point.
-    pub(super) whole: bool,
+    pub(in crate::export) whole: bool,
 }
 
 /// One slice of the recording.
@@ -48,8 +49,11 @@ struct Slice {
 
 /// Builds a curve from blocks' lives.
 #[derive(Debug)]
-pub(super) struct CurveBuilder {
+pub(in crate::export) struct CurveBuilder<'w> {
+    window: &'w Window,
     device: i16,
+    /// The number of the first event.
+    first: u64,
     /// Events in a slice.
     width: u64,
     slices: Vec<Slice>,
@@ -63,21 +67,45 @@ pub(super) struct CurveBuilder {
     latest_ticks: u64,
 }
 
-impl CurveBuilder {
-    /// For a recording of so many events; the curve has at most `points`.
-    pub(super) fn new(device: i16, events: u64, points: u64) -> CurveBuilder {
+impl<'w> CurveBuilder<'w> {
+    /// For what a window shows of a recording of so many events; the curve has at most `points`.
+    pub(in crate::export) fn new(window: &'w Window, device: i16, events: u64, points: u64) -> CurveBuilder<'w> {
+        let first = window.first().max(1);
+        let events = events.saturating_sub(first - 1).min(window.last() - (first - 1)).max(1);
         let width = events.div_ceil(points.max(1)).max(1);
         let slices = vec![Slice { seq: 0, ticks: 0, change: NOTHING }; events.div_ceil(width) as usize + 1];
-        CurveBuilder { device, width, slices, current: 0, level: 0, highest: 0, ended_here: NOTHING, latest_ticks: 0 }
+        CurveBuilder {
+            window,
+            device,
+            first,
+            width,
+            slices,
+            current: 0,
+            level: 0,
+            highest: 0,
+            ended_here: NOTHING,
+            latest_ticks: 0,
+        }
     }
 
     /// The slice of an event; lost events make numbers larger than their count: those beyond share the last slice.
     fn slice_of(&self, seq: u64) -> usize {
-        ((seq.saturating_sub(1) / self.width) as usize).min(self.slices.len() - 2)
+        ((seq.saturating_sub(self.first) / self.width) as usize).min(self.slices.len() - 2)
     }
 
     /// An event after which `level` bytes are allocated.
     fn advance(&mut self, seq: u64, ticks: u64, level: u64) {
+        if !self.window.holds(seq) {
+            if !self.window.is_past(seq) {
+                self.level = level;
+            }
+            return;
+        }
+        if self.latest_ticks == 0 && self.level > 0 {
+            // What was there when the window began.
+            self.highest = self.level;
+            (self.slices[0].seq, self.slices[0].ticks) = (self.first - 1, ticks);
+        }
         let slice = self.slice_of(seq);
         let first = slice != self.current || self.slices[slice].seq == 0;
         if first {
@@ -103,7 +131,7 @@ impl CurveBuilder {
     }
 
     /// The curve.
-    pub(super) fn finish(mut self, calibration: &Calibration) -> Curve {
+    pub(in crate::export) fn finish(mut self, calibration: &Calibration) -> Curve {
         self.close();
         let mut bytes = NOTHING;
         let mut points = Vec::new();
@@ -119,9 +147,9 @@ impl CurveBuilder {
     }
 }
 
-impl Lives for CurveBuilder {
+impl Lives for CurveBuilder<'_> {
     fn began(&mut self, device: i16, birth: &Birth, _: &Usage) {
-        if device == self.device {
+        if device == self.device && self.window.has_size(birth.size) {
             self.advance(birth.seq, birth.ticks, self.level + birth.size);
         }
     }
@@ -131,9 +159,10 @@ impl Lives for CurveBuilder {
             return;
         }
         let (category, size) = (judged.category as usize, birth.size as i64);
-        if let Some(free) = free {
+        if let Some(free) = free.filter(|_| self.window.has_size(birth.size)) {
             self.advance(free.seq, free.ticks, self.level.saturating_sub(birth.size));
         }
+        let Some(free) = self.window.shows(device, birth, free) else { return };
         let born = self.slice_of(birth.seq);
         // Alive at the highest moment of the slice that it was born in, which is settled but for the current one.
         let from = if birth.seq <= self.slices[born].seq { born } else { born + 1 };
@@ -177,12 +206,18 @@ mod tests {
         fn the_curve_is_what_counting_gives(
             blocks in proptest::collection::vec((1u64..100, 0usize..4, 0usize..9), 1..60),
             points in 1u64..200,
+            bounds in proptest::option::of((0usize..120, 0usize..120, 0u64..60)),
         ) {
             let order = events(&blocks);
-            let mut builder = CurveBuilder::new(0, order.len() as u64, points);
+            let (first, last, least) = bounds.map_or((1, order.len(), 0), |(a, b, least)| {
+                let first = 1 + a.min(b).min(order.len() - 1);
+                (first, (1 + a.max(b)).min(order.len()), least)
+            });
+            let window = Window::for_tests(first as u64, last as u64, least);
+            let mut builder = CurveBuilder::new(&window, 0, order.len() as u64, points);
             let mut births: Vec<Option<Birth>> = vec![None; blocks.len()];
             let mut level: Bytes = NOTHING;
-            let mut truth: Vec<Bytes> = Vec::new();
+            let mut truth: Vec<(bool, Bytes)> = Vec::new();
             for (at, (i, born)) in order.iter().enumerate() {
                 let (size, category, _) = blocks[*i];
                 let seq = at as u64 + 1;
@@ -191,14 +226,14 @@ mod tests {
                     birth.size = size;
                     births[*i] = Some(birth);
                     builder.began(0, &birth, &Usage::default());
-                    level[category] += size as i64;
+                    level[category] += if size >= least { size as i64 } else { 0 };
                 } else {
                     let judged = Judged { category: Category::ALL[category], rule: "" };
                     let free = Event { seq, ticks: seq, ..Event::EMPTY };
                     builder.ended(0, &births[*i].unwrap(), &judged, FrameId::NONE, Some(&free));
-                    level[category] -= size as i64;
+                    level[category] -= if size >= least { size as i64 } else { 0 };
                 }
-                truth.push(level);
+                truth.push((size >= least, level));
             }
             for (i, (_, category, life)) in blocks.iter().enumerate() {
                 if *life == 0 {
@@ -210,9 +245,15 @@ mod tests {
             let found: Vec<Bytes> = builder.finish(&Calibration::new(&[])).points.iter().map(|p| p.bytes).collect();
             // Of each slice the first of its highest moments.
             let total = |bytes: &Bytes| bytes.iter().sum::<i64>();
-            let expected: Vec<Bytes> = truth.chunks(width).map(|slice| {
-                let most = slice.iter().map(total).max().unwrap();
-                *slice.iter().find(|bytes| total(bytes) == most).unwrap()
+            let there = if first > 1 { truth[first - 2].1 } else { NOTHING };
+            let any = truth[first - 1..last].iter().any(|(shown, _)| *shown);
+            let expected: Vec<Bytes> = truth[first - 1..last].chunks(width).enumerate().filter_map(|(i, slice)| {
+                // What was there when the window began is a moment of its first slice.
+                let began = (i == 0 && any && total(&there) > 0).then_some(there);
+                let shown = slice.iter().filter(|(shown, _)| *shown).map(|(_, bytes)| *bytes);
+                let moments: Vec<Bytes> = began.into_iter().chain(shown).collect();
+                let most = moments.iter().map(total).max()?;
+                moments.into_iter().find(|bytes| total(bytes) == most)
             }).collect();
             prop_assert!(found.len() as u64 <= points.max(1));
             prop_assert_eq!(found, expected);

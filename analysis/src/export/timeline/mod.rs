@@ -7,7 +7,7 @@
 
 mod axes;
 mod canvas;
-mod curve;
+pub(super) mod curve;
 mod json;
 mod page;
 mod picture;
@@ -15,6 +15,7 @@ mod picture;
 use std::io::Write;
 use std::path::Path;
 
+use super::window::Window;
 use crate::error::{Error, Result};
 use crate::load::Process;
 use crate::model::Names;
@@ -60,20 +61,21 @@ impl TimelineForm {
     }
 }
 
-/// Writes one device's timeline. `progress` hears how many of the process's events have been read.
+/// Writes one device's timeline, as far as a window shows it. `progress` hears how many of the process's events have been read.
 ///
 /// # Errors
 ///
 /// The sink's.
 pub fn timeline(
     process: &Process,
+    window: &Window,
     device: i16,
     form: TimelineForm,
     out: impl Write,
     progress: &mut dyn FnMut(u64),
 ) -> Result<()> {
     let recording = process.recording();
-    let mut builder = CurveBuilder::new(device, recording.event_count(), form.points());
+    let mut builder = CurveBuilder::new(window, device, recording.event_count(), form.points());
     let names = Names::of(recording);
     Story::with(recording, process.survey(), &names, &mut builder, progress);
     let curve = builder.finish(&recording.calibration());

@@ -1,0 +1,176 @@
+//! Packets on their way into the file: tracks are described and texts written when they are first used, and referred to afterwards.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use prost::Message;
+
+use super::proto::{
+    CounterDescriptor, DebugAnnotation, Interned, InternedData, NEEDS_STATE, STATE_CLEARED, Trace, TracePacket,
+    TrackDescriptor, TrackEvent, Type,
+};
+
+/// Everything is one sequence.
+const SEQUENCE: u32 = 1;
+
+/// A track of the file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Track(pub(super) u64);
+
+/// What a text is for; each kind is numbered by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Kind {
+    Category,
+    Name,
+    Key,
+    Value,
+}
+
+/// See the module.
+pub(super) struct Packets<W: Write> {
+    out: W,
+    failed: Option<io::Error>,
+    buffer: Vec<u8>,
+    /// By kind.
+    texts: [HashMap<Box<str>, u64>; 4],
+    new: InternedData,
+    tracks: u64,
+}
+
+/// What a slice says of itself besides its name.
+pub(super) enum Value<'a> {
+    Number(u64),
+    Text(&'a str),
+}
+
+impl<W: Write> Packets<W> {
+    pub(super) fn new(out: W) -> Packets<W> {
+        let (texts, new) = (Default::default(), InternedData::default());
+        let mut packets = Packets { out, failed: None, buffer: Vec::new(), texts, new, tracks: 0 };
+        packets.put(TracePacket { sequence_flags: Some(STATE_CLEARED), ..TracePacket::default() });
+        packets
+    }
+
+    /// A new track.
+    pub(super) fn track(&mut self, name: &str, parent: Option<Track>, rank: i32, describe: TrackDescriptor) -> Track {
+        self.tracks += 1;
+        let described = TrackDescriptor {
+            uuid: Some(self.tracks),
+            name: (!name.is_empty()).then(|| name.to_owned()),
+            parent_uuid: parent.map(|track| track.0),
+            child_ordering: Some(3),
+            sibling_order_rank: Some(rank),
+            ..describe
+        };
+        self.put(TracePacket { track_descriptor: Some(described), ..TracePacket::default() });
+        Track(self.tracks)
+    }
+
+    /// A new track of bytes over time.
+    pub(super) fn counter(&mut self, name: &str, parent: Track, rank: i32) -> Track {
+        let counter = Some(CounterDescriptor { unit: Some(3) });
+        self.track(name, Some(parent), rank, TrackDescriptor { counter, ..TrackDescriptor::default() })
+    }
+
+    /// What a counter is from this moment on.
+    pub(super) fn count(&mut self, track: Track, ns: u64, value: i64) {
+        let event = TrackEvent { counter_value: Some(value), ..event(Type::Counter, track) };
+        self.put_event(ns, event);
+    }
+
+    /// A slice of a track. Slices of one track come in the order of their ends, and none begins before the one before it ended.
+    pub(super) fn slice(
+        &mut self,
+        track: Track,
+        (from, to): (u64, u64),
+        category: &str,
+        name: &str,
+        says: &[(&str, Value<'_>)],
+    ) {
+        let told = self.told(event(Type::SliceBegin, track), category, name, says);
+        self.put_event(from, told);
+        self.put_event(to.max(from), event(Type::SliceEnd, track));
+    }
+
+    /// A moment.
+    pub(super) fn instant(&mut self, track: Track, ns: u64, name: &str, says: &[(&str, Value<'_>)]) {
+        let told = self.told(event(Type::Instant, track), "event", name, says);
+        self.put_event(ns, told);
+    }
+
+    fn told(&mut self, event: TrackEvent, category: &str, name: &str, says: &[(&str, Value<'_>)]) -> TrackEvent {
+        let says = says.iter().map(|(key, value)| {
+            let name_iid = Some(self.text(Kind::Key, key));
+            match value {
+                Value::Number(number) => {
+                    DebugAnnotation { name_iid, uint_value: Some(*number), ..DebugAnnotation::default() }
+                }
+                Value::Text(text) => {
+                    let text = Some(self.text(Kind::Value, text));
+                    DebugAnnotation { name_iid, string_value_iid: text, ..DebugAnnotation::default() }
+                }
+            }
+        });
+        let debug_annotations = says.collect();
+        let (category, name) = (self.text(Kind::Category, category), self.text(Kind::Name, name));
+        TrackEvent { debug_annotations, category_iids: vec![category], name_iid: Some(name), ..event }
+    }
+
+    /// Everything is written; the error of the sink, where it had one.
+    pub(super) fn finish(mut self) -> io::Result<()> {
+        self.drain(0);
+        match self.failed {
+            Some(e) => Err(e),
+            None => self.out.flush(),
+        }
+    }
+
+    fn text(&mut self, kind: Kind, text: &str) -> u64 {
+        let known = &mut self.texts[kind as usize];
+        if let Some(number) = known.get(text) {
+            return *number;
+        }
+        let next = known.len() as u64 + 1;
+        known.insert(text.into(), next);
+        let list = match kind {
+            Kind::Category => &mut self.new.event_categories,
+            Kind::Name => &mut self.new.event_names,
+            Kind::Key => &mut self.new.debug_annotation_names,
+            Kind::Value => &mut self.new.debug_annotation_string_values,
+        };
+        list.push(Interned { iid: Some(next), text: Some(text.to_owned()) });
+        next
+    }
+
+    fn put_event(&mut self, ns: u64, event: TrackEvent) {
+        let new = std::mem::take(&mut self.new);
+        self.put(TracePacket {
+            timestamp: Some(ns),
+            track_event: Some(event),
+            interned_data: (new != InternedData::default()).then_some(new),
+            sequence_flags: Some(NEEDS_STATE),
+            ..TracePacket::default()
+        });
+    }
+
+    fn put(&mut self, packet: TracePacket) {
+        let packet = TracePacket { trusted_packet_sequence_id: Some(SEQUENCE), ..packet };
+        let trace = Trace { packet: vec![packet] };
+        // A vector has room for everything.
+        let _ = trace.encode(&mut self.buffer);
+        self.drain(1 << 18);
+    }
+
+    fn drain(&mut self, above: usize) {
+        if self.buffer.len() > above || above == 0 {
+            if self.failed.is_none() {
+                self.failed = self.out.write_all(&self.buffer).err();
+            }
+            self.buffer.clear();
+        }
+    }
+}
+
+fn event(r#type: Type, track: Track) -> TrackEvent {
+    TrackEvent { r#type: Some(r#type as i32), track_uuid: Some(track.0), ..TrackEvent::default() }
+}

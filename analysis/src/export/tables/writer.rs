@@ -1,0 +1,167 @@
+//! One Parquet file, written in groups of rows: what is kept is one group.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::sync::Arc;
+
+use parquet::basic::Compression;
+use parquet::data_type::{BoolType, ByteArray, ByteArrayType, Int32Type, Int64Type};
+use parquet::errors::Result;
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
+
+/// Rows in a group: what query engines hand to one thread.
+const GROUP: usize = 1 << 17;
+
+/// A field of a row.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Field<'a> {
+    /// 64 bits.
+    Long(u64),
+    /// 64 bits, or nothing.
+    Maybe(Option<u64>),
+    /// 32 bits, or nothing.
+    Int(Option<i32>),
+    /// Yes or no.
+    Bool(bool),
+    /// A text.
+    Text(&'a str),
+    /// A text; nothing where it is empty.
+    Name(&'a str),
+}
+
+/// A column of the current group.
+enum Column {
+    Long(Vec<i64>),
+    Maybe(Vec<i64>, Vec<i16>),
+    Int(Vec<i32>, Vec<i16>),
+    Bool(Vec<bool>),
+    Text(Vec<ByteArray>),
+    Name(Vec<ByteArray>, Vec<i16>),
+}
+
+/// What a column is: its name and a field of its kind.
+pub(super) type Columns = [(&'static str, Field<'static>)];
+
+/// See the module.
+pub(super) struct Table<W: Write + Send> {
+    writer: SerializedFileWriter<W>,
+    columns: Vec<Column>,
+    rows: usize,
+    /// Texts that come again share their bytes.
+    texts: HashMap<Box<str>, ByteArray>,
+}
+
+impl<W: Write + Send> Table<W> {
+    /// A file without rows yet.
+    pub(super) fn new(name: &str, columns: &Columns, out: W) -> Result<Table<W>> {
+        let told: Vec<String> = columns
+            .iter()
+            .map(|(name, field)| match field {
+                Field::Long(_) => format!("required int64 {name};"),
+                Field::Maybe(_) => format!("optional int64 {name};"),
+                Field::Int(_) => format!("optional int32 {name};"),
+                Field::Bool(_) => format!("required boolean {name};"),
+                Field::Text(_) => format!("required binary {name} (STRING);"),
+                Field::Name(_) => format!("optional binary {name} (STRING);"),
+            })
+            .collect();
+        let schema = Arc::new(parse_message_type(&format!("message {name} {{ {} }}", told.join(" ")))?);
+        let by = concat!("memtrace ", env!("CARGO_PKG_VERSION")).to_owned();
+        let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).set_created_by(by).build();
+        let new = |field: &Field<'_>| match field {
+            Field::Long(_) => Column::Long(Vec::new()),
+            Field::Maybe(_) => Column::Maybe(Vec::new(), Vec::new()),
+            Field::Int(_) => Column::Int(Vec::new(), Vec::new()),
+            Field::Bool(_) => Column::Bool(Vec::new()),
+            Field::Text(_) => Column::Text(Vec::new()),
+            Field::Name(_) => Column::Name(Vec::new(), Vec::new()),
+        };
+        Ok(Table {
+            writer: SerializedFileWriter::new(out, schema, Arc::new(properties))?,
+            columns: columns.iter().map(|(_, field)| new(field)).collect(),
+            rows: 0,
+            texts: HashMap::new(),
+        })
+    }
+
+    /// One row: a field for each column, of its kind.
+    pub(super) fn row(&mut self, fields: &[Field<'_>]) -> Result<()> {
+        debug_assert_eq!(fields.len(), self.columns.len());
+        let texts = &mut self.texts;
+        let mut shared = |text: &str| match texts.get(text) {
+            Some(known) => known.clone(),
+            None => {
+                let new = ByteArray::from(text);
+                texts.insert(text.into(), new.clone());
+                new
+            }
+        };
+        for (column, field) in self.columns.iter_mut().zip(fields) {
+            match (column, field) {
+                (Column::Long(values), Field::Long(value)) => values.push(*value as i64),
+                (Column::Maybe(values, levels), Field::Maybe(value)) => {
+                    values.extend(value.map(|value| value as i64));
+                    levels.push(value.is_some().into());
+                }
+                (Column::Int(values, levels), Field::Int(value)) => {
+                    values.extend(*value);
+                    levels.push(value.is_some().into());
+                }
+                (Column::Bool(values), Field::Bool(value)) => values.push(*value),
+                (Column::Text(values), Field::Text(text)) => values.push(shared(text)),
+                (Column::Name(values, levels), Field::Name(text)) => {
+                    values.extend((!text.is_empty()).then(|| shared(text)));
+                    levels.push((!text.is_empty()).into());
+                }
+                (_, field) => debug_assert!(false, "{field:?} is of another kind than its column"),
+            }
+        }
+        self.rows += 1;
+        if self.rows >= GROUP { self.flush() } else { Ok(()) }
+    }
+
+    /// No more rows come.
+    pub(super) fn finish(mut self) -> Result<W> {
+        if self.rows > 0 {
+            self.flush()?;
+        }
+        self.writer.into_inner()
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let mut group = self.writer.next_row_group()?;
+        for column in &mut self.columns {
+            let Some(mut out) = group.next_column()? else { break };
+            match column {
+                Column::Long(values) => _ = out.typed::<Int64Type>().write_batch(values, None, None)?,
+                Column::Maybe(values, levels) => {
+                    out.typed::<Int64Type>().write_batch(values, Some(levels), None)?;
+                    levels.clear();
+                }
+                Column::Int(values, levels) => {
+                    out.typed::<Int32Type>().write_batch(values, Some(levels), None)?;
+                    levels.clear();
+                }
+                Column::Bool(values) => _ = out.typed::<BoolType>().write_batch(values, None, None)?,
+                Column::Text(values) => _ = out.typed::<ByteArrayType>().write_batch(values, None, None)?,
+                Column::Name(values, levels) => {
+                    out.typed::<ByteArrayType>().write_batch(values, Some(levels), None)?;
+                    levels.clear();
+                }
+            }
+            out.close()?;
+            match column {
+                Column::Long(values) | Column::Maybe(values, _) => values.clear(),
+                Column::Int(values, _) => values.clear(),
+                Column::Bool(values) => values.clear(),
+                Column::Text(values) | Column::Name(values, _) => values.clear(),
+            }
+        }
+        group.close()?;
+        self.rows = 0;
+        self.texts.clear();
+        Ok(())
+    }
+}
