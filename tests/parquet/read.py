@@ -49,10 +49,10 @@ told["top"] = rows(
     select function, file, line, sum(size)::bigint as bytes
     from blocks join peak using (run, pid, device) join stacks using (run, pid, stack)
     where alloc_seq <= peak.seq and (free_seq is null or free_seq > peak.seq) and depth = 0
-    group by all order by bytes desc, all limit 10
+    group by all order by bytes desc, file, line, function limit 10
     """
 )
-told["phases"] = rows("select phase, sum(allocated)::bigint from phases group by phase order by phase")
+told["by_phase"] = rows("select phase, sum(allocated)::bigint from phases group by phase order by phase")
 told["events_by_phase"] = rows(
     "select phase, sum(size)::bigint from events where action = 'alloc' group by phase order by phase"
 )

@@ -94,7 +94,7 @@ fn perfetto_finds_the_summarys_figures_and_every_block() {
         }
         let sum: u64 = by_category.iter().filter_map(|row| row["value"].as_f64()).map(|bytes| bytes as u64).sum();
         assert_eq!(Some(sum), summary["highest"]["allocated_bytes"].as_u64(), "{name}: {by_category:?}");
-        assert!(by_category.len() > 1, "{name}: {by_category:?}");
+        assert!(!by_category.is_empty(), "{name}");
         assert!(stretches.iter().any(|row| row["category"] == "phase"), "{name}: {stretches:?}");
         assert!(stretches.iter().all(|row| row["depth"] == 0 && row["shortest"].as_i64() >= Some(0)), "{stretches:?}");
     }
@@ -217,7 +217,7 @@ fn tables_say_what_the_summary_says() {
             !top.is_empty() && top.iter().all(|row| row[1].as_str().is_some_and(|file| !file.is_empty())),
             "{top:?}"
         );
-        assert_eq!(told["phases"], told["events_by_phase"], "{name}");
+        assert_eq!(told["by_phase"], told["events_by_phase"], "{name}");
         let rows =
             ["before", "first_step", "later_steps"].map(|part| summary[part].as_array().cloned().unwrap_or_default());
         let total: u64 = rows.iter().flatten().map(|row| row["allocated_bytes"].as_u64().unwrap()).sum();
@@ -238,8 +238,9 @@ fn several_runs_are_one_table_and_none_has_its_columns() {
     let nothing =
         window(&empty, Selection { min_size: u64::MAX, device: Some(0), max_events: Some(1), ..Selection::default() });
     let told = read_tables(&[("none", empty, nothing)]);
-    for table in ["blocks", "stacks", "phases"] {
-        assert_eq!(told[table]["rows"].as_u64().map(|rows| rows == 0), Some(true), "{table}: {}", told[table]["rows"]);
+    // One event is there; it may be of a segment, with its stack.
+    assert_eq!((told["blocks"]["rows"].as_u64(), told["events"]["rows"].as_u64()), (Some(0), Some(1)));
+    for table in TABLES {
         assert_eq!(told[table]["columns"], whole[table]["columns"], "{table}");
     }
 }
