@@ -107,7 +107,7 @@ pub(crate) struct Window {
     #[arg(long, value_name = "A-B", value_parser = time_range)]
     pub(crate) time: Option<(u64, u64)>,
     /// Leave out blocks that are smaller (512KiB, 1MiB, 2GiB, bytes)
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = block_size)]
     pub(crate) min_size: Option<u64>,
     /// Only the newest N events of that, as PyTorch's ring keeps them
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -311,7 +311,7 @@ fn rule_names() -> PossibleValuesParser {
 }
 
 /// A size in binary units, or bytes.
-fn size(text: &str) -> Result<u64, String> {
+fn block_size(text: &str) -> Result<u64, String> {
     const MEANT: &str = "a size is meant: bytes, or a number with KiB, MiB, GiB or TiB";
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
     let power = match text[digits.len()..].trim() {
@@ -580,7 +580,7 @@ mod tests {
         assert_eq!(time_range("1.5s-2.000000001s"), Ok((1_500_000_000, 2_000_000_001)));
         assert_eq!(time_range("250ms-"), Ok((250_000_000, u64::MAX)));
         assert_eq!(time_range("7ns-1us"), Ok((7, 1000)));
-        assert_eq!((size("1MiB"), size("512"), size("1.5 GiB")), (Ok(1 << 20), Ok(512), Ok(3 << 29)));
+        assert_eq!((block_size("1MiB"), block_size("512"), block_size("1.5 GiB")), (Ok(1 << 20), Ok(512), Ok(3 << 29)));
         for bad in ["", "-", "-3", "5-2", "a-b", "1-2-3", "1.5"] {
             assert!(step_range(bad).is_err(), "{bad}");
         }
@@ -588,7 +588,7 @@ mod tests {
             assert!(time_range(bad).is_err(), "{bad}");
         }
         for bad in ["", "MiB", "1.5", "-1", "1XiB", "99999999999GiB", "inf MiB"] {
-            assert!(size(bad).is_err(), "{bad}");
+            assert!(block_size(bad).is_err(), "{bad}");
         }
     }
 
