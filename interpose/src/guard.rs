@@ -264,7 +264,11 @@ impl Guard {
     /// The `nn.Module` being called, on the stack that [`Self::stack`] has just given.
     #[inline(always)]
     fn call(&mut self, stack: StackId) -> ContextId {
-        if stack.is_none() || !self.inner().stacks.has_calls() { ContextId::NONE } else { self.look_at_calls() }
+        if stack.is_none() || !self.inner().stacks.has_calls() || !self.process().options.names {
+            ContextId::NONE
+        } else {
+            self.look_at_calls()
+        }
     }
 
     fn look_at_calls(&mut self) -> ContextId {

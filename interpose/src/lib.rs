@@ -19,6 +19,7 @@ compile_error!(
 );
 
 mod connect;
+mod cycles;
 mod emit;
 mod guard;
 mod heap;

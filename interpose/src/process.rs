@@ -11,6 +11,7 @@ use memtrace_trace::shm::layout::SEGMENT_SIZE;
 use memtrace_trace::shm::segment::Segment;
 
 use crate::connect::connect;
+use crate::cycles::Cycles;
 use crate::hooks::TorchState;
 use crate::labels::Labels;
 use crate::local::{Local, Locals, wiped_on_fork};
@@ -30,6 +31,7 @@ pub(crate) struct Process {
     pub(crate) origins: Origins,
     pub(crate) labels: Labels,
     pub(crate) names: Names,
+    pub(crate) cycles: Cycles,
     python: AtomicPtr<Python>,
     /// When to look for an interpreter again: the number of looks that found none.
     python_misses: AtomicU64,
@@ -266,6 +268,7 @@ fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
         connect(&options.token, generation, MISSED.load(Ordering::Relaxed) != 0).ok_or(NotStarted::Unreachable)?;
     alive.store(1, Ordering::Relaxed);
     let names = Names::new(options.names);
+    let cycles = Cycles::new(options.cycles.is_some());
     Ok(Process {
         options,
         segment,
@@ -275,6 +278,7 @@ fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
         origins: Origins::new(),
         labels: Labels::new(),
         names,
+        cycles,
         python: AtomicPtr::new(std::ptr::null_mut()),
         python_misses: AtomicU64::new(0),
         python_reported: AtomicU32::new(0),

@@ -453,9 +453,13 @@ pub(crate) struct Run {
     /// Whether to record CPU tensors (auto: only where no CUDA device is used)
     #[arg(long, value_enum, default_value_t = Cpu::Auto)]
     pub(crate) cpu: Cpu,
-    /// Do not look for the names of tensors and modules in the program's objects
+    /// Read nothing from the program's objects: no names of tensors and modules, and not which module is being called
     #[arg(long)]
     pub(crate) no_names: bool,
+    /// Show the objects of reference cycles that held tensors, in cycle-N.html: runs PyTorch's torch.utils.viz._cycles in the program
+    /// whenever the garbage collector finds a new kind of cycle
+    #[arg(long)]
+    pub(crate) cycles: bool,
     /// Print nothing but errors
     #[arg(short, long)]
     pub(crate) quiet: bool,

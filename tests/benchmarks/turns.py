@@ -17,7 +17,7 @@ KINDS = ["off", "memtrace", "python", "all"]
 # memtrace attached to PyTorch's allocator and paused at once: what PyTorch does for anybody who listens. `Forked` only.
 PAUSED = "memtrace-paused"
 # The kinds that memtrace records, by their --stacks.
-STACKS = {"memtrace": "python", "memtrace-both": "both", "memtrace-native": "native"}
+STACKS = {"memtrace": "python", "memtrace-both": "both", "memtrace-native": "native", "memtrace-no-names": "python"}
 # PyTorch's recorder keeps the last this many events: few, since a larger ring costs it more (its memory is not in the caches).
 ENTRIES = 20_000
 
@@ -37,7 +37,8 @@ def session(kind):
     """Leaves a child its session where it is memtrace's, with the stacks that the kind asks for; takes it from the others."""
     if kind in STACKS:
         value = os.environ["MEMTRACE_SESSION"]
-        os.environ["MEMTRACE_SESSION"] = re.sub(r"stacks=\w+", f"stacks={STACKS[kind]}", value)
+        names = ";names=off" if kind.endswith("-no-names") else ""
+        os.environ["MEMTRACE_SESSION"] = re.sub(r"stacks=\w+", f"stacks={STACKS[kind]}", value) + names
     elif kind != PAUSED:
         os.environ.pop("MEMTRACE_SESSION", None)
 

@@ -10,6 +10,7 @@ use std::process::{Command, Output};
 use memtrace_tests::json_schema;
 use memtrace_tests::programs::{Workshop, simcuda};
 use memtrace_tests::victim::{Victim, memtrace, root};
+use memtrace_trace::definition::LabelOrigin;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::Reader;
 use serde_json::Value;
@@ -230,10 +231,51 @@ fn a_training_run_over_the_simulated_cuda() {
 }
 
 #[test]
+fn what_gives_memory_a_meaning() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let program = program("doctor/meaning.py");
+    let output = over_simcuda(None, &["--json", "-o", run.to_str().unwrap(), "--", "python", &program]);
+    let answer = Answer::of(&output);
+    assert_eq!(output.status.code(), Some(0), "{:?}", answer.off());
+    let mut traces = std::fs::read_dir(&run).unwrap().map(|e| e.unwrap().path());
+    let trace = Reader::open(traces.find(|p| p.extension().is_some_and(|e| e == "mtr")).unwrap()).unwrap();
+    let events: Vec<Event> = trace.events().flat_map(|b| b.unwrap()).collect();
+    let definitions = trace.definitions();
+    let labels = |origin| definitions.labels.values().filter(|l| l.origin == origin).count() as u64;
+    let collected = number(&events, |e| e.flags.contains(Flags::IN_GC) && e.action == Action::FreeRequested);
+    assert!(collected >= 1);
+    let figures = [
+        ("tensor names", definitions.tensor_names.len() as u64),
+        ("module calls", definitions.nn_calls.len() as u64),
+        ("record_function", labels(LabelOrigin::RecordFunction)),
+        ("NVTX", labels(LabelOrigin::Nvtx)),
+        ("garbage collector", collected),
+    ];
+    for (name, expected) in figures {
+        let finding = named(&answer.process()["layers"], name);
+        assert_eq!(finding["state"], "ok", "{finding}");
+        assert!(expected > 0 && figure(finding) == expected, "{expected}: {finding}");
+    }
+    // A program without all that: nothing is off, and each says why there is nothing.
+    let one = "import torch; torch.zeros(1 << 20, device='cuda')";
+    let plain = Answer::of(&over_simcuda(None, &["--json", "--", "python", "-c", one]));
+    assert!(plain.off().is_empty(), "{:?}", plain.off());
+    for name in ["tensor names", "module calls", "NVTX"] {
+        let finding = named(&plain.process()["layers"], name);
+        assert_eq!(finding["state"], "unused", "{finding}");
+        assert!(finding["found"].as_str().unwrap().len() > 10, "{finding}");
+    }
+}
+
+#[test]
 fn a_pytorch_without_a_tracker() {
     let mlp = program("torch/mlp.py");
     let answer = Answer::of(&over_simcuda(Some("2.1.2"), &["--json", "--", "python", &mlp]));
     let layers = &answer.process()["layers"];
+    let names = named(layers, "tensor names");
+    assert_eq!(names["state"], "off", "{names}");
+    assert!(names["found"].as_str().unwrap().contains("does not export"), "{names}");
     let tracker = named(layers, "PyTorch tracker");
     assert_eq!(tracker["state"], "off", "{tracker}");
     let why = tracker["found"].as_str().unwrap();

@@ -68,6 +68,8 @@ counters! {
     NnCallsCut = 17 "nn_calls_cut";
     /// Names of tensors and modules that were not told, for there are too many.
     NamesCut = 18 "names_cut";
+    /// Reference cycles that are not shown (`--cycles`): there are too many different ones, or too large ones, or their file could not be written.
+    CyclesNotShown = 19 "cycles_not_shown";
 }
 
 /// A snapshot of all counters of one process.

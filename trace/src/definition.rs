@@ -171,6 +171,18 @@ pub enum Definition<'a> {
         /// The name.
         text: &'a str,
     },
+    /// Objects that held each other, and memory with them, until the cyclic garbage collector came (`--cycles`). One for each tensor's
+    /// memory that they held. Since 1.2.
+    Cycle {
+        /// Where the tensor's storage begins; 0 where it is not known.
+        address: u64,
+        /// How many events there were when this was read: the block that was there then was held.
+        seq: u64,
+        /// The file in the run's folder that shows the objects; empty where there is none.
+        file: &'a str,
+        /// The cycle in one line, e.g. `Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor float32[1024, 1024]`.
+        text: &'a str,
+    },
     /// A loaded object.
     Module {
         /// The id being defined.
@@ -267,6 +279,7 @@ mod kind {
     pub(super) const NN_NAME: u8 = 13;
     pub(super) const TENSOR_NAME: u8 = 14;
     pub(super) const LABEL: u8 = 15;
+    pub(super) const CYCLE: u8 = 16;
 }
 
 impl<'a> Definition<'a> {
@@ -330,6 +343,13 @@ impl<'a> Definition<'a> {
                 put_varint(out, origin as u64);
                 put_str(out, text);
                 kind::LABEL
+            }
+            Definition::Cycle { address, seq, file, text } => {
+                put_varint(out, address);
+                put_varint(out, seq);
+                put_str(out, file);
+                put_str(out, text);
+                kind::CYCLE
             }
             Definition::Module { id, path, build_id } => {
                 put_varint(out, id.0.into());
@@ -460,6 +480,7 @@ impl<'a> Definition<'a> {
             kind::LABEL => {
                 Definition::Label { id: c.varint32()?, origin: LabelOrigin::from_wire(c.varint()?), text: c.str()? }
             }
+            kind::CYCLE => Definition::Cycle { address: c.varint()?, seq: c.varint()?, file: c.str()?, text: c.str()? },
             kind::RANK => Definition::Rank { rank: c.varint32()?, size: c.varint32()? },
             kind::NOTICE => Definition::Notice {
                 topic: c.str()?,
@@ -493,6 +514,7 @@ mod tests {
                 shape: "float32[2, 3]",
             },
             Definition::Label { id: 5, origin: LabelOrigin::Nvtx, text: "step" },
+            Definition::Cycle { address: 1 << 45, seq: 79, file: "cycle-0.html", text: "Node.parent -> Node" },
             Definition::Module { id: ModuleId(3), path: "/lib/libcudart.so.13", build_id: "00ff" },
             Definition::NativeFrame { id: FrameId(2), module: ModuleId(3), address: 1 << 40 },
             Definition::Thread { id: ThreadId(1), tid: 4242, name: "pt_autograd_0" },

@@ -1,5 +1,9 @@
 //! What the launcher tells the preloaded library: one environment variable, parsed once.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
 /// The environment variable that carries [`Options`] and turns the library on.
 pub const ENV: &str = "MEMTRACE_SESSION";
 
@@ -42,6 +46,8 @@ pub struct Options {
     pub check_stacks: bool,
     /// Whether tensors and modules are given their names.
     pub names: bool,
+    /// Where reference cycles are to be shown: the run's folder, an absolute path. `None`: they are not looked for.
+    pub cycles: Option<PathBuf>,
     /// Filters of system calls (seccomp) that the launcher runs under itself.
     pub filters: u32,
 }
@@ -71,7 +77,10 @@ impl Options {
         let check = if self.check_stacks { ";check=stacks" } else { "" };
         let names = if self.names { "" } else { ";names=off" };
         let (cpu, stacks) = (self.cpu.name(), self.stacks.name());
-        format!("{};cpu={cpu};stacks={stacks};filters={}{check}{names}", self.token, self.filters)
+        // In hexadecimal: a path may hold any byte.
+        let hex = |path: &PathBuf| path.as_os_str().as_bytes().iter().map(|b| format!("{b:02x}")).collect::<String>();
+        let cycles = self.cycles.as_ref().map_or(String::new(), |path| format!(";cycles={}", hex(path)));
+        format!("{};cpu={cpu};stacks={stacks};filters={}{check}{names}{cycles}", self.token, self.filters)
     }
 
     /// Reads [`Self::encode`]'s form. Unknown keys and values are ignored: launcher and library are of one build, and
@@ -85,6 +94,7 @@ impl Options {
             stacks: Stacks::default(),
             check_stacks: false,
             names: true,
+            cycles: None,
             filters: 0,
         };
         for (key, value) in parts.filter_map(|p| p.split_once('=')) {
@@ -93,12 +103,22 @@ impl Options {
                 "stacks" => options.stacks = Stacks::parse(value).unwrap_or_default(),
                 "filters" => options.filters = value.parse().unwrap_or(0),
                 "names" => options.names = value != "off",
+                "cycles" => options.cycles = path(value),
                 "check" => options.check_stacks = value == "stacks",
                 _ => {}
             }
         }
         Some(options)
     }
+}
+
+/// The path that these hexadecimal digits are.
+fn path(hex: &str) -> Option<PathBuf> {
+    let digit = |b: &u8| char::from(*b).to_digit(16);
+    let byte = |pair: &[u8; 2]| u8::try_from(digit(&pair[0])? * 16 + digit(&pair[1])?).ok();
+    let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
+    let bytes: Vec<u8> = pairs.iter().map(byte).collect::<Option<_>>()?;
+    (rest.is_empty() && !bytes.is_empty()).then(|| OsString::from_vec(bytes).into())
 }
 
 /// How many filters of system calls a process runs under, by its `/proc/PID/status`. Before Linux 5.10: whether there are any.
@@ -123,10 +143,14 @@ mod tests {
     fn options_round_trip() {
         for (check_stacks, names) in [(false, true), (true, false)] {
             let (cpu, stacks) = (Cpu::Never, Stacks::Both);
-            let options = Options { token: "0123abcd".into(), cpu, stacks, check_stacks, names, filters: 3 };
+            let cycles = names.then(|| PathBuf::from("/runs; of/ü=1"));
+            let options = Options { token: "0123abcd".into(), cpu, stacks, check_stacks, names, cycles, filters: 3 };
             assert_eq!(Options::parse(&options.encode()), Some(options));
         }
         assert_eq!(Options::parse(""), None);
+        for bad in ["t;cycles=", "t;cycles=2", "t;cycles=2g"] {
+            assert_eq!(Options::parse(bad).unwrap().cycles, None, "{bad}");
+        }
         assert_eq!(Options::parse("t;cpu=what;x=1;y").unwrap().cpu, Cpu::Auto);
     }
 }

@@ -7,7 +7,7 @@ use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::counters::{COUNTER_SLOTS, Counter};
 use memtrace_trace::definition::{Definition, LabelOrigin, MAX_DEFINITION, TensorKind, Verdict};
 use memtrace_trace::event::{Action, Event, Flags, SLOT_WORDS, Slot, Source};
-use memtrace_trace::file::{End, NnName, Reader, TensorName, Writer};
+use memtrace_trace::file::{Cycle, End, NnName, Reader, TensorName, Writer};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use memtrace_trace::options::{Cpu, Options, Stacks};
 use memtrace_trace::shm::handshake::Hello;
@@ -27,7 +27,7 @@ struct Owned {
     texts: [String; 3],
 }
 
-const KINDS: u8 = 15;
+const KINDS: u8 = 16;
 const KINDS_OF_TENSOR: [TensorKind; 5] =
     [TensorKind::Other, TensorKind::Parameter, TensorKind::Buffer, TensorKind::Gradient, TensorKind::OptimizerState];
 
@@ -57,6 +57,7 @@ impl Owned {
                 let origin = [LabelOrigin::RecordFunction, LabelOrigin::Nvtx][*a as usize % 2];
                 Definition::Label { id: *id, origin, text: s }
             }
+            14 => Definition::Cycle { address: *x, seq: *y, file: s, text: t },
             9 => Definition::FrameOrigin { frame: FrameId(*id), position: *b, name: s, filename: t, line: *a },
             _ => {
                 let verdict = [Verdict::Remark, Verdict::Works, Verdict::Off][*a as usize % 3];
@@ -243,6 +244,10 @@ proptest! {
                 Definition::TensorName { address, seq, kind, name, shape } => {
                     let expected = TensorName { address, seq, kind, name: name.into(), shape: shape.into() };
                     prop_assert!(all.tensor_names.contains(&expected));
+                }
+                Definition::Cycle { address, seq, file, text } => {
+                    let expected = Cycle { address, seq, file: file.into(), text: text.into() };
+                    prop_assert!(all.cycles.contains(&expected));
                 }
                 Definition::Label { id, origin, text } => {
                     prop_assert_eq!((all.labels[&id].origin, &*all.labels[&id].text), (origin, text));

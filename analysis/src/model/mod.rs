@@ -5,6 +5,8 @@
 mod address_map;
 mod allocator;
 mod contexts;
+mod cycles;
+mod located;
 mod names;
 mod physical;
 mod policy;
@@ -15,6 +17,7 @@ mod survey;
 pub use address_map::{AddressHasher, AddressHashing};
 pub use allocator::{Allocator, Anomalies, Block, BlockId, BlockState, Peak, Segment, Usage};
 pub use contexts::Contexts;
+pub use cycles::{HeldByCycle, held_by_cycles};
 pub use names::{Named, Names};
 pub use physical::{Effect, Held, Owner, OwnerUse, Physical, Place};
 pub use policy::{Budget, Device, Granted, Policy, Settings};

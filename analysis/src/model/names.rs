@@ -6,14 +6,12 @@
 use std::collections::HashMap;
 
 use memtrace_trace::definition::TensorKind;
-use memtrace_trace::event::Event;
 use memtrace_trace::file::{Definitions, NnCall, NnName, TensorName};
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::address_map::AddressMap;
+use super::located::locate;
 use super::recording::Recording;
-use super::replay::Replay;
-use super::survey::Survey;
 
 /// What the memory of one allocation is called.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -73,9 +71,7 @@ impl Names {
     pub fn of(recording: &dyn Recording) -> Names {
         let definitions = recording.definitions();
         let mut names = Names::of_modules(definitions);
-        if !definitions.tensor_names.is_empty() {
-            names.find_allocs(recording, &Survey::of(recording));
-        }
+        names.find_allocs(recording);
         names
     }
 
@@ -155,79 +151,30 @@ impl Names {
         names
     }
 
-    fn find_allocs(&mut self, recording: &dyn Recording, survey: &Survey) {
-        let mut waiting: Vec<&TensorName> = recording.definitions().tensor_names.iter().collect();
-        waiting.sort_by_key(|name| name.seq);
-        let mut waiting = waiting.into_iter().peekable();
-        let mut replay = Replay::new(survey, None);
-        let mut found =
-            |replay: &Replay, inside: &mut Inside, name: &TensorName| match inside.find(replay, name.address) {
-                Some((seq, source)) => {
-                    let named = self.by_source.entry(source).or_default();
-                    if named.last() != Some(&seq) {
-                        named.push(seq);
+    fn find_allocs(&mut self, recording: &dyn Recording) {
+        let names = recording.definitions().tensor_names.iter();
+        locate(
+            recording,
+            names,
+            |name: &TensorName| (name.seq, name.address),
+            |name, found| match found {
+                Some((_, block)) => {
+                    let named = self.by_source.entry((block.stack, block.context)).or_default();
+                    if named.last() != Some(&block.seq) {
+                        named.push(block.seq);
                     }
-                    self.allocs.entry(seq).and_modify(|named| named.add(name)).or_insert_with(|| Named::of(name));
+                    self.allocs.entry(block.seq).and_modify(|named| named.add(name)).or_insert_with(|| Named::of(name));
                 }
                 None => self.unmatched += 1,
-            };
-        recording.stream(&mut |events: &[Event]| {
-            let mut rest = events;
-            while let Some(until) = waiting.peek().map(|name| name.seq) {
-                let before = rest.partition_point(|e| e.seq <= until);
-                let (now, later) = rest.split_at(before);
-                now.iter().for_each(|e| replay.apply(e, |_, _, _, _| {}));
-                rest = later;
-                if rest.is_empty() {
-                    break;
-                }
-                let mut inside = Inside::default();
-                while let Some(name) = waiting.next_if(|name| name.seq == until) {
-                    found(&replay, &mut inside, name);
-                }
-            }
-        });
-        let mut inside = Inside::default();
-        waiting.for_each(|name| found(&replay, &mut inside, name));
-    }
-}
-
-/// `seq` of an allocation, its stack and autograd node.
-type Allocation = (u64, (StackId, ContextId));
-
-/// The blocks of one moment, where a name is not of where one begins.
-#[derive(Default)]
-struct Inside {
-    /// Address, size, and the allocation, in order of address.
-    blocks: Option<Vec<(u64, u64, Allocation)>>,
-}
-
-impl Inside {
-    /// The allocation of the live block that holds this address.
-    fn find(&mut self, replay: &Replay, address: u64) -> Option<Allocation> {
-        let at = |allocator: &super::Allocator| {
-            let block = allocator.block(allocator.find(address)?);
-            block.is_active().then_some((block.seq, (block.stack, block.context)))
-        };
-        if let Some(found) = replay.devices().iter().find_map(|device| at(&device.allocator)) {
-            return Some(found);
-        }
-        let blocks = self.blocks.get_or_insert_with(|| {
-            let live = replay.devices().iter().flat_map(|device| device.allocator.allocated());
-            let mut blocks: Vec<_> =
-                live.map(|(_, block)| (block.addr, block.size, (block.seq, (block.stack, block.context)))).collect();
-            blocks.sort_unstable();
-            blocks
-        });
-        let (addr, size, found) = blocks.get(blocks.partition_point(|b| b.0 <= address).checked_sub(1)?)?;
-        (address - addr < *size).then_some(*found)
+            },
+        );
     }
 }
 
 #[cfg(test)]
 mod tests {
     use memtrace_trace::api::Api;
-    use memtrace_trace::event::{Action, Source};
+    use memtrace_trace::event::{Action, Event, Source};
     use memtrace_trace::file::Context;
 
     use super::super::recording::MemoryRecording;

@@ -26,6 +26,8 @@ pub struct Finding {
     pub mend: String,
     /// Bytes by which the peak would be lower; `None` where this run does not tell.
     pub saves: Option<u64>,
+    /// Files in the run's folder that show more, most telling first.
+    pub files: Vec<String>,
 }
 
 /// Largest first; the order of equals does not depend on how they were found.

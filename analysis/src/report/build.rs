@@ -24,7 +24,7 @@ use super::why::{
 };
 use crate::error::Result;
 use crate::load::{Exit, Process, Run, SNAPSHOT_END};
-use crate::model::{Lane, Names, Owner, Place, Usage};
+use crate::model::{Lane, Names, Owner, Place, Usage, held_by_cycles};
 use crate::passes::{
     Amount, Category, Composition, DeviceStory, LabelRow, ModuleTree, Oom, Origin, Part, Phase, PhaseRow, PostMortem,
     StackTable, StepRows, Story, sort_findings,
@@ -389,6 +389,7 @@ impl Context<'_> {
             table: &self.table,
             ns_per_tick: self.calibration.ns_per_tick(),
             names: &|| Names::of(self.process.recording()),
+            cycles: &|| held_by_cycles(self.process.recording()),
         };
         let mut findings = story.findings.clone();
         findings.extend(doctor.findings(story));
@@ -402,6 +403,7 @@ impl Context<'_> {
             place: finding.place.map(|(stack, node)| self.places.stack(stack, node)),
             mend: finding.mend,
             saves_bytes: finding.saves,
+            files: finding.files,
         });
         told.collect()
     }

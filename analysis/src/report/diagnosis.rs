@@ -8,7 +8,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 use super::explain::state_needed;
 use super::places::Places;
 use super::units::{count_text, share_text, size_text};
-use crate::model::{Lane, Names};
+use crate::model::{HeldByCycle, Lane, Names};
 use crate::passes::illness::{Abandoned, Fate, Grown, Mark};
 use crate::passes::{DeviceStory, Finding, Phase, StackTable, Story};
 use crate::rules::illnesses as rules;
@@ -28,6 +28,8 @@ pub(super) struct Doctor<'a> {
     pub(super) ns_per_tick: f64,
     /// The names of memory, worked out when they are wanted.
     pub(super) names: &'a dyn Fn() -> Names,
+    /// The reference cycles that the program was asked to show, worked out when they are wanted.
+    pub(super) cycles: &'a dyn Fn() -> Vec<HeldByCycle>,
 }
 
 impl Doctor<'_> {
@@ -87,6 +89,7 @@ impl Device<'_> {
             place: None,
             mend: String::new(),
             saves: None,
+            files: Vec::new(),
         }
     }
 
@@ -353,11 +356,37 @@ impl Device<'_> {
                 self.doctor.line(*stack, *context)
             ));
         }
+        // The sources named above come first, in their order.
+        let rank = |held: &HeldByCycle| {
+            let (device, stack, context) = held.allocation?;
+            let place = collected.iter().position(|(of, _)| *of == (stack, context))?;
+            (device == self.story.device).then_some(place)
+        };
+        let mut cycles: Vec<_> =
+            (self.doctor.cycles)().into_iter().filter_map(|held| Some((rank(&held)?, held))).collect();
+        cycles.sort_by_key(|(rank, _)| *rank);
+        let mut files: Vec<String> = Vec::new();
+        let mut told: Vec<Box<str>> = Vec::new();
+        for (_, HeldByCycle { file, text, .. }) in cycles {
+            if !told.contains(&text) {
+                if told.len() < PLACES {
+                    let shown = if file.is_empty() { String::new() } else { format!("{file}: ") };
+                    evidence.push(format!("the cycle's objects: {shown}{text}"));
+                }
+                told.push(text);
+            }
+            if !file.is_empty() && !files.iter().any(|known| **known == *file) {
+                files.push(file.into());
+            }
+        }
+        let mend = "break the cycle (weakref, del, no frame or exception in a local)";
+        let how = if told.is_empty() { "; memtrace --cycles shows its objects" } else { "" };
         Some(Finding {
             headline: format!("{} were freed only by the garbage collector", size_text(garbage.at_once)),
             evidence,
             place: Some(*source),
-            mend: "break the cycle (weakref, del, no frame or exception in a local); torch.utils.viz._cycles shows its objects".to_owned(),
+            mend: format!("{mend}{how}"),
+            files,
             ..self.finding(&rules::CYCLE, garbage.at_once)
         })
     }

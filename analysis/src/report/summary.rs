@@ -141,6 +141,9 @@ pub struct FindingSummary {
     /// Bytes by which the peak would be lower; absent where this run does not tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub saves_bytes: Option<u64>,
+    /// Files in the run's folder that show more, most telling first; of reference cycles their objects (`--cycles`).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<String>,
 }
 
 /// What a part of the recorder reported.

@@ -68,7 +68,7 @@ pub static GRADIENTS_LATE: IllnessRule = rule(
 pub static CYCLE: IllnessRule = rule(
     "reference cycle",
     "blocks that were freed while CPython's cyclic garbage collector was at work, other than at the program's end",
-    "since when they were garbage; which objects formed the cycle (torch.utils.viz._cycles shows them)",
+    "since when they were garbage; which objects formed the cycle, unless `memtrace --cycles` was asked to show them",
 );
 
 /// A checkpoint stays beside the model it was copied into.

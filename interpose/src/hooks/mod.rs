@@ -12,4 +12,4 @@ mod pools;
 mod registry;
 mod torch;
 
-pub(crate) use torch::{TorchState, exported_by, is_device_in_use};
+pub(crate) use torch::{TorchState, claim_collection, collector_lists, exported_by, is_device_in_use};

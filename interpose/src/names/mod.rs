@@ -12,6 +12,7 @@
 //! changes a number by its address.
 
 mod python;
+mod roots;
 mod tensors;
 mod walk;
 
@@ -28,7 +29,9 @@ use memtrace_trace::definition::{Definition, TensorKind, Verdict};
 use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::options::Cpu;
 
+pub(crate) use self::python::type_name;
 use self::python::{Interface, Object, Session};
+use self::roots::Root;
 use self::tensors::{Layout, Torch};
 use self::walk::{Listener, Parameters, Spread, Spreading, Walk};
 use crate::emit::cut;
@@ -120,7 +123,7 @@ struct State {
     torch: Option<Torch>,
     layout: Option<Layout>,
     /// The models and the optimizers; alive when they were last looked at.
-    roots: Vec<Known>,
+    roots: Vec<Root>,
     optimizers: Vec<Known>,
     told: Told,
     /// By the object of a parameter that an optimizer has: its name. Where a parameter is taken out of its module for a while
@@ -145,7 +148,7 @@ struct State {
 }
 
 /// A Python object, by its address.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Known {
     object: usize,
     class: usize,
@@ -375,7 +378,7 @@ impl State {
         let before = self.roots.len();
         match CheckedMemory::open() {
             Ok(memory) => {
-                self.roots.retain(|root| root.is_alive(&memory));
+                self.roots.retain(|root| root.known.is_alive(&memory));
                 self.optimizers.retain(|optimizer| optimizer.is_alive(&memory));
             }
             Err(_) => {
@@ -385,6 +388,11 @@ impl State {
         }
         self.is_stale |= self.roots.len() != before;
     }
+}
+
+/// Whether this thread is in a Python function of this name. Its frames are read in place: asked for as objects they would stay such.
+fn is_within(process: &Process, name: &str) -> bool {
+    process.python().is_some_and(|python| python.is_within(name))
 }
 
 fn search(
@@ -402,7 +410,7 @@ fn search(
     state.forget_dead();
     let trains = names.trains.load(Ordering::Relaxed);
     let all = state.is_time_for_all(now, trains);
-    if all && !trains && state.postponed < MOST_POSTPONED && session.is_within("__init__") {
+    if all && !trains && state.postponed < MOST_POSTPONED && is_within(process, "__init__") {
         // A model that is being built has no names yet.
         state.postponed += 1;
         return Ok(Looked::Nothing);
@@ -410,7 +418,8 @@ fn search(
     let (mut modules, mut optimizers) = (Vec::new(), Vec::new());
     if all {
         let classes = [module, optimizer.unwrap_or(module)];
-        let sought = session.instances(&classes, &mut |which, object| {
+        let lists = Guard::enter().and_then(|mut guard| hooks::collector_lists(&mut guard));
+        let sought = session.instances(&classes, lists, &mut |which, object| {
             if which == 0 { modules.push(object) } else { optimizers.push(object) }
         });
         if !sought {
@@ -435,13 +444,15 @@ fn search(
     if all {
         // SAFETY: objects, as the interpreter has just listed them.
         let known = |objects: Vec<Object>| objects.into_iter().map(|o| unsafe { Known::of(o) }).collect();
-        *roots = known(walk.roots(&modules));
+        let found = walk.roots(&modules);
+        let before = std::mem::take(roots);
+        *roots = roots::named(session, &mut walk, &found, before);
         *known_optimizers = known(optimizers);
     }
     let mut pass = |walk: &mut Walk<'_, '_>| {
         roots.retain(|root| {
             let before = walk.tensors_seen;
-            walk.module(root.object());
+            walk.root(root.known.object(), &root.name);
             // A loss function and its like: nothing to come back for.
             walk.tensors_seen != before
         });

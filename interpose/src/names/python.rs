@@ -4,10 +4,11 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 
+use super::{LINK_FLAGS, LINKS};
 use crate::real::global;
 
 /// A `PyObject *`.
-pub(super) type Object = *mut c_void;
+pub(crate) type Object = *mut c_void;
 
 /// `Py_TPFLAGS_*_SUBCLASS`
 const LIST: u64 = 1 << 25;
@@ -18,6 +19,9 @@ const TYPE: u64 = 1 << 31;
 
 /// `PyTypeObject.tp_name`: behind `ob_refcnt`, `ob_type` and `ob_size` in every CPython.
 const TP_NAME: usize = 24;
+
+/// Longer names of variables are not shown.
+const LONGEST_VARIABLE: usize = 80;
 
 /// Called for each object; 1 goes on.
 pub(super) type Visit = unsafe extern "C" fn(Object, *mut c_void) -> c_int;
@@ -50,16 +54,6 @@ pub(super) struct Interface {
     call: unsafe extern "C" fn(Object, Object) -> Object,
     /// From 3.10 on.
     collector: Option<(unsafe extern "C" fn() -> c_int, unsafe extern "C" fn() -> c_int)>,
-    /// From 3.9 on.
-    frames: Option<Frames>,
-}
-
-/// Frames of the calling thread.
-#[derive(Clone, Copy)]
-struct Frames {
-    innermost: unsafe extern "C" fn() -> Object,
-    back: unsafe extern "C" fn(Object) -> Object,
-    code: unsafe extern "C" fn(Object) -> Object,
 }
 
 impl Interface {
@@ -72,10 +66,6 @@ impl Interface {
             if version.is_null() || CStr::from_ptr(version).to_bytes().windows(14).any(|w| w == b"free-threading") {
                 return None;
             }
-            let frames = || {
-                let innermost = global(c"PyEval_GetFrame")?;
-                Some(Frames { innermost, back: global(c"PyFrame_GetBack")?, code: global(c"PyFrame_GetCode")? })
-            };
             Some(Interface {
                 add_pending_call: global(c"Py_AddPendingCall")?,
                 is_initialized: global(c"Py_IsInitialized")?,
@@ -102,7 +92,6 @@ impl Interface {
                 visit_objects: global(c"PyUnstable_GC_VisitObjects"),
                 call: global(c"PyObject_CallObject")?,
                 collector: global(c"PyGC_Disable").zip(global(c"PyGC_Enable")),
-                frames: frames(),
             })
         }
     }
@@ -163,7 +152,7 @@ pub(super) unsafe fn type_of(object: Object) -> Object {
 ///
 /// # Safety
 /// It is a type; the name is used while it lives.
-pub(super) unsafe fn type_name<'a>(of: Object) -> &'a str {
+pub(crate) unsafe fn type_name<'a>(of: Object) -> &'a str {
     // SAFETY: as promised; a C string that lives as long as the type.
     let name = unsafe {
         let name = of.byte_add(TP_NAME).cast::<*const c_char>().read();
@@ -252,13 +241,6 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// An attribute of an object whose type is CPython's own.
-    fn of_c(self, object: Object, name: &Held<'_>) -> Option<Held<'a>> {
-        // SAFETY: an object and a text, with the GIL: C code answers.
-        let found = unsafe { (self.interface.generic_attribute)(object, name.object) };
-        self.cleared(found).and_then(|found| self.held(found))
-    }
-
     /// The entries of a dictionary, in order of insertion; nothing, where it is none. They must not be changed meanwhile.
     pub(super) fn entries(self, dict: Object) -> impl Iterator<Item = (Object, Object)> {
         let mut position = if self.is_dict(dict) { Some(0) } else { None };
@@ -305,14 +287,25 @@ impl<'a> Session<'a> {
     }
 
     /// Every object that the garbage collector knows and that is an instance of one of these classes. Called with the index of the class.
-    pub(super) fn instances(self, classes: &[Object], found: &mut dyn FnMut(usize, Object)) -> bool {
+    /// `lists`: the heads of the collector's lists, where they are known.
+    pub(super) fn instances(
+        self,
+        classes: &[Object],
+        lists: Option<[usize; 4]>,
+        found: &mut dyn FnMut(usize, Object),
+    ) -> bool {
         let mut search = Search { session: self, classes, seen: vec![(null_mut(), NONE); SEEN], found };
         if let Some(visit) = self.interface.visit_objects {
             // SAFETY: with the GIL. `look` gets each object and the search, and does nothing but look.
             unsafe { visit(look, (&raw mut search).cast()) };
             return true;
         }
-        // A list of all of them, made by C code. The collector is not to run because it was made.
+        if let Some(lists) = lists {
+            // SAFETY: the heads of the collector's own lists, which were verified, with the GIL; `look` changes nothing.
+            lists.into_iter().for_each(|head| unsafe { each(head, &mut search) });
+            return true;
+        }
+        // A list of all of them, made by C code: one object more for a while. The collector is not to run because it was made.
         let Some(gc) = self.builtin(c"gc", c"get_objects") else { return false };
         // SAFETY: with the GIL. The list is ours; the objects in it are held by it until then, and by the program as before.
         unsafe {
@@ -343,33 +336,16 @@ impl<'a> Session<'a> {
         (unsafe { type_name(type_of(function)) } == "builtin_function_or_method").then_some(function)
     }
 
-    /// Whether this thread is in a function of this name.
-    pub(super) fn is_within(self, name: &str) -> bool {
-        const DEEPEST: usize = 200;
-        let (Some(frames), Some(co_name)) = (self.interface.frames, self.text(c"co_name")) else { return false };
-        // SAFETY: with the GIL. The innermost frame is borrowed, the others are ours.
-        let mut frame = unsafe { (frames.innermost)() };
-        let mut ours: Option<Held<'_>> = None;
-        for _ in 0..DEEPEST {
-            if frame.is_null() {
-                return false;
-            }
-            // SAFETY: a live frame; a new reference of its code.
-            let code = self.held(unsafe { (frames.code)(frame) });
-            let named = code.and_then(|code| {
-                // A code object's name is a slot of C.
-                let name = self.of_c(code.object, &co_name)?;
-                self.str(name.object).map(str::to_owned)
-            });
-            if named.as_deref() == Some(name) {
-                return true;
-            }
-            // SAFETY: as above; a new reference.
-            let back = self.held(unsafe { (frames.back)(frame) });
-            frame = back.as_ref().map_or(null_mut(), |held| held.object);
-            drop(std::mem::replace(&mut ours, back));
-        }
-        false
+    /// The first global variable of the program that holds this object.
+    pub(super) fn variable<'t>(self, object: Object) -> Option<&'t str> {
+        // SAFETY: as in `class`.
+        let names = unsafe {
+            let modules = Session::some((self.interface.sys_object)(c"modules".as_ptr()))?;
+            let main = self.cleared((self.interface.dict_item_string)(modules, c"__main__".as_ptr()))?;
+            self.cleared((self.interface.module_dict)(main))?
+        };
+        let is_own = |name: &&str| !name.is_empty() && !name.starts_with('_') && name.len() < LONGEST_VARIABLE;
+        self.entries(names).filter(|(_, value)| *value == object).find_map(|(name, _)| self.str(name).filter(is_own))
     }
 }
 
@@ -383,6 +359,21 @@ struct Search<'a> {
     /// By a type's address: what it is a subclass of.
     seen: Vec<(Object, usize)>,
     found: &'a mut dyn FnMut(usize, Object),
+}
+
+/// Looks at each object of a list of the collector's.
+///
+/// # Safety
+/// The head of such a list, with the GIL.
+unsafe fn each(head: usize, search: &mut Search<'_>) {
+    // SAFETY: every link of the list leads to the next, and the last to the head; an object lies behind its links.
+    let next = |links: usize| unsafe { std::ptr::with_exposed_provenance::<usize>(links).read() } & !LINK_FLAGS;
+    let mut links = next(head);
+    while links != head && links != 0 {
+        // SAFETY: a live object.
+        unsafe { look(std::ptr::with_exposed_provenance_mut(links + LINKS), (&raw mut *search).cast()) };
+        links = next(links);
+    }
 }
 
 unsafe extern "C" fn look(object: Object, search: *mut c_void) -> c_int {

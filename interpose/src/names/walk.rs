@@ -1,12 +1,13 @@
 //! Through the program's modules and optimizers: what each tensor is called, as `named_parameters()` would say.
 
 use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::ptr::null_mut;
 
 use memtrace_trace::definition::TensorKind;
 
 use super::python::{Held, Object, Session, type_name, type_of};
+use super::roots::Own;
 use super::tensors::{Behind, Layout, Memory, Torch};
 
 /// Modules within modules, and tensors within tensors, at most.
@@ -148,6 +149,49 @@ impl<'a, 't> Walk<'a, 't> {
         modules.iter().copied().filter(|module| !held.contains(&module.addr())).collect()
     }
 
+    /// A model's parameters by their names within it.
+    pub(super) fn own(&mut self, module: Object) -> Own {
+        let mut own = Own::default();
+        let mut path = Vec::new();
+        self.collect(module, Spread::default().finish(), &mut path, &mut own);
+        own
+    }
+
+    fn collect(&self, module: Object, path: u64, above: &mut Vec<Object>, own: &mut Own) {
+        if above.len() >= DEEPEST || above.contains(&module) || own.len() >= MOST {
+            return;
+        }
+        let session = self.session;
+        let joined = |name: &str| {
+            let mut hash = Spread(path);
+            name.hash(&mut hash);
+            hash.finish()
+        };
+        if let Some(parameters) = session.attribute(module, &self.attributes.parameters) {
+            let tensors = session.entries(parameters.object).filter(|(_, tensor)| self.is_tensor(*tensor));
+            own.extend(tensors.filter_map(|(name, tensor)| Some((joined(session.str(name)?), tensor.addr()))));
+        }
+        let Some(children) = session.attribute(module, &self.attributes.modules) else { return };
+        above.push(module);
+        for (name, child) in session.entries(children.object) {
+            if let Some(name) = session.str(name).filter(|_| session.is_instance(child, self.module_class)) {
+                self.collect(child, joined(name), above, own);
+            }
+        }
+        above.pop();
+    }
+
+    /// A model and all within it; what stands before its names.
+    pub(super) fn root(&mut self, module: Object, name: &str) {
+        self.path.clear();
+        if !name.is_empty() {
+            self.path.push_str(name);
+            self.path.push('.');
+        }
+        self.module(module);
+        self.path.clear();
+    }
+
     pub(super) fn has_layout(&self) -> bool {
         self.layout.is_some()
     }
@@ -172,7 +216,7 @@ impl<'a, 't> Walk<'a, 't> {
     }
 
     /// A module and all within it. `path` holds its own, with a dot behind it where it has one.
-    pub(super) fn module(&mut self, module: Object) {
+    fn module(&mut self, module: Object) {
         if self.above.len() >= DEEPEST || self.above.contains(&module) || !self.is_room() {
             return;
         }

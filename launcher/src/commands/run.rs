@@ -58,7 +58,12 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     let cpu = if run.cpu == Cpu::Auto && gpu::is_usable() { options::Cpu::Never } else { run.cpu.into() };
     let filters = std::fs::read_to_string("/proc/self/status").map_or(0, |status| options::filters_in(&status));
     let (stacks, check_stacks, names) = (run.stacks.into(), run.check_stacks, !run.no_names);
-    let options = Options { token, cpu, stacks, check_stacks, names, filters };
+    let cycles = if run.cycles {
+        Some(std::path::absolute(path).context("cannot tell where the run's folder is")?)
+    } else {
+        None
+    };
+    let options = Options { token, cpu, stacks, check_stacks, names, cycles, filters };
     // SAFETY: no thread has been started yet.
     unsafe { session::enter(&library.path, &options) };
     let signals = Signals::block().context("cannot block signals")?;

@@ -8,8 +8,8 @@ use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::{Definitions, Reader};
 
 use super::diagnosis::{Finding, Stacks};
-use super::tested;
 use super::units::{count, count_text};
+use super::{meaning, tested};
 
 /// What the frames of a stack are, one bit each.
 const PYTHON: u8 = 1;
@@ -30,6 +30,9 @@ pub(super) struct Tally {
     in_backward: u64,
     with_node: u64,
     with_forward: u64,
+    /// Frees of PyTorch's, and those by CPython's cyclic garbage collector.
+    pub(super) frees: u64,
+    pub(super) collected: u64,
     pub(super) stacks: Stacks,
     /// Blocks of the file that could not be decoded.
     damaged: u64,
@@ -61,6 +64,12 @@ impl Tally {
         if e.source.is_torch() && e.action != Action::Totals {
             self.torch += 1;
             self.grad_known += u64::from(e.flags.contains(Flags::GRAD_KNOWN));
+        }
+        if e.source.is_torch() && matches!(e.action, Action::FreeRequested | Action::FreeCompleted) {
+            // The completion of a request tells of the same block; who has no tracker has completions only.
+            let counts = e.action == Action::FreeRequested || e.source != Source::Torch;
+            self.frees += u64::from(counts);
+            self.collected += u64::from(counts && e.flags.contains(Flags::IN_GC));
         }
         if e.source.is_torch() && e.flags.contains(Flags::IN_BACKWARD) && e.action != Action::Totals {
             self.in_backward += 1;
@@ -111,7 +120,7 @@ fn stack_kinds(definitions: &Definitions) -> Vec<u8> {
 }
 
 /// What the recorder said last about a part of itself, remarks left out.
-fn verdict<'a>(trace: &'a Reader, topic: &str) -> Option<(Verdict, &'a str)> {
+pub(super) fn verdict<'a>(trace: &'a Reader, topic: &str) -> Option<(Verdict, &'a str)> {
     let notices = trace.definitions().notices.iter().rev();
     notices.filter(|n| n.verdict != Verdict::Remark).find(|n| &*n.topic == topic).map(|n| (n.verdict, &*n.text))
 }
@@ -129,6 +138,11 @@ pub(super) fn layers(trace: &Reader, tally: &Tally) -> Vec<Finding> {
         nodes(trace, tally),
         forward_stacks(trace, tally),
         grad_mode(trace, tally),
+        meaning::names(trace),
+        meaning::modules(trace),
+        meaning::ranges(trace),
+        meaning::nvtx(trace),
+        meaning::collector(trace, tally),
     ]
 }
 

@@ -10,6 +10,7 @@ mod gpus;
 mod kernel;
 mod layers;
 mod limits;
+mod meaning;
 mod preload;
 mod probe;
 mod program;

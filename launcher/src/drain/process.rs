@@ -166,6 +166,7 @@ fn table(definition: &Definition<'_>) -> Option<(usize, u32)> {
         | Definition::Rank { .. }
         | Definition::NnName { .. }
         | Definition::TensorName { .. }
+        | Definition::Cycle { .. }
         | Definition::Label { .. }
         | Definition::Notice { .. } => None,
     }

@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import sys
+import time
 
 import torch
 import torch.nn as nn
@@ -26,8 +27,8 @@ class Oracle:
     def __init__(self, rank=None):
         self.file = open(PATH if rank is None else f"{PATH}.{rank}", "a") if PATH else None
 
-    def note(self, models, optimizers=(), gradients=True):
-        """What everything is called now."""
+    def note(self, models, optimizers=(), gradients=True, called=()):
+        """What everything is called now; `called`: what stands before the names of each model."""
         if not self.file:
             return
         rows, names = [], {}
@@ -42,15 +43,16 @@ class Oracle:
                 rows.append([kind, name, storage.data_ptr(), shape])
 
         modules = []
-        for model in models:
-            for name, parameter in model.named_parameters(remove_duplicate=False):
+        for at, model in enumerate(models):
+            within = called[at] if called else ""
+            for name, parameter in model.named_parameters(prefix=within, remove_duplicate=False):
                 names.setdefault(id(parameter), name)
                 row("parameter", name, parameter)
                 if gradients and parameter.grad is not None:
                     row("gradient", name + ".grad", parameter.grad)
-            for name, buffer in model.named_buffers(remove_duplicate=False):
+            for name, buffer in model.named_buffers(prefix=within, remove_duplicate=False):
                 row("buffer", name, buffer)
-            modules += [[id(module), type(module).__name__, name] for name, module in model.named_modules()]
+            modules += [[id(module), type(module).__name__, name] for name, module in model.named_modules(prefix=within)]
         for optimizer in optimizers:
             for parameter, state in optimizer.state.items():
                 for key, value in state.items():
@@ -158,19 +160,64 @@ def compiled():
     train(whole, lambda: torch.empty(64, 512, device="cuda"), models=[whole], optimizer=optimizer)
 
 
-def two():
-    """Two models and two optimizers, as adversaries have."""
-    first, second = mlp(), nn.Sequential(nn.Linear(10, 77), nn.ReLU(), nn.Linear(77, 1)).cuda()
+def adversaries(first, second, called):
+    """Two models and two optimizers, taking turns within each step."""
     optimizers = [torch.optim.Adam(first.parameters()), torch.optim.SGD(second.parameters(), lr=0.1, momentum=0.5)]
     oracle = Oracle()
     for _ in range(3):
         second(first(torch.empty(64, 512, device="cuda"))).sum().backward()
-        oracle.note([first, second], optimizers)
+        oracle.note([first, second], optimizers, called=called)
         for optimizer in optimizers:
             optimizer.step()
-        oracle.note([first, second], optimizers)
+        oracle.note([first, second], optimizers, called=called)
         for optimizer in optimizers:
             optimizer.zero_grad()
+
+
+def critic():
+    return nn.Sequential(nn.Linear(10, 77), nn.ReLU(), nn.Linear(77, 1)).cuda()
+
+
+def two():
+    """Equal names in both, and nothing that tells them apart."""
+    adversaries(mlp(), critic(), ["Sequential#1", "Sequential#2"])
+
+
+def variables():
+    """Equal names in both, of one class, in global variables."""
+    globals().update(generator=mlp(), discriminator=critic())
+    adversaries(globals()["generator"], globals()["discriminator"], ["generator", "discriminator"])
+
+
+class Generator(nn.Sequential):
+    pass
+
+
+class Discriminator(nn.Sequential):
+    pass
+
+
+def classes():
+    """Equal names in both, of classes of their own; a third model has other names and keeps them."""
+    third = nn.ModuleDict({"scale": nn.Linear(8, 8)}).cuda()
+    adversaries(Generator(*mlp()), Discriminator(*critic()), ["Generator", "Discriminator"])
+    Oracle().note([third])
+
+
+def later():
+    """A second model comes when the first has been told: that keeps its names."""
+    first = mlp()
+    train(first, lambda: torch.empty(64, 512, device="cuda"), optimizer=torch.optim.Adam(first.parameters()))
+    second = Discriminator(*critic())
+    optimizer = torch.optim.Adam(second.parameters())
+    oracle = Oracle()
+    end = time.monotonic() + 2.5
+    while time.monotonic() < end:
+        second(torch.empty(64, 10, device="cuda")).sum().backward()
+        optimizer.step()
+        oracle.note([first, second], [optimizer], gradients=False, called=["", "Discriminator"])
+        optimizer.zero_grad()
+        time.sleep(0.05)
 
 
 def inference():

@@ -109,6 +109,19 @@ pub struct TensorName {
     pub shape: Box<str>,
 }
 
+/// Objects that held each other, and a tensor's memory with them, until the cyclic garbage collector came.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cycle {
+    /// Where the tensor's storage begins; 0 where it is not known.
+    pub address: u64,
+    /// How many events there were when it was read: the block that was there then was held.
+    pub seq: u64,
+    /// The file in the run's folder that shows the objects; empty where there is none.
+    pub file: Box<str>,
+    /// The cycle in one line.
+    pub text: Box<str>,
+}
+
 /// A name that the program gave to a range of its work.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Label {
@@ -170,6 +183,8 @@ pub struct Definitions {
     pub nn_names: Vec<NnName>,
     /// In order of arrival.
     pub tensor_names: Vec<TensorName>,
+    /// In order of arrival.
+    pub cycles: Vec<Cycle>,
     /// By the id in events.
     pub labels: BTreeMap<u32, Label>,
     /// By [`ModuleId`].
@@ -259,6 +274,10 @@ impl Definitions {
             }
             Definition::TensorName { address, seq, kind, name, shape } => {
                 self.tensor_names.push(TensorName { address, seq, kind, name: name.into(), shape: shape.into() });
+                true
+            }
+            Definition::Cycle { address, seq, file, text } => {
+                self.cycles.push(Cycle { address, seq, file: file.into(), text: text.into() });
                 true
             }
             Definition::Label { id, origin, text } => {

@@ -17,8 +17,8 @@ mod writer;
 pub use census::Census;
 pub use decoder::{Decoder, LostBlock};
 pub use definitions::{
-    Context, Definitions, Device, Frame, Label, Module, NativeFrame, NnCall, NnName, Notice, StackNode, TensorName,
-    Thread,
+    Context, Cycle, Definitions, Device, Frame, Label, Module, NativeFrame, NnCall, NnName, Notice, StackNode,
+    TensorName, Thread,
 };
 pub use frame::MAGIC;
 pub use reader::{BlockInfo, Damage, Events, Reader};

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use memtrace_trace::definition::Verdict;
 use memtrace_trace::event::Flags;
 
+use crate::cycles::Cycles;
 use crate::guard::Guard;
 use crate::real;
 use crate::stack::CheckedMemory;
@@ -54,7 +55,30 @@ pub(super) fn flag(guard: &mut Guard) -> Flags {
     // SAFETY: a word of the interpreter's state, which is never unmapped; read as another thread may write it.
     let collecting =
         unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(place)) }.load(Ordering::Relaxed);
-    if collecting != 0 && is_here(place) { Flags::IN_GC } else { Flags::default() }
+    if collecting != 0 && is_here(place) {
+        Cycles::ask(guard);
+        Flags::IN_GC
+    } else {
+        Flags::default()
+    }
+}
+
+/// Where the heads of the collector's lists of objects are: three generations and the permanent one. `None` where its state was not found,
+/// and from 3.12 on, where the interpreter offers a way to them itself.
+pub(crate) fn lists(guard: &mut Guard) -> Option<[usize; 4]> {
+    flag(guard);
+    let place = PLACE.load(Ordering::Relaxed);
+    let (_, minor) = guard.process().python()?.version();
+    let first = place.checked_sub(COLLECTING * 8).filter(|_| place > REFUSED && minor < 12)?;
+    Some([0, GENERATION, 2 * GENERATION, PERMANENT].map(|words| first + words * 8))
+}
+
+/// The collection that is under way is this thread's, whoever frees first.
+pub(crate) fn claim() {
+    let place = PLACE.load(Ordering::Relaxed);
+    if place > REFUSED {
+        is_here(place);
+    }
 }
 
 #[cold]
@@ -97,6 +121,7 @@ fn find(guard: &mut Guard) {
     };
     if PLACE.compare_exchange(UNKNOWN, place.unwrap_or(REFUSED), Ordering::Release, Ordering::Relaxed).is_ok() {
         guard.notice("python.gc", verdict, text);
+        Cycles::ask(guard);
     }
 }
 

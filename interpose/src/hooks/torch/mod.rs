@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use memtrace_trace::event::Flags;
 use memtrace_trace::ids::ContextId;
 
+pub(crate) use self::gc::{claim as claim_collection, lists as collector_lists};
 use crate::objects;
 use crate::real::{self, Original};
 use crate::thread::thread;

@@ -129,6 +129,17 @@ impl Python {
         unsafe { thread.call(&self.frames, sink) }
     }
 
+    /// Whether the calling thread is in a function of this name, `false` also where frames cannot be read. Nothing is made an object.
+    pub(crate) fn is_within(&self, name: &str) -> bool {
+        if self.state.load(Acquire) != VERIFIED {
+            return false;
+        }
+        // SAFETY: as in `capture`.
+        let state = unsafe { (self.this_thread_state)() };
+        // SAFETY: as in `capture`: the chain cannot change before we return.
+        !state.is_null() && unsafe { self.frames.is_within(self.frames.leaf(state.expose_provenance()), name) }
+    }
+
     /// Where the code of the interpreter's evaluation function is.
     pub(crate) fn evaluator(&self) -> &Evaluator {
         self.evaluator.get_or_init(|| Evaluator::find(self.evaluation))

@@ -134,6 +134,33 @@ impl Frames {
         (id, calls)
     }
 
+    /// Whether one of the frames from this one outwards is of a function of this name.
+    ///
+    /// # Safety
+    /// The frame, unless 0, is one of the calling thread's present chain.
+    pub(super) unsafe fn is_within(&self, leaf: usize, name: &str) -> bool {
+        const DEEPEST: usize = 1000;
+        let (reader, mut frame) = (self.reader(), leaf);
+        for _ in 0..DEEPEST {
+            if frame == 0 {
+                return false;
+            }
+            let mut buffer = Buffer::<LONGEST_NAME>::new();
+            // SAFETY: frames of the present chain lead to others of it; what they run is an object, and alive as long.
+            unsafe {
+                let step = reader.step(frame);
+                let is_code = step.code != 0 && load::<usize>(step.code + OB_TYPE) == self.code_type;
+                if is_code
+                    && text::read(&self.layout.text, load(step.code + self.layout.code.name), &mut buffer) == name
+                {
+                    return true;
+                }
+                frame = step.previous;
+            }
+        }
+        false
+    }
+
     /// Whether a frame at this instruction may be letting go of its locals.
     ///
     /// # Safety

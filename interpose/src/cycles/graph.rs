@@ -1,0 +1,268 @@
+//! Objects by number, which holds which, and what is to be said about them: cycles from which tensors are held.
+
+use std::collections::{HashMap, VecDeque};
+
+/// Steps from a cycle to a tensor, and objects looked at on the way, at most.
+const MOST_LOOKED: usize = 20_000;
+/// Tensors named of one cycle, at most.
+const MOST_HELD: usize = 16;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Graph {
+    /// Where each object's references begin, and one more.
+    first: Vec<u32>,
+    to: Vec<u32>,
+}
+
+/// Objects each of which holds, over others of them, all of them; and a tensor.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Cycle {
+    /// All of them.
+    pub(super) members: Vec<u32>,
+    /// A shortest way from the one that is nearest to a tensor back to itself; it stands at the beginning only.
+    pub(super) way: Vec<u32>,
+    /// A shortest way from there to the tensor, both included.
+    pub(super) to_tensor: Vec<u32>,
+    /// Tensors that it holds, nearest first; not all, where there are many.
+    pub(super) held: Vec<u32>,
+}
+
+fn get<T: Copy + Default>(of: &[T], at: u32) -> T {
+    of.get(at as usize).copied().unwrap_or_default()
+}
+
+fn set<T>(of: &mut [T], at: u32, value: T) {
+    if let Some(place) = of.get_mut(at as usize) {
+        *place = value;
+    }
+}
+
+impl Graph {
+    /// Adds an object; its references follow.
+    pub(super) fn object(&mut self) {
+        self.first.push(self.to.len() as u32);
+    }
+
+    /// The object added last holds this one.
+    pub(super) fn holds(&mut self, other: u32) {
+        self.to.push(other);
+    }
+
+    pub(super) fn held_by(&self, object: u32) -> &[u32] {
+        let begin = get(&self.first, object) as usize;
+        let end = self.first.get(object as usize + 1).map_or(self.to.len(), |end| *end as usize);
+        self.to.get(begin..end).unwrap_or_default()
+    }
+
+    /// For each object the number of the set of objects that hold each other (Tarjan's strongly connected components, without recursion).
+    fn components(&self) -> Vec<u32> {
+        let count = self.first.len();
+        // 0: not visited, not assigned.
+        let (mut index, mut low, mut component) = (vec![0; count], vec![0; count], vec![0; count]);
+        let (mut open, mut calls) = (Vec::new(), Vec::new());
+        let (mut visited, mut found) = (0, 0);
+        for root in 0..count as u32 {
+            if get(&index, root) == 0 {
+                calls.push((root, 0));
+            }
+            while let Some((object, reference)) = calls.pop() {
+                if reference == 0 {
+                    visited += 1;
+                    set(&mut index, object, visited);
+                    set(&mut low, object, visited);
+                    open.push(object);
+                }
+                let mut lowest: u32 = get(&low, object);
+                let mut deeper = None;
+                for (at, next) in self.held_by(object).iter().enumerate().skip(reference) {
+                    if get(&index, *next) == 0 {
+                        deeper = Some((at + 1, *next));
+                        break;
+                    }
+                    if get(&component, *next) == 0 {
+                        lowest = lowest.min(get(&index, *next));
+                    }
+                }
+                set(&mut low, object, lowest);
+                if let Some((reference, next)) = deeper {
+                    calls.push((object, reference));
+                    calls.push((next, 0));
+                    continue;
+                }
+                if lowest == get(&index, object) {
+                    found += 1;
+                    while let Some(member) = open.pop() {
+                        set(&mut component, member, found);
+                        if member == object {
+                            break;
+                        }
+                    }
+                }
+                if let Some((above, _)) = calls.last() {
+                    let least = get(&low, *above).min(lowest);
+                    set(&mut low, *above, least);
+                }
+            }
+        }
+        component
+    }
+
+    /// The cycles that hold tensors, in order of their first objects; at most so many.
+    pub(super) fn cycles(&self, is_tensor: impl Fn(u32) -> bool, most: usize) -> Vec<Cycle> {
+        let component = self.components();
+        let mut members: HashMap<u32, Vec<u32>> = HashMap::new();
+        for (object, of) in (0..).zip(&component) {
+            members.entry(*of).or_default().push(object);
+        }
+        let mut sets: Vec<Vec<u32>> = members.into_values().collect();
+        sets.retain(|set| set.len() > 1 || set.first().is_some_and(|one| self.held_by(*one).contains(one)));
+        sets.sort_unstable_by_key(|set| set.first().copied());
+        sets.truncate(most);
+        let cycle = |members: Vec<u32>| {
+            let (way_to, held) = self.tensors(&members, &is_tensor);
+            let start = *way_to.first()?;
+            let of = get(&component, start);
+            let way = self.back(start, |object| get(&component, object) == of)?;
+            Some(Cycle { members, way, to_tensor: way_to, held })
+        };
+        sets.into_iter().filter_map(cycle).collect()
+    }
+
+    /// The way to the nearest tensor from the nearest of these objects, and the tensors that there are.
+    fn tensors(&self, from: &[u32], is_tensor: &impl Fn(u32) -> bool) -> (Vec<u32>, Vec<u32>) {
+        let mut before: HashMap<u32, u32> = from.iter().map(|object| (*object, *object)).collect();
+        let mut next: VecDeque<u32> = from.iter().copied().collect();
+        let (mut way, mut held) = (Vec::new(), Vec::new());
+        while let Some(object) = next.pop_front() {
+            if is_tensor(object) {
+                if held.is_empty() {
+                    way = trace(&before, object);
+                }
+                held.push(object);
+                if held.len() == MOST_HELD {
+                    break;
+                }
+            }
+            for other in self.held_by(object) {
+                if before.len() < MOST_LOOKED.max(from.len()) && !before.contains_key(other) {
+                    before.insert(*other, object);
+                    next.push_back(*other);
+                }
+            }
+        }
+        (way, held)
+    }
+
+    /// A shortest way from an object back to it, through objects of these.
+    fn back(&self, start: u32, within: impl Fn(u32) -> bool) -> Option<Vec<u32>> {
+        let mut before = HashMap::from([(start, start)]);
+        let mut next = VecDeque::from([start]);
+        while let Some(object) = next.pop_front() {
+            for other in self.held_by(object) {
+                if *other == start {
+                    return Some(trace(&before, object));
+                }
+                if within(*other) && !before.contains_key(other) {
+                    before.insert(*other, object);
+                    next.push_back(*other);
+                }
+            }
+        }
+        None
+    }
+
+    /// The objects that are nearest to these, they included: at most so many.
+    pub(super) fn around(&self, cycle: &Cycle, most: usize) -> Vec<u32> {
+        let mut all: Vec<u32> = Vec::new();
+        let mut seen = std::collections::HashSet::new();
+        let ways = cycle.way.iter().chain(&cycle.to_tensor);
+        let mut next: VecDeque<u32> = ways.copied().filter(|object| seen.insert(*object)).collect();
+        while let Some(object) = next.pop_front() {
+            if all.len() == most {
+                break;
+            }
+            all.push(object);
+            next.extend(self.held_by(object).iter().copied().filter(|other| seen.insert(*other)));
+        }
+        all
+    }
+}
+
+/// The way that led to an object, from its first, which came from itself.
+fn trace(before: &HashMap<u32, u32>, to: u32) -> Vec<u32> {
+    let mut way = vec![to];
+    let mut at = to;
+    while let Some(from) = before.get(&at).filter(|from| **from != at) {
+        way.push(*from);
+        at = *from;
+    }
+    way.reverse();
+    way
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn graph(references: &[&[u32]]) -> Graph {
+        let mut graph = Graph::default();
+        for of in references {
+            graph.object();
+            of.iter().for_each(|other| graph.holds(*other));
+        }
+        graph
+    }
+
+    #[test]
+    fn cycles_that_hold_tensors() {
+        // 0 -> 1 -> 2 -> 0, 1 -> 3 (a tensor); 4 -> 4 -> 3; 5 -> 3 is no cycle; 6 -> 7 -> 6 holds none; 8 -> 0 is before one.
+        let graph = graph(&[&[1], &[2, 3], &[0], &[], &[4, 3], &[3], &[7], &[6], &[0]]);
+        let cycles = graph.cycles(|object| object == 3, 100);
+        let expected = [
+            Cycle { members: vec![0, 1, 2], way: vec![1, 2, 0], to_tensor: vec![1, 3], held: vec![3] },
+            Cycle { members: vec![4], way: vec![4], to_tensor: vec![4, 3], held: vec![3] },
+        ];
+        assert_eq!(cycles, expected);
+        assert_eq!(graph.around(&cycles[0], 3), [1, 2, 0]);
+        assert_eq!(graph.cycles(|_| true, 1).len(), 1);
+        assert!(graph.cycles(|_| false, 100).is_empty());
+    }
+
+    #[test]
+    fn a_tensor_in_the_cycle_itself() {
+        let cycles = graph(&[&[1], &[0]]).cycles(|object| object == 1, 100);
+        assert_eq!(cycles, [Cycle { members: vec![0, 1], way: vec![1, 0], to_tensor: vec![1], held: vec![1] }]);
+    }
+
+    /// Against the definition: two objects are in one set when each reaches the other.
+    #[test]
+    fn sets_are_what_reaches_each_other() {
+        let mut state = 7_u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        for _ in 0..300 {
+            let count = 1 + random(12) as u32;
+            let references: Vec<Vec<u32>> =
+                (0..count).map(|_| (0..random(4)).map(|_| random(count.into()) as u32).collect()).collect();
+            let graph = graph(&references.iter().map(|of| &of[..]).collect::<Vec<_>>());
+            let reached = |from: u32| {
+                let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+                while let Some(object) = next.pop() {
+                    next.extend(graph.held_by(object).iter().filter(|other| seen.insert(**other)));
+                }
+                seen
+            };
+            let of = graph.components();
+            for a in 0..count {
+                for b in (0..count).filter(|b| *b != a) {
+                    let together = reached(a).contains(&b) && reached(b).contains(&a);
+                    assert_eq!(of[a as usize] == of[b as usize], together, "{references:?} {a} {b}");
+                }
+            }
+        }
+    }
+}

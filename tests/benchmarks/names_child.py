@@ -1,0 +1,59 @@
+"""The measured processes of `names`: LAYERS as its argument, runs under memtrace, prints the samples as JSON."""
+
+import json
+import sys
+import time
+
+import frame
+import turns
+
+KINDS = ["memtrace", "memtrace-no-names"]
+PROCESSES = 1 if frame.QUICK else 5
+BLOCKS = 3 if frame.QUICK else 15
+BLOCK_S = 0.1 if frame.QUICK else 0.5
+FIRST = 3
+
+
+def main():
+    layers = int(sys.argv[1])
+    width = 64 if layers < 1000 else 16
+    import torch
+
+    def prepare(kind):
+        model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(layers)]).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def step():
+            optimizer.zero_grad()
+            model(torch.ones(8, width, device="cuda")).sum().backward()
+            optimizer.step()
+
+        def work(steps):
+            start = time.perf_counter()
+            for _ in range(steps):
+                step()
+            torch.cuda.synchronize()
+            return (time.perf_counter() - start) / steps
+
+        return work
+
+    fresh = {kind: [] for kind in KINDS}
+    steps = None
+    for number in range(PROCESSES):
+        taking = turns.Forked(KINDS, prepare)
+        # Who is first finds the machine's caches colder: each in its turn.
+        order = KINDS if number % 2 == 0 else KINDS[::-1]
+        first = {kind: [] for kind in KINDS}
+        for _ in range(FIRST):
+            for kind in order:
+                first[kind].append(taking(kind, 1))
+        steps = steps or max(1, round(BLOCK_S / min(first[KINDS[1]])))
+        samples = turns.rounds(taking, KINDS, BLOCKS, steps)
+        taking.close()
+        for kind in KINDS:
+            fresh[kind].append({"first_s": first[kind], "step_s": samples[kind]})
+        frame.say(f"pair {number + 1} of {PROCESSES}")
+    json.dump({"steps": steps, "fresh": fresh}, sys.stdout)
+
+
+main()
