@@ -256,9 +256,13 @@ fn nothing_is_changed_and_names_can_be_switched_off() {
     with.assert_ended_well();
     without.assert_ended_well();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    for run in [&with, &without] {
-        assert_eq!(text(&run.output.stdout), text(&alone.stdout));
-    }
+    assert_eq!(text(&without.output.stdout), text(&alone.stdout));
+    // With names not the number of all objects: the collector comes an allocation earlier or later, and has other garbage left.
+    let counts = |text: &[u8]| -> Vec<String> {
+        let text = String::from_utf8_lossy(text);
+        text.lines().filter_map(|line| Some(line.rsplit_once(") ")?.0.rsplit_once(' ')?.0.to_owned())).collect()
+    };
+    assert_eq!(counts(&with.output.stdout), counts(&alone.stdout));
     let named = |run: &Run| {
         let trace = run.trace();
         let definitions = trace.definitions();
