@@ -57,7 +57,9 @@ fn a_tree_whose_nodes_know_their_parents() {
     let pages = pages(&with);
     let [(name, html)] = &pages[..] else { panic!("one kind of cycle: {pages:#?}") };
     // What PyTorch's own page has of it: the class, the attributes, the tensor.
-    for word in ["__main__.Node", "['parent']", "['children']", "torch.Tensor (torch.Size([1024, 1024]))", "<html>"] {
+    for word in
+        ["__main__.Node", "[\\'parent\\']", "[\\'children\\']", "torch.Tensor (torch.Size([1024, 1024]))", "<html>"]
+    {
         assert!(html.contains(word), "{word}: {html}");
     }
     assert!(html.contains("Tensor float32[1024, 1024]\\n4194304 bytes at 0x"), "{html}");
