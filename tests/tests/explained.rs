@@ -88,8 +88,8 @@ fn fragmentation_is_named_and_mended() {
     assert!(pages.contains("fragmentation.py:16 bytes_of") && pages.contains("fits"), "{pages}");
 }
 
-/// Activation checkpointing of equal layers, advised where a forward ran out of memory, saves what is said, or more: at that very call the
-/// same program with checkpointing has so much less.
+/// Activation checkpointing of equal layers, advised where a forward ran out of memory, saves what is said at most: at that very call the
+/// same program with checkpointing has so much less, or nearly.
 #[test]
 fn checkpointing_saves_what_is_said() {
     let of = |saving: &str| Victim::python("torch/deep.py", &[saving]).env("SIMCUDA_MEMORY", "300M").run();
@@ -111,9 +111,9 @@ fn checkpointing_saves_what_is_said() {
     let said = saving(&device, "checkpoint_layers");
     println!("{at}: {before} bytes, with checkpointing {after}; said {said}");
     assert!(before > after + (64 << 20), "{at}: {before} and {after}");
-    // The layer that is being computed is not counted: the backward needs it whole, and this call only in part.
+    // Of the layer that is being computed a part stays.
     let real = before - after;
-    assert!(said <= real && said >= real / 4 * 3, "{said} bytes said, {real} measured");
+    assert!(said >= real && said <= real + real / 10, "{said} bytes said, {real} measured");
     let page = String::from_utf8_lossy(&plain.output.stderr);
     assert!(page.contains("of Layer)"), "{page}");
     // Where it is done already it is not advised.

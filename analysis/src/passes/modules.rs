@@ -13,6 +13,7 @@ use memtrace_trace::ids::ContextId;
 
 use super::category::Category;
 use super::composition::{Amount, Composition};
+use super::phase::Phase;
 use crate::model::{Contexts, Named, Names};
 
 /// The most levels of a path; what lies deeper belongs to its ancestor there.
@@ -97,7 +98,8 @@ pub struct Repeated {
     pub activations: u64,
     /// Of the one that has most.
     pub most: u64,
-    /// Of the one in whose call, or in the backward of whose call, the moment is; 0 where it is in none.
+    /// Of the one in the backward of whose call the moment is, which needs all of them; 0 where it is in none. In a forward it is
+    /// not known how many of those made so far would be there still.
     pub here: u64,
     /// What each made itself after all modules in it: what the next is called with, which stays. Modules whose own forward does not
     /// end so do not tell, and count nothing.
@@ -111,7 +113,7 @@ impl Repeated {
     }
 
     /// By how much activation checkpointing of each of them would lower this moment, at most: all of their activations but what each
-    /// hands to the next, and those of the one that the moment is in, which has to be recomputed.
+    /// hands to the next, and those of the one whose backward the moment is in, which has to be recomputed.
     pub fn checkpointing_saves(&self) -> u64 {
         self.activations.saturating_sub(self.outputs).saturating_sub(self.here)
     }
@@ -224,7 +226,9 @@ impl ModuleTree {
             add(&mut root.at(&components).own, category, amount);
         }
         let at = contexts.module(composition.by.1);
-        if let Some(place) = Place::of(at, composition.seq, definitions, names) {
+        if composition.phase != Phase::Forward
+            && let Some(place) = Place::of(at, composition.seq, definitions, names)
+        {
             roots.entry(place.root.clone()).or_default().at(&place.components()).here = true;
         }
         let mut tree =

@@ -307,7 +307,7 @@ pub struct RepeatedSummary {
     /// The activations of all of them.
     pub activation_bytes: u64,
     /// By how much activation checkpointing of each would lower this moment, at most: all of that but what each hands to the next, where
-    /// the recording tells, and what the one has that the moment is in. Another moment may then be the peak: see the actions.
+    /// the recording tells, and what the one has whose backward the moment is in. Another moment may then be the peak: see the actions.
     pub checkpointing_saves_at_most_bytes: u64,
 }
 

@@ -47,7 +47,7 @@ pub struct MomentFacts {
     pub layer_activations: u64,
     /// Of these, what each hands to the next, where the recording tells.
     pub layer_outputs: u64,
-    /// Of these, those of the module that the moment is in.
+    /// Of these, those of the module whose backward the moment is in.
     pub layer_here: u64,
     /// Those of the module that has most.
     pub largest_layer: u64,
@@ -93,8 +93,8 @@ static ACTIONS: &[ActionRule] = &[
         what: "activation checkpointing (torch.utils.checkpoint) of {layers}",
         when: "the moment is in forward or backward of a training, and two or more modules of one class, side by side and not checkpointed, have \
                activations of which a twentieth of the moment could go",
-        saving: "these activations but for what each module hands to the next, where the recording tells, and those of the module that the \
-                 moment is in; down to the highest level outside forward and backward, and to the largest of these modules beside \
+        saving: "these activations but for what each module hands to the next, where the recording tells, and those of the module whose \
+                 backward the moment is in; down to the highest level outside forward and backward, and to the largest of these modules beside \
                  parameters, gradients, optimizer state and buckets, which its recomputation needs",
         at_most: true,
         formula: |f| {
