@@ -80,8 +80,15 @@ fn main() {
     for (name, cpu, stacks, check_stacks) in
         [("a", Cpu::Auto, Stacks::Python, false), ("b", Cpu::Never, Stacks::Both, true)]
     {
-        let options =
-            Options { token: "0123456789abcdef".into(), cpu, stacks, check_stacks, names: !check_stacks, filters: 2 };
+        let options = Options {
+            token: "0123456789abcdef".into(),
+            cpu,
+            stacks,
+            check_stacks,
+            names: !check_stacks,
+            cycles: check_stacks,
+            filters: 2,
+        };
         put("session", name, options.encode().as_bytes());
     }
     let run = r#"{"memtrace":"0.1.0","command":["python","x.py"],"directory":"/tmp","host":"h","pid":7,"started_ns":1,"ended_ns":9,

@@ -142,7 +142,6 @@ pub struct FindingSummary {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub saves_bytes: Option<u64>,
     /// Files in the run's folder that show more, most telling first; of reference cycles their objects (`--cycles`).
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<String>,
 }
 
