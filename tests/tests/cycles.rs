@@ -64,7 +64,7 @@ fn a_tree_whose_nodes_know_their_parents() {
     }
     assert!(html.contains("Tensor float32[1024, 1024]\\n4194304 bytes at 0x"), "{html}");
     let finding = finding(&with);
-    assert_eq!(finding.files, std::slice::from_ref(&name));
+    assert_eq!(finding.files, std::slice::from_ref(name));
     let shown: Vec<_> = finding.evidence.iter().filter(|line| line.starts_with("the cycle's objects: ")).collect();
     // Which of the children it is does not matter.
     let shown: Vec<String> = shown.iter().map(|line| line.replace("[1]", "[0]").replace("[2]", "[0]")).collect();
