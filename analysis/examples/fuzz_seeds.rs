@@ -86,7 +86,7 @@ fn main() {
             stacks,
             check_stacks,
             names: !check_stacks,
-            cycles: check_stacks,
+            cycles: check_stacks.then(|| "/tmp/run".into()),
             filters: 2,
         };
         put("session", name, options.encode().as_bytes());

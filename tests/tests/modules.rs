@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use memtrace_analysis::export::{Window, blocks_csv};
 use memtrace_tests::victim::{Victim, events};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::Verdict;
@@ -233,7 +234,7 @@ fn modules_have_what_mem_tracker_counts() {
     run.assert_ended_well();
     let opened = memtrace_analysis::open_run(run.path()).unwrap();
     let mut table = Vec::new();
-    memtrace_analysis::export::blocks_csv(&opened.processes()[0], &mut table, &mut |_| {}).unwrap();
+    blocks_csv(&opened.processes()[0], &Window::WHOLE, &mut table, &mut |_| {}).unwrap();
     let text = String::from_utf8(table).unwrap();
     let mut lines = text.lines().map(fields);
     let columns = lines.next().unwrap();
