@@ -107,7 +107,7 @@ pub(crate) struct Window {
     #[arg(long, value_name = "A-B", value_parser = time_range)]
     pub(crate) time: Option<(u64, u64)>,
     /// Leave out blocks that are smaller (512KiB, 1MiB, 2GiB, bytes)
-    #[arg(long, value_name = "SIZE", value_parser = block_size)]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) min_size: Option<u64>,
     /// Only the newest N events of that, as PyTorch's ring keeps them
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -168,27 +168,28 @@ fn moment(text: &str) -> Option<u64> {
     whole.parse::<u64>().ok()?.checked_mul(10u64.pow(digits))?.checked_add(part)
 }
 
-/// A size in binary units.
+/// A size in bytes: a whole number, or a number with a binary unit.
 fn size(text: &str) -> Result<u64, String> {
-    let bad = || "a size is meant, such as 512KiB, 1MiB, 1.5GiB or a number of bytes".to_owned();
-    let text = text.trim();
-    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, unit) = (text[..split].trim(), text[split..].to_ascii_lowercase());
-    let shift = match unit.as_str() {
-        "" | "b" => 0,
-        "k" | "kb" | "kib" => 10,
-        "m" | "mb" | "mib" => 20,
-        "g" | "gb" | "gib" => 30,
-        "t" | "tb" | "tib" => 40,
-        _ => return Err(bad()),
+    const MEANT: &str = "a size is meant, such as 512KiB, 1MiB, 1.5GiB or a number of bytes";
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
+    let shift = match text[digits.len()..].trim() {
+        "" | "B" => 0,
+        "KiB" => 10,
+        "MiB" => 20,
+        "GiB" => 30,
+        "TiB" => 40,
+        unit @ ("K" | "M" | "G" | "T" | "KB" | "kB" | "MB" | "GB" | "TB") => {
+            return Err(format!("sizes are in binary units: {}iB, not {unit}", unit[..1].to_uppercase()));
+        }
+        _ => return Err(MEANT.to_owned()),
     };
     let unit = 1u64 << shift;
-    if let Ok(whole) = number.parse::<u64>() {
-        return whole.checked_mul(unit).ok_or_else(bad);
+    if let Ok(whole) = digits.parse::<u64>() {
+        return whole.checked_mul(unit).filter(|size| *size < 1 << 62).ok_or_else(|| MEANT.to_owned());
     }
-    match number.parse::<f64>() {
-        Ok(size) if shift > 0 && (0.0..1e6).contains(&size) => Ok((size * unit as f64) as u64),
-        _ => Err(bad()),
+    match digits.parse::<f64>() {
+        Ok(number) if shift > 0 && (0.0..1e6).contains(&number) => Ok((number * unit as f64) as u64),
+        _ => Err(MEANT.to_owned()),
     }
 }
 
@@ -308,28 +309,6 @@ pub(crate) struct Check {
 fn rule_names() -> PossibleValuesParser {
     let names = ILLNESSES.iter().map(|rule| rule.name).chain(["any"]);
     names.map(PossibleValue::new).collect::<Vec<_>>().into()
-}
-
-/// A size in binary units, or bytes.
-fn block_size(text: &str) -> Result<u64, String> {
-    const MEANT: &str = "a size is meant: bytes, or a number with KiB, MiB, GiB or TiB";
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
-    let power = match text[digits.len()..].trim() {
-        "" | "B" => 0,
-        "KiB" => 10,
-        "MiB" => 20,
-        "GiB" => 30,
-        "TiB" => 40,
-        unit @ ("K" | "M" | "G" | "T" | "KB" | "kB" | "MB" | "GB" | "TB") => {
-            return Err(format!("sizes are in binary units: {}iB, not {unit}", unit[..1].to_uppercase()));
-        }
-        _ => return Err(MEANT.to_owned()),
-    };
-    let unit = (1u64 << power) as f64;
-    match digits.parse::<f64>() {
-        Ok(number) if number >= 0.0 && number * unit < 9e18 => Ok((number * unit) as u64),
-        _ => Err(MEANT.to_owned()),
-    }
 }
 
 /// A share or a size.
@@ -584,7 +563,7 @@ mod tests {
         assert_eq!(time_range("1.5s-2.000000001s"), Ok((1_500_000_000, 2_000_000_001)));
         assert_eq!(time_range("250ms-"), Ok((250_000_000, u64::MAX)));
         assert_eq!(time_range("7ns-1us"), Ok((7, 1000)));
-        assert_eq!((block_size("1MiB"), block_size("512"), block_size("1.5 GiB")), (Ok(1 << 20), Ok(512), Ok(3 << 29)));
+        assert_eq!((size("1MiB"), size("512"), size("1.5 GiB")), (Ok(1 << 20), Ok(512), Ok(3 << 29)));
         for bad in ["", "-", "-3", "5-2", "a-b", "1-2-3", "1.5"] {
             assert!(step_range(bad).is_err(), "{bad}");
         }
@@ -592,7 +571,7 @@ mod tests {
             assert!(time_range(bad).is_err(), "{bad}");
         }
         for bad in ["", "MiB", "1.5", "-1", "1XiB", "99999999999GiB", "inf MiB"] {
-            assert!(block_size(bad).is_err(), "{bad}");
+            assert!(size(bad).is_err(), "{bad}");
         }
     }
 

@@ -277,7 +277,7 @@ fn pinned() -> Value {
 
 /// `memtrace doctor` on a real GPU: the driver's devices are PyTorch's, and every layer of a training run is seen and verified.
 fn doctor() -> Value {
-    let program = root().join("tests/programs/torch/mlp.py");
+    let program = root().join("tests/programs/doctor/meaning.py");
     let mut command = std::process::Command::new(memtrace());
     let output = command.args(["doctor", "--json", "--", "python3"]).arg(program).output().expect("memtrace starts");
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -301,7 +301,7 @@ fn doctor() -> Value {
             "{layer}"
         );
     }
-    assert_eq!(layers.len(), 10, "{answer:#}");
+    assert_eq!(layers.len(), 15, "{answer:#}");
     json!({ "ok": answer["ok"], "machine": answer["machine"], "layers": layers })
 }
 

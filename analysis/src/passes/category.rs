@@ -12,7 +12,7 @@
 use std::collections::{HashMap, HashSet};
 
 use memtrace_trace::definition::TensorKind;
-use memtrace_trace::event::Event;
+use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::file::{Definitions, StackNode};
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 use serde::Serialize;
@@ -598,7 +598,9 @@ impl Categorizer {
         if end.free.is_some_and(|e| self.ends_autocast.contains(&e.stack)) {
             return is(Category::AutocastCache, "autocast cache: freed when autocast ends");
         }
-        if tracker.is_inference() {
+        // What only the collector frees was not kept to be read again.
+        let collected = end.free.is_some_and(|e| e.flags.contains(Flags::IN_GC));
+        if tracker.is_inference() && !collected {
             let outlives = self.model_calls > birth.model_calls;
             // The last one is there when the program ends, not when the next replaces it.
             if self.growing.get(&birth.stack).is_some_and(|g| g.kept || outlives && g.grown >= 2) {
