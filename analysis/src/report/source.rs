@@ -23,7 +23,8 @@ pub(super) fn start_of(text: &[String], line: u32, name: &str) -> Option<u32> {
     for number in (1..=line).rev() {
         let text = text.get(number as usize - 1)?;
         let code = text.trim_start();
-        if code.is_empty() || code.starts_with('#') {
+        // A bracket that ends a head of several lines stands as far out as the `def`.
+        if code.is_empty() || code.starts_with(['#', ')', ']', '}']) {
             continue;
         }
         let here = indent(text);
