@@ -22,13 +22,14 @@ fn main() {
 }
 
 fn build() -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let var = |name: &str| env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
+    // Of now, not of when this was compiled: checkouts may share a target folder.
+    let root = Path::new(&var("CARGO_MANIFEST_DIR")).join("..");
     for changed in ["interpose", "trace/src", "trace/Cargo.toml", "Cargo.toml", "Cargo.lock"] {
         println!("cargo::rerun-if-changed={}", root.join(changed).display());
     }
     let manifest = root.join("interpose/Cargo.toml");
     assert!(manifest.exists(), "{} is missing: build memtrace from its repository", manifest.display());
-    let var = |name: &str| env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
     let target_dir = PathBuf::from(var("OUT_DIR")).join("interpose");
     let (host, target) = (var("HOST"), var("TARGET"));
 

@@ -8,6 +8,8 @@ use std::time::{Duration, SystemTime};
 
 use memtrace_trace::file::foreign;
 
+use crate::load::Process;
+
 /// Files larger than this are no Python source anybody wrote.
 const MAX_FILE: u64 = 16 << 20;
 
@@ -29,6 +31,13 @@ impl Sources {
             off,
             files: HashMap::new(),
         }
+    }
+
+    /// Those of a process; where the recording has no times, whatever is there now.
+    pub(crate) fn of(process: &Process) -> Sources {
+        let calibration = process.recording().calibration();
+        let ended = process.survey().ticks.filter(|(_, last)| *last > 0).map(|(_, last)| calibration.epoch_ns(last));
+        Sources::new(process.directory(), ended, false)
     }
 
     /// The line, stripped, where it is known and not blank.

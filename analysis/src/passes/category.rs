@@ -395,11 +395,15 @@ impl Categorizer {
 
     #[inline]
     fn proof(&self, e: &Event, requested: u64, verdict: &Verdict, name: Option<&Named>) -> Proof {
+        let made = self.rules.get(e.stack.index()).copied().flatten();
+        if let Some(rule) = made.filter(|rule| rule.makes == Makes::Gathered) {
+            return Proof::Made(rule);
+        }
         if let Some(Named { kind, names, .. }) = name.filter(|name| name.kind != TensorKind::Other) {
             let cache = *kind == TensorKind::Buffer && names.iter().any(|name| is_cache_name(name));
             return if cache { Proof::NamedCache } else { Proof::Named(*kind) };
         }
-        if let Some(rule) = self.rules.get(e.stack.index()).copied().flatten() {
+        if let Some(rule) = made {
             return Proof::Made(rule);
         }
         if e.pool != 0 {
@@ -546,7 +550,7 @@ impl Categorizer {
 
     fn made(&self, rule: &'static CategoryRule, birth: &Birth) -> Judged {
         let category = match rule.makes {
-            Makes::Bucket => Category::CommunicationBucket,
+            Makes::Bucket | Makes::Gathered => Category::CommunicationBucket,
             Makes::KvCache => Category::KvCache,
             Makes::Workspace => Category::Workspace,
             Makes::Parameter => Category::Parameter,

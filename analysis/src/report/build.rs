@@ -684,7 +684,7 @@ fn by_category(amounts: [Amount; Category::ALL.len()]) -> Vec<CategoryAmount> {
     there.map(|(&category, a)| CategoryAmount { category, bytes: a.bytes, blocks: a.blocks }).collect()
 }
 
-fn totals(usage: &Usage) -> Totals {
+pub(super) fn totals(usage: &Usage) -> Totals {
     Totals {
         allocated_bytes: usage.allocated,
         active_bytes: usage.active,

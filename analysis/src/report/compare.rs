@@ -7,6 +7,7 @@ use std::hash::Hash;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::ids::{FrameId, StackId};
 
+use super::build::totals;
 use super::diff::{
     CategoryChange, Change, DIFF_VERSION, DevicePair, DiffMoment, DiffReport, DiffRun, DiffWanted, LineChange,
     ModuleChange, PhaseChange, StackChange, Unpaired, Verdict,
@@ -14,7 +15,6 @@ use super::diff::{
 use super::finish::Progress;
 use super::places::{Places, frame_summary};
 use super::same_lines::{Line, SameLines, Version};
-use super::summary::Totals;
 use super::units::{signed_size_text, size_text};
 use crate::export::Sources;
 use crate::load::{Process, Run};
@@ -149,12 +149,10 @@ fn moments<'a>(read: &'a Read<'a>, step: Option<u32>, wanted: &DiffWanted) -> Ve
 impl<'a> Moment<'a> {
     fn version(&self) -> Version<'a> {
         let process = self.read.process;
-        let calibration = process.recording().calibration();
-        let ended = process.survey().ticks.filter(|(_, last)| *last > 0).map(|(_, last)| calibration.epoch_ns(last));
         Version {
             definitions: process.definitions(),
             directory: process.directory().and_then(|d| d.to_str()),
-            sources: Sources::new(process.directory(), ended, false),
+            sources: Sources::of(process),
             stacks: self.peak.origins().map(|(origin, _)| self.shown(origin.stack, origin.context)).collect(),
         }
     }
@@ -169,7 +167,6 @@ impl<'a> Moment<'a> {
         let process = self.read.process;
         let recording = process.recording();
         let places = Places::new(process.definitions(), process.directory());
-        let usage = &self.peak.usage;
         let lost = recording.end().map_or(0, |end| end.lost.saturating_add(end.late));
         DiffMoment {
             pid: process.pid(),
@@ -178,12 +175,7 @@ impl<'a> Moment<'a> {
             step: self.peak.at.and_then(|at| at.step),
             phase: self.peak.phase,
             place: places.stack(self.peak.by.0, self.peak.by.1).place,
-            totals: Totals {
-                allocated_bytes: usage.allocated,
-                active_bytes: usage.active,
-                reserved_bytes: usage.reserved,
-                requested_bytes: usage.requested,
-            },
+            totals: totals(&self.peak.usage),
             reserved_peak_bytes: self.story.peaks.reserved,
             lost_events: lost
                 .saturating_add(recording.counter(Counter::EventsDropped))

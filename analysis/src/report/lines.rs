@@ -236,9 +236,7 @@ fn chosen(process: &Process, device: &DeviceLines, wanted: &LinesWanted) -> Vec<
 
 fn of_device(process: &Process, device: &DeviceLines, wanted: &LinesWanted) -> LinesReport {
     let definitions = process.definitions();
-    let calibration = process.recording().calibration();
-    let ended = process.survey().ticks.filter(|(_, last)| *last > 0).map(|(_, last)| calibration.epoch_ns(last));
-    let mut sources = Sources::new(process.directory(), ended, false);
+    let mut sources = Sources::of(process);
     let mut functions = Vec::new();
     for function in chosen(process, device, wanted) {
         functions.extend(apart(function, &mut sources));

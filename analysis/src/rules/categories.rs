@@ -7,8 +7,10 @@ use memtrace_trace::file::Frame;
 /// What the frame makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Makes {
-    /// A bucket of gradients or gathered shards.
+    /// A bucket of gradients, or what collectives read and write.
     Bucket,
+    /// What is gathered of shards for a while: in the place of the module's parameter, under its name.
+    Gathered,
     /// Keys and values.
     KvCache,
     /// A library's scratch memory.
@@ -45,7 +47,7 @@ enum File {
 }
 
 use File::{Ends, Has, Named, Native};
-use Makes::{Bucket, Checkpoint, KvCache, Parameter, Workspace};
+use Makes::{Bucket, Checkpoint, Gathered, KvCache, Parameter, Workspace};
 
 const fn rule(name: &'static str, makes: Makes, file: File, functions: &'static [&'static str]) -> CategoryRule {
     CategoryRule { name, makes, file, functions }
@@ -62,19 +64,19 @@ static CATEGORY_RULES: &[CategoryRule] = &[
     rule("bucket: FSDP", Bucket, Ends("torch/distributed/_composable/fsdp/_fsdp_collectives.py"), &[]),
     rule(
         "bucket: FSDP",
-        Bucket,
+        Gathered,
         Ends("torch/distributed/fsdp/_fully_shard/_fsdp_param.py"),
         &["alloc_storage", "init_all_gather_outputs", "init_unsharded_param"],
     ),
     rule(
         "bucket: FSDP",
-        Bucket,
+        Gathered,
         Ends("torch/distributed/_composable/fsdp/_fsdp_param.py"),
         &["alloc_storage", "init_all_gather_outputs", "init_unsharded_param"],
     ),
     rule(
         "bucket: FSDP",
-        Bucket,
+        Gathered,
         Ends("torch/distributed/fsdp/_flat_param.py"),
         &["_alloc_padded_unsharded_flat_param", "_all_gather_flat_param"],
     ),

@@ -17,7 +17,7 @@ const LARGEST_START: u64 = 32;
 /// Prints the verdict; false where a limit is not kept.
 pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
-    let run = super::open_and_say(&options.run)?;
+    let run = super::open(&options.run)?;
     let mut summary_of = |run: &Run| -> anyhow::Result<Summary> {
         let summary = summarize(run, &mut |progress| line.show(&progress));
         line.clear();
@@ -30,7 +30,7 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
         match summary_json(path) {
             Some(text) => baseline = Some(Baseline::from_json(&text).map_err(wrong)?),
             None => {
-                let before = super::open_and_say(path)?;
+                let before = super::open(path)?;
                 baseline = Some(Baseline::of(&summary_of(&before)?).map_err(wrong)?);
                 let wanted = DiffWanted { rank: options.rank, device: options.device, ..DiffWanted::default() };
                 beside = Some(diff(&before, &run, &wanted, &mut |_| {}));
@@ -49,11 +49,7 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
         allow_incomplete: options.allow_incomplete,
     };
     let report = hold(&summary, baseline.as_ref(), beside.as_ref(), &wanted);
-    if options.json {
-        super::put(&report.to_json(), None)?;
-    } else {
-        super::put(&report.to_text(), None)?;
-    }
+    super::put(&if options.json { report.to_json() } else { report.to_text() }, None)?;
     if options.github {
         let here = std::env::current_dir().unwrap_or_default();
         let root = std::env::var_os("GITHUB_WORKSPACE").filter(|root| !root.is_empty()).map_or(here, Into::into);

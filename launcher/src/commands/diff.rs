@@ -10,8 +10,8 @@ use crate::closing::{ProgressLine, layout};
 
 /// Prints the comparison.
 pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
-    let a = super::open_and_say(&options.a)?;
-    let b = options.b.as_deref().map(super::open_and_say).transpose()?;
+    let a = super::open(&options.a)?;
+    let b = options.b.as_deref().map(super::open).transpose()?;
     let steps = match options.steps.as_deref() {
         Some([n, m]) => Some((*n, *m)),
         _ => None,

@@ -19,9 +19,6 @@ use crate::say;
 /// Writes the files.
 pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
     let run = super::open(&options.run)?;
-    for problem in run.problems() {
-        say(&format!("{}: {}", problem.path.display(), problem.text));
-    }
     let is_flame = matches!(options.to, Format::Speedscope | Format::Folded);
     ensure!(options.of.is_none() || is_flame, "--of is for --to speedscope and --to folded");
     match options.to {
@@ -81,10 +78,7 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
                 "the summary is about the whole run: leave out --rank, --pid, --device, --steps, --time, --min-size and --max-events"
             );
             let text = summarize(&run, &mut |_| {})?.to_json() + "\n";
-            match &options.output {
-                Some(path) => std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display())),
-                None => super::print(text.as_bytes()).context("cannot print"),
-            }
+            super::put(&text, options.output.as_deref())
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::closing::{ProgressLine, layout};
 
 /// Prints the table.
 pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
-    let run = super::open_and_say(&options.run)?;
+    let run = super::open(&options.run)?;
     let wanted = LinesWanted {
         function: options.function.clone(),
         file: options.file.clone(),

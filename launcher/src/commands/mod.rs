@@ -49,22 +49,16 @@ pub(crate) fn answer(done: anyhow::Result<()>) -> u8 {
     }
 }
 
-/// Opens what a RUN argument names, with a progress line where that takes long.
+/// Opens what a RUN argument names, with a progress line where that takes long, and says what of it cannot be used.
 fn open(path: &Path) -> memtrace_analysis::Result<Run> {
     let mut line = ProgressLine::new(io::stderr().is_terminal());
     let what = format!("reading {}", path.file_name().unwrap_or_default().to_string_lossy());
     let run = open_run_heard(path, &mut |done, total| line.show(&Progress { what: &what, done, total }));
     line.clear();
-    run
-}
-
-/// Opens what RUN arguments name, and says what of it cannot be used.
-fn open_and_say(path: &Path) -> memtrace_analysis::Result<Run> {
-    let run = open(path)?;
-    for problem in run.problems() {
+    for problem in run.iter().flat_map(Run::problems) {
         say(&format!("{}: {}", problem.path.display(), problem.text));
     }
-    Ok(run)
+    run
 }
 
 /// Writes a text into a file, or prints it.

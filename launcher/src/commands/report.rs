@@ -2,19 +2,14 @@
 
 use std::io::IsTerminal;
 
-use anyhow::Context;
 use memtrace_analysis::{Replaying, Section, summarize_with};
 
 use crate::cli::Report;
 use crate::closing::{ProgressLine, layout};
-use crate::say;
 
 /// Prints the report.
 pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
     let run = super::open(&options.run)?;
-    for problem in run.problems() {
-        say(&format!("{}: {}", problem.path.display(), problem.text));
-    }
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let section = options.section.as_deref().and_then(Section::named);
     let replaying = if section.is_some_and(Section::replays) { Replaying::Always } else { Replaying::WhereItTells };
@@ -27,5 +22,5 @@ pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
         Some(section) => summary.section_to_text(section, &layout),
         None => summary.to_text(&layout),
     };
-    super::print(text.as_bytes()).context("cannot print the report")
+    super::put(&text, None)
 }

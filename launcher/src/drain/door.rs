@@ -27,12 +27,14 @@ pub(super) type Reason = &'static str;
 
 const NO_DESCRIPTORS: Reason = "no descriptors left";
 
+/// Whether a call failed for want of a descriptor.
+fn no_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
 /// Why a call failed that needs a descriptor: for want of one, or for this reason of its own.
 pub(super) fn why(error: &io::Error, otherwise: Reason) -> Reason {
-    match error.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE) => NO_DESCRIPTORS,
-        _ => otherwise,
-    }
+    if no_descriptors(error) { NO_DESCRIPTORS } else { otherwise }
 }
 
 /// A process, named so that it cannot be taken for another.
@@ -57,7 +59,7 @@ impl Peer {
         let pidfd = match peer_pidfd(socket) {
             // Before Linux 6.5: by its number, at once, before that can have become another's.
             Err(e) if e.raw_os_error() == Some(libc::ENOPROTOOPT) => match pidfd_open(pid) {
-                Err(e) if why(&e, "") == NO_DESCRIPTORS => return Err(NO_DESCRIPTORS),
+                Err(e) if no_descriptors(&e) => return Err(NO_DESCRIPTORS),
                 pidfd => pidfd.ok(),
             },
             Err(e) => return Err(why(&e, "gone before the answer")),
@@ -145,7 +147,7 @@ impl Door {
     pub(super) fn admit(&mut self, token: u64, epoll: &Epoll) -> Option<Result<(), Reason>> {
         let socket = match self.listener.accept() {
             Ok((socket, _)) => socket,
-            Err(e) if why(&e, "") == NO_DESCRIPTORS && self.spare.take().is_some() => {
+            Err(e) if no_descriptors(&e) && self.spare.take().is_some() => {
                 let refused = self.listener.accept().is_ok();
                 self.spare = spare();
                 return refused.then_some(Err(NO_DESCRIPTORS));
