@@ -21,6 +21,6 @@ pub use folder::{NewFile, RunFolder};
 pub use load::{Process, Run, open_run, open_run_heard};
 pub use report::{
     Baseline, CheckReport, CheckWanted, DiffReport, DiffWanted, FinishOptions, LinesReport, LinesWanted, Progress,
-    Replaying, SECTIONS, Section, Summary, TextOptions, Tolerance, Written, check, diff, finish_run, lines, summarize,
-    summarize_with,
+    Replaying, SECTIONS, Section, Summary, TextOptions, Tolerance, Written, check, diff, finish_run, html_page, lines,
+    summarize, summarize_with,
 };

@@ -15,6 +15,25 @@ pub fn line(text: &str) -> Cow<'_, str> {
     if text.contains(is_unprintable) { text.replace(is_unprintable, "\u{fffd}").into() } else { text.into() }
 }
 
+/// One line of text in HTML or XML, between tags or inside a quoted attribute: nothing of it is a tag, and what cannot be printed is
+/// shown as the replacement character.
+pub fn html(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in line(text).chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            // No XML 1.0 document may hold these.
+            '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
 /// A JSON text with the same meaning: what cannot be printed can only stand inside strings, and is escaped there.
 pub fn json(text: String) -> String {
     if !text.contains(|c| is_unprintable(c) && c != '\n') {
@@ -42,6 +61,15 @@ mod tests {
     fn no_control_reaches_a_line() {
         assert_eq!(line("attention.py:12 forward, ü"), "attention.py:12 forward, ü");
         assert_eq!(line(EVIL), "a\u{fffd}]0;x\u{fffd}\u{fffd}2J\u{fffd}\u{fffd}\u{fffd}\u{fffd}ü");
+    }
+
+    #[test]
+    fn no_tag_reaches_a_page() {
+        assert_eq!(html("a.py:1 <lambda>"), "a.py:1 &lt;lambda&gt;");
+        assert_eq!(
+            html("</title><script>x=\"&'\u{ffff}\u{202e}"),
+            "&lt;/title&gt;&lt;script&gt;x=&quot;&amp;&#39;\u{fffd}\u{fffd}"
+        );
     }
 
     #[test]

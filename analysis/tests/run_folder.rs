@@ -30,12 +30,15 @@ fn every_file_is_written() {
     write_trace(&folder.path().join("11.mtr"), r#"{"pid":11,"env":{"RANK":"0"}}"#);
     write_trace(&folder.path().join("12.mtr"), r#"{"pid":12}"#);
     let written = finish_run(&RunFolder::open(folder.path()).unwrap(), &FinishOptions::default(), &mut |_| {}).unwrap();
-    assert_eq!(names(folder.path()), ["11.mtr", "12.mtr", "12.pickle", "rank0.pickle", "summary.json", "summary.txt"]);
+    assert_eq!(
+        names(folder.path()),
+        ["11.mtr", "12.mtr", "12.pickle", "rank0.pickle", "report.html", "summary.json", "summary.txt"]
+    );
     assert!(written.problems.is_empty());
     let rank0 = written.summary.processes.iter().find(|p| p.rank == Some(0)).unwrap();
     assert_eq!(rank0.snapshot.as_deref(), Some("rank0.pickle"));
     let options = FinishOptions { no_snapshot: true, ..FinishOptions::default() };
-    assert_eq!(finish_run(&RunFolder::open(folder.path()).unwrap(), &options, &mut |_| {}).unwrap().files.len(), 2);
+    assert_eq!(finish_run(&RunFolder::open(folder.path()).unwrap(), &options, &mut |_| {}).unwrap().files.len(), 3);
 }
 
 #[test]

@@ -77,7 +77,7 @@ pub(crate) struct Export {
     /// The form
     #[arg(long, value_enum)]
     pub(crate) to: Format,
-    /// The file to write [default: one a process, in the current folder; json: stdout]
+    /// The file to write [default: one a process, in the current folder; html: report.html; json: stdout]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
     /// Only the process of this rank
@@ -378,6 +378,8 @@ fn seconds(text: &str) -> Result<f64, String> {
 pub(crate) enum Format {
     /// A PyTorch snapshot pickle, for pytorch.org/memory_viz
     Snapshot,
+    /// The report as one page: the answer first, memory over time, a flame graph of the peak, every section; it loads nothing
+    Html,
     /// The summary
     Json,
     /// Bytes by category over time, as export_memory_timeline of PyTorch writes it; by the ending of FILE: .html (a page with a

@@ -272,6 +272,10 @@ fn the_command_writes_every_form_and_says_what_it_leaves_out() {
             "{told}"
         );
     }
+    let (code, told) = export(&["html", "--device", "0"]);
+    assert_eq!(code, Some(0), "{told}");
+    let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
+    assert!(page.contains("<title>memtrace: run.pickle</title>") && page.contains("<svg class=\"flame\""), "{told}");
     let (code, told) = export(&["snapshot", "-o", "part.pickle", "--time", "0-1000s", "--of", "peak"]);
     assert!(code == Some(2) && told.contains("--of is for"), "{told}");
     let (code, told) = export(&["snapshot", "-o", "part.pickle", "--time", "0-1000s"]);
@@ -281,6 +285,11 @@ fn the_command_writes_every_form_and_says_what_it_leaves_out() {
         (&["perfetto", "--device", "3"], "no events of device 3; it has those of: 0"),
         (&["csv", "--time", "5000s-"], "it lasts "),
         (&["json", "--max-events", "5"], "the summary is about the whole run"),
+        (&["html", "-o", "x", "--steps", "0"], "the page is about the whole run: leave out --steps"),
+        (&["html", "-o", "x", "--device", "3"], "no events of device 3; it has those of: 0"),
+        (&["html", "-o", "x", "--rank", "3"], "no process of the run matches"),
+        (&["html", "-o", "x", "--of", "peak"], "--of is for"),
+        (&["html", "-o", "run.pickle"], "run.pickle is what is being exported"),
         (&["csv", "--min-size", "much"], "a size is meant"),
     ] {
         let (code, told) = export(arguments);

@@ -214,7 +214,7 @@ fn a_program_cannot_make_the_launcher_write_elsewhere() {
         mkfifo ready
         {PRODUCER} events=1000 write say=ready rate=4000 write > ready & read line < ready
         mv run moved; ln -s {here}/outside run; cd moved
-        for n in run.json summary.json summary.txt symbols.json $!.pickle; do
+        for n in run.json report.html summary.json summary.txt symbols.json $!.pickle; do
             rm -f $n; ln -s ../outside/victim $n; ln -s ../outside/victim .$n.part
         done
         p=$!; while [ $p -lt $(($! + 300)) ]; do p=$((p + 1)); ln -s ../outside/victim $p.mtr; ln -s ../outside/victim $p.pickle; done
@@ -235,6 +235,7 @@ fn a_program_cannot_make_the_launcher_write_elsewhere() {
     let second = String::from_utf8(output.stdout).unwrap();
     for name in [
         "run.json",
+        "report.html",
         "summary.json",
         "summary.txt",
         &format!("{}.mtr", second.trim()),
@@ -389,7 +390,7 @@ fn nothing_a_program_says_reaches_a_terminal_raw() {
     assert!(ended.status.success());
     assert_printable("the closing page", &ended.stderr);
     assert!(stderr(&ended).contains("train.py") && stderr(&ended).lines().count() < 40, "{}", stderr(&ended));
-    for name in ["run.json", "summary.json", "summary.txt", "symbols.json"] {
+    for name in ["run.json", "report.html", "summary.json", "summary.txt", "symbols.json"] {
         assert_printable(name, &std::fs::read(run.join(name)).unwrap());
     }
     for json in [false, true] {

@@ -63,11 +63,10 @@ pub fn flame(
     progress: &mut dyn FnMut(u64),
 ) -> Result<()> {
     let recording = process.recording();
-    let devices = window.lanes(process).keys().map(|device| (*device, Bytes::default())).collect();
-    let mut sums = Sums { window, of, devices };
+    let mut sums = Sums::new(process, window, of);
     Story::with(recording, process.survey(), &Names::of(recording), &mut sums, progress);
-    let devices: Vec<(String, Vec<(Place, u64)>)> =
-        sums.devices.into_iter().map(|(device, bytes)| (device_name(device), bytes.finish())).collect();
+    let devices = sums.finish().map(|(device, places)| (device_name(device), places));
+    let devices: Vec<(String, Vec<(Place, u64)>)> = devices.collect();
     let written = match form {
         FlameForm::Speedscope => speedscope(process, of, &devices, BufWriter::new(out)),
         FlameForm::Folded => folded(process.definitions(), &devices, BufWriter::new(out)),
@@ -76,7 +75,7 @@ pub fn flame(
 }
 
 /// Where bytes come from.
-type Place = (StackId, ContextId);
+pub(super) type Place = (StackId, ContextId);
 
 /// One device's bytes by place.
 #[derive(Default)]
@@ -115,10 +114,24 @@ impl Bytes {
     }
 }
 
-struct Sums<'a> {
+/// Adds up bytes by place, over blocks' lives.
+pub(super) struct Sums<'a> {
     window: &'a Window,
     of: FlameOf,
     devices: BTreeMap<i16, Bytes>,
+}
+
+impl<'a> Sums<'a> {
+    /// Of the devices that the window is about.
+    pub(super) fn new(process: &Process, window: &'a Window, of: FlameOf) -> Sums<'a> {
+        let devices = window.lanes(process).keys().map(|device| (*device, Bytes::default())).collect();
+        Sums { window, of, devices }
+    }
+
+    /// Each device's bytes by place, most first.
+    pub(super) fn finish(self) -> impl Iterator<Item = (i16, Vec<(Place, u64)>)> {
+        self.devices.into_iter().map(|(device, bytes)| (device, bytes.finish()))
+    }
 }
 
 impl Lives for Sums<'_> {
@@ -174,15 +187,29 @@ pub(super) fn accounted(definitions: &Definitions, stack: StackId, context: Cont
 }
 
 /// One step of a path.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-enum Step<'a> {
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Step<'a> {
     Frame(FrameId),
     Node(&'a str),
     Unknown,
 }
 
+impl Step<'_> {
+    /// `forward (model.py:12)`, `[autograd] MmBackward0`.
+    pub(super) fn text(&self, definitions: &Definitions) -> String {
+        match self {
+            Step::Frame(id) => definitions.frame(*id).map_or(String::new(), |frame| match frame.line {
+                0 => format!("{} ({})", frame.name, frame.filename),
+                line => format!("{} ({}:{line})", frame.name, frame.filename),
+            }),
+            Step::Node(node) => format!("[autograd] {node}"),
+            Step::Unknown => "[no stack]".to_owned(),
+        }
+    }
+}
+
 /// A place's path, outermost first; never empty.
-fn path<'a>(definitions: &'a Definitions, contexts: &Contexts, (stack, context): Place) -> Vec<Step<'a>> {
+pub(super) fn path<'a>(definitions: &'a Definitions, contexts: &Contexts, (stack, context): Place) -> Vec<Step<'a>> {
     let accounted = accounted(definitions, stack, context);
     let frames = definitions.walk_ids(accounted).filter(|(_, id)| definitions.frame(*id).is_some());
     let mut path: Vec<Step<'a>> = frames.map(|(_, id)| Step::Frame(id)).collect();
@@ -209,14 +236,7 @@ fn folded(
         let mut lines: BTreeMap<String, u64> = BTreeMap::new();
         for (place, bytes) in places {
             let mut line = if devices.len() > 1 { vec![device.clone()] } else { Vec::new() };
-            line.extend(path(definitions, &contexts, *place).iter().map(|step| match step {
-                Step::Frame(id) => definitions.frame(*id).map_or(String::new(), |frame| match frame.line {
-                    0 => clean(&format!("{} ({})", frame.name, frame.filename)),
-                    line => clean(&format!("{} ({}:{line})", frame.name, frame.filename)),
-                }),
-                Step::Node(node) => clean(&format!("[autograd] {node}")),
-                Step::Unknown => "[no stack]".to_owned(),
-            }));
+            line.extend(path(definitions, &contexts, *place).iter().map(|step| clean(&step.text(definitions))));
             *lines.entry(line.join(";")).or_default() += bytes;
         }
         for (line, bytes) in lines {

@@ -3,11 +3,13 @@
 mod background;
 mod blocks;
 mod flame;
+mod flame_picture;
 mod frames;
 mod metadata;
 mod perfetto;
 mod phrase;
 mod pickle;
+mod pictures;
 mod snapshot;
 mod sources;
 mod tables;
@@ -23,4 +25,5 @@ pub use tables::{TABLES, tables};
 pub use timeline::{TimelineForm, timeline};
 pub use window::{LeftOut, Selection, Window, run_began_ns};
 
+pub(crate) use pictures::{PICTURE_STYLE, Picture, pictures};
 pub(crate) use sources::Sources;

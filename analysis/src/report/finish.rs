@@ -8,13 +8,17 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use super::build::summarize;
+use super::html_page::html_page;
 use super::summary::Summary;
 use super::text::TextOptions;
 use crate::error::{Error, Result};
 use crate::export::{SnapshotOptions, snapshot};
 use crate::folder::RunFolder;
-use crate::load::{Problem, open_folder};
+use crate::load::{Problem, Process, open_folder};
 use crate::symbols::SYMBOLS_FILE;
+
+/// The report as a page.
+const PAGE: &str = "report.html";
 
 /// What to write.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -49,8 +53,8 @@ pub struct Written {
     pub problems: Vec<Problem>,
 }
 
-/// Analyses a run folder and writes `<rank|pid>.pickle`, `summary.txt` and `summary.json` into it, with native stacks also
-/// `symbols.json`: the names, for machines that have other libraries.
+/// Analyses a run folder and writes `<rank|pid>.pickle`, `report.html`, `summary.txt` and `summary.json` into it, with native stacks
+/// also `symbols.json`: the names, for machines that have other libraries.
 ///
 /// A file that cannot be written (full disk) is a problem in [`Written`]; the others are written all the same.
 ///
@@ -91,9 +95,15 @@ pub fn finish_run(
         }
     }
     summary.files = written.files.iter().filter_map(|f| Some(f.file_name()?.to_str()?.to_owned())).collect();
-    summary.files.extend(["summary.txt".to_owned(), "summary.json".to_owned()]);
+    summary.files.extend([PAGE, "summary.txt", "summary.json"].map(str::to_owned));
     for problem in written.problems.iter().skip(run.problems().len()) {
         summary.problems.push(format!("{}: {}", problem.path.display(), problem.text));
+    }
+    let processes: Vec<&Process> = run.processes().iter().collect();
+    let result = write_whole(folder, PAGE, |file| html_page(&summary, &processes, None, file, progress));
+    if !written.note(folder, PAGE, result) {
+        summary.files.retain(|file| file != PAGE);
+        summary.problems.extend(written.problems.last().map(|p| format!("{}: {}", p.path.display(), p.text)));
     }
     for (name, content) in [("summary.txt", summary.to_text(&options.text)), ("summary.json", summary.to_json())] {
         let result = write_whole(folder, name, |file| {

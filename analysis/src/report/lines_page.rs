@@ -6,6 +6,7 @@ use super::lines::{FunctionLines, LineFigures, LinesReport};
 use super::table::{Align, Table, cut, wrap_words};
 use super::text::{Page, TextOptions, device_text};
 use super::units::{count_text, signed_size_text, size_text};
+use crate::printable;
 
 /// Code is cut where a line gets longer than this, or than the page.
 const WIDEST: usize = 160;
@@ -180,6 +181,5 @@ fn cells(figures: Option<&LineFigures>) -> Vec<String> {
 
 /// Text as HTML shows it, without what moves or hides text.
 fn escaped(text: &str) -> String {
-    let text = crate::printable::line(text);
-    cut(&text, 2000).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    printable::html(&cut(text, 2000))
 }

@@ -11,6 +11,7 @@ mod diff;
 mod diff_page;
 mod explain;
 mod finish;
+mod html_page;
 mod lines;
 mod lines_page;
 mod places;
@@ -33,6 +34,7 @@ pub use diff::{
     ModuleChange, PhaseChange, StackChange, Unpaired, Verdict,
 };
 pub use finish::{FinishOptions, Progress, Written, finish_run};
+pub use html_page::html_page;
 pub use lines::{FunctionLines, LINES_VERSION, LineFigures, LineRow, LinesReport, LinesWanted, OtherDevice, lines};
 pub use sections::{SECTIONS, Section};
 pub use summary::*;

@@ -66,6 +66,28 @@ impl Section {
     pub fn replays(&self) -> bool {
         self.name == "fragmentation"
     }
+
+    /// Whether it has anything to tell of a process.
+    pub(super) fn is_about(&self, process: &ProcessSummary) -> bool {
+        let any = |has: fn(&DeviceSummary) -> bool| process.devices.iter().any(has);
+        match self.name {
+            "oom" => any(|device| device.oom_count > 0),
+            "peak" => any(|device| device.peak.is_some()),
+            "phases" => any(|device| !device.before.is_empty() || !device.first_step.is_empty()),
+            "fragmentation" => any(|device| device.reserved.is_some()),
+            "memory" => any(|device| !device.statistics.is_empty()),
+            "outside" => any(|device| device.owners.iter().any(|owner| owner.module.is_some() && owner.peak_bytes > 0)),
+            "rules" => any(|device| !device.reasons.is_empty()),
+            _ => true,
+        }
+    }
+
+    /// What it tells of one process, without the line about the run.
+    pub(super) fn of_process(&self, process: &ProcessSummary, name: Option<&str>, options: &TextOptions) -> String {
+        let mut page = Page::new(options);
+        page.section(self, process, name);
+        page.text()
+    }
 }
 
 impl Summary {

@@ -112,6 +112,13 @@ impl Summary {
     }
 }
 
+/// What ran: its command; of a snapshot its file.
+pub(super) fn called(summary: &Summary) -> String {
+    let run = &summary.run;
+    let name = std::path::Path::new(&run.path).file_name().filter(|_| is_snapshot(&summary.processes));
+    name.map_or_else(|| run.command.join(" "), |name| name.to_string_lossy().into_owned())
+}
+
 /// A page in the making.
 pub(super) struct Page {
     pub(super) lines: Vec<String>,
@@ -153,9 +160,7 @@ impl Page {
         let facts = facts.join(", ");
         let outcome = &run.outcome;
         let room = self.width.saturating_sub(outcome.chars().count() + facts.chars().count() + 8 + "memtrace: ".len());
-        let name = std::path::Path::new(&run.path).file_name().filter(|_| is_snapshot(&summary.processes));
-        let command = name.map_or_else(|| run.command.join(" "), |name| name.to_string_lossy().into_owned());
-        let command = cut(&command, room.max(16));
+        let command = cut(&called(summary), room.max(16));
         let failed = run.exit.success() == Some(false);
         let plain = format!("memtrace: {command}    {outcome}    {facts}");
         if plain.chars().count() > self.width || !self.style.colour {

@@ -10,7 +10,7 @@ use memtrace_analysis::export::{
     run_began_ns, snapshot, tables, timeline,
 };
 use memtrace_analysis::report::{count_text, size_text};
-use memtrace_analysis::{Process, Progress, Run, RunFolder, summarize};
+use memtrace_analysis::{Process, Progress, Run, RunFolder, html_page, summarize};
 
 use crate::cli::{self, Export, Format};
 use crate::closing::ProgressLine;
@@ -71,6 +71,7 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
             })
         }
         Format::Parquet => parquet(&run, options),
+        Format::Html => html(&run, options),
         Format::Json => {
             let whole = !options.window.is_part() && options.window.device.is_none();
             ensure!(
@@ -81,6 +82,48 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
             super::put(&text, options.output.as_deref())
         }
     }
+}
+
+/// One page about the run, or about the processes that are asked for.
+fn html(run: &Run, options: &Export) -> anyhow::Result<()> {
+    ensure!(
+        !options.window.is_part(),
+        "the page is about the whole run: leave out --steps, --time, --min-size and --max-events"
+    );
+    let processes: Vec<&Process> = choose(run, options)?.into_iter().map(|(process, _)| process).collect();
+    if let Some(device) = options.window.device {
+        // Before the file is there; nobody of those that are chosen may lack it.
+        let selection = Selection { device: Some(device), ..Selection::default() };
+        processes.iter().try_for_each(|process| Window::of(process, &selection, &mut |_| {}).map(drop))?;
+    }
+    let path = options.output.clone().unwrap_or_else(|| PathBuf::from("report.html"));
+    not_what_is_read(&path, run.processes())?;
+    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let summary = summarize(run, &mut |progress| line.show(&progress))?;
+    let mut page = Vec::new();
+    let drawn = html_page(&summary, &processes, options.window.device, &mut page, &mut |progress| line.show(&progress));
+    line.clear();
+    drawn?;
+    let cannot = || format!("cannot write {}", path.display());
+    match &options.output {
+        Some(path) => std::fs::write(path, page).with_context(cannot)?,
+        None => {
+            // As for the other forms: no link is followed.
+            let here = RunFolder::open(Path::new(".")).with_context(cannot)?;
+            let mut new = here.begin("report.html").with_context(cannot)?;
+            new.file().write_all(&page).with_context(cannot)?;
+            new.place().with_context(cannot)?;
+        }
+    }
+    say(&format!("wrote {}", path.display()));
+    Ok(())
+}
+
+/// What is being exported is not overwritten.
+fn not_what_is_read<'a>(path: &Path, read: impl IntoIterator<Item = &'a Process>) -> anyhow::Result<()> {
+    let is = |process: &Process| path.canonicalize().is_ok_and(|p| process.path().canonicalize().is_ok_and(|q| p == q));
+    ensure!(!read.into_iter().any(is), "{} is what is being exported: name another file with -o", path.display());
+    Ok(())
 }
 
 /// What of one process is exported.
@@ -161,9 +204,7 @@ fn files(
     }
     for (process, name) in chosen {
         let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}{ending}")));
-        let is_read =
-            |path: &Path| path.canonicalize().is_ok_and(|p| process.path().canonicalize().is_ok_and(|q| p == q));
-        ensure!(!is_read(&path), "{} is what is being exported: name another file with -o", path.display());
+        not_what_is_read(&path, [process])?;
         // Before the file is there: nothing may lie in the window.
         let part = part(run, process, &options.window)?;
         let cannot = || format!("cannot create {}", path.display());

@@ -9,7 +9,7 @@ mod axes;
 mod canvas;
 pub(super) mod curve;
 mod json;
-mod page;
+pub(super) mod page;
 mod picture;
 
 use std::io::Write;
@@ -53,7 +53,7 @@ impl TimelineForm {
     }
 
     /// Points at most: what a program reads may have more than what is seen.
-    const fn points(self) -> u64 {
+    pub(super) const fn points(self) -> u64 {
         match self {
             TimelineForm::Json | TimelineForm::RawJson | TimelineForm::RawJsonGz | TimelineForm::Png => 100_000,
             TimelineForm::Html => 2_000,
@@ -92,7 +92,8 @@ pub fn timeline(
     written.map_err(Error::io("cannot write the timeline"))
 }
 
-fn title(process: &Process, device: i16) -> String {
+/// `GPU 0, rank 3`.
+pub(super) fn title(process: &Process, device: i16) -> String {
     let place = if device < 0 { "CPU tensors".to_owned() } else { format!("GPU {device}") };
     match process.rank() {
         Some(rank) => format!("{place}, rank {rank}"),

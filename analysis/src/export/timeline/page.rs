@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use super::axes::{Scales, shown};
 use super::curve::{Curve, Point};
+use crate::printable;
 
 /// The picture's size and the room around the plot, in CSS pixels.
 const WIDTH: f64 = 1200.0;
@@ -14,27 +15,26 @@ const RIGHT: f64 = 30.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = 60.0;
 
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
+/// How the picture's parts look.
+pub(in crate::export) const STYLE: &str = "svg { max-width: 100%; height: auto; } svg text { font: 13px system-ui, sans-serif; fill: #222; } \
+    .grid { stroke: #ddd; } .axis { stroke: #444; } .peak { stroke: #000; stroke-dasharray: 5 4; } .end { text-anchor: end; } \
+    .mid { text-anchor: middle; }";
 
 /// A page with the picture.
 pub(super) fn html(curve: &Curve, title: &str, mut out: impl Write) -> io::Result<()> {
-    let title = escaped(title);
+    let title = printable::html(title);
     write!(
         out,
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Memory timeline, {title}</title>\n\
-         <style>body {{ font: 14px system-ui, sans-serif; margin: 20px; }} svg {{ max-width: 100%; height: auto; }} \
-         svg text {{ font: 13px system-ui, sans-serif; fill: #222; }} .grid {{ stroke: #ddd; }} .axis {{ stroke: #444; }} \
-         .peak {{ stroke: #000; stroke-dasharray: 5 4; }} .end {{ text-anchor: end; }} .mid {{ text-anchor: middle; }}</style></head>\n\
+         <style>body {{ font: 14px system-ui, sans-serif; margin: 20px; }} {STYLE}</style></head>\n\
          <body>{}</body></html>\n",
         svg(curve, &title)
     )?;
     out.flush()
 }
 
-/// The picture; `title` is XML already.
-fn svg(curve: &Curve, title: &str) -> String {
+/// The picture and its legend, for a page that has [`STYLE`]; `title` is XML already.
+pub(in crate::export) fn svg(curve: &Curve, title: &str) -> String {
     let points = &curve.points[..];
     let Some(scales) = Scales::of(curve) else {
         return format!("<p>{title}: no memory was allocated.</p>");
