@@ -15,7 +15,7 @@ fn pages(run: &Run) -> Vec<(String, String)> {
         .expect("the run's folder")
         .map(|entry| entry.expect("an entry"))
         .map(|entry| (entry.file_name().into_string().expect("a name"), entry.path()))
-        .filter(|(name, _)| name.ends_with(".html"))
+        .filter(|(name, _)| name.ends_with(".html") && name != "report.html")
         .map(|(name, path)| (name, std::fs::read_to_string(path).expect("a page")))
         .collect();
     pages.sort();

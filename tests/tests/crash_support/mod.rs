@@ -219,6 +219,7 @@ impl Scene {
         assert_eq!(shared, [""; 0]);
         let known = |n: &String| {
             n == "run.json"
+                || n == "report.html"
                 || n == "symbols.json"
                 || n.starts_with("summary.")
                 || [".mtr", ".pickle"].iter().any(|e| n.ends_with(e))
