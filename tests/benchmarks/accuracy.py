@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Categories of blocks against torch.profiler's own memory timeline of the same run: byte-time in agreement, the confusion, the causes.
 
-Seven programs run under memtrace with `torch.profiler` on from their first line: as recorded by default, without names, and with their tensors
-on the CPU. Blocks are matched one for one by address and time, and every byte counts as long as it was there, by what PyTorch calls it and by
+Seven programs run under memtrace with `torch.profiler` on from their first line: as recorded by default, without names, and (without --gpu) with their
+tensors on the CPU. Blocks are matched one for one by address and time, and every byte counts as long as it was there, by what PyTorch calls it and by
 what we call it at that moment.
 
     accuracy.py [--from FOLDER]    FOLDER: recordings and answers that an earlier run left (ACCURACY_KEEP=FOLDER), to judge them anew
@@ -25,7 +25,9 @@ FIVE = ["parameter", "gradient", "activation", "optimizer_state", "input"]
 CATEGORIES = [*FIVE, "temporary", "autograd_detail"]
 UNKNOWN = "unknown"
 # A name of each way to record, the device of the tensors, memtrace's options.
-WAYS = [("as recorded", "cuda", []), ("without names", "cuda", ["--no-names"]), ("tensors on the CPU", "cpu", ["--cpu", "always"])]
+WAYS = [("as recorded", "cuda", []), ("without names", "cuda", ["--no-names"])]
+if not frame.GPU:
+    WAYS.append(("tensors on the CPU", "cpu", ["--cpu", "always"]))
 # From program to a causes-of-disagreement table of at most so many lines.
 CAUSES = 8
 

@@ -44,14 +44,16 @@ def main():
         # Who is first finds the machine's caches colder: each in its turn.
         order = KINDS if number % 2 == 0 else KINDS[::-1]
         first = {kind: [] for kind in KINDS}
+        began = time.perf_counter()
         for _ in range(FIRST):
             for kind in order:
                 first[kind].append(taking(kind, 1))
         steps = steps or max(1, round(BLOCK_S / min(first[KINDS[1]])))
         samples = turns.rounds(taking, KINDS, BLOCKS, steps)
+        whole = time.perf_counter() - began
         taking.close()
         for kind in KINDS:
-            fresh[kind].append({"first_s": first[kind], "step_s": samples[kind]})
+            fresh[kind].append({"first_s": first[kind], "step_s": samples[kind], "whole_s": whole})
         frame.say(f"pair {number + 1} of {PROCESSES}")
     json.dump({"steps": steps, "fresh": fresh}, sys.stdout)
 

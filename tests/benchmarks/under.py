@@ -13,6 +13,11 @@ def losses(name):
     return json.loads((frame.SCRATCH / name / "run.json").read_text())["losses"]
 
 
+def counted(name, counter):
+    """A counter of each process of the run."""
+    return [process["counters"].get(counter, 0) for process in json.loads((frame.SCRATCH / name / "run.json").read_text())["processes"]]
+
+
 def memtrace(name, helper, *arguments, options=(), env=()):
     """Gives back the JSON that the helper printed; the recording is SCRATCH/name."""
     done = subprocess.run(

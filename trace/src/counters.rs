@@ -70,6 +70,8 @@ counters! {
     NamesCut = 18 "names_cut";
     /// Reference cycles that are not shown (`--cycles`): there are too many different ones, or too large ones, or their file could not be written.
     CyclesNotShown = 19 "cycles_not_shown";
+    /// How long the program's interpreter was held up by looks for names of tensors and modules.
+    NamesMicroseconds = 20 "names_us";
 }
 
 /// A snapshot of all counters of one process.

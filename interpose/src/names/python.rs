@@ -52,7 +52,8 @@ pub(super) struct Interface {
     /// From 3.12 on.
     visit_objects: Option<unsafe extern "C" fn(Visit, *mut c_void)>,
     call: unsafe extern "C" fn(Object, Object) -> Object,
-    /// From 3.10 on.
+    is_true: unsafe extern "C" fn(Object) -> c_int,
+    /// `PyGC_Disable` and `PyGC_Enable`, from 3.10 on.
     collector: Option<(unsafe extern "C" fn() -> c_int, unsafe extern "C" fn() -> c_int)>,
 }
 
@@ -91,6 +92,7 @@ impl Interface {
                 release: global(c"Py_DecRef")?,
                 visit_objects: global(c"PyUnstable_GC_VisitObjects"),
                 call: global(c"PyObject_CallObject")?,
+                is_true: global(c"PyObject_IsTrue")?,
                 collector: global(c"PyGC_Disable").zip(global(c"PyGC_Enable")),
             })
         }
@@ -136,6 +138,25 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         // SAFETY: our own reference, with the GIL.
         unsafe { (self.session.interface.release)(self.object) };
+    }
+}
+
+/// The time in which the garbage collector does not run. Below Python 3.12 it would where an object is made, and an attribute that is
+/// not there makes an exception: what the collector frees may be what we look at, and it runs the program's finalizers.
+pub(super) struct Uncollected<'a> {
+    session: Session<'a>,
+    was_on: bool,
+}
+
+impl Drop for Uncollected<'_> {
+    fn drop(&mut self) {
+        if self.was_on {
+            match self.session.interface.collector {
+                // SAFETY: with the GIL.
+                Some((_, on)) => _ = unsafe { on() },
+                None => _ = self.session.asked(c"gc", c"enable"),
+            }
+        }
     }
 }
 
@@ -305,22 +326,37 @@ impl<'a> Session<'a> {
             lists.into_iter().for_each(|head| unsafe { each(head, &mut search) });
             return true;
         }
-        // A list of all of them, made by C code: one object more for a while. The collector is not to run because it was made.
-        let Some(gc) = self.builtin(c"gc", c"get_objects") else { return false };
-        // SAFETY: with the GIL. The list is ours; the objects in it are held by it until then, and by the program as before.
-        unsafe {
-            let was_enabled = self.interface.collector.is_some_and(|(disable, _)| disable() != 0);
-            let list = (self.interface.call)(gc, null_mut());
-            if let Some(list) = self.cleared(list).and_then(|list| self.held(list)) {
-                for object in self.elements(list.object) {
-                    look(object, (&raw mut search).cast());
-                }
-            }
-            if let (true, Some((_, enable))) = (was_enabled, self.interface.collector) {
-                enable();
-            }
+        // A list of all of them, made by C code: one object more for a while.
+        let Some(list) = self.asked(c"gc", c"get_objects") else { return false };
+        for object in self.elements(list.object) {
+            // SAFETY: the list holds it until then, and the program as before.
+            unsafe { look(object, (&raw mut search).cast()) };
         }
         true
+    }
+
+    /// Keeps the garbage collector from running. `None` where that cannot be done.
+    pub(super) fn uncollected(self) -> Option<Uncollected<'a>> {
+        let was_on = match self.interface.collector {
+            // SAFETY: with the GIL.
+            Some((off, _)) => unsafe { off() != 0 },
+            None => {
+                let is_on = self.asked(c"gc", c"isenabled")?;
+                self.builtin(c"gc", c"enable")?;
+                self.asked(c"gc", c"disable")?;
+                // SAFETY: an object, with the GIL.
+                unsafe { (self.interface.is_true)(is_on.object) == 1 }
+            }
+        };
+        Some(Uncollected { session: self, was_on })
+    }
+
+    /// What a function of C answers, without arguments.
+    fn asked(self, module: &CStr, name: &CStr) -> Option<Held<'a>> {
+        let function = self.builtin(module, name)?;
+        // SAFETY: a function, with the GIL.
+        let answer = unsafe { (self.interface.call)(function, null_mut()) };
+        self.cleared(answer).and_then(|answer| self.held(answer))
     }
 
     /// A function of a module that the program has imported, if it is one of C.

@@ -4,7 +4,7 @@
 //!
 //! - `at::sequence_number::get_and_increment()` is called on the forward thread when a node is made. The Python stack of that
 //!   moment is remembered under (forward thread, number). `AccumulateGrad` takes no number; its constructor is
-//!   interposed, and the stack is remembered under the node's address.
+//!   interposed, and the stack is remembered under the node's address, in a table of its own.
 //! - `torch::autograd::Engine::evaluate_function(...)` runs one node. While it runs, allocations of this thread belong to the node.
 //!
 //! `Node` (torch/csrc/autograd/function.h, later node.h): see [`LAYOUTS`]. One is believed when numbers found there are numbers
@@ -31,6 +31,9 @@ use crate::thread::thread;
 
 /// Forward stacks remembered; a node older than this many later ones has lost its stack, and that is counted.
 const FORWARD_SLOTS: usize = 1 << 20;
+/// The same for nodes without a number, which lie anywhere: in buckets, of which a full one forgets any.
+const UNNUMBERED_BUCKETS: usize = 1 << 15;
+const BUCKET: usize = 8;
 /// Distinct triples of node type, forward stack and module; a node beyond that has no context, and that is counted.
 const CONTEXT_SLOTS: usize = 1 << 16;
 /// When there are so many, new ones have no module: a program that makes new modules all the time leaves room for what its nodes are.
@@ -49,6 +52,7 @@ const WORDS: usize = 3;
 /// What is known of autograd in this process.
 pub(super) struct State {
     forward: Table<1>,
+    unnumbered: Table<BUCKET>,
     contexts: Table<WORDS>,
     contexts_lock: AtomicU32,
     context_count: AtomicU32,
@@ -64,6 +68,7 @@ impl State {
     pub(super) fn new() -> State {
         State {
             forward: Table::new(FORWARD_SLOTS),
+            unnumbered: Table::new(UNNUMBERED_BUCKETS),
             contexts: Table::new(CONTEXT_SLOTS),
             contexts_lock: AtomicU32::new(0),
             context_count: AtomicU32::new(0),
@@ -74,8 +79,7 @@ impl State {
         }
     }
 
-    /// Remembers where a node was made: `owner` is the forward thread's number, or for a node without a sequence number
-    /// its address.
+    /// Remembers where the node was made that has this number of this thread of PyTorch's.
     fn remember(&self, owner: u64, number: u64, made: Made) {
         let (slot, check) = place(owner, number);
         if let Some([word]) = self.forward.entries().get(slot) {
@@ -88,6 +92,23 @@ impl State {
         let [word] = self.forward.entries().get(slot)?;
         let word = word.load(Ordering::Relaxed);
         (word & CHECK == check && word != 0).then_some(Made::unpack(word))
+    }
+
+    /// Remembers where the node at this address was made, which has no number.
+    fn remember_unnumbered(&self, address: u64, made: Made) {
+        let (slot, check) = place(address, NO_NUMBER);
+        let Some(bucket) = self.unnumbered.entries().get(slot % UNNUMBERED_BUCKETS) else { return };
+        let is_free =
+            |word: &&AtomicU64| matches!(word.load(Ordering::Relaxed), known if known == 0 || known & CHECK == check);
+        let any = &bucket[(check >> 60) as usize % BUCKET];
+        bucket.iter().find(is_free).unwrap_or(any).store(check | made.pack(), Ordering::Relaxed);
+    }
+
+    fn recall_unnumbered(&self, address: u64) -> Option<Made> {
+        let (slot, check) = place(address, NO_NUMBER);
+        let bucket = self.unnumbered.entries().get(slot % UNNUMBERED_BUCKETS)?;
+        let words = bucket.iter().map(|word| word.load(Ordering::Relaxed));
+        words.take_while(|word| *word != 0).find(|word| word & CHECK == check).map(Made::unpack)
     }
 
     /// Where the context of a node of this type (the address of a vtable or a Python class), made there, is or goes: [`WORDS`] each.
@@ -155,7 +176,7 @@ impl State {
             let (number, owner) = unsafe { (node.add(*number_at).read(), node.add(*owner_at).read()) };
             if number == NO_NUMBER {
                 // Says nothing about the layout: any member may be all ones.
-                return self.recall(node as u64, NO_NUMBER).map_or(Forward::NoNumber, Forward::Known);
+                return self.recall_unnumbered(node as u64).map_or(Forward::NoNumber, Forward::Known);
             }
             if let Some(made) = self.recall(owner, number) {
                 self.layout.store(index as u32 + 1, Ordering::Relaxed);
@@ -281,7 +302,7 @@ extern "C-unwind" fn accumulate_grad(node: *mut c_void, tensor: *mut c_void) {
         && let Some(mut guard) = Guard::enter()
     {
         let (stack, module) = guard.stack_and_call();
-        guard.process().torch.autograd.remember(node as u64, NO_NUMBER, Made { stack, module });
+        guard.process().torch.autograd.remember_unnumbered(node as u64, Made { stack, module });
     }
 }
 
@@ -490,5 +511,29 @@ mod tests {
         state.remember(1, 7 + FORWARD_SLOTS as u64, last);
         assert_eq!(state.recall(1, 7 + FORWARD_SLOTS as u64), Some(last));
         assert_eq!(state.recall(1, 7), None);
+    }
+
+    #[test]
+    fn nodes_without_a_number_take_no_other_place() {
+        let state = State::new();
+        let made = |n: u64| Made { stack: StackId(n as u32 + 1), module: ContextId(n as u32 % 7) };
+        for n in 0..20_000 {
+            state.remember(1, n, made(n));
+            state.remember_unnumbered(0x7f00_0000_1000 + 112 * n, made(n + 20_000));
+        }
+        // What was there before at the same address is gone.
+        for n in 0..5000 {
+            state.remember_unnumbered(0x7f00_0000_1000 + 112 * n, made(n + 50_000));
+        }
+        assert!((0..20_000).all(|n| state.recall(1, n) == Some(made(n))));
+        let there = |n: u64| state.recall_unnumbered(0x7f00_0000_1000 + 112 * n);
+        assert!((0..20_000).all(|n| there(n) == Some(made(n + if n < 5000 { 50_000 } else { 20_000 }))));
+        assert_eq!(state.recall_unnumbered(0x7f00_0000_1008), None);
+        // Twenty times as many as there are places for: most of the last ones are there.
+        let many = 20 * (UNNUMBERED_BUCKETS * BUCKET) as u64;
+        (0..many).for_each(|n| state.remember_unnumbered(64 * n + 64, made(n % 1000)));
+        let last = many - 10_000..many;
+        let right = last.clone().filter(|n| state.recall_unnumbered(64 * n + 64) == Some(made(n % 1000))).count();
+        assert!(right > 9_000, "{right}");
     }
 }
