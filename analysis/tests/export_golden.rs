@@ -48,9 +48,8 @@ fn folded() {
 
 #[test]
 fn speedscope() {
-    let file = text(|process, out| {
-        flame(process, &Window::WHOLE, FlameOf::Peak, FlameForm::Speedscope, out, &mut |_| {})
-    });
+    let file =
+        text(|process, out| flame(process, &Window::WHOLE, FlameOf::Peak, FlameForm::Speedscope, out, &mut |_| {}));
     let mut file: serde_json::Value = serde_json::from_str(&file).unwrap();
     assert_eq!(file["exporter"], concat!("memtrace ", env!("CARGO_PKG_VERSION")));
     file["exporter"] = "memtrace".into();

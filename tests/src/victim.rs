@@ -19,6 +19,16 @@ pub fn python() -> &'static str {
     if on_gpu() { "python3" } else { "python" }
 }
 
+/// A folder for `PYTHONPATH` with these packages (`NAME==VERSION`) for the `python` of the test environment; installs them on first use.
+#[track_caller]
+pub fn packages(names: &[&str]) -> String {
+    let scripts = root().join("scripts");
+    let output = Command::new(scripts.join("sim")).arg(scripts.join("packages")).args(names).output();
+    let output = output.expect("scripts/sim");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("a path").trim_end().to_owned()
+}
+
 /// The repository's root: MEMTRACE_ROOT, else where this was compiled.
 pub fn root() -> PathBuf {
     if let Some(root) = std::env::var_os("MEMTRACE_ROOT") {

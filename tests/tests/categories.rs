@@ -1,11 +1,10 @@
 //! Programs that know what their memory is for, over the simulated CUDA: every block they name must have that category, at that moment.
 
 use std::path::Path;
-use std::process::Command;
 
 use memtrace_analysis::export::{TimelineForm, Window, blocks_csv, timeline};
-use memtrace_analysis::open_run;
-use memtrace_tests::victim::{Victim, root};
+use memtrace_analysis::{Process, Run, open_run};
+use memtrace_tests::victim::{Victim, packages};
 
 /// A line of the table of blocks.
 struct Block {
@@ -17,10 +16,15 @@ struct Block {
     requested: u64,
 }
 
+/// The process that speaks: the only one, or the one of rank 0.
+fn speaker(run: &Run) -> &Process {
+    run.processes().iter().find(|process| process.rank() == Some(0)).unwrap_or(&run.processes()[0])
+}
+
 fn blocks(run: &Path) -> Vec<Block> {
     let run = open_run(run).unwrap();
     let mut table = Vec::new();
-    blocks_csv(&run.processes()[0], &Window::WHOLE, &mut table, &mut |_| {}).unwrap();
+    blocks_csv(speaker(&run), &Window::WHOLE, &mut table, &mut |_| {}).unwrap();
     let text = String::from_utf8(table).unwrap();
     let mut lines = text.lines();
     let columns: Vec<&str> = lines.next().unwrap().split(',').collect();
@@ -85,7 +89,7 @@ fn timeline_has_the_peak(run: &Path, output: &str) {
     let run = open_run(run).unwrap();
     let write = |form| {
         let mut out = Vec::new();
-        timeline(&run.processes()[0], &Window::WHOLE, 0, form, &mut out, &mut |_| {}).unwrap();
+        timeline(speaker(&run), &Window::WHOLE, 0, form, &mut out, &mut |_| {}).unwrap();
         out
     };
     let json: (Vec<u64>, Vec<[i64; 9]>) = serde_json::from_slice(&write(TimelineForm::Json)).unwrap();
@@ -150,6 +154,16 @@ fn what_fsdp_gathers_and_its_shards() {
     is_right("gathered", &[("communication_bucket", 4), ("parameter", 40), ("optimizer_state", 40)]);
 }
 
+/// The first FSDP: one flat parameter for many.
+#[test]
+fn what_flat_parameters_are_gathered_from() {
+    for kind in ["original", "flat"] {
+        let victim = Victim::python("torch/flat.py", &[kind]).env("SIMCUDA_DEVICES", "2").env("OMP_NUM_THREADS", "1");
+        let least = [("communication_bucket", 4), ("parameter", 8), ("gradient", 8), ("optimizer_state", 8)];
+        victim_is_right(&victim, kind, &least);
+    }
+}
+
 /// Parameters that are views of ZeroRedundancyOptimizer's buckets are parameters.
 #[test]
 fn parameters_in_buckets() {
@@ -158,12 +172,34 @@ fn parameters_in_buckets() {
 
 #[test]
 fn a_checkpoint_of_safetensors() {
-    let mut install = Command::new(root().join("scripts/sim"));
-    let packages = install.arg(root().join("scripts/packages")).arg("safetensors==0.5.3").output().unwrap();
-    assert!(packages.status.success(), "{}", String::from_utf8_lossy(&packages.stderr));
-    let packages = String::from_utf8(packages.stdout).unwrap();
-    let victim = Victim::python("torch/categories.py", &["safetensors"]).env("PYTHONPATH", packages.trim());
+    let packages = packages(&["safetensors==0.5.3"]);
+    let victim = Victim::python("torch/categories.py", &["safetensors"]).env("PYTHONPATH", packages);
     victim_is_right(&victim, "safetensors", &[("checkpoint", 13), ("parameter", 50), ("gradient", 60)]);
+}
+
+/// By the package's own classes, of a Llama with random weights.
+#[test]
+fn caches_of_transformers() {
+    let packages = packages(&[
+        "transformers==4.56.2",
+        "huggingface-hub==0.35.3",
+        "tokenizers==0.22.1",
+        "regex==2025.9.18",
+        "safetensors==0.6.2",
+        "pyyaml==6.0.2",
+        "requests==2.32.5",
+        "tqdm==4.67.1",
+        "packaging==25.0",
+        "urllib3==2.5.0",
+        "idna==3.10",
+        "certifi==2025.8.3",
+        "charset-normalizer==3.4.3",
+        "hf-xet==1.1.10",
+    ]);
+    for kind in ["dynamic", "static"] {
+        let victim = Victim::python("torch/generated.py", &[kind]).env("PYTHONPATH", &packages);
+        victim_is_right(&victim, kind, &[("kv_cache", 72), ("parameter", 30)]);
+    }
 }
 
 #[test]

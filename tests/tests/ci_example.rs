@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use memtrace_tests::victim::{memtrace, root};
+use memtrace_tests::victim::{memtrace, packages, root};
 
 /// pytest, and what it needs that the test environment lacks.
 const PACKAGES: [&str; 4] = ["pytest==8.3.5", "iniconfig==2.1.0", "packaging==25.0", "pluggy==1.6.0"];
@@ -35,17 +35,10 @@ fn pytest(folder: &Path, packages: &str) -> Output {
 
 #[test]
 fn the_fixture_passes_and_fails_as_the_page_says() {
-    let scripts = root().join("scripts");
-    let made = Command::new(scripts.join("sim"))
-        .arg(scripts.join("packages"))
-        .args(PACKAGES)
-        .output()
-        .expect("scripts/packages");
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let packages = String::from_utf8(made.stdout).unwrap();
+    let packages = packages(&PACKAGES);
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(unpack(folder.path()), ["conftest.py", "test_memory.py", "train.py"]);
-    let output = pytest(folder.path(), packages.trim());
+    let output = pytest(folder.path(), &packages);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         output.status.success() && text.contains("1 passed"),
@@ -56,7 +49,7 @@ fn the_fixture_passes_and_fails_as_the_page_says() {
     let test = folder.path().join("test_memory.py");
     let stricter = std::fs::read_to_string(&test).unwrap().replace("128MiB", "4MiB");
     std::fs::write(&test, stricter).unwrap();
-    let output = pytest(folder.path(), packages.trim());
+    let output = pytest(folder.path(), &packages);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("memtrace check: FAIL  peak ") && text.contains("> 4.00 MiB (GPU 0, step "), "{text}");

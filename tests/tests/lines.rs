@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use memtrace_tests::victim::{Victim, memtrace, root};
+use memtrace_tests::victim::{Victim, memtrace, packages};
 use serde_json::Value;
 
 /// What memlab's profiler needs that the test environment lacks.
@@ -23,15 +23,7 @@ type Table<T> = BTreeMap<(String, u64), T>;
 
 /// Active and reserved peak, and whether anything was allocated or freed in the line.
 fn memlab() -> Table<(u64, u64, bool)> {
-    let scripts = root().join("scripts");
-    let packages = Command::new(scripts.join("sim"))
-        .arg(scripts.join("packages"))
-        .args(PACKAGES)
-        .output()
-        .expect("scripts/packages");
-    assert!(packages.status.success(), "{}", String::from_utf8_lossy(&packages.stderr));
-    let packages = String::from_utf8(packages.stdout).unwrap();
-    let output = Victim::python("torch/line_table.py", &["memlab"]).env("PYTHONPATH", packages.trim()).run_alone();
+    let output = Victim::python("torch/line_table.py", &["memlab"]).env("PYTHONPATH", packages(&PACKAGES)).run_alone();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let rows: Vec<(String, u64, u64, u64, u64)> = serde_json::from_slice(&output.stdout).unwrap();
     rows.into_iter().map(|(f, line, active, reserved, moved)| ((f, line), (active, reserved, moved > 0))).collect()

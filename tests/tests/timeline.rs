@@ -7,7 +7,7 @@ use std::process::Command;
 
 use memtrace_analysis::export::{TimelineForm, Window, timeline};
 use memtrace_analysis::open_run;
-use memtrace_tests::victim::{Run, Victim, memtrace, root};
+use memtrace_tests::victim::{Run, Victim, memtrace, packages};
 
 /// `(times in microseconds, [0, bytes by PyTorch's categories])`.
 type Json = (Vec<u64>, Vec<[i64; 9]>);
@@ -249,7 +249,7 @@ fn agreement(theirs: &Raw, ours: &Raw) -> f64 {
 /// What PyTorch plots its own timeline with takes ours.
 #[track_caller]
 fn pytorch_plots(run: &Run) {
-    const PACKAGES: [&str; 8] = [
+    const PACKAGES: [&str; 9] = [
         "matplotlib==3.10.3",
         "contourpy==1.3.2",
         "cycler==0.12.1",
@@ -258,14 +258,8 @@ fn pytorch_plots(run: &Run) {
         "packaging==25.0",
         "pyparsing==3.2.3",
         "python-dateutil==2.9.0.post0",
+        "six==1.17.0",
     ];
-    let packages = Command::new(root().join("scripts/sim"))
-        .arg(root().join("scripts/packages"))
-        .args(PACKAGES)
-        .arg("six==1.17.0")
-        .output();
-    let packages = packages.unwrap();
-    assert!(packages.status.success(), "{}", String::from_utf8_lossy(&packages.stderr));
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let export = Command::new(memtrace())
@@ -275,7 +269,7 @@ fn pytorch_plots(run: &Run) {
         .status();
     assert!(export.unwrap().success());
     let plot = Victim::python("torch/plot_timeline.py", &[&file("ours.json"), &file("plot.html")])
-        .env("PYTHONPATH", String::from_utf8(packages.stdout).unwrap().trim())
+        .env("PYTHONPATH", packages(&PACKAGES))
         .env("MPLBACKEND", "agg")
         .run_alone();
     assert!(plot.status.success(), "{}", String::from_utf8_lossy(&plot.stderr));

@@ -18,6 +18,18 @@ macro_rules! counters {
                 match self { $(Counter::$variant => $name,)* }
             }
 
+            /// Whether it counts what a recording lacks. The others tell of time and of ways: nothing is missing.
+            pub const fn is_loss(self) -> bool {
+                !matches!(
+                    self,
+                    Counter::RingWaits
+                        | Counter::RingWaitMicroseconds
+                        | Counter::SharedRingEvents
+                        | Counter::UnwindChecks
+                        | Counter::NamesMicroseconds
+                )
+            }
+
             /// The counter with this index.
             pub const fn from_index(index: usize) -> Option<Counter> {
                 match index { $($index => Some(Counter::$variant),)* _ => None }

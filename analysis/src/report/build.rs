@@ -264,14 +264,8 @@ fn losses(process: &Process, story: &Story) -> BTreeMap<String, u64> {
         }
     };
     let recording = process.recording();
-    for counter in Counter::ALL {
-        // Waiting for room and sharing a ring cost time, not events.
-        if !matches!(
-            counter,
-            Counter::RingWaits | Counter::RingWaitMicroseconds | Counter::SharedRingEvents | Counter::UnwindChecks
-        ) {
-            add(counter.name(), recording.counter(*counter));
-        }
+    for counter in Counter::ALL.iter().filter(|counter| counter.is_loss()) {
+        add(counter.name(), recording.counter(*counter));
     }
     if let Some(end) = recording.end() {
         add("events_lost", end.lost);

@@ -118,6 +118,7 @@ static CATEGORY_RULES: &[CategoryRule] = &[
         Ends("torch/distributed/_composable/fsdp/_fsdp_param.py"),
         &["_init_sharded_param"],
     ),
+    rule("parameter: FSDP's shard", Parameter, Ends("torch/distributed/fsdp/_flat_param.py"), &["_get_shard"]),
     rule("parameter: copied with its module", Parameter, Ends("torch/nn/parameter.py"), &["__deepcopy__"]),
     rule("workspace: cuBLAS", Workspace, Native("at::cuda::getCurrentCUDABlasHandle"), &[]),
     rule("workspace: cuBLAS", Workspace, Native("at::cuda::getCUDABlasLtWorkspace"), &[]),

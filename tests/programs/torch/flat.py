@@ -1,0 +1,51 @@
+"""FullyShardedDataParallel (the first one, with flat parameters) in two ranks; the first says what its memory is for, as categories.py does.
+
+    flat.py original|flat
+"""
+
+import os
+import sys
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+
+def say(tensor, category):
+    if tensor is not None and tensor.is_cuda and tensor.untyped_storage().nbytes():
+        print(tensor.untyped_storage().data_ptr(), time.time_ns(), category)
+
+
+def run(rank, size, store, kind):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=size)
+    note = say if rank == 0 else lambda tensor, category: None
+    # Every rank has made the same parameters: what would compare them over the ranks computes nothing here.
+    inner = FullyShardedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64)).cuda(),
+                                     use_orig_params=kind == "original")
+    model = FullyShardedDataParallel(torch.nn.Sequential(torch.nn.Linear(32, 64).cuda(), inner, torch.nn.Linear(64, 8).cuda()),
+                                     use_orig_params=kind == "original")
+    first = inner.module[0]
+    first.register_forward_pre_hook(lambda module, _: note(module.weight, "communication_bucket"))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(4):
+        model(torch.randn(16, 32, device="cuda")).square().mean().backward()
+        for parameter in model.parameters():
+            note(parameter.grad, "gradient")
+        optimizer.step()
+        optimizer.zero_grad()
+        for part in (model, inner):
+            note(part._handle.flat_param._local_shard, "parameter")
+        for state in optimizer.state.values():
+            note(state["exp_avg"], "optimizer_state")
+    dist.barrier()
+    if rank == 0:
+        print("peak", torch.cuda.max_memory_allocated())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(run, (2, os.path.join(folder, "store"), sys.argv[1]), nprocs=2)
