@@ -78,13 +78,67 @@ fn a_line_that_keeps_a_tensor_is_named_with_its_bytes() {
 fn a_larger_batch_grows_what_depends_on_it() {
     let (small, large) = (record(&[]), record(&["--batch", "256"]));
     let pair = diff(&small, &large);
-    let category = |name: &str| {
-        let rows = pair["by_category"].as_array().unwrap();
-        rows.iter().find(|row| row["category"] == name).map_or(0, |row| row["difference_bytes"].as_i64().unwrap())
+    // The peak is in the last node of the backward, that of the first layer: of what depends on the batch there are the input, which it
+    // multiplies, and the gradient of what relu was called with. `diff` has compared the peaks with torch.cuda.memory_stats.
+    let (input, gradient) = ((256 - 64) * 512 * 4, (256 - 64) * 2048 * 4);
+    assert_eq!((pair["a"]["phase"].as_str(), pair["b"]["phase"].as_str()), (Some("backward"), Some("backward")));
+    assert_eq!(pair["difference_bytes"], input + gradient, "{pair:#}");
+    let grown = |table: &str| -> Vec<Value> {
+        let rows = pair[table].as_array().unwrap().iter();
+        rows.filter(|row| row["difference_bytes"] != 0).cloned().collect()
     };
-    assert_eq!((category("parameter"), category("optimizer_state")), (0, 0), "{pair:#}");
+    let categories = grown("by_category");
+    let categories: Vec<_> =
+        categories.iter().map(|row| (row["category"].as_str(), &row["difference_bytes"])).collect();
+    assert_eq!(
+        categories,
+        [(Some("autograd_detail"), &Value::from(gradient)), (Some("input"), &Value::from(input))],
+        "{pair:#}"
+    );
+    let lines = grown("by_line");
+    let lines: Vec<_> = lines.iter().map(|row| (row["b_frame"]["line"].as_u64(), &row["difference_bytes"])).collect();
+    let (relu, batch) = (line_of("torch.relu"), line_of("x = torch.empty"));
+    assert_eq!(lines, [(Some(relu), &Value::from(gradient)), (Some(batch), &Value::from(input))], "{pair:#}");
     assert_eq!(pair["verdict"], "grew", "{pair:#}");
     assert_eq!(pair["moved_lines"], 0);
+}
+
+/// What one of them cannot know is no difference: a snapshot has no nodes, no modules and no names.
+#[test]
+fn a_recording_and_pytorchs_snapshot_of_the_same_process_do_not_differ() {
+    let dir = tempfile::tempdir().unwrap();
+    let pickle = dir.path().join("theirs.pickle");
+    let victim = Victim::python("torch/mlp.py", &[]).env("MEMTRACE_TEST_ORACLE", &pickle);
+    let run = victim.env("MEMTRACE_TEST_ORACLE_LAST", "1").run();
+    run.assert_ended_well();
+    // peak BYTES reserved BYTES
+    let printed = String::from_utf8_lossy(&run.output.stdout).into_owned();
+    let printed: Vec<u64> = printed.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    for (a, b) in [(run.path(), pickle.clone()), (pickle.clone(), run.path())] {
+        let output = memtrace_on(&["diff", "--json"], &[&a, &b]);
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let pair = &report["pairs"][0];
+        for side in ["a", "b"] {
+            assert_eq!(pair[side]["totals"]["allocated_bytes"], printed[0], "torch.cuda.max_memory_allocated");
+        }
+        assert_eq!(pair["a"]["totals"], pair["b"]["totals"]);
+        assert_eq!(pair["a"]["reserved_peak_bytes"], pair["b"]["reserved_peak_bytes"]);
+        for key in ["phase", "step", "place"] {
+            assert_eq!(pair["a"][key], pair["b"][key], "{key}");
+        }
+        assert_eq!((&pair["difference_bytes"], &pair["verdict"]), (&Value::from(0), &Value::from("same")), "{pair:#}");
+        for table in ["by_category", "by_phase", "by_line", "by_stack"] {
+            let rows = pair[table].as_array().unwrap();
+            assert!(rows.iter().all(|row| row["difference_bytes"] == 0), "{table}: {rows:#?}");
+        }
+        assert!(pair["by_line"].as_array().is_some_and(|rows| rows.len() > 4), "{pair:#}");
+        assert_eq!(pair["by_module"], Value::from([0; 0]));
+        let remarks = report["remarks"].to_string();
+        for said in ["a snapshot without autograd's nodes", "nothing is said by module", "the names of tensors"] {
+            assert!(remarks.contains(said), "{said}: {remarks}");
+        }
+    }
 }
 
 #[test]

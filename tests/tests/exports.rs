@@ -2,6 +2,10 @@
 //! speedscope's schema, DuckDB and Polars.
 
 mod golden_recording;
+#[path = "../../analysis/tests/showcase/mod.rs"]
+mod showcase;
+#[path = "../../analysis/tests/training/mod.rs"]
+mod training;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -117,6 +121,45 @@ fn perfetto_shows_a_part_of_a_recording_alone() {
     assert!(told[0].is_empty(), "{told:?}");
     assert!(told[1][0]["n"].as_u64() > Some(0) && told[1][0]["shortest"].as_i64() >= Some(0), "{told:?}");
     assert!(told[2][0]["least"].as_u64() >= Some(1 << 20), "{told:?}");
+}
+
+const RANGES: &str =
+    "select s.name, s.ts, s.dur, t.name track from slice s join thread_or_process_track t on t.id = s.track_id
+    where s.category = 'range'";
+const DEVICES: &str =
+    "select t.name, p.name device, max(c.value) value from counter c join track t on t.id = c.track_id
+    join track p on p.id = t.parent_id where t.name glob '* allocated' group by t.name order by t.name";
+const ERRORS: &str = "select s.name, s.ts, s.dur, t.name track, extract_arg(s.arg_set_id, 'debug.wanted') wanted
+    from slice s join track t on t.id = s.track_id where s.category = 'event'";
+const PROCESSES: &str = "select pid, name from process where pid > 0";
+const PLACES: &str = "select g.name device, sum(extract_arg(s.arg_set_id, 'debug.size')) bytes from slice s
+    join track t on t.id = s.track_id join track g on g.id = t.parent_id where s.category = 'block' group by g.name order by g.name";
+
+/// Named ranges, several devices, an error and ranks: what the program of `showcase` did, worked out by hand.
+#[test]
+fn perfetto_has_ranges_devices_errors_and_ranks() {
+    const MIB: u64 = 1 << 20;
+    let run = showcase::run(&showcase::PLAIN, 0..2);
+    for (rank, process) in (0u64..).zip(run.processes()) {
+        let mut trace = Vec::new();
+        perfetto(process, &Window::WHOLE, &mut trace, &mut |_| {}).unwrap();
+        let told = ask(&trace, &[BROKEN, RANGES, DEVICES, ERRORS, PROCESSES, PLACES]);
+        let [broken, ranges, devices, errors, processes, places] = &told[..] else { panic!("{told:?}") };
+        assert!(broken.is_empty(), "{broken:?}");
+        // Events are a microsecond apart: it begins with the third and ends with the eighteenth.
+        let range = serde_json::json!([{ "name": "epoch", "ts": 3000, "dur": 15000, "track": "ranges of python" }]);
+        assert_eq!(Value::from(ranges.clone()), range);
+        let devices: Vec<_> = devices.iter().map(|row| (row["device"].as_str(), row["value"].as_f64())).collect();
+        assert_eq!(devices, [(Some("GPU 0"), Some(13.0 * MIB as f64)), (Some("GPU 1"), Some(6.0 * MIB as f64))]);
+        let error = serde_json::json!(
+            [{ "name": "out of memory", "ts": 25000, "dur": 0, "track": "GPU 1", "wanted": 32 * MIB }]
+        );
+        assert_eq!(Value::from(errors.clone()), error, "on the device that it was of");
+        let name = format!("rank {rank}: python train.py");
+        assert_eq!(Value::from(processes.clone()), serde_json::json!([{ "pid": 7 + rank, "name": name }]));
+        let all = serde_json::json!([{ "device": "GPU 0", "bytes": 18 * MIB }, { "device": "GPU 1", "bytes": (8 + rank) * MIB }]);
+        assert_eq!(Value::from(places.clone()), all, "all blocks");
+    }
 }
 
 fn flamed(process: &Process, window: &Window, of: FlameOf, form: FlameForm) -> String {

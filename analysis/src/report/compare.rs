@@ -17,7 +17,7 @@ use super::places::{Places, frame_summary};
 use super::same_lines::{Line, SameLines, Version};
 use super::units::{signed_size_text, size_text};
 use crate::export::Sources;
-use crate::load::{Process, Run};
+use crate::load::{Process, Run, SNAPSHOT_END};
 use crate::model::{Contexts, Names};
 use crate::passes::{Category, Composition, DeviceStory, ModuleTree, Phase, Story};
 
@@ -146,20 +146,50 @@ fn moments<'a>(read: &'a Read<'a>, step: Option<u32>, wanted: &DiffWanted) -> Ve
     devices.filter_map(moment).collect()
 }
 
+/// What both of two recordings can tell: what only one knows is no difference.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// Autograd's nodes, and with them the forward calls of what backward allocates.
+    nodes: bool,
+    /// Calls of modules.
+    modules: bool,
+}
+
+impl Known {
+    fn of(reads: [&Read<'_>; 2]) -> Known {
+        Known { nodes: reads.into_iter().all(Read::knows_nodes), modules: reads.into_iter().all(Read::knows_modules) }
+    }
+}
+
+impl Read<'_> {
+    /// Our own recordings have all that the program had.
+    fn is_snapshot(&self) -> bool {
+        self.process.recording().end().is_some_and(|end| end.reason == SNAPSHOT_END)
+    }
+
+    fn knows_nodes(&self) -> bool {
+        !self.is_snapshot() || self.process.definitions().contexts.iter().any(|context| !context.node.is_empty())
+    }
+
+    fn knows_modules(&self) -> bool {
+        !self.is_snapshot() || !self.process.definitions().nn_calls.is_empty()
+    }
+}
+
 impl<'a> Moment<'a> {
-    fn version(&self) -> Version<'a> {
+    fn version(&self, known: Known) -> Version<'a> {
         let process = self.read.process;
         Version {
             definitions: process.definitions(),
             directory: process.directory().and_then(|d| d.to_str()),
             sources: Sources::of(process),
-            stacks: self.peak.origins().map(|(origin, _)| self.shown(origin.stack, origin.context)).collect(),
+            stacks: self.peak.origins().map(|(origin, _)| self.shown(origin.stack, origin.context, known)).collect(),
         }
     }
 
-    /// The stack that stands for a block: of a node's, that of the forward call which made it.
-    fn shown(&self, stack: StackId, context: memtrace_trace::ids::ContextId) -> StackId {
-        let node = self.read.process.definitions().context(context);
+    /// The stack that stands for a block: of a node's, that of the forward call which made it, where both know nodes.
+    fn shown(&self, stack: StackId, context: memtrace_trace::ids::ContextId, known: Known) -> StackId {
+        let node = self.read.process.definitions().context(context).filter(|_| known.nodes);
         node.map(|node| node.forward).filter(|forward| !forward.is_none()).unwrap_or(stack)
     }
 
@@ -235,7 +265,8 @@ type OfLine = (Option<Line>, Option<Box<str>>, Option<Category>);
 type OfStack = (Vec<Line>, Option<Box<str>>, Option<Category>, Option<Phase>);
 
 fn pair(a: &Moment<'_>, b: &Moment<'_>) -> DevicePair {
-    let (mut version_a, mut version_b) = (a.version(), b.version());
+    let both = Known::of([a.read, b.read]);
+    let (mut version_a, mut version_b) = (a.version(both), b.version(both));
     let same = SameLines::of(&mut version_a, &mut version_b);
     let mut categories: Sums<Option<Category>> = Sums::new();
     let mut phases: Sums<Option<Phase>> = Sums::new();
@@ -249,12 +280,13 @@ fn pair(a: &Moment<'_>, b: &Moment<'_>) -> DevicePair {
         let places = Places::new(definitions, moment.read.process.directory());
         let mut known: HashMap<StackId, (Vec<Line>, Option<Line>)> = HashMap::new();
         for (origin, amount) in moment.peak.origins() {
-            let shown = moment.shown(origin.stack, origin.context);
+            let shown = moment.shown(origin.stack, origin.context, both);
             let (frames, own) = known.entry(shown).or_insert_with(|| {
                 let frames = definitions.walk_ids(shown).filter_map(|(_, frame)| same.line(side, frame)).collect();
                 (frames, places.own(shown).and_then(|frame| same.line(side, frame)))
             });
-            let node = definitions.context(origin.context).map(|context| context.node.clone());
+            let node = definitions.context(origin.context).filter(|_| both.nodes);
+            let node = node.map(|context| context.node.clone());
             let add = (side, amount.bytes, amount.blocks);
             categories.add(Some(origin.category), add.0, add.1, add.2);
             phases.add(Some(origin.phase), add.0, add.1, add.2);
@@ -330,7 +362,11 @@ fn pair(a: &Moment<'_>, b: &Moment<'_>) -> DevicePair {
             .filter(|(_, change)| change.a_bytes != change.b_bytes)
             .map(stack_change)
             .collect(),
-        by_module: if by_module.iter().any(|module| module.path.is_some()) { by_module } else { Vec::new() },
+        by_module: if both.modules && by_module.iter().any(|module| module.path.is_some()) {
+            by_module
+        } else {
+            Vec::new()
+        },
         moved_lines: same.moved as u64,
         moved_lines_by_text: same.moved_by_text as u64,
         ..DevicePair::default()
@@ -413,6 +449,13 @@ fn remarks(report: &DiffReport, a: &[Read<'_>], b: &[Read<'_>]) -> Vec<String> {
         remarks.push(
             "the two were told by different sources: what one of them cannot see counts as a difference".to_owned(),
         );
+    }
+    let differ = |know: &dyn Fn(&Read<'_>) -> bool| a.iter().all(know) != b.iter().all(know);
+    if differ(&|read| read.knows_nodes()) {
+        remarks.push("one of the two is a snapshot without autograd's nodes: of neither is it said which line of the forward made backward allocate".to_owned());
+    }
+    if differ(&|read| read.knows_modules()) {
+        remarks.push("one of the two is a snapshot without calls of modules: nothing is said by module".to_owned());
     }
     let names = |reads: &[Read<'_>]| reads.iter().any(|read| !read.process.definitions().tensor_names.is_empty());
     if names(a) != names(b) {
