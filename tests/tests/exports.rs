@@ -124,7 +124,7 @@ fn perfetto_shows_a_part_of_a_recording_alone() {
 }
 
 const RANGES: &str =
-    "select s.name, s.ts, s.dur, t.name track from slice s join thread_or_process_track t on t.id = s.track_id
+    "select s.name, s.ts, s.dur, t.name track from slice s join track t on t.id = s.track_id
     where s.category = 'range'";
 const DEVICES: &str =
     "select t.name, p.name device, max(c.value) value from counter c join track t on t.id = c.track_id
