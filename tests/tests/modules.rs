@@ -97,7 +97,7 @@ fn compare(victim: &Victim) -> Found {
     run.assert_ended_well();
     let trace = run.trace();
     let recorded = recorded(&trace);
-    assert_eq!(trace.counter(Counter::NnCallsCut), 0);
+    assert_eq!((trace.counter(Counter::NnCallsCut), trace.counter(Counter::ForwardStacksLost)), (0, 0));
     let notice = trace.definitions().notices.iter().find(|n| &*n.topic == "torch.modules");
     assert_eq!(notice.map(|n| n.verdict), Some(Verdict::Works), "{notice:?}");
 
