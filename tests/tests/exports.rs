@@ -123,8 +123,7 @@ fn perfetto_shows_a_part_of_a_recording_alone() {
     assert!(told[2][0]["least"].as_u64() >= Some(1 << 20), "{told:?}");
 }
 
-const RANGES: &str =
-    "select s.name, s.ts, s.dur, t.name track from slice s join track t on t.id = s.track_id
+const RANGES: &str = "select s.name, s.ts, s.dur, t.name track from slice s join track t on t.id = s.track_id
     where s.category = 'range'";
 const DEVICES: &str =
     "select t.name, p.name device, max(c.value) value from counter c join track t on t.id = c.track_id

@@ -100,8 +100,10 @@ impl State {
         let Some(bucket) = self.unnumbered.entries().get(slot % UNNUMBERED_BUCKETS) else { return };
         let is_free =
             |word: &&AtomicU64| matches!(word.load(Ordering::Relaxed), known if known == 0 || known & CHECK == check);
-        let any = &bucket[(check >> 60) as usize % BUCKET];
-        bucket.iter().find(is_free).unwrap_or(any).store(check | made.pack(), Ordering::Relaxed);
+        let any = bucket.get((check >> 60) as usize % BUCKET);
+        if let Some(word) = bucket.iter().find(is_free).or(any) {
+            word.store(check | made.pack(), Ordering::Relaxed);
+        }
     }
 
     fn recall_unnumbered(&self, address: u64) -> Option<Made> {
