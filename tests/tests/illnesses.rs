@@ -188,6 +188,17 @@ fn each_illness_is_named_with_its_line_and_nothing_is_said_of_healthy_programs()
     assert!(docs.contains(&table), "docs/diagnosis.md has another table than\n{table}");
 }
 
+/// The bug of PyTorch's blog post on memory, in a snapshot that PyTorch itself wrote on an H200: three steps without `zero_grad`.
+#[test]
+fn the_textbook_snapshot() {
+    let snapshot = root().join("tests/golden/snapshots/resnet_leak.pickle.gz");
+    let summary = summarize(&open_run(&snapshot).unwrap(), &mut |_| {}).unwrap();
+    let findings: Vec<_> = summary.processes.iter().flat_map(|p| &p.findings).collect();
+    let [finding] = findings[..] else { panic!("{findings:#?}") };
+    assert_eq!((&*finding.rule, finding.bytes), ("gradients not cleared", 104_525_824));
+    assert!(finding.place.as_ref().is_some_and(|place| place.place.starts_with("truth.py:12 train")), "{finding:#?}");
+}
+
 /// What the docs say of each rule is what the rule says.
 #[test]
 fn the_docs_have_every_rule() {

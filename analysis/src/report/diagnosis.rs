@@ -307,7 +307,7 @@ impl Device<'_> {
             count_text(g.chances)
         );
         let saves = self.peak().saturating_sub(g.peak_without);
-        let kept = g.old.min(g.bytes);
+        let kept = g.kept();
         if self.matters(kept) && kept * 2 >= g.bytes {
             return Some(Finding {
                 headline: format!("{} of gradients stay from step to step: nothing frees them", size_text(kept)),

@@ -52,7 +52,8 @@ pub static EVAL_WITH_GRAPH: IllnessRule = rule(
 /// Gradients stay through the next forward because nothing frees them.
 pub static GRADIENTS_KEPT: IllnessRule = rule(
     "gradients not cleared",
-    "what backward passes left was there when forwards began after an optimizer's step, and still four optimizer's steps later",
+    "what backward passes left was there when forwards began after an optimizer's step, and is never freed: for half of all steps and twelve of \
+     them, or three where the program frees none",
     "whether they were filled with zeros (set_to_none=False) or never cleared, where PyTorch's own marks were not recorded",
 );
 

@@ -6,8 +6,11 @@ use super::Mark;
 use crate::passes::category::Birth;
 use crate::passes::phase::{Moment, Phase};
 
-/// Optimizer's steps after which a gradient is old: programs with several optimizers clear those of one while another's step is on.
-const OLD: u32 = 4;
+/// Optimizer's steps after which a gradient that nothing has freed to the end is old: programs with several optimizers clear those of one
+/// after many steps of another (a critic's five for one of a generator's).
+const OLD: u32 = 12;
+/// The same where no gradient that an optimizer had used was ever freed.
+const OLD_ALONE: u32 = 3;
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
@@ -20,8 +23,14 @@ pub struct StaleGradients {
     pub forwards: u64,
     /// Forwards that followed an optimizer's step.
     pub chances: u64,
-    /// Bytes that were there for more than [`OLD`] optimizer's steps.
-    pub old: u64,
+    /// Bytes that an optimizer had used and that were freed while another step was to come.
+    cleared: u64,
+    /// The same of the time since the latest step and of what is there at the end: all, and what was there for [`OLD_ALONE`] and for [`OLD`]
+    /// steps and for half of all.
+    last: u64,
+    last_alone: u64,
+    last_old: u64,
+    last_step: u32,
     /// Bytes freed between forward and backward, at most.
     pub cleared_late: u64,
     /// Who freed them last.
@@ -61,11 +70,31 @@ impl StaleGradients {
         self.peak_without = self.peak_without.max(level.saturating_sub(self.waiting));
     }
 
+    /// Bytes that nothing frees.
+    pub fn kept(&self) -> u64 {
+        let alone = self.cleared * 20 <= self.last_alone;
+        (if alone { self.last_alone } else { self.last_old }).min(self.bytes)
+    }
+
+    /// The recording has come so far.
+    #[inline]
+    pub(super) fn at(&mut self, now: &Moment) {
+        if now.optimizers != self.last_step {
+            self.last_step = now.optimizers;
+            self.cleared += std::mem::take(&mut self.last);
+            (self.last_alone, self.last_old) = (0, 0);
+        }
+    }
+
     #[inline]
     pub(super) fn freed(&mut self, birth: &Birth, by: StackId, now: &Moment) {
-        if now.optimizers >= birth.at.optimizers + OLD {
-            self.old += birth.size;
-        }
+        self.at(now);
+        let age = now.optimizers.saturating_sub(birth.at.optimizers);
+        let bytes_if = |holds: bool| if holds { birth.size } else { 0 };
+        let is_most = age * 2 >= now.optimizers;
+        self.last += bytes_if(age > 0);
+        self.last_alone += bytes_if(age >= OLD_ALONE && is_most);
+        self.last_old += bytes_if(age >= OLD && is_most);
         self.live = self.live.saturating_sub(birth.size);
         if self.waiting > 0 {
             self.waiting = self.waiting.saturating_sub(birth.size);

@@ -216,6 +216,7 @@ impl Symptoms {
         now: &Moment,
         ticks: u64,
     ) {
+        self.gradients.at(now);
         for (id, birth) in alive {
             let mark = self.marks.get(id.index()).copied().unwrap_or_default();
             if mark.is(Mark::GRAPH) {
