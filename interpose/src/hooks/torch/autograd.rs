@@ -113,6 +113,12 @@ impl State {
         words.take_while(|word| *word != 0).find(|word| word & CHECK == check).map(Made::unpack)
     }
 
+    /// Out of line: it would take the registers of the nodes with a number, which are most.
+    #[inline(never)]
+    fn forward_of_unnumbered(&self, address: u64) -> Forward {
+        self.recall_unnumbered(address).map_or(Forward::NoNumber, Forward::Known)
+    }
+
     /// Where the context of a node of this type (the address of a vtable or a Python class), made there, is or goes: [`WORDS`] each.
     fn places(&self, kind: u64, made: Made) -> impl Iterator<Item = &[AtomicU64; WORDS]> {
         let places = self.contexts.entries();
@@ -178,7 +184,7 @@ impl State {
             let (number, owner) = unsafe { (node.add(*number_at).read(), node.add(*owner_at).read()) };
             if number == NO_NUMBER {
                 // Says nothing about the layout: any member may be all ones.
-                return self.recall_unnumbered(node as u64).map_or(Forward::NoNumber, Forward::Known);
+                return self.forward_of_unnumbered(node as u64);
             }
             if let Some(made) = self.recall(owner, number) {
                 self.layout.store(index as u32 + 1, Ordering::Relaxed);
