@@ -31,20 +31,29 @@ ROUNDS = 1 if frame.QUICK else 5
 LARGEST_FILE = 10_000_000
 
 
+def high_water(pid, seen):
+    """Notes the most memory (KiB) of a process and of those it has started, each by its pid."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii") as status:
+            seen[pid] = max(seen.get(pid, 0), *(int(line.split()[1]) for line in status if line.startswith("VmHWM")), 0)
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
+            for child in children.read().split():
+                high_water(int(child), seen)
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+
+
 def measure(command):
-    """Seconds, of CPU too, and the most memory (MiB) of a command, start included."""
+    """Seconds, of CPU too, and the most memory (MiB) of a command and what it starts (memtrace reads files in a process of their own), start
+    included: the sum of each one's most, so what they share counts twice."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    most, over = [0], threading.Event()
+    seen, over = {}, threading.Event()
 
     def watch():
         # The peak only grows, so what was seen last is it. wait4 would tell the parent's where that is larger.
         while not over.wait(0.002):
-            try:
-                with open(f"/proc/{process.pid}/status", encoding="ascii") as status:
-                    most[0] = max(most[0], *(int(line.split()[1]) for line in status if line.startswith("VmHWM")), 0)
-            except (FileNotFoundError, ProcessLookupError):
-                return
+            high_water(process.pid, seen)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -55,7 +64,7 @@ def measure(command):
     watcher.join()
     if process.returncode != 0:
         sys.exit(f"{command}: status {process.returncode}")
-    return {"s": seconds, "cpu_s": usage.ru_utime + usage.ru_stime, "mib": most[0] / 1024}
+    return {"s": seconds, "cpu_s": usage.ru_utime + usage.ru_stime, "mib": sum(seen.values()) / 1024}
 
 
 def synthetic(events):
