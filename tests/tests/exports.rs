@@ -17,7 +17,7 @@ use memtrace_analysis::export::{
 };
 use memtrace_analysis::load::{Manifest, MemoryRecording, Process};
 use memtrace_analysis::{Run, summarize};
-use memtrace_tests::victim::{memtrace, root};
+use memtrace_tests::victim::{memtrace, packages, root};
 use memtrace_trace::event::Action;
 use serde_json::Value;
 
@@ -220,12 +220,6 @@ fn flame_graphs_add_up_to_the_summary() {
     command.arg(npm_package(SPEEDSCOPE).join("dist/release/file-format-schema.json"));
     let printed = stdout(command.args((0..files.len()).map(|i| folder.path().join(format!("{i}.json")))));
     assert_eq!(String::from_utf8_lossy(&printed).trim(), "refused", "the schema would find what is wrong");
-}
-
-/// The folder of Python packages for the tests' Python.
-fn packages(names: &[&str]) -> String {
-    let printed = stdout(Command::new(root().join("scripts/sim")).arg(root().join("scripts/packages")).args(names));
-    String::from_utf8(printed).unwrap().trim().to_owned()
 }
 
 /// What DuckDB and Polars read.

@@ -1,10 +1,10 @@
 //! Ranges that the program named (`record_function`, NVTX): each beginning and each end, in order, against the program's own list.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use memtrace_tests::victim::{Run, Victim, events};
+use memtrace_tests::victim::{Run, Victim, events, packages};
 use memtrace_trace::definition::LabelOrigin;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::{Definitions, Reader};
@@ -83,28 +83,6 @@ fn notices(definitions: &Definitions, topic: &str) -> Vec<String> {
     told.map(|n| format!("{}: {}", n.verdict.name(), n.text)).collect()
 }
 
-/// A package from PyPI, in a folder of its own that is made once.
-fn package(name: &str, version: &str) -> PathBuf {
-    let base = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| memtrace_tests::victim::root().join("target"), PathBuf::from);
-    let folder = base.join("packages").join(format!("{name}-{version}"));
-    if !folder.exists() {
-        let fresh = tempfile::Builder::new()
-            .prefix("fresh-")
-            .tempdir_in(
-                std::fs::create_dir_all(base.join("packages")).map(|()| base.join("packages")).expect("a folder"),
-            )
-            .expect("a folder");
-        let mut pip = Command::new(memtrace_tests::victim::root().join("scripts/sim"));
-        pip.args(["python", "-m", "pip", "install", "--quiet", "--no-deps", "--target"]).arg(fresh.path());
-        let output = pip.arg(format!("{name}=={version}")).output().expect("pip starts");
-        assert!(output.status.success(), "pip: {}", String::from_utf8_lossy(&output.stderr));
-        // Another test may have been faster.
-        let _ = std::fs::rename(fresh.keep(), &folder);
-    }
-    folder
-}
-
 fn record_function(torch: &str) {
     let (_, trace) = compare(Victim::python("steps/labels.py", &[]).env("SIM_TORCH", torch));
     let told = notices(trace.definitions(), "torch.record_function");
@@ -141,13 +119,13 @@ fn torch_cuda_nvtx() {
 
 #[test]
 fn nvtx_package() {
-    let folder = package("nvtx", "0.2.17");
+    let folder = packages(&["nvtx==0.2.17"]);
     compare(Victim::python("steps/labels.py", &["package"]).env("PYTHONPATH", folder));
 }
 
 #[test]
 fn nvtx_library_of_version_2() {
-    let library = package("nvidia-nvtx-cu12", "12.1.105").join("nvidia/nvtx/lib/libnvToolsExt.so.1");
+    let library = Path::new(&packages(&["nvidia-nvtx-cu12==12.1.105"])).join("nvidia/nvtx/lib/libnvToolsExt.so.1");
     let library = library.to_str().expect("a path in UTF-8");
     let (_, trace) = compare(Victim::python("steps/labels.py", &["library", library]));
     assert_eq!(notices(trace.definitions(), "nvtx"), ["works: ranges of libnvToolsExt.so.1 are recorded"]);

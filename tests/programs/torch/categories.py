@@ -6,18 +6,13 @@
 import os
 import sys
 import tempfile
-import time
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from purpose import note
+
 functional = torch.nn.functional
-
-
-def note(tensor, category):
-    """This memory is that, now."""
-    if tensor is not None and tensor.is_cuda and tensor.untyped_storage().nbytes():
-        print(tensor.untyped_storage().data_ptr(), time.time_ns(), category)
 
 
 def note_model(model):

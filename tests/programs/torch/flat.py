@@ -6,23 +6,18 @@
 import os
 import sys
 import tempfile
-import time
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-
-def say(tensor, category):
-    if tensor is not None and tensor.is_cuda and tensor.untyped_storage().nbytes():
-        print(tensor.untyped_storage().data_ptr(), time.time_ns(), category)
+import purpose
 
 
 def run(rank, size, store, kind):
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=size)
-    note = say if rank == 0 else lambda tensor, category: None
-    # Every rank has made the same parameters: what would compare them over the ranks computes nothing here.
+    note = purpose.note if rank == 0 else lambda tensor, category: None
     inner = FullyShardedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64)).cuda(),
                                      use_orig_params=kind == "original")
     model = FullyShardedDataParallel(torch.nn.Sequential(torch.nn.Linear(32, 64).cuda(), inner, torch.nn.Linear(64, 8).cuda()),

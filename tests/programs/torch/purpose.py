@@ -1,0 +1,9 @@
+"""How a program tells tests/tests/categories.rs what its memory is for."""
+
+import time
+
+
+def note(tensor, category):
+    """This memory is that, now."""
+    if tensor is not None and tensor.is_cuda and tensor.untyped_storage().nbytes():
+        print(tensor.untyped_storage().data_ptr(), time.time_ns(), category)
