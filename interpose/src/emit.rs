@@ -191,8 +191,8 @@ impl DefinitionSink for RingSink<'_> {
     }
 
     #[inline]
-    fn known_call(&mut self, call: ModuleCall) -> Option<ContextId> {
-        self.process.torch.nn_calls.find(call)
+    fn known_call(&mut self, call: ModuleCall, next: &mut u32) -> Option<ContextId> {
+        self.process.torch.nn_calls.find(call, next)
     }
 
     fn new_call(&mut self, call: ModuleCall, class: &str) -> ContextId {

@@ -7,9 +7,10 @@ import time
 import frame
 import turns
 
-KINDS = ["memtrace", "memtrace-no-names"]
-PROCESSES = 1 if frame.QUICK else 5
-BLOCKS = 3 if frame.QUICK else 15
+# The last is the control: what differs between two processes that do the same.
+KINDS = ["memtrace", "memtrace-no-names", "again-memtrace-no-names"]
+PROCESSES = 1 if frame.QUICK else 16
+BLOCKS = 3 if frame.QUICK else 6
 BLOCK_S = 0.1 if frame.QUICK else 0.5
 FIRST = 3
 
@@ -42,19 +43,19 @@ def main():
     for number in range(PROCESSES):
         taking = turns.Forked(KINDS, prepare)
         # Who is first finds the machine's caches colder: each in its turn.
-        order = KINDS if number % 2 == 0 else KINDS[::-1]
+        order = KINDS[number % len(KINDS):] + KINDS[:number % len(KINDS)]
         first = {kind: [] for kind in KINDS}
         began = time.perf_counter()
         for _ in range(FIRST):
             for kind in order:
                 first[kind].append(taking(kind, 1))
         steps = steps or max(1, round(BLOCK_S / min(first[KINDS[1]])))
-        samples = turns.rounds(taking, KINDS, BLOCKS, steps)
+        samples = turns.rounds(taking, order, BLOCKS, steps)
         whole = time.perf_counter() - began
         taking.close()
         for kind in KINDS:
             fresh[kind].append({"first_s": first[kind], "step_s": samples[kind], "whole_s": whole})
-        frame.say(f"pair {number + 1} of {PROCESSES}")
+        frame.say(f"processes {number + 1} of {PROCESSES}")
     json.dump({"steps": steps, "fresh": fresh}, sys.stdout)
 
 

@@ -17,7 +17,8 @@ KINDS = ["off", "memtrace", "python", "all"]
 # memtrace attached to PyTorch's allocator and paused at once: what PyTorch does for anybody who listens. `Forked` only.
 PAUSED = "memtrace-paused"
 # The kinds that memtrace records, by their --stacks.
-STACKS = {"memtrace": "python", "memtrace-both": "both", "memtrace-native": "native", "memtrace-no-names": "python"}
+STACKS = {"memtrace": "python", "memtrace-both": "both", "memtrace-native": "native", "memtrace-no-names": "python",
+          "again-memtrace-no-names": "python"}
 # PyTorch's recorder keeps the last this many events: few, since a larger ring costs it more (its memory is not in the caches).
 ENTRIES = 20_000
 

@@ -150,6 +150,18 @@ fn caches_outside_the_model() {
 }
 
 #[test]
+fn a_cache_of_pieces() {
+    is_right("appended", &[("kv_cache", 32)]);
+}
+
+/// What an inference-only program keeps of its calls, or makes larger with each, is not always a cache.
+#[test]
+fn results_are_no_cache() {
+    is_right("kept_results", &[("activation", 18)]);
+    is_right("recomputed", &[("activation", 24)]);
+}
+
+#[test]
 fn what_fsdp_gathers_and_its_shards() {
     is_right("gathered", &[("communication_bucket", 4), ("parameter", 40), ("optimizer_state", 40)]);
 }
@@ -161,7 +173,16 @@ fn what_flat_parameters_are_gathered_from() {
         let victim = Victim::python("torch/flat.py", &[kind]).env("SIMCUDA_DEVICES", "2").env("OMP_NUM_THREADS", "1");
         let least = [("communication_bucket", 4), ("parameter", 8), ("gradient", 8), ("optimizer_state", 8)];
         victim_is_right(&victim, kind, &least);
+        // What gradients of all ranks are reduced into are the gradients.
+        victim_is_right(&victim.option("--no-names"), kind, &least);
     }
+}
+
+/// DataParallel copies the model to each device before each forward.
+#[test]
+fn copies_for_another_device() {
+    let victim = Victim::python("torch/categories.py", &["replicated"]).env("SIMCUDA_DEVICES", "2");
+    victim_is_right(&victim, "replicated", &[("communication_bucket", 4), ("parameter", 10)]);
 }
 
 /// Parameters that are views of ZeroRedundancyOptimizer's buckets are parameters.

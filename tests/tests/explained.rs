@@ -92,7 +92,19 @@ fn fragmentation_is_named_and_mended() {
 /// same program with checkpointing has so much less, or nearly.
 #[test]
 fn checkpointing_saves_what_is_said() {
-    let of = |saving: &str| Victim::python("torch/deep.py", &[saving]).env("SIMCUDA_MEMORY", "300M").run();
+    checkpointing_saves(&[], "checkpoint_layers", "of Layer)");
+}
+
+/// The same in the very first forward, where nothing tells yet whether it is a training: both ways out are named.
+#[test]
+fn checkpointing_is_advised_in_the_first_forward() {
+    checkpointing_saves(&["large"], "checkpoint_or_no_grad", "of Layer); torch.no_grad(), if this is no training");
+}
+
+#[track_caller]
+fn checkpointing_saves(batches: &[&str], action: &str, words: &str) {
+    let of =
+        |saving| Victim::python("torch/deep.py", &[&[saving], batches].concat()).env("SIMCUDA_MEMORY", "300M").run();
     let (plain, saving_run) = (of("plain"), of("checkpoint"));
     assert_eq!(plain.output.status.code(), Some(1));
     saving_run.assert_ended_well();
@@ -108,17 +120,17 @@ fn checkpointing_saves_what_is_said() {
     assert_eq!(bytes(&oom["there"]["totals"]["allocated_bytes"]), before, "{at}: {oom}");
     // The first time that the call is reached: later it is repeated for the backward.
     let (_, after) = told(&saving_run).into_iter().find(|(call, _)| *call == at).unwrap();
-    let said = saving(&device, "checkpoint_layers");
+    let said = saving(&device, action);
     println!("{at}: {before} bytes, with checkpointing {after}; said {said}");
     assert!(before > after + (64 << 20), "{at}: {before} and {after}");
     // Of the layer that is being computed a part stays.
     let real = before - after;
     assert!(said >= real && said <= real + real / 10, "{said} bytes said, {real} measured");
     let page = String::from_utf8_lossy(&plain.output.stderr);
-    assert!(page.contains("of Layer)"), "{page}");
+    assert!(page.contains(words), "{page}");
     // Where it is done already it is not advised.
     let actions = self::device(&saving_run)["actions"].to_string();
-    assert!(!actions.contains("checkpoint_layers"), "{actions}");
+    assert!(!actions.contains("checkpoint_"), "{actions}");
 }
 
 /// A request that failed in the first step is told as the state of the parameter that it was for, as the program's own frames say.

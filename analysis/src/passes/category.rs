@@ -20,7 +20,8 @@ use serde::Serialize;
 use super::phase::{Moment, Phase, PhaseTracker, Verdict};
 use crate::model::{AddressHashing, Block, Named};
 use crate::rules::{
-    CategoryRule, Makes, Meaning, category_rule, ends_autocast, is_cache_name, is_lt_workspace_size, is_workspace_size,
+    CategoryRule, Makes, Meaning, category_rule, ends_autocast, is_attention, is_cache_name, is_library_module,
+    is_lt_workspace_size, is_workspace_size,
 };
 
 /// What a block was for, by the names of PyTorch's own memory timeline, and what that does not know.
@@ -247,6 +248,9 @@ pub struct Categorizer {
     rules: Vec<Option<&'static CategoryRule>>,
     /// That frame.
     frames: Vec<FrameId>,
+    /// By stack: whether attention is among the frames, and whether a model may keep keys and values that were made there.
+    attends: Vec<bool>,
+    may_cache: Vec<bool>,
     /// Stacks that made a node which casts.
     casts: HashSet<StackId, AddressHashing>,
     /// Stacks of the end of an autocast region.
@@ -269,6 +273,9 @@ pub struct Categorizer {
     data_stacks: Vec<bool>,
     /// By stack, in inference-only programs.
     growing: HashMap<StackId, Growing, AddressHashing>,
+    /// How many of these several calls of the model have allocated at, and at how many of them always as much.
+    often: u32,
+    steady: u32,
     /// How many blocks of a size plain code made before the first forward.
     made_at_load: HashMap<u64, u32, AddressHashing>,
 }
@@ -281,17 +288,27 @@ const GROWS: &str = "kv cache: grows from call to call";
 /// What a stack of an inference-only program's model allocates from call to call.
 #[derive(Clone, Copy, Debug)]
 struct Growing {
-    /// The latest call of the model, and what was asked for there first.
+    /// The first call of the model that allocated there, and how many did.
+    first: u32,
+    calls: u32,
+    /// The latest, and what was asked for there first.
     call: u32,
     size: u64,
-    /// How often that grew, without a stop.
+    /// How often that grew, without a stop, and whether it was ever another size.
     grown: u32,
+    varies: bool,
     /// Whether one was found to be kept across calls.
     kept: bool,
 }
 
 /// Calls of the model that a block must outlive to be called a cache: its results live until the next ones replace them.
 const CACHED_CALLS: u32 = 3;
+/// Calls that a cache is replaced within, where it grows with each.
+const GROWN_CALLS: u32 = 2;
+/// Calls after which it counts whether a stack always allocates as much, and the least part of the stacks, one in so many, that must where
+/// there is a cache that grows.
+const SEVERAL_CALLS: u32 = 3;
+const STEADY_PART: u32 = 4;
 /// Blocks of one size that plain code must have made to be called one: keys and values of two layers.
 const CACHE_BLOCKS: u32 = 4;
 
@@ -316,9 +333,22 @@ impl Categorizer {
             frames.push(frame);
         }
         let casts = definitions.contexts.iter().filter(|c| c.node.starts_with("ToCopyBackward"));
+        let attention: Vec<bool> = definitions.frames.iter().map(is_attention).collect();
+        let library: Vec<bool> = definitions.frames.iter().map(is_library_module).collect();
+        // Whether attention is among the frames, and whether the innermost of Python's is PyTorch's own.
+        let mut places: Vec<(bool, bool)> = Vec::with_capacity(definitions.stacks.len());
+        for (i, node) in definitions.stacks.iter().enumerate() {
+            let (caller, frame) = (node.parent.index(), node.frame.index());
+            let (inherited, outer) = if caller < i { places[caller] } else { (false, false) };
+            let is_native = definitions.frames.get(frame).is_some_and(|frame| frame.native);
+            let is = |of: &[bool]| of.get(frame).is_some_and(|is| *is);
+            places.push((inherited || is(&attention), if is_native { outer } else { is(&library) }));
+        }
         Categorizer {
             rules,
             frames,
+            attends: places.iter().map(|(attention, _)| *attention).collect(),
+            may_cache: places.into_iter().map(|(attention, library)| attention || !library).collect(),
             casts: casts.map(|c| c.forward).filter(|stack| !stack.is_none()).collect(),
             ends_autocast: ends,
             accumulates: definitions.contexts.iter().map(|c| &*c.node == "AccumulateGrad").collect(),
@@ -333,6 +363,8 @@ impl Categorizer {
             gradient_sizes: HashSet::default(),
             data_stacks: vec![false; definitions.stacks.len()],
             growing: HashMap::default(),
+            often: 0,
+            steady: 0,
             made_at_load: HashMap::default(),
         }
     }
@@ -456,9 +488,19 @@ impl Categorizer {
             (Phase::Load, Proof::None) => *self.made_at_load.entry(requested).or_default() += 1,
             (Phase::Eval | Phase::Forward, Proof::None) if tracker.is_inference() && self.in_model => {
                 let now = self.model_calls;
-                let first = Growing { call: now, size: requested, grown: 0, kept: false };
+                let first =
+                    Growing { first: now, calls: 1, call: now, size: requested, grown: 0, varies: false, kept: false };
                 let growing = self.growing.entry(e.stack).or_insert(first);
                 if growing.call != now {
+                    growing.calls += 1;
+                    let varied = growing.varies;
+                    growing.varies |= requested != growing.size;
+                    if growing.calls == SEVERAL_CALLS {
+                        self.often += 1;
+                        self.steady += u32::from(!growing.varies);
+                    } else if growing.calls > SEVERAL_CALLS && growing.varies && !varied {
+                        self.steady -= 1;
+                    }
                     growing.grown = if requested > growing.size { growing.grown + 1 } else { 0 };
                     (growing.call, growing.size) = (now, requested);
                 }
@@ -512,7 +554,7 @@ impl Categorizer {
             Proof::Named(TensorKind::Gradient) => return is(Category::Gradient, "name: a gradient"),
             Proof::Named(_) => return is(Category::OptimizerState, "name: optimizer state"),
             Proof::NamedCache => return is(Category::KvCache, "kv cache: a buffer's name"),
-            Proof::Made(rule) => return self.made(rule, birth),
+            Proof::Made(rule) => return self.made(rule, birth, now),
             Proof::Pool => return is(Category::GraphPool, "graph pool: in a private pool"),
             Proof::WorkspaceSized if beyond => {
                 return is(Category::Workspace, "workspace: its size, outlives its step");
@@ -548,7 +590,10 @@ impl Categorizer {
         end.free.is_some() && birth.call == self.call
     }
 
-    fn made(&self, rule: &'static CategoryRule, birth: &Birth) -> Judged {
+    fn made(&self, rule: &'static CategoryRule, birth: &Birth, now: &Moment) -> Judged {
+        if rule.makes == Makes::Bucket && birth.phase == Phase::Backward && outlives_backward(birth, now) {
+            return is(Category::Gradient, "gradient: of all ranks, outlives its backward");
+        }
         let category = match rule.makes {
             Makes::Bucket | Makes::Gathered => Category::CommunicationBucket,
             Makes::KvCache => Category::KvCache,
@@ -605,14 +650,25 @@ impl Categorizer {
         // What only the collector frees was not kept to be read again.
         let collected = end.free.is_some_and(|e| e.flags.contains(Flags::IN_GC));
         if tracker.is_inference() && !collected {
-            let outlives = self.model_calls > birth.model_calls;
-            // The last one is there when the program ends, not when the next replaces it.
-            if self.growing.get(&birth.stack).is_some_and(|g| g.kept || outlives && g.grown >= 2) {
+            let outlives = self.model_calls.saturating_sub(birth.model_calls);
+            let may_cache = self.may_cache.get(birth.stack.index()).is_some_and(|may| *may);
+            let growing = self.growing.get(&birth.stack);
+            // A model that has a cache computes as much for each token. The last cache is there when the program ends, not when the next
+            // replaces it.
+            let replaced = end.free.is_some() && (1..=GROWN_CALLS).contains(&outlives);
+            let grows = |g: &Growing| g.kept || replaced && g.grown >= 2 && STEADY_PART * self.steady >= self.often;
+            if may_cache && growing.is_some_and(grows) {
                 return is(Category::KvCache, GROWS);
             }
             let inside = !tracker.stacks().facts(birth.stack).outermost_compute.is_none();
-            if inside && self.model_calls >= birth.model_calls + CACHED_CALLS {
-                return is(Category::KvCache, "kv cache: kept across calls of the model");
+            if inside && outlives >= CACHED_CALLS {
+                // A cache is made once, or in attention; what every call makes anew and the program keeps are results.
+                let often = growing.is_some_and(|g| 2 * g.calls > self.model_calls.saturating_sub(g.first));
+                let attends = self.attends.get(birth.stack.index()).is_some_and(|attends| *attends);
+                if attends || may_cache && !often {
+                    return is(Category::KvCache, "kv cache: kept across calls of the model");
+                }
+                return is(Category::Activation, "activation: a result, kept across calls of the model");
             }
         }
         if self.brings_data(birth.stack) && tracker.stacks().facts(birth.stack).rule.is_none() {
@@ -629,7 +685,7 @@ impl Categorizer {
         if birth.proof == Proof::Named(TensorKind::Gradient) {
             return is(Category::Gradient, "name: a gradient");
         }
-        if now.optimizers > birth.at.optimizers || now.backwards > birth.at.backwards {
+        if outlives_backward(birth, now) {
             return is(Category::Gradient, "gradient: outlives its backward");
         }
         if end.free.is_some_and(|e| tracker.is_beside_engine(e)) {
@@ -662,6 +718,11 @@ impl Categorizer {
             is(Category::Unknown, "unknown: no rule")
         }
     }
+}
+
+/// Whether the backward that made a block is over.
+fn outlives_backward(birth: &Birth, now: &Moment) -> bool {
+    now.optimizers > birth.at.optimizers || now.backwards > birth.at.backwards
 }
 
 fn optimizer(birth: &Birth, end: &End<'_>) -> Judged {

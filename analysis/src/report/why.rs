@@ -259,6 +259,7 @@ fn facts(
         multi_tensor,
         in_optimizer: moment.phase == Phase::Optimizer,
         in_model: in_model(moment.phase),
+        in_forward: moment.phase == Phase::Forward,
         float32_parameters: all_float32(definitions, TensorKind::Parameter),
         float32_moments: keeps_moments && all_float32(definitions, TensorKind::OptimizerState),
         peak_outside_model: highest(&|phase| !in_model(phase), &parts),

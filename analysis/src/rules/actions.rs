@@ -31,6 +31,8 @@ pub struct MomentFacts {
     pub in_optimizer: bool,
     /// Whether the moment is in forward or backward.
     pub in_model: bool,
+    /// Whether it is in a forward.
+    pub in_forward: bool,
     /// Whether parameters are known to be `float32`.
     pub float32_parameters: bool,
     /// Whether the optimizer keeps `float32` moments of each parameter.
@@ -87,6 +89,13 @@ fn down_to(facts: &MomentFacts, saving: u64, elsewhere: u64) -> u64 {
 /// Less than one part in this many is not worth computing every layer twice.
 const WORTH_RECOMPUTING: u64 = 20;
 
+fn checkpointing_saves(f: &MomentFacts) -> Option<u64> {
+    let there = f.layer_activations.saturating_sub(f.layer_outputs).saturating_sub(f.layer_here);
+    let beside = f.parameters + f.gradients + f.optimizer_state + f.buckets;
+    let saving = down_to(f, there, f.peak_outside_model.max(beside + f.largest_layer));
+    (saving >= f.allocated / WORTH_RECOMPUTING).then_some(saving)
+}
+
 static ACTIONS: &[ActionRule] = &[
     ActionRule {
         name: "checkpoint_layers",
@@ -97,12 +106,16 @@ static ACTIONS: &[ActionRule] = &[
                  backward the moment is in; down to the highest level outside forward and backward, and to the largest of these modules beside \
                  parameters, gradients, optimizer state and buckets, which its recomputation needs",
         at_most: true,
-        formula: |f| {
-            let there = f.layer_activations.saturating_sub(f.layer_outputs).saturating_sub(f.layer_here);
-            let beside = f.parameters + f.gradients + f.optimizer_state + f.buckets;
-            let saving = down_to(f, there, f.peak_outside_model.max(beside + f.largest_layer));
-            (f.in_model && f.trains && saving >= f.allocated / WORTH_RECOMPUTING).then_some(saving)
-        },
+        formula: |f| (f.in_model && f.trains).then(|| checkpointing_saves(f)).flatten(),
+    },
+    ActionRule {
+        name: "checkpoint_or_no_grad",
+        what: "activation checkpointing (torch.utils.checkpoint) of {layers}; torch.no_grad(), if this is no training",
+        when: "the moment is in a forward, no backward was seen in this run, and two or more modules of one class, side by side and not \
+               checkpointed, keep activations of which a twentieth of the moment could go",
+        saving: "as for checkpoint_layers; without gradients what each hands to the next goes, too",
+        at_most: true,
+        formula: |f| (f.in_forward && !f.trains).then(|| checkpointing_saves(f)).flatten(),
     },
     ActionRule {
         name: "smaller_batches",
@@ -206,7 +219,9 @@ mod tests {
         assert_eq!(said(&MomentFacts { largest_layer: 400, ..facts }), [("checkpoint_layers", 500)]);
         assert_eq!(said(&MomentFacts { peak_outside_model: 950, ..facts }), [("checkpoint_layers", 50)]);
         assert_eq!(said(&MomentFacts { peak_outside_model: 951, ..facts }), [], "less than a twentieth");
-        assert_eq!(said(&MomentFacts { trains: false, ..facts }), []);
+        let first = MomentFacts { trains: false, in_forward: true, ..facts };
+        assert_eq!(said(&first), [("checkpoint_or_no_grad", 720)]);
+        assert_eq!(said(&MomentFacts { in_forward: false, ..first }), []);
         assert_eq!(said(&MomentFacts { in_model: false, ..facts }), []);
     }
 

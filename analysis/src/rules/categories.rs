@@ -7,9 +7,9 @@ use memtrace_trace::file::Frame;
 /// What the frame makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Makes {
-    /// A bucket of gradients, or what collectives read and write.
+    /// A bucket of gradients, or what collectives read and write; a gradient, where a backward makes it and it is there afterwards.
     Bucket,
-    /// What is gathered of shards for a while: in the place of the module's parameter, under its name.
+    /// What stands in the place of the module's parameter for a while, under its name: gathered of shards, or a copy for another device.
     Gathered,
     /// Keys and values.
     KvCache,
@@ -86,6 +86,7 @@ static CATEGORY_RULES: &[CategoryRule] = &[
         Ends("torch/distributed/fsdp/_runtime_utils.py"),
         &["_get_reduce_scatter_tensors", "_reduce_grad"],
     ),
+    rule("bucket: DataParallel", Gathered, Ends("torch/nn/parallel/replicate.py"), &[]),
     rule(
         "bucket: ZeroRedundancyOptimizer",
         Bucket,
@@ -145,6 +146,22 @@ pub fn category_rule(frame: &Frame) -> Option<&'static CategoryRule> {
 /// Whether the frame is the end of an autocast region, which gives back the casts that it had kept.
 pub fn ends_autocast(frame: &Frame) -> bool {
     !frame.native && &*frame.name == "__exit__" && frame.filename.ends_with("torch/amp/autocast_mode.py")
+}
+
+/// Whether the frame is attention's, by what people call it: its class, its function or its file. What a model keeps there from call to
+/// call are keys and values.
+pub fn is_attention(frame: &Frame) -> bool {
+    let file = frame.filename.rsplit('/').next().unwrap_or_default();
+    !frame.native
+        && [&*frame.qualname, &*frame.name, file].into_iter().any(|text| {
+            let text = text.to_ascii_lowercase();
+            text.contains("attention") || text.contains("attn")
+        })
+}
+
+/// Whether the frame is PyTorch's own module or function: what such a one makes is its result, and no cache.
+pub fn is_library_module(frame: &Frame) -> bool {
+    !frame.native && frame.filename.contains("torch/nn/")
 }
 
 /// Whether a buffer of this name, as `named_buffers()` gives it, is a cache of keys and values by what people call them.

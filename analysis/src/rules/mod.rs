@@ -13,7 +13,9 @@ mod workspaces;
 
 pub use actions::{ActionRule, MomentFacts, action_rules};
 pub use allocator_settings::{AllocatorSetting, allocator_settings};
-pub use categories::{CategoryRule, Makes, category_rule, ends_autocast, is_cache_name};
+pub use categories::{
+    CategoryRule, Makes, category_rule, ends_autocast, is_attention, is_cache_name, is_library_module,
+};
 pub use illnesses::{ILLNESSES, IllnessRule};
 pub use libraries::{LibraryRule, library_name};
 pub use native::{PlumbingRule, plumbing_rule};

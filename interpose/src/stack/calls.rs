@@ -48,11 +48,13 @@ pub(super) struct Called {
 pub(super) struct Calls {
     list: [Call; DEEPEST],
     len: usize,
+    /// Which call is likely to be the next: a model calls its modules in the same order each time.
+    next: u32,
 }
 
 impl Calls {
     pub(super) const fn new() -> Calls {
-        Calls { list: [Call::NONE; DEEPEST], len: 0 }
+        Calls { list: [Call::NONE; DEEPEST], len: 0, next: 0 }
     }
 
     fn as_slice(&self) -> &[Call] {
@@ -143,7 +145,7 @@ impl ThreadStacks {
             // SAFETY: as above.
             let object = unsafe { chain.first_local(self.frame(index).0) };
             // SAFETY: as above: what the chain has just given.
-            let Called { class, context } = unsafe { chain.called(object, caller, sink) };
+            let Called { class, context } = unsafe { chain.called(object, caller, &mut self.calls.next, sink) };
             if let Some(call) = self.calls.list.get_mut(at) {
                 *call = Call { index, object, class, context };
             }

@@ -63,8 +63,9 @@ pub(crate) trait DefinitionSink {
     /// `id` means: `frame` called from `parent` (`NONE` for an outermost frame).
     fn stack(&mut self, id: StackId, parent: StackId, frame: FrameId);
 
-    /// The id of a module's call, if it has one.
-    fn known_call(&mut self, _call: ModuleCall) -> Option<ContextId> {
+    /// The id of a module's call, if it has one. `next`: which call it is expected to be, in the order in which they became known; then
+    /// which one is expected to follow it. What is expected is compared, never believed.
+    fn known_call(&mut self, _call: ModuleCall, _next: &mut u32) -> Option<ContextId> {
         None
     }
 

@@ -119,11 +119,12 @@ pub(super) trait Chain {
     /// `object` is a live object.
     unsafe fn class(&self, object: usize) -> usize;
 
-    /// What an object is that was called from within `caller`, in a frame whose meaning is that of a call.
+    /// What an object is that was called from within `caller`, in a frame whose meaning is that of a call. `next` is for
+    /// [`DefinitionSink::known_call`].
     ///
     /// # Safety
     /// `object` is what [`Self::first_local`] gives for that frame, which belongs to the calling thread's present chain.
-    unsafe fn called(&self, object: usize, caller: ContextId, sink: &mut dyn DefinitionSink) -> Called;
+    unsafe fn called(&self, object: usize, caller: ContextId, next: &mut u32, sink: &mut dyn DefinitionSink) -> Called;
 }
 
 #[derive(Clone, Copy)]

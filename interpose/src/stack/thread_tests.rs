@@ -155,13 +155,13 @@ impl Chain for Machine {
         self.classes.get(&object).copied().unwrap_or(NO_MODULES)
     }
 
-    unsafe fn called(&self, object: usize, caller: ContextId, sink: &mut dyn DefinitionSink) -> Called {
+    unsafe fn called(&self, object: usize, caller: ContextId, next: &mut u32, sink: &mut dyn DefinitionSink) -> Called {
         let class = self.classes.get(&object).copied().unwrap_or(NO_MODULES);
         if class >= NO_MODULES {
             return Called { class, context: caller };
         }
         let call = ModuleCall { caller, object, class };
-        Called { class, context: sink.known_call(call).unwrap_or_else(|| sink.new_call(call, "C")) }
+        Called { class, context: sink.known_call(call, next).unwrap_or_else(|| sink.new_call(call, "C")) }
     }
 }
 
@@ -183,7 +183,7 @@ impl DefinitionSink for Tree {
         assert_eq!(self.stacks.insert(id, (parent, frame)), None);
     }
 
-    fn known_call(&mut self, call: ModuleCall) -> Option<ContextId> {
+    fn known_call(&mut self, call: ModuleCall, _next: &mut u32) -> Option<ContextId> {
         self.calls.get(&(call.caller, call.object, call.class)).copied()
     }
 
@@ -402,7 +402,13 @@ fn a_chain_without_end_is_cut_and_counted() {
         unsafe fn class(&self, _object: usize) -> usize {
             0
         }
-        unsafe fn called(&self, _object: usize, caller: ContextId, _sink: &mut dyn DefinitionSink) -> Called {
+        unsafe fn called(
+            &self,
+            _object: usize,
+            caller: ContextId,
+            _next: &mut u32,
+            _sink: &mut dyn DefinitionSink,
+        ) -> Called {
             Called { class: 0, context: caller }
         }
     }

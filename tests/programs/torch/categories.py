@@ -1,6 +1,7 @@
 """Programs that know what their memory is for: each line printed is an address, a moment, and the category of what is there then.
 
-    categories.py training|mixed|moved|loaded|safetensors|grown|preallocated|dynamic|static|graph|buckets|sharded|gathered
+    categories.py training|mixed|moved|loaded|safetensors|grown|preallocated|dynamic|static|appended|
+                  kept_results|recomputed|graph|buckets|sharded|gathered|replicated
 """
 
 import os
@@ -254,6 +255,72 @@ def static():
     generate(StaticCache(3, 24))
 
 
+class Appending(torch.nn.Module):
+    """Attention that keeps the keys and values of each call beside those before."""
+
+    def __init__(self):
+        super().__init__()
+        self.k, self.v = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+        self.kept = []
+
+    def forward(self, x):
+        self.kept.append((self.k(x), self.v(x)))
+        return sum((x @ k.transpose(1, 2)).softmax(-1) @ v for k, v in self.kept)
+
+
+class AppendingAttention(Appending):
+    def forward(self, x):
+        return super().forward(x)
+
+
+def appended():
+    """Keys and values in a list, one more with each call."""
+    model = torch.nn.Sequential(AppendingAttention(), AppendingAttention()).cuda()
+    x = torch.randn(4, 1, 64, device="cuda")
+    with torch.no_grad():
+        for i in range(12):
+            x = model(x).tanh()
+    for layer in model:
+        for keys, values in layer.kept[:8]:
+            note(keys, "kv_cache")
+            note(values, "kv_cache")
+    note_model(model)
+
+
+class Scored(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = torch.nn.Linear(64, 64), torch.nn.Linear(64, 32)
+
+    def forward(self, x):
+        return self.out(self.inner(x).tanh()).softmax(-1)
+
+
+def kept_results():
+    """Results of every batch, and a feature of each, kept in lists: no cache. Batches are of different lengths."""
+    model = Scored().cuda().eval()
+    model.out.register_forward_hook(lambda module, args, result: features.append(result))
+    results, features = [], []
+    with torch.inference_mode():
+        for length in (8, 12, 16, 20, 12, 8, 24, 32, 16, 8, 12, 40):
+            results.append(model(torch.randn(length, 64, device="cuda")))
+    for kept in results[:9] + features[:9]:
+        note(kept, "activation")
+    note_model(model)
+
+
+def recomputed():
+    """A text that is written without a cache: each call is about one token more, its scores are larger, and no cache."""
+    embedding, model = torch.nn.Embedding(50, 64).cuda(), Scored().cuda()
+    text = torch.zeros(4, 1, dtype=torch.long, device="cuda")
+    with torch.no_grad():
+        for i in range(24):
+            scores = model(embedding(text))
+            note(scores, "activation")
+            text = torch.cat((text, scores[:, -1].argmax(-1, keepdim=True)), dim=1)
+    note_model(model)
+
+
 def safetensors():
     """A file of safetensors that stays on the GPU beside the model it was copied into (needs the package)."""
     from safetensors.torch import load_file, save_file
@@ -306,6 +373,25 @@ def gathered():
             note(parameter.to_local(), "parameter")
             note(optimizer.state[parameter]["exp_avg"].to_local(), "optimizer_state")
     torch.distributed.destroy_process_group()
+
+
+def replicated():
+    """DataParallel's copies of the parameters for the second device, made anew for each forward."""
+    model = Net().cuda()
+    weight = model.first.weight
+    parallel = torch.nn.DataParallel(model, [0, 1])
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def look(module, _):
+        if module.weight is not weight:
+            note(module.weight, "communication_bucket" if module.weight.device.index else "parameter")
+
+    model.first.register_forward_pre_hook(look)
+    for _ in range(4):
+        parallel(torch.randn(64, 40, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    note_model(model)
 
 
 def graph():

@@ -1,7 +1,7 @@
 """Many equal layers, a small batch and a large one; before each call in a layer it is told how much is allocated. With little memory
-(SIMCUDA_MEMORY=300M) the second forward fails.
+(SIMCUDA_MEMORY=300M) the large one's forward fails.
 
-    deep.py plain|checkpoint    checkpoint: the layers are run by torch.utils.checkpoint
+    deep.py plain|checkpoint [large]    checkpoint: the layers are run by torch.utils.checkpoint; large: that batch alone
 """
 
 import sys
@@ -49,7 +49,7 @@ class Deep(torch.nn.Module):
 
 model = Deep(sys.argv[1] == "checkpoint").cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for batch in (256, 4096):
+for batch in (256, 4096)[sys.argv[2:] == ["large"] :]:
     inputs = torch.randn(batch, 256).cuda()
     model(inputs).sum().backward()
     optimizer.step()

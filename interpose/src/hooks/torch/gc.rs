@@ -32,6 +32,8 @@ static THIS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static OWNER: AtomicU64 = AtomicU64::new(0);
 const THREAD_BITS: u32 = 48;
 
+/// The last release (3.x) whose generations are three.
+const SAME_UNTIL: u32 = 13;
 /// How much is searched, in words.
 const SEARCHED: usize = 8192;
 /// The words of a generation: next, previous, threshold and count.
@@ -64,12 +66,12 @@ pub(super) fn flag(guard: &mut Guard) -> Flags {
 }
 
 /// Where the heads of the collector's lists of objects are: three generations and the permanent one. `None` where its state was not found,
-/// and from 3.12 on, where the interpreter offers a way to them itself.
+/// and from 3.14 on, whose generations are others.
 pub(crate) fn lists(guard: &mut Guard) -> Option<[usize; 4]> {
     flag(guard);
     let place = PLACE.load(Ordering::Relaxed);
     let (_, minor) = guard.process().python()?.version();
-    let first = place.checked_sub(COLLECTING * 8).filter(|_| place > REFUSED && minor < 12)?;
+    let first = place.checked_sub(COLLECTING * 8).filter(|_| place > REFUSED && minor <= SAME_UNTIL)?;
     Some([0, GENERATION, 2 * GENERATION, PERMANENT].map(|words| first + words * 8))
 }
 
@@ -139,7 +141,7 @@ fn locate(minor: u32, symbol: &dyn Fn(&CStr) -> *mut c_void) -> Result<usize, &'
     let owner = if minor < 9 { runtime } else { main.expose_provenance() };
     let published =
         (minor >= 13).then(|| published(&memory, runtime, minor).map(|offset| main.expose_provenance() + offset));
-    let searched = (minor <= 13).then(|| search(&memory, owner));
+    let searched = (minor <= SAME_UNTIL).then(|| search(&memory, owner));
     let unknown = "the collector's state was not found where it should be: what the collector frees is not marked";
     let place = match (published, searched) {
         (Some(Some(place)), None) | (None, Some(Some(place))) => place,

@@ -1,5 +1,8 @@
 //! Calls of `nn.Module`s: the ids of (caller, module, class). [`crate::stack`] finds them; nodes and events refer to them.
 //!
+//! They lie in the order in which they became known, which is that in which a model calls its modules: whoever has found one finds the
+//! next beside it. What is not there is looked for in a table of places.
+//!
 //! A program that makes new modules all the time has no end of calls. Once there are [`MAX_OBJECTS`], a new one is known by its class
 //! alone, and once there are [`MAX_CALLS`] it is its caller's.
 
@@ -21,7 +24,9 @@ const WORDS: usize = 3;
 
 /// See the module.
 pub(crate) struct NnCalls {
-    table: Table<WORDS>,
+    calls: Table<WORDS>,
+    /// By a hash of the call: part of the hash (above) and its index among `calls` plus one.
+    places: Table<1>,
     lock: AtomicU32,
     count: AtomicU32,
 }
@@ -39,28 +44,59 @@ pub(crate) struct Made {
 
 impl NnCalls {
     pub(super) const fn new() -> NnCalls {
-        NnCalls { table: Table::new(SLOTS), lock: AtomicU32::new(0), count: AtomicU32::new(0) }
+        NnCalls {
+            calls: Table::new(MAX_CALLS as usize),
+            places: Table::new(SLOTS),
+            lock: AtomicU32::new(0),
+            count: AtomicU32::new(0),
+        }
     }
 
-    fn places(&self, call: ModuleCall) -> impl Iterator<Item = &[AtomicU64; WORDS]> {
-        let places = self.table.entries();
+    /// The id of a call if it is the one at this index.
+    #[inline]
+    fn at(&self, index: u32, call: ModuleCall) -> Option<ContextId> {
+        let [object, class, value] = self.calls.entries().get(index as usize)?;
+        let known = value.load(Ordering::Acquire);
+        ((known >> 32) as u32 == call.caller.0
+            && object.load(Ordering::Relaxed) == call.object as u64
+            && class.load(Ordering::Relaxed) == call.class as u64
+            // Nothing has the id 0: an index that is not in use yet holds nothing else.
+            && known as u32 != 0)
+            .then_some(ContextId(known as u32))
+    }
+
+    /// The places where a call may be, and the part of its hash that they hold.
+    fn places(&self, call: ModuleCall) -> (impl Iterator<Item = &AtomicU64>, u64) {
+        let places = self.places.entries();
         // Objects are aligned to 16 bytes, and lie side by side.
         let spread = (call.object as u64 >> 4).wrapping_add(u64::from(call.caller.0) << 32);
         let spread = (spread ^ (call.class as u64).rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let start = (spread >> 40) as usize;
-        (0..PROBES).map_while(move |probe| places.get((start + probe) % SLOTS))
+        let near = (0..PROBES).map_while(move |probe| places.get((start + probe) % SLOTS).map(|[place]| place));
+        (near, spread << 32)
     }
 
-    /// The id of a call, if it has one.
+    /// The id of a call, if it has one. `next` is where it is looked for first, and then the index behind it.
     #[inline]
-    pub(crate) fn find(&self, call: ModuleCall) -> Option<ContextId> {
-        for [object, class, value] in self.places(call) {
-            let known = value.load(Ordering::Acquire);
-            if known == 0 {
-                return None;
-            }
-            if holds(known, object, class, call) {
-                return Some(ContextId(known as u32));
+    pub(crate) fn find(&self, call: ModuleCall, next: &mut u32) -> Option<ContextId> {
+        if let Some(id) = self.at(*next, call) {
+            *next = next.wrapping_add(1);
+            return Some(id);
+        }
+        let (index, id) = self.search(call)?;
+        *next = index.wrapping_add(1);
+        Some(id)
+    }
+
+    fn search(&self, call: ModuleCall) -> Option<(u32, ContextId)> {
+        let (places, part) = self.places(call);
+        for place in places {
+            let known = place.load(Ordering::Acquire);
+            let index = (known as u32).checked_sub(1)?;
+            if (known ^ part) >> 32 == 0
+                && let Some(id) = self.at(index, call)
+            {
+                return Some((index, id));
             }
         }
         None
@@ -76,7 +112,7 @@ impl NnCalls {
         let by_class = ModuleCall { object: 0, ..call };
         let exact = if count < MAX_OBJECTS { self.insert(call, &next) } else { None };
         let made = exact.or_else(|| {
-            let known = self.find(by_class).map(|id| Made { call: by_class, id, new: false });
+            let known = self.search(by_class).map(|(_, id)| Made { call: by_class, id, new: false });
             known.or_else(|| if count < MAX_CALLS { self.insert(by_class, &next) } else { None })
         });
         self.lock.store(0, Ordering::Release);
@@ -85,29 +121,21 @@ impl NnCalls {
 
     /// To be called with the lock held.
     fn insert(&self, call: ModuleCall, next: &impl Fn() -> ContextId) -> Option<Made> {
-        for [object, class, value] in self.places(call) {
-            let known = value.load(Ordering::Relaxed);
-            if known == 0 {
-                let id = next();
-                self.count.fetch_add(1, Ordering::Relaxed);
-                object.store(call.object as u64, Ordering::Relaxed);
-                class.store(call.class as u64, Ordering::Relaxed);
-                value.store(u64::from(call.caller.0) << 32 | u64::from(id.0), Ordering::Release);
-                return Some(Made { call, id, new: true });
-            }
-            if holds(known, object, class, call) {
-                return Some(Made { call, id: ContextId(known as u32), new: false });
-            }
+        if let Some((_, id)) = self.search(call) {
+            return Some(Made { call, id, new: false });
         }
-        None
+        let (mut places, part) = self.places(call);
+        let place = places.find(|place| place.load(Ordering::Relaxed) == 0)?;
+        let index = self.count.load(Ordering::Relaxed);
+        let [object, class, value] = self.calls.entries().get(index as usize)?;
+        let id = next();
+        object.store(call.object as u64, Ordering::Relaxed);
+        class.store(call.class as u64, Ordering::Relaxed);
+        value.store(u64::from(call.caller.0) << 32 | u64::from(id.0), Ordering::Release);
+        self.count.store(index + 1, Ordering::Relaxed);
+        place.store(part | u64::from(index + 1), Ordering::Release);
+        Some(Made { call, id, new: true })
     }
-}
-
-/// Whether a place of the table is this call's. `value` was read before.
-fn holds(value: u64, object: &AtomicU64, class: &AtomicU64, call: ModuleCall) -> bool {
-    (value >> 32) as u32 == call.caller.0
-        && object.load(Ordering::Relaxed) == call.object as u64
-        && class.load(Ordering::Relaxed) == call.class as u64
 }
 
 #[cfg(test)]
@@ -123,11 +151,14 @@ mod tests {
         let (calls, last) = (NnCalls::new(), AtomicU32::new(0));
         let make = |call| calls.make(call, || ContextId(last.fetch_add(1, Ordering::Relaxed) + 1));
         for (n, one) in [call(0, 1, 1), call(1, 1, 1), call(0, 2, 1), call(0, 1, 2)].into_iter().enumerate() {
-            assert_eq!(calls.find(one), None);
+            assert_eq!(calls.find(one, &mut 0), None);
             let id = ContextId(n as u32 + 1);
             assert_eq!(make(one), Made { call: one, id, new: true });
             assert_eq!(make(one), Made { call: one, id, new: false });
-            assert_eq!(calls.find(one), Some(id));
+            for expected in [n as u32, 0, 100, u32::MAX] {
+                let mut next = expected;
+                assert_eq!((calls.find(one, &mut next), next), (Some(id), n as u32 + 1), "expected at {expected}");
+            }
         }
     }
 
@@ -150,7 +181,7 @@ mod tests {
         }
         assert!(last.load(Ordering::Relaxed) <= MAX_CALLS, "{last:?}");
         // What has an id keeps it.
-        assert!(calls.find(call(0, 5, 7)).is_some());
+        assert!(calls.find(call(0, 5, 7), &mut 0).is_some());
         let lost = make(call(3, 1, 999_999));
         assert_eq!((lost.id, lost.new), (ContextId(3), false));
     }

@@ -286,7 +286,7 @@ impl Chain for Frames {
         unsafe { load(object + OB_TYPE) }
     }
 
-    unsafe fn called(&self, object: usize, caller: ContextId, sink: &mut dyn DefinitionSink) -> Called {
+    unsafe fn called(&self, object: usize, caller: ContextId, next: &mut u32, sink: &mut dyn DefinitionSink) -> Called {
         let nobody = Called { class: 0, context: caller };
         if object == 0 {
             return nobody;
@@ -294,7 +294,7 @@ impl Chain for Frames {
         // SAFETY: the frame's own object, if the layout is right, which is for `modules` to find out.
         let Some(class) = (unsafe { self.modules.class(object) }) else { return nobody };
         let call = ModuleCall { caller, object, class };
-        if let Some(context) = sink.known_call(call) {
+        if let Some(context) = sink.known_call(call, next) {
             return Called { class, context };
         }
         if !self.modules.is_module(class, sink) {
