@@ -123,11 +123,13 @@ fn checkpointing_saves(batches: &[&str], action: &str, words: &str) {
     let said = saving(&device, action);
     println!("{at}: {before} bytes, with checkpointing {after}; said {said}");
     assert!(before > after + (64 << 20), "{at}: {before} and {after}");
-    // Of the layer that is being computed a part stays.
+    // Of the layer that is being computed a part stays, and what it keeps beside its results (a norm's statistics) goes.
     let real = before - after;
-    assert!(said >= real && said <= real + real / 10, "{said} bytes said, {real} measured");
+    assert!(said >= real - real / 1000 && said <= real + real / 10, "{said} bytes said, {real} measured");
     let page = String::from_utf8_lossy(&plain.output.stderr);
-    assert!(page.contains(words), "{page}");
+    // Lines are folded.
+    let flat: Vec<&str> = page.split_whitespace().collect();
+    assert!(flat.join(" ").contains(words), "{page}");
     // Where it is done already it is not advised.
     let actions = self::device(&saving_run)["actions"].to_string();
     assert!(!actions.contains("checkpoint_"), "{actions}");

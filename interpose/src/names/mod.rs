@@ -101,6 +101,8 @@ pub(crate) struct Names {
     asked: AtomicBool,
     /// The program has been seen to run backward, or an optimizer.
     trains: AtomicBool,
+    /// Memory was wanting.
+    failed: AtomicBool,
     /// Blocks freed, and at how many to look; not exact where threads count at once.
     frees: AtomicU32,
     look_at: AtomicU32,
@@ -198,6 +200,7 @@ impl Names {
             due_in_backward: AtomicU64::new(if on { 0 } else { u64::MAX }),
             asked: AtomicBool::new(false),
             trains: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             frees: AtomicU32::new(0),
             look_at: AtomicU32::new(FIRST_FREES),
             told_of: (0..if on { PLACES / 64 } else { 0 }).map(|_| AtomicU64::new(0)).collect(),
@@ -217,9 +220,19 @@ impl Names {
         }
         let in_backward = event.flags.contains(Flags::IN_BACKWARD);
         let due = if in_backward { &self.due_in_backward } else { &self.due };
-        if event.ticks >= due.load(Ordering::Relaxed) || matches!(event.action, Action::Oom) {
+        if event.ticks >= due.load(Ordering::Relaxed) {
             self.ask(in_backward);
         }
+        if matches!(event.action, Action::Oom) {
+            self.fails(in_backward);
+        }
+    }
+
+    /// There is no memory: it may be the last that is heard of the program.
+    #[cold]
+    fn fails(&self, in_backward: bool) {
+        self.failed.store(true, Ordering::Relaxed);
+        self.ask(in_backward);
     }
 
     #[inline(always)]
@@ -442,7 +455,8 @@ fn search(
     state.forget_dead();
     let trains = names.trains.load(Ordering::Relaxed);
     let all = state.is_time_for_all(now, trains);
-    if all && !trains && state.postponed < MOST_POSTPONED && is_within(process, "__init__") {
+    let can_wait = !trains && !names.failed.load(Ordering::Relaxed) && state.postponed < MOST_POSTPONED;
+    if all && can_wait && is_within(process, "__init__") {
         // A model that is being built has no names yet.
         state.postponed += 1;
         return Ok(Looked::Nothing);
