@@ -204,6 +204,16 @@ fn the_newest_release() {
 }
 
 #[test]
+fn python_3_8() {
+    on("2.4.1", "3.8");
+}
+
+#[test]
+fn python_3_10() {
+    on("2.4.1", "3.10");
+}
+
+#[test]
 fn python_3_12() {
     on("2.11.0", "3.12");
 }

@@ -342,6 +342,16 @@ fn the_newest_release() {
 }
 
 #[test]
+fn python_3_8() {
+    check_release("2.4.1", "3.8");
+}
+
+#[test]
+fn python_3_10() {
+    check_release("2.4.1", "3.10");
+}
+
+#[test]
 fn python_3_12() {
     check_release("2.11.0", "3.12");
 }

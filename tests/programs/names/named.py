@@ -39,7 +39,7 @@ class Oracle:
                 return
             storage = tensor.untyped_storage()
             if storage.data_ptr():
-                shape = f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
+                shape = f"{str(tensor.dtype).split('.')[-1]}[{', '.join(map(str, tensor.shape))}]"
                 rows.append([kind, name, storage.data_ptr(), shape])
 
         modules = []
