@@ -307,10 +307,15 @@ impl Device<'_> {
             count_text(g.chances)
         );
         let saves = self.peak().saturating_sub(g.peak_without);
-        let kept = g.kept();
+        let often = g.freed_after();
+        let kept = if often.is_some() { g.bytes } else { g.kept() };
         if self.matters(kept) && kept * 2 >= g.bytes {
+            let freed = match often {
+                Some(steps) => format!("they are freed once in {} steps", count_text(u64::from(steps))),
+                None => "nothing frees them".to_owned(),
+            };
             return Some(Finding {
-                headline: format!("{} of gradients stay from step to step: nothing frees them", size_text(kept)),
+                headline: format!("{} of gradients stay from step to step: {freed}", size_text(kept)),
                 evidence: vec![evidence, "the next backward adds to what is there".to_owned()],
                 place: (!g.backward.is_none()).then_some((g.backward, ContextId::NONE)),
                 mend:

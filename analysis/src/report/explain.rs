@@ -11,6 +11,9 @@ const NEAR: f64 = 0.02;
 /// Parts of a net smaller than this share of it are not mentioned.
 const WORTH_SAYING: f64 = 0.02;
 
+/// States of one parameter, at most: more of them are those of several models.
+const MOST_STATES: f64 = 4.0;
+
 /// Explains one phase of one part of a run; `steps` is the number of steps its figures are sums over.
 pub(super) fn explain(story: &DeviceStory, table: &StackTable, part: Part, phase: Phase, steps: u64) -> String {
     let lasting = |category: &Category| !category.is_passing();
@@ -49,7 +52,7 @@ fn optimizer_state(story: &DeviceStory, table: &StackTable, part: Part, phase: P
     let Some((base, what)) = parameter_bytes(story) else { return plain };
     let ratio = kept.requested as f64 / base as f64;
     let whole = ratio.round();
-    if whole < 1.0 || (ratio - whole).abs() > NEAR * whole {
+    if !(1.0..=MOST_STATES).contains(&whole) || (ratio - whole).abs() > NEAR * whole {
         return plain;
     }
     let (noun, name) = match optimizer {

@@ -31,6 +31,15 @@ pub struct StaleGradients {
     last_alone: u64,
     last_old: u64,
     last_step: u32,
+    /// Bytes freed that an optimizer had used less than [`OLD`] times, and more often; of the latter those since the latest step, and for how
+    /// many steps.
+    young: u64,
+    aged: u64,
+    last_aged: u64,
+    last_age: u32,
+    /// How often most gradients were freed at such an age, all at once, and the latest age.
+    epochs: u32,
+    epoch: u32,
     /// Bytes freed between forward and backward, at most.
     pub cleared_late: u64,
     /// Who freed them last.
@@ -76,12 +85,22 @@ impl StaleGradients {
         (if alone { self.last_alone } else { self.last_old }).min(self.bytes)
     }
 
+    /// After how many steps gradients are freed, where all are, again and again, and an optimizer uses them meanwhile: once an epoch.
+    pub fn freed_after(&self) -> Option<u32> {
+        (self.epochs >= 2 && self.young.saturating_mul(20) <= self.aged).then_some(self.epoch)
+    }
+
     /// The recording has come so far.
     #[inline]
     pub(super) fn at(&mut self, now: &Moment) {
         if now.optimizers != self.last_step {
             self.last_step = now.optimizers;
             self.cleared += std::mem::take(&mut self.last);
+            // Models that are trained in turn free theirs one after the other.
+            if std::mem::take(&mut self.last_aged) * 2 > self.bytes {
+                self.epochs += 1;
+                self.epoch = self.last_age;
+            }
             (self.last_alone, self.last_old) = (0, 0);
         }
     }
@@ -92,6 +111,12 @@ impl StaleGradients {
         let age = now.optimizers.saturating_sub(birth.at.optimizers);
         let bytes_if = |holds: bool| if holds { birth.size } else { 0 };
         let is_most = age * 2 >= now.optimizers;
+        if age >= OLD {
+            self.aged += birth.size;
+            (self.last_aged, self.last_age) = (self.last_aged + birth.size, age);
+        } else {
+            self.young += bytes_if(age > 0);
+        }
         self.last += bytes_if(age > 0);
         self.last_alone += bytes_if(age >= OLD_ALONE && is_most);
         self.last_old += bytes_if(age >= OLD && is_most);
