@@ -53,7 +53,7 @@ pub static EVAL_WITH_GRAPH: IllnessRule = rule(
 pub static GRADIENTS_KEPT: IllnessRule = rule(
     "gradients not cleared",
     "what backward passes left was there when forwards began after an optimizer's step, and is never freed: for half of all steps and twelve of \
-     them, or three where the program frees none",
+     them, or three where the program frees none; or is all freed at once, again and again, after twelve steps or more that used it",
     "whether they were filled with zeros (set_to_none=False) or never cleared, where PyTorch's own marks were not recorded",
 );
 
