@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What names of tensors and modules cost: a step with them and with --no-names, and the first look's pause."""
 
+import os
 import statistics
 
 import frame
@@ -43,11 +44,13 @@ def main():
     import torch
 
     rows = []
-    for about, layers in LAYERS.items():
+    # BENCH_LAYERS: one of the two alone, where time is short.
+    asked = os.environ.get("BENCH_LAYERS")
+    for about, layers in ((about, layers) for about, layers in LAYERS.items() if asked in (None, layers)):
         found = under.memtrace(f"names-{layers}", "names_child.py", layers)
         looks = [us / 1000 for us in under.counted(f"names-{layers}", "names_us") if us]
         rows.append({"table": "Steps a second with names, as a share of those without", **row(about, found, looks)})
-        frame.say(f"names: {about}: {rows[-1]['ratio']:.4f} of the steps a second, first steps {rows[-1]['first_steps_longer_ms']:.1f} ms longer")
+        frame.say(f"names: {rows[-1]}")
     frame.done(
         "names", rows,
         "Rounds of three fresh processes, all recorded: one with names and two with --no-names, taking turns block by block. `ratio`: steps a second "
