@@ -458,8 +458,8 @@ mod tests {
             let mut nodes = vec![[0_usize; 4]; count + 1];
             let at: Vec<usize> = nodes.iter().map(|node| node.as_ptr().expose_provenance()).collect();
             for (index, node) in nodes.iter_mut().enumerate() {
-                node[0] = at[(index + 1) % at.len()] | index % 2;
-                node[1] = at[(index + count) % at.len()] | index % 4;
+                node[0] = at[(index + 1) % at.len()] | (index % 2);
+                node[1] = at[(index + count) % at.len()] | (index % 4);
             }
             let mut seen = Vec::new();
             // SAFETY: such a list.
