@@ -254,8 +254,8 @@ impl Names {
     #[cold]
     fn ends(&self, place: usize) {
         let Some((told_of, number)) = self.told_of.get(place / 64).zip(self.freed.get(place)) else { return };
-        number.fetch_add(1, Ordering::Relaxed);
-        told_of.fetch_and(!(1 << (place % 64)), Ordering::Relaxed);
+        told_of.fetch_and(!(1 << (place % 64)), Ordering::SeqCst);
+        number.fetch_add(1, Ordering::SeqCst);
     }
 
     /// An optimizer's step begins or ends on this thread.
@@ -269,9 +269,15 @@ impl Names {
     fn number_at(&self, address: u64) -> u16 {
         let place = place(address);
         let Some((told_of, number)) = self.told_of.get(place / 64).zip(self.freed.get(place)) else { return 0 };
-        // In this order: a free in between changes the number, now or at the next question.
-        told_of.fetch_or(1 << (place % 64), Ordering::SeqCst);
-        number.load(Ordering::SeqCst)
+        let bit = 1 << (place % 64);
+        loop {
+            told_of.fetch_or(bit, Ordering::SeqCst);
+            let now = number.load(Ordering::SeqCst);
+            // Where the bit is still there, whoever takes it away changes the number afterwards.
+            if told_of.load(Ordering::SeqCst) & bit != 0 {
+                return now;
+            }
+        }
     }
 
     fn is_on(&self) -> bool {
