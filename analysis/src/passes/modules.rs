@@ -191,7 +191,9 @@ impl ModuleTree {
         // The place of each call, of which several have what they have of many categories.
         let mut places: HashMap<ContextId, Option<Place>> = HashMap::new();
         let path_set: BTreeMap<&str, ()> = paths.all.iter().map(|path| (&**path, ())).collect();
-        for (belongs, category, part) in composition.modules() {
+        // A workspace is the process's, whoever needed it first.
+        let of_modules = composition.modules().filter(|(_, category, _)| *category != Category::Workspace);
+        for (belongs, category, part) in of_modules {
             let amount = &part.amount;
             inside += amount.bytes;
             match belongs {

@@ -318,10 +318,10 @@ impl Device<'_> {
                 headline: format!("{} of gradients stay from step to step: {freed}", size_text(kept)),
                 evidence: vec![evidence, "the next backward adds to what is there".to_owned()],
                 place: (!g.backward.is_none()).then_some((g.backward, ContextId::NONE)),
-                mend:
-                    "call optimizer.zero_grad() after each step; with set_to_none=False it only fills them with zeros"
-                        .to_owned(),
-                saves: Some(saves),
+                mend: "call optimizer.zero_grad() after each step; with set_to_none=False it only fills them with zeros, and a model that no \
+                       optimizer has (a teacher) needs requires_grad_(False)"
+                    .to_owned(),
+                saves: Some(saves).filter(|bytes| *bytes > 0),
                 ..self.finding(&rules::GRADIENTS_KEPT, kept)
             });
         }
@@ -498,7 +498,8 @@ impl Device<'_> {
             ),
             evidence,
             place: Some(*source),
-            mend: "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or allocate what stays before what comes and goes"
+            mend: "allocate what stays before what comes and goes; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where a replay (next) says that \
+                   it helps"
                 .to_owned(),
             ..self.finding(&rules::FRAGMENTATION, f.pinned)
         })

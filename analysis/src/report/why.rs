@@ -154,7 +154,7 @@ pub(super) fn what_if_summary(what_if: &WhatIf, refused: bool) -> WhatIfSummary 
     }
 }
 
-/// What the second step needs beyond the first, and what of that the optimizer made in the first.
+/// What the second step needs beyond the first, and what of that the optimizer made in the first: where that is most of it.
 pub(super) fn second_step(story: &DeviceStory) -> Option<SecondStepSummary> {
     let first = story.table.first()?.peak();
     let (later, steps) = story.table.later();
@@ -162,7 +162,8 @@ pub(super) fn second_step(story: &DeviceStory) -> Option<SecondStepSummary> {
     let kept = story.growth.kept(Part::First, Phase::Optimizer);
     let state: u64 =
         kept.iter().filter(|(c, _)| *c == Category::OptimizerState).map(|(_, kept)| kept.amount.bytes).sum();
-    (steps > 0 && state > 0 && later > first).then_some(SecondStepSummary {
+    // A cause is named where it is most of it.
+    (steps > 0 && later > first && state * 2 >= later - first).then_some(SecondStepSummary {
         first_peak_bytes: first,
         later_peak_bytes: later,
         optimizer_state_bytes: state,

@@ -125,7 +125,20 @@ static ACTIONS: &[ActionRule] = &[
         at_most: false,
         formula: |f| {
             let scales = f.activations + f.autograd_detail + f.inputs;
-            let holds = f.in_model && scales >= f.allocated / 10;
+            let holds = f.in_model && f.trains && scales >= f.allocated / 10;
+            holds.then(|| down_to(f, scales / 2, f.peak_outside_model))
+        },
+    },
+    ActionRule {
+        name: "half_the_batch",
+        what: "half the batch",
+        when: "the moment is in a forward, no backward was seen in this run, and what grows with the batch (activations, inputs) is a tenth of it or \
+               more",
+        saving: "half of that, down to the highest level outside forward",
+        at_most: false,
+        formula: |f| {
+            let scales = f.activations + f.inputs;
+            let holds = f.in_forward && !f.trains && scales >= f.allocated / 10;
             holds.then(|| down_to(f, scales / 2, f.peak_outside_model))
         },
     },
@@ -196,8 +209,11 @@ mod tests {
 
     #[test]
     fn a_saving_ends_where_another_moment_becomes_the_peak() {
-        let facts = MomentFacts { allocated: 1000, activations: 800, in_model: true, ..MomentFacts::default() };
+        let facts =
+            MomentFacts { allocated: 1000, activations: 800, in_model: true, trains: true, ..MomentFacts::default() };
         assert_eq!(said(&facts), [("smaller_batches", 400)]);
+        let only = MomentFacts { trains: false, in_forward: true, ..facts };
+        assert_eq!(said(&only), [("half_the_batch", 400)], "nothing to accumulate");
         assert_eq!(said(&MomentFacts { peak_outside_model: 900, ..facts }), [("smaller_batches", 100)]);
         assert_eq!(said(&MomentFacts { peak_outside_model: 1000, ..facts }), []);
     }

@@ -29,7 +29,7 @@ pub static LEAK: IllnessRule = rule(
 pub static GRAPH_KEPT: IllnessRule = rule(
     "graph kept",
     "what a forward made with autograd recording, of two places or more: it grows from step to step, or three blocks or more of a call fell at once, \
-     for three calls or more",
+     for three calls or more; where backward passes ran through them, three times as many blocks for each call as a backward freed",
     "the line that stores the loss (storing allocates nothing): the loss's own line is named; a graph unrolled over many calls on purpose, cut off by \
      an error",
 );
@@ -37,8 +37,8 @@ pub static GRAPH_KEPT: IllnessRule = rule(
 /// A backward left its graph.
 pub static GRAPH_RETAINED: IllnessRule = rule(
     "graph retained",
-    "what a forward kept for the backward fell as a whole after it, and was more than the backward had freed",
-    "which of several backward calls was the last to need it",
+    "what a forward kept for the backward fell as a whole after it, and was more than the backward had freed and three times as many blocks",
+    "which of several backward calls was the last to need it; a graph of which a branch is left",
 );
 
 /// Forwards that nobody runs backward keep their activations.

@@ -19,6 +19,10 @@ const STACKS: usize = 2;
 /// Graphs that fall together when they had been collected; one more at the end, where the last ones fall with it.
 const CALLS: usize = 3;
 
+/// A backward that leaves its graph frees nothing of it: so many blocks must be left for each that one frees. What a program itself holds of a
+/// forward (a list of features, what a hook put away) is left, too, but what autograd alone had kept beside it goes.
+const LEFT: u64 = 3;
+
 /// What became of graphs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Fate {
@@ -81,6 +85,10 @@ pub struct Graphs {
     fallen: Vec<Fallen>,
     unwound: Vec<Fallen>,
     consumed: u64,
+    consumed_blocks: u64,
+    /// The same since the beginning, and the calls of backward.
+    consumed_blocks_in_all: u64,
+    backwards: u32,
     /// Bytes that backward passes freed of what forwards had kept.
     pub consumed_in_all: u64,
     found: BTreeMap<(Fate, StackId), Abandoned>,
@@ -99,8 +107,11 @@ impl Graphs {
         cut: bool,
         now: &Moment,
     ) {
+        self.backwards = now.backwards;
         if matches!(phase, Phase::Backward | Phase::Recompute) {
             self.consumed += birth.size;
+            self.consumed_blocks += 1;
+            self.consumed_blocks_in_all += 1;
             self.consumed_in_all += birth.size;
         } else if !inside {
             let fallen = fallen(birth, mark, freed_by, now);
@@ -132,18 +143,17 @@ impl Graphs {
     fn close(&mut self, at_end: bool) {
         let mut fallen = std::mem::take(&mut self.fallen);
         let consumed = std::mem::take(&mut self.consumed);
+        let consumed_blocks = std::mem::take(&mut self.consumed_blocks);
         if fallen.len() >= BLOCKS {
             // After a backward, what it left is a graph only where that is most of it: a program's variables hold some.
             let (left, unused): (Vec<Fallen>, Vec<Fallen>) = fallen.iter().partition(|f| f.backward_since);
             let bytes: u64 = left.iter().map(|f| f.size).sum();
-            if bytes >= consumed {
-                let (run, never): (Vec<Fallen>, Vec<Fallen>) = left.into_iter().partition(|f| f.run);
+            let (run, never): (Vec<Fallen>, Vec<Fallen>) = left.into_iter().partition(|f| f.run);
+            let is_most = bytes >= consumed;
+            if is_most && run.len() as u64 >= LEFT * consumed_blocks {
                 self.judge(&run, Fate::Retained, at_end);
-                self.judge(&never, Fate::Unused, at_end);
-            } else {
-                let never: Vec<Fallen> = left.into_iter().filter(|f| !f.run).collect();
-                self.judge(&never, Fate::Unused, true);
             }
+            self.judge(&never, Fate::Unused, at_end || !is_most);
             self.judge(&unused, Fate::Unused, at_end);
         }
         fallen.clear();
@@ -167,6 +177,12 @@ impl Graphs {
             return;
         }
         let calls = distinct(&mut fallen.iter().filter(|f| f.site == site).map(|f| u64::from(f.call)));
+        if fate == Fate::Retained {
+            let per_backward = self.consumed_blocks_in_all as f64 / f64::from(self.backwards.max(1));
+            if (of_site as f64) < calls as f64 * (LEFT as f64 * per_backward) || of_site < calls * STACKS {
+                return;
+            }
+        }
         let fate = if calls >= CALLS + usize::from(at_end) { Fate::Kept } else { fate };
         if at_end && fate != Fate::Kept {
             return;
