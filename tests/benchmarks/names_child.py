@@ -50,7 +50,7 @@ def main():
             for kind in order:
                 first[kind].append(taking(kind, 1))
         steps = steps or max(1, round(BLOCK_S / min(first[KINDS[1]])))
-        samples = turns.rounds(taking, order, BLOCKS, steps)
+        samples = turns.rounds(taking, KINDS, BLOCKS, steps)
         whole = time.perf_counter() - began
         taking.close()
         for kind in KINDS:

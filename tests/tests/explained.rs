@@ -92,17 +92,19 @@ fn fragmentation_is_named_and_mended() {
 /// same program with checkpointing has so much less, or nearly.
 #[test]
 fn checkpointing_saves_what_is_said() {
-    checkpointing_saves(&[], "checkpoint_layers", "of Layer)");
+    checkpointing_saves(&[], "checkpoint_layers", "of Layer)", 0);
 }
 
 /// The same in the very first forward, where nothing tells yet whether it is a training: both ways out are named.
 #[test]
 fn checkpointing_is_advised_in_the_first_forward() {
-    checkpointing_saves(&["large"], "checkpoint_or_no_grad", "of Layer); torch.no_grad(), if this is no training");
+    // The workspace of cuBLAS counts as the first layer's in the first step, and a saving ends at what the largest layer needs: 32 KiB short here.
+    let words = "of Layer); torch.no_grad(), if this is no training";
+    checkpointing_saves(&["large"], "checkpoint_or_no_grad", words, 32 << 10);
 }
 
 #[track_caller]
-fn checkpointing_saves(batches: &[&str], action: &str, words: &str) {
+fn checkpointing_saves(batches: &[&str], action: &str, words: &str, short: u64) {
     let of =
         |saving| Victim::python("torch/deep.py", &[&[saving], batches].concat()).env("SIMCUDA_MEMORY", "300M").run();
     let (plain, saving_run) = (of("plain"), of("checkpoint"));
@@ -123,9 +125,9 @@ fn checkpointing_saves(batches: &[&str], action: &str, words: &str) {
     let said = saving(&device, action);
     println!("{at}: {before} bytes, with checkpointing {after}; said {said}");
     assert!(before > after + (64 << 20), "{at}: {before} and {after}");
-    // Of the layer that is being computed a part stays, and what it keeps beside its results (a norm's statistics) goes.
+    // Of the layer that is being computed a part stays.
     let real = before - after;
-    assert!(said >= real - real / 1000 && said <= real + real / 10, "{said} bytes said, {real} measured");
+    assert!(said >= real - short && said <= real + real / 10, "{said} bytes said, {real} measured");
     let page = String::from_utf8_lossy(&plain.output.stderr);
     // Lines are folded.
     let flat: Vec<&str> = page.split_whitespace().collect();

@@ -322,8 +322,18 @@ impl Categorizer {
         let ends: HashSet<StackId, AddressHashing> = ends.map(|(i, _)| StackId(i as u32)).collect();
         let mut rules: Vec<Option<&'static CategoryRule>> = Vec::with_capacity(definitions.stacks.len());
         let mut frames: Vec<FrameId> = Vec::with_capacity(definitions.stacks.len());
+        let mut attends: Vec<bool> = Vec::with_capacity(definitions.stacks.len());
+        let mut may_cache: Vec<bool> = Vec::with_capacity(definitions.stacks.len());
+        // By frame: whether it is native, attention's, or of a module of PyTorch's.
+        let kinds = definitions.frames.iter().map(|f| (f.native, is_attention(f), is_library_module(f)));
+        let kinds: Vec<(bool, bool, bool)> = kinds.collect();
         for (i, node) in definitions.stacks.iter().enumerate() {
             let caller = node.parent.index();
+            let (attended, might) = if caller < i { (attends[caller], may_cache[caller]) } else { (false, true) };
+            let (native, attention, library) = kinds.get(node.frame.index()).copied().unwrap_or_default();
+            attends.push(attended || attention);
+            // The innermost frame of Python's says it.
+            may_cache.push(if native { might } else { attended || attention || !library });
             let inherited = if caller < i { (rules[caller], frames[caller]) } else { (None, FrameId::NONE) };
             let (rule, frame) = match known.get(node.frame.index()).copied().flatten() {
                 Some(rule) => (Some(rule), node.frame),
@@ -333,22 +343,11 @@ impl Categorizer {
             frames.push(frame);
         }
         let casts = definitions.contexts.iter().filter(|c| c.node.starts_with("ToCopyBackward"));
-        let attention: Vec<bool> = definitions.frames.iter().map(is_attention).collect();
-        let library: Vec<bool> = definitions.frames.iter().map(is_library_module).collect();
-        // Whether attention is among the frames, and whether the innermost of Python's is PyTorch's own.
-        let mut places: Vec<(bool, bool)> = Vec::with_capacity(definitions.stacks.len());
-        for (i, node) in definitions.stacks.iter().enumerate() {
-            let (caller, frame) = (node.parent.index(), node.frame.index());
-            let (inherited, outer) = if caller < i { places[caller] } else { (false, false) };
-            let is_native = definitions.frames.get(frame).is_some_and(|frame| frame.native);
-            let is = |of: &[bool]| of.get(frame).is_some_and(|is| *is);
-            places.push((inherited || is(&attention), if is_native { outer } else { is(&library) }));
-        }
         Categorizer {
             rules,
             frames,
-            attends: places.iter().map(|(attention, _)| *attention).collect(),
-            may_cache: places.into_iter().map(|(attention, library)| attention || !library).collect(),
+            attends,
+            may_cache,
             casts: casts.map(|c| c.forward).filter(|stack| !stack.is_none()).collect(),
             ends_autocast: ends,
             accumulates: definitions.contexts.iter().map(|c| &*c.node == "AccumulateGrad").collect(),

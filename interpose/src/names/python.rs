@@ -308,7 +308,7 @@ impl<'a> Session<'a> {
     }
 
     /// Every object that the garbage collector knows and that is an instance of one of these classes. Called with the index of the class.
-    /// `lists`: the heads of the collector's lists, where they are known. Reading them is twice as fast as the interpreter's own way.
+    /// `lists`: the heads of the collector's lists, where they are known: from two ends they are read faster than the interpreter's own way does.
     pub(super) fn instances(
         self,
         classes: &[Object],

@@ -22,6 +22,8 @@ const CALLS: usize = 3;
 /// A backward that leaves its graph frees nothing of it: so many blocks must be left for each that one frees. What a program itself holds of a
 /// forward (a list of features, what a hook put away) is left, too, but what autograd alone had kept beside it goes.
 const LEFT: u64 = 3;
+/// And so many for each call of the model, whatever backward passes free.
+const LEFT_OF_CALL: usize = 2;
 
 /// What became of graphs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -179,7 +181,7 @@ impl Graphs {
         let calls = distinct(&mut fallen.iter().filter(|f| f.site == site).map(|f| u64::from(f.call)));
         if fate == Fate::Retained {
             let per_backward = self.consumed_blocks_in_all as f64 / f64::from(self.backwards.max(1));
-            if (of_site as f64) < calls as f64 * (LEFT as f64 * per_backward) || of_site < calls * STACKS {
+            if (of_site as f64) < calls as f64 * (LEFT as f64 * per_backward) || of_site < calls * LEFT_OF_CALL {
                 return;
             }
         }
