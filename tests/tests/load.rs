@@ -78,7 +78,7 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let workshop = Workshop::new();
-        workshop.library("../benchmarks/nulldriver.c", "libcuda.so.1", &["-fvisibility=default"]);
+        workshop.library("../../benches/nulldriver.c", "libcuda.so.1", &["-fvisibility=default"]);
         let folder = format!("-L{}", workshop.path("").display());
         let program = workshop.program("load/load.c", "load", &["-DDRIVER", folder.as_str(), "-l:libcuda.so.1"]);
         Stage { workshop, program }

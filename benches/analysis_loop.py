@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "programs/torch"))
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "tests/programs/torch"))
 from decoder import GPT  # noqa: E402
 
 WIDTH, HEADS, VOCABULARY, CONTEXT, LAYERS = 128, 4, 500, 32, 12

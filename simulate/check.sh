@@ -4,15 +4,15 @@ set -uo pipefail
 
 usage() {
     cat <<'TEXT'
-usage: tests/simcuda/check.sh [--torch VERSION]... [PATTERN]
+usage: simulate/check.sh [--torch VERSION]... [PATTERN]
 
-Runs every program of tests/simcuda/programs (those whose line matches PATTERN) over the simulated CUDA, for PyTorch 2.11.0
+Runs every program of simulate/programs (those whose line matches PATTERN) over the simulated CUDA, for PyTorch 2.11.0
 or the versions named. The last line is `N passed, M failed`; the exit status is 1 if any failed. Installs what is missing.
 TEXT
 }
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
-sim=$here/../../scripts/sim
+sim=$here/../scripts/sim
 versions=()
 pattern=
 while [ $# -gt 0 ]; do
