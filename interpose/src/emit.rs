@@ -201,6 +201,7 @@ impl DefinitionSink for RingSink<'_> {
             let ModuleCall { caller, object, .. } = made.call;
             let object = object as u64;
             define(self.process, self.producer, &Definition::NnCall { id: made.id, caller, object, class });
+            self.process.names.new_call();
         }
         if made.call != call || made.id == call.caller {
             self.process.count(Counter::NnCallsCut, 1);

@@ -1,6 +1,7 @@
 //! Whole-process tests of memtrace: what the tests in `tests/tests` share.
 
 pub mod distributed;
+pub mod disturbance;
 pub mod json_schema;
 pub mod ledger;
 pub mod oracle;

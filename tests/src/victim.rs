@@ -9,6 +9,8 @@ use memtrace_trace::counters::Counter;
 use memtrace_trace::event::Event;
 use memtrace_trace::file::Reader;
 
+use crate::disturbance::run_disturbed;
+
 /// Whether programs run on a real GPU, with the machine's own Python, instead of over the simulated CUDA (`scripts/gpu-check`).
 fn on_gpu() -> bool {
     std::env::var_os("MEMTRACE_TEST_GPU").is_some()
@@ -134,8 +136,11 @@ impl Victim {
         command
     }
 
-    /// Runs it under memtrace.
+    /// Runs it under memtrace. With `MEMTRACE_TEST_DELAYS=SEED` in the environment it is delayed at random places ([`run_disturbed`]).
     pub fn run(&self) -> Run {
+        if let Some(seed) = std::env::var("MEMTRACE_TEST_DELAYS").ok().and_then(|seed| seed.parse().ok()) {
+            return run_disturbed(self, seed).0;
+        }
         let dir = tempfile::Builder::new().prefix("memtrace-test-").tempdir().expect("a temporary folder");
         let output = self.prepare(Some(&dir.path().join("run"))).output().expect("the launcher starts");
         Run { dir, output }

@@ -2,36 +2,38 @@
 //!
 //! Only the program's own objects know. They are read where the interpreter is between two instructions and holds the GIL
 //! (`Py_AddPendingCall`, as in [`crate::origins`]): no Python code runs, nothing is made or kept, no reference count is changed beyond the look. The
-//! garbage collector's list shows all `nn.Module`s and optimizers there are; a module that no other holds is a model. That look
-//! at all objects takes milliseconds, so the models it found are looked at again without it: an object that its two
-//! neighbours in the collector's list still name is alive.
+//! garbage collector's list shows all `nn.Module`s and optimizers there are; a module that no other holds is a model. That scan
+//! of all objects takes milliseconds, so the models it found are scanned again without it: an object that its two
+//! neighbors in the collector's list still name is alive.
 //!
-//! *When*: after a backward pass (the gradients are there), around an optimizer's step (so is what it keeps), at an error for want of memory, and, in a
-//! program that does none of these, once it has freed 16, 128, 1024 ... blocks. *How often*: four times, or until looks have taken 3 ms; from then on
-//! they take at most a thousandth of the time that passed, and become rarer as a run gets longer. What has been told is told again only of other memory: freeing a block
-//! changes a number by its address.
+//! *When*: after a backward pass (the gradients are there), around an optimizer's step (so is what it keeps), when an allocation fails,
+//! when a module or an optimizer is called that no scan has seen, and, in a program that does none of these, once it has freed 16, 128,
+//! 1024 ... blocks. [`schedule`] decides which of these occasions are taken: by their number, never by a clock. A name is reported
+//! again only of other memory: freeing a block changes a number by its address.
 
 mod python;
 mod roots;
+mod schedule;
 mod tensors;
 mod walk;
 
 use std::cell::UnsafeCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{c_int, c_void};
 use std::hash::{Hash, Hasher};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{Definition, TensorKind, Verdict};
-use memtrace_trace::event::{Action, Event, Flags};
+use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::options::Cpu;
 
 pub(crate) use self::python::type_name;
 use self::python::{Interface, Object, Session};
 use self::roots::Root;
+use self::schedule::{Facts, Scan, Schedule, cause};
 use self::tensors::{Layout, Torch};
 use self::walk::{Listener, Parameters, Spread, Spreading, Walk};
 use crate::emit::cut;
@@ -41,26 +43,20 @@ use crate::process::Process;
 use crate::stack::CheckedMemory;
 use crate::thread::thread;
 
-/// How many looks there may be at first whatever they take, what they may take at first, in nanoseconds, and from then on: one part in so
-/// many of the time that passed.
-const FIRST_LOOKS: u32 = 4;
-const ALLOWANCE_NS: u64 = 3_000_000;
-const PART: u64 = 1000;
-/// The next look comes not before one part in so many of the time since the first has passed: their number grows with its logarithm.
-const SPARSE: u64 = 256;
-/// Blocks freed when a program without a backward pass is first looked at, and by what that grows.
+/// Blocks freed when a program without a backward pass is first scanned, and by what that grows.
 const FIRST_FREES: u32 = 16;
 const FREES_GROW: u32 = 8;
-/// How often a look waits for a constructor to end.
+/// Blocks freed from the first call of an unknown module, in a program that does not train, to the scan for it: by then all its modules
+/// have been called, or a backward pass has come.
+const FREES_AFTER_CALL: u32 = 128;
+/// How often a scan waits for a constructor to end.
 const MOST_POSTPONED: u32 = 16;
-/// All objects are looked at again when so many times as long as that took has passed, and not within this time; sooner where a model is gone.
-const ALL_PART: u64 = 2000;
-const ALL_AGAIN_NS: u64 = 2_000_000_000;
-const STALE_PART: u64 = 200;
-/// Outside of backward, once the first looks are over.
-const OUTSIDE_NS: u64 = 1_000_000_000;
+/// Optimizers that are told apart by where they are stepped, at most.
+const MOST_SITES: usize = 64;
+/// Modules remembered as scanned, at most.
+const MOST_MODULES: usize = 1 << 16;
 const TOPIC: &str = "torch.names";
-/// Models and optimizers that are looked at again, at most; a program with more has them looked for each time.
+/// Models and optimizers that are scanned again, at most; a program with more has them searched for each time.
 const MOST_KNOWN: usize = 256;
 /// Tensors on a device that are no proof of the layout, until it is given up.
 const MOST_MISSES: u32 = 256;
@@ -79,6 +75,8 @@ const LINK_FLAGS: usize = 3;
 
 /// Threads that run an autograd node now, in any process of this image.
 static EVALUATING: AtomicU32 = AtomicU32::new(0);
+/// A scan waits for the last of them to end.
+static POSTPONED: AtomicBool = AtomicBool::new(false);
 
 /// An autograd node begins to run on this thread.
 #[inline]
@@ -89,30 +87,45 @@ pub(crate) fn node_begins() {
 /// It has ended.
 #[inline]
 pub(crate) fn node_ends() {
-    EVALUATING.fetch_sub(1, Ordering::Relaxed);
+    // The order of these two and of those in `go` is total: one of the two threads sees what the other did.
+    if EVALUATING.fetch_sub(1, Ordering::SeqCst) == 1 && POSTPONED.load(Ordering::SeqCst) {
+        resume();
+    }
+}
+
+/// Requests the scan that waited for a backward pass.
+#[cold]
+fn resume() {
+    if POSTPONED.swap(false, Ordering::SeqCst)
+        && let Some(process) = Process::if_started()
+    {
+        process.names.request(0);
+    }
 }
 
 /// See the module.
 pub(crate) struct Names {
-    /// From when on an event outside of backward, and one in backward, asks for a look; in ticks.
-    due: AtomicU64,
-    due_in_backward: AtomicU64,
+    /// An event in backward requests a scan: none has since the last.
+    is_armed: AtomicBool,
     /// The interpreter has been asked to call.
     asked: AtomicBool,
+    /// Why ([`cause`]).
+    causes: AtomicU8,
     /// The program has been seen to run backward, or an optimizer.
     trains: AtomicBool,
-    /// Memory was wanting.
+    /// An allocation has failed.
     failed: AtomicBool,
-    /// Blocks freed, and at how many to look; not exact where threads count at once.
+    /// Blocks freed, and at how many to scan; not exact where threads count at once.
     frees: AtomicU32,
-    look_at: AtomicU32,
+    scan_at: AtomicU32,
+    /// Where optimizers are stepped: hashes of the label and the stack. A new one is a change.
+    sites: Box<[AtomicU64]>,
+    new_site: AtomicBool,
     /// By a hash of the address, a bit: something was told of memory there, and nothing has been freed there since. Few, so that a free
     /// finds its own in the processor's nearest cache. Empty: switched off.
     told_of: Box<[AtomicU64]>,
     /// By the same hash: how often that ended.
     freed: Box<[AtomicU16]>,
-    /// When this was made: ticks and nanoseconds.
-    since: (u64, u64),
     interface: OnceLock<Option<Interface>>,
     looking: AtomicBool,
     state: UnsafeCell<State>,
@@ -138,20 +151,12 @@ struct State {
     parameters: Parameters,
     /// How many tensors have been looked at in vain for a layout.
     misses: u32,
-    /// How many looks there were at known models.
-    looks: u32,
-    /// In nanoseconds: when the first look was, when all objects were last looked at, what looks have taken and what the last took, what the
-    /// last look at all objects took.
-    began: u64,
-    all_at: u64,
-    spent: u64,
-    cost: u64,
-    cost_of_all: u64,
-    /// All objects have been looked at; and since the program was first seen to train.
-    seen_all: bool,
-    seen_training: bool,
-    /// A model has gone.
-    is_stale: bool,
+    schedule: Schedule,
+    /// The modules that scans have seen, by their objects, and how many calls of modules have been compared with them.
+    modules: HashSet<usize, Spreading>,
+    calls_compared: usize,
+    /// There are more models and optimizers than are remembered.
+    has_too_many: bool,
     postponed: u32,
     is_verified: bool,
 }
@@ -196,43 +201,39 @@ fn place(address: u64) -> usize {
 impl Names {
     pub(crate) fn new(on: bool) -> Names {
         Names {
-            due: AtomicU64::new(u64::MAX),
-            due_in_backward: AtomicU64::new(if on { 0 } else { u64::MAX }),
+            is_armed: AtomicBool::new(on),
             asked: AtomicBool::new(false),
+            causes: AtomicU8::new(0),
             trains: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             frees: AtomicU32::new(0),
-            look_at: AtomicU32::new(FIRST_FREES),
+            scan_at: AtomicU32::new(FIRST_FREES),
+            sites: (0..if on { MOST_SITES } else { 0 }).map(|_| AtomicU64::new(0)).collect(),
+            new_site: AtomicBool::new(false),
             told_of: (0..if on { PLACES / 64 } else { 0 }).map(|_| AtomicU64::new(0)).collect(),
             freed: (0..if on { PLACES } else { 0 }).map(|_| AtomicU16::new(0)).collect(),
-            since: (clock::now(), clock::monotonic_ns()),
             interface: OnceLock::new(),
             looking: AtomicBool::new(false),
             state: UnsafeCell::new(State::default()),
         }
     }
 
-    /// An event, for when to look.
+    /// An event, which may be an occasion for a scan.
     #[inline(always)]
     pub(crate) fn note(&self, event: &Event) {
-        if matches!(event.action, Action::FreeRequested | Action::FreeCompleted) {
-            self.freed(event.addr);
+        match event.action {
+            Action::FreeRequested => self.freed(event.addr),
+            // Nothing requests these, and nothing defers them.
+            Action::FreeCompleted if event.source == Source::TorchCpu => self.freed(event.addr),
+            _ => {}
         }
-        let in_backward = event.flags.contains(Flags::IN_BACKWARD);
-        let due = if in_backward { &self.due_in_backward } else { &self.due };
-        if event.ticks >= due.load(Ordering::Relaxed) {
-            self.ask(in_backward);
+        if event.flags.contains(Flags::IN_BACKWARD) && self.is_armed.load(Ordering::Relaxed) {
+            self.request(cause::BACKWARD);
         }
         if matches!(event.action, Action::Oom) {
-            self.fails(in_backward);
+            self.failed.store(true, Ordering::Relaxed);
+            self.request(cause::OOM);
         }
-    }
-
-    /// There is no memory: it may be the last that is heard of the program.
-    #[cold]
-    fn fails(&self, in_backward: bool) {
-        self.failed.store(true, Ordering::Relaxed);
-        self.ask(in_backward);
     }
 
     #[inline(always)]
@@ -245,12 +246,12 @@ impl Names {
         // Not exact where threads free at once.
         let frees = self.frees.load(Ordering::Relaxed).wrapping_add(1);
         self.frees.store(frees, Ordering::Relaxed);
-        if frees == self.look_at.load(Ordering::Relaxed) {
-            self.ask(false);
+        if frees == self.scan_at.load(Ordering::Relaxed) {
+            self.request(cause::FREES);
         }
     }
 
-    /// What was told of memory at this place is over.
+    /// What was reported of memory at this place is over.
     #[cold]
     fn ends(&self, place: usize) {
         let Some((told_of, number)) = self.told_of.get(place / 64).zip(self.freed.get(place)) else { return };
@@ -258,14 +259,40 @@ impl Names {
         number.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// An optimizer's step begins or ends on this thread.
-    pub(crate) fn at_optimizer(&self) {
-        if clock::now() >= self.due_in_backward.load(Ordering::Relaxed) {
-            self.ask(true);
+    /// An optimizer's step begins or ends on this thread; where it begins, with a hash of which it is.
+    pub(crate) fn at_optimizer(&self, site: Option<u64>) {
+        if let Some(site) = site {
+            self.note_site(site | 1);
+        }
+        self.request(cause::OPTIMIZER);
+    }
+
+    fn note_site(&self, site: u64) {
+        for place in &self.sites {
+            match place.compare_exchange(0, site, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return self.new_site.store(true, Ordering::Relaxed),
+                Err(known) if known == site => return,
+                Err(_) => {}
+            }
         }
     }
 
-    /// What is the same as long as nothing is freed at this address. To be asked before something is told of it.
+    /// Different optimizers that have been seen to be stepped.
+    fn known_sites(&self) -> usize {
+        self.sites.iter().take_while(|site| site.load(Ordering::Relaxed) != 0).count()
+    }
+
+    /// A module is called whose call is new. A program that trains has occasions enough.
+    pub(crate) fn new_call(&self) {
+        if self.is_on() && !self.trains.load(Ordering::Relaxed) {
+            let soon = self.frees.load(Ordering::Relaxed).saturating_add(FREES_AFTER_CALL);
+            if soon < self.scan_at.load(Ordering::Relaxed) {
+                self.scan_at.store(soon, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// What is the same as long as nothing is freed at this address. To be read before something is reported of it.
     fn number_at(&self, address: u64) -> u16 {
         let place = place(address);
         let Some((told_of, number)) = self.told_of.get(place / 64).zip(self.freed.get(place)) else { return 0 };
@@ -281,53 +308,48 @@ impl Names {
     }
 
     fn is_on(&self) -> bool {
-        !self.freed.is_empty() && self.look_at.load(Ordering::Relaxed) != 0
+        !self.freed.is_empty() && self.scan_at.load(Ordering::Relaxed) != 0
     }
 
     fn switch_off(&self) {
-        self.look_at.store(0, Ordering::Relaxed);
-        self.wait_until(u64::MAX, u64::MAX);
+        self.scan_at.store(0, Ordering::Relaxed);
+        self.is_armed.store(false, Ordering::Relaxed);
     }
 
-    fn wait_until(&self, due: u64, due_in_backward: u64) {
-        self.due.store(due, Ordering::Relaxed);
-        self.due_in_backward.store(due_in_backward, Ordering::Relaxed);
-    }
-
-    /// Lets events ask again when so many nanoseconds have passed, those outside of backward and those in it.
-    fn wait(&self, wait: u64, wait_in_backward: u64) {
-        let (ticks, ns) = (clock::now(), clock::monotonic_ns());
-        let rate = |count: u64| {
-            let passed = (ns.saturating_sub(self.since.1)).max(1);
-            (u128::from(count) * u128::from(ticks.saturating_sub(self.since.0)) / u128::from(passed)) as u64
-        };
-        self.wait_until(ticks.saturating_add(rate(wait)), ticks.saturating_add(rate(wait_in_backward)));
-    }
-
-    /// Has the interpreter call [`look`] when it can.
+    /// Has the interpreter call [`scan`] when it can.
     #[cold]
-    fn ask(&self, trains: bool) {
-        if trains {
+    fn request(&self, causes: u8) {
+        if causes & cause::TRAINING != 0 {
             self.trains.store(true, Ordering::Relaxed);
         }
-        if !self.is_on() || self.asked.swap(true, Ordering::AcqRel) {
+        if !self.is_on() {
             return;
         }
-        self.wait_until(u64::MAX, u64::MAX);
+        self.causes.fetch_or(causes, Ordering::AcqRel);
+        if self.asked.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.is_armed.store(false, Ordering::Relaxed);
         let Some(interface) = self.interface.get_or_init(Interface::find) else { return self.switch_off() };
         if !interface.is_running() {
             return self.switch_off();
         }
-        if !interface.call_soon(look) {
-            // Too many others wait: asked again at the next event.
+        if !interface.call_soon(scan) {
+            // The interpreter's queue is full.
             self.asked.store(false, Ordering::Release);
-            self.wait_until(0, 0);
+            self.request_at_next_free();
         }
+    }
+
+    /// The scan could not be made now: the next block that is freed requests it again.
+    fn request_at_next_free(&self) {
+        self.is_armed.store(true, Ordering::Relaxed);
+        self.scan_at.store(self.frees.load(Ordering::Relaxed).wrapping_add(1).max(1), Ordering::Relaxed);
     }
 }
 
 /// Called by the interpreter on its main thread, with the GIL. Must return 0, or it raises.
-unsafe extern "C" fn look(_: *mut c_void) -> c_int {
+unsafe extern "C" fn scan(_: *mut c_void) -> c_int {
     // SAFETY: errno is the thread's own.
     let errno = unsafe { *libc::__errno_location() };
     // In a forked child that has recorded nothing yet: its parent's affair.
@@ -336,97 +358,68 @@ unsafe extern "C" fn look(_: *mut c_void) -> c_int {
     {
         let names = &process.names;
         if names.asked.swap(false, Ordering::AcqRel) && names.is_on() {
+            names.is_armed.store(true, Ordering::Relaxed);
             // SAFETY: `looking` makes this the only one.
             go(process, unsafe { &mut *names.state.get() });
         }
         names.looking.store(false, Ordering::Release);
     }
-    // SAFETY: as above.
+    // SAFETY: the thread's own, which outlives the call.
     unsafe { *libc::__errno_location() = errno };
     0
-}
-
-/// What came of a look.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Looked {
-    /// It was not the time for it.
-    Nothing,
-    /// At the models that were known.
-    Known,
-    /// At all objects.
-    All,
 }
 
 fn go(process: &'static Process, state: &mut State) {
     let names = &process.names;
     let start = clock::monotonic_ns();
-    if thread(|t| t.backward_depth.get()) > 0 || EVALUATING.load(Ordering::Relaxed) > 0 {
-        // What is about to change is not looked at. The events that follow ask again.
-        return names.wait(1_000_000, 0);
+    if is_evaluating() || thread(|t| t.backward_depth.get()) > 0 {
+        // What is about to change is not scanned; the causes stay.
+        return;
     }
+    let causes = names.causes.swap(0, Ordering::AcqRel);
+    let again = || {
+        names.causes.fetch_or(causes, Ordering::AcqRel);
+        names.request_at_next_free();
+    };
     let Some(Some(interface)) = names.interface.get() else { return };
     // SAFETY: the interpreter calls with the GIL.
-    let Some(session) = (unsafe { interface.session() }) else { return };
-    let uncollected = session.uncollected();
-    if state.began == 0 {
-        state.began = start;
-    }
-    let looked = match uncollected {
-        Some(_) => search(process, state, session, start),
-        None => Err("the garbage collector cannot be held off"),
-    };
-    drop(uncollected);
-    let now = clock::monotonic_ns();
-    let took = now.saturating_sub(start);
-    process.count(Counter::NamesMicroseconds, took / 1000);
-    match looked {
-        Ok(Looked::Nothing) => return names.wait(50_000_000, 1_000_000),
-        Ok(Looked::Known) => {
-            state.cost = took;
-            state.spent += took;
-            state.looks = state.looks.saturating_add(1);
-        }
-        Ok(Looked::All) => (state.cost_of_all, state.all_at) = (took, start),
+    let Some(session) = (unsafe { interface.session() }) else { return again() };
+    let made = search(process, state, session, causes);
+    process.count(Counter::NamesMicroseconds, clock::monotonic_ns().saturating_sub(start) / 1000);
+    let frees = names.frees.load(Ordering::Relaxed);
+    let next = match made {
+        // Not yet: a model that is being built has no names, and PyTorch may not be there.
+        Ok(Scan::Nothing) if causes & cause::FREES != 0 => frees.saturating_add(FIRST_FREES),
+        Ok(Scan::Nothing) => return,
+        Ok(_) => frees.saturating_mul(FREES_GROW).max(FIRST_FREES),
         Err(why) => {
             if let Some(mut guard) = Guard::enter() {
                 guard.notice(TOPIC, Verdict::Off, &format!("no names of tensors and modules: {why}"));
             }
             return names.switch_off();
         }
+    };
+    names.scan_at.store(next, Ordering::Relaxed);
+}
+
+/// Whether a thread runs an autograd node. If so, the scan is requested again when the last of them ends.
+fn is_evaluating() -> bool {
+    POSTPONED.store(true, Ordering::SeqCst);
+    let is_evaluating = EVALUATING.load(Ordering::SeqCst) > 0;
+    // Where the last has ended meanwhile and requested the scan, it comes once more.
+    if !is_evaluating {
+        POSTPONED.store(false, Ordering::SeqCst);
     }
-    let frees = names.frees.load(Ordering::Relaxed);
-    names.look_at.store(frees.saturating_mul(FREES_GROW).max(FIRST_FREES), Ordering::Relaxed);
-    let (wait, wait_in_backward) = state.pause(now);
-    names.wait(wait, wait_in_backward);
+    is_evaluating
 }
 
 impl State {
-    /// How long to wait for the next look, outside of backward and in it.
-    fn pause(&self, now: u64) -> (u64, u64) {
-        let passed = now.saturating_sub(self.began);
-        let over = (self.spent + self.cost).saturating_sub(ALLOWANCE_NS).saturating_mul(PART);
-        let is_first = self.looks < FIRST_LOOKS || over == 0;
-        let rationed = if is_first { 0 } else { over.saturating_sub(passed) };
-        let least = rationed.max(passed / SPARSE);
-        let outside = if is_first { self.cost * 20 } else { OUTSIDE_NS };
-        (least.max(outside), least.max(self.cost * 4))
-    }
-
-    /// Whether to look at all objects.
-    fn is_time_for_all(&self, now: u64, trains: bool) -> bool {
-        let passed = now.saturating_sub(self.all_at);
-        !self.seen_all
-            || (trains && !self.seen_training)
-            || (self.is_stale && passed >= self.cost_of_all.saturating_mul(STALE_PART))
-            || passed >= self.cost_of_all.saturating_mul(ALL_PART).max(ALL_AGAIN_NS)
-    }
-
-    /// Forgets what is gone.
-    fn forget_dead(&mut self) {
-        if self.roots.is_empty() && self.optimizers.is_empty() {
-            return;
+    /// Forgets what is gone; whether anything is.
+    fn forget_dead(&mut self) -> bool {
+        let before = self.roots.len() + self.optimizers.len();
+        if before == 0 {
+            return false;
         }
-        let before = self.roots.len();
         match CheckedMemory::open() {
             Ok(memory) => {
                 self.roots.retain(|root| root.known.is_alive(&memory));
@@ -437,7 +430,17 @@ impl State {
                 self.optimizers.clear();
             }
         }
-        self.is_stale |= self.roots.len() != before;
+        self.roots.len() + self.optimizers.len() != before
+    }
+
+    /// Whether a module was called that no scan has seen, or an optimizer stepped where none had been.
+    fn is_changed(&mut self, process: &Process) -> bool {
+        let names = &process.names;
+        let calls = &process.torch.nn_calls;
+        let from = std::mem::replace(&mut self.calls_compared, calls.count());
+        let is_new_module = calls.objects_from(from).any(|object| !self.modules.contains(&object));
+        let is_new_site = names.new_site.swap(false, Ordering::Relaxed) && names.known_sites() > self.optimizers.len();
+        is_new_module || is_new_site
     }
 }
 
@@ -450,23 +453,31 @@ fn search(
     process: &'static Process,
     state: &mut State,
     session: Session<'_>,
-    now: u64,
-) -> Result<Looked, &'static str> {
+    causes: u8,
+) -> Result<Scan, &'static str> {
     let names = &process.names;
-    let Some(module) = session.class(c"torch.nn.modules.module", c"Module") else { return Ok(Looked::Nothing) };
+    let Some(module) = session.class(c"torch.nn.modules.module", c"Module") else { return Ok(Scan::Nothing) };
     let optimizer = session.class(c"torch.optim.optimizer", c"Optimizer");
     if state.torch.is_none() {
         state.torch = Some(Torch::find()?);
     }
-    state.forget_dead();
     let trains = names.trains.load(Ordering::Relaxed);
-    let all = state.is_time_for_all(now, trains);
+    let events = process.segment.header().next_seq.0.load(Ordering::Relaxed);
+    let changed = state.is_changed(process) || state.has_too_many;
+    let scan = match state.schedule.decide(causes, Facts { events, changed }) {
+        Scan::Nothing => return Ok(Scan::Nothing),
+        // What comes in the place of a model that is gone is not known.
+        Scan::Known if state.forget_dead() => state.schedule.decide(0, Facts { events, changed: true }).max(Scan::Known),
+        scan => scan,
+    };
+    let all = scan == Scan::All;
     let can_wait = !trains && !names.failed.load(Ordering::Relaxed) && state.postponed < MOST_POSTPONED;
     if all && can_wait && is_within(process, "__init__") {
         // A model that is being built has no names yet.
         state.postponed += 1;
-        return Ok(Looked::Nothing);
+        return Ok(Scan::Nothing);
     }
+    let Some(_uncollected) = session.uncollected() else { return Err("the garbage collector cannot be held off") };
     let (mut modules, mut optimizers) = (Vec::new(), Vec::new());
     if all {
         let classes = [module, optimizer.unwrap_or(module)];
@@ -477,9 +488,8 @@ fn search(
         if !sought {
             return Err("the garbage collector's objects cannot be listed");
         }
-        state.seen_all = true;
-        state.seen_training = trains;
-        state.is_stale = false;
+        state.schedule.made_full(events, trains);
+        state.modules = modules.iter().map(|module| module.addr()).collect();
     }
     let seq = process.segment.header().next_seq.0.load(Ordering::Relaxed).saturating_sub(1);
     let cpu = match process.options.cpu {
@@ -487,8 +497,8 @@ fn search(
         Cpu::Auto => !hooks::is_device_in_use(),
         Cpu::Never => false,
     };
-    let State { torch, layout, roots, optimizers: known_optimizers, told, parameters, misses, .. } = state;
-    let Some(torch) = torch else { return Ok(Looked::Nothing) };
+    let State { torch, layout, roots, optimizers: known_optimizers, told, parameters, misses, modules: scanned, has_too_many, .. } = state;
+    let Some(torch) = torch else { return Ok(Scan::Nothing) };
     told.begin(names);
     let had_layout = layout.is_some();
     let mut walk =
@@ -519,8 +529,14 @@ fn search(
     let (refused, cut) = (walk.refused, walk.cut);
     *misses += walk.misses;
     let too_many = *misses >= MOST_MISSES && !walk.has_layout();
-    *parameters = walk.end();
-    if roots.len() + known_optimizers.len() > MOST_KNOWN {
+    let (now_called, seen) = walk.end();
+    *parameters = now_called;
+    scanned.extend(seen);
+    if scanned.len() > MOST_MODULES {
+        scanned.clear();
+    }
+    *has_too_many = roots.len() + known_optimizers.len() > MOST_KNOWN;
+    if *has_too_many {
         roots.clear();
         known_optimizers.clear();
     }
@@ -533,7 +549,7 @@ fn search(
     }
     let is_verified = layout.is_some();
     state.tell(process, seq, is_verified);
-    Ok(if all { Looked::All } else { Looked::Known })
+    Ok(scan)
 }
 
 impl State {

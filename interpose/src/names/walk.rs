@@ -196,9 +196,9 @@ impl<'a, 't> Walk<'a, 't> {
         self.layout.is_some()
     }
 
-    /// What the optimizers' parameters are called.
-    pub(super) fn end(self) -> Parameters {
-        self.now
+    /// What the optimizers' parameters are called, and the modules that were seen.
+    pub(super) fn end(self) -> (Parameters, HashSet<usize, Spreading>) {
+        (self.now, self.seen)
     }
 
     /// Forgets what has been seen.

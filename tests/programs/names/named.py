@@ -9,7 +9,6 @@ import gc
 import json
 import os
 import sys
-import time
 
 import torch
 import torch.nn as nn
@@ -205,19 +204,42 @@ def classes():
 
 
 def later():
-    """A second model comes when the first has been told: that keeps its names."""
+    """A second model comes when the first has its names: it keeps them."""
     first = mlp()
     train(first, lambda: torch.empty(64, 512, device="cuda"), optimizer=torch.optim.Adam(first.parameters()))
     second = Discriminator(*critic())
     optimizer = torch.optim.Adam(second.parameters())
     oracle = Oracle()
-    end = time.monotonic() + 8
-    while time.monotonic() < end:
+    for _ in range(12):
         second(torch.empty(64, 10, device="cuda")).sum().backward()
         optimizer.step()
         oracle.note([first, second], [optimizer], gradients=False, called=["", "Discriminator"])
         optimizer.zero_grad()
-        time.sleep(0.05)
+
+
+def resumed():
+    """The same model is trained further by another optimizer, at another line."""
+    model = mlp()
+    train(model, lambda: torch.empty(64, 512, device="cuda"), optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    optimizer = torch.optim.Adam(model.parameters())
+    oracle = Oracle()
+    for _ in range(12):
+        model(torch.empty(64, 512, device="cuda")).sum().backward()
+        optimizer.step()
+        oracle.note([model], [optimizer], gradients=False)
+        optimizer.zero_grad()
+
+
+def served():
+    """No training: a second model is loaded when the first has long been in use."""
+    with torch.no_grad():
+        first = ResNet().cuda().eval()
+        for _ in range(50):
+            first(torch.empty(4, 3, 32, 32, device="cuda"))
+        second = Discriminator(*critic()).eval()
+        for _ in range(80):
+            second(torch.empty(64, 10, device="cuda"))
+        Oracle().note([first, second], called=["", ""])
 
 
 def inference():

@@ -11,10 +11,12 @@
 //! both of our functions for a user's range and none of them for an operator. Otherwise the callback is taken back.
 
 use std::ffi::{CStr, c_char, c_void};
+use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_trace::definition::{LabelOrigin, Verdict};
 use memtrace_trace::event::Action;
+use memtrace_trace::ids::StackId;
 
 use super::{exported_by, moment};
 use crate::guard::Guard;
@@ -140,6 +142,13 @@ unsafe extern "C-unwind" fn on_end(function: *const c_void, _context: *mut c_voi
     unsafe { tell(Action::RangeEnd, function) };
 }
 
+/// Which optimizer is stepped: a hash of its label and of the stack that steps it.
+fn site(label: &[u8], stack: StackId) -> u64 {
+    let mut hash = std::hash::DefaultHasher::new();
+    (label, stack.0).hash(&mut hash);
+    hash.finish()
+}
+
 /// # Safety
 /// `function` is a live `at::RecordFunction`.
 unsafe fn tell(action: Action, function: *const c_void) {
@@ -162,13 +171,14 @@ unsafe fn tell(action: Action, function: *const c_void) {
     };
     let Some(mut guard) = Guard::enter() else { return };
     let mut now = Moment { flags: moment(), ..Moment::default() };
-    // Optimizers of one class are told apart by the lines that call them.
     if action == Action::RangeStart && text.starts_with(b"Optimizer.") {
         now.stack = guard.stack();
     }
     labels::range(&mut guard, action, LabelOrigin::RecordFunction, text, Mark::default(), now);
     // Before it the gradients are there, after it what the optimizer keeps.
     if text.starts_with(b"Optimizer.step#") {
-        guard.process().names.at_optimizer();
+        // Optimizers of one class are told apart by the lines that call them.
+        let site = (action == Action::RangeStart).then(|| site(text, now.stack));
+        guard.process().names.at_optimizer(site);
     }
 }

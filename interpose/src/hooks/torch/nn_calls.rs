@@ -119,6 +119,17 @@ impl NnCalls {
         made.unwrap_or(Made { call, id: call.caller, new: false })
     }
 
+    /// How many calls there are.
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::Acquire) as usize
+    }
+
+    /// The objects of the calls from this number on; without those that are known by their class alone.
+    pub(crate) fn objects_from(&self, from: usize) -> impl Iterator<Item = usize> {
+        let calls = self.calls.entries().get(from..self.count()).unwrap_or_default();
+        calls.iter().map(|[object, ..]| object.load(Ordering::Relaxed) as usize).filter(|object| *object != 0)
+    }
+
     /// To be called with the lock held.
     fn insert(&self, call: ModuleCall, next: &impl Fn() -> ContextId) -> Option<Made> {
         if let Some((_, id)) = self.search(call) {
@@ -132,7 +143,7 @@ impl NnCalls {
         object.store(call.object as u64, Ordering::Relaxed);
         class.store(call.class as u64, Ordering::Relaxed);
         value.store(u64::from(call.caller.0) << 32 | u64::from(id.0), Ordering::Release);
-        self.count.store(index + 1, Ordering::Relaxed);
+        self.count.store(index + 1, Ordering::Release);
         place.store(part | u64::from(index + 1), Ordering::Release);
         Some(Made { call, id, new: true })
     }
