@@ -8,6 +8,8 @@ use std::process::Command;
 use std::{env, fs};
 
 const NAME: &str = "libmemtrace_interpose.so";
+/// The profile it is built with, in the workspace's manifest.
+const PROFILE: &str = "library";
 
 fn main() {
     println!("cargo::rerun-if-env-changed=MEMTRACE_EMBED_LIBRARY");
@@ -34,10 +36,14 @@ fn build() -> PathBuf {
     let (host, target) = (var("HOST"), var("TARGET"));
 
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--release", "--package", "memtrace-interpose", "--manifest-path"]).arg(manifest);
+    cargo.args(["build", "--profile", PROFILE, "--package", "memtrace-interpose", "--manifest-path"]).arg(manifest);
     cargo.arg("--target-dir").arg(&target_dir);
-    // The event path is worth the slower build.
-    cargo.args(["--config", "profile.release.lto=\"fat\"", "--config", "profile.release.codegen-units=1"]);
+    // The library has debug information where the program has it: `--profile profiling`, `--profile dev`.
+    if var("DEBUG") != "false" {
+        for setting in ["debug=\"line-tables-only\"", "strip=false"] {
+            cargo.args(["--config", &format!("profile.{PROFILE}.{setting}")]);
+        }
+    }
     let mut out = target_dir.clone();
     if host != target {
         cargo.args(["--target", &target]);
@@ -57,7 +63,7 @@ fn build() -> PathBuf {
     }
     let status = cargo.status().unwrap_or_else(|e| panic!("cannot run cargo: {e}"));
     assert!(status.success(), "the preloaded library does not build; see above");
-    out.join("release").join(NAME)
+    out.join(PROFILE).join(NAME)
 }
 
 fn fnv1a(bytes: &[u8]) -> u64 {

@@ -59,22 +59,28 @@ fn modules_used(name: &str) -> BTreeMap<String, BTreeSet<String>> {
     used
 }
 
+/// Folder, name after `memtrace_`, and which crates it may use.
+const CRATES: &[(&str, &str, &[&str])] = &[
+    ("trace", "trace", &[]),
+    ("interpose", "interpose", &["trace"]),
+    ("launcher", "launcher", &["trace", "analysis"]),
+    ("analysis/input", "input", &["trace"]),
+    ("analysis/replay", "replay", &["trace", "input"]),
+    ("analysis/insight", "insight", &["trace", "input", "replay"]),
+    ("analysis/output", "output", &["trace", "input", "replay", "insight"]),
+    ("analysis/report", "report", &["trace", "input", "replay", "insight", "output"]),
+    ("analysis", "analysis", &["input", "replay", "insight", "output", "report"]),
+    ("tests", "tests", &["trace", "analysis"]),
+];
+
 #[test]
 fn crates_point_only_where_they_may() {
-    let ours = ["trace", "interpose", "analysis", "tests"];
-    let may = |name: &str| -> &[&str] {
-        match name {
-            "interpose" | "analysis" => &["trace"],
-            "launcher" => &["trace", "analysis"],
-            "tests" => &["trace", "analysis", "tests"],
-            _ => &[],
+    for (folder, name, may) in CRATES {
+        let used = crates_used(folder);
+        for used in used.iter().filter(|u| CRATES.iter().any(|(_, ours, _)| ours == u) && u != name) {
+            assert!(may.contains(&used.as_str()), "{name} may not use {used}");
         }
-    };
-    for name in ["trace", "interpose", "launcher", "analysis", "tests"] {
-        for used in crates_used(name).iter().filter(|u| ours.contains(&u.as_str()) && *u != name) {
-            assert!(may(name).contains(&used.as_str()), "{name} may not use {used}");
-        }
-        let manifest = std::fs::read_to_string(root().join(name).join("Cargo.toml")).unwrap();
+        let manifest = std::fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
         assert!(
             !manifest.contains("memtrace-interpose.") && !manifest.contains("../interpose"),
             "{name} imports interpose"
@@ -89,11 +95,8 @@ fn modules_point_only_where_they_may() {
         ("interpose", "emit", &["hooks", "guard"]),
         ("interpose", "real", &["hooks", "guard", "emit", "stack", "process"]),
         ("launcher", "drain", &["commands", "cli"]),
-        ("analysis", "model", &["passes", "export", "report", "load"]),
-        ("analysis", "passes", &["export", "report"]),
-        ("analysis", "load", &["passes", "export", "report"]),
-        ("analysis", "export", &["report"]),
-        ("analysis", "symbols", &["load", "model", "passes", "rules", "export", "report"]),
+        ("analysis/input", "symbols", &["load", "recording", "survey"]),
+        ("analysis/insight", "rules", &["passes"]),
     ];
     for (name, module, not) in forbidden {
         let used = modules_used(name);

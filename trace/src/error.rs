@@ -1,12 +1,13 @@
 //! What can be wrong with a trace or a segment. Every message says what to do next.
 
+use std::fmt;
+
 use crate::version::Version;
 
 /// An error of this crate. A message says everything, its cause included, so there is no `source()` to print after it.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum Error {
     /// The file could not be read or written.
-    #[error("{what}: {cause}")]
     Io {
         /// What was being done, with the path.
         what: String,
@@ -14,15 +15,11 @@ pub enum Error {
         cause: std::io::Error,
     },
     /// The file does not begin as a trace does.
-    #[error("not a memtrace trace ({}); give a .mtr file or a run folder", beginning(found))]
     NotATrace {
         /// The first bytes.
         found: Vec<u8>,
     },
     /// A newer memtrace wrote the file.
-    #[error(
-        "trace format {found} is newer than this memtrace reads ({supported}); read it with a memtrace at least as new as the one that wrote it"
-    )]
     TooNew {
         /// The file's version.
         found: Version,
@@ -30,7 +27,6 @@ pub enum Error {
         supported: Version,
     },
     /// Nothing after the first bytes can be used.
-    #[error("the trace's header is damaged at byte {offset}: {what}; nothing can be recovered from this file")]
     Header {
         /// Where.
         offset: u64,
@@ -38,12 +34,34 @@ pub enum Error {
         what: String,
     },
     /// Bytes that no encoder of ours writes.
-    #[error("malformed {what}")]
     Malformed {
         /// Which record or field.
         what: &'static str,
     },
 }
+
+// Written out: a derive macro would make the preloaded library's build twice as long.
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Io { what, cause } => write!(f, "{what}: {cause}"),
+            Error::NotATrace { found } => {
+                write!(f, "not a memtrace trace ({}); give a .mtr file or a run folder", beginning(found))
+            }
+            Error::TooNew { found, supported } => write!(
+                f,
+                "trace format {found} is newer than this memtrace reads ({supported}); read it with a memtrace at least as new as the one that wrote it"
+            ),
+            Error::Header { offset, what } => write!(
+                f,
+                "the trace's header is damaged at byte {offset}: {what}; nothing can be recovered from this file"
+            ),
+            Error::Malformed { what } => write!(f, "malformed {what}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
 
 impl Error {
     /// An I/O error with what was being done.

@@ -1,0 +1,48 @@
+//! A hash map keyed by device address.
+//!
+//! Addresses are multiples of 512: one multiplication spreads them; the standard hasher's protection against chosen
+//! keys is not needed, because the addresses come from an allocator, and costs more than all the rest of the replay.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// See the module.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u8(&mut self, value: u8) {
+        self.write_u64(u64::from(value));
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.write_u64(u64::from(value));
+    }
+
+    // The variants of an enumeration are hashed as this.
+    fn write_isize(&mut self, value: isize) {
+        self.write_u64(value as u64);
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        // The golden ratio in 64 bits; the fold brings the well-mixed high half down to where the table looks.
+        let mixed = (self.0.rotate_left(5) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+}
+
+/// Makes [`AddressHasher`]s.
+pub type AddressHashing = BuildHasherDefault<AddressHasher>;
+
+/// A map from address to `T`.
+pub type AddressMap<T, K = u64> = HashMap<K, T, AddressHashing>;

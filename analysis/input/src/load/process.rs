@@ -1,0 +1,142 @@
+//! One recorded process: its recording and who it was.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use memtrace_trace::file::Definitions;
+use serde::Deserialize;
+
+use super::manifest::{Exit, Manifest};
+use crate::recording::Recording;
+use crate::survey::Survey;
+
+/// What the recorder noted about a process; every field may be missing.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ProcessInfo {
+    /// The process id.
+    pub pid: u32,
+    /// The parent's process id.
+    pub ppid: Option<u32>,
+    /// The command line.
+    pub argv: Vec<String>,
+    /// The environment of interest.
+    pub env: BTreeMap<String, String>,
+    /// The host's name.
+    pub host: Option<String>,
+    /// The folder it ran in.
+    pub cwd: Option<PathBuf>,
+}
+
+/// A recorded process.
+pub struct Process {
+    path: PathBuf,
+    info: ProcessInfo,
+    exit: Exit,
+    recording: Box<dyn Recording>,
+    survey: OnceLock<Survey>,
+}
+
+impl fmt::Debug for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Process").field("path", &self.path).field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl Process {
+    /// A process from its recording and, where there is one, its entry in the run's manifest.
+    pub fn new(path: &Path, recording: Box<dyn Recording>, manifest: &Manifest) -> Process {
+        let mut info: ProcessInfo = serde_json::from_str(recording.info()).unwrap_or_default();
+        if info.pid == 0 {
+            info.pid = pid_of_file_name(path).unwrap_or(0);
+        }
+        let seen = recording.end().and_then(|e| e.wait_status).map(Exit::from_wait_status).unwrap_or_default();
+        let mut exit = seen;
+        if let Some(entry) = manifest.process(info.pid) {
+            if info.argv.is_empty() {
+                info.argv.clone_from(&entry.argv);
+            }
+            for (name, value) in &entry.env {
+                info.env.entry(name.clone()).or_insert_with(|| value.clone());
+            }
+            info.ppid = info.ppid.or(entry.ppid);
+            if exit == Exit::default() {
+                exit = entry.exit;
+            }
+        }
+        if exit == Exit::default() && manifest.pid == Some(info.pid) {
+            exit = manifest.exit;
+        }
+        if info.cwd.is_none() {
+            info.cwd = manifest.directory.as_ref().map(PathBuf::from);
+        }
+        Process { path: path.to_owned(), info, exit, recording, survey: OnceLock::new() }
+    }
+
+    /// The trace's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.info.pid
+    }
+
+    /// Who it was.
+    pub fn info(&self) -> &ProcessInfo {
+        &self.info
+    }
+
+    /// The folder it ran in, where that is known.
+    pub fn directory(&self) -> Option<&Path> {
+        self.info.cwd.as_deref()
+    }
+
+    /// Which devices there are and whose events tell about each: one quick pass over the events, the first time.
+    pub fn survey(&self) -> &Survey {
+        self.survey.get_or_init(|| Survey::of(self.recording()))
+    }
+
+    /// How it ended, where that is known.
+    pub fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// The rank in a distributed job: what the process told PyTorch, else `RANK`, `SLURM_PROCID`, `OMPI_COMM_WORLD_RANK`, `PMI_RANK`.
+    pub fn rank(&self) -> Option<u32> {
+        let told = self.definitions().rank.map(|(rank, _)| rank);
+        told.or_else(|| self.number(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]))
+    }
+
+    /// The rank on its host.
+    pub fn local_rank(&self) -> Option<u32> {
+        self.number(&["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"])
+    }
+
+    /// The number of ranks of the job.
+    pub fn world_size(&self) -> Option<u32> {
+        let told = self.definitions().rank.map(|(_, size)| size);
+        told.or_else(|| self.number(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"]))
+    }
+
+    fn number(&self, names: &[&str]) -> Option<u32> {
+        names.iter().find_map(|name| self.info.env.get(*name)?.parse().ok())
+    }
+
+    /// The events and their tables.
+    pub fn recording(&self) -> &dyn Recording {
+        &*self.recording
+    }
+
+    /// The tables.
+    pub fn definitions(&self) -> &Definitions {
+        self.recording.definitions()
+    }
+}
+
+fn pid_of_file_name(path: &Path) -> Option<u32> {
+    path.file_stem()?.to_str()?.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}

@@ -1,0 +1,160 @@
+//! A trace file as a recording.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::mpsc::sync_channel;
+
+use memtrace_trace::clock::Calibration;
+use memtrace_trace::counters::Counter;
+use memtrace_trace::event::Event;
+use memtrace_trace::file::{BlockInfo, Census, Damage, Definitions, End, Reader};
+
+use crate::error::{Error, Result};
+use crate::folder::RunFolder;
+use crate::recording::{LostEvents, Recording};
+use crate::symbols::Symbols;
+
+/// Blocks decoded ahead of the one that is being worked on.
+const DECODED_AHEAD: usize = 4;
+
+/// A `.mtr` file.
+#[derive(Debug)]
+pub struct TraceRecording {
+    reader: Reader,
+    calibration: Calibration,
+    threads: usize,
+}
+
+impl TraceRecording {
+    /// Opens and surveys a trace file.
+    pub fn open(path: &Path) -> Result<TraceRecording> {
+        Reader::open(path).map(TraceRecording::of).map_err(|cause| Error::Trace { path: path.to_owned(), cause })
+    }
+
+    /// The same of a trace in a run folder.
+    pub(super) fn open_in(folder: &RunFolder, name: &OsStr) -> Result<TraceRecording> {
+        let path = folder.path().join(name);
+        let file = folder.read(name).map_err(Error::io(format!("cannot open {}", path.display())))?;
+        Reader::of(&path, file).map(TraceRecording::of).map_err(|cause| Error::Trace { path, cause })
+    }
+
+    fn of(reader: Reader) -> TraceRecording {
+        let calibration = reader.calibration();
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        TraceRecording { reader, calibration, threads }
+    }
+
+    /// Gives the frames of native code their names.
+    pub(super) fn name_frames(&mut self, symbols: &Symbols) {
+        symbols.name_frames(self.reader.definitions_mut());
+    }
+
+    /// Reads with this many threads, the caller's included, instead of one for each core. What is read is the same.
+    pub fn with_threads(mut self, threads: usize) -> TraceRecording {
+        self.threads = threads.max(1);
+        self
+    }
+
+    fn stream_alone(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents {
+        let mut lost = LostEvents::default();
+        let mut decoder = self.reader.decoder();
+        let mut events = Vec::new();
+        for block in self.reader.blocks() {
+            match decoder.decode(block, &mut events) {
+                Ok(()) => sink(&events),
+                Err(block) => lost.add(&block),
+            }
+        }
+        lost
+    }
+}
+
+impl Recording for TraceRecording {
+    fn definitions(&self) -> &Definitions {
+        self.reader.definitions()
+    }
+
+    fn calibration(&self) -> Calibration {
+        self.calibration
+    }
+
+    fn counter(&self, counter: Counter) -> u64 {
+        self.reader.counter(counter)
+    }
+
+    fn end(&self) -> Option<&End> {
+        self.reader.end()
+    }
+
+    fn damage(&self) -> Damage {
+        *self.reader.damage()
+    }
+
+    fn info(&self) -> &str {
+        self.reader.info()
+    }
+
+    fn event_count(&self) -> u64 {
+        self.reader.event_count()
+    }
+
+    /// Decodes on a second thread, a few blocks ahead, so that decoding and replay share two cores. More threads would
+    /// wait: replay, which has to go in order, takes longer than decoding.
+    fn stream(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents {
+        if self.threads == 1 {
+            return self.stream_alone(sink);
+        }
+        let mut lost = LostEvents::default();
+        let (full, ready) = sync_channel(DECODED_AHEAD);
+        let (empty, reuse) = sync_channel::<Vec<Event>>(DECODED_AHEAD + 2);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut decoder = self.reader.decoder();
+                for block in self.reader.blocks() {
+                    let mut events = reuse.try_recv().unwrap_or_default();
+                    let decoded = decoder.decode(block, &mut events).map(|()| events);
+                    if full.send(decoded).is_err() {
+                        return;
+                    }
+                }
+            });
+            for block in ready {
+                match block {
+                    Ok(events) => {
+                        sink(&events);
+                        // A full channel only means that this buffer is not needed again.
+                        let _ = empty.try_send(events);
+                    }
+                    Err(block) => lost.add(&block),
+                }
+            }
+        });
+        lost
+    }
+
+    /// Each thread counts a stretch of the blocks.
+    fn census(&self) -> (Census, LostEvents) {
+        let blocks = self.reader.blocks();
+        let count = |stretch: &[BlockInfo]| {
+            let (mut census, mut lost) = (Census::default(), LostEvents::default());
+            let mut decoder = self.reader.decoder();
+            for block in stretch {
+                if let Err(block) = decoder.census(block, &mut census) {
+                    lost.add(&block);
+                }
+            }
+            (census, lost)
+        };
+        let mut whole = (Census::default(), LostEvents::default());
+        std::thread::scope(|scope| {
+            let stretch = blocks.len().div_ceil(self.threads).max(1);
+            let counting: Vec<_> = blocks.chunks(stretch).map(|part| scope.spawn(move || count(part))).collect();
+            for part in counting {
+                let (census, lost) = part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                whole.0.merge(census);
+                whole.1.append(lost);
+            }
+        });
+        whole
+    }
+}

@@ -1,0 +1,206 @@
+//! A run: a folder of traces with its manifest, or a single trace.
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::manifest::Manifest;
+use super::names;
+use super::process::Process;
+use super::recording::TraceRecording;
+use super::snapshot;
+use crate::error::{Error, Result};
+use crate::folder::RunFolder;
+use crate::recording::Recording;
+use crate::symbols::{ObjectReport, SYMBOLS_FILE, Search, Symbols};
+
+/// The extension of trace files.
+const TRACE_EXTENSION: &str = "mtr";
+
+/// A file of the run that could not be used, and why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Problem {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong and what to do.
+    pub text: String,
+}
+
+/// A run, opened.
+#[derive(Debug)]
+pub struct Run {
+    path: PathBuf,
+    manifest: Manifest,
+    processes: Vec<Process>,
+    problems: Vec<Problem>,
+    native: NativeCode,
+}
+
+/// What is known of the native code that stacks name.
+#[derive(Debug, Default)]
+struct NativeCode {
+    symbols: Symbols,
+    objects: Vec<ObjectReport>,
+    /// Something was found out that the run folder does not hold.
+    is_news: bool,
+}
+
+impl Run {
+    /// A run made of processes at hand.
+    pub fn from_processes(path: &Path, manifest: Manifest, processes: Vec<Process>) -> Run {
+        Run { path: path.to_owned(), manifest, processes, problems: Vec::new(), native: NativeCode::default() }
+    }
+
+    /// The path that was opened: a run folder or a trace.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the launcher noted; empty when there is no `run.json`.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The processes that recorded anything, by rank, then by process id.
+    pub fn processes(&self) -> &[Process] {
+        &self.processes
+    }
+
+    /// A name for each of [`Self::processes`], all different: `rank3`, or the process id.
+    pub fn names(&self) -> Vec<String> {
+        names::names(&self.processes)
+    }
+
+    /// Files that could not be used.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// The objects whose code stacks name, and how much is known of each.
+    pub fn native_objects(&self) -> &[ObjectReport] {
+        &self.native.objects
+    }
+
+    /// What was found out about native code, where the run folder does not hold it already.
+    pub fn new_symbols(&self) -> Option<&Symbols> {
+        self.native.is_news.then_some(&self.native.symbols)
+    }
+}
+
+/// Opens a run folder, a `.mtr` file or a PyTorch snapshot.
+///
+/// A folder opens when at least one of its traces does; the others are listed in [`Run::problems`].
+pub fn open_run(path: impl AsRef<Path>) -> Result<Run> {
+    open_run_heard(path, &mut |_, _| {})
+}
+
+/// The same; `progress` hears how many of how many bytes of a snapshot have been read.
+pub fn open_run_heard(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64)) -> Result<Run> {
+    let path = path.as_ref();
+    let metadata = std::fs::metadata(path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::NoSuchRun { path: path.to_owned() },
+        _ => Error::io(format!("cannot open {}", path.display()))(e),
+    })?;
+    if metadata.is_dir() {
+        let folder = RunFolder::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
+        return open_folder(&folder);
+    }
+    if !is_trace(path)? {
+        let (recording, problems) = snapshot::open(path, progress)?;
+        let process = Process::new(path, Box::new(recording), &Manifest::default());
+        return Ok(Run { problems, ..Run::from_processes(path, Manifest::default(), vec![process]) });
+    }
+    let mut recording = TraceRecording::open(path)?;
+    // A trace inside a run folder still has its manifest and symbols beside it.
+    let folder = path.parent().map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
+    let folder = folder.and_then(|folder| RunFolder::open(folder).ok());
+    let manifest = folder.as_ref().and_then(|folder| Manifest::read(folder).ok().flatten()).unwrap_or_default();
+    let mut problems = Vec::new();
+    let native = name_native_code(folder.as_ref(), &manifest, std::slice::from_mut(&mut recording), &mut problems);
+    let process = Process::new(path, Box::new(recording), &manifest);
+    Ok(Run { path: path.to_owned(), manifest, processes: vec![process], problems, native })
+}
+
+/// Whether a file is to be read as a trace: by its first bytes, else by its name. What is neither, nor named as snapshots are, is told
+/// so by the trace's reader.
+fn is_trace(path: &Path) -> Result<bool> {
+    let cannot = || Error::io(format!("cannot open {}", path.display()));
+    let mut file = memtrace_trace::file::foreign::open(path).map_err(cannot())?;
+    let mut head = [0; 4];
+    let head = match file.read(&mut head) {
+        Ok(n) => &head[..n],
+        Err(e) => return Err(cannot()(e)),
+    };
+    Ok(head == &memtrace_trace::file::MAGIC[..4] || path.extension().is_some_and(|e| e == TRACE_EXTENSION))
+}
+
+/// The same for a folder that is open.
+pub fn open_folder(folder: &RunFolder) -> Result<Run> {
+    let path = folder.path();
+    let mut problems = Vec::new();
+    let manifest = match Manifest::read(folder) {
+        Ok(manifest) => manifest.unwrap_or_default(),
+        Err(e) => {
+            problems.push(Problem { path: path.join(super::RUN_MANIFEST), text: e.to_string() });
+            Manifest::default()
+        }
+    };
+    let names = folder.names().map_err(Error::io(format!("cannot list {}", path.display())))?;
+    let is_trace = |name: &OsString| Path::new(name).extension().is_some_and(|e| e == TRACE_EXTENSION);
+    let traces: Vec<OsString> = names.into_iter().filter(is_trace).collect();
+    if traces.is_empty() {
+        return Err(Error::NoTraces { path: path.to_owned() });
+    }
+    let (mut recordings, mut paths) = (Vec::new(), Vec::new());
+    for name in &traces {
+        match TraceRecording::open_in(folder, name) {
+            Ok(recording) => {
+                recordings.push(recording);
+                paths.push(path.join(name));
+            }
+            Err(e) => problems.push(Problem { path: path.join(name), text: e.to_string() }),
+        }
+    }
+    let native = name_native_code(Some(folder), &manifest, &mut recordings, &mut problems);
+    let opened = paths.into_iter().zip(recordings);
+    let mut processes: Vec<Process> =
+        opened.map(|(path, recording)| Process::new(&path, Box::new(recording), &manifest)).collect();
+    if processes.is_empty() {
+        let first = problems.last().map(|p| p.text.clone()).unwrap_or_default();
+        return Err(Error::NoReadableTrace { path: path.to_owned(), count: traces.len(), first });
+    }
+    processes.sort_by_key(|p| (p.rank().unwrap_or(u32::MAX), p.pid()));
+    Ok(Run { path: path.to_owned(), manifest, processes, problems, native })
+}
+
+/// Names the native frames of all traces: as the run folder tells, else from the objects' own files. Without such frames
+/// nothing is opened.
+fn name_native_code(
+    folder: Option<&RunFolder>,
+    manifest: &Manifest,
+    recordings: &mut [TraceRecording],
+    problems: &mut Vec<Problem>,
+) -> NativeCode {
+    if recordings.iter().all(|r| r.definitions().native_frames.is_empty()) {
+        return NativeCode::default();
+    }
+    let mut symbols = Symbols::default();
+    if let Some(folder) = folder {
+        match Symbols::read(folder) {
+            Ok(known) => symbols = known.unwrap_or_default(),
+            Err(e) => problems.push(Problem { path: folder.path().join(SYMBOLS_FILE), text: e.to_string() }),
+        }
+    }
+    let search = Search {
+        directory: manifest.directory.as_ref().map(PathBuf::from),
+        ended_ns: manifest.ended_ns,
+        ..Search::here()
+    };
+    let definitions = || recordings.iter().map(|r| r.definitions());
+    let is_news = symbols.complete(definitions(), &search);
+    let objects = symbols.report(definitions());
+    for recording in recordings {
+        recording.name_frames(&symbols);
+    }
+    NativeCode { symbols, objects, is_news }
+}

@@ -1,0 +1,507 @@
+//! A snapshot as a recording: what was there before, then the events of all devices by time, then what the state at the end adds up to.
+
+use std::collections::{HashMap, HashSet};
+
+use memtrace_trace::clock::{Calibration, ClockPoint};
+use memtrace_trace::counters::Counter;
+use memtrace_trace::definition::{LabelOrigin, TensorKind};
+use memtrace_trace::event::{Action, Event, Flags, Source};
+use memtrace_trace::file::{Census, Damage, Definitions, End, Label, TensorName};
+
+use super::machine::{Annotation, Kind, Machine, Value};
+use super::remarks::Facts;
+use super::rows::{Row, Rows};
+use super::state::{Frame, Known, Stretches, frame, indices};
+use super::tables::{Tables, TextId, text};
+use crate::recording::{LostEvents, Recording};
+
+/// Events handed over at once.
+const BLOCK: usize = 4096;
+
+/// How such a recording ends.
+pub const SNAPSHOT_END: &str = "a snapshot was taken";
+
+/// See the module.
+#[derive(Debug)]
+pub struct SnapshotRecording {
+    definitions: Definitions,
+    streams: Vec<u64>,
+    rows: Rows,
+    devices: Vec<Device>,
+    labels: Vec<Event>,
+    /// The first moment, in microseconds.
+    began: u64,
+    last: u64,
+    end: End,
+    info: String,
+    events: u64,
+    census: Census,
+}
+
+#[derive(Debug)]
+struct Device {
+    ordinal: i16,
+    stretches: Stretches,
+    frame: Frame,
+}
+
+impl SnapshotRecording {
+    pub(super) fn of(mut machine: Machine, value: Value, mut facts: Facts) -> SnapshotRecording {
+        let top = machine.top.filter(|_| value == Value::Top);
+        let Lists { mut traces, repeated, strangers } =
+            top.and_then(|top| top.traces).map(|v| Lists::of(&machine, v)).unwrap_or_default();
+        let has_state = top.is_none_or(|top| top.segments.is_some());
+        facts.repeated_traces = repeated;
+        facts.has_state = has_state;
+        facts.no_times = !machine.has_times && machine.rows.len() > 0;
+        facts.malformed_events = machine.odd.malformed_events + strangers;
+        facts.malformed_segments = machine.odd.malformed_segments;
+        facts.malformed_times = machine.odd.times;
+        facts.pools = machine.odd.pools;
+        facts.compiled = machine.compiled;
+        facts.unknown_actions = machine
+            .odd
+            .unknown_actions
+            .iter()
+            .map(|(name, count)| (machine.tables.str(*name).to_owned(), *count))
+            .collect();
+        if let Some(top) = top {
+            facts.host = top.host.map(|value| value.map_or(0, |value| things(&machine, value, 0)));
+        }
+        // Segments of the host's memory come first or last, and belong to no device here.
+        let on_devices: Vec<usize> = match top {
+            None => (0..machine.segments.len()).collect(),
+            Some(top) => {
+                let segments = top.segments.map(|value| runs(&machine, value, Kind::Segment)).unwrap_or_default();
+                facts.malformed_segments += segments.strangers;
+                indices(&segments.runs).map(|number| number as usize).collect()
+            }
+        };
+        let mut segments: std::collections::BTreeMap<i16, Vec<_>> = std::collections::BTreeMap::new();
+        for number in on_devices {
+            let Some(segment) = machine.segments.get(number) else { continue };
+            let Ok(ordinal) = i16::try_from(segment.device) else {
+                facts.malformed_segments += 1;
+                continue;
+            };
+            segments.entry(ordinal.max(0)).or_default().push(*segment);
+        }
+        let most = segments.keys().next_back().map_or(0, |last| *last as usize + 1);
+        if traces.len() < most {
+            traces.resize(most, Vec::new());
+        }
+        let (has_pools, had_events) = (machine.has_pools, traces.iter().any(|trace| !trace.is_empty()));
+        let mut devices = Vec::new();
+        for (ordinal, stretches) in (0i16..).zip(traces) {
+            let state = segments.get(&ordinal).map(Vec::as_slice);
+            if stretches.is_empty() && state.is_none() {
+                continue;
+            }
+            if stretches.is_empty() && had_events {
+                facts.silent_devices.push(ordinal.into());
+            }
+            let known = Known {
+                device: ordinal,
+                segments: has_state.then(|| state.unwrap_or_default()),
+                blocks: &machine.blocks,
+                streams: &machine.tables.streams,
+                has_pools,
+            };
+            let frame = frame(&mut machine.rows, &stretches, &known, &mut facts);
+            devices.push(Device { ordinal, stretches, frame });
+        }
+        let labels = labels(&machine.annotations);
+        let conf = top.and_then(|top| top.settings).and_then(|value| settings(&machine, value));
+        let Machine { tables, rows, metadata, annotations, .. } = machine;
+        let texts = label_texts(&tables, &annotations);
+        let named: HashMap<u32, String> =
+            metadata.iter().map(|(row, name)| (*row, tables.str(*name).to_owned())).collect();
+        let (mut definitions, streams) = tables.into_definitions(has_pools);
+        definitions.labels = texts;
+        definitions.notices = facts.notices();
+        let mut recording = SnapshotRecording {
+            definitions,
+            streams,
+            rows,
+            devices,
+            labels,
+            began: 0,
+            last: 0,
+            end: End { reason: SNAPSHOT_END.into(), ..End::default() },
+            info: serde_json::json!({ "env": conf.map(|conf| [("PYTORCH_CUDA_ALLOC_CONF", conf)].into_iter().collect::<HashMap<_, _>>())
+                .unwrap_or_default() })
+            .to_string(),
+            events: 0,
+            census: Census::default(),
+        };
+        recording.measure();
+        recording.name_blocks(&named);
+        recording
+    }
+
+    /// First and last moment, and how many events there are of each kind.
+    fn measure(&mut self) {
+        let (mut first, mut last) = (u64::MAX, 0);
+        let mut kinds: HashMap<(i16, Action, Flags), u64> = HashMap::new();
+        for device in &self.devices {
+            let mut actions = [[0u64; 2]; 10];
+            for row in indices(&device.stretches).filter_map(|index| self.rows.get(index as usize)) {
+                first = first.min(row.time);
+                last = last.max(row.time);
+                actions[row.action as usize % 10][usize::from(row.slack != Row::NO_SLACK)] += 1;
+            }
+            for (action, counts) in (0u8..).zip(actions) {
+                let Some(action) = Action::from_wire(action) else { continue };
+                for (count, flags) in counts.into_iter().zip([Flags(0), Flags::SLACK_KNOWN]) {
+                    *kinds.entry((device.ordinal, action, flags)).or_default() += count;
+                }
+            }
+            for event in &device.frame.before {
+                *kinds.entry((device.ordinal, event.action, event.flags)).or_default() += 1;
+            }
+            *kinds.entry((device.ordinal, Action::Totals, Flags(0))).or_default() +=
+                u64::from(device.frame.totals.is_some());
+        }
+        for event in &self.labels {
+            first = first.min(event.ticks / 1000);
+            last = last.max(event.ticks / 1000);
+        }
+        (self.began, self.last) = if first > last { (0, 0) } else { (first, last) };
+        let moment = |time: u64| time.saturating_mul(1000);
+        for ((device, action, flags), count) in kinds {
+            self.census.count_many(&Event { device, action, flags, ..Event::EMPTY }, count);
+        }
+        for event in &self.labels {
+            self.census.count(event);
+        }
+        self.events = self.census.events();
+        self.census.ticks = (self.events > 0).then(|| (moment(self.began), moment(self.last)));
+    }
+
+    /// Texts that were attached to allocations are names of their memory.
+    fn name_blocks(&mut self, named: &HashMap<u32, String>) {
+        if named.is_empty() {
+            return;
+        }
+        let mut names = Vec::new();
+        self.each(&mut |row, e| {
+            if let Some(name) = row.and_then(|row| named.get(&row))
+                && matches!(e.action, Action::Alloc | Action::Annotate)
+            {
+                names.push(named_tensor(e, name));
+            }
+        });
+        self.definitions.tensor_names = names;
+    }
+
+    /// Every event in order, with its row where it has one.
+    fn each(&self, sink: &mut dyn FnMut(Option<u32>, &Event)) {
+        let mut seq = 0;
+        let mut put = |row: Option<u32>, e: Event| {
+            seq += 1;
+            sink(row, &Event { seq, ..e });
+        };
+        let ticks = self.began.saturating_mul(1000);
+        for device in &self.devices {
+            for e in &device.frame.before {
+                put(None, Event { ticks, ..*e });
+            }
+        }
+        match &self.devices[..] {
+            [only] if self.labels.is_empty() => {
+                for index in indices(&only.stretches) {
+                    let Some(row) = self.rows.get(index as usize) else { continue };
+                    put(Some(index), row.event(only.ordinal, &self.streams));
+                }
+            }
+            _ => self.merged(&mut put),
+        }
+        let ticks = self.last.saturating_mul(1000);
+        for device in &self.devices {
+            if let Some((allocated, reserved)) = device.frame.totals {
+                let totals = Event {
+                    addr: allocated,
+                    size: reserved,
+                    action: Action::Totals,
+                    device: device.ordinal,
+                    ticks,
+                    ..Event::EMPTY
+                };
+                put(None, totals);
+            }
+        }
+    }
+
+    /// The events of all devices and the labels by time; those of a device stay in their order.
+    fn merged(&self, put: &mut dyn FnMut(Option<u32>, Event)) {
+        let mut sources: Vec<_> = self
+            .devices
+            .iter()
+            .map(|device| {
+                let mut rows = indices(&device.stretches).filter(|index| self.rows.get(*index as usize).is_some());
+                (rows.next(), rows, device.ordinal)
+            })
+            .collect();
+        let mut labels = self.labels.iter().peekable();
+        let time = |index: &Option<u32>| index.and_then(|index| self.rows.get(index as usize)).map(|row| row.time);
+        loop {
+            let next = (0..sources.len()).filter_map(|i| Some((time(&sources[i].0)?, i))).min();
+            // A range holds what happens in the microsecond in which it begins, and in which it ends.
+            if let Some(label) = labels.next_if(|label| {
+                let at = label.ticks / 1000;
+                next.is_none_or(|(row, _)| if label.action == Action::RangeStart { at <= row } else { at < row })
+            }) {
+                put(None, *label);
+                continue;
+            }
+            let Some((_, i)) = next else { break };
+            let source = &mut sources[i];
+            if let Some(index) = source.0
+                && let Some(row) = self.rows.get(index as usize)
+            {
+                put(Some(index), row.event(source.2, &self.streams));
+            }
+            source.0 = source.1.next();
+        }
+    }
+}
+
+impl Recording for SnapshotRecording {
+    fn definitions(&self) -> &Definitions {
+        &self.definitions
+    }
+
+    fn calibration(&self) -> Calibration {
+        // A tick is a nanosecond. From the first moment on, since there is no telling them apart as far from 0 as today.
+        let began = self.began.saturating_mul(1000);
+        Calibration::new(&[ClockPoint { ticks: began, monotonic_ns: 0, realtime_ns: began }])
+    }
+
+    fn counter(&self, _: Counter) -> u64 {
+        0
+    }
+
+    fn end(&self) -> Option<&End> {
+        Some(&self.end)
+    }
+
+    fn damage(&self) -> Damage {
+        Damage::default()
+    }
+
+    fn info(&self) -> &str {
+        &self.info
+    }
+
+    fn event_count(&self) -> u64 {
+        self.events
+    }
+
+    fn added_events(&self) -> u64 {
+        let added = |device: &Device| device.frame.before.len() as u64 + u64::from(device.frame.totals.is_some());
+        self.devices.iter().map(added).sum()
+    }
+
+    fn stream(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents {
+        let mut block = Vec::with_capacity(BLOCK);
+        self.each(&mut |_, e| {
+            block.push(*e);
+            if block.len() == BLOCK {
+                sink(&block);
+                block.clear();
+            }
+        });
+        if !block.is_empty() {
+            sink(&block);
+        }
+        LostEvents::default()
+    }
+
+    fn census(&self) -> (Census, LostEvents) {
+        (self.census.clone(), LostEvents::default())
+    }
+}
+
+/// What a text attached to a block says of it. Our own end with data type and shape where it is the name of a tensor.
+fn named_tensor(e: &Event, text: &str) -> TensorName {
+    let is_shape = |shape: &str| {
+        let (dtype, dims) = shape.split_once('[').unwrap_or((shape, ""));
+        let dims = dims.strip_suffix(']');
+        dtype.starts_with(|c: char| c.is_ascii_lowercase())
+            && dtype.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+            && dims.is_some_and(|dims| dims.chars().all(|c| c.is_ascii_digit() || matches!(c, ',' | ' ')))
+    };
+    let at = text.rfind('[').and_then(|bracket| text[..bracket].rfind(' '));
+    let (name, shape) = match at.map(|at| (&text[..at], &text[at + 1..])) {
+        Some((name, shape)) if is_shape(shape) => (name, shape),
+        _ => (text, ""),
+    };
+    let kind = match name {
+        _ if shape.is_empty() => TensorKind::Other,
+        _ if name.ends_with(".grad") => TensorKind::Gradient,
+        _ if name.contains(" of ") => TensorKind::OptimizerState,
+        _ => TensorKind::Other,
+    };
+    TensorName { address: e.addr, seq: e.seq, kind, name: name.into(), shape: shape.into() }
+}
+
+/// The events of each device.
+#[derive(Default)]
+struct Lists {
+    traces: Vec<Stretches>,
+    /// Lists that stand there more than once.
+    repeated: u64,
+    /// Things where an event should be, or a list of them.
+    strangers: u64,
+}
+
+impl Lists {
+    fn of(machine: &Machine, value: Value) -> Lists {
+        let mut lists = Lists::default();
+        let mut seen = HashSet::new();
+        match value {
+            Value::List(id) => {
+                for item in machine.lists[id as usize].iter().take(i16::MAX as usize) {
+                    lists.take(machine, *item, &mut seen);
+                }
+            }
+            // A list of events alone: of one device.
+            other => lists.take(machine, other, &mut seen),
+        }
+        lists
+    }
+
+    fn take(&mut self, machine: &Machine, value: Value, seen: &mut HashSet<(u8, u32)>) {
+        let Runs { runs, strangers } = runs(machine, value, Kind::Event);
+        let key = match value {
+            Value::Many(_, first, _) => (0, first),
+            Value::List(id) => (1, id),
+            _ => (2, 0),
+        };
+        if !runs.is_empty() && !seen.insert(key) {
+            self.repeated += 1;
+            return self.traces.push(Vec::new());
+        }
+        self.strangers += strangers;
+        self.traces.push(runs);
+    }
+}
+
+/// The things of a kind in a list, and how many others it holds.
+#[derive(Default)]
+struct Runs {
+    runs: Stretches,
+    strangers: u64,
+}
+
+fn runs(machine: &Machine, list: Value, kind: Kind) -> Runs {
+    let mut found = Runs::default();
+    match list {
+        Value::Many(of, first, len) if of == kind => found.runs.push((first, len)),
+        Value::List(id) => {
+            for item in &machine.lists[id as usize] {
+                match *item {
+                    Value::Run(of, first, len) if of == kind => found.runs.push((first, len)),
+                    Value::Unusable => {}
+                    _ => found.strangers += 1,
+                }
+            }
+        }
+        // An empty list.
+        Value::Other => {}
+        _ => found.strangers += 1,
+    }
+    found
+}
+
+/// How many things a list holds, or the lists in it.
+fn things(machine: &Machine, value: Value, depth: u32) -> u64 {
+    match value {
+        Value::Many(_, _, len) | Value::Run(_, _, len) => len.into(),
+        Value::List(id) if depth < 2 => {
+            machine.lists[id as usize].iter().map(|item| things(machine, *item, depth + 1)).sum()
+        }
+        Value::Dict(_) => 1,
+        _ => 0,
+    }
+}
+
+/// What the program was told of the allocator, as it was told.
+fn settings(machine: &Machine, value: Value) -> Option<String> {
+    let Value::Dict(id) = value else { return None };
+    let of = |wanted: TextId| {
+        machine.dicts[id as usize].iter().find_map(|(key, value)| match value {
+            Value::Text(text) if *key == wanted => Some(machine.tables.str(*text)),
+            _ => None,
+        })
+    };
+    of(text::CONF).filter(|conf| !conf.is_empty()).or(of(text::NEW_CONF)).map(str::to_owned)
+}
+
+/// Ends of ranges as events, in order of time.
+fn labels(annotations: &[Annotation]) -> Vec<Event> {
+    let mut ends: Vec<&Annotation> = annotations.iter().collect();
+    ends.sort_by_key(|annotation| annotation.time);
+    // Ranges that do not nest are of several threads: each has a number then.
+    let mut open = Vec::new();
+    let nest = ends.iter().all(|end| {
+        if end.starts {
+            open.push(end.name);
+            return true;
+        }
+        open.pop() == Some(end.name)
+    });
+    let mut begun: HashMap<TextId, Vec<u64>> = HashMap::new();
+    let mut count = 0;
+    let mut found = Vec::with_capacity(ends.len());
+    for end in ends {
+        let number = if nest {
+            0
+        } else if end.starts {
+            count += 1;
+            begun.entry(end.name).or_default().push(count);
+            count
+        } else {
+            let Some(number) = begun.get_mut(&end.name).and_then(Vec::pop) else { continue };
+            number
+        };
+        found.push(Event {
+            ticks: end.time.saturating_mul(1000),
+            addr: end.name.into(),
+            size: number,
+            source: Source::Label,
+            action: if end.starts { Action::RangeStart } else { Action::RangeEnd },
+            ..Event::EMPTY
+        });
+    }
+    found
+}
+
+fn label_texts(tables: &Tables, annotations: &[Annotation]) -> std::collections::BTreeMap<u32, Label> {
+    let label = |name: TextId| Label { origin: LabelOrigin::RecordFunction, text: tables.str(name).into() };
+    annotations.iter().map(|annotation| (annotation.name, label(annotation.name))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_ours_are_names() {
+        let e = Event { seq: 7, addr: 512, ..Event::EMPTY };
+        let cases = [
+            ("fc.weight float32[2, 3]", ("fc.weight", "float32[2, 3]", TensorKind::Other)),
+            ("fc.weight.grad bfloat16[]", ("fc.weight.grad", "bfloat16[]", TensorKind::Gradient)),
+            (
+                "Adam.exp_avg of a, Adam.exp_avg of b int8[4]",
+                ("Adam.exp_avg of a, Adam.exp_avg of b", "int8[4]", TensorKind::OptimizerState),
+            ),
+            ("in layers[2] of mine", ("in layers[2] of mine", "", TensorKind::Other)),
+            ("x.grad", ("x.grad", "", TensorKind::Other)),
+        ];
+        for (text, (name, shape, kind)) in cases {
+            let found = named_tensor(&e, text);
+            assert_eq!((&*found.name, &*found.shape, found.kind, found.seq), (name, shape, kind, 7));
+        }
+    }
+}

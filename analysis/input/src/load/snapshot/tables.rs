@@ -1,0 +1,413 @@
+//! What events share: texts, frames, stacks, autograd nodes, streams and pools, each once.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use memtrace_trace::file::{Context, Definitions, Frame, NativeFrame, StackNode};
+use memtrace_trace::ids::{ContextId, FrameId, StackId};
+
+use crate::address_map::AddressHashing;
+
+/// A text of the file, by number.
+pub(super) type TextId = u32;
+
+macro_rules! texts {
+    ($($name:ident $text:literal),* $(,)?) => {
+        /// Texts that the format knows, by number.
+        pub(super) mod text {
+            #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
+            #[repr(u32)]
+            enum Known { $($name,)* }
+            $(pub(in super::super) const $name: u32 = Known::$name as u32;)*
+        }
+        const KNOWN: &[&str] = &[$($text),*];
+    };
+}
+
+texts! {
+    ALLOC "alloc", FREE_REQUESTED "free_requested", FREE_COMPLETED "free_completed", SEGMENT_ALLOC "segment_alloc",
+    SEGMENT_FREE "segment_free", SEGMENT_MAP "segment_map", SEGMENT_UNMAP "segment_unmap", SNAPSHOT "snapshot", OOM "oom",
+    ANNOTATE "annotate",
+    ACTION "action", ADDR "addr", DEVICE_FREE "device_free", SIZE "size", STREAM "stream", TIME_US "time_us", FRAMES "frames",
+    FORWARD_FRAMES "forward_frames", USER_METADATA "user_metadata", COMPILE_CONTEXT "compile_context", POOL_ID "pool_id",
+    NAME "name", FILENAME "filename", LINE "line",
+    ADDRESS "address", TOTAL_SIZE "total_size", BLOCKS "blocks", DEVICE "device",
+    SEGMENT_POOL_ID "segment_pool_id", IS_EXPANDABLE "is_expandable", REQUESTED_SIZE "requested_size", STATE "state",
+    HISTORY "history", REAL_SIZE "real_size",
+    STAGE "stage", START "START", END "END",
+    SEGMENTS "segments", DEVICE_TRACES "device_traces", ALLOCATOR_SETTINGS "allocator_settings",
+    HOST_SEGMENTS "host_segments", HOST_TRACES "host_traces",
+    EMPTY "", NOT_AVAILABLE "N/A", ACTIVE_ALLOCATED "active_allocated", ACTIVE_PENDING_FREE "active_pending_free",
+    ACTIVE_AWAITING_FREE "active_awaiting_free", INACTIVE "inactive",
+    CONF "PYTORCH_CUDA_ALLOC_CONF", NEW_CONF "PYTORCH_ALLOC_CONF",
+}
+
+/// Numbers beyond the tables' ids are never given out.
+const MOST: usize = 1 << 30;
+
+/// What the frames of our own snapshots say of autograd: see the frames of memtrace-output.
+pub(super) const NODE_FILE: &str = "[autograd] runs the backward of the call below";
+/// The same without a forward call.
+pub(super) const NODE_ALONE_FILE: &str = "[autograd] runs";
+/// What follows is the stack that called backward.
+pub(super) const CALLER_FILE: &str = "[autograd] was called from";
+/// The name of a node of which only the forward call is known.
+const UNKNOWN_NODE: &str = "unknown node";
+
+/// See the module.
+pub(super) struct Tables {
+    texts: Vec<Box<str>>,
+    by_text: HashMap<u64, TextId, AddressHashing>,
+    keys: RandomState,
+    seed: u64,
+    frames: HashMap<(TextId, TextId, u32), u32>,
+    frame_texts: Vec<(TextId, TextId, u32)>,
+    nodes: Vec<StackNode>,
+    children: HashMap<(u32, u32), u32, Seeded>,
+    whole: HashMap<u64, u32, AddressHashing>,
+    contexts: Vec<(TextId, StackId)>,
+    by_context: HashMap<(TextId, u32), u32>,
+    /// Lists of texts: the stacks they stand for.
+    pub(super) forward: HashMap<Box<[TextId]>, u32>,
+    numbers: HashMap<u64, u32>,
+    /// Streams, by number in rows.
+    pub(super) streams: Vec<u64>,
+    pools: HashMap<(u64, u64), u16>,
+    /// Bytes taken, roughly.
+    pub(super) bytes: usize,
+    scratch: Vec<u32>,
+    synthetic: [TextId; 3],
+}
+
+/// Hashes pairs of small numbers that somebody else chose.
+#[derive(Clone, Copy)]
+struct Seeded(u64);
+
+struct SeededHasher(u64);
+
+impl BuildHasher for Seeded {
+    type Hasher = SeededHasher;
+    fn build_hasher(&self) -> SeededHasher {
+        SeededHasher(self.0)
+    }
+}
+
+#[inline(always)]
+fn mix(state: u64, value: u64) -> u64 {
+    let wide = u128::from(state ^ value) * u128::from(0x9e37_79b9_7f4a_7c15_u64 ^ state.rotate_left(32) | 1);
+    (wide as u64) ^ (wide >> 64) as u64
+}
+
+impl Hasher for SeededHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = mix(self.0, u64::from(*byte));
+        }
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.0 = mix(self.0, u64::from(value));
+    }
+}
+
+impl Tables {
+    pub(super) fn new() -> Tables {
+        let keys = RandomState::new();
+        let seed = keys.hash_one(7u8) | 1;
+        let mut tables = Tables {
+            texts: Vec::new(),
+            by_text: HashMap::default(),
+            keys,
+            seed,
+            frames: HashMap::new(),
+            frame_texts: vec![(text::EMPTY, text::EMPTY, 0)],
+            nodes: vec![StackNode::default()],
+            children: HashMap::with_hasher(Seeded(seed)),
+            whole: HashMap::default(),
+            contexts: vec![(text::EMPTY, StackId::NONE)],
+            by_context: HashMap::new(),
+            forward: HashMap::new(),
+            numbers: HashMap::new(),
+            streams: vec![0],
+            pools: HashMap::new(),
+            bytes: 0,
+            scratch: Vec::new(),
+            synthetic: [0; 3],
+        };
+        for (i, known) in KNOWN.iter().enumerate() {
+            let id = tables.text(known.as_bytes());
+            debug_assert_eq!(id as usize, i, "{known}");
+        }
+        tables.synthetic = [NODE_FILE, NODE_ALONE_FILE, CALLER_FILE].map(|file| tables.text(file.as_bytes()));
+        tables.numbers.insert(0, 0);
+        tables
+    }
+
+    /// A text by its bytes; what is no UTF-8 in it is replaced.
+    pub(super) fn text(&mut self, bytes: &[u8]) -> TextId {
+        let mut hash = self.keys.hash_one(bytes);
+        let lossy;
+        let text = match std::str::from_utf8(bytes) {
+            Ok(text) => text,
+            Err(_) => {
+                lossy = String::from_utf8_lossy(bytes).into_owned();
+                hash = self.keys.hash_one(lossy.as_bytes());
+                &lossy
+            }
+        };
+        loop {
+            match self.by_text.get(&hash) {
+                Some(id) if *self.texts[*id as usize] == *text => return *id,
+                Some(_) => hash = hash.wrapping_add(1),
+                None => break,
+            }
+        }
+        let id = self.texts.len().min(MOST) as TextId;
+        self.by_text.insert(hash, id);
+        self.texts.push(text.into());
+        self.bytes += text.len() + 48;
+        id
+    }
+
+    /// What a number of a text stands for.
+    pub(super) fn str(&self, id: TextId) -> &str {
+        self.texts.get(id as usize).map_or("", |t| t)
+    }
+
+    /// A frame.
+    pub(super) fn frame(&mut self, name: TextId, filename: TextId, line: u32) -> u32 {
+        let next = self.frame_texts.len() as u32;
+        let id = *self.frames.entry((name, filename, line)).or_insert(next);
+        if id == next {
+            self.frame_texts.push((name, filename, line));
+            self.bytes += 64 + 40;
+        }
+        id
+    }
+
+    /// The stack of these frames, innermost first, and the node that our own snapshots' frames tell of.
+    pub(super) fn stack(&mut self, frames: &[u32]) -> (StackId, ContextId) {
+        let file = |at: usize| frames.get(at).map(|f| self.frame_texts[*f as usize].1);
+        let [node_file, alone, caller] = self.synthetic;
+        if file(0) != Some(node_file) && file(0) != Some(alone) {
+            return (self.plain_stack(frames), ContextId::NONE);
+        }
+        let called = (1..frames.len()).find(|at| file(*at) == Some(caller));
+        let node = self.frame_texts[frames[0] as usize].0;
+        let forward = self.plain_stack(&frames[1..called.unwrap_or(frames.len())]);
+        let stack = called.map_or(StackId::NONE, |at| self.plain_stack(&frames[at + 1..]));
+        (stack, self.context(node, forward))
+    }
+
+    fn plain_stack(&mut self, frames: &[u32]) -> StackId {
+        if frames.is_empty() {
+            return StackId::NONE;
+        }
+        // Nearly every list of frames has come before, whole.
+        let mut hash = frames.iter().fold(self.seed, |hash, frame| mix(hash, u64::from(*frame)));
+        let place = loop {
+            match self.whole.get(&hash) {
+                Some(stack) if self.is(*stack, frames) => return StackId(*stack),
+                Some(_) => hash = hash.wrapping_add(1),
+                None => break hash,
+            }
+        };
+        let mut at = 0;
+        for frame in frames.iter().rev() {
+            let next = self.nodes.len() as u32;
+            let id = *self.children.entry((at, *frame)).or_insert(next);
+            if id == next {
+                self.nodes.push(StackNode { parent: StackId(at), frame: FrameId(*frame) });
+                self.bytes += 8 + 24;
+            }
+            at = id;
+        }
+        self.whole.insert(place, at);
+        self.bytes += 24;
+        StackId(at)
+    }
+
+    fn is(&self, stack: u32, frames: &[u32]) -> bool {
+        let mut at = stack;
+        for frame in frames {
+            let node = self.nodes[at as usize];
+            if at == 0 || node.frame.0 != *frame {
+                return false;
+            }
+            at = node.parent.0;
+        }
+        at == 0
+    }
+
+    /// A node and the call that made it.
+    pub(super) fn context(&mut self, node: TextId, forward: StackId) -> ContextId {
+        let next = self.contexts.len() as u32;
+        let id = *self.by_context.entry((node, forward.0)).or_insert(next);
+        if id == next {
+            self.contexts.push((node, forward));
+            self.bytes += 48;
+        }
+        ContextId(id)
+    }
+
+    /// A node of which the forward call is known: a traceback's lines, outermost first.
+    pub(super) fn forward_context(&mut self, lines: &[TextId]) -> ContextId {
+        let stack = match self.forward.get(lines) {
+            Some(stack) => StackId(*stack),
+            None => {
+                let mut frames = std::mem::take(&mut self.scratch);
+                frames.clear();
+                for line in lines.iter().rev() {
+                    let Some((file, number, name)) = traceback_line(self.str(*line)) else { continue };
+                    let (file, name) = (file.to_owned(), name.to_owned());
+                    let (file, name) = (self.text(file.as_bytes()), self.text(name.as_bytes()));
+                    frames.push(self.frame(name, file, number));
+                }
+                let stack = self.plain_stack(&frames);
+                self.scratch = frames;
+                self.forward.insert(lines.into(), stack.0);
+                self.bytes += 4 * lines.len() + 48;
+                stack
+            }
+        };
+        if stack.is_none() {
+            return ContextId::NONE;
+        }
+        let node = self.text(UNKNOWN_NODE.as_bytes());
+        self.context(node, stack)
+    }
+
+    /// A stream's number in rows.
+    #[inline]
+    pub(super) fn stream(&mut self, stream: u64) -> u32 {
+        if stream == 0 {
+            return 0;
+        }
+        let next = self.streams.len() as u32;
+        let id = *self.numbers.entry(stream).or_insert(next);
+        if id == next {
+            self.streams.push(stream);
+            self.bytes += 40;
+        }
+        id
+    }
+
+    /// A pool's id in events; `None` for more pools than there are ids.
+    #[inline]
+    pub(super) fn pool(&mut self, pool: (u64, u64)) -> Option<u16> {
+        if pool == (0, 0) {
+            return Some(0);
+        }
+        let next = u16::try_from(self.pools.len() + 1).ok();
+        match self.pools.get(&pool) {
+            Some(id) => Some(*id),
+            None => {
+                self.pools.insert(pool, next?);
+                next
+            }
+        }
+    }
+
+    /// The tables as a recording has them; `default_pool`: whether events tell their pools.
+    pub(super) fn into_definitions(self, default_pool: bool) -> (Definitions, Vec<u64>) {
+        let mut definitions = Definitions::default();
+        for (id, (name, filename, line)) in self.frame_texts.iter().enumerate() {
+            let (name, filename): (&str, &str) = (self.str(*name), self.str(*filename));
+            let native = id > 0 && is_native(name, filename);
+            if native {
+                definitions.native_frames.insert(FrameId(id as u32), NativeFrame::default());
+            }
+            definitions.frames.push(Frame {
+                name: name.into(),
+                qualname: name.into(),
+                // A frame without any name would be no frame.
+                filename: if filename.is_empty() && id > 0 { "??".into() } else { filename.into() },
+                line: *line,
+                native,
+                ..Frame::default()
+            });
+        }
+        definitions.contexts = self
+            .contexts
+            .iter()
+            .map(|(node, forward)| Context { node: self.str(*node).into(), forward: *forward, ..Context::default() })
+            .collect();
+        if let Some(none) = definitions.contexts.first_mut() {
+            *none = Context::default();
+        }
+        definitions.stacks = self.nodes;
+        definitions.pools = self.pools.iter().map(|(pool, id)| (*id, *pool)).collect();
+        if default_pool {
+            definitions.pools.insert(0, (0, 0));
+        }
+        (definitions, self.streams)
+    }
+}
+
+/// Whether a frame is of C++ rather than of Python: by its file, which PyTorch takes from debug information (`x.cpp`), from the loader
+/// (`libtorch.so`), or does not know (`??`, or nothing).
+fn is_native(name: &str, filename: &str) -> bool {
+    const ENDS: [&str; 11] = [".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".cuh", ".cu", ".S", ".rs", ".inc"];
+    if filename.ends_with(".py") || filename.starts_with('<') {
+        return false;
+    }
+    filename == "??"
+        || filename.is_empty()
+        || ENDS.iter().any(|end| filename.ends_with(end))
+        || filename.ends_with(".so")
+        || filename.contains(".so.")
+        || name.contains("::")
+        || name == "_start"
+        || name == "??"
+}
+
+/// A line of a traceback as Python formats it: the file, the line's number and the function's name.
+fn traceback_line(text: &str) -> Option<(&str, u32, &str)> {
+    let rest = text.trim_start().strip_prefix("File \"")?;
+    let (first, _) = rest.split_once('\n').unwrap_or((rest, ""));
+    let (file, rest) = first.rsplit_once("\", line ")?;
+    let (number, name) = rest.split_once(", in ").unwrap_or((rest, "<module>"));
+    Some((file, number.trim().parse().ok()?, name.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tracebacks_are_read() {
+        let line = "  File \"/a b/train.py\", line 12, in <module>\n    loss = f(x)\n";
+        assert_eq!(traceback_line(line), Some(("/a b/train.py", 12, "<module>")));
+        assert_eq!(traceback_line("nonsense"), None);
+    }
+
+    #[test]
+    fn stacks_share_their_callers() {
+        let mut tables = Tables::new();
+        let name = tables.text(b"f");
+        let frames: Vec<u32> = (0..4).map(|line| tables.frame(name, name, line)).collect();
+        let (a, _) = tables.stack(&frames);
+        let (b, _) = tables.stack(&frames[1..]);
+        assert_eq!(tables.nodes.len(), 5);
+        assert_eq!(tables.nodes[a.index()].parent, b);
+        assert_eq!(tables.stack(&frames).0, a);
+    }
+
+    #[test]
+    fn native_frames_are_known_by_their_files() {
+        for (name, file) in
+            [("f", "libtorch_cpu.so"), ("at::empty", ""), ("??", "/lib/libc.so.6"), ("g", "VariableType_2.cpp")]
+        {
+            assert!(is_native(name, file), "{name} {file}");
+        }
+        for (name, file) in
+            [("f", "train.py"), ("<module>", "<stdin>"), ("cell", "/tmp/ipykernel_7/1"), ("backward", CALLER_FILE)]
+        {
+            assert!(!is_native(name, file), "{name} {file}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Deferred frees: blocks that the program gave back and that other streams still used (`record_stream`), so that nobody could have
+//! their memory.
+
+use std::collections::HashMap;
+
+use memtrace_trace::ids::{ContextId, StackId};
+
+use crate::passes::category::Birth;
+use memtrace_replay::{Block, BlockId};
+
+/// Deferred frees of one source on one stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DeferredBy {
+    /// Blocks.
+    pub blocks: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Bytes times ticks between request and completion.
+    pub byte_ticks: u128,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    id: BlockId,
+    stack: StackId,
+    context: ContextId,
+    size: u64,
+    ticks: u64,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Deferred {
+    now: u64,
+    latest: Option<Waiting>,
+    open: HashMap<BlockId, Waiting>,
+    by_source: HashMap<(StackId, ContextId, u64), DeferredBy>,
+    /// Bytes that waited at one moment, at most.
+    pub most: u64,
+    /// Blocks whose completion was not recorded.
+    pub never_completed: u64,
+}
+
+impl Deferred {
+    #[inline]
+    pub(super) fn requested(&mut self, id: BlockId, birth: &Birth, ticks: u64) {
+        let Birth { stack, context, size, .. } = *birth;
+        self.defer();
+        self.latest = Some(Waiting { id, stack, context, size, ticks });
+    }
+
+    /// The latest request was not completed at once.
+    #[inline]
+    fn defer(&mut self) {
+        if let Some(earlier) = self.latest.take() {
+            self.open.insert(earlier.id, earlier);
+        }
+    }
+
+    #[inline]
+    pub(super) fn completed(&mut self, id: BlockId, block: &Block, ticks: u64) {
+        // Nearly always at once.
+        self.now = ticks;
+        if self.latest.is_some_and(|latest| latest.id == id) {
+            self.latest = None;
+            return;
+        }
+        if let Some(waiting) = self.open.remove(&id) {
+            self.add(&waiting, block.stream, ticks);
+        }
+    }
+
+    fn add(&mut self, waiting: &Waiting, stream: u64, until: u64) {
+        let by = self.by_source.entry((waiting.stack, waiting.context, stream)).or_default();
+        by.blocks += 1;
+        by.bytes += waiting.size;
+        by.byte_ticks += u128::from(waiting.size) * u128::from(until.saturating_sub(waiting.ticks));
+    }
+
+    /// The program goes on to an allocation, and so many bytes wait: active, but not allocated.
+    #[inline]
+    pub(super) fn go_on(&mut self, bytes: u64) {
+        self.defer();
+        self.most = self.most.max(bytes);
+    }
+
+    /// What still waits has waited to the end.
+    pub(super) fn finish(&mut self, stream_of: impl Fn(BlockId) -> u64, now: u64) {
+        self.defer();
+        for waiting in std::mem::take(&mut self.open).into_values() {
+            self.never_completed += 1;
+            self.add(&waiting, stream_of(waiting.id), now.max(self.now));
+        }
+    }
+
+    /// By source and stream, most bytes times time first.
+    pub fn by_source(&self) -> Vec<((StackId, ContextId, u64), DeferredBy)> {
+        let mut all: Vec<_> = self.by_source.iter().map(|(source, by)| (*source, *by)).collect();
+        all.sort_by_key(|(source, by)| (std::cmp::Reverse(by.byte_ticks), *source));
+        all
+    }
+}

@@ -1,0 +1,506 @@
+//! Phases and steps: what the program was doing at each event.
+//!
+//! Most events say it themselves: an autograd node is running (backward), or the stack has a frame that a rule knows.
+//! Such verdicts depend on the stack, the node and the flags only. What is left, plain user code, is judged by its place
+//! in the program: before the first forward it is loading, between forward and backward it belongs to the forward (the
+//! loss), before the forward of a step it brings data.
+//!
+//! A step is one turn of the loop that the program's optimizers drive. Where PyTorch marks the calls of optimizers, as it does from 2.1
+//! on, they say exactly where a step ends, also where they allocate nothing: see [`super::steps`]. What follows on the last of
+//! them (clearing gradients, figures about the step, an evaluation without gradients) still belongs to the step; the next one begins with
+//! the first block that is allocated by a forward with gradients, by a backward, or to bring data while gradients are on.
+//!
+//! Where no optimizer is marked, frames say it: a step ends when an optimizer's step has run and the program goes on to something that is
+//! not the optimizer. Where no optimizer ever shows in the recording, a step ends when gradients were cleared after a backward; where
+//! there is not even that, with each backward; and without any backward, each time the program calls its model anew. An optimizer
+//! that allocates in its first step only (SGD with momentum) is then taken to step after as many backward passes as the first time.
+
+use memtrace_trace::event::{Action, Event, Flags};
+use memtrace_trace::ids::{FrameId, StackId, ThreadId};
+
+use super::stacks::StackTable;
+use super::steps::{LabelRules, StepEnds};
+use crate::rules::{LabelRule, Meaning};
+use memtrace_input::Recording;
+
+/// What the program is doing.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Building, moving and filling models; everything before the first forward.
+    Load,
+    /// Bringing a batch to the device.
+    Data,
+    /// The forward computation, loss included.
+    Forward,
+    /// The autograd engine.
+    Backward,
+    /// Forward computations repeated during backward.
+    Recompute,
+    /// The optimizer, clipping and clearing gradients included.
+    Optimizer,
+    /// Forward computations without gradients.
+    Eval,
+    /// Anything else.
+    #[default]
+    Other,
+}
+
+impl Phase {
+    /// All phases, in the order of a report.
+    pub const ALL: [Phase; 8] = [
+        Phase::Load,
+        Phase::Data,
+        Phase::Forward,
+        Phase::Backward,
+        Phase::Recompute,
+        Phase::Optimizer,
+        Phase::Eval,
+        Phase::Other,
+    ];
+
+    /// The name in files and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Phase::Load => "load",
+            Phase::Data => "data",
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Recompute => "recompute",
+            Phase::Optimizer => "optimizer",
+            Phase::Eval => "eval",
+            Phase::Other => "other",
+        }
+    }
+}
+
+/// A phase and why.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Verdict {
+    /// The phase.
+    pub phase: Phase,
+    /// The rule that gave it.
+    pub rule: &'static str,
+    /// The frame it rests on; `NONE` where the evidence is a node, a flag or the place in the program.
+    pub evidence: FrameId,
+    meaning: Option<Meaning>,
+    /// Whether it depends on the stack, node and flags only.
+    by_itself: bool,
+}
+
+/// The rule for what is freed while no Python frame runs: by destructors at the program's end, mostly.
+const FRAMELESS_FREE: &str = "free: no Python frame runs";
+/// The rule for what plain user code frees.
+const FREE_IN_PLACE: &str = "free: where the program is";
+
+/// The rule for what is older than the recording and has no stack that says more.
+const OLDER: &str = "older than the recording";
+
+impl Verdict {
+    /// Whether it is about a free that nothing but its place ties to a phase, of a block that is `older` than the step: if
+    /// nothing is allocated after it, the program was ending.
+    pub fn is_loose_free(&self, older: bool) -> bool {
+        self.rule == FRAMELESS_FREE || self.rule == FREE_IN_PLACE && older
+    }
+
+    /// What the deciding frame means, where a frame decided.
+    pub fn meaning(&self) -> Option<Meaning> {
+        self.meaning
+    }
+}
+
+/// Where the program is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Moment {
+    /// The phase.
+    pub phase: Phase,
+    /// The step, from 0; `None` before the first one.
+    pub step: Option<u32>,
+    /// How often the phase has changed.
+    pub run: u32,
+    /// How many backward passes have begun.
+    pub backwards: u32,
+    /// How many optimizer steps have begun.
+    pub optimizers: u32,
+}
+
+/// Whether autograd was certainly not recording.
+fn is_grad_off(e: &Event) -> bool {
+    e.flags.contains(Flags::GRAD_KNOWN) && !e.flags.contains(Flags::GRAD_ENABLED)
+}
+
+/// What ends a step in this recording.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum StepEnd {
+    /// Where [`StepEnds`] says so.
+    Told,
+    Optimizer,
+    ZeroGrad,
+    Backward,
+    ModelCall,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct PhaseTracker {
+    table: StackTable,
+    step_end: StepEnd,
+    now: Moment,
+    main_thread: ThreadId,
+    step_over: bool,
+    backwards_in_step: u32,
+    backwards_of_first_step: Option<u32>,
+    optimizers_seen: u32,
+    optimizer_running: bool,
+    model_call: StackId,
+    outside_model: bool,
+    last: Verdict,
+    ends: StepEnds,
+    /// Which of them comes next, and where it is; `u64::MAX` where there is none.
+    next_end: (usize, u64),
+    rules: LabelRules,
+    /// Open ranges that mean something, innermost last.
+    ranges: Vec<(ThreadId, &'static LabelRule)>,
+    /// The optimizer has stepped, and the data loader has not been called since.
+    loader_awaited: bool,
+    /// Backward passes when an optimizer last began to step.
+    backwards_at_optimizer: Option<u32>,
+}
+
+/// Ranges kept open at once: what a program leaves open without end is none of PyTorch's.
+const MOST_RANGES: usize = 1024;
+
+const START: Verdict = Verdict {
+    phase: Phase::Load,
+    rule: "before the first forward",
+    evidence: FrameId::NONE,
+    meaning: None,
+    by_itself: false,
+};
+
+impl PhaseTracker {
+    /// For a recording.
+    pub fn of(recording: &dyn Recording) -> PhaseTracker {
+        let table = StackTable::new(recording.definitions());
+        PhaseTracker::new(table, StepEnds::of(recording), LabelRules::of(recording.definitions()))
+    }
+
+    /// For a recording with these stacks, steps and labels.
+    pub fn new(table: StackTable, ends: StepEnds, rules: LabelRules) -> PhaseTracker {
+        let step_end = if !ends.all().is_empty() {
+            StepEnd::Told
+        } else if table.any(Meaning::OptimizerStep) || table.any(Meaning::OptimizerState) {
+            StepEnd::Optimizer
+        } else if table.any(Meaning::ZeroGrad) {
+            StepEnd::ZeroGrad
+        } else if table.has_nodes() || table.any(Meaning::Engine) {
+            StepEnd::Backward
+        } else {
+            StepEnd::ModelCall
+        };
+        PhaseTracker {
+            table,
+            step_end,
+            now: Moment { phase: Phase::Load, step: None, run: 0, backwards: 0, optimizers: 0 },
+            main_thread: ThreadId::NONE,
+            step_over: false,
+            backwards_in_step: 0,
+            backwards_of_first_step: None,
+            optimizers_seen: 0,
+            optimizer_running: false,
+            model_call: StackId::NONE,
+            outside_model: false,
+            last: START,
+            next_end: (0, ends.all().first().copied().unwrap_or(u64::MAX)),
+            ends,
+            rules,
+            ranges: Vec::new(),
+            loader_awaited: false,
+            backwards_at_optimizer: None,
+        }
+    }
+
+    /// Where the program is.
+    pub fn now(&self) -> &Moment {
+        &self.now
+    }
+
+    /// Whether the recording shows a model that is called, and neither backward nor optimizer.
+    pub fn is_inference(&self) -> bool {
+        self.step_end == StepEnd::ModelCall
+    }
+
+    /// Whether an event is beside the autograd engine, by its thread and stack: plain code does it, and a backward that began is over.
+    #[inline]
+    pub fn is_beside_engine(&self, e: &Event) -> bool {
+        let facts = self.table.facts(e.stack);
+        let plain = !self.table.is_without_python(e.stack) || e.thread == self.main_thread && !e.thread.is_none();
+        plain && !facts.in_engine && !e.flags.contains(Flags::IN_BACKWARD)
+    }
+
+    /// How many steps have ended, where that is told.
+    pub fn steps_told(&self) -> u32 {
+        u32::try_from(self.ends.all().len()).unwrap_or(u32::MAX)
+    }
+
+    /// The facts about stacks.
+    pub fn stacks(&self) -> &StackTable {
+        &self.table
+    }
+
+    /// Takes an event of a block's life and says in which phase it happened.
+    #[inline]
+    pub fn observe(&mut self, e: &Event) -> Verdict {
+        if e.seq > self.next_end.1 {
+            self.pass_ends(e.seq);
+        }
+        let verdict = self.judge(e);
+        if e.flags.contains(Flags::BEFORE) {
+            // Nothing happens now, and who says nothing by himself was called from nobody knows where.
+            let unknown =
+                Verdict { phase: Phase::Other, rule: OLDER, evidence: FrameId::NONE, meaning: None, by_itself: false };
+            return if verdict.by_itself { verdict } else { unknown };
+        }
+        if verdict.by_itself || e.action == Action::Alloc {
+            self.advance(e, &verdict);
+        }
+        self.last = verdict;
+        verdict
+    }
+
+    /// Takes the beginning or the end of a range that the program or PyTorch has named.
+    pub fn observe_label(&mut self, e: &Event) {
+        let Some(rule) = self.rules.get(e) else { return };
+        if e.action != Action::RangeStart {
+            let is_it = |(thread, open): &(ThreadId, &LabelRule)| *thread == e.thread && open.name == rule.name;
+            if let Some(index) = self.ranges.iter().rposition(is_it) {
+                self.ranges.remove(index);
+                if rule.meaning == Meaning::OptimizerStep {
+                    self.loader_awaited = self.ends.loaders();
+                }
+            }
+            return;
+        }
+        if self.ranges.len() < MOST_RANGES {
+            self.ranges.push((e.thread, rule));
+        }
+        if self.step_end != StepEnd::Told || self.now.step.is_none() || e.flags.contains(Flags::IN_BACKWARD) {
+            return;
+        }
+        let phase = match rule.meaning {
+            Meaning::OptimizerStep => {
+                let backwards = self.now.backwards;
+                self.now.optimizers += u32::from(self.backwards_at_optimizer.replace(backwards) != Some(backwards));
+                Phase::Optimizer
+            }
+            Meaning::Data if e.thread == self.main_thread => {
+                self.loader_awaited = false;
+                Phase::Data
+            }
+            _ => return,
+        };
+        self.now.run += u32::from(phase != self.now.phase);
+        self.now.phase = phase;
+    }
+
+    /// Steps have ended before this event.
+    #[cold]
+    fn pass_ends(&mut self, seq: u64) {
+        while seq > self.next_end.1 {
+            match &mut self.now.step {
+                None => self.now.step = Some(0),
+                Some(step) => *step += u32::from(self.step_over),
+            }
+            self.step_over = true;
+            let next = self.next_end.0 + 1;
+            self.next_end = (next, self.ends.all().get(next).copied().unwrap_or(u64::MAX));
+        }
+    }
+
+    /// The verdict about one event where the program is now.
+    fn judge(&self, e: &Event) -> Verdict {
+        let facts = self.table.facts(e.stack);
+        let is_node = self.table.contexts().is_node(e.context);
+        let in_backward = e.flags.contains(Flags::IN_BACKWARD) || is_node;
+        let grad_off = is_grad_off(e);
+        let meaning = facts.rule.map(|r| r.meaning);
+        let by_rule = |phase| Verdict {
+            phase,
+            rule: facts.rule.map_or("", |r| r.name),
+            evidence: facts.frame,
+            meaning,
+            by_itself: true,
+        };
+        let by_itself = |phase, rule| Verdict { phase, rule, evidence: FrameId::NONE, meaning, by_itself: true };
+        match meaning {
+            // An optimizer's step makes no nodes; a closure that it calls does.
+            Some(Meaning::OptimizerStep) if facts.made_node && !in_backward => {
+                return by_itself(Phase::Forward, "forward: made an autograd node");
+            }
+            Some(Meaning::OptimizerStep | Meaning::OptimizerState | Meaning::GradientWork | Meaning::ZeroGrad) => {
+                return by_rule(Phase::Optimizer);
+            }
+            Some(Meaning::Data) => return by_rule(Phase::Data),
+            _ => {}
+        }
+        if in_backward || facts.in_engine {
+            if facts.in_checkpoint {
+                return Verdict { rule: "recompute: checkpoint inside backward", ..by_rule(Phase::Recompute) };
+            }
+            if meaning != Some(Meaning::Engine) && self.table.recomputes(e.context) {
+                return by_itself(Phase::Recompute, "recompute: CheckpointFunctionBackward");
+            }
+            return match (is_node, in_backward) {
+                (true, _) => by_itself(Phase::Backward, "backward: autograd node"),
+                (false, true) => by_itself(Phase::Backward, "backward: inside the engine"),
+                (false, false) => by_rule(Phase::Backward),
+            };
+        }
+        match meaning {
+            Some(Meaning::Engine) => by_rule(Phase::Backward),
+            Some(Meaning::Load) => by_rule(Phase::Load),
+            // A reentrant checkpoint runs its forward without gradients, inside the node that it makes.
+            Some(Meaning::Compute | Meaning::Checkpoint) if grad_off && !facts.inside_node => by_rule(Phase::Eval),
+            Some(Meaning::Compute | Meaning::Checkpoint) => by_rule(Phase::Forward),
+            Some(Meaning::Aside) => by_rule(Phase::Other),
+            _ if facts.made_node => by_itself(Phase::Forward, "forward: made an autograd node"),
+            _ => self.judge_by_place(e, grad_off),
+        }
+    }
+
+    /// Plain user code: its place in the program decides.
+    fn judge_by_place(&self, e: &Event, grad_off: bool) -> Verdict {
+        let place = |phase, rule| Verdict { phase, rule, evidence: FrameId::NONE, meaning: None, by_itself: false };
+        if let Some((_, rule)) = self.ranges.iter().rev().find(|(thread, _)| *thread == e.thread) {
+            match rule.meaning {
+                // With gradients on it is a closure.
+                Meaning::OptimizerStep if grad_off => return place(Phase::Optimizer, rule.name),
+                Meaning::ZeroGrad => return place(Phase::Optimizer, rule.name),
+                Meaning::Data => return place(Phase::Data, rule.name),
+                _ => {}
+            }
+        }
+        if e.action != Action::Alloc {
+            if self.table.is_without_python(e.stack) && !matches!(self.now.phase, Phase::Backward | Phase::Recompute) {
+                return place(Phase::Other, FRAMELESS_FREE);
+            }
+            return place(self.now.phase, FREE_IN_PLACE);
+        }
+        match self.now.phase {
+            _ if self.now.step.is_none() => place(Phase::Load, "load: before the first forward"),
+            Phase::Backward | Phase::Recompute if self.table.is_without_python(e.stack) => {
+                place(self.now.phase, "backward: no Python frames while the engine runs")
+            }
+            Phase::Forward => place(Phase::Forward, "forward: beside the model, before backward"),
+            Phase::Eval => place(Phase::Eval, "eval: beside the model"),
+            Phase::Backward | Phase::Recompute if grad_off => {
+                place(Phase::Optimizer, "optimizer: without gradients, after backward")
+            }
+            Phase::Optimizer if grad_off => place(Phase::Optimizer, "optimizer: without gradients, beside the step"),
+            Phase::Optimizer if self.loader_awaited => {
+                place(Phase::Other, "other: after the step, before the next batch")
+            }
+            Phase::Optimizer if !grad_off => place(Phase::Data, "data: between steps"),
+            Phase::Data => place(Phase::Data, "data: between steps"),
+            _ => place(Phase::Other, "other: no rule"),
+        }
+    }
+
+    /// Moves on to what an event shows.
+    fn advance(&mut self, e: &Event, verdict: &Verdict) {
+        let phase = verdict.phase;
+        // Loaders on their own threads do not move the program.
+        if phase == Phase::Data && e.thread != self.main_thread && !self.main_thread.is_none() {
+            return;
+        }
+        let model_called = self.model_called(e);
+        if phase == self.now.phase && verdict.meaning == self.last.meaning && !model_called {
+            return;
+        }
+        let alloc = e.action == Action::Alloc;
+        let computes = matches!(phase, Phase::Forward | Phase::Backward | Phase::Eval);
+        if alloc && self.now.step.is_none() && computes {
+            self.now.step = Some(0);
+            self.main_thread = e.thread;
+            self.step_over = false;
+        } else if alloc {
+            if phase == Phase::Forward && !self.step_over && self.step_ended_unseen() {
+                self.step_over = true;
+                self.now.optimizers += u32::from(self.step_end == StepEnd::Optimizer);
+            }
+            // Data for an evaluation is no beginning.
+            let evaluates = phase == Phase::Data && self.step_end == StepEnd::Told && is_grad_off(e);
+            let begins =
+                matches!(phase, Phase::Forward | Phase::Data | Phase::Backward) && self.step_over && !evaluates;
+            if begins || model_called {
+                self.now.step = self.now.step.map(|s| s + 1);
+                self.step_over = false;
+                self.backwards_in_step = 0;
+            }
+        }
+        if phase == Phase::Backward && alloc && !matches!(self.now.phase, Phase::Backward | Phase::Recompute) {
+            self.now.backwards += 1;
+            self.backwards_in_step += 1;
+        }
+        if phase == Phase::Optimizer {
+            self.advance_optimizer(verdict.meaning);
+        } else if alloc && matches!(phase, Phase::Forward | Phase::Backward | Phase::Data | Phase::Eval) {
+            self.optimizer_running = false;
+        }
+        if phase != self.now.phase && !(self.now.step.is_none() && phase == Phase::Other) {
+            self.now.phase = phase;
+            self.now.run += 1;
+        }
+    }
+
+    /// The optimizer showed, by its step or by clearing gradients after a backward.
+    fn advance_optimizer(&mut self, meaning: Option<Meaning>) {
+        if self.step_end == StepEnd::Told {
+            return;
+        }
+        let shows = match meaning {
+            Some(Meaning::OptimizerStep | Meaning::OptimizerState) => true,
+            // Gradients that are cleared before the first backward of a step say nothing.
+            Some(Meaning::ZeroGrad) => self.backwards_in_step > 0,
+            _ => false,
+        };
+        if !shows || self.optimizer_running {
+            return;
+        }
+        self.optimizer_running = true;
+        self.now.optimizers += u32::from(!self.step_over);
+        self.step_over |= matches!(self.step_end, StepEnd::Optimizer | StepEnd::ZeroGrad);
+        self.optimizers_seen += 1;
+        self.backwards_of_first_step.get_or_insert(self.backwards_in_step.max(1));
+    }
+
+    /// Whether a forward that begins now belongs to a new step although no optimizer was seen.
+    fn step_ended_unseen(&self) -> bool {
+        match self.step_end {
+            StepEnd::Optimizer => {
+                self.optimizers_seen <= 1
+                    && self.backwards_of_first_step.is_some_and(|first| self.backwards_in_step >= first)
+            }
+            StepEnd::Backward => self.backwards_in_step > 0,
+            StepEnd::Told | StepEnd::ZeroGrad | StepEnd::ModelCall => false,
+        }
+    }
+
+    /// Whether an inference-only program calls its model anew: from the line of the first call, after it had allocated
+    /// something outside.
+    fn model_called(&mut self, e: &Event) -> bool {
+        if self.step_end != StepEnd::ModelCall || e.action != Action::Alloc {
+            return false;
+        }
+        let call = self.table.facts(e.stack).outermost_compute;
+        if call.is_none() {
+            self.outside_model = true;
+            return false;
+        }
+        if self.model_call.is_none() {
+            self.model_call = call;
+            self.outside_model = false;
+        }
+        self.model_call == call && std::mem::take(&mut self.outside_model)
+    }
+}

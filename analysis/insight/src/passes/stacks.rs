@@ -1,0 +1,206 @@
+//! What each stack of a recording says by itself, worked out once before the events are streamed.
+//!
+//! A parent has a smaller id than its child, so one walk over the table settles every stack from its caller's facts.
+//! Native frames are looked through: stacks that differ in them alone say the same.
+
+use std::collections::{HashMap, HashSet};
+
+use memtrace_trace::file::Definitions;
+use memtrace_trace::ids::{ContextId, FrameId, StackId};
+
+use crate::rules::{FrameRule, Meaning, OptimizerRule, frame_rule, optimizer_of};
+use memtrace_replay::Contexts;
+
+/// What a stack says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StackFacts {
+    /// The rule of the innermost frame that any rule knows.
+    pub rule: Option<&'static FrameRule>,
+    /// That frame: the evidence.
+    pub frame: FrameId,
+    /// An activation checkpoint is running, with no engine call further in.
+    pub in_checkpoint: bool,
+    /// The autograd engine was called somewhere in this stack.
+    pub in_engine: bool,
+    /// Autograd later ran a node that this very stack had made: forward, by proof.
+    pub made_node: bool,
+    /// The same is true of one of its callers: the call of an `autograd.Function`, whose inside runs without gradients.
+    pub inside_node: bool,
+    /// The optimizer whose code runs.
+    pub optimizer: Option<&'static OptimizerRule>,
+    /// The outermost frame that computes: where the program calls its model.
+    pub outermost_compute: StackId,
+    /// There are frames, and none is Python's.
+    pub native_only: bool,
+}
+
+static NOTHING: StackFacts = StackFacts {
+    rule: None,
+    frame: FrameId::NONE,
+    in_checkpoint: false,
+    in_engine: false,
+    made_node: false,
+    inside_node: false,
+    optimizer: None,
+    outermost_compute: StackId::NONE,
+    native_only: false,
+};
+
+/// Facts of every stack and node.
+#[derive(Clone, Debug, Default)]
+pub struct StackTable {
+    stacks: Vec<StackFacts>,
+    /// For each stack the first one with the same Python frames; nothing where every stack is of Python frames only.
+    same_python: Option<Vec<StackId>>,
+    recomputing_nodes: HashSet<ContextId>,
+    contexts: Contexts,
+    has_nodes: bool,
+}
+
+impl StackTable {
+    /// From a recording's definitions.
+    pub fn new(definitions: &Definitions) -> StackTable {
+        let rules: Vec<_> = definitions.frames.iter().map(|f| (frame_rule(f), optimizer_of(f))).collect();
+        let same_python = same_python(definitions);
+        let python = |stack: StackId| match &same_python {
+            Some(same) => same.get(stack.index()).copied().unwrap_or(stack),
+            None => stack,
+        };
+        let made_nodes: HashSet<StackId> = definitions.contexts.iter().map(|c| python(c.forward)).collect();
+        let mut stacks: Vec<StackFacts> = Vec::with_capacity(definitions.stacks.len());
+        for (i, node) in definitions.stacks.iter().enumerate() {
+            let parent = if node.parent.index() < i { stacks[node.parent.index()] } else { StackFacts::default() };
+            let (rule, optimizer) = rules.get(node.frame.index()).copied().unwrap_or_default();
+            let id = python(StackId(i as u32));
+            let made_node = !id.is_none() && made_nodes.contains(&id);
+            // A native frame is no call further in.
+            let called = definitions.native_frames.is_empty() || !definitions.native_frames.contains_key(&node.frame);
+            let inside_node = parent.inside_node || called && parent.made_node;
+            let mut facts = StackFacts { made_node, inside_node, native_only: i > 0 && id.is_none(), ..parent };
+            if let Some(rule) = rule {
+                facts.rule = Some(rule);
+                facts.frame = node.frame;
+                match rule.meaning {
+                    Meaning::Engine => {
+                        facts.in_engine = true;
+                        facts.in_checkpoint = false;
+                    }
+                    Meaning::Checkpoint => facts.in_checkpoint = true,
+                    Meaning::Compute if facts.outermost_compute.is_none() => facts.outermost_compute = id,
+                    _ => {}
+                }
+            }
+            facts.optimizer = optimizer.or(parent.optimizer);
+            stacks.push(facts);
+        }
+        let recomputing_nodes = definitions
+            .contexts
+            .iter()
+            .enumerate()
+            .filter(|(_, c)| c.node.contains("CheckpointFunction"))
+            .map(|(i, _)| ContextId(i as u32))
+            .collect();
+        // A node's definition has its name; what has none is nothing, or the call of a module.
+        let has_nodes = definitions.contexts.iter().any(|c| !c.node.is_empty());
+        StackTable { stacks, same_python, recomputing_nodes, contexts: Contexts::of(definitions), has_nodes }
+    }
+
+    /// Whether no Python frame runs; an unknown stack may hold any.
+    pub fn is_without_python(&self, stack: StackId) -> bool {
+        stack.is_none() || self.facts(stack).native_only
+    }
+
+    /// What a stack says; nothing for a stack that was never defined.
+    #[inline]
+    pub fn facts(&self, stack: StackId) -> &StackFacts {
+        self.stacks.get(stack.index()).unwrap_or(&NOTHING)
+    }
+
+    /// The stack that stands for all with these Python frames; `NONE` where there are none.
+    #[inline]
+    pub fn python(&self, stack: StackId) -> StackId {
+        match &self.same_python {
+            Some(same) => same.get(stack.index()).copied().unwrap_or(stack),
+            None => stack,
+        }
+    }
+
+    /// Whether a node recomputes activations.
+    #[inline]
+    pub fn recomputes(&self, context: ContextId) -> bool {
+        !context.is_none() && !self.recomputing_nodes.is_empty() && self.recomputing_nodes.contains(&context)
+    }
+
+    /// What contexts are.
+    #[inline]
+    pub fn contexts(&self) -> &Contexts {
+        &self.contexts
+    }
+
+    /// Whether any autograd node was recorded.
+    pub fn has_nodes(&self) -> bool {
+        self.has_nodes
+    }
+
+    /// Whether any stack has this meaning.
+    pub fn any(&self, meaning: Meaning) -> bool {
+        self.stacks.iter().any(|f| f.rule.is_some_and(|r| r.meaning == meaning))
+    }
+}
+
+/// For each stack the first one with the same Python frames, `NONE` where there are none; nothing where every stack is of
+/// Python frames only.
+fn same_python(definitions: &Definitions) -> Option<Vec<StackId>> {
+    if definitions.native_frames.is_empty() {
+        return None;
+    }
+    let mut first: HashMap<(StackId, FrameId), StackId> = HashMap::new();
+    let mut same: Vec<StackId> = Vec::with_capacity(definitions.stacks.len());
+    for (i, node) in definitions.stacks.iter().enumerate() {
+        let caller = same.get(node.parent.index()).copied().unwrap_or(StackId::NONE);
+        same.push(if i == 0 || definitions.native_frames.contains_key(&node.frame) {
+            caller
+        } else {
+            *first.entry((caller, node.frame)).or_insert(StackId(i as u32))
+        });
+    }
+    Some(same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_trace::file::{Context, Frame, NativeFrame, StackNode};
+    use memtrace_trace::ids::ModuleId;
+
+    #[test]
+    fn native_frames_are_looked_through() {
+        let mut definitions = Definitions { frames: vec![Frame::default()], ..Definitions::default() };
+        for name in ["forward", "native", "inner"] {
+            let filename = if name == "forward" { "/torch/nn/modules/x.py" } else { "/torch/nn/modules/x.cpp" };
+            definitions.frames.push(Frame { name: name.into(), filename: filename.into(), ..Frame::default() });
+        }
+        for id in [2, 3] {
+            definitions.frames[id].native = true;
+            definitions.native_frames.insert(FrameId(id as u32), NativeFrame { module: ModuleId(1), address: 7 });
+        }
+        // forward; forward > native; forward > native > inner; native; native > forward; native > forward > inner
+        for (parent, frame) in [(0, 0), (0, 1), (1, 2), (2, 3), (0, 2), (4, 1), (5, 3)] {
+            definitions.stacks.push(StackNode { parent: StackId(parent), frame: FrameId(frame) });
+        }
+        definitions.contexts = vec![
+            Context::default(),
+            Context { node: "AddBackward0".into(), forward: StackId(1), ..Context::default() },
+        ];
+        let table = StackTable::new(&definitions);
+        for stack in [1, 2, 3, 5, 6] {
+            let facts = table.facts(StackId(stack));
+            assert!(facts.made_node && !facts.inside_node && !facts.native_only, "stack {stack}: {facts:?}");
+            assert_eq!((facts.outermost_compute, facts.frame), (StackId(1), FrameId(1)));
+        }
+        let facts = table.facts(StackId(4));
+        assert!(facts.native_only && !facts.made_node && facts.rule.is_none());
+        assert!(table.is_without_python(StackId(4)) && table.is_without_python(StackId::NONE));
+        assert!(!table.is_without_python(StackId(6)) && !table.is_without_python(StackId(99)));
+    }
+}

@@ -1,0 +1,246 @@
+//! What `torch.cuda.memory_stats` counts, from events: each figure now, at its highest, and all that came and went, for the allocator as
+//! a whole and for its pools of large and of small blocks.
+//!
+//! The bookkeeping is that of `DeviceCachingAllocator` (c10/cuda/CUDACachingAllocator.cpp): `alloc_found_block`, `free`, `free_block`,
+//! `map_block` and `unmap_block` say when which figure changes.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::event::{Action, Event, Flags};
+
+use memtrace_replay::{Allocator, Block, BlockId, Change};
+
+/// A figure, named as in `torch.cuda.memory_stats`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Figure {
+    /// Bytes of blocks in use by the program, rounded.
+    AllocatedBytes,
+    /// The same and blocks that streams still use.
+    ActiveBytes,
+    /// Bytes that were asked for, of active blocks.
+    RequestedBytes,
+    /// Bytes of segments.
+    ReservedBytes,
+    /// Bytes of free blocks that share their segment, so that it cannot be given back.
+    InactiveSplitBytes,
+    /// Blocks in use by the program.
+    Allocation,
+    /// The same and blocks that streams still use.
+    Active,
+    /// Segments that `cudaMalloc` gave.
+    Segment,
+    /// Free blocks that share their segment.
+    InactiveSplit,
+}
+
+impl Figure {
+    /// All, in the order of `torch.cuda.memory_summary`.
+    pub const ALL: [Figure; 9] = [
+        Figure::AllocatedBytes,
+        Figure::ActiveBytes,
+        Figure::RequestedBytes,
+        Figure::ReservedBytes,
+        Figure::InactiveSplitBytes,
+        Figure::Allocation,
+        Figure::Active,
+        Figure::Segment,
+        Figure::InactiveSplit,
+    ];
+
+    /// Its key in `torch.cuda.memory_stats`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Figure::AllocatedBytes => "allocated_bytes",
+            Figure::ActiveBytes => "active_bytes",
+            Figure::RequestedBytes => "requested_bytes",
+            Figure::ReservedBytes => "reserved_bytes",
+            Figure::InactiveSplitBytes => "inactive_split_bytes",
+            Figure::Allocation => "allocation",
+            Figure::Active => "active",
+            Figure::Segment => "segment",
+            Figure::InactiveSplit => "inactive_split",
+        }
+    }
+}
+
+/// One figure over time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stat {
+    /// At the end.
+    pub current: u64,
+    /// At its highest.
+    pub peak: u64,
+    /// All that was added.
+    pub allocated: u64,
+    /// All that was taken away.
+    pub freed: u64,
+}
+
+impl Stat {
+    #[inline]
+    fn add(&mut self, amount: u64) {
+        self.current = self.current.saturating_add(amount);
+        self.allocated = self.allocated.saturating_add(amount);
+        self.peak = self.peak.max(self.current);
+    }
+
+    #[inline]
+    fn take(&mut self, amount: u64) {
+        self.current = self.current.saturating_sub(amount);
+        self.freed = self.freed.saturating_add(amount);
+    }
+}
+
+/// The figures of a pool, or of all, in the order of [`Figure::ALL`].
+pub type Stats = [Stat; Figure::ALL.len()];
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Statistics {
+    /// Of everything.
+    pub all: Stats,
+    /// Of blocks larger than 1 MiB.
+    pub large: Stats,
+    /// Of blocks of up to 1 MiB.
+    pub small: Stats,
+    /// Whether memory was obtained for small blocks, by its address.
+    obtained: BTreeMap<u64, bool>,
+    /// Memory obtained since the last allocation, which shows what for: address, size, whether a whole segment.
+    gained: Vec<(u64, u64, bool)>,
+}
+
+impl Statistics {
+    #[inline]
+    fn pool(&mut self, small: bool) -> [&mut Stats; 2] {
+        [&mut self.all, if small { &mut self.small } else { &mut self.large }]
+    }
+
+    #[inline]
+    fn add(&mut self, small: bool, figure: Figure, amount: u64) {
+        for stats in self.pool(small) {
+            stats[figure as usize].add(amount);
+        }
+    }
+
+    #[inline]
+    fn take(&mut self, small: bool, figure: Figure, amount: u64) {
+        for stats in self.pool(small) {
+            stats[figure as usize].take(amount);
+        }
+    }
+
+    /// An event and what it changed.
+    #[inline]
+    pub fn observe(&mut self, allocator: &Allocator, e: &Event, change: &Change) {
+        match change {
+            Change::Alloc(id) => self.alloc(allocator, *id),
+            Change::FreeRequested(id) => {
+                let block = allocator.block(*id);
+                self.take(block.small, Figure::AllocatedBytes, block.size);
+                self.take(block.small, Figure::Allocation, 1);
+            }
+            Change::FreeCompleted(id, block) => self.free(allocator, *id, block),
+            Change::SegmentGained => {
+                let whole = e.action == Action::SegmentAlloc;
+                self.all[Figure::ReservedBytes as usize].add(e.size);
+                self.all[Figure::Segment as usize].add(u64::from(whole));
+                self.gained.push((e.addr, e.size, whole));
+                // Of older memory nobody knows what came first: its size tells.
+                if e.flags.contains(Flags::BEFORE) {
+                    self.settle(allocator.find(e.addr).is_some_and(|id| allocator.block(id).small));
+                }
+            }
+            Change::SegmentLost => {
+                // What was obtained for a request that failed all the same.
+                self.settle(false);
+                let small = self.obtained.range(..=e.addr).next_back().is_some_and(|(_, small)| *small);
+                self.take(small, Figure::ReservedBytes, e.size);
+                if e.action == Action::SegmentFree {
+                    self.obtained.remove(&e.addr);
+                    self.take(small, Figure::Segment, 1);
+                }
+            }
+            Change::Oom | Change::Snapshot | Change::None => {}
+        }
+    }
+
+    /// Memory was obtained for blocks of this kind.
+    #[cold]
+    fn settle(&mut self, small: bool) {
+        let pool = if small { &mut self.small } else { &mut self.large };
+        for (addr, size, whole) in self.gained.drain(..) {
+            self.obtained.insert(addr, small);
+            pool[Figure::ReservedBytes as usize].add(size);
+            pool[Figure::Segment as usize].add(u64::from(whole));
+        }
+    }
+
+    #[inline]
+    fn alloc(&mut self, allocator: &Allocator, id: BlockId) {
+        let block = allocator.block(id);
+        let small = block.small;
+        if !self.gained.is_empty() {
+            self.settle(small);
+        }
+        for stats in self.pool(small) {
+            stats[Figure::AllocatedBytes as usize].add(block.size);
+            stats[Figure::ActiveBytes as usize].add(block.size);
+            stats[Figure::RequestedBytes as usize].add(block.requested);
+            stats[Figure::Allocation as usize].add(1);
+            stats[Figure::Active as usize].add(1);
+        }
+        if block.expandable {
+            return;
+        }
+        // No two free blocks touch: a free one behind it is what was left of the block it was cut from.
+        let [before, behind] = allocator.neighbours(id);
+        let rest = behind.filter(|(_, block)| !block.is_active());
+        let beyond = match rest {
+            Some((rest, _)) => allocator.neighbours(rest)[1].is_some(),
+            None => behind.is_some(),
+        };
+        let was_split = before.is_some() || beyond;
+        match rest.map(|(_, rest)| rest.size) {
+            Some(_) if was_split => self.take(small, Figure::InactiveSplitBytes, block.size),
+            Some(rest) => {
+                self.add(small, Figure::InactiveSplitBytes, rest);
+                self.add(small, Figure::InactiveSplit, 1);
+            }
+            None if was_split => {
+                self.take(small, Figure::InactiveSplitBytes, block.size);
+                self.take(small, Figure::InactiveSplit, 1);
+            }
+            None => {}
+        }
+    }
+
+    #[inline]
+    fn free(&mut self, allocator: &Allocator, id: BlockId, block: &Block) {
+        let small = block.small;
+        self.take(small, Figure::ActiveBytes, block.size);
+        self.take(small, Figure::RequestedBytes, block.requested);
+        self.take(small, Figure::Active, 1);
+        if block.expandable || block.implied {
+            return;
+        }
+        // What it was merged with was free and, beside it, a split block.
+        let merged = allocator.block(id);
+        let before = block.addr.saturating_sub(merged.addr);
+        let behind = merged.size.saturating_sub(before + block.size);
+        let is_split = allocator.neighbours(id).iter().any(Option::is_some);
+        let gone = u64::from(before > 0) + u64::from(behind > 0);
+        let came = if is_split { (1, merged.size) } else { (0, 0) };
+        self.change(small, Figure::InactiveSplit, came.0, gone);
+        self.change(small, Figure::InactiveSplitBytes, came.1, before + behind);
+    }
+
+    /// What came and what went at once is counted as the one change that it is.
+    #[inline]
+    fn change(&mut self, small: bool, figure: Figure, came: u64, gone: u64) {
+        match came.cmp(&gone) {
+            std::cmp::Ordering::Greater => self.add(small, figure, came - gone),
+            std::cmp::Ordering::Less => self.take(small, figure, gone - came),
+            std::cmp::Ordering::Equal => {}
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! The allocator's policy, replayed: does it repeat what was recorded, and what would other settings have done?
+//!
+//! The recorded requests and frees are given to a [`Policy`] with the run's own settings, whose CUDA answers as the recorded one did.
+//! It must make the recorded segments and hand out the recorded addresses, one by one; at the first difference it stops, and nothing
+//! is claimed of the run. (Which of two equal blocks is taken differs between versions of PyTorch: the one at the lower address, or
+//! the one whose segment is older. Both are tried.) The same requests go to policies with other settings, on a device with as much memory as the allocator
+//! had. Everything that the replay cannot know is held as recorded: the memory of other libraries and processes, and when streams
+//! were done with a block.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use memtrace_trace::event::{Action, Event, Flags, Source};
+
+use crate::rules::{AllocatorSetting, allocator_settings};
+use memtrace_input::AddressHashing;
+use memtrace_replay::{Budget, Device, Policy, Settings};
+
+type Addresses = std::collections::HashMap<u64, u64, AddressHashing>;
+
+/// How well the policy repeated the recording.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Agreement {
+    /// Blocks that got the recorded address.
+    pub blocks: u64,
+    /// Segment events that were repeated one for one.
+    pub segments: u64,
+    /// The first difference: the number of its event, and what it was.
+    pub difference: Option<(u64, String)>,
+    /// The highest reserved bytes that came out.
+    pub peak_reserved: u64,
+}
+
+/// What a setting would have done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// The setting.
+    pub setting: &'static AllocatorSetting,
+    /// Whether the request that failed would have got its memory. `None` where none failed, or where it depends on where CUDA puts
+    /// segments.
+    pub fits: Option<bool>,
+    /// The event at which it would have run out of memory before.
+    pub fails_earlier: Option<u64>,
+    /// The highest reserved bytes, up to the error where there was one.
+    pub peak_reserved: u64,
+    /// Reserved bytes at the end, or with the request that failed.
+    pub reserved: u64,
+}
+
+/// What came of it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct WhatIf {
+    /// Whether the replay repeats the recording.
+    pub agreement: Agreement,
+    /// What other settings would have done; nothing where it does not.
+    pub outcomes: Vec<Outcome>,
+    /// The memory that the other settings had.
+    pub limit: u64,
+}
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// The device.
+    pub device: i16,
+    /// The run's own settings.
+    pub settings: Settings,
+    /// `set_per_process_memory_fraction`, in bytes, where it is known.
+    pub allowed: Option<u64>,
+    /// The memory that the allocator could have had.
+    pub limit: u64,
+    /// The number of the out-of-memory event that is to be explained: the replay ends there.
+    pub oom: Option<u64>,
+}
+
+/// See the module. Takes the events of a recording one by one.
+#[derive(Debug)]
+pub struct PolicyReplay {
+    question: Question,
+    own: [Own; 2],
+    others: Vec<Other>,
+    private: bool,
+    cuda_is_told: bool,
+    cuda_said_no: bool,
+    ended: bool,
+}
+
+/// What CUDA did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    Obtained(u64, u64),
+    Released(u64, u64),
+    Mapped(u64, u64),
+    Unmapped(u64, u64),
+}
+
+impl Step {
+    fn gains(self) -> bool {
+        matches!(self, Step::Obtained(..) | Step::Mapped(..))
+    }
+}
+
+/// The run's own policy, with one of the two ways to choose between equal blocks.
+#[derive(Debug)]
+struct Own {
+    policy: Policy<Recorded>,
+    granted: Addresses,
+    blocks: u64,
+    difference: Option<(u64, String)>,
+}
+
+/// The recorded device: what it did since the last request.
+#[derive(Debug, Default)]
+struct Recorded {
+    steps: VecDeque<Step>,
+    repeated: u64,
+    difference: Option<String>,
+    /// Whether addresses are given out by age; else they are the recorded ones.
+    by_age: bool,
+    next: u64,
+    /// Given-out address of a segment: the recorded one.
+    real: BTreeMap<u64, u64>,
+}
+
+impl Recorded {
+    fn expect(&mut self, step: Step) -> bool {
+        let same = self.steps.front() == Some(&step);
+        if same {
+            self.steps.pop_front();
+            self.repeated += 1;
+        } else {
+            self.differ(format!("the policy says {step:x?}, recorded is {:x?}", self.steps.front()));
+        }
+        same
+    }
+
+    fn differ(&mut self, what: String) {
+        self.difference.get_or_insert(what);
+    }
+
+    /// The address that stands for a recorded one.
+    fn place(&mut self, real: u64, size: u64) -> u64 {
+        if !self.by_age {
+            return real;
+        }
+        self.next += 1 << 21;
+        let at = self.next;
+        self.next = at.saturating_add(size);
+        self.real.insert(at, real);
+        at
+    }
+
+    /// The recorded address.
+    fn real(&self, addr: u64) -> u64 {
+        let segment = self.real.range(..=addr).next_back();
+        segment.map_or(addr, |(at, real)| real.wrapping_add(addr - at))
+    }
+}
+
+impl Device for Recorded {
+    fn obtain(&mut self, size: u64) -> Option<u64> {
+        match self.steps.front() {
+            Some(&Step::Obtained(real, _)) => self.expect(Step::Obtained(real, size)).then(|| self.place(real, size)),
+            // Nothing, or memory was returned first: CUDA had said no.
+            _ => None,
+        }
+    }
+
+    fn release(&mut self, addr: u64, size: u64) {
+        let real = self.real(addr);
+        self.real.remove(&addr);
+        self.expect(Step::Released(real, size));
+    }
+
+    fn reserve(&mut self, size: u64) -> u64 {
+        match self.steps.front() {
+            Some(&Step::Mapped(real, _)) => self.place(real, size),
+            // Mapping will fail; no address is known.
+            _ => 1 << 62,
+        }
+    }
+
+    fn map(&mut self, addr: u64, size: u64) -> bool {
+        match self.steps.front() {
+            Some(Step::Mapped(..)) => self.expect(Step::Mapped(self.real(addr), size)),
+            _ => false,
+        }
+    }
+
+    fn unmap(&mut self, addr: u64, size: u64) {
+        self.expect(Step::Unmapped(self.real(addr), size));
+    }
+}
+
+impl Own {
+    fn new(question: &Question, by_age: bool) -> Own {
+        let mut policy = Policy::new(question.settings.clone(), Recorded { by_age, ..Recorded::default() });
+        policy.allowed = question.allowed;
+        Own { policy, granted: Addresses::default(), blocks: 0, difference: None }
+    }
+
+    fn alloc(&mut self, e: &Event) {
+        let granted = self.policy.alloc(e.size, e.stream, e.pool);
+        let real = granted.map(|granted| self.policy.device.real(granted.addr));
+        match granted {
+            Some(granted) if real == Some(e.addr) => {
+                self.granted.insert(e.addr, granted.addr);
+                self.blocks += 1;
+            }
+            _ => {
+                let what = format!("the policy puts {} bytes at {real:x?}, recorded is {:x}", e.size, e.addr);
+                self.policy.device.differ(what);
+            }
+        }
+        self.all_repeated();
+    }
+
+    fn free(&mut self, e: &Event) {
+        let freed = self.granted.remove(&e.addr).is_some_and(|addr| self.policy.free(addr));
+        if !freed {
+            self.policy.device.differ(format!("freed is {:x}, where no block is", e.addr));
+        }
+    }
+
+    fn oom(&mut self, e: &Event) {
+        if self.policy.alloc(e.size, e.stream, e.pool).is_some() {
+            let what = format!("the policy has {} bytes, recorded is an out-of-memory error", e.size);
+            self.policy.device.differ(what);
+        }
+        self.all_repeated();
+    }
+
+    /// CUDA's part of a request is over: nothing of it may be left.
+    fn all_repeated(&mut self) {
+        if let Some(step) = self.policy.device.steps.front() {
+            let step = format!("recorded is {step:x?}, the policy has no cause for it");
+            self.policy.device.differ(step);
+        }
+    }
+
+    /// Returns what was returned before this event, where all that was unused was; a part is returned by a request alone, which
+    /// will say so itself. Whether anything was, and whether it cannot have been for the sake of this event's request.
+    fn settle(&mut self, e: &Event, request: bool) -> Option<bool> {
+        let steps = &self.policy.device.steps;
+        let first = *steps.front()?;
+        if let Some(step) = steps.iter().rev().find(|step| step.gains()) {
+            self.policy.settings.expandable = matches!(step, Step::Mapped(..));
+        }
+        if first.gains() {
+            return None;
+        }
+        let returned: Vec<Step> = steps.iter().take_while(|step| !step.gains()).copied().collect();
+        let unasked = !request || self.policy.serves_from_cache(e.size, e.stream, e.pool);
+        let releasable = self.policy.releasable_now();
+        let all = releasable.into_iter().map(|(addr, size, pages)| {
+            let real = self.policy.device.real(addr);
+            if pages { Step::Unmapped(real, size) } else { Step::Released(real, size) }
+        });
+        let all: Vec<Step> = all.collect();
+        if returned.starts_with(&all) {
+            self.policy.release_cached();
+            while let Some(&Step::Released(real, size)) = self.policy.device.steps.front() {
+                let at = self.policy.device.real.iter().find(|(_, of)| **of == real).map_or(real, |(at, _)| *at);
+                if !self.policy.release_private(at, size) {
+                    break;
+                }
+            }
+        }
+        if !request {
+            self.all_repeated();
+        }
+        returned.starts_with(&all).then_some(unasked)
+    }
+}
+
+/// Policies with another setting, on devices whose addresses go up and down.
+#[derive(Debug)]
+struct Other {
+    setting: &'static AllocatorSetting,
+    runs: [OtherRun; 2],
+}
+
+#[derive(Debug)]
+struct OtherRun {
+    policy: Policy<Budget>,
+    granted: Addresses,
+    failed: Option<u64>,
+    fits: Option<bool>,
+}
+
+impl OtherRun {
+    fn alloc(&mut self, e: &Event) {
+        match self.policy.alloc(e.size, e.stream, 0) {
+            Some(granted) => {
+                self.granted.insert(e.addr, granted.addr);
+            }
+            None => self.failed = Some(e.seq),
+        }
+    }
+
+    fn free(&mut self, addr: u64) {
+        if let Some(addr) = self.granted.remove(&addr) {
+            self.policy.free(addr);
+        }
+    }
+
+    fn oom(&mut self, e: &Event, explained: bool) {
+        let granted = self.policy.alloc(e.size, e.stream, 0);
+        if explained {
+            self.fits = Some(granted.is_some());
+        } else if let Some(granted) = granted {
+            // The program did without it.
+            self.policy.free(granted.addr);
+        }
+    }
+}
+
+impl PolicyReplay {
+    /// For one device of one recording.
+    pub fn new(question: Question) -> PolicyReplay {
+        let other = |setting: &'static AllocatorSetting| {
+            let own = &question.settings;
+            let settings = own.with(setting.name);
+            // Blocks of expandable segments are split whatever their size.
+            if settings == *own || !own.native || own.expandable && settings.max_split_size != own.max_split_size {
+                return None;
+            }
+            let run = |downwards| OtherRun {
+                policy: Policy::new(settings.clone(), Budget::new(question.limit, downwards)),
+                granted: Addresses::default(),
+                failed: None,
+                fits: None,
+            };
+            Some(Other { setting, runs: [run(false), run(true)] })
+        };
+        let others = allocator_settings().iter().filter_map(other).collect();
+        let own = [Own::new(&question, true), Own::new(&question, false)];
+        PolicyReplay { question, own, others, private: false, cuda_is_told: false, cuda_said_no: false, ended: false }
+    }
+
+    /// Takes the next event.
+    pub fn take(&mut self, e: &Event) {
+        if self.ended || self.own.iter().all(|own| own.difference.is_some()) {
+            return;
+        }
+        if e.source != Source::Torch {
+            self.cuda_is_told |= matches!(e.source, Source::Driver | Source::Runtime);
+            self.cuda_said_no |= e.action == Action::Alloc && e.result != 0 && e.flags.contains(Flags::IN_ALLOCATOR);
+            return;
+        }
+        if e.device != self.question.device {
+            return;
+        }
+        let step = match e.action {
+            Action::SegmentAlloc => Step::Obtained(e.addr, e.size),
+            Action::SegmentFree => Step::Released(e.addr, e.size),
+            Action::SegmentMap => Step::Mapped(e.addr, e.size),
+            Action::SegmentUnmap => Step::Unmapped(e.addr, e.size),
+            _ => return self.request(e),
+        };
+        self.own.iter_mut().for_each(|own| own.policy.device.steps.push_back(step));
+    }
+
+    fn request(&mut self, e: &Event) {
+        let asks = matches!(e.action, Action::Alloc | Action::Oom);
+        if !asks && !matches!(e.action, Action::FreeRequested | Action::FreeCompleted) {
+            return;
+        }
+        self.private |= e.pool != 0;
+        let mut emptied = None;
+        for own in self.own.iter_mut().filter(|own| own.difference.is_none()) {
+            emptied = own.settle(e, asks).or(emptied);
+            match e.action {
+                Action::Alloc => own.alloc(e),
+                Action::FreeCompleted => own.free(e),
+                Action::Oom => own.oom(e),
+                _ => {}
+            }
+            own.difference = own.policy.device.difference.take().map(|what| (e.seq, what));
+        }
+        // The program emptied the cache; memory that was returned for want of memory would not have been.
+        let empties = emptied.is_some_and(|unasked| unasked || (self.cuda_is_told && !self.cuda_said_no));
+        self.cuda_said_no &= !asks;
+        self.ended = e.action == Action::Oom && self.question.oom == Some(e.seq);
+        for run in self.others.iter_mut().flat_map(|o| &mut o.runs).filter(|run| run.failed.is_none()) {
+            if empties {
+                run.policy.release_cached();
+            }
+            match e.action {
+                Action::Alloc => run.alloc(e),
+                Action::FreeCompleted => run.free(e.addr),
+                Action::Oom => run.oom(e, self.ended),
+                _ => {}
+            }
+        }
+    }
+
+    /// What was found.
+    pub fn finish(mut self) -> WhatIf {
+        if !self.ended {
+            for own in self.own.iter_mut().filter(|own| own.difference.is_none()) {
+                own.settle(&Event::EMPTY, false);
+                own.difference = own.policy.device.difference.take().map(|what| (0, what));
+            }
+        }
+        // What ranks first came further.
+        let [by_age, by_address] = &self.own;
+        let rank = |own: &Own| (own.difference.is_none(), own.blocks);
+        let best = if rank(by_age) >= rank(by_address) { by_age } else { by_address };
+        let agreement = Agreement {
+            blocks: best.blocks,
+            segments: best.policy.device.repeated,
+            difference: best.difference.clone(),
+            peak_reserved: best.policy.peak_reserved(),
+        };
+        // When memory of private pools is returned, only their graphs know.
+        let sound = agreement.difference.is_none() && !self.private && (self.ended || self.question.oom.is_none());
+        // Addresses that go up are those by age.
+        let orders = if by_address.difference.is_some() { 1 } else { 2 };
+        let outcomes = if sound { self.others.iter().map(|other| other.outcome(orders)).collect() } else { Vec::new() };
+        WhatIf { agreement, outcomes, limit: self.question.limit }
+    }
+}
+
+impl Other {
+    fn outcome(&self, orders: usize) -> Outcome {
+        let runs = || self.runs.iter().take(orders);
+        let fits = |run: &OtherRun| run.fits.or(run.failed.map(|_| false));
+        let first = self.runs.first().and_then(fits);
+        Outcome {
+            setting: self.setting,
+            fits: first.filter(|_| runs().all(|run| fits(run) == first)),
+            fails_earlier: runs().filter_map(|run| run.failed).min(),
+            peak_reserved: runs().map(|run| run.policy.peak_reserved()).max().unwrap_or(0),
+            reserved: runs().map(|run| run.policy.reserved()).max().unwrap_or(0),
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! A table of all blocks, one line each in the order in which they ended: when, how large, from where, what for and by which rule.
+
+use std::io::{BufWriter, Write};
+
+use memtrace_trace::clock::Calibration;
+use memtrace_trace::event::Event;
+use memtrace_trace::file::Definitions;
+use memtrace_trace::ids::FrameId;
+
+use super::window::Window;
+use memtrace_input::error::{Error, Result};
+use memtrace_input::load::Process;
+use memtrace_insight::passes::{Birth, Judged, Lives, Story};
+use memtrace_replay::{Names, Usage};
+
+/// The columns. Times in nanoseconds since 1970, sizes in bytes; `free_ns` and `free_seq` are empty for what was there at the end.
+const COLUMNS: &str = "device,address,size,requested,alloc_ns,free_ns,alloc_seq,free_seq,step,phase,category,rule,evidence,name,module,node,frame\n";
+
+/// Writes the blocks of one process that a window shows as CSV (RFC 4180). `progress` hears how many of the process's events have been read.
+///
+/// # Errors
+///
+/// The sink's.
+pub fn blocks_csv(process: &Process, window: &Window, out: impl Write, progress: &mut dyn FnMut(u64)) -> Result<()> {
+    let recording = process.recording();
+    let names = Names::of(recording);
+    let mut table = Table {
+        out: BufWriter::new(out),
+        definitions: process.definitions(),
+        names: &names,
+        calibration: recording.calibration(),
+        window,
+        failed: None,
+    };
+    table.put(|out| out.write_all(COLUMNS.as_bytes()));
+    Story::with(recording, process.survey(), &names, &mut table, progress);
+    table.put(|out| out.flush());
+    table.failed.map_or(Ok(()), |e| Err(Error::io("cannot write the table")(e)))
+}
+
+struct Table<'a, W: Write> {
+    out: BufWriter<W>,
+    definitions: &'a Definitions,
+    names: &'a Names,
+    calibration: Calibration,
+    window: &'a Window,
+    failed: Option<std::io::Error>,
+}
+
+impl<W: Write> Table<'_, W> {
+    fn put(&mut self, write: impl FnOnce(&mut BufWriter<W>) -> std::io::Result<()>) {
+        if self.failed.is_none() {
+            self.failed = write(&mut self.out).err();
+        }
+    }
+
+    /// `train.py:61 step`
+    fn frame(&self, frame: FrameId) -> String {
+        match self.definitions.frame(frame) {
+            Some(frame) if frame.line > 0 => format!("{}:{} {}", frame.filename, frame.line, frame.name),
+            Some(frame) => format!("{} {}", frame.filename, frame.name),
+            None => String::new(),
+        }
+    }
+}
+
+/// A field, in quotes where it needs them.
+fn quoted(text: &str) -> String {
+    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+}
+
+impl<W: Write> Lives for Table<'_, W> {
+    fn began(&mut self, _: i16, _: &Birth, _: &Usage) {}
+
+    fn ended(&mut self, device: i16, birth: &Birth, judged: &Judged, evidence: FrameId, free: Option<&Event>) {
+        let Some(free) = self.window.shows(device, birth, free) else { return };
+        let context = self.definitions.contexts.get(birth.context.index());
+        let node = context.map_or("", |context| &*context.node);
+        // What a backward node allocates has the frame of the forward call.
+        let stack = match context {
+            Some(context) if !context.forward.is_none() => context.forward,
+            _ => birth.stack,
+        };
+        let frame = self.definitions.stacks.get(stack.index()).map_or(FrameId::NONE, |stack| stack.frame);
+        let name = self.names.of_alloc(birth.seq).map(|name| name.text()).unwrap_or_default();
+        let text = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
+        let line = format!(
+            "{device},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+            birth.addr,
+            birth.size,
+            birth.requested,
+            self.calibration.epoch_ns(birth.ticks),
+            text(free.map(|e| self.calibration.epoch_ns(e.ticks))),
+            birth.seq,
+            text(free.map(|e| e.seq)),
+            text(birth.at.step.map(u64::from)),
+            birth.phase.name(),
+            judged.category.name(),
+            quoted(judged.rule),
+            quoted(&self.frame(evidence)),
+            quoted(&name),
+            quoted(&self.names.module_path(birth.within, birth.seq).unwrap_or_default()),
+            quoted(node),
+            quoted(&self.frame(frame)),
+        );
+        self.put(|out| out.write_all(line.as_bytes()));
+    }
+}

@@ -1,0 +1,61 @@
+//! What a snapshot says of a block besides its stack: `user_metadata`, which viewers show.
+//!
+//! The names of its tensors with data type and shape (`layer1.0.conv1.weight float32[64, 64, 3, 3]`), else the module that was being called
+//! when it was made (`in layer1.0.conv1`). Each text is written once and referred to afterwards.
+
+use std::collections::HashMap;
+use std::io::Write;
+
+use memtrace_trace::event::Event;
+use memtrace_trace::ids::ContextId;
+
+use super::pickle::{Memo, Pickle};
+use memtrace_input::{AddressHashing, Recording};
+use memtrace_replay::Names;
+
+/// See the module.
+pub(super) struct Metadata {
+    names: Names,
+    written: HashMap<Box<str>, Memo>,
+    modules: HashMap<ContextId, Option<Box<str>>, AddressHashing>,
+}
+
+impl Metadata {
+    pub(super) fn of(recording: &dyn Recording) -> Metadata {
+        Metadata { names: Names::of(recording), written: HashMap::new(), modules: HashMap::default() }
+    }
+
+    /// Writes what there is to say of the block that this event allocated; false where there is nothing.
+    #[inline]
+    pub(super) fn put<W: Write>(&mut self, out: &mut Pickle<W>, e: &Event, begin: impl FnOnce(&mut Pickle<W>)) -> bool {
+        let named;
+        let text = match self.names.of_alloc(e.seq) {
+            Some(block) if block.shape.is_empty() => {
+                named = block.text();
+                &*named
+            }
+            Some(block) => {
+                named = format!("{} {}", block.text(), block.shape);
+                &*named
+            }
+            None if e.context.is_none() => return false,
+            None => {
+                let names = &self.names;
+                let path = || names.module_path(e.context, e.seq).map(|path| format!("in {path}").into());
+                match self.modules.entry(e.context).or_insert_with(path) {
+                    Some(text) => &**text,
+                    None => return false,
+                }
+            }
+        };
+        begin(out);
+        match self.written.get(text) {
+            Some(memo) => out.get(*memo),
+            None => {
+                let memo = out.shared_str(text);
+                self.written.insert(text.into(), memo);
+            }
+        }
+        true
+    }
+}

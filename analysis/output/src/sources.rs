@@ -1,0 +1,103 @@
+//! Source lines of the traced program.
+//!
+//! A file is only quoted when it is certainly the one that ran: it exists and has not been changed since the recording began.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use memtrace_trace::file::foreign;
+
+use memtrace_input::load::Process;
+
+/// Files larger than this are no Python source anybody wrote.
+const MAX_FILE: u64 = 16 << 20;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Sources {
+    directory: Option<PathBuf>,
+    changed_before: Option<SystemTime>,
+    off: bool,
+    files: HashMap<Box<str>, Option<Vec<String>>>,
+}
+
+impl Sources {
+    /// Relative names are looked up in `directory`; files changed after `recording_ended_ns` are not quoted.
+    pub fn new(directory: Option<&Path>, recording_ended_ns: Option<u64>, off: bool) -> Sources {
+        Sources {
+            directory: directory.map(Path::to_owned),
+            changed_before: recording_ended_ns.map(|ns| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns)),
+            off,
+            files: HashMap::new(),
+        }
+    }
+
+    /// Those of a process; where the recording has no times, whatever is there now.
+    pub fn of(process: &Process) -> Sources {
+        let calibration = process.recording().calibration();
+        let ended = process.survey().ticks.filter(|(_, last)| *last > 0).map(|(_, last)| calibration.epoch_ns(last));
+        Sources::new(process.directory(), ended, false)
+    }
+
+    /// The line, stripped, where it is known and not blank.
+    pub fn line(&mut self, filename: &str, line: u32) -> Option<&str> {
+        if self.off || line == 0 {
+            return None;
+        }
+        let text = self.lines(filename)?.get(line as usize - 1)?.trim();
+        (!text.is_empty()).then_some(text)
+    }
+
+    /// All lines of a file, without what is blank at their ends, where it is known.
+    pub fn lines(&mut self, filename: &str) -> Option<&[String]> {
+        if self.off {
+            return None;
+        }
+        if !self.files.contains_key(filename) {
+            let lines = self.read(filename);
+            self.files.insert(filename.into(), lines);
+        }
+        self.files.get(filename)?.as_deref()
+    }
+
+    fn read(&self, filename: &str) -> Option<Vec<String>> {
+        if filename.starts_with('<') {
+            return None;
+        }
+        let path = Path::new(filename);
+        let path = if path.is_relative() { self.directory.as_ref()?.join(path) } else { path.to_owned() };
+        let file = foreign::open(&path).ok()?;
+        let metadata = file.metadata().ok()?;
+        let unchanged = match (metadata.modified().ok(), self.changed_before) {
+            (Some(modified), Some(limit)) => modified <= limit,
+            _ => true,
+        };
+        if !unchanged {
+            return None;
+        }
+        let text = foreign::read(&file, MAX_FILE).ok()?;
+        Some(String::from_utf8_lossy(&text).lines().map(|line| line.trim_end().to_owned()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_come_from_unchanged_files_only() {
+        let dir = std::env::temp_dir().join(format!("memtrace-sources-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("x.py"), "a = 1\n    return f(x)  \n\n").unwrap();
+        let mut sources = Sources::new(Some(&dir), None, false);
+        assert_eq!(sources.line("x.py", 2), Some("return f(x)"));
+        assert_eq!(sources.line("x.py", 3), None);
+        assert_eq!(sources.lines("x.py").unwrap()[1], "    return f(x)");
+        assert_eq!(sources.line("x.py", 9), None);
+        assert_eq!(sources.line("<string>", 1), None);
+        assert_eq!(Sources::new(Some(&dir), Some(1), false).line("x.py", 2), None);
+        assert_eq!(Sources::new(None, None, false).line("x.py", 2), None);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

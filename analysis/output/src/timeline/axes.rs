@@ -1,0 +1,152 @@
+//! What every picture of a curve shares: the order and colours of the categories, and axes that are easy to read.
+
+use super::curve::{Curve, Point};
+use memtrace_insight::passes::Category;
+
+/// From the bottom of the stack to its top: what stays longest first, as PyTorch's picture has it.
+pub(super) const ORDER: [(Category, u32); Category::ALL.len()] = [
+    (Category::Parameter, 0x1b7837),
+    (Category::OptimizerState, 0xdfa11b),
+    (Category::Checkpoint, 0x8c510a),
+    (Category::CommunicationBucket, 0x01665e),
+    (Category::Workspace, 0x878787),
+    (Category::KvCache, 0x35978f),
+    (Category::GraphPool, 0xbf812d),
+    (Category::AutocastCache, 0xa6dba0),
+    (Category::Input, 0x222222),
+    (Category::Temporary, 0x9970ab),
+    (Category::Activation, 0xd6321f),
+    (Category::Gradient, 0x2b4fb8),
+    (Category::AutogradDetail, 0x74a9f0),
+    (Category::Unknown, 0xbdbdbd),
+];
+
+/// What is above zero at any moment.
+pub(super) fn shown(points: &[Point]) -> Vec<(Category, u32)> {
+    let any = |category: Category| points.iter().any(|point| point.bytes[category as usize] > 0);
+    ORDER.into_iter().filter(|(category, _)| any(*category)).collect()
+}
+
+/// Steps of an axis that are easy to read: at most `count` up to `most`, each 1, 2 or 5 times a power of ten.
+pub(super) fn step(most: f64, count: f64) -> f64 {
+    let rough = (most / count).max(f64::MIN_POSITIVE);
+    let power = 10f64.powf(rough.log10().floor());
+    [1.0, 2.0, 5.0, 10.0].into_iter().map(|digit| digit * power).find(|step| *step >= rough).unwrap_or(10.0 * power)
+}
+
+/// The unit in which a number of bytes is easy to read.
+fn byte_unit(bytes: f64) -> (f64, &'static str) {
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let fits = units.into_iter().find(|(_, power)| bytes >= f64::from(1u32 << power));
+    fits.map_or((1.0, "bytes"), |(name, power)| (f64::from(1u32 << power), name))
+}
+
+fn time_unit(ns: f64) -> (f64, &'static str) {
+    let units = [("s", 1e9), ("ms", 1e6), ("\u{b5}s", 1e3)];
+    units.into_iter().find(|(_, unit)| ns >= 2.0 * unit).map_or((1.0, "ns"), |(name, unit)| (unit, name))
+}
+
+/// As few digits after the point as tell ticks apart.
+pub(super) fn tick(value: f64, step: f64) -> String {
+    format!("{value:.*}", (-step.log10().floor()).max(0.0) as usize)
+}
+
+/// The scales of a picture: what its axes say and where its highest moment is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scales {
+    /// The highest moment; the last of several.
+    pub(super) peak: Point,
+    /// Nanoseconds since 1970 of the first moment.
+    pub(super) begin: u64,
+    /// Nanoseconds to the last one, at least 1.
+    pub(super) span: f64,
+    /// What the time axis counts in, in nanoseconds.
+    pub(super) second: (f64, &'static str),
+    /// Units between two ticks of it.
+    pub(super) time_step: f64,
+    /// What the memory axis counts in, in bytes.
+    pub(super) byte: (f64, &'static str),
+    /// Units between two ticks of it.
+    pub(super) byte_step: f64,
+    /// Ticks of the memory axis, above the one at zero.
+    pub(super) byte_ticks: u32,
+}
+
+impl Scales {
+    /// None where nothing was ever allocated.
+    pub(super) fn of(curve: &Curve) -> Option<Scales> {
+        let points = &curve.points[..];
+        let peak = *points.iter().max_by_key(|point| point.total())?;
+        let (begin, end) = (points.first()?.time_ns, points.last()?.time_ns);
+        let span = end.saturating_sub(begin).max(1) as f64;
+        let most = peak.total().max(1) as f64;
+        let (byte, second) = (byte_unit(most), time_unit(span));
+        let byte_step = step(most / byte.0, 6.0);
+        let byte_ticks = (most / byte.0 / byte_step).ceil() as u32;
+        Some(Scales { peak, begin, span, second, time_step: step(span / second.0, 10.0), byte, byte_step, byte_ticks })
+    }
+
+    /// Bytes at the top of the picture.
+    pub(super) fn ceiling(&self) -> f64 {
+        f64::from(self.byte_ticks) * self.byte_step * self.byte.0
+    }
+
+    /// From 0 at the first moment to 1 at the last.
+    pub(super) fn across(&self, time_ns: u64) -> f64 {
+        time_ns.saturating_sub(self.begin) as f64 / self.span
+    }
+
+    /// Ticks of the memory axis: (from 0 at the bottom to 1 at the top, label).
+    pub(super) fn byte_ticks(&self) -> impl Iterator<Item = (f64, String)> {
+        let (count, step) = (self.byte_ticks, self.byte_step);
+        (0..=count).map(move |i| (f64::from(i) / f64::from(count), tick(f64::from(i) * step, step)))
+    }
+
+    /// Ticks of the time axis: (as [`Scales::across`], label).
+    pub(super) fn time_ticks(&self) -> impl Iterator<Item = (f64, String)> {
+        let (whole, step) = (self.span / self.second.0, self.time_step);
+        (0..=(whole / step).floor() as u32).map(move |i| (f64::from(i) * step / whole, tick(f64::from(i) * step, step)))
+    }
+
+    /// `peak 75.90 GiB at 12.34 s`.
+    pub(super) fn peak(&self) -> String {
+        let bytes = Digits(self.peak.total() as f64 / self.byte.0);
+        let time = Digits((self.peak.time_ns.saturating_sub(self.begin)) as f64 / self.second.0);
+        format!("peak {bytes} {} at {time} {}", self.byte.1, self.second.1)
+    }
+
+    /// What a category has at the peak, for the legend.
+    pub(super) fn at_peak(&self, category: Category) -> String {
+        format!("{:.2} {}", self.peak.bytes[category as usize] as f64 / self.byte.0, self.byte.1)
+    }
+}
+
+/// Four digits that count.
+pub(super) struct Digits(pub(super) f64);
+
+impl std::fmt::Display for Digits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let whole = self.0.abs().max(1.0).log10().floor() as usize + 1;
+        write!(f, "{:.*}", 4usize.saturating_sub(whole), self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_category_has_a_colour() {
+        for category in Category::ALL {
+            assert_eq!(ORDER.iter().filter(|(c, _)| *c == category).count(), 1, "{}", category.name());
+        }
+    }
+
+    #[test]
+    fn axes_are_easy_to_read() {
+        assert_eq!((step(7.3, 6.0), step(0.5, 6.0), step(1100.0, 10.0)), (2.0, 0.1, 200.0));
+        assert_eq!((tick(0.30000000000000004, 0.1), tick(200.0, 100.0)), ("0.3".to_owned(), "200".to_owned()));
+        assert_eq!((byte_unit(3e9).1, byte_unit(100.0).1, time_unit(5e6).1), ("GiB", "bytes", "ms"));
+        assert_eq!(format!("{} {}", Digits(12.3456), Digits(0.5)), "12.35 0.500");
+    }
+}

@@ -1,0 +1,267 @@
+//! The curve: moments and what was alive at each, by category.
+
+use memtrace_trace::clock::Calibration;
+use memtrace_trace::event::Event;
+use memtrace_trace::ids::FrameId;
+
+use crate::window::Window;
+use memtrace_insight::passes::{Birth, Category, Judged, Lives};
+use memtrace_replay::Usage;
+
+/// Bytes by category, in the order of [`Category::ALL`].
+pub(crate) type Bytes = [i64; Category::ALL.len()];
+const NOTHING: Bytes = [0; Category::ALL.len()];
+
+/// A moment of the curve.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Point {
+    /// Nanoseconds since 1970.
+    pub(crate) time_ns: u64,
+    /// What was allocated, right after the event of that moment.
+    pub(crate) bytes: Bytes,
+}
+
+impl Point {
+    /// All bytes.
+    pub(crate) fn total(&self) -> i64 {
+        self.bytes.iter().sum()
+    }
+}
+
+/// See the module.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Curve {
+    /// In order of time.
+    pub(crate) points: Vec<Point>,
+    /// Whether every event has a point.
+    pub(crate) whole: bool,
+}
+
+/// One slice of the recording.
+#[derive(Clone, Copy, Debug)]
+struct Slice {
+    /// The event of its highest moment; 0: nothing happened on the device.
+    seq: u64,
+    ticks: u64,
+    /// What is alive at its moment, less what was at the moment before.
+    change: Bytes,
+}
+
+/// Builds a curve from blocks' lives.
+#[derive(Debug)]
+pub(crate) struct CurveBuilder<'w> {
+    window: &'w Window,
+    device: i16,
+    /// The number of the first event.
+    first: u64,
+    /// Events in a slice.
+    width: u64,
+    slices: Vec<Slice>,
+    /// The slice that events arrive in.
+    current: usize,
+    /// Bytes after the latest event, and at the highest moment of the current slice.
+    level: u64,
+    highest: u64,
+    /// Blocks that ended in the current slice and were alive at its highest moment.
+    ended_here: Bytes,
+    latest_ticks: u64,
+}
+
+impl<'w> CurveBuilder<'w> {
+    /// For what a window shows of a recording of so many events; the curve has at most `points`.
+    pub(crate) fn new(window: &'w Window, device: i16, events: u64, points: u64) -> CurveBuilder<'w> {
+        let first = window.first().max(1);
+        let events = events.saturating_sub(first - 1).min(window.last() - (first - 1)).max(1);
+        let width = events.div_ceil(points.max(1)).max(1);
+        let slices = vec![Slice { seq: 0, ticks: 0, change: NOTHING }; events.div_ceil(width) as usize + 1];
+        CurveBuilder {
+            window,
+            device,
+            first,
+            width,
+            slices,
+            current: 0,
+            level: 0,
+            highest: 0,
+            ended_here: NOTHING,
+            latest_ticks: 0,
+        }
+    }
+
+    /// The slice of an event; lost events make numbers larger than their count: those beyond share the last slice.
+    fn slice_of(&self, seq: u64) -> usize {
+        ((seq.saturating_sub(self.first) / self.width) as usize).min(self.slices.len() - 2)
+    }
+
+    /// An event after which `level` bytes are allocated.
+    fn advance(&mut self, seq: u64, ticks: u64, level: u64) {
+        if !self.window.holds(seq) {
+            if !self.window.is_past(seq) {
+                self.level = level;
+            }
+            return;
+        }
+        if self.latest_ticks == 0 && self.level > 0 {
+            // What was there when the window began.
+            self.highest = self.level;
+            (self.slices[0].seq, self.slices[0].ticks) = (self.first - 1, ticks);
+        }
+        let slice = self.slice_of(seq);
+        let first = slice != self.current || self.slices[slice].seq == 0;
+        if first {
+            self.close();
+            self.current = slice;
+        }
+        if first || level > self.highest {
+            self.highest = level;
+            self.ended_here = NOTHING;
+            (self.slices[slice].seq, self.slices[slice].ticks) = (seq, ticks);
+        }
+        self.level = level;
+        self.latest_ticks = ticks;
+    }
+
+    /// The current slice is over: its highest moment is settled.
+    fn close(&mut self) {
+        let ended = std::mem::replace(&mut self.ended_here, NOTHING);
+        for (category, bytes) in ended.into_iter().enumerate() {
+            self.slices[self.current].change[category] += bytes;
+            self.slices[self.current + 1].change[category] -= bytes;
+        }
+    }
+
+    /// The curve.
+    pub(crate) fn finish(mut self, calibration: &Calibration) -> Curve {
+        self.close();
+        let mut bytes = NOTHING;
+        let mut points = Vec::new();
+        for slice in &self.slices {
+            for (sum, change) in bytes.iter_mut().zip(slice.change) {
+                *sum += change;
+            }
+            if slice.seq > 0 {
+                points.push(Point { time_ns: calibration.epoch_ns(slice.ticks), bytes });
+            }
+        }
+        Curve { points, whole: self.width == 1 }
+    }
+}
+
+impl Lives for CurveBuilder<'_> {
+    fn began(&mut self, device: i16, birth: &Birth, _: &Usage) {
+        if device == self.device && self.window.has_size(birth.size) {
+            self.advance(birth.seq, birth.ticks, self.level + birth.size);
+        }
+    }
+
+    fn ended(&mut self, device: i16, birth: &Birth, judged: &Judged, _: FrameId, free: Option<&Event>) {
+        if device != self.device {
+            return;
+        }
+        let (category, size) = (judged.category as usize, birth.size as i64);
+        if let Some(free) = free.filter(|_| self.window.has_size(birth.size)) {
+            self.advance(free.seq, free.ticks, self.level.saturating_sub(birth.size));
+        }
+        let Some(free) = self.window.shows(device, birth, free) else { return };
+        let born = self.slice_of(birth.seq);
+        // Alive at the highest moment of the slice that it was born in, which is settled but for the current one.
+        let from = if birth.seq <= self.slices[born].seq { born } else { born + 1 };
+        match free {
+            None => self.slices[from].change[category] += size,
+            Some(free) => {
+                if from < self.current {
+                    self.slices[from].change[category] += size;
+                    self.slices[self.current].change[category] -= size;
+                }
+                let highest = self.slices[self.current].seq;
+                if birth.seq <= highest && highest < free.seq {
+                    self.ended_here[category] += size;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_insight::passes::{Birth, Proof};
+    use proptest::prelude::*;
+
+    /// Blocks as (size, category, when freed), allocated and freed in an order of events; what is alive after each event, by counting.
+    fn events(blocks: &[(u64, usize, usize)]) -> Vec<(usize, bool)> {
+        let mut order: Vec<(usize, usize, bool)> = Vec::new();
+        for (i, (_, _, life)) in blocks.iter().enumerate() {
+            order.push((2 * i, i, true));
+            if *life > 0 {
+                order.push((2 * (i + life) - 1, i, false));
+            }
+        }
+        order.sort_by_key(|(at, i, born)| (*at, !*born, *i));
+        order.into_iter().map(|(_, i, born)| (i, born)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn the_curve_is_what_counting_gives(
+            blocks in proptest::collection::vec((1u64..100, 0usize..4, 0usize..9), 1..60),
+            points in 1u64..200,
+            bounds in proptest::option::of((0usize..120, 0usize..120, 0u64..60)),
+        ) {
+            let order = events(&blocks);
+            let (first, last, least) = bounds.map_or((1, order.len(), 0), |(a, b, least)| {
+                let first = 1 + a.min(b).min(order.len() - 1);
+                (first, (1 + a.max(b)).min(order.len()), least)
+            });
+            let window = Window::for_tests(first as u64, last as u64, least);
+            let mut builder = CurveBuilder::new(&window, 0, order.len() as u64, points);
+            let mut births: Vec<Option<Birth>> = vec![None; blocks.len()];
+            let mut level: Bytes = NOTHING;
+            let mut truth: Vec<(bool, Bytes)> = Vec::new();
+            for (at, (i, born)) in order.iter().enumerate() {
+                let (size, category, _) = blocks[*i];
+                let seq = at as u64 + 1;
+                if *born {
+                    let mut birth = Birth::for_tests(seq);
+                    birth.size = size;
+                    births[*i] = Some(birth);
+                    builder.began(0, &birth, &Usage::default());
+                    level[category] += if size >= least { size as i64 } else { 0 };
+                } else {
+                    let judged = Judged { category: Category::ALL[category], rule: "" };
+                    let free = Event { seq, ticks: seq, ..Event::EMPTY };
+                    builder.ended(0, &births[*i].unwrap(), &judged, FrameId::NONE, Some(&free));
+                    level[category] -= if size >= least { size as i64 } else { 0 };
+                }
+                truth.push((size >= least, level));
+            }
+            for (i, (_, category, life)) in blocks.iter().enumerate() {
+                if *life == 0 {
+                    let judged = Judged { category: Category::ALL[*category], rule: "" };
+                    builder.ended(0, &births[i].unwrap(), &judged, FrameId::NONE, None);
+                }
+            }
+            let width = builder.width as usize;
+            let found: Vec<Bytes> = builder.finish(&Calibration::new(&[])).points.iter().map(|p| p.bytes).collect();
+            // Of each slice the first of its highest moments.
+            let total = |bytes: &Bytes| bytes.iter().sum::<i64>();
+            let there = if first > 1 { truth[first - 2].1 } else { NOTHING };
+            let any = truth[first - 1..last].iter().any(|(shown, _)| *shown);
+            let expected: Vec<Bytes> = truth[first - 1..last].chunks(width).enumerate().filter_map(|(i, slice)| {
+                // What was there when the window began is a moment of its first slice.
+                let began = (i == 0 && any && total(&there) > 0).then_some(there);
+                let shown = slice.iter().filter(|(shown, _)| *shown).map(|(_, bytes)| *bytes);
+                let moments: Vec<Bytes> = began.into_iter().chain(shown).collect();
+                let most = moments.iter().map(total).max()?;
+                moments.into_iter().find(|bytes| total(bytes) == most)
+            }).collect();
+            prop_assert!(found.len() as u64 <= points.max(1));
+            prop_assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn a_birth_for_tests_proves_nothing() {
+        assert_eq!(Birth::for_tests(1).proof, Proof::None);
+    }
+}

@@ -1,0 +1,89 @@
+//! The files that PyTorch's `export_memory_timeline` writes: `.json` and `.raw.json`.
+
+use std::io::{self, BufWriter, Write};
+
+use super::curve::{Curve, Point};
+use memtrace_insight::passes::Category;
+
+/// PyTorch's categories, by their numbers in its files.
+const CATEGORIES: usize = 8;
+const UNKNOWN: usize = 7;
+/// PyTorch's numbers of actions.
+const CREATE: u8 = 2;
+const DESTROY: u8 = 4;
+
+/// The number that `torch.profiler._memory_profiler` gives a category; what it does not know is unknown to it.
+const fn number(category: Category) -> usize {
+    match category {
+        Category::Parameter => 0,
+        Category::OptimizerState => 1,
+        Category::Input => 2,
+        Category::Temporary => 3,
+        Category::Activation => 4,
+        Category::Gradient => 5,
+        Category::AutogradDetail => 6,
+        _ => UNKNOWN,
+    }
+}
+
+fn sizes(point: &Point) -> [i64; CATEGORIES] {
+    let mut sizes = [0; CATEGORIES];
+    for (category, bytes) in Category::ALL.into_iter().zip(point.bytes) {
+        sizes[number(category)] += bytes;
+    }
+    sizes
+}
+
+/// `[[times in us], [[0, bytes by category], ...]]`; what happens within one microsecond is one entry.
+pub(super) fn coalesced(curve: &Curve, out: impl Write) -> io::Result<()> {
+    let mut out = BufWriter::new(out);
+    let mut entries: Vec<(u64, [i64; CATEGORIES])> = Vec::with_capacity(curve.points.len());
+    for point in &curve.points {
+        let entry = (point.time_ns / 1000, sizes(point));
+        match entries.last_mut() {
+            Some(last) if last.0 == entry.0 => {
+                // As PyTorch does, unless a maximum would be lost that the curve was cut down to.
+                if curve.whole || entry.1.iter().sum::<i64>() > last.1.iter().sum() {
+                    *last = entry;
+                }
+            }
+            _ => entries.push(entry),
+        }
+    }
+    out.write_all(b"[[")?;
+    for (i, (time, _)) in entries.iter().enumerate() {
+        write!(out, "{}{time}", if i > 0 { ", " } else { "" })?;
+    }
+    out.write_all(b"], [")?;
+    for (i, (_, sizes)) in entries.iter().enumerate() {
+        out.write_all(if i > 0 { b", [0" } else { b"[0" })?;
+        for size in sizes {
+            write!(out, ", {size}")?;
+        }
+        out.write_all(b"]")?;
+    }
+    out.write_all(b"]]")?;
+    out.flush()
+}
+
+/// `[[time in ns, action, bytes, category], ...]`: adding up the bytes gives the curve.
+pub(super) fn raw(curve: &Curve, out: impl Write) -> io::Result<()> {
+    let mut out = BufWriter::new(out);
+    let mut before = [0; CATEGORIES];
+    let mut first = true;
+    out.write_all(b"[")?;
+    for point in &curve.points {
+        let after = sizes(point);
+        for (category, (before, after)) in before.iter().zip(&after).enumerate() {
+            let change = after - before;
+            if change != 0 {
+                let action = if change > 0 { CREATE } else { DESTROY };
+                let comma = if std::mem::take(&mut first) { "" } else { ", " };
+                write!(out, "{comma}[{}, {action}, {change}, {category}]", point.time_ns)?;
+            }
+        }
+        before = after;
+    }
+    out.write_all(b"]")?;
+    out.flush()
+}

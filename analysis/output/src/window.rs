@@ -1,0 +1,401 @@
+//! Which part of a process's recording an export shows: steps, a stretch of time, the newest events, one device, blocks of some size.
+//!
+//! Every target takes a [`Window`], and a window is a consistent view: what was alive when it begins is there, what is freed after its
+//! end is still there at its end, and a block that is too small for it is nowhere. Categories, phases and steps are those of the whole
+//! recording. [`LeftOut`] says what a window does not show.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use memtrace_trace::event::{Event, Flags};
+use memtrace_trace::ids::{ContextId, FrameId, StackId};
+
+use memtrace_input::Lane;
+use memtrace_input::error::{Error, Result};
+use memtrace_input::load::{Process, Run};
+use memtrace_insight::passes::{Birth, Judged, Lives, Story};
+use memtrace_replay::{Allocator, Block, BlockState, Change, Names, Replay, Segment, Usage};
+
+/// What is asked for; the default is everything.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Selection {
+    /// From the first block that the first of these steps allocates to the event before the first block of the step after the last.
+    pub steps: Option<(u32, u32)>,
+    /// From, to: nanoseconds since 1970, both included.
+    pub epoch_ns: Option<(u64, u64)>,
+    /// Blocks smaller than so many bytes are left out.
+    pub min_size: u64,
+    /// Only the newest events, so many at most over the chosen devices, as PyTorch's ring keeps them.
+    pub max_events: Option<u64>,
+    /// Only this device; -1 is the CPU.
+    pub device: Option<i16>,
+}
+
+/// What a window does not show of the devices that it is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LeftOut {
+    /// Events before its steps or its stretch of time.
+    pub before: u64,
+    /// Events inside of them that are older than the newest that were asked for.
+    pub older: u64,
+    /// Events after it.
+    pub after: u64,
+    /// Blocks that are too small and would be there otherwise.
+    pub small_blocks: u64,
+    /// Their bytes.
+    pub small_bytes: u64,
+}
+
+/// Part of a recording. Events are known by their numbers (`seq`).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Window {
+    first: u64,
+    last: u64,
+    min_size: u64,
+    device: Option<i16>,
+    left_out: LeftOut,
+}
+
+impl Default for Window {
+    fn default() -> Window {
+        Window::WHOLE
+    }
+}
+
+/// When the first event of a run was recorded, in nanoseconds since 1970; `None` where nothing was.
+pub fn run_began_ns(run: &Run) -> Option<u64> {
+    let began = |p: &Process| p.survey().ticks.map(|(first, _)| p.recording().calibration().epoch_ns(first));
+    run.processes().iter().filter_map(began).min()
+}
+
+impl Window {
+    /// Everything.
+    pub const WHOLE: Window = Window {
+        first: 0,
+        last: u64::MAX,
+        min_size: 0,
+        device: None,
+        left_out: LeftOut { before: 0, older: 0, after: 0, small_blocks: 0, small_bytes: 0 },
+    };
+
+    /// The part of a process's recording that is asked for. `progress` hears how many of the process's events have been read; the recording
+    /// is read anew for each bound that has to be found, and once more for what is left out.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::EmptyWindow`], which names what the recording has.
+    pub fn of(process: &Process, selection: &Selection, progress: &mut dyn FnMut(u64)) -> Result<Window> {
+        let lanes = &process.survey().lanes;
+        if let Some(device) = selection.device.filter(|device| !lanes.contains_key(device)) {
+            let known: Vec<_> = lanes.keys().map(i16::to_string).collect();
+            let has = if known.is_empty() {
+                "recorded no memory".to_owned()
+            } else {
+                format!("has those of: {}", known.join(", "))
+            };
+            return Err(empty(process, &format!("has no events of device {device}; it {has}")));
+        }
+        let mut window = Window { min_size: selection.min_size, device: selection.device, ..Window::WHOLE };
+        if let Some(steps) = selection.steps {
+            window.narrow_to_steps(process, steps, progress)?;
+        }
+        if let Some(time) = selection.epoch_ns {
+            window.narrow_to_time(process, time, progress)?;
+        }
+        let bounds = window.first;
+        if let Some(most) = selection.max_events {
+            window.narrow_to_newest(process, most, progress)?;
+        }
+        let asked = Selection { device: None, ..selection.clone() };
+        if asked != Selection::default() {
+            window.count_left_out(process, bounds, progress);
+        }
+        Ok(window)
+    }
+
+    #[cfg(test)]
+    pub(super) fn for_tests(first: u64, last: u64, min_size: u64) -> Window {
+        Window { first, last, min_size, ..Window::WHOLE }
+    }
+
+    /// What it does not show.
+    pub fn left_out(&self) -> &LeftOut {
+        &self.left_out
+    }
+
+    /// The number of its first event, which need not exist.
+    pub(super) fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// The number of its last event, which need not exist.
+    pub(super) fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// Whether an event is in it.
+    #[inline]
+    pub(super) fn holds(&self, seq: u64) -> bool {
+        (self.first..=self.last).contains(&seq)
+    }
+
+    /// Whether an event comes after it.
+    #[inline]
+    pub(super) fn is_past(&self, seq: u64) -> bool {
+        seq > self.last
+    }
+
+    /// Whether it is about a device.
+    #[inline]
+    pub(super) fn has_device(&self, device: i16) -> bool {
+        self.device.is_none_or(|only| only == device)
+    }
+
+    /// Whether blocks of so many bytes are in it.
+    #[inline]
+    pub(super) fn has_size(&self, size: u64) -> bool {
+        size >= self.min_size
+    }
+
+    /// The devices that it is about, with their lanes.
+    pub(super) fn lanes(&self, process: &Process) -> BTreeMap<i16, Lane> {
+        let lanes = &process.survey().lanes;
+        lanes.iter().filter(|(device, _)| self.has_device(**device)).map(|(device, lane)| (*device, *lane)).collect()
+    }
+
+    /// A block as the window shows it: its free, or `None` where it is still there when the window ends. `None` altogether where the
+    /// window does not show it.
+    #[inline]
+    pub(super) fn shows<'e>(&self, device: i16, birth: &Birth, free: Option<&'e Event>) -> Option<Option<&'e Event>> {
+        let free = free.filter(|free| !self.is_past(free.seq));
+        let is_there = !self.is_past(birth.seq) && free.is_none_or(|free| free.seq >= self.first);
+        (is_there && self.has_size(birth.size) && self.has_device(device)).then_some(free)
+    }
+
+    /// Whether a change of a device's memory is told, its place in time apart.
+    #[inline]
+    pub(super) fn tells(&self, allocator: &Allocator, e: &Event, change: &Change) -> bool {
+        if e.flags.contains(Flags::BEFORE) {
+            // Nothing happened: readers see it in the segments, or by its free.
+            return false;
+        }
+        match change {
+            Change::Alloc(id) | Change::FreeRequested(id) => self.has_size(allocator.block(*id).size),
+            Change::FreeCompleted(_, block) => self.has_size(block.size),
+            Change::SegmentGained | Change::SegmentLost | Change::Oom | Change::Snapshot => true,
+            Change::None => false,
+        }
+    }
+
+    /// A device's segments as the window shows them: where a block is too small, there is free memory.
+    pub(super) fn segments(&self, allocator: &Allocator) -> Vec<Segment> {
+        let mut segments = allocator.segments();
+        if self.min_size == 0 {
+            return segments;
+        }
+        let is_hidden = |block: &Block| block.is_active() && !self.has_size(block.size);
+        segments.retain(|segment| !segment.blocks.iter().any(|block| block.implied && is_hidden(block)));
+        for segment in &mut segments {
+            let mut blocks: Vec<Block> = Vec::with_capacity(segment.blocks.len());
+            let mut joins = false;
+            for block in &segment.blocks {
+                let hidden = is_hidden(block);
+                let free = hidden || block.state == BlockState::Inactive;
+                match blocks.last_mut() {
+                    Some(last) if free && last.state == BlockState::Inactive && (hidden || joins) => {
+                        last.size += block.size;
+                        joins = true;
+                        continue;
+                    }
+                    _ => {}
+                }
+                joins = hidden;
+                let mut shown = *block;
+                if hidden {
+                    (shown.state, shown.stack, shown.context) = (BlockState::Inactive, StackId::NONE, ContextId::NONE);
+                }
+                blocks.push(shown);
+            }
+            segment.blocks = blocks;
+        }
+        segments
+    }
+
+    fn narrow_to_steps(
+        &mut self,
+        process: &Process,
+        (from, to): (u32, u32),
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        let recording = process.recording();
+        let mut steps = Steps { from, to, found: None, known: None };
+        Story::with(recording, process.survey(), &Names::of(recording), &mut steps, progress);
+        let Some((first, last)) = steps.found else {
+            let asked = if from == to { format!("step {from}") } else { format!("steps {from}-{to}") };
+            let has = match steps.known {
+                Some((a, b)) if a == b => format!("has step {a}"),
+                Some((a, b)) => format!("has steps {a}-{b}"),
+                None => "has no steps".to_owned(),
+            };
+            return Err(empty(process, &format!("allocates nothing in {asked}; it {has}")));
+        };
+        (self.first, self.last) = (self.first.max(first), self.last.min(last));
+        Ok(())
+    }
+
+    fn narrow_to_time(
+        &mut self,
+        process: &Process,
+        (from, to): (u64, u64),
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        let recording = process.recording();
+        let calibration = recording.calibration();
+        let (mut first, mut last, mut done) = (None, None, 0);
+        recording.stream(&mut |events| {
+            for e in events.iter().filter(|e| !e.flags.contains(Flags::BEFORE)) {
+                let at = calibration.epoch_ns(e.ticks);
+                if first.is_none() && at >= from {
+                    first = Some(e.seq);
+                }
+                if last.is_none() && at > to {
+                    last = Some(e.seq - 1);
+                }
+            }
+            done += events.len() as u64;
+            progress(done);
+        });
+        let last = last.unwrap_or(u64::MAX);
+        let (from_seq, to_seq) = (self.first.max(first.unwrap_or(u64::MAX)), self.last.min(last));
+        if first.is_none() || from_seq > to_seq {
+            let at = |ticks| calibration.epoch_ns(ticks);
+            let Some((began, ended)) = process.survey().ticks.map(|(a, b)| (at(a), at(b))) else {
+                return Err(empty(process, "recorded nothing"));
+            };
+            let since = |ns: u64| ns.saturating_sub(began) as f64 / 1e9;
+            let what = format!(
+                "recorded nothing in that time; it lasts {:.6} s from its own first event, and the time asked for begins {:.6} s {} it",
+                since(ended),
+                from.abs_diff(began) as f64 / 1e9,
+                if from < began { "before" } else { "after" },
+            );
+            return Err(empty(process, &what));
+        }
+        (self.first, self.last) = (from_seq, to_seq);
+        Ok(())
+    }
+
+    fn narrow_to_newest(&mut self, process: &Process, most: u64, progress: &mut dyn FnMut(u64)) -> Result<()> {
+        let most = usize::try_from(most).unwrap_or(usize::MAX).max(1);
+        let mut newest: VecDeque<u64> = VecDeque::new();
+        let mut all = 0u64;
+        self.each_change(process, progress, &mut |window, allocator, e, change| {
+            if window.holds(e.seq) && window.tells(allocator, e, &change) && newest.back() != Some(&e.seq) {
+                if newest.len() >= most {
+                    newest.pop_front();
+                }
+                newest.push_back(e.seq);
+                all += 1;
+            }
+        });
+        if all > newest.len() as u64
+            && let Some(first) = newest.front()
+        {
+            self.first = *first;
+        }
+        Ok(())
+    }
+
+    /// Counts; `bounds` is where the window would begin with all of its events.
+    fn count_left_out(&mut self, process: &Process, bounds: u64, progress: &mut dyn FnMut(u64)) {
+        let mut left = LeftOut::default();
+        let mut latest = 0;
+        let mut small: BTreeMap<(i16, u64), u64> = BTreeMap::new();
+        let is_small = |size: u64| !self.has_size(size);
+        let all = Window { min_size: 0, ..self.clone() };
+        all.each_change(process, progress, &mut |window, allocator, e, change| {
+            // Small blocks that are there: those from before the window count when it begins.
+            match change {
+                Change::Alloc(id) if is_small(allocator.block(id).size) && !window.is_past(e.seq) => {
+                    let block = allocator.block(id);
+                    if let Some(size) = small.insert((e.device, block.addr), block.size)
+                        && window.holds(e.seq)
+                    {
+                        left.small_blocks += 1;
+                        left.small_bytes += size;
+                    }
+                }
+                Change::FreeCompleted(_, block) if is_small(block.size) && !window.is_past(e.seq) => {
+                    if let Some(size) = small.remove(&(e.device, block.addr))
+                        && window.holds(e.seq)
+                    {
+                        left.small_blocks += 1;
+                        left.small_bytes += size;
+                    }
+                }
+                _ => {}
+            }
+            let told = window.tells(allocator, e, &change);
+            if told && e.seq != latest && !window.holds(e.seq) {
+                match e.seq {
+                    seq if window.is_past(seq) => left.after += 1,
+                    seq if seq >= bounds => left.older += 1,
+                    _ => left.before += 1,
+                }
+            }
+            latest = if told { e.seq } else { latest };
+        });
+        left.small_blocks += small.len() as u64;
+        left.small_bytes += small.values().sum::<u64>();
+        self.left_out = left;
+    }
+
+    /// Every change of the devices' memory, with the device's allocator.
+    fn each_change(
+        &self,
+        process: &Process,
+        progress: &mut dyn FnMut(u64),
+        sink: &mut dyn FnMut(&Window, &Allocator, &Event, Change),
+    ) {
+        let mut replay = Replay::new(process.survey(), self.device);
+        let mut done = 0;
+        process.recording().stream(&mut |events| {
+            for e in events {
+                replay.apply(e, |replay, slot, e, change| sink(self, &replay.devices()[slot].allocator, e, change));
+            }
+            done += events.len() as u64;
+            progress(done);
+        });
+    }
+}
+
+fn empty(process: &Process, what: &str) -> Error {
+    let who = match process.rank() {
+        Some(rank) => format!("rank {rank}"),
+        None if process.pid() == 0 => process.path().display().to_string(),
+        None => format!("pid {}", process.pid()),
+    };
+    Error::EmptyWindow { what: format!("{who} {what}") }
+}
+
+/// Finds where steps begin: with their first blocks.
+struct Steps {
+    from: u32,
+    to: u32,
+    found: Option<(u64, u64)>,
+    known: Option<(u32, u32)>,
+}
+
+impl Lives for Steps {
+    fn began(&mut self, _: i16, birth: &Birth, _: &Usage) {
+        let Some(step) = birth.at.step else { return };
+        let (least, most) = self.known.unwrap_or((step, step));
+        self.known = Some((least.min(step), most.max(step)));
+        match &mut self.found {
+            None if (self.from..=self.to).contains(&step) => self.found = Some((birth.seq, u64::MAX)),
+            Some((_, last)) if step > self.to && *last == u64::MAX => *last = birth.seq - 1,
+            _ => {}
+        }
+    }
+
+    fn ended(&mut self, _: i16, _: &Birth, _: &Judged, _: FrameId, _: Option<&Event>) {}
+}

@@ -1,0 +1,791 @@
+//! The state of PyTorch's CUDA caching allocator on one device, rebuilt from its events.
+//!
+//! The bookkeeping is that of `NativeCachingAllocator` (c10/cuda/CUDACachingAllocator.cpp): blocks of a segment form a
+//! doubly linked list that tiles it; a freed block absorbs free neighbours and keeps its own `requested_size`; a split
+//! leaves the old block object with the remainder. Repeating exactly this, stale fields included, makes
+//! [`Allocator::segments`] equal PyTorch's own `_snapshot()["segments"]`.
+//!
+//! Events may be missing (lost, or older than the recording): nothing here panics, each oddity is counted in
+//! [`Anomalies`] and the state stays a tiling.
+
+use memtrace_trace::event::{Event, Flags};
+use memtrace_trace::ids::{ContextId, StackId};
+
+use memtrace_input::AddressMap;
+
+/// Requests are rounded up to multiples of this (`kMinBlockSize`).
+const MIN_BLOCK: u64 = 512;
+/// The largest rounded request that goes to the small pool (`kSmallSize`).
+const SMALL_SIZE: u64 = 1 << 20;
+/// The size of small-pool segments (`kSmallBuffer`).
+const SMALL_SEGMENT: u64 = 2 << 20;
+/// How far an expandable segment of unknown reservation may reach.
+const UNKNOWN_RESERVATION: u64 = 1 << 46;
+
+/// A block's place in the allocator: stable from its allocation to its release.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct BlockId(u32);
+
+impl BlockId {
+    const NONE: BlockId = BlockId(u32::MAX);
+
+    /// The id as an index into a table beside the allocator.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What a block is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BlockState {
+    /// Free: cached.
+    Inactive,
+    /// In use by the program.
+    Allocated,
+    /// Given back, but streams still use it.
+    PendingFree,
+    /// Address space of an expandable segment without memory.
+    Unmapped,
+}
+
+/// A block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Block {
+    /// Where it starts.
+    pub addr: u64,
+    /// Its (rounded) size.
+    pub size: u64,
+    /// What was asked for; stale in a free block, as PyTorch's is.
+    pub requested: u64,
+    /// The stream it belongs to.
+    pub stream: u64,
+    /// The stack of its allocation.
+    pub stack: StackId,
+    /// The autograd node or module call of its allocation.
+    pub context: ContextId,
+    /// The stack of its segment's allocation, where PyTorch's bookkeeping still has it on this block.
+    pub segment_stack: StackId,
+    /// The autograd node or module call of its segment's allocation, likewise.
+    pub segment_context: ContextId,
+    /// `seq` of its allocation.
+    pub seq: u64,
+    /// What it is doing.
+    pub state: BlockState,
+    /// The private pool, 0 for the default one.
+    pub pool: u16,
+    /// Whether it is in the pool of small blocks.
+    pub small: bool,
+    /// Whether its segment is expandable.
+    pub expandable: bool,
+    /// Whether its segment was never announced: it exists as long as this one block.
+    pub implied: bool,
+    prev: BlockId,
+    next: BlockId,
+}
+
+impl Block {
+    /// Whether the program or a stream uses it.
+    pub fn is_active(&self) -> bool {
+        matches!(self.state, BlockState::Allocated | BlockState::PendingFree)
+    }
+}
+
+/// Running totals, in bytes, as `torch.cuda.memory_stats` counts them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// Blocks in use by the program, rounded.
+    pub allocated: u64,
+    /// The same and blocks that streams still use.
+    pub active: u64,
+    /// Segments.
+    pub reserved: u64,
+    /// What was asked for, for active blocks.
+    pub requested: u64,
+}
+
+/// The highest value of each total.
+pub type Peak = Usage;
+
+impl Usage {
+    fn raise_to(&mut self, now: &Usage) {
+        self.allocated = self.allocated.max(now.allocated);
+        self.active = self.active.max(now.active);
+        self.reserved = self.reserved.max(now.reserved);
+        self.requested = self.requested.max(now.requested);
+    }
+}
+
+/// What did not fit together. All zero when the recording is whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Anomalies {
+    /// Frees of blocks that were not allocated in the recording.
+    pub unmatched_frees: u64,
+    /// Allocations where a live block already was: its free is missing.
+    pub missing_frees: u64,
+    /// Allocations outside every known segment.
+    pub outside_segments: u64,
+    /// Allocations that do not fit the free block they start in.
+    pub misfits: u64,
+    /// Segment frees and unmaps of memory that was not a known, free range.
+    pub unmatched_segment_frees: u64,
+    /// The allocator's own totals, compared with the replay.
+    pub totals_checked: u64,
+    /// Comparisons that disagreed.
+    pub totals_mismatched: u64,
+}
+
+impl Anomalies {
+    /// Everything that did not fit, in one number.
+    pub fn total(&self) -> u64 {
+        self.unmatched_frees
+            + self.missing_frees
+            + self.outside_segments
+            + self.misfits
+            + self.unmatched_segment_frees
+            + self.totals_mismatched
+    }
+}
+
+/// A segment at one moment: the blocks that tile it, in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// Where it starts.
+    pub addr: u64,
+    /// Its size.
+    pub size: u64,
+    /// The stream it belongs to.
+    pub stream: u64,
+    /// The stack of its allocation, as far as PyTorch would still know it.
+    pub stack: StackId,
+    /// The autograd node, likewise.
+    pub context: ContextId,
+    /// The private pool.
+    pub pool: u16,
+    /// Whether it serves small blocks.
+    pub small: bool,
+    /// Whether it is expandable.
+    pub expandable: bool,
+    /// Its blocks.
+    pub blocks: Vec<Block>,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Allocator {
+    blocks: Vec<Block>,
+    unused: Vec<BlockId>,
+    at: AddressMap<BlockId>,
+    reservations: std::collections::BTreeMap<u64, u64>,
+    usage: Usage,
+    peak: Peak,
+    live: u64,
+    anomalies: Anomalies,
+    /// Part of what is reserved: memory that stream-ordered pools hold unused, at no known address.
+    spare: u64,
+    /// The block given back last: nearly always the next whose memory is free.
+    given_back: Option<BlockId>,
+}
+
+impl Allocator {
+    /// The totals now.
+    pub fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// The highest totals so far.
+    pub fn peak(&self) -> &Peak {
+        &self.peak
+    }
+
+    /// Blocks in use now.
+    pub fn live_blocks(&self) -> u64 {
+        self.live
+    }
+
+    /// What did not fit together so far.
+    pub fn anomalies(&self) -> &Anomalies {
+        &self.anomalies
+    }
+
+    /// A block. The id must come from this allocator and the block must not have been released since.
+    pub fn block(&self, id: BlockId) -> &Block {
+        &self.blocks[id.index()]
+    }
+
+    /// The blocks before and behind it in its segment.
+    pub fn neighbours(&self, id: BlockId) -> [Option<(BlockId, &Block)>; 2] {
+        let block = &self.blocks[id.index()];
+        [block.prev, block.next].map(|id| (id != BlockId::NONE).then(|| (id, &self.blocks[id.index()])))
+    }
+
+    /// The block that starts at this address.
+    pub fn find(&self, addr: u64) -> Option<BlockId> {
+        self.at.get(&addr).copied()
+    }
+
+    /// Every block that the program uses now.
+    pub fn allocated(&self) -> impl Iterator<Item = (BlockId, &Block)> {
+        self.blocks.iter().enumerate().filter(|(_, b)| b.is_active() && b.size > 0).map(|(i, b)| (BlockId(i as u32), b))
+    }
+
+    /// The largest free block, in bytes.
+    pub fn largest_free(&self) -> u64 {
+        self.blocks.iter().filter(|b| b.state == BlockState::Inactive).map(|b| b.size).max().unwrap_or(0)
+    }
+
+    /// Where the reservation begins that this address of an expandable segment lies in.
+    pub fn reservation_start(&self, addr: u64) -> Option<u64> {
+        let (start, size) = self.reservations.range(..=addr).next_back()?;
+        (addr - start < *size).then_some(*start)
+    }
+
+    /// Address space was reserved: the bounds of an expandable segment.
+    pub fn reserve(&mut self, addr: u64, size: u64) {
+        self.reservations.insert(addr, size);
+    }
+
+    /// Address space was given back.
+    pub fn unreserve(&mut self, addr: u64) {
+        self.reservations.remove(&addr);
+        // What is left of the segment is unmapped space; forget it.
+        if let Some(id) = self.find(addr)
+            && self.blocks[id.index()].state == BlockState::Unmapped
+        {
+            let next = self.blocks[id.index()].next;
+            if next != BlockId::NONE {
+                self.blocks[next.index()].prev = BlockId::NONE;
+            }
+            self.discard(id);
+        }
+    }
+
+    /// `segment_alloc`.
+    pub fn segment_alloc(&mut self, e: &Event) {
+        self.drop_block_at(e.addr);
+        let id = self.insert(Block {
+            segment_stack: e.stack,
+            segment_context: e.context,
+            stream: e.stream,
+            pool: e.pool,
+            small: e.size <= SMALL_SEGMENT,
+            ..Block::free(e.addr, e.size)
+        });
+        self.at.insert(e.addr, id);
+        if e.flags.contains(Flags::BEFORE) {
+            self.given_back = Some(id);
+        }
+        self.usage.reserved += e.size;
+        self.peak.raise_to(&self.usage);
+    }
+
+    /// `segment_free`.
+    pub fn segment_free(&mut self, e: &Event) {
+        let Some(id) = self.find(e.addr) else {
+            self.anomalies.unmatched_segment_frees += 1;
+            return;
+        };
+        let block = self.blocks[id.index()];
+        let alone = block.prev == BlockId::NONE && block.next == BlockId::NONE;
+        if block.state != BlockState::Inactive || !alone || block.size != e.size {
+            self.anomalies.unmatched_segment_frees += 1;
+        }
+        self.drop_list(id);
+    }
+
+    /// `segment_map`.
+    pub fn segment_map(&mut self, e: &Event) {
+        let id = match self.find(e.addr).filter(|id| self.blocks[id.index()].state == BlockState::Unmapped) {
+            Some(id) => id,
+            None => {
+                if self.find(e.addr).is_some() {
+                    self.anomalies.misfits += 1;
+                    return;
+                }
+                self.new_expandable(e)
+            }
+        };
+        // map_block(): the unmapped block's object becomes the mapped one; what is left over is a new object.
+        let to_map = self.blocks[id.index()];
+        let size = e.size.min(to_map.size);
+        if size < to_map.size {
+            let rest = self.insert(Block {
+                state: BlockState::Unmapped,
+                stream: to_map.stream,
+                pool: to_map.pool,
+                small: to_map.small,
+                expandable: true,
+                prev: id,
+                next: to_map.next,
+                ..Block::free(e.addr + size, to_map.size - size)
+            });
+            if to_map.next != BlockId::NONE {
+                self.blocks[to_map.next.index()].prev = rest;
+            }
+            self.at.insert(e.addr + size, rest);
+            let block = &mut self.blocks[id.index()];
+            block.next = rest;
+            block.size = size;
+        }
+        self.blocks[id.index()].state = BlockState::Inactive;
+        self.merge(id);
+        let block = &mut self.blocks[id.index()];
+        if block.prev == BlockId::NONE && block.segment_stack.is_none() && block.segment_context.is_none() {
+            (block.segment_stack, block.segment_context) = (e.stack, e.context);
+        }
+        if e.flags.contains(Flags::BEFORE) {
+            self.given_back = Some(id);
+        }
+        self.usage.reserved += size;
+        self.peak.raise_to(&self.usage);
+    }
+
+    /// `segment_unmap`.
+    pub fn segment_unmap(&mut self, e: &Event) {
+        let Some(id) = self.free_block_containing(e.addr, e.size) else {
+            self.anomalies.unmatched_segment_frees += 1;
+            return;
+        };
+        // unmap_block(): what lies before and after the range become new objects; the block itself is the unmapped one.
+        let block = self.blocks[id.index()];
+        self.at.remove(&block.addr);
+        let template = Block { stream: block.stream, pool: block.pool, small: block.small, ..Block::free(0, 0) };
+        let (mut prev, mut next) = (block.prev, block.next);
+        let before = e.addr - block.addr;
+        if before > 0 {
+            let new =
+                self.insert(Block { addr: block.addr, size: before, expandable: true, prev, next: id, ..template });
+            self.at.insert(block.addr, new);
+            if prev != BlockId::NONE {
+                self.blocks[prev.index()].next = new;
+            }
+            prev = new;
+        }
+        let after = block.size - before - e.size;
+        if after > 0 {
+            let addr = e.addr + e.size;
+            let new = self.insert(Block { addr, size: after, expandable: true, prev: id, next, ..template });
+            self.at.insert(addr, new);
+            if next != BlockId::NONE {
+                self.blocks[next.index()].prev = new;
+            }
+            next = new;
+        }
+        let range = &mut self.blocks[id.index()];
+        range.addr = e.addr;
+        range.size = e.size;
+        range.state = BlockState::Unmapped;
+        (range.prev, range.next) = (prev, next);
+        self.at.insert(e.addr, id);
+        self.merge(id);
+        self.usage.reserved = self.usage.reserved.saturating_sub(e.size);
+    }
+
+    /// `alloc`: the block. Its segment is implied when none is known there.
+    pub fn alloc(&mut self, e: &Event) -> BlockId {
+        let found = match self.find(e.addr) {
+            Some(id) if self.blocks[id.index()].is_active() => {
+                self.anomalies.missing_frees += 1;
+                self.release(id);
+                self.find(e.addr)
+            }
+            found => found,
+        };
+        let found = found.filter(|id| self.blocks[id.index()].state == BlockState::Inactive);
+        let id = match found {
+            Some(id) => self.take(id, e),
+            None => self.imply(e),
+        };
+        let block = &mut self.blocks[id.index()];
+        block.state = BlockState::Allocated;
+        block.requested = e.size;
+        block.stack = e.stack;
+        block.context = e.context;
+        block.seq = e.seq;
+        let (size, small) = (block.size, block.small);
+        if (round(e.size) <= SMALL_SIZE) != small && !block.implied {
+            self.correct_pool(id, round(e.size) <= SMALL_SIZE);
+        }
+        self.live += 1;
+        self.usage.allocated += size;
+        self.usage.active += size;
+        self.usage.requested += e.size;
+        self.peak.raise_to(&self.usage);
+        id
+    }
+
+    /// A block that was there before the recording: the part of free memory that it takes. Blocks of a segment come after it, by address.
+    pub fn place(&mut self, e: &Event) -> BlockId {
+        let size = if e.flags.contains(Flags::SLACK_KNOWN) { e.block_size() } else { round(e.size) };
+        let holds = |id: &BlockId| {
+            let block = &self.blocks[id.index()];
+            let offset = e.addr.wrapping_sub(block.addr);
+            block.state == BlockState::Inactive && !block.implied && e.addr >= block.addr && offset < block.size
+        };
+        let Some(id) = self.given_back.take().filter(holds).or_else(|| self.find(e.addr).filter(holds)) else {
+            return self.alloc(e);
+        };
+        // What lies before it stays free, as a block of its own.
+        let free = self.blocks[id.index()];
+        let before = e.addr - free.addr;
+        if before > 0 {
+            let front = self.insert(Block { size: before, next: id, ..free });
+            if free.prev != BlockId::NONE {
+                self.blocks[free.prev.index()].next = front;
+            }
+            let rest = &mut self.blocks[id.index()];
+            (rest.prev, rest.addr, rest.size) = (front, e.addr, free.size - before);
+            (rest.segment_stack, rest.segment_context) = (StackId::NONE, ContextId::NONE);
+            self.at.insert(free.addr, front);
+            self.at.insert(e.addr, id);
+        }
+        let room = free.size - before;
+        let taken = self.alloc(&Event {
+            flags: e.flags.with(Flags::SLACK_KNOWN),
+            slack: u32::try_from(size.min(room).saturating_sub(e.size)).unwrap_or(u32::MAX),
+            ..*e
+        });
+        // The next one lies in what is left.
+        let next = self.blocks[taken.index()].next;
+        self.given_back = (next != BlockId::NONE).then_some(next);
+        taken
+    }
+
+    /// `free_requested`: `None` when nothing is allocated there.
+    pub fn free_requested(&mut self, addr: u64) -> Option<BlockId> {
+        let id = self.find(addr).filter(|id| self.blocks[id.index()].state == BlockState::Allocated);
+        let Some(id) = id else {
+            self.anomalies.unmatched_frees += 1;
+            return None;
+        };
+        let block = &mut self.blocks[id.index()];
+        block.state = BlockState::PendingFree;
+        self.usage.allocated = self.usage.allocated.saturating_sub(block.size);
+        self.given_back = Some(id);
+        Some(id)
+    }
+
+    /// `free_completed`: the block as it was; `None` when nothing is allocated there.
+    pub fn free_completed(&mut self, addr: u64) -> Option<(BlockId, Block)> {
+        let here = |id: &BlockId| {
+            let block = &self.blocks[id.index()];
+            block.addr == addr && block.is_active()
+        };
+        let Some(id) = self.given_back.take().filter(here).or_else(|| self.find(addr).filter(here)) else {
+            self.anomalies.unmatched_frees += 1;
+            return None;
+        };
+        let block = self.blocks[id.index()];
+        self.release(id);
+        Some((id, block))
+    }
+
+    /// Stream-ordered pools hold so much more than their blocks.
+    pub fn set_spare(&mut self, bytes: u64) {
+        self.usage.reserved = self.usage.reserved.saturating_sub(self.spare).saturating_add(bytes);
+        self.spare = bytes;
+        self.peak.raise_to(&self.usage);
+    }
+
+    /// Compares the allocator's own totals with the replay.
+    pub fn check_totals(&mut self, allocated: u64, reserved: u64) {
+        self.anomalies.totals_checked += 1;
+        if (allocated, reserved) != (self.usage.allocated, self.usage.reserved) {
+            self.anomalies.totals_mismatched += 1;
+        }
+    }
+
+    /// The segments now, sorted by address: each with blocks that tile it.
+    pub fn segments(&self) -> Vec<Segment> {
+        let is_head = |b: &Block| {
+            b.size > 0
+                && b.state != BlockState::Unmapped
+                && (b.prev == BlockId::NONE || self.blocks[b.prev.index()].state == BlockState::Unmapped)
+        };
+        let mut segments: Vec<Segment> = self
+            .blocks
+            .iter()
+            .filter(|b| is_head(b))
+            .map(|head| {
+                let mut blocks = vec![*head];
+                let mut at = head.next;
+                while at != BlockId::NONE && self.blocks[at.index()].state != BlockState::Unmapped {
+                    blocks.push(self.blocks[at.index()]);
+                    at = self.blocks[at.index()].next;
+                }
+                Segment {
+                    addr: head.addr,
+                    size: blocks.iter().map(|b| b.size).sum(),
+                    stream: head.stream,
+                    stack: head.segment_stack,
+                    context: head.segment_context,
+                    pool: head.pool,
+                    small: head.small,
+                    expandable: head.expandable,
+                    blocks,
+                }
+            })
+            .collect();
+        segments.sort_by_key(|s| s.addr);
+        segments
+    }
+
+    /// Takes the front of a free block, splitting it where PyTorch would.
+    fn take(&mut self, id: BlockId, e: &Event) -> BlockId {
+        let free = self.blocks[id.index()];
+        let size = self.size_to_take(&free, e);
+        if size > free.size {
+            self.anomalies.misfits += 1;
+        }
+        if size >= free.size {
+            return id;
+        }
+        // alloc_found_block(): the new object takes the front, the old one stays with the rest.
+        let new = self.insert(Block {
+            stream: free.stream,
+            pool: free.pool,
+            small: free.small,
+            expandable: free.expandable,
+            prev: free.prev,
+            next: id,
+            ..Block::free(free.addr, size)
+        });
+        if free.prev != BlockId::NONE {
+            self.blocks[free.prev.index()].next = new;
+        }
+        let rest = &mut self.blocks[id.index()];
+        rest.prev = new;
+        rest.addr += size;
+        rest.size -= size;
+        self.at.insert(free.addr, new);
+        self.at.insert(free.addr + size, id);
+        new
+    }
+
+    /// How much of a free block an allocation takes: what the recorder saw, else what PyTorch's policy says.
+    fn size_to_take(&self, free: &Block, e: &Event) -> u64 {
+        if free.implied {
+            return free.size;
+        }
+        if e.flags.contains(Flags::SLACK_KNOWN) {
+            return if e.slack == u32::MAX { free.size } else { e.block_size() };
+        }
+        let rounded = round(e.size);
+        if rounded > free.size {
+            return rounded;
+        }
+        let rest = free.size - rounded;
+        let small = rounded <= SMALL_SIZE;
+        let split = if small || free.expandable { rest >= MIN_BLOCK } else { rest > SMALL_SIZE };
+        if split { rounded } else { free.size }
+    }
+
+    /// A segment nobody announced, for one block.
+    fn imply(&mut self, e: &Event) -> BlockId {
+        self.anomalies.outside_segments += 1;
+        self.imply_silently(e, if e.flags.contains(Flags::SLACK_KNOWN) { e.block_size() } else { e.size.max(1) })
+    }
+
+    fn imply_silently(&mut self, e: &Event, size: u64) -> BlockId {
+        let id = self.insert(Block {
+            stream: e.stream,
+            pool: e.pool,
+            segment_stack: e.stack,
+            segment_context: e.context,
+            small: size <= SMALL_SIZE,
+            implied: true,
+            ..Block::free(e.addr, size)
+        });
+        self.at.insert(e.addr, id);
+        self.usage.reserved += size;
+        id
+    }
+
+    /// An allocation that is its own segment: `cudaMalloc` without a caching allocator, CPU tensors, and the fallback
+    /// source that does not tell segments.
+    pub fn alloc_alone(&mut self, e: &Event) -> BlockId {
+        self.drop_block_at(e.addr);
+        self.imply_silently(e, e.size.max(1));
+        self.alloc(e)
+    }
+
+    /// Gives a block back: merges it with its free neighbours.
+    fn release(&mut self, id: BlockId) {
+        let block = &mut self.blocks[id.index()];
+        self.live = self.live.saturating_sub(1);
+        if block.state == BlockState::Allocated {
+            self.usage.allocated = self.usage.allocated.saturating_sub(block.size);
+        }
+        self.usage.active = self.usage.active.saturating_sub(block.size);
+        self.usage.requested = self.usage.requested.saturating_sub(block.requested);
+        block.state = BlockState::Inactive;
+        block.stack = StackId::NONE;
+        block.context = ContextId::NONE;
+        if block.implied {
+            self.usage.reserved = self.usage.reserved.saturating_sub(block.size);
+            self.discard(id);
+            return;
+        }
+        self.merge(id);
+    }
+
+    /// `try_merge_blocks` with both neighbours: `id` survives.
+    fn merge(&mut self, id: BlockId) {
+        let Block { prev, next, state, .. } = self.blocks[id.index()];
+        if prev != BlockId::NONE && self.blocks[prev.index()].state == state {
+            let src = self.blocks[prev.index()];
+            self.at.remove(&self.blocks[id.index()].addr);
+            let dst = &mut self.blocks[id.index()];
+            dst.addr = src.addr;
+            dst.size += src.size;
+            dst.prev = src.prev;
+            (dst.segment_stack, dst.segment_context) = (src.segment_stack, src.segment_context);
+            if src.prev != BlockId::NONE {
+                self.blocks[src.prev.index()].next = id;
+            }
+            self.at.insert(src.addr, id);
+            self.recycle(prev);
+        }
+        if next != BlockId::NONE && self.blocks[next.index()].state == state {
+            let src = self.blocks[next.index()];
+            let dst = &mut self.blocks[id.index()];
+            dst.size = dst.size.saturating_add(src.size);
+            dst.next = src.next;
+            if src.next != BlockId::NONE {
+                self.blocks[src.next.index()].prev = id;
+            }
+            self.at.remove(&src.addr);
+            self.recycle(next);
+        }
+    }
+
+    /// The unmapped space in which a new expandable segment begins.
+    fn new_expandable(&mut self, e: &Event) -> BlockId {
+        let end = self
+            .reservations
+            .range(..=e.addr)
+            .next_back()
+            .map(|(start, size)| start.saturating_add(*size))
+            .filter(|end| *end >= e.addr + e.size);
+        let size = end.map_or(UNKNOWN_RESERVATION, |end| end - e.addr);
+        let id = self.insert(Block {
+            stream: e.stream,
+            pool: e.pool,
+            small: e.size <= SMALL_SEGMENT,
+            expandable: true,
+            state: BlockState::Unmapped,
+            ..Block::free(e.addr, size)
+        });
+        self.at.insert(e.addr, id);
+        id
+    }
+
+    /// Unmapping is rare: a walk over all blocks finds the free one around the range.
+    fn free_block_containing(&self, addr: u64, size: u64) -> Option<BlockId> {
+        let contains = |b: &Block| {
+            b.state == BlockState::Inactive && b.expandable && b.addr <= addr && addr - b.addr + size <= b.size
+        };
+        if let Some(id) = self.find(addr).filter(|id| contains(&self.blocks[id.index()])) {
+            return Some(id);
+        }
+        self.blocks.iter().position(contains).map(|i| BlockId(i as u32))
+    }
+
+    /// The first allocation shows which pool a segment serves; its size at birth was only a guess.
+    fn correct_pool(&mut self, id: BlockId, small: bool) {
+        self.blocks[id.index()].small = small;
+        for forward in [true, false] {
+            let mut at = id;
+            loop {
+                let block = &self.blocks[at.index()];
+                at = if forward { block.next } else { block.prev };
+                if at == BlockId::NONE || self.blocks[at.index()].small == small {
+                    break;
+                }
+                self.blocks[at.index()].small = small;
+            }
+        }
+    }
+
+    /// Removes whatever starts at this address, because something new is known to start there.
+    fn drop_block_at(&mut self, addr: u64) {
+        if let Some(id) = self.find(addr) {
+            self.anomalies.missing_frees += u64::from(self.blocks[id.index()].state != BlockState::Unmapped);
+            self.drop_list(id);
+        }
+    }
+
+    /// Removes a block and everything linked to it.
+    fn drop_list(&mut self, id: BlockId) {
+        let mut head = id;
+        while self.blocks[head.index()].prev != BlockId::NONE {
+            head = self.blocks[head.index()].prev;
+        }
+        while head != BlockId::NONE {
+            let block = self.blocks[head.index()];
+            if block.is_active() {
+                self.live = self.live.saturating_sub(1);
+                if block.state == BlockState::Allocated {
+                    self.usage.allocated = self.usage.allocated.saturating_sub(block.size);
+                }
+                self.usage.active = self.usage.active.saturating_sub(block.size);
+                self.usage.requested = self.usage.requested.saturating_sub(block.requested);
+            }
+            if block.state != BlockState::Unmapped {
+                self.usage.reserved = self.usage.reserved.saturating_sub(block.size);
+            }
+            self.discard(head);
+            head = block.next;
+        }
+    }
+
+    fn insert(&mut self, block: Block) -> BlockId {
+        match self.unused.pop() {
+            Some(id) => {
+                self.blocks[id.index()] = block;
+                id
+            }
+            None => {
+                self.blocks.push(block);
+                BlockId((self.blocks.len() - 1) as u32)
+            }
+        }
+    }
+
+    fn discard(&mut self, id: BlockId) {
+        self.at.remove(&self.blocks[id.index()].addr);
+        self.recycle(id);
+    }
+
+    fn recycle(&mut self, id: BlockId) {
+        self.blocks[id.index()] = Block { state: BlockState::Unmapped, ..Block::free(0, 0) };
+        self.unused.push(id);
+    }
+}
+
+impl Block {
+    const fn free(addr: u64, size: u64) -> Block {
+        Block {
+            addr,
+            size,
+            requested: 0,
+            stream: 0,
+            stack: StackId::NONE,
+            context: ContextId::NONE,
+            segment_stack: StackId::NONE,
+            segment_context: ContextId::NONE,
+            seq: 0,
+            state: BlockState::Inactive,
+            pool: 0,
+            small: false,
+            expandable: false,
+            implied: false,
+            prev: BlockId::NONE,
+            next: BlockId::NONE,
+        }
+    }
+}
+
+/// `round_size` without `roundup_power2_divisions`.
+const fn round(size: u64) -> u64 {
+    if size < MIN_BLOCK { MIN_BLOCK } else { size.div_ceil(MIN_BLOCK) * MIN_BLOCK }
+}

@@ -1,0 +1,298 @@
+//! What tensors and modules are called: names of memory become names of allocations, calls of modules become paths.
+//!
+//! A name says which address it was read at, and after how many events: it belongs to the block that was there then. So the recording is
+//! replayed up to the last name, where there are any; what is kept grows with the names.
+
+use std::collections::HashMap;
+
+use memtrace_trace::definition::TensorKind;
+use memtrace_trace::file::{Definitions, NnCall, NnName, TensorName};
+use memtrace_trace::ids::{ContextId, StackId};
+
+use super::located::locate;
+use memtrace_input::AddressMap;
+use memtrace_input::Recording;
+
+/// What the memory of one allocation is called.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Named {
+    /// What it is; where several tensors share it, the first of parameter, buffer, gradient, optimizer state.
+    pub kind: TensorKind,
+    /// All names, sorted, without repetitions; at least one.
+    pub names: Vec<Box<str>>,
+    /// Data type and shape of one of the tensors of that kind, e.g. `float32[64, 3, 7, 7]`; empty when unknown.
+    pub shape: Box<str>,
+}
+
+impl Named {
+    fn of(name: &TensorName) -> Named {
+        Named { kind: name.kind, names: vec![name.name.clone()], shape: name.shape.clone() }
+    }
+
+    fn add(&mut self, name: &TensorName) {
+        if let Err(place) = self.names.binary_search(&name.name) {
+            self.names.insert(place, name.name.clone());
+        }
+        if rank(name.kind) < rank(self.kind) {
+            (self.kind, self.shape) = (name.kind, name.shape.clone());
+        }
+    }
+
+    /// All names in one line.
+    pub fn text(&self) -> String {
+        self.names.join(", ")
+    }
+}
+
+/// What counts first where memory is several things.
+fn rank(kind: TensorKind) -> u8 {
+    match kind {
+        TensorKind::Other => u8::MAX,
+        known => known as u8,
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Names {
+    allocs: AddressMap<Named>,
+    /// The allocations that have names, by stack and autograd node, each in the order in which names were read; some come twice.
+    by_source: HashMap<(StackId, ContextId), Vec<u64>>,
+    calls: HashMap<ContextId, NnCall>,
+    /// The module that made each autograd node, where known.
+    makers: HashMap<ContextId, ContextId>,
+    /// By object, in order of `seq`; within one `seq` the best first.
+    paths: HashMap<u64, Vec<NnName>>,
+    unmatched: u64,
+}
+
+impl Names {
+    /// The names of a recording. Streams it once more, if it holds any of tensors.
+    pub fn of(recording: &dyn Recording) -> Names {
+        let definitions = recording.definitions();
+        let mut names = Names::of_modules(definitions);
+        names.find_allocs(recording);
+        names
+    }
+
+    /// What the memory is called that the event with this `seq` allocated.
+    pub fn of_alloc(&self, seq: u64) -> Option<&Named> {
+        self.allocs.get(&seq)
+    }
+
+    /// The allocations of one stack and autograd node that have names, up to and with this `seq`, in order, without repetitions.
+    pub fn of_source(&self, stack: StackId, context: ContextId, until: u64) -> Vec<(u64, &Named)> {
+        let mut seqs = self.by_source.get(&(stack, context)).cloned().unwrap_or_default();
+        seqs.retain(|seq| *seq <= until);
+        seqs.sort_unstable();
+        seqs.dedup();
+        seqs.into_iter().filter_map(|seq| Some((seq, self.allocs.get(&seq)?))).collect()
+    }
+
+    /// How many allocations have names.
+    pub fn named_allocs(&self) -> usize {
+        self.allocs.len()
+    }
+
+    /// Names of memory where the recording has no block.
+    pub fn unmatched(&self) -> u64 {
+        self.unmatched
+    }
+
+    /// The `nn.Module` that was being called in this context, or whose call made this autograd node: its path as `named_modules()` gives it,
+    /// at about this `seq`. The model itself is called by its class, e.g. `GPT`; a module that nobody named by its class behind the nearest
+    /// caller that has a name, e.g. `layers.0/Linear`, `GPT/Block/Linear`. `None` where the context tells of no module.
+    pub fn module_path(&self, context: ContextId, at_seq: u64) -> Option<String> {
+        let mut at = self.makers.get(&context).copied().unwrap_or(context);
+        let mut parts = Vec::new();
+        // A caller's id is smaller than its own (what the trace's reader demands): this ends.
+        while let Some(call) = self.calls.get(&at) {
+            match self.path(call, at_seq) {
+                Some("") | None => parts.push(&*call.class),
+                Some(path) => {
+                    parts.push(path);
+                    break;
+                }
+            }
+            if self.path(call, at_seq).is_some() {
+                break;
+            }
+            at = call.caller;
+        }
+        parts.reverse();
+        (!parts.is_empty()).then(|| parts.join("/"))
+    }
+
+    /// The path of a called module, by the name that was read nearest to this moment.
+    fn path(&self, call: &NnCall, at_seq: u64) -> Option<&str> {
+        let same = self.paths.get(&call.object)?.iter().filter(|name| name.class == call.class);
+        // The first of several that are as near is the best.
+        same.min_by_key(|name| name.seq.abs_diff(at_seq)).map(|name| &*name.name)
+    }
+
+    fn of_modules(definitions: &Definitions) -> Names {
+        let makers = definitions.contexts.iter().enumerate().filter(|(_, c)| !c.module.is_none());
+        let mut names = Names {
+            calls: definitions.nn_calls.iter().map(|(id, call)| (*id, call.clone())).collect(),
+            makers: makers.map(|(id, context)| (ContextId(id as u32), context.module)).collect(),
+            ..Names::default()
+        };
+        for name in &definitions.nn_names {
+            names.paths.entry(name.object).or_default().push(name.clone());
+        }
+        for known in names.paths.values_mut() {
+            // Within several models the one that is nearer to its root.
+            let depth = |name: &NnName| name.name.split('.').count();
+            known.sort_by(|a, b| {
+                (a.seq, depth(a), a.name.len(), &a.name).cmp(&(b.seq, depth(b), b.name.len(), &b.name))
+            });
+            known.dedup();
+        }
+        names
+    }
+
+    fn find_allocs(&mut self, recording: &dyn Recording) {
+        let names = recording.definitions().tensor_names.iter();
+        locate(
+            recording,
+            names,
+            |name: &TensorName| (name.seq, name.address),
+            |name, found| match found {
+                Some((_, block)) => {
+                    let named = self.by_source.entry((block.stack, block.context)).or_default();
+                    if named.last() != Some(&block.seq) {
+                        named.push(block.seq);
+                    }
+                    self.allocs.entry(block.seq).and_modify(|named| named.add(name)).or_insert_with(|| Named::of(name));
+                }
+                None => self.unmatched += 1,
+            },
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::api::Api;
+    use memtrace_trace::event::{Action, Event, Source};
+    use memtrace_trace::file::Context;
+
+    use super::*;
+    use memtrace_input::MemoryRecording;
+
+    fn event(seq: u64, action: Action, addr: u64, size: u64) -> Event {
+        Event { seq, ticks: seq, addr, size, action, device: 0, ..Event::EMPTY }
+    }
+
+    fn name(address: u64, seq: u64, kind: TensorKind, name: &str) -> TensorName {
+        TensorName { address, seq, kind, name: name.into(), shape: format!("float32[{seq}]").into() }
+    }
+
+    fn recording(events: Vec<Event>, tensor_names: Vec<TensorName>) -> MemoryRecording {
+        let definitions = Definitions { tensor_names, ..Definitions::default() };
+        MemoryRecording { definitions, events, ..MemoryRecording::default() }
+    }
+
+    fn found(names: &Names) -> Vec<(u64, TensorKind, String)> {
+        let mut all: Vec<_> = names.allocs.iter().map(|(seq, named)| (*seq, named.kind, named.text())).collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn a_name_is_of_the_block_that_was_there_then() {
+        use TensorKind::{Gradient, Other, Parameter};
+        let events = vec![
+            event(1, Action::SegmentAlloc, 0x10000, 2 << 20),
+            event(2, Action::Alloc, 0x10000, 1024),
+            event(3, Action::Alloc, 0x10400, 512),
+            event(4, Action::FreeRequested, 0x10000, 1024),
+            event(5, Action::FreeCompleted, 0x10000, 1024),
+            event(6, Action::Alloc, 0x10000, 1000),
+            event(7, Action::FreeRequested, 0x10400, 512),
+            event(8, Action::FreeCompleted, 0x10400, 512),
+        ];
+        let names = Names::of(&recording(
+            events,
+            vec![
+                // Read later than others, told earlier; one name twice; inside of a block; at its end; where nothing is any more.
+                name(0x10000, 8, Gradient, "w.grad"),
+                name(0x10000, 3, Parameter, "w"),
+                name(0x10000, 4, Parameter, "w"),
+                name(0x10000, 3, Other, "flat"),
+                name(0x103ff, 3, Other, "a view"),
+                name(0x10400, 6, Other, "beside"),
+                name(0x10400, 8, Other, "gone"),
+                name(0x10000, 5, Other, "gone"),
+                name(0xfff, 8, Other, "nowhere"),
+            ],
+        ));
+        let text = |text: &str| text.to_owned();
+        assert_eq!(
+            found(&names),
+            [(2, Parameter, text("a view, flat, w")), (3, Other, text("beside")), (6, Gradient, text("w.grad"))]
+        );
+        assert_eq!((names.unmatched(), names.named_allocs()), (3, 3));
+        assert_eq!(&*names.of_alloc(2).unwrap().shape, "float32[3]");
+        assert_eq!(names.of_alloc(1), None);
+    }
+
+    #[test]
+    fn a_segment_that_begins_where_the_block_does_is_not_it() {
+        let call = Event { source: Source::Runtime, api: Api::cudaMalloc, ..event(1, Action::Alloc, 0x10000, 2 << 20) };
+        let events = vec![
+            call,
+            event(2, Action::SegmentAlloc, 0x10000, 2 << 20),
+            event(3, Action::Alloc, 0x10000, 1024),
+            Event { source: Source::TorchCpu, device: -1, ..event(4, Action::Alloc, 0x7000, 64) },
+        ];
+        let tensor_names =
+            vec![name(0x10000, 4, TensorKind::Buffer, "mean"), name(0x7000, 4, TensorKind::Parameter, "on the CPU")];
+        let names = Names::of(&recording(events, tensor_names));
+        assert_eq!(found(&names), [(3, TensorKind::Buffer, "mean".to_owned())]);
+        assert_eq!(names.unmatched(), 1, "a program that uses a device: its CPU tensors are not looked at");
+    }
+
+    #[test]
+    fn modules_have_the_path_that_was_read_nearest() {
+        let mut definitions = Definitions::default();
+        let mut call = |id, caller, object, class: &str| {
+            let call = NnCall { caller: ContextId(caller), object, class: class.into() };
+            definitions.nn_calls.insert(ContextId(id), call);
+        };
+        call(1, 0, 0xa0, "GPT");
+        call(2, 1, 0xb0, "Block");
+        call(3, 2, 0xc0, "Linear");
+        call(4, 3, 0xd0, "Weird");
+        call(5, 4, 0xe0, "Linear");
+        call(7, 0, 0xf0, "Loss");
+        definitions.contexts = vec![Context::default(); 6]
+            .into_iter()
+            .chain([Context { module: ContextId(2), ..Context::default() }])
+            .collect();
+        let name =
+            |object, seq, class: &str, name: &str| NnName { object, seq, class: class.into(), name: name.into() };
+        let unknown = Names::of(&MemoryRecording { definitions: definitions.clone(), ..MemoryRecording::default() });
+        assert_eq!(unknown.module_path(ContextId(3), 5).as_deref(), Some("GPT/Block/Linear"));
+        definitions.nn_names = vec![
+            name(0xa0, 10, "GPT", ""),
+            name(0xb0, 10, "Block", "all.them.0"),
+            name(0xb0, 10, "Block", "blocks.0"),
+            name(0xb0, 90, "Block", "module.blocks.0"),
+            name(0xc0, 10, "Linear", "blocks.0.proj"),
+            // Another module lies where one was.
+            name(0xf0, 10, "Linear", "blocks.7"),
+        ];
+        let names = Names::of(&MemoryRecording { definitions, ..MemoryRecording::default() });
+        let path = |context, at| names.module_path(ContextId(context), at);
+        assert_eq!(path(1, 5).as_deref(), Some("GPT"));
+        assert_eq!(path(2, 5).as_deref(), Some("blocks.0"));
+        assert_eq!(path(2, 80).as_deref(), Some("module.blocks.0"));
+        assert_eq!(path(3, 80).as_deref(), Some("blocks.0.proj"));
+        assert_eq!(path(5, 5).as_deref(), Some("blocks.0.proj/Weird/Linear"));
+        assert_eq!(path(6, 5).as_deref(), Some("blocks.0"), "the maker of an autograd node");
+        assert_eq!(path(7, 5).as_deref(), Some("Loss"));
+        assert_eq!(path(0, 5), None);
+        assert_eq!(path(9, 5), None);
+    }
+}

@@ -1,0 +1,898 @@
+//! The policy of PyTorch's CUDA caching allocator: which block a request gets, and when memory is obtained and returned.
+//!
+//! [`super::Allocator`] follows what the allocator did; this decides what it *would* do. Facts of the public source
+//! (c10/cuda/CUDACachingAllocator.cpp, 2.4 to 2.15), written anew:
+//!
+//! - Requests are rounded up to 512 bytes, or by `roundup_power2_divisions`. Up to 1 MiB they come from segments of 2 MiB, below
+//!   10 MiB from segments of 20 MiB, else from segments of their own size, rounded up to 2 MiB.
+//! - The smallest free block of the same stream and pool is taken, the lowest address among equals. What is left over becomes a block
+//!   of its own: in small and expandable segments from 512 bytes on, else above 1 MiB and for requests below `max_split_size`.
+//! - Where there is none: with `garbage_collection_threshold` old unused segments are returned; then memory is asked of CUDA; where
+//!   that fails, oversize blocks are returned, then everything unused, and it is asked again.
+//! - Expandable segments are a range of addresses for each stream and pool, in which pages of 2 MiB (small) or 20 MiB are mapped.
+//!
+//! What CUDA answers is a [`Device`]'s: that of a recording, to see whether the policy repeats it, or one with so much memory.
+
+use std::collections::BTreeSet;
+
+use memtrace_input::AddressMap;
+
+/// Requests are rounded up to multiples of this.
+const MIN_BLOCK: u64 = 512;
+/// The largest rounded request of the pool of small blocks, and the largest rest of a large block that is not split off.
+const SMALL: u64 = 1 << 20;
+/// Segments and pages of the pool of small blocks.
+const SMALL_SEGMENT: u64 = 2 << 20;
+/// From here on a request has a segment of its own size.
+const LARGE: u64 = 10 << 20;
+/// Which is rounded up to this.
+const LARGE_ROUNDING: u64 = 2 << 20;
+const MIB: u64 = 1 << 20;
+
+/// The settings of `PYTORCH_CUDA_ALLOC_CONF` that the policy rests on.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Settings {
+    /// `expandable_segments`.
+    pub expandable: bool,
+    /// `max_split_size_mb`, in bytes; `u64::MAX` where it is not set.
+    pub max_split_size: u64,
+    /// `max_non_split_rounding_mb`, in bytes.
+    pub max_non_split_rounding: u64,
+    /// `large_segment_size_mb`, in bytes.
+    pub large_segment: u64,
+    /// `garbage_collection_threshold`; 0 where it is not set.
+    pub garbage_collection_threshold: f64,
+    /// `roundup_power2_divisions`, for requests from 1 MiB (index 0) to 32 GiB and more.
+    pub roundup_power2_divisions: [u64; 16],
+    /// Whether PyTorch's own caching allocator is at work, and not CUDA's.
+    pub native: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            expandable: false,
+            max_split_size: u64::MAX,
+            max_non_split_rounding: 20 * MIB,
+            large_segment: 20 * MIB,
+            garbage_collection_threshold: 0.0,
+            roundup_power2_divisions: [0; 16],
+            native: true,
+        }
+    }
+}
+
+impl Settings {
+    /// From the value of the environment variable. What it does not know it leaves alone.
+    pub fn parse(text: &str) -> Settings {
+        Settings::default().with(text)
+    }
+
+    /// These settings with others of the same form added.
+    pub fn with(&self, text: &str) -> Settings {
+        let mut settings = self.clone();
+        let mut rest = text;
+        while let Some((key, value, after)) = next_setting(rest) {
+            rest = after;
+            let megabytes = |default: u64| value.parse().map_or(default, |mb: u64| mb.saturating_mul(MIB));
+            match key {
+                "expandable_segments" => settings.expandable = value == "True",
+                "max_split_size_mb" => settings.max_split_size = megabytes(u64::MAX),
+                "max_non_split_rounding_mb" => settings.max_non_split_rounding = megabytes(20 * MIB),
+                "large_segment_size_mb" => settings.large_segment = megabytes(20 * MIB),
+                "garbage_collection_threshold" => {
+                    settings.garbage_collection_threshold = value.parse().unwrap_or(0.0);
+                }
+                "roundup_power2_divisions" => settings.roundup_power2_divisions = divisions(value),
+                "backend" => settings.native = value == "native",
+                _ => {}
+            }
+        }
+        settings
+    }
+
+    /// The size of the block that a request gets, unless it gets more.
+    pub fn round(&self, size: u64) -> u64 {
+        if size < MIN_BLOCK {
+            return MIN_BLOCK;
+        }
+        let index = size.ilog2().saturating_sub(20).min(15) as usize;
+        let divisions = self.roundup_power2_divisions.get(index).copied().unwrap_or(0);
+        if divisions <= 1 || size <= MIN_BLOCK * divisions || size.is_power_of_two() {
+            return size.div_ceil(MIN_BLOCK).saturating_mul(MIN_BLOCK);
+        }
+        let floor = 1u64 << size.ilog2();
+        match floor >> divisions.ilog2() {
+            0 => floor << 1,
+            step => size.div_ceil(step).saturating_mul(step),
+        }
+    }
+
+    fn segment_size(&self, rounded: u64) -> u64 {
+        if rounded <= SMALL {
+            SMALL_SEGMENT
+        } else if rounded < LARGE {
+            self.large_segment
+        } else {
+            rounded.div_ceil(LARGE_ROUNDING).saturating_mul(LARGE_ROUNDING)
+        }
+    }
+
+    fn page(&self, small: bool) -> u64 {
+        if small { SMALL_SEGMENT } else { self.large_segment }
+    }
+}
+
+/// The first `key:value` of a list with commas, where a value may be a list in brackets.
+fn next_setting(text: &str) -> Option<(&str, &str, &str)> {
+    let text = text.trim_start_matches([',', ' ']);
+    let (key, value) = text.split_once(':')?;
+    let end = if value.starts_with('[') {
+        value.find(']').map_or(value.len(), |at| at + 1)
+    } else {
+        value.find(',').unwrap_or(value.len())
+    };
+    Some((key.trim(), value[..end].trim(), &value[end..]))
+}
+
+/// `4`, or `[256:1,512:2,1024:4,>:8]`.
+fn divisions(value: &str) -> [u64; 16] {
+    let mut table = [0; 16];
+    let Some(list) = value.strip_prefix('[') else {
+        return [value.parse().unwrap_or(0); 16];
+    };
+    let (mut first, mut last) = (true, 0);
+    for (from, to) in list.trim_end_matches(']').split(',').filter_map(|entry| entry.split_once(':')) {
+        let to: u64 = to.trim().parse().unwrap_or(0);
+        if from.trim() == ">" {
+            table.iter_mut().skip(last + 1).for_each(|place| *place = to);
+            continue;
+        }
+        let index = from.trim().parse::<u64>().ok().and_then(u64::checked_ilog2).unwrap_or(0).min(15) as usize;
+        let begin = if first { 0 } else { index };
+        table[begin..=index].fill(to);
+        (first, last) = (false, index);
+    }
+    table
+}
+
+/// What stands for CUDA.
+pub trait Device {
+    /// `cudaMalloc`: the address of a new segment, or no memory.
+    fn obtain(&mut self, size: u64) -> Option<u64>;
+    /// `cudaFree` of a segment.
+    fn release(&mut self, addr: u64, size: u64);
+    /// `cuMemAddressReserve` of addresses for a new expandable segment.
+    fn reserve(&mut self, size: u64) -> u64;
+    /// Maps memory into an expandable segment; whether there was any.
+    fn map(&mut self, addr: u64, size: u64) -> bool;
+    /// Unmaps it.
+    fn unmap(&mut self, addr: u64, size: u64);
+}
+
+/// A device with so much memory for the allocator, which hands out addresses upwards or downwards.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    /// Bytes for segments.
+    pub limit: u64,
+    used: u64,
+    next: u64,
+    downwards: bool,
+}
+
+impl Budget {
+    /// Segments of `limit` bytes in all. Where one segment lies as compared with another decides which of two equal blocks is taken:
+    /// what holds for both orders does not rest on it.
+    pub fn new(limit: u64, downwards: bool) -> Budget {
+        Budget { limit, used: 0, next: 1 << 60, downwards }
+    }
+
+    fn place(&mut self, size: u64) -> u64 {
+        if self.downwards {
+            self.next = self.next.saturating_sub(size);
+            self.next
+        } else {
+            let at = self.next;
+            self.next = self.next.saturating_add(size);
+            at
+        }
+    }
+
+    fn take(&mut self, size: u64) -> bool {
+        let fits = self.used.checked_add(size).filter(|sum| *sum <= self.limit);
+        self.used = fits.unwrap_or(self.used);
+        fits.is_some()
+    }
+}
+
+impl Device for Budget {
+    fn obtain(&mut self, size: u64) -> Option<u64> {
+        self.take(size).then(|| self.place(size))
+    }
+
+    fn release(&mut self, _: u64, size: u64) {
+        self.used = self.used.saturating_sub(size);
+    }
+
+    fn reserve(&mut self, size: u64) -> u64 {
+        self.place(size)
+    }
+
+    fn map(&mut self, _: u64, size: u64) -> bool {
+        self.take(size)
+    }
+
+    fn unmap(&mut self, _: u64, size: u64) {
+        self.used = self.used.saturating_sub(size);
+    }
+}
+
+type Id = u32;
+const NONE: Id = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    addr: u64,
+    size: u64,
+    stream: u64,
+    pool: u32,
+    used: bool,
+    mapped: bool,
+    /// The expandable segment it is part of: its first address and its length; 0 bytes for other segments.
+    range: (u64, u64),
+    /// How many searches its pool had seen when it became free.
+    searches: u64,
+    prev: Id,
+    next: Id,
+}
+
+impl Block {
+    fn expandable(&self) -> bool {
+        self.range.1 > 0
+    }
+
+    fn is_split(&self) -> bool {
+        self.prev != NONE || self.next != NONE
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Pool {
+    private: u16,
+    small: bool,
+    /// By stream, size, address.
+    free: BTreeSet<(u64, u64, u64, Id)>,
+    /// Addresses of expandable segments without memory, by stream and address.
+    unmapped: BTreeSet<(u64, u64, Id)>,
+    searches: u64,
+}
+
+/// A block that was handed out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Granted {
+    /// Where it starts.
+    pub addr: u64,
+    /// Its size, as the allocator rounds.
+    pub size: u64,
+}
+
+/// The allocator of one device.
+#[derive(Clone, Debug)]
+pub struct Policy<D> {
+    /// What it does.
+    pub settings: Settings,
+    /// What CUDA answers.
+    pub device: D,
+    /// `set_per_process_memory_fraction`, in bytes.
+    pub allowed: Option<u64>,
+    blocks: Vec<Block>,
+    unused: Vec<Id>,
+    pools: Vec<Pool>,
+    live: AddressMap<Id>,
+    reserved: u64,
+    peak_reserved: u64,
+    /// How large the range of a new expandable segment is.
+    address_space: u64,
+}
+
+impl<D: Device> Policy<D> {
+    /// An empty one.
+    pub fn new(settings: Settings, device: D) -> Policy<D> {
+        Policy {
+            settings,
+            device,
+            allowed: None,
+            blocks: Vec::new(),
+            unused: Vec::new(),
+            pools: Vec::new(),
+            live: AddressMap::default(),
+            reserved: 0,
+            peak_reserved: 0,
+            address_space: 1 << 42,
+        }
+    }
+
+    /// Bytes of segments now.
+    pub fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    /// Bytes of segments at most.
+    pub fn peak_reserved(&self) -> u64 {
+        self.peak_reserved
+    }
+
+    /// A request: the block, or `None` where there is no memory for it.
+    pub fn alloc(&mut self, requested: u64, stream: u64, private: u16) -> Option<Granted> {
+        let size = self.settings.round(requested);
+        let pool = self.pool(private, size <= SMALL);
+        let collects = self.allowed.is_some() && self.settings.garbage_collection_threshold > 0.0;
+        if collects {
+            self.pools[pool as usize].searches += 1;
+        }
+        let found = self.fit(pool, stream, size);
+        let id = match found {
+            Some(id) => {
+                self.remove_free(id);
+                id
+            }
+            None => {
+                if collects {
+                    self.collect_garbage();
+                }
+                self.obtain(pool, stream, size)?
+            }
+        };
+        Some(self.hand_out(id, size))
+    }
+
+    /// Whether a request would be served without asking CUDA.
+    pub fn serves_from_cache(&mut self, requested: u64, stream: u64, private: u16) -> bool {
+        let size = self.settings.round(requested);
+        let pool = self.pool(private, size <= SMALL);
+        self.fit(pool, stream, size).is_some()
+    }
+
+    /// A block is free again; whether one was handed out there.
+    pub fn free(&mut self, addr: u64) -> bool {
+        let Some(id) = self.live.remove(&addr) else { return false };
+        self.blocks[id as usize].used = false;
+        self.merge(id);
+        self.insert_free(id);
+        true
+    }
+
+    /// `torch.cuda.empty_cache()`, and what is done before CUDA is asked a second time.
+    pub fn release_cached(&mut self) {
+        for small in [false, true] {
+            let pool = self.pool(0, small);
+            self.release_pool(pool);
+        }
+    }
+
+    /// What [`Self::release_cached`] would return, in its order: address and size, and whether by unmapping.
+    pub fn releasable_now(&mut self) -> Vec<(u64, u64, bool)> {
+        let mut all = Vec::new();
+        for small in [false, true] {
+            let pool = self.pool(0, small);
+            let (whole, parts) = self.releasable(pool);
+            all.extend(whole.into_iter().map(|id| (self.block(id).addr, self.block(id).size, false)));
+            let pages = parts.into_iter().filter_map(|id| self.whole_pages(self.block(id)));
+            all.extend(pages.map(|(addr, size)| (addr, size, true)));
+        }
+        all
+    }
+
+    /// Returns a segment of a private pool, if it is one and unused: pools whose graphs are gone are emptied with the cache.
+    pub fn release_private(&mut self, addr: u64, size: u64) -> bool {
+        let found = self.pools.iter().filter(|p| p.private != 0).find_map(|p| {
+            p.free.iter().find(|key| key.1 == size && key.2 == addr && !self.block(key.3).is_split()).map(|key| key.3)
+        });
+        found.inspect(|&id| self.release(id)).is_some()
+    }
+
+    fn block(&self, id: Id) -> &Block {
+        &self.blocks[id as usize]
+    }
+
+    fn pool(&mut self, private: u16, small: bool) -> u32 {
+        let found = self.pools.iter().position(|p| p.private == private && p.small == small);
+        found.unwrap_or_else(|| {
+            let (free, unmapped) = Default::default();
+            self.pools.push(Pool { private, small, free, unmapped, searches: 0 });
+            self.pools.len() - 1
+        }) as u32
+    }
+
+    /// The best block for a request.
+    fn fit(&self, pool: u32, stream: u64, size: u64) -> Option<Id> {
+        let settings = &self.settings;
+        let free = &self.pools[pool as usize].free;
+        let mut candidates =
+            free.range((stream, size, 0, 0)..).take_while(|key| key.0 == stream).map(|key| key.3).peekable();
+        let mut id = candidates.next()?;
+        if self.block(id).expandable() {
+            if settings.expandable {
+                // A block at the end of what is mapped counts as large as it can become.
+                let reach = |id: Id| {
+                    let block = self.block(id);
+                    let beyond = (block.next != NONE).then(|| self.block(block.next)).filter(|next| !next.mapped);
+                    block.size.saturating_add(beyond.map_or(0, |next| next.size))
+                };
+                while self.block(id).expandable()
+                    && let Some(next) = candidates.next_if(|next| reach(*next) < reach(id))
+                {
+                    id = next;
+                }
+            } else {
+                id = candidates.find(|id| !self.block(*id).expandable())?;
+            }
+        }
+        let found = self.block(id).size;
+        let oversize = settings.max_split_size;
+        let refused = if size < oversize {
+            found >= oversize
+        } else {
+            found >= size.saturating_add(settings.max_non_split_rounding)
+        };
+        (!refused).then_some(id)
+    }
+
+    fn obtain(&mut self, pool: u32, stream: u64, size: u64) -> Option<Id> {
+        if let Some(id) = self.ask(pool, stream, size) {
+            return Some(id);
+        }
+        if self.release_oversize(pool, stream, size)
+            && let Some(id) = self.ask(pool, stream, size)
+        {
+            return Some(id);
+        }
+        self.release_cached();
+        self.ask(pool, stream, size)
+    }
+
+    /// Asks CUDA for a segment, or for pages.
+    fn ask(&mut self, pool: u32, stream: u64, size: u64) -> Option<Id> {
+        let bytes = self.settings.segment_size(size);
+        if self.allowed.is_some_and(|allowed| self.reserved.saturating_add(bytes) > allowed) {
+            return None;
+        }
+        if self.settings.expandable {
+            return self.expand(pool, stream, size);
+        }
+        let addr = self.device.obtain(bytes)?;
+        self.gained(bytes);
+        Some(self.insert(Block::new(addr, bytes, stream, pool)))
+    }
+
+    fn gained(&mut self, bytes: u64) {
+        self.reserved += bytes;
+        self.peak_reserved = self.peak_reserved.max(self.reserved);
+    }
+
+    /// Makes room at the lowest address of an expandable segment where the request fits.
+    fn expand(&mut self, pool: u32, stream: u64, size: u64) -> Option<Id> {
+        let mut id = self.room(pool, stream, size);
+        if !self.block(id).mapped && !self.map(id, size.min(self.block(id).size)) {
+            return None;
+        }
+        while self.block(id).size < size {
+            let block = *self.block(id);
+            if block.next == NONE {
+                return None;
+            }
+            if !self.map(block.next, (size - block.size).min(self.block(block.next).size)) {
+                return None;
+            }
+            // What was mapped has taken up what lies before it.
+            id = block.next;
+        }
+        self.remove_free(id);
+        Some(id)
+    }
+
+    fn room(&mut self, pool: u32, stream: u64, size: u64) -> Id {
+        let starts = self.pools[pool as usize].unmapped.range((stream, 0, 0)..).take_while(|key| key.0 == stream);
+        let found = starts.map(|key| key.2).find_map(|unmapped| {
+            let before = self.block(unmapped).prev;
+            let start = if before != NONE && !self.block(before).used { before } else { unmapped };
+            let (mut bytes, mut at) = (0u64, start);
+            while bytes < size && at != NONE && !self.block(at).used {
+                bytes = bytes.saturating_add(self.block(at).size);
+                at = self.block(at).next;
+            }
+            (bytes >= size).then_some(start)
+        });
+        found.unwrap_or_else(|| {
+            let page = self.settings.page(self.pools[pool as usize].small);
+            let length = self.address_space.max(size).div_ceil(page).saturating_mul(page);
+            let addr = self.device.reserve(length);
+            let block = Block::new(addr, length, stream, pool);
+            let id = self.insert(Block { mapped: false, range: (addr, length), ..block });
+            self.pools[pool as usize].unmapped.insert((stream, addr, id));
+            id
+        })
+    }
+
+    /// Maps the front of a block without memory: whole pages.
+    fn map(&mut self, id: Id, size: u64) -> bool {
+        let block = *self.block(id);
+        let page = self.settings.page(self.pools[block.pool as usize].small);
+        let end = (block.addr - block.range.0).saturating_add(size).div_ceil(page).saturating_mul(page);
+        let bytes = (block.range.0.saturating_add(end) - block.addr).min(block.size);
+        if !self.device.map(block.addr, bytes) {
+            return false;
+        }
+        self.pools[block.pool as usize].unmapped.remove(&(block.stream, block.addr, id));
+        self.blocks[id as usize].mapped = true;
+        if bytes < block.size {
+            let rest = Block { addr: block.addr + bytes, size: block.size - bytes, prev: id, used: false, ..block };
+            let rest_id = self.insert(rest);
+            if block.next != NONE {
+                self.blocks[block.next as usize].prev = rest_id;
+            }
+            self.pools[block.pool as usize].unmapped.insert((block.stream, rest.addr, rest_id));
+            let front = &mut self.blocks[id as usize];
+            front.next = rest_id;
+            front.size = bytes;
+        }
+        self.merge(id);
+        self.insert_free(id);
+        self.gained(bytes);
+        true
+    }
+
+    /// Hands out the front of a block, which is in no list of free ones.
+    fn hand_out(&mut self, id: Id, size: u64) -> Granted {
+        let block = *self.block(id);
+        let rest = block.size.saturating_sub(size);
+        let split = if self.pools[block.pool as usize].small || self.settings.expandable {
+            rest >= MIN_BLOCK
+        } else {
+            size < self.settings.max_split_size && rest > SMALL
+        };
+        let given = if split {
+            let front = self.insert(Block { size, next: id, ..block });
+            if block.prev != NONE {
+                self.blocks[block.prev as usize].next = front;
+            }
+            let remaining = &mut self.blocks[id as usize];
+            remaining.prev = front;
+            remaining.addr += size;
+            remaining.size -= size;
+            self.insert_free(id);
+            front
+        } else {
+            id
+        };
+        let block = &mut self.blocks[given as usize];
+        block.used = true;
+        let granted = Granted { addr: block.addr, size: block.size };
+        self.live.insert(granted.addr, given);
+        granted
+    }
+
+    /// Merges a block with its free neighbours, which are in their list. It is in none itself.
+    fn merge(&mut self, id: Id) {
+        for before in [true, false] {
+            let block = *self.block(id);
+            let other = if before { block.prev } else { block.next };
+            if other == NONE || self.block(other).used || self.block(other).mapped != block.mapped {
+                continue;
+            }
+            let neighbour = *self.block(other);
+            self.remove_free(other);
+            let merged = &mut self.blocks[id as usize];
+            merged.size = merged.size.saturating_add(neighbour.size);
+            if before {
+                merged.addr = neighbour.addr;
+                merged.prev = neighbour.prev;
+                if neighbour.prev != NONE {
+                    self.blocks[neighbour.prev as usize].next = id;
+                }
+            } else {
+                merged.next = neighbour.next;
+                if neighbour.next != NONE {
+                    self.blocks[neighbour.next as usize].prev = id;
+                }
+            }
+            self.unused.push(other);
+        }
+    }
+
+    fn insert_free(&mut self, id: Id) {
+        let block = *self.block(id);
+        let pool = &mut self.pools[block.pool as usize];
+        self.blocks[id as usize].searches = pool.searches;
+        if block.mapped {
+            pool.free.insert((block.stream, block.size, block.addr, id));
+        } else {
+            pool.unmapped.insert((block.stream, block.addr, id));
+        }
+    }
+
+    fn remove_free(&mut self, id: Id) {
+        let block = *self.block(id);
+        let pool = &mut self.pools[block.pool as usize];
+        if block.mapped {
+            pool.free.remove(&(block.stream, block.size, block.addr, id));
+        } else {
+            pool.unmapped.remove(&(block.stream, block.addr, id));
+        }
+    }
+
+    /// Returns an unused segment.
+    fn release(&mut self, id: Id) {
+        let block = *self.block(id);
+        self.remove_free(id);
+        self.device.release(block.addr, block.size);
+        self.reserved = self.reserved.saturating_sub(block.size);
+        self.unused.push(id);
+    }
+
+    /// Returns blocks above `max_split_size`, as many as the request needs; whether that is enough.
+    fn release_oversize(&mut self, pool: u32, stream: u64, size: u64) -> bool {
+        let oversize = self.settings.max_split_size;
+        if oversize == u64::MAX {
+            return false;
+        }
+        let wanted = size.max(oversize);
+        let of_stream = |key: &&(u64, u64, u64, Id)| key.0 == stream;
+        let free = &self.pools[pool as usize].free;
+        if let Some(key) = free.range((stream, wanted, 0, 0)..).next().filter(of_stream) {
+            let id = key.3;
+            if !self.block(id).is_split() {
+                self.release(id);
+            }
+            return true;
+        }
+        let largest_first = free.range(..(stream, wanted, 0, 0)).rev().take_while(of_stream);
+        let mut enough = 0u64;
+        let mut chosen = Vec::new();
+        for key in largest_first.take_while(|key| key.1 >= oversize) {
+            if enough >= wanted {
+                break;
+            }
+            enough = enough.saturating_add(key.1);
+            chosen.push(key.3);
+        }
+        chosen.into_iter().for_each(|id| self.release(id));
+        enough >= wanted
+    }
+
+    /// Free blocks of a pool that can be returned: whole segments, and parts of expandable ones.
+    fn releasable(&self, pool: u32) -> (Vec<Id>, Vec<Id>) {
+        let free = self.pools[pool as usize].free.iter().map(|key| key.3);
+        let (parts, whole): (Vec<Id>, Vec<Id>) = free.partition(|id| self.block(*id).expandable());
+        (whole.into_iter().filter(|id| !self.block(*id).is_split()).collect(), parts)
+    }
+
+    fn release_pool(&mut self, pool: u32) {
+        let (whole, parts) = self.releasable(pool);
+        whole.into_iter().for_each(|id| self.release(id));
+        parts.into_iter().for_each(|id| self.unmap(id));
+    }
+
+    /// The whole pages of a free block of an expandable segment.
+    fn whole_pages(&self, block: &Block) -> Option<(u64, u64)> {
+        let page = self.settings.page(self.pools[block.pool as usize].small);
+        let (base, _) = block.range;
+        let first = (block.addr - base).div_ceil(page).saturating_mul(page);
+        let last = (block.addr - base).saturating_add(block.size) / page * page;
+        (first < last).then(|| (base + first, last - first))
+    }
+
+    fn unmap(&mut self, id: Id) {
+        let block = *self.block(id);
+        let Some((addr, size)) = self.whole_pages(&block) else { return };
+        self.device.unmap(addr, size);
+        self.remove_free(id);
+        let before = addr - block.addr;
+        if before > 0 {
+            let new = self.insert(Block { size: before, next: id, ..block });
+            if block.prev != NONE {
+                self.blocks[block.prev as usize].next = new;
+            }
+            self.blocks[id as usize].prev = new;
+            self.insert_free(new);
+        }
+        let after = block.size - before - size;
+        if after > 0 {
+            let new = self.insert(Block { addr: addr + size, size: after, prev: id, ..block });
+            if block.next != NONE {
+                self.blocks[block.next as usize].prev = new;
+            }
+            self.blocks[id as usize].next = new;
+            self.insert_free(new);
+        }
+        let range = &mut self.blocks[id as usize];
+        (range.addr, range.size, range.mapped) = (addr, size, false);
+        self.merge(id);
+        self.reserved = self.reserved.saturating_sub(size);
+        if self.block(id).is_split() {
+            self.insert_free(id);
+        } else {
+            // Nothing of the segment is left but addresses, which are returned, too.
+            self.unused.push(id);
+        }
+    }
+
+    /// Returns unused segments until the threshold is kept, those longest unused first.
+    fn collect_garbage(&mut self) {
+        let threshold = (self.settings.garbage_collection_threshold * self.allowed.unwrap_or(0) as f64) as u64;
+        let Some(target) = self.reserved.checked_sub(threshold).filter(|target| *target > 0) else { return };
+        let pool = self.pool(0, false);
+        let searches = self.pools[pool as usize].searches;
+        let mut left: Vec<(Id, u64)> = self.pools[pool as usize]
+            .free
+            .iter()
+            .filter(|key| !self.block(key.3).is_split() && !self.block(key.3).expandable())
+            .map(|key| (key.3, searches.saturating_sub(self.block(key.3).searches)))
+            .collect();
+        let mut total: u64 = left.iter().map(|(_, age)| age).sum();
+        let (mut reclaimed, mut freed) = (0u64, true);
+        while reclaimed < target && freed && !left.is_empty() {
+            let threshold = total as f64 / left.len() as f64;
+            freed = false;
+            let mut young = Vec::new();
+            for (id, age) in left {
+                if age as f64 >= threshold {
+                    freed = true;
+                    reclaimed += self.block(id).size;
+                    total -= age;
+                    self.release(id);
+                } else {
+                    young.push((id, age));
+                }
+            }
+            left = young;
+        }
+    }
+
+    fn insert(&mut self, block: Block) -> Id {
+        match self.unused.pop() {
+            Some(id) => {
+                self.blocks[id as usize] = block;
+                id
+            }
+            None => {
+                self.blocks.push(block);
+                (self.blocks.len() - 1) as Id
+            }
+        }
+    }
+}
+
+impl Block {
+    const fn new(addr: u64, size: u64, stream: u64, pool: u32) -> Block {
+        Block {
+            addr,
+            size,
+            stream,
+            pool,
+            used: false,
+            mapped: true,
+            range: (0, 0),
+            searches: 0,
+            prev: NONE,
+            next: NONE,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(settings: &str, limit: u64) -> Policy<Budget> {
+        Policy::new(Settings::parse(settings), Budget::new(limit, false))
+    }
+
+    fn alloc(policy: &mut Policy<Budget>, size: u64) -> Granted {
+        policy.alloc(size, 0, 0).unwrap_or_else(|| panic!("no memory for {size}"))
+    }
+
+    /// The examples of PyTorch's own tests of its settings.
+    #[test]
+    fn settings_are_read_as_pytorch_reads_them() {
+        let s = Settings::parse(
+            "max_split_size_mb:40,max_non_split_rounding_mb:30,garbage_collection_threshold:0.5,\
+             roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1],expandable_segments:True,pinned_num_register_threads:2",
+        );
+        assert_eq!((s.max_split_size, s.max_non_split_rounding, s.expandable), (40 * MIB, 30 * MIB, true));
+        assert_eq!(s.garbage_collection_threshold, 0.5);
+        assert_eq!(s.roundup_power2_divisions, [8, 8, 8, 8, 8, 8, 8, 2, 4, 2, 4, 1, 1, 1, 1, 1]);
+        let s = Settings::parse("roundup_power2_divisions:[128:8,256:16,512:1,2048:8,>:2]");
+        assert_eq!(s.roundup_power2_divisions, [8, 8, 8, 8, 8, 8, 8, 8, 16, 1, 0, 8, 2, 2, 2, 2]);
+        assert_eq!(Settings::parse("roundup_power2_divisions:4").roundup_power2_divisions, [4; 16]);
+        let s = Settings::parse("large_segment_size_mb:15, max_split_size_mb:20");
+        assert_eq!((s.large_segment, s.max_split_size), (15 * MIB, 20 * MIB));
+        assert!(!Settings::parse("backend:cudaMallocAsync").native);
+        for nothing in
+            ["", ",", "max_split_size_mb", "max_split_size_mb:", "no:such,:", "roundup_power2_divisions:[64:8"]
+        {
+            assert_eq!(Settings::parse(nothing).max_split_size, u64::MAX, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn requests_are_rounded() {
+        let plain = Settings::default();
+        assert_eq!([0, 1, 512, 513, 1 << 20].map(|size| plain.round(size)), [512, 512, 512, 1024, 1 << 20]);
+        let four = Settings::parse("roundup_power2_divisions:4");
+        assert_eq!(four.round(1200 * MIB), 1280 * MIB);
+        assert_eq!(four.round(1280 * MIB), 1280 * MIB);
+        assert_eq!(four.round(1024 * MIB), 1024 * MIB);
+        // Up to 512 bytes times the divisions as ever.
+        assert_eq!([1000, 2048, 2600].map(|size| four.round(size)), [1024, 2048, 3072]);
+    }
+
+    #[test]
+    fn the_smallest_block_that_fits_is_split() {
+        let mut p = policy("", u64::MAX);
+        let (a, b, c) = (alloc(&mut p, 30 * MIB), alloc(&mut p, 12 * MIB), alloc(&mut p, 20 * MIB));
+        assert_eq!(p.reserved(), 62 * MIB);
+        [a, b, c].iter().for_each(|one| assert!(p.free(one.addr)));
+        assert!(!p.free(a.addr), "twice");
+        assert_eq!(alloc(&mut p, 11 * MIB).addr, b.addr);
+        // A MiB is left over, and stays with its block.
+        assert_eq!(alloc(&mut p, 19 * MIB), Granted { addr: c.addr, size: 20 * MIB });
+        assert_eq!(alloc(&mut p, 5 * MIB), Granted { addr: a.addr, size: 5 * MIB });
+        assert_eq!(alloc(&mut p, 5 * MIB).addr, a.addr + 5 * MIB);
+        assert_eq!(p.reserved(), 62 * MIB);
+        // Another stream has nothing of it.
+        assert!(p.alloc(MIB, 7, 0).is_some());
+        assert_eq!(p.reserved(), 64 * MIB);
+    }
+
+    #[test]
+    fn oversize_blocks_are_kept_whole() {
+        let mut p = policy("max_split_size_mb:64", 200 * MIB);
+        let large = alloc(&mut p, 100 * MIB);
+        p.free(large.addr);
+        alloc(&mut p, 30 * MIB);
+        assert_eq!(p.reserved(), 130 * MIB, "not out of the large one");
+        assert_eq!(alloc(&mut p, 90 * MIB), large, "10 MiB more than asked for is near enough");
+        p.free(large.addr);
+        // It is given up for what is 20 MiB smaller and does not fit beside it.
+        alloc(&mut p, 80 * MIB);
+        assert_eq!(p.reserved(), 110 * MIB);
+    }
+
+    #[test]
+    fn what_is_unused_is_returned_before_memory_is_refused() {
+        let mut p = policy("", 100 * MIB);
+        let (a, b) = (alloc(&mut p, 40 * MIB), alloc(&mut p, 40 * MIB));
+        p.free(a.addr);
+        alloc(&mut p, 60 * MIB);
+        assert_eq!((p.reserved(), p.peak_reserved()), (100 * MIB, 100 * MIB));
+        p.free(b.addr);
+        assert!(alloc(&mut p, 10 * MIB).addr == b.addr);
+        // What lives in it pins it.
+        assert_eq!(p.alloc(31 * MIB, 0, 0), None);
+        assert_eq!(p.reserved(), 100 * MIB);
+    }
+
+    #[test]
+    fn expandable_segments_grow_and_shrink_by_pages() {
+        let mut p = policy("expandable_segments:True", 100 * MIB);
+        let a = alloc(&mut p, 25 * MIB);
+        assert_eq!(p.reserved(), 40 * MIB);
+        let b = alloc(&mut p, 25 * MIB);
+        assert_eq!((b.addr, p.reserved()), (a.addr + 25 * MIB, 60 * MIB));
+        p.free(a.addr);
+        p.release_cached();
+        assert_eq!(p.reserved(), 40 * MIB, "one of two pages holds a part of the other block");
+        // The hole is too small; the end grows.
+        let c = alloc(&mut p, 45 * MIB);
+        assert_eq!((c.addr, p.reserved()), (a.addr + 50 * MIB, 80 * MIB));
+        // The hole is filled again, together with the page that was kept.
+        let d = alloc(&mut p, 22 * MIB);
+        assert_eq!((d.addr, p.reserved()), (a.addr, 100 * MIB));
+        assert_eq!(p.alloc(6 * MIB, 0, 0), None);
+        assert_eq!(alloc(&mut p, 3 * MIB).addr, a.addr + 22 * MIB);
+        [b.addr, c.addr, d.addr, a.addr + 22 * MIB].iter().for_each(|addr| assert!(p.free(*addr)));
+        p.release_cached();
+        assert_eq!(p.reserved(), 0);
+    }
+}

@@ -1,0 +1,623 @@
+//! Limits and baselines: `CheckReport`, as `analysis/schema/check.schema.json` describes its JSON.
+//!
+//! What a recording cannot tell does not pass: a limit that it cannot be held to, events that were lost, a program that did not end well each fail the
+//! check with their reason, unless [`CheckWanted::allow_incomplete`] says that such a recording will do.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::build::{is_snapshot, when};
+use super::compare::line_text;
+use super::diff::{DevicePair, DiffReport};
+use super::places::is_library;
+use super::summary::{DeviceSummary, ProcessSummary, StackSummary, Summary, schema_text};
+use super::text::{device_name, process_name};
+use super::units::{count_text, signed_size_text, size_text};
+use memtrace_input::printable;
+use memtrace_insight::passes::{Category, Phase};
+use memtrace_insight::rules::ILLNESSES;
+
+/// The version of the structure: major.minor.
+pub const CHECK_VERSION: &str = "1.0";
+
+/// Losses that no peak depends on.
+const HARMLESS: [&str; 13] = [
+    "definitions_dropped",
+    "forward_stacks_lost",
+    "labels_dropped",
+    "names_cut",
+    "nn_calls_cut",
+    "reentered",
+    "reporter_mismatches",
+    "stacks_cut",
+    "strings_cut",
+    "unknown_definitions",
+    "unmatched_cuda_frees",
+    "unwind_mismatches",
+    "unwrapped_entry_points",
+];
+
+/// How much more than its baseline a run may have.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Tolerance {
+    /// A share of the baseline: 0.02 is 2 %.
+    Share(f64),
+    /// Bytes.
+    Bytes(u64),
+}
+
+impl Tolerance {
+    fn of(self, bytes: u64) -> u64 {
+        match self {
+            Tolerance::Share(share) => bytes.saturating_add((bytes as f64 * share) as u64),
+            Tolerance::Bytes(more) => bytes.saturating_add(more),
+        }
+    }
+}
+
+/// What a run is held to. Sizes in bytes.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CheckWanted {
+    /// The peak of allocated bytes of any device of any process (`torch.cuda.max_memory_allocated`) is at most this.
+    pub max_peak: Option<u64>,
+    /// The peak of reserved bytes (`torch.cuda.max_memory_reserved`) is at most this.
+    pub max_reserved: Option<u64>,
+    /// What is kept from step to step is at most this for each step, once the second step is over.
+    pub max_leak: Option<u64>,
+    /// There is no out-of-memory error, caught or not.
+    pub no_oom: bool,
+    /// There is no finding of these rules.
+    pub no_findings: Vec<String>,
+    /// With a baseline: how much more than it is fine.
+    pub tolerance: Tolerance,
+    /// Only processes of this rank.
+    pub rank: Option<u32>,
+    /// Only this device.
+    pub device: Option<i16>,
+    /// A recording that lacks something will do.
+    pub allow_incomplete: bool,
+}
+
+/// What came of it.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct CheckReport {
+    /// The version of this structure.
+    pub version: String,
+    /// What was checked.
+    pub run: String,
+    /// Whether everything is fine.
+    pub ok: bool,
+    /// The same in a line.
+    pub verdict: String,
+    /// Each limit for each device: what failed first.
+    pub results: Vec<CheckResult>,
+    /// What to know besides, in words.
+    pub notes: Vec<String>,
+}
+
+/// A limit and what it met.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct CheckResult {
+    /// The limit: `max-peak`, `max-reserved`, `max-leak`, `no-oom`, `no-finding`, `baseline-peak`, `baseline-reserved`, or `recording` for what
+    /// the recording lacks.
+    pub limit: String,
+    /// Whether it is kept.
+    pub ok: bool,
+    /// What there was; absent where it is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value_bytes: Option<u64>,
+    /// What is allowed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// The process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Its rank in a distributed job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// The device; -1 is the CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<i16>,
+    /// The step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step: Option<u32>,
+    /// The phase.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
+    /// The file of the program's line to look at, where one is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// The line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<u32>,
+    /// All of it in words.
+    pub text: String,
+}
+
+/// What a run is compared with: the peaks of an earlier one.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+pub struct Baseline {
+    version: String,
+    processes: Vec<BaselineProcess>,
+}
+
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+struct BaselineProcess {
+    pid: u32,
+    rank: Option<u32>,
+    devices: Vec<BaselineDevice>,
+}
+
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+struct BaselineDevice {
+    device: i16,
+    highest: BaselineTotals,
+    peak: Option<BaselinePeak>,
+}
+
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+struct BaselineTotals {
+    allocated_bytes: u64,
+    reserved_bytes: u64,
+}
+
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+struct BaselinePeak {
+    by_category: Vec<BaselineCategory>,
+}
+
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+struct BaselineCategory {
+    category: String,
+    bytes: u64,
+}
+
+impl Baseline {
+    /// Of a `summary.json`; the error says what is wrong with it.
+    pub fn from_json(text: &str) -> Result<Baseline, String> {
+        let baseline: Baseline =
+            serde_json::from_str(text).map_err(|e| format!("this is no summary.json of memtrace: {e}"))?;
+        match baseline.version.split_once('.') {
+            Some(("1", _)) => Ok(baseline),
+            _ => Err(format!(
+                "version {} of summary.json is not known to this memtrace: make the baseline anew",
+                baseline.version
+            )),
+        }
+    }
+
+    /// Of a run.
+    pub fn of(summary: &Summary) -> Result<Baseline, String> {
+        Baseline::from_json(&summary.to_json())
+    }
+}
+
+/// A device of the run.
+struct Checked<'a> {
+    process: &'a ProcessSummary,
+    device: &'a DeviceSummary,
+}
+
+/// Holds a run to limits and to a baseline. `diff`: the run beside its baseline, where that can be read, says what grew.
+pub fn check(
+    summary: &Summary,
+    baseline: Option<&Baseline>,
+    diff: Option<&DiffReport>,
+    wanted: &CheckWanted,
+) -> CheckReport {
+    let processes = summary.processes.iter().filter(|p| wanted.rank.is_none_or(|rank| p.rank == Some(rank)));
+    let all: Vec<Checked<'_>> = processes
+        .flat_map(|process| process.devices.iter().map(move |device| Checked { process, device }))
+        .filter(|c| wanted.device.is_none_or(|device| c.device.device == device) && c.device.highest.reserved_bytes > 0)
+        .collect();
+    let mut results = Vec::new();
+    let mut notes = Vec::new();
+    incomplete(summary, &all, wanted, &mut results, &mut notes);
+    for one in &all {
+        limits(one, wanted, &mut results);
+    }
+    if wanted.no_findings.iter().any(|rule| rule != ANY && !ILLNESSES.iter().any(|known| known.name == *rule)) {
+        results.push(CheckResult { limit: "no-finding".into(), text: "no such rule".into(), ..CheckResult::default() });
+    }
+    if let Some(baseline) = baseline {
+        beside(&all, baseline, diff, wanted, &mut results, &mut notes);
+    }
+    results.sort_by_key(|result| result.ok);
+    let failed = results.iter().filter(|result| !result.ok).count();
+    let verdict = match (failed, results.first()) {
+        (0, None) => "ok".to_owned(),
+        (0, Some(_)) => format!("ok  {}", results.iter().map(|r| &*r.text).collect::<Vec<_>>().join("; ")),
+        (1, Some(first)) => format!("FAIL  {}", first.text),
+        (_, Some(first)) => format!("FAIL  {}; and {} more", first.text, failed - 1),
+        (_, None) => String::new(),
+    };
+    CheckReport {
+        version: CHECK_VERSION.to_owned(),
+        run: summary.run.path.clone(),
+        ok: failed == 0,
+        verdict,
+        results,
+        notes,
+    }
+}
+
+/// Stands for every rule.
+pub(super) const ANY: &str = "any";
+
+/// What the recording lacks.
+fn incomplete(
+    summary: &Summary,
+    all: &[Checked<'_>],
+    wanted: &CheckWanted,
+    results: &mut Vec<CheckResult>,
+    notes: &mut Vec<String>,
+) {
+    let mut lacks: Vec<String> = Vec::new();
+    for (name, count) in summary.losses.iter().filter(|(name, _)| !HARMLESS.contains(&&***name)) {
+        lacks.push(format!("the recording is not whole: {} {}", count_text(*count), name.replace('_', " ")));
+    }
+    lacks.extend(summary.problems.iter().cloned());
+    if summary.run.exit.success() == Some(false) {
+        lacks.push(format!(
+            "the program did not end well ({}): what it would have needed is not known",
+            summary.run.outcome
+        ));
+    }
+    if is_snapshot(&summary.processes) {
+        if summary.run.events == 0 {
+            lacks.push("a snapshot without events does not tell the peak: record with torch.cuda.memory._record_memory_history()".into());
+        }
+        let older =
+            summary.processes.iter().flat_map(|p| &p.notices).filter(|n| n.text.contains("older than its first event"));
+        notes.extend(
+            older.map(|notice| format!("a peak before the snapshot's first event is not known: {}", notice.text)),
+        );
+    }
+    for text in lacks {
+        if wanted.allow_incomplete {
+            notes.push(text);
+        } else {
+            let text = format!("{text} (--allow-incomplete accepts that)");
+            results.push(CheckResult { limit: "recording".into(), text, ..CheckResult::default() });
+        }
+    }
+    // Nothing to hold to any limit is no pass, whatever is accepted.
+    if all.is_empty() {
+        let text = "no memory was recorded on any device that was asked for".to_owned();
+        results.push(CheckResult { limit: "recording".into(), text, ..CheckResult::default() });
+    }
+}
+
+impl Checked<'_> {
+    /// `GPU 0, step 3, backward, model.py:88 forward`, with the rank where there are several.
+    fn at_peak(&self) -> String {
+        let mut parts = vec![self.name()];
+        if let Some(peak) = &self.device.peak {
+            parts.push(when(peak.step, peak.phase).trim_start_matches("at ").to_owned());
+            parts.extend(peak.by.iter().map(|by| by.place.clone()).filter(|place| !place.is_empty()));
+        }
+        parts.join(", ")
+    }
+
+    fn name(&self) -> String {
+        match self.process.rank {
+            Some(_) => format!("{}, {}", process_name(self.process), device_name(self.device)),
+            None => device_name(self.device),
+        }
+    }
+
+    /// A result about this device, at its peak.
+    fn result(&self, limit: &str, value: Option<u64>, allowed: Option<u64>, text: String) -> CheckResult {
+        let peak = self.device.peak.as_ref();
+        let (file, line) = own_line(peak.and_then(|peak| peak.by.as_ref()));
+        CheckResult {
+            limit: limit.to_owned(),
+            ok: value.zip(allowed).is_some_and(|(value, allowed)| value <= allowed),
+            value_bytes: value,
+            limit_bytes: allowed,
+            pid: Some(self.process.pid),
+            rank: self.process.rank,
+            device: Some(self.device.device),
+            step: peak.and_then(|peak| peak.step),
+            phase: peak.map(|peak| peak.phase),
+            file,
+            line,
+            text,
+        }
+    }
+}
+
+/// The program's own innermost line.
+fn own_line(stack: Option<&StackSummary>) -> (Option<String>, Option<u32>) {
+    let own = stack.and_then(|stack| stack.frames.iter().find(|f| !f.native && f.line > 0 && !is_library(&f.filename)));
+    (own.map(|frame| frame.filename.clone()), own.map(|frame| frame.line))
+}
+
+fn sign(value: u64, allowed: u64) -> &'static str {
+    if value > allowed { ">" } else { "<=" }
+}
+
+fn limits(one: &Checked<'_>, wanted: &CheckWanted, results: &mut Vec<CheckResult>) {
+    let highest = &one.device.highest;
+    for (limit, what, value, allowed) in [
+        ("max-peak", "peak", highest.allocated_bytes, wanted.max_peak),
+        ("max-reserved", "reserved", highest.reserved_bytes, wanted.max_reserved),
+    ] {
+        let Some(allowed) = allowed else { continue };
+        // What reserves is told of by segments alone.
+        let place = if limit == "max-peak" { one.at_peak() } else { one.name() };
+        let text = format!("{what} {} {} {} ({place})", size_text(value), sign(value, allowed), size_text(allowed));
+        results.push(one.result(limit, Some(value), Some(allowed), text));
+    }
+    if let Some(allowed) = wanted.max_leak {
+        results.push(leak(one, allowed));
+    }
+    if wanted.no_oom {
+        let count = one.device.oom_count;
+        let text = match one.device.ooms.first() {
+            Some(oom) => {
+                let place = if oom.by.place.is_empty() { String::new() } else { format!(", {}", oom.by.place) };
+                let (step, phase) = (oom.there.step, oom.there.phase);
+                format!(
+                    "{} out-of-memory error{}: wanted {} {} ({}{place})",
+                    count_text(count),
+                    if count == 1 { "" } else { "s" },
+                    size_text(oom.wanted_bytes),
+                    when(step, phase),
+                    one.name()
+                )
+            }
+            None => format!("no out-of-memory error ({})", one.name()),
+        };
+        let (file, line) = own_line(one.device.ooms.first().map(|oom| &oom.by));
+        results.push(CheckResult { ok: count == 0, file, line, ..one.result("no-oom", None, None, text) });
+    }
+    for rule in &wanted.no_findings {
+        let mine = one.process.findings.iter().filter(|f| f.device == one.device.device);
+        let found: Vec<_> = mine.filter(|f| rule == ANY || f.rule == *rule).collect();
+        for finding in &found {
+            let place = finding.place.as_ref().map_or_else(String::new, |p| format!(", {}", p.place));
+            let text = format!("{}: {} ({}{place})", finding.rule, finding.headline, one.name());
+            let (file, line) = own_line(finding.place.as_ref());
+            let result = one.result("no-finding", Some(finding.bytes), Some(0), text);
+            results.push(CheckResult { ok: false, file, line, ..result });
+        }
+        if found.is_empty() {
+            let text = format!("no finding of {rule} ({})", one.name());
+            results.push(CheckResult {
+                ok: true,
+                file: None,
+                line: None,
+                ..one.result("no-finding", None, None, text)
+            });
+        }
+    }
+}
+
+/// What is kept with each step.
+fn leak(one: &Checked<'_>, allowed: u64) -> CheckResult {
+    let mut count = i64::from(one.device.later_steps_count);
+    let mut net: i64 = one.device.later_steps.iter().map(|phase| phase.net_bytes).sum();
+    let last = one.device.steps.saturating_sub(1);
+    // What a second step brings once (an optimizer's late state) is no leak, nor is what a program does when it has trained.
+    for (step, least) in [(1, 3), (last, 3)] {
+        let step = one.device.by_step.iter().find(|row| row.step == step);
+        if let Some(step) = step.filter(|_| count >= least) {
+            net -= step.phases.iter().map(|phase| phase.net_bytes).sum::<i64>();
+            count -= 1;
+        }
+    }
+    if count == 0 {
+        let text = format!(
+            "what is kept from step to step is not known: {} steps were recorded ({})",
+            one.device.steps,
+            one.name()
+        );
+        return one.result("max-leak", None, Some(allowed), text);
+    }
+    let each = net.div_euclid(count) + i64::from(net.rem_euclid(count) > 0);
+    let value = u64::try_from(each).unwrap_or(0);
+    let finding = one
+        .process
+        .findings
+        .iter()
+        .find(|f| f.device == one.device.device && ["leak", "graph kept"].contains(&&*f.rule) && f.place.is_some());
+    let place = finding.and_then(|f| f.place.as_ref());
+    let (file, line) = own_line(place);
+    let place = place.map_or_else(String::new, |place| format!(", {}", place.place));
+    let text = format!(
+        "{} kept with each step {} {} ({}, {} steps{place})",
+        size_text(value),
+        sign(value, allowed),
+        size_text(allowed),
+        one.name(),
+        count_text(count as u64)
+    );
+    CheckResult { file, line, ..one.result("max-leak", Some(value), Some(allowed), text) }
+}
+
+fn beside(
+    all: &[Checked<'_>],
+    baseline: &Baseline,
+    diff: Option<&DiffReport>,
+    wanted: &CheckWanted,
+    results: &mut Vec<CheckResult>,
+    notes: &mut Vec<String>,
+) {
+    let processes = baseline.processes.iter().filter(|p| wanted.rank.is_none_or(|rank| p.rank == Some(rank)));
+    let mut known: Vec<(&BaselineProcess, &BaselineDevice)> = processes
+        .flat_map(|process| process.devices.iter().map(move |device| (process, device)))
+        .filter(|(_, d)| wanted.device.is_none_or(|device| d.device == device) && d.highest.reserved_bytes > 0)
+        .collect();
+    let alone = all.len() == 1 && known.len() == 1;
+    for one in all {
+        let is_it = |(process, device): &(&BaselineProcess, &BaselineDevice)| {
+            alone || process.rank == one.process.rank && device.device == one.device.device
+        };
+        let Some(index) = known.iter().position(is_it) else {
+            let text = format!("the baseline has no {}", one.name());
+            results.push(one.result("baseline-peak", None, None, text));
+            continue;
+        };
+        let (process, before) = known.remove(index);
+        let pair = diff.and_then(|diff| {
+            diff.pairs.iter().find(|pair| {
+                (pair.a.pid, pair.a.device) == (process.pid, before.device)
+                    && (pair.b.pid, pair.b.device) == (one.process.pid, one.device.device)
+            })
+        });
+        let highest = &one.device.highest;
+        for (limit, what, value, was) in [
+            ("baseline-peak", "peak", highest.allocated_bytes, before.highest.allocated_bytes),
+            ("baseline-reserved", "reserved", highest.reserved_bytes, before.highest.reserved_bytes),
+        ] {
+            let allowed = wanted.tolerance.of(was);
+            let difference = signed_size_text(value as i64 - was as i64);
+            let (most, place) =
+                if limit == "baseline-peak" && value > allowed { most(one, before, pair) } else { Default::default() };
+            let at = if limit == "baseline-peak" { one.at_peak() } else { one.name() };
+            let text = format!(
+                "{what} {} {} {} ({difference} beside the baseline's {}; {at}){most}",
+                size_text(value),
+                sign(value, allowed),
+                size_text(allowed),
+                size_text(was)
+            );
+            let mut result = one.result(limit, Some(value), Some(allowed), text);
+            if let Some((file, line)) = place {
+                (result.file, result.line) = (Some(file), Some(line));
+            }
+            results.push(result);
+            if value < was.saturating_sub(wanted.tolerance.of(was) - was) {
+                notes.push(format!(
+                    "{what} {} is below the baseline's {}: a new baseline would hold it there ({})",
+                    size_text(value),
+                    size_text(was),
+                    one.name()
+                ));
+            }
+        }
+    }
+    for (process, device) in known {
+        let rank = process.rank.map_or_else(String::new, |rank| format!("rank {rank}, "));
+        let text = format!("the baseline has {rank}device {}, this run has not: it is not checked", device.device);
+        results.push(CheckResult {
+            limit: "baseline-peak".into(),
+            rank: process.rank,
+            device: Some(device.device),
+            text,
+            ..CheckResult::default()
+        });
+    }
+}
+
+/// What grew most beside the baseline, and the line to look at.
+fn most(one: &Checked<'_>, before: &BaselineDevice, pair: Option<&DevicePair>) -> (String, Option<(String, u32)>) {
+    if let Some(line) = pair.and_then(|pair| pair.by_line.first()).filter(|line| line.change.difference_bytes > 0) {
+        let frame = line.b_frame.as_ref().filter(|frame| !is_library(&frame.filename) && !frame.native);
+        let place = frame.map(|frame| (frame.filename.clone(), frame.line));
+        return (format!("; the most: {}", line_text(line)), place);
+    }
+    let (Some(now), Some(was)) = (&one.device.peak, &before.peak) else { return Default::default() };
+    let of = |category: Category| {
+        was.by_category.iter().find(|row| row.category == category.name()).map_or(0, |row| row.bytes)
+    };
+    let grew = now.by_category.iter().map(|row| (row.bytes as i64 - of(row.category) as i64, row.category));
+    match grew.max_by_key(|(difference, _)| *difference).filter(|(difference, _)| *difference > 0) {
+        Some((difference, category)) => {
+            (format!("; the most: {} {}", signed_size_text(difference), category.plural()), None)
+        }
+        None => Default::default(),
+    }
+}
+
+impl CheckReport {
+    /// The JSON Schema, made from these structures and their documentation.
+    pub fn json_schema() -> String {
+        schema_text(&schemars::schema_for!(CheckReport))
+    }
+
+    /// The result as JSON.
+    pub fn to_json(&self) -> String {
+        // Serialising these plain structures cannot fail.
+        printable::json(serde_json::to_string_pretty(self).unwrap_or_default() + "\n")
+    }
+
+    /// The verdict in a line, what else failed in one each, and notes.
+    pub fn to_text(&self) -> String {
+        let mut lines = vec![format!("memtrace check: {}", self.verdict)];
+        let failed = self.results.iter().filter(|result| !result.ok);
+        lines.extend(failed.skip(1).map(|result| format!("  also  {}", result.text)));
+        lines.extend(self.notes.iter().map(|note| format!("  note  {note}")));
+        lines.iter().map(|line| printable::line(line).into_owned() + "\n").collect()
+    }
+
+    /// Workflow commands of GitHub Actions: an annotation for what failed and for each note; files below `root` are named from there,
+    /// others not at all.
+    pub fn to_github(&self, root: &str) -> String {
+        let root = format!("{}/", root.trim_end_matches('/'));
+        let mut out = String::new();
+        for result in self.results.iter().filter(|result| !result.ok) {
+            let file = result.file.as_deref().and_then(|file| match file.strip_prefix(&root) {
+                None if file.starts_with('/') => None,
+                None => Some(file),
+                below => below,
+            });
+            let place = match (file, result.line) {
+                (Some(file), Some(line)) => format!("file={},line={line},", property(file)),
+                _ => String::new(),
+            };
+            out += &format!("::error {place}title=memtrace check::{}\n", message(&result.text));
+        }
+        for note in &self.notes {
+            out += &format!("::notice title=memtrace check::{}\n", message(note));
+        }
+        out
+    }
+}
+
+/// As GitHub's runner reads the message of a command.
+fn message(text: &str) -> String {
+    let escaped = text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
+    printable::line(&escaped).into_owned()
+}
+
+/// As GitHub's runner reads a property of a command.
+fn property(text: &str) -> String {
+    message(text).replace(':', "%3A").replace(',', "%2C")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn annotations_are_escaped() {
+        let result = CheckResult {
+            file: Some("/repo/a, b:c%.py".into()),
+            line: Some(3),
+            text: "peak 5 % too\r\nhigh::x".into(),
+            ..CheckResult::default()
+        };
+        let outside = CheckResult {
+            file: Some("/elsewhere/x.py".into()),
+            line: Some(1),
+            text: "y".into(),
+            ..CheckResult::default()
+        };
+        let fine = CheckResult { ok: true, ..outside.clone() };
+        let report =
+            CheckReport { results: vec![result, outside, fine], notes: vec!["n".into()], ..CheckReport::default() };
+        assert_eq!(
+            report.to_github("/repo"),
+            "::error file=a%2C b%3Ac%25.py,line=3,title=memtrace check::peak 5 %25 too%0D%0Ahigh::x\n\
+             ::error title=memtrace check::y\n::notice title=memtrace check::n\n"
+        );
+    }
+
+    #[test]
+    fn tolerances() {
+        assert_eq!(Tolerance::Share(0.02).of(1000), 1020);
+        assert_eq!(Tolerance::Bytes(5).of(1000), 1005);
+    }
+}

@@ -1,0 +1,105 @@
+//! A phase's net, in words: what it kept, what it gave back, and for optimizers how that relates to the parameters.
+//!
+//! Only measured figures are given. A relation ("two moments of each parameter") is stated when the measured bytes are within
+//! two per cent of it.
+
+use super::units::size_text;
+use memtrace_insight::passes::{Category, DeviceStory, Kept, Part, Phase, StackTable};
+
+/// How near a ratio must be to a whole number to be called one.
+const NEAR: f64 = 0.02;
+/// Parts of a net smaller than this share of it are not mentioned.
+const WORTH_SAYING: f64 = 0.02;
+
+/// States of one parameter, at most: more of them are those of several models.
+const MOST_STATES: f64 = 4.0;
+
+/// Explains one phase of one part of a run; `steps` is the number of steps its figures are sums over.
+pub(super) fn explain(story: &DeviceStory, table: &StackTable, part: Part, phase: Phase, steps: u64) -> String {
+    let lasting = |category: &Category| !category.is_passing();
+    let mut kept = story.growth.kept(part, phase);
+    let mut back = story.growth.given_back(part, phase);
+    kept.retain(|(category, _)| lasting(category));
+    back.retain(|(category, _)| lasting(category));
+    let per = |bytes: u64| bytes / steps.max(1);
+    let most = kept.iter().map(|(_, k)| k.amount.bytes).chain(back.iter().map(|(_, a)| a.bytes)).max().unwrap_or(0);
+    let worth = |bytes: u64| bytes > 0 && bytes as f64 >= most as f64 * WORTH_SAYING;
+    let mut parts = Vec::new();
+    for (category, kept) in kept.iter().filter(|(_, k)| worth(k.amount.bytes)).take(3) {
+        let bytes = size_text(per(kept.amount.bytes));
+        parts.push(match category {
+            Category::OptimizerState => optimizer_state(story, table, part, phase, kept),
+            Category::Gradient => gradients(story, kept, steps),
+            Category::Unknown if phase == Phase::Load => format!("made by the program itself {bytes}"),
+            _ => format!("{} {bytes}", category.plural()),
+        });
+    }
+    for (category, amount) in back.iter().filter(|(_, a)| worth(a.bytes)).take(2) {
+        parts.push(format!("{} freed {}", category.plural(), size_text(per(amount.bytes))));
+    }
+    parts.join(", ")
+}
+
+/// `two moments of each parameter (Adam): 2 x 18.6 GiB`.
+fn optimizer_state(story: &DeviceStory, table: &StackTable, part: Part, phase: Phase, kept: &Kept) -> String {
+    let sources =
+        story.growth.sources(|s| s.part == part && s.phase == phase && s.category == Category::OptimizerState);
+    let optimizer = sources.iter().find_map(|(source, _)| table.facts(source.stack).optimizer);
+    let plain = match optimizer {
+        Some(optimizer) => format!("optimizer state ({}) {}", optimizer.name, size_text(kept.amount.bytes)),
+        None => format!("optimizer state {}", size_text(kept.amount.bytes)),
+    };
+    let Some((base, what)) = parameter_bytes(story) else { return plain };
+    let ratio = kept.requested as f64 / base as f64;
+    let whole = ratio.round();
+    if !(1.0..=MOST_STATES).contains(&whole) || (ratio - whole).abs() > NEAR * whole {
+        return plain;
+    }
+    let (noun, name) = match optimizer {
+        Some(o) => match o.keeps {
+            Some((noun, each)) if f64::from(each) == whole => (noun.to_owned(), format!(" ({})", o.name)),
+            _ => ("states".to_owned(), format!(" ({})", o.name)),
+        },
+        None => ("states".to_owned(), String::new()),
+    };
+    let number = match whole as u32 {
+        1 => "one".to_owned(),
+        2 => "two".to_owned(),
+        3 => "three".to_owned(),
+        n => n.to_string(),
+    };
+    let noun = if whole == 1.0 { noun.trim_end_matches('s').to_owned() } else { noun };
+    format!("{number} {noun} of each {what}{name}: {whole} x {}", size_text(base))
+}
+
+/// `gradients 18.6 GiB, as large as the parameters`.
+fn gradients(story: &DeviceStory, kept: &Kept, steps: u64) -> String {
+    let text = format!("gradients {}", size_text(kept.amount.bytes / steps.max(1)));
+    let parameters = story.growth.total(Category::Parameter).requested;
+    let each = kept.requested / steps.max(1);
+    let near = parameters > 0 && (each as f64 / parameters as f64 - 1.0).abs() <= NEAR;
+    if near { format!("{text} (one of each parameter)") } else { text }
+}
+
+/// Bytes of what the optimizer works on: the gradients of the first step, else the parameters.
+pub(super) fn parameter_bytes(story: &DeviceStory) -> Option<(u64, &'static str)> {
+    let gradients: u64 = story
+        .growth
+        .sources(|s| s.category == Category::Gradient && s.part == Part::First)
+        .iter()
+        .map(|(_, kept)| kept.requested)
+        .sum();
+    let parameters = story.growth.total(Category::Parameter).requested;
+    // Accumulated or doubled gradients would not do: there is one for each parameter at most.
+    if gradients > 0 && (parameters == 0 || gradients <= parameters + parameters / 50) {
+        return Some((gradients, "parameter"));
+    }
+    (parameters > 0).then_some((parameters, "parameter"))
+}
+
+/// What an optimizer that was interrupted while making its state would have needed in all.
+pub(super) fn state_needed(story: &DeviceStory, table: &StackTable) -> Option<u64> {
+    let sources = story.growth.sources(|s| s.category == Category::OptimizerState);
+    let (_, each) = sources.iter().find_map(|(source, _)| table.facts(source.stack).optimizer)?.keeps?;
+    Some(parameter_bytes(story)?.0 * u64::from(each))
+}

@@ -1,0 +1,135 @@
+//! What is told of tensors by their names: what many are called together, and which one a request that failed was for.
+
+use memtrace_trace::definition::TensorKind;
+
+use memtrace_insight::passes::{Category, Oom, Phase};
+use memtrace_replay::{Named, Names};
+
+/// What names are made of: words, and what is between two.
+fn words(name: &str) -> Vec<&str> {
+    name.split_inclusive(['.', ' ']).collect()
+}
+
+/// What several names have in common, with `*` for what differs: `blocks.*.weight`. None where nothing is in common.
+pub(super) fn common(names: &[String]) -> Option<String> {
+    let (first, others) = names.split_first()?;
+    let first = words(first);
+    let others: Vec<Vec<&str>> = others.iter().map(|name| words(name)).collect();
+    let same = |of: &dyn Fn(&[&str]) -> bool| others.iter().all(|other| of(other));
+    // Of one length: word by word, else what they begin and end with.
+    let mut parts: Vec<String> = Vec::new();
+    if same(&|other| other.len() == first.len()) {
+        for (at, word) in first.iter().enumerate() {
+            let separator = word.trim_start_matches(|letter| letter != '.' && letter != ' ');
+            let known = same(&|other| other.get(at) == Some(word));
+            parts.push(if known { (*word).to_owned() } else { format!("*{separator}") });
+        }
+    } else {
+        let shortest = others.iter().map(Vec::len).fold(first.len(), usize::min);
+        let mut begin = 0;
+        while begin < shortest && same(&|other| other.get(begin) == first.get(begin)) {
+            begin += 1;
+        }
+        let last =
+            |of: &[&str], end: usize| of.len().checked_sub(end + 1).and_then(|at| of.get(at).map(|w| (*w).to_owned()));
+        let mut end = 0;
+        while begin + end < shortest && same(&|other| last(other, end) == last(&first, end)) {
+            end += 1;
+        }
+        parts.extend(first.iter().take(begin).map(|word| (*word).to_owned()));
+        parts.push(if end > 0 { "*.".to_owned() } else { "*".to_owned() });
+        parts.extend(first.iter().skip(first.len() - end).map(|word| (*word).to_owned()));
+    }
+    let text = parts.concat();
+    text.chars().any(char::is_alphanumeric).then_some(text)
+}
+
+/// A state of a parameter: `Adam.exp_avg of 0.weight` as its kind and the parameter's name.
+fn state_of(named: &Named) -> Option<(&str, &str)> {
+    match &named.names[..] {
+        [only] if named.kind == TensorKind::OptimizerState => only.split_once(" of "),
+        _ => None,
+    }
+}
+
+/// Which state of which parameter an optimizer wanted to make when a request failed, where that is certain: the states it had made so far
+/// go parameter by parameter, each with the same kinds in the same order, a block of the kind that is next has been made by the very stack
+/// that asked now, and the request is as large as the parameter. `live` is what was alive, as `seq` and size, in order.
+pub(super) fn wanted_for(oom: &Oom, live: &[(u64, u64)], names: &Names) -> Option<String> {
+    if oom.phase != Phase::Optimizer {
+        return None;
+    }
+    let named = || live.iter().filter_map(|(seq, size)| Some((*seq, *size, names.of_alloc(*seq)?)));
+    let sizes_of = |wanted: &str| {
+        named()
+            .find(|(.., n)| n.kind == TensorKind::Parameter && n.names.iter().any(|name| **name == *wanted))
+            .map(|f| f.1)
+    };
+    // Each parameter with the kinds of its states, in the order in which they were made.
+    let mut made: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (kind, parameter) in named().filter_map(|(.., named)| state_of(named)) {
+        match made.last_mut() {
+            Some((last, kinds)) if *last == parameter => kinds.push(kind),
+            _ => made.push((parameter, vec![kind])),
+        }
+    }
+    let by_this_stack = |kind: &str| {
+        let states = oom.there.origins().filter(|(o, _)| o.category == Category::OptimizerState && o.stack == oom.by.0);
+        let mut kinds = states
+            .flat_map(|(origin, _)| names.of_source(origin.stack, origin.context, oom.seq))
+            .filter_map(|(_, named)| state_of(named))
+            .map(|(kind, _)| kind)
+            .peekable();
+        kinds.peek().is_some() && kinds.all(|made| made == kind)
+    };
+    let ((last, kinds), before) = made.split_last()?;
+    let (_, order) = before.first()?;
+    if before.iter().any(|(_, kinds)| kinds != order) || !order.starts_with(kinds) {
+        return None;
+    }
+    let (kind, parameter) = match order.get(kinds.len()) {
+        Some(kind) => (*kind, *last),
+        None => (*order.first()?, next_parameter(&made, live, names)?),
+    };
+    (by_this_stack(kind) && sizes_of(parameter) == Some(oom.wanted)).then(|| format!("{kind} of {parameter}"))
+}
+
+/// The parameter after the last one that has state, in the order in which parameters that have gradients were allocated, if states were
+/// made in that order so far.
+fn next_parameter<'a>(made: &[(&str, Vec<&str>)], live: &[(u64, u64)], names: &'a Names) -> Option<&'a str> {
+    let named = || live.iter().filter_map(|(seq, _)| names.of_alloc(*seq));
+    let has_gradient = |parameter: &str| {
+        named().any(|n| {
+            n.kind == TensorKind::Gradient && n.names.iter().any(|n| n.strip_suffix(".grad") == Some(parameter))
+        })
+    };
+    let parameters =
+        named().filter(|n| n.kind == TensorKind::Parameter).filter_map(|n| n.names.first().map(|name| &**name));
+    let mut order = parameters.filter(|parameter| has_gradient(parameter));
+    for (parameter, _) in made {
+        if order.next() != Some(*parameter) {
+            return None;
+        }
+    }
+    order.next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_names_have_in_common() {
+        let common = |names: &[&str]| common(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        let text = |names: &[&str]| common(names).unwrap_or_default();
+        assert_eq!(
+            text(&["Adam.exp_avg of blocks.0.mlp.weight", "Adam.exp_avg of blocks.11.mlp.weight"]),
+            "Adam.exp_avg of blocks.*.mlp.weight"
+        );
+        assert_eq!(text(&["blocks.0.weight.grad", "head.weight.grad"]), "*.weight.grad");
+        assert_eq!(text(&["Adam.exp_avg of 0.weight", "Adam.exp_avg of a.b.bias"]), "Adam.exp_avg of *");
+        assert_eq!(text(&["fc.weight"]), "fc.weight");
+        assert_eq!(text(&["a.weight", "a.bias"]), "a.*");
+        assert_eq!(common(&["weight", "bias"]), None);
+    }
+}

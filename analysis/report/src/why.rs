@@ -1,0 +1,288 @@
+//! Why a moment is as high as it is, and what would lower it: from passes to a summary.
+
+use memtrace_trace::definition::TensorKind;
+use memtrace_trace::file::Definitions;
+
+use super::places::Places;
+use super::summary::{ActionSummary, PinSummary, ReplayedSetting, ReservedSummary, SecondStepSummary, WhatIfSummary};
+use super::units::size_text;
+use memtrace_input::Lane;
+use memtrace_input::load::Process;
+use memtrace_insight::passes::{
+    Category, Composition, DeviceStory, Inquest, ModuleTree, Oom, Part, Phase, Question, Repeated, Reserved,
+    StackTable, StepRows, Story, WhatIf,
+};
+use memtrace_insight::rules::{MomentFacts, action_rules};
+use memtrace_replay::{Names, Settings};
+
+/// How much is replayed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Replaying {
+    /// Where there is something to explain: an out-of-memory error, or much reserved memory that is not in use; and not for minutes.
+    #[default]
+    WhereItTells,
+    /// Always.
+    Always,
+}
+
+/// Of what is reserved at the peak, a part like this not in use calls for an explanation.
+const WORTH_LOOKING: u64 = 20;
+/// A part like this for a replay of the allocator's policy.
+const WORTH_REPLAYING: u64 = 8;
+/// And less than this for neither.
+const SMALL: u64 = 64 << 20;
+/// Recordings with more events are replayed only on request.
+const MANY_EVENTS: u64 = 4_000_000;
+/// More free device memory than this beside a request that failed was not CUDA's to refuse.
+const CUDA_KEEPS: u64 = 64 << 20;
+
+/// The error to explain: the first that ended the process, else the first.
+pub(super) fn oom_to_explain<'a>(story: &'a DeviceStory, process: &Process) -> Option<&'a Oom> {
+    let failed = process.exit().success() != Some(true);
+    let last = story.ooms.last().filter(|oom| failed && story.ooms.unwound_to_the_end() && oom.there.seq > 0);
+    last.or_else(|| story.ooms.all().next())
+}
+
+/// What is to be looked at again.
+pub(super) fn inquests(process: &Process, story: &Story, replaying: Replaying) -> Vec<Inquest> {
+    let env = &process.info().env;
+    let conf = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().find_map(|name| env.get(*name));
+    let settings = Settings::parse(conf.map_or("", String::as_str));
+    let always = replaying == Replaying::Always;
+    let short = always || process.recording().event_count() <= MANY_EVENTS;
+    let devices = story.devices.iter().filter(|device| device.lane == Lane::Torch && device.peak.seq > 0);
+    let inquest = |device: &DeviceStory| {
+        let oom = oom_to_explain(device, process);
+        let usage = oom.map_or(&device.peak.usage, |oom| &oom.there.usage);
+        let idle = usage.reserved.saturating_sub(usage.allocated);
+        let looks = |part: u64| always || oom.is_some() || (idle >= SMALL && idle >= usage.reserved / part);
+        let limit = match oom {
+            Some(oom) => limit_at(oom, device),
+            None => without_error(process, device, story),
+        };
+        let question = Question {
+            device: device.device,
+            settings: settings.clone(),
+            allowed: None,
+            limit,
+            oom: oom.map(|oom| oom.seq),
+        };
+        looks(WORTH_LOOKING).then(|| Inquest {
+            device: device.device,
+            at: oom.map_or(device.peak.seq, |oom| oom.seq),
+            size: oom.map(|oom| oom.wanted),
+            question: (looks(WORTH_REPLAYING) && short && settings.native).then_some(question),
+        })
+    };
+    devices.filter_map(inquest).collect()
+}
+
+/// Whether PyTorch itself refused: CUDA had the memory.
+pub(super) fn refused_by_pytorch(oom: &Oom) -> bool {
+    // The largest rounding: pages of expandable segments.
+    let asked = oom.wanted.div_ceil(20 << 20).saturating_mul(20 << 20);
+    oom.device_free.is_some_and(|free| free > asked.saturating_add(CUDA_KEEPS))
+}
+
+/// The memory that the caching allocator could have had at an error: what it had, and what was free.
+fn limit_at(oom: &Oom, device: &DeviceStory) -> u64 {
+    let had = oom.there.usage.reserved;
+    match oom.device_free {
+        // Its limit is not known; what it once had was within.
+        _ if refused_by_pytorch(oom) => device.peaks.reserved.max(had),
+        Some(free) => had.saturating_add(free),
+        None => had,
+    }
+}
+
+/// The same where nothing failed: the device less what was in use before, and what others in this process held at most.
+fn without_error(process: &Process, device: &DeviceStory, story: &Story) -> u64 {
+    let ordinal = u32::try_from(device.device).ok();
+    let definition = ordinal.and_then(|ordinal| process.definitions().devices.get(&ordinal));
+    let Some(definition) = definition.filter(|definition| definition.total > 0) else { return u64::MAX };
+    let place = memtrace_replay::Place::Device(device.device);
+    let outside =
+        story.owners.iter().filter(|((p, owner), _)| *p == place && *owner != memtrace_replay::Owner::CachingAllocator);
+    let outside: u64 = outside.map(|(_, held)| held.peak).sum();
+    definition.total.saturating_sub(definition.used_before).saturating_sub(outside).max(device.peaks.reserved)
+}
+
+pub(super) fn reserved_summary(reserved: &Reserved, places: &Places<'_>, names: &Names) -> ReservedSummary {
+    ReservedSummary {
+        allocated_bytes: reserved.allocated,
+        rounding_bytes: reserved.rounding,
+        waiting_bytes: reserved.waiting,
+        returnable_bytes: reserved.returnable,
+        pinned_bytes: reserved.pinned,
+        largest_free_bytes: reserved.largest_free,
+        segments: reserved.segments,
+        pinned_segments: reserved.pinned_segments,
+        pins: reserved
+            .pins
+            .iter()
+            .map(|pin| PinSummary {
+                segments: pin.segments,
+                segment_bytes: pin.reserved,
+                live_bytes: pin.live,
+                blocks: pin.blocks,
+                free_bytes: pin.free,
+                by: places.stack(pin.by.0, pin.by.1),
+                name: names.of_alloc(pin.seq).map(|named| named.text()),
+            })
+            .collect(),
+    }
+}
+
+/// `refused`: whether PyTorch refused the request by a limit of its own, which is only known from below.
+pub(super) fn what_if_summary(what_if: &WhatIf, refused: bool) -> WhatIfSummary {
+    let agreement = &what_if.agreement;
+    WhatIfSummary {
+        blocks: agreement.blocks,
+        segment_events: agreement.segments,
+        difference: agreement.difference.as_ref().map(|(seq, what)| format!("event {seq}: {what}")),
+        limit_bytes: (what_if.limit < u64::MAX).then_some(what_if.limit),
+        reserved_bytes: agreement.peak_reserved,
+        settings: what_if
+            .outcomes
+            .iter()
+            .map(|outcome| ReplayedSetting {
+                setting: outcome.setting.name.to_owned(),
+                fits: outcome.fits.filter(|fits| *fits || !refused),
+                fails_earlier: outcome.fails_earlier.is_some() && !refused,
+                reserved_bytes: outcome.peak_reserved,
+            })
+            .collect(),
+    }
+}
+
+/// What the second step needs beyond the first, and what of that the optimizer made in the first: where that is most of it.
+pub(super) fn second_step(story: &DeviceStory) -> Option<SecondStepSummary> {
+    let first = story.table.first()?.peak();
+    let (later, steps) = story.table.later();
+    let later = later.peak();
+    let kept = story.growth.kept(Part::First, Phase::Optimizer);
+    let state: u64 =
+        kept.iter().filter(|(c, _)| *c == Category::OptimizerState).map(|(_, kept)| kept.amount.bytes).sum();
+    // A cause is named where it is most of it.
+    (steps > 0 && later > first && state * 2 >= later - first).then_some(SecondStepSummary {
+        first_peak_bytes: first,
+        later_peak_bytes: later,
+        optimizer_state_bytes: state,
+    })
+}
+
+/// What would lower a moment, most first: only what holds for this run.
+pub(super) fn actions(
+    story: &DeviceStory,
+    moment: &Composition,
+    modules: &ModuleTree,
+    definitions: &Definitions,
+    table: &StackTable,
+) -> Vec<ActionSummary> {
+    let layers = modules.repeated.iter().max_by_key(|layers| layers.checkpointing_saves());
+    let facts = facts(story, moment, layers, definitions, table);
+    let named = layers.map(|layers| format!("{} ({} of {})", layers.pattern(), layers.count, layers.class));
+    let named = named.unwrap_or_default();
+    let mut actions: Vec<ActionSummary> = action_rules()
+        .iter()
+        .filter_map(|rule| {
+            let saves = rule.saves(&facts)?;
+            Some(ActionSummary {
+                rule: rule.name.to_owned(),
+                what: rule.what.replace("{layers}", &named),
+                saves_bytes: saves,
+                at_most: rule.at_most,
+                because: format!("{}: {}", rule.when, of_figures(&facts)),
+                how: rule.saving.to_owned(),
+            })
+        })
+        .collect();
+    actions.sort_by_key(|action| std::cmp::Reverse(action.saves_bytes));
+    actions
+}
+
+fn of_figures(facts: &MomentFacts) -> String {
+    let figures = [
+        ("parameters", facts.parameters),
+        ("gradients", facts.gradients),
+        ("optimizer state", facts.optimizer_state),
+        ("buckets", facts.buckets),
+        ("activations", facts.activations),
+        ("of which in layers", facts.layer_activations),
+        ("autograd's detail", facts.autograd_detail),
+        ("inputs", facts.inputs),
+        ("temporaries of the step", facts.step_temporaries),
+    ];
+    let told = figures.iter().filter(|(_, bytes)| *bytes > 0);
+    let told: Vec<String> = told.map(|(name, bytes)| format!("{name} {}", size_text(*bytes))).collect();
+    format!("of {}, {}", size_text(facts.allocated), told.join(", "))
+}
+
+fn facts(
+    story: &DeviceStory,
+    moment: &Composition,
+    layers: Option<&Repeated>,
+    definitions: &Definitions,
+    table: &StackTable,
+) -> MomentFacts {
+    let by_category = moment.by_category();
+    let of = |category: Category| by_category[category as usize].bytes;
+    let in_model = |phase: Phase| matches!(phase, Phase::Forward | Phase::Backward | Phase::Recompute);
+    let step_temporaries =
+        || moment.origins().filter(|(o, _)| o.category == Category::Temporary && o.phase == Phase::Optimizer);
+    let multi_tensor = step_temporaries()
+        .any(|(o, _)| definitions.walk(o.stack).any(|(_, f)| f.is_some_and(|f| f.name.starts_with("_multi_tensor_"))));
+    let (later, _) = story.table.later();
+    let first = story.table.first();
+    let parts: Vec<&StepRows> = [Some(story.table.before()), first, Some(later)].into_iter().flatten().collect();
+    let highest = |wanted: &dyn Fn(Phase) -> bool, parts: &[&StepRows]| {
+        let rows = parts.iter().flat_map(|rows| Phase::ALL.iter().map(|&phase| (phase, rows.phases[phase as usize])));
+        rows.filter(|(phase, _)| wanted(*phase)).map(|(_, row)| row.peak).max().unwrap_or(0)
+    };
+    let until_state = [Some(story.table.before()), first];
+    let until_state: Vec<&StepRows> = until_state.into_iter().flatten().collect();
+    let moments = || story.growth.sources(|s| s.category == Category::OptimizerState && s.phase == Phase::Optimizer);
+    let keeps_moments = moments().iter().any(|(source, _)| {
+        table.facts(source.stack).optimizer.is_some_and(|o| o.keeps.is_some_and(|(noun, _)| noun == "moments"))
+    });
+    let largest =
+        step_temporaries().filter_map(|(o, _)| moment.largest_of(o)).map(|(bytes, _)| bytes).max().unwrap_or(0);
+    MomentFacts {
+        allocated: moment.usage.allocated,
+        parameters: of(Category::Parameter),
+        gradients: of(Category::Gradient),
+        optimizer_state: of(Category::OptimizerState),
+        buckets: of(Category::CommunicationBucket),
+        activations: of(Category::Activation),
+        autograd_detail: of(Category::AutogradDetail),
+        inputs: of(Category::Input),
+        step_temporaries: step_temporaries().map(|(_, amount)| amount.bytes).sum(),
+        largest_step_temporary: largest,
+        multi_tensor,
+        in_optimizer: moment.phase == Phase::Optimizer,
+        in_model: in_model(moment.phase),
+        in_forward: moment.phase == Phase::Forward,
+        float32_parameters: all_float32(definitions, TensorKind::Parameter),
+        float32_moments: keeps_moments && all_float32(definitions, TensorKind::OptimizerState),
+        peak_outside_model: highest(&|phase| !in_model(phase), &parts),
+        peak_outside_optimizer: highest(&|phase| phase != Phase::Optimizer, &parts),
+        // What a program does where it has caught an error is in the first step too, and after the state was made.
+        peak_before_state: highest(&|phase| in_model(phase) || phase == Phase::Load, &until_state),
+        trains: story.table.total().phases[Phase::Backward as usize].allocations > 0,
+        layer_activations: layers.map_or(0, |layers| layers.activations),
+        layer_outputs: layers.map_or(0, |layers| layers.outputs),
+        layer_here: layers.map_or(0, |layers| layers.here),
+        largest_layer: layers.map_or(0, |layers| layers.most),
+    }
+}
+
+/// Whether all tensors of a kind whose names were read are `float32`, scalars such as step counters aside.
+fn all_float32(definitions: &Definitions, kind: TensorKind) -> bool {
+    let mut shapes = definitions
+        .tensor_names
+        .iter()
+        .filter(|n| n.kind == kind && !n.shape.ends_with("[]"))
+        .map(|n| &*n.shape)
+        .peekable();
+    shapes.peek().is_some() && shapes.all(|shape| shape.starts_with("float32["))
+}
