@@ -1,7 +1,5 @@
 //! Native frames in everything a run becomes: phases, reports, JSON, snapshots; on the machine where it ran and on others.
 
-mod native_objects;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,7 +13,7 @@ use memtrace_trace::definition::Definition;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::{End, Writer};
 use memtrace_trace::ids::{FrameId, ModuleId, StackId, ThreadId};
-use native_objects::{compile, id_of, look_up, symbols};
+use crate::native_objects::{compile, id_of, look_up, symbols};
 use serde_json::Value;
 
 /// A library that allocates through functions of PyTorch's names.

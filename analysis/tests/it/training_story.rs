@@ -1,16 +1,14 @@
 //! The passes on a hand-made training program, whose every number is known.
 
-mod training;
-
 use memtrace_analysis::passes::{Category, Phase};
 use memtrace_analysis::report::{DeviceSummary, PhaseSummary, Summary, TextOptions};
 use memtrace_analysis::{Run, summarize};
 use memtrace_trace::event::Action;
 use memtrace_trace::ids::{ContextId, StackId};
-use training::{MIB, PARAMETERS, Program};
+use crate::training::{MIB, PARAMETERS, Program};
 
 fn summary(steps: u32, oom: bool) -> Summary {
-    summarize(&training::run(steps, oom), &mut |_| {}).unwrap()
+    summarize(&crate::training::run(steps, oom), &mut |_| {}).unwrap()
 }
 
 fn device(summary: &Summary) -> &DeviceSummary {
@@ -95,8 +93,8 @@ fn out_of_memory_says_what_was_wanted_and_what_was_there() {
 
 #[test]
 fn a_caught_error_is_not_the_end() {
-    let mut program = training::training(1, false);
-    let s = training::stacks(&mut program);
+    let mut program = crate::training::training(1, false);
+    let s = crate::training::stacks(&mut program);
     program.event(Action::Oom, 0, 99 * MIB, s.forward, ContextId::NONE);
     program.alloc(MIB, s.step);
     let run = Run::from_processes("run".as_ref(), Default::default(), vec![program.process()]);
@@ -107,7 +105,7 @@ fn a_caught_error_is_not_the_end() {
 
 #[test]
 fn the_teardown_is_no_part_of_a_step() {
-    let mut program = training::training(2, false);
+    let mut program = crate::training::training(2, false);
     let events = &program.recording.events;
     let parameters: Vec<u64> = events.iter().filter(|e| e.action == Action::Alloc).map(|e| e.addr).take(2).collect();
     for addr in parameters {
@@ -122,7 +120,7 @@ fn the_teardown_is_no_part_of_a_step() {
 #[test]
 fn eval_recompute_and_accumulation() {
     let mut p = Program::new();
-    let s = training::stacks(&mut p);
+    let s = crate::training::stacks(&mut p);
     let recompute =
         p.stack(&[("/site-packages/torch/utils/checkpoint.py", 1100, "unpack_hook"), ("model.py", 6, "forward")]);
     p.alloc(4 * MIB, s.load);

@@ -1,7 +1,5 @@
 //! The peak by `nn.Module`, and what checkpointing repeated ones would save, on a program whose every number is known.
 
-mod training;
-
 use memtrace_analysis::load::Run;
 use memtrace_analysis::model::Names;
 use memtrace_analysis::passes::Category;
@@ -10,7 +8,7 @@ use memtrace_analysis::summarize;
 use memtrace_trace::event::Flags;
 use memtrace_trace::file::{Context, NnCall, NnName};
 use memtrace_trace::ids::{ContextId, StackId};
-use training::{MIB, Program};
+use crate::training::{MIB, Program};
 
 const MODULE: &str = "/site-packages/torch/nn/modules/module.py";
 const LINEAR: &str = "/site-packages/torch/nn/modules/linear.py";
@@ -58,7 +56,7 @@ fn alloc_in_call(p: &mut Program, size: u64, stack: StackId, call: ContextId) ->
 /// the head. With `checkpointed`, blocks are called under activation checkpointing.
 fn trained(checkpointed: bool) -> (Program, Vec<ContextId>) {
     let mut p = Program::new();
-    let s = training::stacks(&mut p);
+    let s = crate::training::stacks(&mut p);
     let model = model(&mut p);
     let node = |p: &mut Program, module: ContextId| {
         let forward = s.forward;

@@ -1,10 +1,6 @@
 //! Every form that a recording is exported in, as text that stays: what changes in a file for another program is seen here first.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test export_golden` rewrites the golden files.
-
-mod golden;
-mod showcase;
-mod training;
+//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it export_golden` rewrites the golden files.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,10 +11,10 @@ use memtrace_analysis::export::{
     FlameForm, FlameOf, TABLES, TimelineForm, Window, blocks_csv, flame, perfetto, tables, timeline,
 };
 use parquet::file::reader::{FileReader, SerializedFileReader};
-use showcase::PLAIN;
+use crate::showcase::PLAIN;
 
 fn process() -> Process {
-    showcase::program(&PLAIN, 0).process()
+    crate::showcase::program(&PLAIN, 0).process()
 }
 
 fn text(write: impl FnOnce(&Process, &mut Vec<u8>) -> memtrace_analysis::Result<()>) -> String {
@@ -33,7 +29,7 @@ fn bytes(write: impl FnOnce(&Process, &mut Vec<u8>) -> memtrace_analysis::Result
 
 #[test]
 fn csv() {
-    golden::is("export.csv", &text(|process, out| blocks_csv(process, &Window::WHOLE, out, &mut |_| {})));
+    crate::golden::is("export.csv", &text(|process, out| blocks_csv(process, &Window::WHOLE, out, &mut |_| {})));
 }
 
 #[test]
@@ -43,7 +39,7 @@ fn folded() {
         let folded = text(|process, out| flame(process, &Window::WHOLE, of, FlameForm::Folded, out, &mut |_| {}));
         let _ = writeln!(all, "# {of:?}\n{folded}");
     }
-    golden::is("export.folded", &all);
+    crate::golden::is("export.folded", &all);
 }
 
 #[test]
@@ -53,7 +49,7 @@ fn speedscope() {
     let mut file: serde_json::Value = serde_json::from_str(&file).unwrap();
     assert_eq!(file["exporter"], concat!("memtrace ", env!("CARGO_PKG_VERSION")));
     file["exporter"] = "memtrace".into();
-    golden::is("export.speedscope.json", &(serde_json::to_string_pretty(&file).unwrap() + "\n"));
+    crate::golden::is("export.speedscope.json", &(serde_json::to_string_pretty(&file).unwrap() + "\n"));
 }
 
 fn drawn(form: TimelineForm) -> Vec<u8> {
@@ -63,17 +59,17 @@ fn drawn(form: TimelineForm) -> Vec<u8> {
 #[test]
 fn timeline_numbers() {
     let lines = |file: Vec<u8>| String::from_utf8(file).unwrap().replace("], ", "],\n") + "\n";
-    golden::is("export.timeline.json", &lines(drawn(TimelineForm::Json)));
+    crate::golden::is("export.timeline.json", &lines(drawn(TimelineForm::Json)));
     let raw = drawn(TimelineForm::RawJson);
     let mut unpacked = Vec::new();
     flate2::read::GzDecoder::new(&drawn(TimelineForm::RawJsonGz)[..]).read_to_end(&mut unpacked).unwrap();
     assert_eq!(unpacked, raw, "the same, compressed");
-    golden::is("export.timeline.raw.json", &lines(raw));
+    crate::golden::is("export.timeline.raw.json", &lines(raw));
 }
 
 #[test]
 fn timeline_page() {
-    golden::is("export.timeline.html", &String::from_utf8(drawn(TimelineForm::Html)).unwrap());
+    crate::golden::is("export.timeline.html", &String::from_utf8(drawn(TimelineForm::Html)).unwrap());
 }
 
 /// The picture in letters: of a grid of points each one's colour.
@@ -101,7 +97,7 @@ fn timeline_picture() {
     for (colour, letter) in letters.iter().filter(|(_, letter)| **letter != ' ') {
         let _ = writeln!(picture, "{letter} #{:02x}{:02x}{:02x}", colour[0], colour[1], colour[2]);
     }
-    golden::is("export.timeline.png.txt", &picture);
+    crate::golden::is("export.timeline.png.txt", &picture);
 }
 
 #[test]
@@ -122,7 +118,7 @@ fn parquet_rows() {
             let _ = writeln!(all, "{}", row.unwrap());
         }
     }
-    golden::is("export.parquet.txt", &all);
+    crate::golden::is("export.parquet.txt", &all);
 }
 
 /// Fields of Perfetto's `protos/perfetto/trace` by their path from `Trace`: their names. Those whose names end in a dot are messages.
@@ -220,5 +216,5 @@ fn perfetto_packets() {
     let trace = bytes(|process, out| perfetto(process, &Window::WHOLE, out, &mut |_| {}));
     let mut text = String::new();
     decode(&trace, "", &mut text);
-    golden::is("export.perfetto.txt", &text);
+    crate::golden::is("export.perfetto.txt", &text);
 }

@@ -1,8 +1,6 @@
 //! A damaged trace through everything that reads it: reader, summary, text, JSON, snapshot. Every prefix of a small, complete trace and
 //! every byte of it altered give an error or a partial result whose counts add up; what is there is what was recorded.
 
-mod small_trace;
-
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
@@ -77,8 +75,8 @@ fn is_part_of(events: &[Event], all: &[Event]) -> bool {
 #[test]
 fn the_whole_trace_has_everything_in_it() {
     let folder = tempfile::tempdir().unwrap();
-    let whole = read(folder.path(), &small_trace::trace(5)).unwrap();
-    assert!(whole.events == small_trace::events());
+    let whole = read(folder.path(), &crate::small_trace::trace(5)).unwrap();
+    assert!(whole.events == crate::small_trace::events());
     assert!(!whole.told && whole.ended);
     let actions: HashSet<_> = whole.events.iter().map(|e| e.action).collect();
     assert!(actions.len() >= 15, "{actions:?}");
@@ -86,7 +84,7 @@ fn the_whole_trace_has_everything_in_it() {
 
 #[test]
 fn every_prefix_gives_what_was_complete() {
-    let (bytes, all) = (small_trace::trace(5), small_trace::events());
+    let (bytes, all) = (crate::small_trace::trace(5), crate::small_trace::events());
     for_all(bytes.len(), |folder, cut| match read(folder, &bytes[..cut]) {
         None => assert!(cut < 16, "a trace cut at {cut} is refused"),
         Some(found) => {
@@ -101,7 +99,7 @@ fn every_prefix_gives_what_was_complete() {
 
 #[test]
 fn every_altered_byte_is_noticed_and_costs_its_frame() {
-    let (bytes, all) = (small_trace::trace(5), small_trace::events());
+    let (bytes, all) = (crate::small_trace::trace(5), crate::small_trace::events());
     const MASKS: [u8; 3] = [0x01, 0x80, 0xff];
     for_all(bytes.len() * MASKS.len(), |folder, n| {
         let (at, mask) = (n / MASKS.len(), MASKS[n % MASKS.len()]);
@@ -121,7 +119,7 @@ fn every_altered_byte_is_noticed_and_costs_its_frame() {
 #[test]
 fn every_byte_altered_under_right_checksums_is_survived() {
     const HEADER: usize = 24;
-    let bytes = small_trace::trace(40);
+    let bytes = crate::small_trace::trace(40);
     let mut frames = Vec::new();
     let mut at = 16;
     while at < bytes.len() {

@@ -1,12 +1,7 @@
 //! `analysis/schema/summary.schema.json` is what the structures say, and what summaries are.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test summary_schema` rewrites the file; a change that removes or
+//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it summary_schema` rewrites the file; a change that removes or
 //! renames anything needs a new major version.
-
-#[path = "../../tests/src/json_schema.rs"]
-#[allow(unreachable_pub, reason = "a public module of another crate")]
-mod json_schema;
-mod training;
 
 use std::path::Path;
 
@@ -30,9 +25,9 @@ fn the_file_is_what_the_structures_say() {
 #[test]
 fn summaries_are_valid() {
     let schema: Value = serde_json::from_str(&std::fs::read_to_string(schema_file()).unwrap()).unwrap();
-    for run in [training::run(3, false), training::run(1, true), training::run(0, false)] {
+    for run in [crate::training::run(3, false), crate::training::run(1, true), crate::training::run(0, false)] {
         let summary = summarize(&run, &mut |_| {}).unwrap();
         let json: Value = serde_json::from_str(&summary.to_json()).unwrap();
-        json_schema::assert_valid(&schema, &json);
+        crate::json_schema::assert_valid(&schema, &json);
     }
 }

@@ -1,12 +1,6 @@
 //! Two hand-made training programs beside each other: what is said of a known change, to the byte; golden text and JSON, the schema.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test diff` rewrites the golden files and the schema.
-
-mod golden;
-#[path = "../../tests/src/json_schema.rs"]
-#[allow(unreachable_pub, reason = "a public module of another crate")]
-mod json_schema;
-mod training;
+//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it diff` rewrites the golden files and the schema.
 
 use std::path::Path;
 
@@ -14,7 +8,7 @@ use memtrace_analysis::load::{Manifest, Process, Run};
 use memtrace_analysis::report::{Change, DevicePair, Verdict};
 use memtrace_analysis::{DiffReport, DiffWanted, TextOptions, diff};
 use memtrace_trace::ids::ContextId;
-use training::{MIB, Program};
+use crate::training::{MIB, Program};
 
 /// One step: parameters, activations by two lines of the model, and in the second version a tensor that line 9 keeps, after an edit
 /// that put two lines before all of it. `root` is where the program is.
@@ -99,11 +93,11 @@ fn a_line_that_keeps_a_tensor_is_named_on_another_machine_after_an_edit() {
     assert!(pair.by_line[1..].iter().all(|row| row.change.difference_bytes == 0), "{:#?}", pair.by_line);
     assert_eq!(pair.moved_lines, 2);
     assert_eq!(pair.by_stack.len(), 1);
-    golden::is("diff.txt", &report.to_text(&TextOptions::default()));
-    golden::is("diff.json", &report.to_json());
+    crate::golden::is("diff.txt", &report.to_text(&TextOptions::default()));
+    crate::golden::is("diff.json", &report.to_json());
     let schema = DiffReport::json_schema();
-    golden::is("../../schema/diff.schema.json", &schema);
-    json_schema::assert_valid(
+    crate::golden::is("../../schema/diff.schema.json", &schema);
+    crate::json_schema::assert_valid(
         &serde_json::from_str(&schema).unwrap(),
         &serde_json::from_str(&report.to_json()).unwrap(),
     );
@@ -145,7 +139,7 @@ fn a_little_more_is_noise() {
 
 #[test]
 fn a_step_against_a_step() {
-    let run = training::run(3, false);
+    let run = crate::training::run(3, false);
     let wanted = DiffWanted { steps: Some((0, 2)), ..DiffWanted::default() };
     let report = diff(&run, &run, &wanted, &mut |_| {});
     let pair = &report.pairs[0];

@@ -1,23 +1,17 @@
 //! The line table of a hand-made training program: figures worked out by hand, golden text, HTML and JSON, the schema.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test lines` rewrites the golden files and the schema.
-
-mod golden;
-#[path = "../../tests/src/json_schema.rs"]
-#[allow(unreachable_pub, reason = "a public module of another crate")]
-mod json_schema;
-mod training;
+//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it lines` rewrites the golden files and the schema.
 
 use memtrace_analysis::report::{FunctionLines, LineFigures};
 use memtrace_analysis::{LinesReport, LinesWanted, TextOptions, lines};
-use training::MIB;
+use crate::training::MIB;
 
 fn wanted() -> LinesWanted {
     LinesWanted { top: 5, ..LinesWanted::default() }
 }
 
 fn report(wanted: &LinesWanted) -> LinesReport {
-    lines(&training::run(3, false), wanted, &mut |_| {}).expect("there are such functions")
+    lines(&crate::training::run(3, false), wanted, &mut |_| {}).expect("there are such functions")
 }
 
 fn figures(function: &FunctionLines, line: u32) -> LineFigures {
@@ -49,7 +43,7 @@ fn figures_are_those_of_the_program() {
 fn functions_and_files_are_chosen_by_the_ends_of_their_names() {
     let by = |function: Option<&str>, file: Option<&str>| {
         let wanted = LinesWanted { function: function.map(Into::into), file: file.map(Into::into), ..wanted() };
-        lines(&training::run(1, false), &wanted, &mut |_| {}).map(|r| r.functions.len())
+        lines(&crate::training::run(1, false), &wanted, &mut |_| {}).map(|r| r.functions.len())
     };
     assert_eq!(by(Some("forward"), None), Some(2));
     assert_eq!(by(Some("forward"), Some("modules/linear.py")), Some(1));
@@ -61,12 +55,12 @@ fn functions_and_files_are_chosen_by_the_ends_of_their_names() {
 #[test]
 fn text_page_and_json_are_golden() {
     let report = report(&LinesWanted { file: Some("train.py".into()), ..wanted() });
-    golden::is("lines.txt", &report.to_text(&TextOptions::default()));
-    golden::is("lines.html", &report.to_html());
-    golden::is("lines.json", &report.to_json());
+    crate::golden::is("lines.txt", &report.to_text(&TextOptions::default()));
+    crate::golden::is("lines.html", &report.to_html());
+    crate::golden::is("lines.json", &report.to_json());
     let schema = LinesReport::json_schema();
-    golden::is("../../schema/lines.schema.json", &schema);
-    json_schema::assert_valid(
+    crate::golden::is("../../schema/lines.schema.json", &schema);
+    crate::json_schema::assert_valid(
         &serde_json::from_str(&schema).unwrap(),
         &serde_json::from_str(&report.to_json()).unwrap(),
     );

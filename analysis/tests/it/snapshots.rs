@@ -1,16 +1,13 @@
 //! PyTorch snapshots as recordings: every form of the same snapshot tells the same, what was there before the first event is found, and
 //! damage, foreign files and hostile ones give a sentence or a part, never more.
 
-mod snapshot_files;
-mod training;
-
 use std::path::{Path, PathBuf};
 
 use memtrace_analysis::export::{SnapshotOptions, snapshot as export};
 use memtrace_analysis::load::Process;
 use memtrace_analysis::{Run, Summary, TextOptions, open_run, summarize};
 use memtrace_trace::event::{Action, Event, Flags};
-use snapshot_files::*;
+use crate::snapshot_files::*;
 
 const HANDS: [Hand; 6] = [Hand::Python(2), Hand::Python(3), Hand::Python(4), Hand::Python(5), Hand::Torch, Hand::Odd];
 const MIB: i128 = 1 << 20;
@@ -249,7 +246,7 @@ fn what_was_there_before_is_found() {
 /// What memtrace recorded, exported and read back: the same blocks, stacks, nodes and verdicts.
 #[test]
 fn our_own_snapshot_comes_back() {
-    let recorded = training::run(3, true);
+    let recorded = crate::training::run(3, true);
     let process = &recorded.processes()[0];
     let mut bytes = Vec::new();
     export(process, &mut bytes, &SnapshotOptions::default(), &mut |_| {}).unwrap();

@@ -1,16 +1,12 @@
 //! The report's page: golden text, that nothing a program says becomes a tag, and that it tells of what is asked for.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test html_page` rewrites the golden file.
-
-mod golden;
-mod showcase;
-mod training;
+//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it html_page` rewrites the golden file.
 
 use std::collections::BTreeSet;
 
 use memtrace_analysis::load::Run;
 use memtrace_analysis::{Process, html_page, summarize};
-use showcase::{PLAIN, Words};
+use crate::showcase::{PLAIN, Words};
 
 fn page(run: &Run, processes: &[&Process], device: Option<i16>) -> memtrace_analysis::Result<String> {
     let summary = summarize(run, &mut |_| {}).unwrap();
@@ -47,10 +43,10 @@ fn tags(page: &str) -> Vec<(String, String)> {
 
 #[test]
 fn a_page_is_what_it_was() {
-    let run = training::run(2, true);
+    let run = crate::training::run(2, true);
     let page = whole(&run);
     tags(&page);
-    golden::is("report.html", &page);
+    crate::golden::is("report.html", &page);
     // The answer is the closing page's, and it comes first.
     let text = page.split_once("</h1>").unwrap().1;
     assert!(text.trim_start().starts_with("<pre id=\"answer\">"), "{text}");
@@ -72,7 +68,7 @@ fn nothing_a_program_says_is_a_tag() {
         argument: EVIL,
         device: EVIL,
     };
-    let (plain, page) = (whole(&showcase::run(&PLAIN, 0..2)), whole(&showcase::run(&evil, 0..2)));
+    let (plain, page) = (whole(&crate::showcase::run(&PLAIN, 0..2)), whole(&crate::showcase::run(&evil, 0..2)));
     let names = |page: &str| tags(page).into_iter().map(|(name, _)| name).collect::<BTreeSet<_>>();
     assert_eq!(names(&page), names(&plain), "the same tags as with plain names");
     assert!(!names(&page).contains("script") && !names(&page).contains("img"));
@@ -87,7 +83,7 @@ fn nothing_a_program_says_is_a_tag() {
 
 #[test]
 fn every_device_and_process_has_its_pictures() {
-    let run = showcase::run(&PLAIN, 0..2);
+    let run = crate::showcase::run(&PLAIN, 0..2);
     let page = whole(&run);
     for at in ["rank 0, GPU 0", "rank 0, GPU 1", "rank 1, GPU 0", "rank 1, GPU 1"] {
         assert_eq!(page.matches(&format!("<h2>{at}</h2>")).count(), 1, "{at}");
@@ -103,7 +99,7 @@ fn every_device_and_process_has_its_pictures() {
 
 #[test]
 fn a_part_is_asked_for() {
-    let run = showcase::run(&PLAIN, 0..2);
+    let run = crate::showcase::run(&PLAIN, 0..2);
     let rank_1: Vec<&Process> = run.processes().iter().filter(|p| p.rank() == Some(1)).collect();
     let page_1 = page(&run, &rank_1, Some(1)).unwrap();
     assert!(page_1.contains("only rank 1, GPU 1 of this run"), "{page_1}");
@@ -114,7 +110,7 @@ fn a_part_is_asked_for() {
 
 #[test]
 fn a_run_in_which_nothing_happened_has_a_page() {
-    let mut program = showcase::program(&PLAIN, 0);
+    let mut program = crate::showcase::program(&PLAIN, 0);
     program.recording.events.clear();
     let run = Run::from_processes(std::path::Path::new("run"), Default::default(), vec![program.process()]);
     let page = whole(&run);

@@ -1,12 +1,10 @@
 //! Names of native code: against binutils, from every place a debug file may lie, and from files that are not what they should be.
 
-mod native_objects;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use memtrace_analysis::symbols::Search;
-use native_objects::{C, CPP, Frames, RUST, addresses, compare, compile, id_of, look_up, tool};
+use crate::native_objects::{C, CPP, Frames, RUST, addresses, compare, compile, id_of, look_up, tool};
 
 /// Compares with binutils wherever there is code.
 fn agree(object: &Path, step: u64) {
@@ -338,15 +336,15 @@ fn looking_up_twice_is_looking_up_once() {
     let (expected, report) = look_up(&object, &id, &all, &Search::default());
     let mut symbols = Symbols::default();
     for part in all.chunks(all.len() / 3) {
-        assert!(symbols.complete([&native_objects::definitions(&object, &id, part)], &Search::default()));
+        assert!(symbols.complete([&crate::native_objects::definitions(&object, &id, part)], &Search::default()));
     }
-    let mut definitions = native_objects::definitions(&object, &id, &all);
+    let mut definitions = crate::native_objects::definitions(&object, &id, &all);
     assert!(!symbols.complete([&definitions], &Search::default()), "nothing is left to look up");
     std::fs::write(folder.path().join("symbols.json"), symbols.to_json()).unwrap();
     let read = Symbols::read(&memtrace_analysis::RunFolder::open(folder.path()).unwrap()).unwrap().unwrap();
     assert_eq!(read, symbols);
     assert_eq!(read.report([&definitions]), [report]);
     read.name_frames(&mut definitions);
-    let ours: BTreeMap<u64, Frames> = native_objects::frames(&definitions, &all);
+    let ours: BTreeMap<u64, Frames> = crate::native_objects::frames(&definitions, &all);
     assert_eq!(ours, expected);
 }

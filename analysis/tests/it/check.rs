@@ -1,19 +1,13 @@
 //! Limits and baselines on hand-made training programs; golden text and JSON, the schema.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test check` rewrites the golden files and the schema.
-
-mod golden;
-#[path = "../../tests/src/json_schema.rs"]
-#[allow(unreachable_pub, reason = "a public module of another crate")]
-mod json_schema;
-mod training;
+//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it check` rewrites the golden files and the schema.
 
 use memtrace_analysis::report::CheckResult;
 use memtrace_analysis::{Baseline, CheckReport, CheckWanted, DiffWanted, Summary, Tolerance, check, diff, summarize};
 use memtrace_trace::file::End;
-use training::MIB;
+use crate::training::MIB;
 
-/// The peak of [`training::run`] of more than one step: see `figures_are_those_of_the_program` of lines.rs.
+/// The peak of [`crate::training::run`] of more than one step: see `figures_are_those_of_the_program` of lines.rs.
 const PEAK: u64 = 41 * MIB;
 
 fn nothing() -> CheckWanted {
@@ -31,7 +25,7 @@ fn nothing() -> CheckWanted {
 }
 
 fn summary(steps: u32, oom: bool) -> Summary {
-    summarize(&training::run(steps, oom), &mut |_| {}).unwrap()
+    summarize(&crate::training::run(steps, oom), &mut |_| {}).unwrap()
 }
 
 fn hold(summary: &Summary, wanted: &CheckWanted) -> CheckReport {
@@ -61,12 +55,12 @@ fn the_verdict_names_the_line() {
     let result = &report.results[0];
     assert_eq!((result.file.as_deref(), result.line), (Some("train.py"), Some(22)));
     assert!(report.verdict.contains("train.py:22"), "{}", report.verdict);
-    golden::is("check.txt", &report.to_text());
-    golden::is("check.json", &report.to_json());
-    golden::is("check.github.txt", &report.to_github("/repo"));
+    crate::golden::is("check.txt", &report.to_text());
+    crate::golden::is("check.json", &report.to_json());
+    crate::golden::is("check.github.txt", &report.to_github("/repo"));
     let schema = CheckReport::json_schema();
-    golden::is("../../schema/check.schema.json", &schema);
-    json_schema::assert_valid(
+    crate::golden::is("../../schema/check.schema.json", &schema);
+    crate::json_schema::assert_valid(
         &serde_json::from_str(&schema).unwrap(),
         &serde_json::from_str(&report.to_json()).unwrap(),
     );
@@ -89,7 +83,7 @@ fn what_the_recording_lacks_does_not_pass() {
     unnamed.losses.insert("names_cut".into(), 12);
     assert!(hold(&unnamed, &fine).ok);
     // A recorder that was killed, a trace that cannot be read.
-    let mut cut = training::training(3, false);
+    let mut cut = crate::training::training(3, false);
     cut.recording.end = None;
     let run = memtrace_analysis::Run::from_processes("run".as_ref(), Default::default(), vec![cut.process()]);
     assert!(hold(&summarize(&run, &mut |_| {}).unwrap(), &fine).verdict.contains("have no end"));
@@ -120,8 +114,8 @@ fn errors_of_memory_fail() {
 
 /// So many steps that keep `bytes` each, and 8 MiB more in the second.
 fn leaking(steps: u32, bytes: u64) -> Summary {
-    let mut p = training::Program::new();
-    let s = training::stacks(&mut p);
+    let mut p = crate::training::Program::new();
+    let s = crate::training::stacks(&mut p);
     let store = p.stack(&[("train.py", 25, "<module>")]);
     p.alloc(4 * MIB, s.load);
     for step in 0..steps {
@@ -178,7 +172,7 @@ fn a_baseline_is_a_run_or_its_summary() {
     let report = check(&grown, Some(&of_large), None, &nothing());
     assert!(!report.ok && report.results[0].limit == "baseline-peak", "{}", report.verdict);
     // With the baseline's recording there is the line that grew.
-    let (before, after) = (training::run(0, false), training::run(3, false));
+    let (before, after) = (crate::training::run(0, false), crate::training::run(3, false));
     let beside = diff(&before, &after, &DiffWanted::default(), &mut |_| {});
     let baseline = Baseline::of(&summarize(&before, &mut |_| {}).unwrap()).unwrap();
     let report = check(&large, Some(&baseline), Some(&beside), &nothing());
