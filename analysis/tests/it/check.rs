@@ -2,10 +2,10 @@
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it check` rewrites the golden files and the schema.
 
+use crate::training::MIB;
 use memtrace_analysis::report::CheckResult;
 use memtrace_analysis::{Baseline, CheckReport, CheckWanted, DiffWanted, Summary, Tolerance, check, diff, summarize};
 use memtrace_trace::file::End;
-use crate::training::MIB;
 
 /// The peak of [`crate::training::run`] of more than one step: see `figures_are_those_of_the_program` of lines.rs.
 const PEAK: u64 = 41 * MIB;

@@ -4,11 +4,11 @@
 
 use std::path::Path;
 
+use crate::training::{MIB, Program};
 use memtrace_analysis::load::{Manifest, Process, Run};
 use memtrace_analysis::report::{Change, DevicePair, Verdict};
 use memtrace_analysis::{DiffReport, DiffWanted, TextOptions, diff};
 use memtrace_trace::ids::ContextId;
-use crate::training::{MIB, Program};
 
 /// One step: parameters, activations by two lines of the model, and in the second version a tensor that line 9 keeps, after an edit
 /// that put two lines before all of it. `root` is where the program is.

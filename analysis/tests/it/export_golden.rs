@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{Read, Write as _};
 
+use crate::showcase::PLAIN;
 use memtrace_analysis::Process;
 use memtrace_analysis::export::{
     FlameForm, FlameOf, TABLES, TimelineForm, Window, blocks_csv, flame, perfetto, tables, timeline,
 };
 use parquet::file::reader::{FileReader, SerializedFileReader};
-use crate::showcase::PLAIN;
 
 fn process() -> Process {
     crate::showcase::program(&PLAIN, 0).process()

@@ -4,9 +4,9 @@
 
 use std::collections::BTreeSet;
 
+use crate::showcase::{PLAIN, Words};
 use memtrace_analysis::load::Run;
 use memtrace_analysis::{Process, html_page, summarize};
-use crate::showcase::{PLAIN, Words};
 
 fn page(run: &Run, processes: &[&Process], device: Option<i16>) -> memtrace_analysis::Result<String> {
     let summary = summarize(run, &mut |_| {}).unwrap();

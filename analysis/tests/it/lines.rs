@@ -2,9 +2,9 @@
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it lines` rewrites the golden files and the schema.
 
+use crate::training::MIB;
 use memtrace_analysis::report::{FunctionLines, LineFigures};
 use memtrace_analysis::{LinesReport, LinesWanted, TextOptions, lines};
-use crate::training::MIB;
 
 fn wanted() -> LinesWanted {
     LinesWanted { top: 5, ..LinesWanted::default() }

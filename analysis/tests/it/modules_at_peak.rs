@@ -1,5 +1,6 @@
 //! The peak by `nn.Module`, and what checkpointing repeated ones would save, on a program whose every number is known.
 
+use crate::training::{MIB, Program};
 use memtrace_analysis::load::Run;
 use memtrace_analysis::model::Names;
 use memtrace_analysis::passes::Category;
@@ -8,7 +9,6 @@ use memtrace_analysis::summarize;
 use memtrace_trace::event::Flags;
 use memtrace_trace::file::{Context, NnCall, NnName};
 use memtrace_trace::ids::{ContextId, StackId};
-use crate::training::{MIB, Program};
 
 const MODULE: &str = "/site-packages/torch/nn/modules/module.py";
 const LINEAR: &str = "/site-packages/torch/nn/modules/linear.py";

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::native_objects::{compile, id_of, look_up, symbols};
 use memtrace_analysis::export::{SnapshotOptions, snapshot};
 use memtrace_analysis::passes::Phase;
 use memtrace_analysis::report::FrameSummary;
@@ -13,7 +14,6 @@ use memtrace_trace::definition::Definition;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::{End, Writer};
 use memtrace_trace::ids::{FrameId, ModuleId, StackId, ThreadId};
-use crate::native_objects::{compile, id_of, look_up, symbols};
 use serde_json::Value;
 
 /// A library that allocates through functions of PyTorch's names.

@@ -1,8 +1,8 @@
 //! Snapshots that somebody's program, editor or disk has made odd: each is read as far as it can be, and what could not be used is
 //! counted in words. What is no snapshot at all: `snapshots.rs`.
 
-use memtrace_analysis::{Run, open_run, summarize};
 use crate::snapshot_files::*;
+use memtrace_analysis::{Run, open_run, summarize};
 
 const MIB: i128 = 1 << 20;
 const BASE: i128 = 0x7f00_0000_0000;

@@ -3,11 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::snapshot_files::*;
 use memtrace_analysis::export::{SnapshotOptions, snapshot as export};
 use memtrace_analysis::load::Process;
 use memtrace_analysis::{Run, Summary, TextOptions, open_run, summarize};
 use memtrace_trace::event::{Action, Event, Flags};
-use crate::snapshot_files::*;
 
 const HANDS: [Hand; 6] = [Hand::Python(2), Hand::Python(3), Hand::Python(4), Hand::Python(5), Hand::Torch, Hand::Odd];
 const MIB: i128 = 1 << 20;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use memtrace_analysis::symbols::Search;
 use crate::native_objects::{C, CPP, Frames, RUST, addresses, compare, compile, id_of, look_up, tool};
+use memtrace_analysis::symbols::Search;
 
 /// Compares with binutils wherever there is code.
 fn agree(object: &Path, step: u64) {

@@ -1,11 +1,11 @@
 //! The passes on a hand-made training program, whose every number is known.
 
+use crate::training::{MIB, PARAMETERS, Program};
 use memtrace_analysis::passes::{Category, Phase};
 use memtrace_analysis::report::{DeviceSummary, PhaseSummary, Summary, TextOptions};
 use memtrace_analysis::{Run, summarize};
 use memtrace_trace::event::Action;
 use memtrace_trace::ids::{ContextId, StackId};
-use crate::training::{MIB, PARAMETERS, Program};
 
 fn summary(steps: u32, oom: bool) -> Summary {
     summarize(&crate::training::run(steps, oom), &mut |_| {}).unwrap()

@@ -269,28 +269,6 @@ fn what_gives_memory_a_meaning() {
 }
 
 #[test]
-fn a_pytorch_without_a_tracker() {
-    let mlp = program("torch/mlp.py");
-    let answer = Answer::of(&over_simcuda(Some("2.1.2"), &["--json", "--", "python", &mlp]));
-    let layers = &answer.process()["layers"];
-    let names = named(layers, "tensor names");
-    assert_eq!(names["state"], "off", "{names}");
-    assert!(names["found"].as_str().unwrap().contains("does not export"), "{names}");
-    let tracker = named(layers, "PyTorch tracker");
-    assert_eq!(tracker["state"], "off", "{tracker}");
-    let why = tracker["found"].as_str().unwrap();
-    assert!(why.contains("not attached") && why.contains("no segments"), "{why}");
-    assert!(tracker["mend"].as_str().unwrap().contains("2.11.0"), "{tracker}");
-    let reporter = named(layers, "PyTorch reporter");
-    assert!(reporter["state"] == "ok" && figure(reporter) > 250, "{reporter}");
-    let pytorch = &answer.process()["pytorch"];
-    assert!(
-        pytorch["version"].as_str().unwrap().starts_with("2.1.2") && pytorch["tested"]["state"] == "off",
-        "{pytorch}"
-    );
-}
-
-#[test]
 fn a_static_program_is_told_before_it_runs() {
     let workshop = Workshop::new();
     let program = workshop.path("static");
@@ -443,13 +421,13 @@ fn the_list_of_tested_versions() {
     let releases = list["pytorch"].as_array().unwrap();
     let listed: BTreeSet<(&str, bool)> =
         releases.iter().map(|r| (r["version"].as_str().unwrap(), r["tracker"] == true)).collect();
-    let constants = constants(&read("tests/tests/versions.rs"));
+    let constants = constants(&read("tests/tests/recording/exhaustive/versions.rs"));
     let venv = read("scripts/venv");
     let default = venv.lines().find_map(|l| l.strip_prefix("default_torch=")).unwrap();
     let mut run: BTreeSet<(&str, bool)> =
         constants.iter().map(|(name, version)| (version.as_str(), name != "REPORTER_ONLY")).collect();
     run.insert((default, true));
-    assert_eq!(listed, run, "tests/tests/versions.rs and scripts/venv");
+    assert_eq!(listed, run, "tests/tests/recording/exhaustive/versions.rs and scripts/venv");
 
     let text = |name: &str| -> Vec<String> {
         list["cpython"][name].as_array().unwrap().iter().map(|v| v.as_str().unwrap().to_owned()).collect()
@@ -486,5 +464,31 @@ fn the_list_of_tested_versions() {
             .unwrap();
     } else {
         assert!(rest == table, "docs/versions.md: run with UPDATE_GOLDEN=1 and look at what changed");
+    }
+}
+
+mod exhaustive {
+    use super::*;
+
+    #[test]
+    fn a_pytorch_without_a_tracker() {
+        let mlp = program("torch/mlp.py");
+        let answer = Answer::of(&over_simcuda(Some("2.1.2"), &["--json", "--", "python", &mlp]));
+        let layers = &answer.process()["layers"];
+        let names = named(layers, "tensor names");
+        assert_eq!(names["state"], "off", "{names}");
+        assert!(names["found"].as_str().unwrap().contains("does not export"), "{names}");
+        let tracker = named(layers, "PyTorch tracker");
+        assert_eq!(tracker["state"], "off", "{tracker}");
+        let why = tracker["found"].as_str().unwrap();
+        assert!(why.contains("not attached") && why.contains("no segments"), "{why}");
+        assert!(tracker["mend"].as_str().unwrap().contains("2.11.0"), "{tracker}");
+        let reporter = named(layers, "PyTorch reporter");
+        assert!(reporter["state"] == "ok" && figure(reporter) > 250, "{reporter}");
+        let pytorch = &answer.process()["pytorch"];
+        assert!(
+            pytorch["version"].as_str().unwrap().starts_with("2.1.2") && pytorch["tested"]["state"] == "off",
+            "{pytorch}"
+        );
     }
 }

@@ -90,31 +90,19 @@ fn record_function(torch: &str) {
 }
 
 #[test]
-fn record_function_2_4_1() {
-    record_function("2.4.1");
-}
-
-#[test]
-fn record_function_2_7_1() {
-    record_function("2.7.1");
-}
-
-#[test]
 fn record_function_2_11_0() {
     record_function("2.11.0");
 }
 
-#[test]
-fn record_function_2_15_0() {
-    record_function("2.15.0");
+#[track_caller]
+fn ranges_of_torch_cuda_nvtx(torch: &str) {
+    let (_, trace) = compare(Victim::python("steps/labels.py", &["nvtx"]).env("SIM_TORCH", torch));
+    assert_eq!(notices(trace.definitions(), "nvtx"), ["works: ranges of libtorch_python.so are recorded"]);
 }
 
 #[test]
 fn torch_cuda_nvtx() {
-    for torch in ["2.7.1", "2.15.0"] {
-        let (_, trace) = compare(Victim::python("steps/labels.py", &["nvtx"]).env("SIM_TORCH", torch));
-        assert_eq!(notices(trace.definitions(), "nvtx"), ["works: ranges of libtorch_python.so are recorded"]);
-    }
+    ranges_of_torch_cuda_nvtx("2.11.0");
 }
 
 #[test]
@@ -148,46 +136,49 @@ fn another_tool_that_listens_to_nvtx_is_left_alone() {
 }
 
 /// The names and counts of a profile, which our callback must not change.
+#[track_caller]
+fn same_profile(torch: &str) {
+    let victim = Victim::python("steps/profiled.py", &[]).env("SIM_TORCH", torch);
+    let (run, alone) = (victim.run(), victim.run_alone());
+    run.assert_ended_well();
+    let (with, without) = (String::from_utf8_lossy(&run.output.stdout), String::from_utf8_lossy(&alone.stdout));
+    assert_eq!(with, without);
+    let profile: Value = serde_json::from_str(&with).expect("a profile");
+    assert!(profile["ProfilerStep*"].as_u64() >= Some(3), "the profiler was at work: {profile}");
+    let steps = run.trace().definitions().labels.values().filter(|l| l.text.starts_with("ProfilerStep#")).count();
+    assert_eq!(steps, 4);
+}
+
 #[test]
 fn the_profiler_sees_what_it_sees_without_us() {
-    for torch in ["2.4.1", "2.11.0"] {
-        let victim = Victim::python("steps/profiled.py", &[]).env("SIM_TORCH", torch);
-        let (run, alone) = (victim.run(), victim.run_alone());
-        run.assert_ended_well();
-        let (with, without) = (String::from_utf8_lossy(&run.output.stdout), String::from_utf8_lossy(&alone.stdout));
-        assert_eq!(with, without);
-        let profile: Value = serde_json::from_str(&with).expect("a profile");
-        assert!(profile["ProfilerStep*"].as_u64() >= Some(3), "the profiler was at work: {profile}");
-        let steps = run.trace().definitions().labels.values().filter(|l| l.text.starts_with("ProfilerStep#")).count();
-        assert_eq!(steps, 4);
-    }
+    same_profile("2.11.0");
 }
 
 /// What only the cyclic collector frees is marked, and nothing else.
+#[track_caller]
+fn collected_is_marked(victim: Victim) {
+    let run = victim.run();
+    run.assert_ended_well();
+    let truth: BTreeMap<String, Vec<u64>> =
+        serde_json::from_slice(&run.output.stdout).expect("the program's own account");
+    let trace = run.trace();
+    let frees: Vec<Event> =
+        events(&trace).into_iter().filter(|e| e.source == Source::Torch && e.action == Action::FreeRequested).collect();
+    for (who, sizes) in &truth {
+        for size in sizes {
+            let of_size: Vec<_> = frees.iter().filter(|e| e.size == *size).collect();
+            let [free] = of_size[..] else { panic!("frees of {size} bytes: {of_size:?}") };
+            assert_eq!(free.flags.contains(Flags::IN_GC), who == "collector", "{size} bytes, by {who}");
+        }
+    }
+    assert_eq!((truth["hand"].len(), truth["collector"].len()), (6, 8));
+    let told = notices(trace.definitions(), "python.gc");
+    assert_eq!(told, ["works: the collector's state verified: what it frees is marked"]);
+}
+
 #[test]
 fn what_the_garbage_collector_frees() {
-    for (python, torch) in [("3.11", "2.4.1"), ("3.11", "2.11.0"), ("3.12", "2.11.0"), ("3.13", "2.11.0")] {
-        let victim = Victim::python("steps/cycles.py", &[]).env("SIM_PYTHON", python).env("SIM_TORCH", torch);
-        let run = victim.run();
-        run.assert_ended_well();
-        let truth: BTreeMap<String, Vec<u64>> =
-            serde_json::from_slice(&run.output.stdout).expect("the program's own account");
-        let trace = run.trace();
-        let frees: Vec<Event> = events(&trace)
-            .into_iter()
-            .filter(|e| e.source == Source::Torch && e.action == Action::FreeRequested)
-            .collect();
-        for (who, sizes) in &truth {
-            for size in sizes {
-                let of_size: Vec<_> = frees.iter().filter(|e| e.size == *size).collect();
-                let [free] = of_size[..] else { panic!("{python}: frees of {size} bytes: {of_size:?}") };
-                assert_eq!(free.flags.contains(Flags::IN_GC), who == "collector", "{python}: {size} bytes, by {who}");
-            }
-        }
-        assert_eq!((truth["hand"].len(), truth["collector"].len()), (6, 8));
-        let told = notices(trace.definitions(), "python.gc");
-        assert_eq!(told, ["works: the collector's state verified: what it frees is marked"], "{python}");
-    }
+    collected_is_marked(Victim::python("steps/cycles.py", &[]));
 }
 
 /// The ranges in our snapshot against what PyTorch's own recorder has of the same process.
@@ -217,4 +208,48 @@ fn external_annotations() {
         assert!((time(ours) - time(theirs)).abs() < 20_000, "annotation {index}: {ours} {theirs}");
     }
     assert_eq!(ours.len(), theirs.len());
+}
+
+mod exhaustive {
+    use super::*;
+
+    #[test]
+    fn record_function_2_4_1() {
+        record_function("2.4.1");
+    }
+
+    #[test]
+    fn record_function_2_7_1() {
+        record_function("2.7.1");
+    }
+
+    #[test]
+    fn record_function_2_15_0() {
+        record_function("2.15.0");
+    }
+
+    #[test]
+    fn torch_cuda_nvtx_2_7_1() {
+        ranges_of_torch_cuda_nvtx("2.7.1");
+    }
+
+    #[test]
+    fn torch_cuda_nvtx_2_15_0() {
+        ranges_of_torch_cuda_nvtx("2.15.0");
+    }
+
+    #[test]
+    fn the_profiler_of_2_4_1_sees_what_it_sees_without_us() {
+        same_profile("2.4.1");
+    }
+
+    #[test]
+    fn what_the_garbage_collector_of_others_frees() {
+        for (python, torch) in [("3.11", "2.4.1"), ("3.12", "2.11.0"), ("3.13", "2.11.0")] {
+            println!("Python {python}, PyTorch {torch}");
+            collected_is_marked(
+                Victim::python("steps/cycles.py", &[]).env("SIM_PYTHON", python).env("SIM_TORCH", torch),
+            );
+        }
+    }
 }

@@ -179,50 +179,6 @@ fn a_block_that_is_run_again_in_backward() {
     at_least(&compare(&case("saved_checkpoint")), 100, 200, 3, 30);
 }
 
-/// On another release of PyTorch, or another Python.
-#[track_caller]
-fn on(torch: &str, python: &str) {
-    for (name, forward, backward) in [("transformer", 200, 200), ("odd", 60, 40), ("saved_checkpoint", 100, 200)] {
-        let victim = case(name).env("SIM_TORCH", torch).env("SIM_PYTHON", python);
-        at_least(&compare(&victim), forward, backward, 3, 15);
-    }
-}
-
-#[test]
-fn the_oldest_release() {
-    on("2.4.1", "3.11");
-}
-
-#[test]
-fn a_release_in_between() {
-    on("2.7.1", "3.11");
-}
-
-#[test]
-fn the_newest_release() {
-    on("2.15.0", "3.11");
-}
-
-#[test]
-fn python_3_8() {
-    on("2.4.1", "3.8");
-}
-
-#[test]
-fn python_3_10() {
-    on("2.4.1", "3.10");
-}
-
-#[test]
-fn python_3_12() {
-    on("2.11.0", "3.12");
-}
-
-#[test]
-fn python_3_13() {
-    on("2.11.0", "3.13");
-}
-
 /// The fields of a line of comma-separated values.
 fn fields(line: &str) -> Vec<String> {
     let mut fields = vec![String::new()];
@@ -277,4 +233,52 @@ fn modules_have_what_mem_tracker_counts() {
         modules.insert(module.to_owned());
     }
     assert_eq!(modules.len(), 30, "{modules:?}");
+}
+
+mod exhaustive {
+    use super::*;
+
+    /// On another release of PyTorch, or another Python.
+    #[track_caller]
+    fn on(torch: &str, python: &str) {
+        for (name, forward, backward) in [("transformer", 200, 200), ("odd", 60, 40), ("saved_checkpoint", 100, 200)] {
+            let victim = case(name).env("SIM_TORCH", torch).env("SIM_PYTHON", python);
+            at_least(&compare(&victim), forward, backward, 3, 15);
+        }
+    }
+
+    #[test]
+    fn the_oldest_release() {
+        on("2.4.1", "3.11");
+    }
+
+    #[test]
+    fn a_release_in_between() {
+        on("2.7.1", "3.11");
+    }
+
+    #[test]
+    fn the_newest_release() {
+        on("2.15.0", "3.11");
+    }
+
+    #[test]
+    fn python_3_8() {
+        on("2.4.1", "3.8");
+    }
+
+    #[test]
+    fn python_3_10() {
+        on("2.4.1", "3.10");
+    }
+
+    #[test]
+    fn python_3_12() {
+        on("2.11.0", "3.12");
+    }
+
+    #[test]
+    fn python_3_13() {
+        on("2.11.0", "3.13");
+    }
 }

@@ -139,31 +139,6 @@ fn training_is_repeated() {
     }
 }
 
-/// PyTorch's policy of other years.
-#[test]
-fn other_versions_are_repeated() {
-    for version in ["2.4.1", "2.7.1", "2.15.0"] {
-        for settings in ["", "expandable_segments:True", "max_split_size_mb:40,roundup_power2_divisions:4"] {
-            repeated(policies(&[]).env("SIM_TORCH", version), settings, None);
-        }
-    }
-}
-
-/// What a replay of one run says of other settings, against runs with them.
-#[test]
-fn what_other_settings_would_have_reserved_is_what_they_do() {
-    for program in [policies(&[]), Victim::python("torch/fragmentation.py", &[])] {
-        let found = repeated(program.clone(), "", None);
-        assert_eq!(found.outcomes.len(), 4);
-        for outcome in &found.outcomes {
-            let name = outcome.setting.name;
-            let run = program.clone().env(CONF, name).run();
-            let real = process(&run, |process| peak_reserved(&torch_events(process.recording())));
-            assert_eq!(outcome.peak_reserved, real, "{name}: reserved at most (left: replayed, right: the real run)");
-        }
-    }
-}
-
 /// Out of memory, and whether it would have fitted: as the replay says, and as it is.
 #[test]
 fn what_would_have_fitted_fits() {
@@ -201,4 +176,36 @@ fn what_would_have_fitted_fits() {
         }
     }
     assert!(fitted > 0 && did_not > 0, "{:?}", found.outcomes);
+}
+
+mod exhaustive {
+    use super::*;
+
+    /// PyTorch's policy of other years.
+    #[test]
+    fn other_versions_are_repeated() {
+        for version in ["2.4.1", "2.7.1", "2.15.0"] {
+            for settings in ["", "expandable_segments:True", "max_split_size_mb:40,roundup_power2_divisions:4"] {
+                repeated(policies(&[]).env("SIM_TORCH", version), settings, None);
+            }
+        }
+    }
+
+    /// What a replay of one run says of other settings, against runs with them.
+    #[test]
+    fn what_other_settings_would_have_reserved_is_what_they_do() {
+        for program in [policies(&[]), Victim::python("torch/fragmentation.py", &[])] {
+            let found = repeated(program.clone(), "", None);
+            assert_eq!(found.outcomes.len(), 4);
+            for outcome in &found.outcomes {
+                let name = outcome.setting.name;
+                let run = program.clone().env(CONF, name).run();
+                let real = process(&run, |process| peak_reserved(&torch_events(process.recording())));
+                assert_eq!(
+                    outcome.peak_reserved, real,
+                    "{name}: reserved at most (left: replayed, right: the real run)"
+                );
+            }
+        }
+    }
 }

@@ -1,11 +1,12 @@
-//! PyTorch's own snapshots of programs over the simulated CUDA, of every release that is installed: what `memtrace report` says of them is
-//! what it says of its own recording of the same process, as far as a snapshot goes; re-pickled by Python in every protocol, and as JSON.
+//! PyTorch's own snapshots of programs over the simulated CUDA: what `memtrace report` says of them is what it says of its own recording of
+//! the same process, as far as a snapshot goes; re-pickled by Python in every protocol, and as JSON. The programs are those of
+//! [`crate::programs`], the releases those of `exhaustive/versions.rs`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use memtrace_tests::victim::{Run, Victim, memtrace, root};
+use memtrace_tests::victim::{Run, memtrace, root};
 use serde_json::Value;
 
 /// `memtrace report --json` of a file.
@@ -41,16 +42,6 @@ fn facts(summary: &Value) -> BTreeMap<String, Value> {
         found.insert(name("sums"), serde_json::json!(sums));
     }
     found
-}
-
-/// Runs a program with PyTorch's recorder in the same process; compares the two reports.
-#[track_caller]
-fn agree(victim: Victim) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let pickle = folder.path().join("theirs.pickle");
-    let run = victim.env("MEMTRACE_TEST_ORACLE", &pickle).env("MEMTRACE_TEST_ORACLE_LAST", "1").run();
-    run.assert_ended_well();
-    assert_same_reports(&run, &pickle);
 }
 
 /// Compares the reports of a recording and of PyTorch's snapshot of the same process, whatever form the snapshot takes.
@@ -95,30 +86,6 @@ pub(crate) fn assert_same_reports(run: &Run, pickle: &Path) {
         }
         assert_eq!(theirs, ours, "{name} (left: of PyTorch's snapshot, right: of our recording)");
     }
-}
-
-fn of(torch: &str, program: &str) -> Victim {
-    Victim::python(program, &[]).env("SIM_TORCH", torch)
-}
-
-#[test]
-fn an_mlp_under_torch_2_1() {
-    agree(of("2.1.2", "torch/mlp.py"));
-}
-
-#[test]
-fn an_mlp_under_torch_2_4() {
-    agree(of("2.4.1", "torch/mlp.py"));
-}
-
-#[test]
-fn an_mlp_under_torch_2_7() {
-    agree(of("2.7.1", "torch/mlp.py"));
-}
-
-#[test]
-fn an_mlp_under_torch_2_15() {
-    agree(of("2.15.0", "torch/mlp.py"));
 }
 
 /// A ring that was too small: what was overwritten is said, and what is left agrees with PyTorch's own statistics.

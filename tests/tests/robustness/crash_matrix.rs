@@ -743,50 +743,6 @@ impl Stepping {
     }
 }
 
-/// One call that records two events, the driver's and the runtime's, killed at every eighth instruction at which an event is on its way
-/// into the ring, and at twelve others.
-#[test]
-fn killed_at_any_instruction_of_a_call() {
-    let workshop = Workshop::new();
-    let program = workshop.program("crash/matrix.c", "matrix", &linked_with("libcudart.so.12"));
-    let mut census = Vec::new();
-    let mut stepping = Stepping::start(&program);
-    while stepping.main.registers().rip != stepping.back {
-        stepping.step();
-        census.push(stepping.is_open);
-    }
-    assert_eq!(stepping.seen.0, 83, "eighty events before, and these two");
-    drop(stepping);
-    let (open, others): (Vec<usize>, Vec<usize>) = (0..census.len()).partition(|i| census[*i]);
-    println!("{} instructions, at {} of them an event is on its way", census.len(), open.len());
-    assert!(open.len() > 20 && others.len() > 500);
-    let some = others.iter().step_by(others.len() / 12);
-    // An event is not on its way for so many.
-    let look_from = |steps: usize| steps.saturating_sub(400);
-    let mut kinds = [0, 0];
-    for steps in open.iter().step_by(8).chain(some) {
-        let mut stepping = Stepping::start(&program);
-        (0..look_from(*steps)).for_each(|_| stepping.step_blindly());
-        stepping.look();
-        stepping.is_open = false;
-        (look_from(*steps)..=*steps).for_each(|_| stepping.step());
-        let Stepping { mut scene, main, seen, is_open, .. } = stepping;
-        kill(scene.pid, libc::SIGKILL);
-        main.release();
-        assert_eq!(scene.end(), Ending { code: 128 + libc::SIGKILL, said: String::new() });
-        let [(_, trace)] = &scene.traces()[..] else { panic!("one trace") };
-        let (events, end) = (all_events(trace), trace.end().unwrap());
-        let numbers = seen.0 - 1;
-        assert_eq!((end.lost, end.late), (is_open.into(), 0), "after {steps} instructions");
-        assert_eq!(events.len() as u64 + end.lost, numbers, "after {steps} instructions");
-        assert!(events.iter().zip(1..).all(|(event, number)| event.seq == number));
-        assert_whole_when_killed(&calls_of(trace, &events), &scene.ledgers()[&(scene.pid as u32)]);
-        kinds[usize::from(is_open)] += 1;
-    }
-    println!("killed {} times with an event on its way, {} times without", kinds[1], kinds[0]);
-    assert!(kinds[1] > 10 && kinds[0] > 10, "{kinds:?}");
-}
-
 /// There is room for the traces and not for the snapshots that are made of them at the end.
 #[test]
 fn a_disk_that_is_full_at_the_end_costs_the_snapshots() {
@@ -803,4 +759,52 @@ fn a_disk_that_is_full_at_the_end_costs_the_snapshots() {
     assert!(std::fs::read_to_string(scene.run().join("summary.txt")).unwrap().contains(" events, 0 lost"));
     assert!(scene.report().contains(" events, 0 lost"));
     scene.assert_nothing_is_left();
+}
+
+mod exhaustive {
+    use super::*;
+
+    /// One call that records two events, the driver's and the runtime's, killed at every eighth instruction at which an event is on its way
+    /// into the ring, and at twelve others.
+    #[test]
+    fn killed_at_any_instruction_of_a_call() {
+        let workshop = Workshop::new();
+        let program = workshop.program("crash/matrix.c", "matrix", &linked_with("libcudart.so.12"));
+        let mut census = Vec::new();
+        let mut stepping = Stepping::start(&program);
+        while stepping.main.registers().rip != stepping.back {
+            stepping.step();
+            census.push(stepping.is_open);
+        }
+        assert_eq!(stepping.seen.0, 83, "eighty events before, and these two");
+        drop(stepping);
+        let (open, others): (Vec<usize>, Vec<usize>) = (0..census.len()).partition(|i| census[*i]);
+        println!("{} instructions, at {} of them an event is on its way", census.len(), open.len());
+        assert!(open.len() > 20 && others.len() > 500);
+        let some = others.iter().step_by(others.len() / 12);
+        // An event is not on its way for so many.
+        let look_from = |steps: usize| steps.saturating_sub(400);
+        let mut kinds = [0, 0];
+        for steps in open.iter().step_by(8).chain(some) {
+            let mut stepping = Stepping::start(&program);
+            (0..look_from(*steps)).for_each(|_| stepping.step_blindly());
+            stepping.look();
+            stepping.is_open = false;
+            (look_from(*steps)..=*steps).for_each(|_| stepping.step());
+            let Stepping { mut scene, main, seen, is_open, .. } = stepping;
+            kill(scene.pid, libc::SIGKILL);
+            main.release();
+            assert_eq!(scene.end(), Ending { code: 128 + libc::SIGKILL, said: String::new() });
+            let [(_, trace)] = &scene.traces()[..] else { panic!("one trace") };
+            let (events, end) = (all_events(trace), trace.end().unwrap());
+            let numbers = seen.0 - 1;
+            assert_eq!((end.lost, end.late), (is_open.into(), 0), "after {steps} instructions");
+            assert_eq!(events.len() as u64 + end.lost, numbers, "after {steps} instructions");
+            assert!(events.iter().zip(1..).all(|(event, number)| event.seq == number));
+            assert_whole_when_killed(&calls_of(trace, &events), &scene.ledgers()[&(scene.pid as u32)]);
+            kinds[usize::from(is_open)] += 1;
+        }
+        println!("killed {} times with an event on its way, {} times without", kinds[1], kinds[0]);
+        assert!(kinds[1] > 10 && kinds[0] > 10, "{kinds:?}");
+    }
 }

@@ -1,4 +1,4 @@
-//! SIGKILL at random moments, two hundred times: over the whole life of a program with threads, children and other programs that it
+//! SIGKILL at random moments (two hundred of them in the exhaustive test): over the whole life of a program with threads, children and other programs that it
 //! starts; now for the program itself, now for one of its children. Everything that any process of it had done is in the traces, but for
 //! the one call that each thread of the killed one was making, and that is counted.
 
@@ -12,7 +12,6 @@ use memtrace_tests::programs::{Workshop, linked_with, victim};
 use memtrace_tests::victim::Victim;
 use memtrace_trace::file::Reader;
 
-const SEEDS: u64 = 200;
 /// How many run at once: more than the machine has cores, so that also the kernel decides who comes when.
 const AT_ONCE: usize = 3;
 
@@ -125,7 +124,20 @@ fn check(scene: &Scene, killed: Option<u32>) {
 }
 
 #[test]
-fn killed_at_two_hundred_random_moments() {
+fn killed_at_some_random_moments() {
+    killed_at_random_moments(24);
+}
+
+mod exhaustive {
+    #[test]
+    fn killed_at_two_hundred_random_moments() {
+        super::killed_at_random_moments(200);
+    }
+}
+
+/// One run for each seed below `seeds`.
+#[track_caller]
+fn killed_at_random_moments(seeds: u64) {
     let workshop = Workshop::new();
     let program = workshop.program("crash/life.c", "life", &linked_with("libcudart.so.12"));
     let program = victim(&[program.as_os_str()]).option("--no-snapshot");
@@ -149,7 +161,7 @@ fn killed_at_two_hundred_random_moments() {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= SEEDS {
+                    if seed >= seeds {
                         return;
                     }
                     let killed = std::panic::catch_unwind(|| one_kill(&program, seed, life));
@@ -162,5 +174,5 @@ fn killed_at_two_hundred_random_moments() {
     });
     let (came, too_late) = (came.into_inner(), too_late.into_inner());
     println!("a life of {life:?}: {came} came in it, {too_late} when all was over");
-    assert!(came >= SEEDS / 3, "a life of {life:?}: {came} of {SEEDS} came in it");
+    assert!(came >= seeds / 3, "a life of {life:?}: {came} of {seeds} came in it");
 }

@@ -1,7 +1,7 @@
-//! A launcher whose own surroundings are poor: what it needs it finds elsewhere, or it refuses in one line, with the mend, before the
+//! A launcher whose own surroundings are poor: what it needs it finds elsewhere, or it refuses in one line, with the fix, before the
 //! command has started.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use crate::hostile_support::*;
@@ -109,28 +109,27 @@ fn a_poor_environment_is_enough() {
 
 #[test]
 fn the_library_goes_where_code_may_be_executed() {
-    // The programs must not lie where everything is covered.
+    // Everything that is needed lies in one folder, which the namespace has at a place that is not covered: wherever this checkout and the
+    // temporary folder are.
+    const PLACE: &str = "/mnt";
     let stage = Stage::new();
-    let base = memtrace().parent().map(Path::to_owned).unwrap_or_default();
-    let outside = tempfile::Builder::new().prefix("memtrace-test-").tempdir_in(base).unwrap();
-    let copy = |name: &str| std::fs::copy(stage.workshop.path(name), outside.path().join(name)).unwrap();
-    copy("hostile");
-    copy("libcuda.so.1");
+    let outside = tempfile::Builder::new().prefix("memtrace-test-").tempdir().unwrap();
+    for file in [memtrace(), stage.workshop.path("hostile"), stage.workshop.path("libcuda.so.1")] {
+        std::fs::copy(&file, outside.path().join(file.file_name().unwrap())).unwrap();
+    }
+    std::fs::create_dir(outside.path().join("home")).unwrap();
     let script = |options: &str, run: &str| {
         let script = format!(
-            r#"export HOME="$3" LD_LIBRARY_PATH="{0}"; unset XDG_CACHE_HOME XDG_RUNTIME_DIR TMPDIR
-            for place in "$3" /var/cache /tmp /var/tmp; do mount -t tmpfs {options} none "$place"; done
-            exec "$0" -q -o "{run}" -- "{0}/hostile" some 3"#,
-            outside.path().display()
+            r#"mount --bind "$0" {PLACE}; cd {PLACE}
+            export HOME={PLACE}/home LD_LIBRARY_PATH={PLACE}; unset XDG_CACHE_HOME XDG_RUNTIME_DIR TMPDIR
+            for place in "$HOME" /var/cache /tmp /var/tmp; do mount -t tmpfs {options} none "$place"; done
+            exec ./memtrace -q -o "{run}" -- ./hostile some 3"#
         );
-        let free = outside.path().join("home");
-        std::fs::create_dir_all(&free).unwrap();
         let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-ec", &script]).arg(memtrace()).arg("").arg("").arg(free);
-        command.output().unwrap()
+        command.args(["--mount", "sh", "-ec", &script]).arg(outside.path()).output().unwrap()
     };
     let run = outside.path().join("run");
-    let output = script("-o noexec", run.to_str().unwrap());
+    let output = script("-o noexec", &format!("{PLACE}/run"));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "fine\n", "{}", said(&output));
     let manifest = std::fs::read_to_string(run.join("run.json")).unwrap();
     assert!(manifest.contains("\"events\": 12"), "{manifest}");

@@ -228,7 +228,7 @@ fn programs_that_start_programs_in_their_own_way_are_recorded() {
     for wrapper in [
         &["nohup"][..],
         &["setsid", "--wait"],
-        &["timeout", "60"],
+        &["timeout", "600"],
         &["nice"],
         &["env", "LD_DEBUG="],
         &["stdbuf", "-o0"],

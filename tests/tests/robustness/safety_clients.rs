@@ -17,7 +17,7 @@ const MOST_MEMORY_KIB: u64 = 700 * 1024;
 /// What a launcher takes that nobody troubles, and windows and queues of a run or two.
 const LITTLE_MEMORY_KIB: u64 = 120 * 1024;
 /// Within this the launcher has ended and the analysis is done when the command has ended, on a machine that others use as well.
-const END: Duration = Duration::from_secs(60);
+const END: Duration = Duration::from_secs(120);
 
 /// A number of kibibytes from `/proc/PID/status`.
 fn kib(pid: i32, field: &str) -> Option<u64> {

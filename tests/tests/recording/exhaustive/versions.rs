@@ -1,13 +1,16 @@
-//! Other releases of PyTorch than the default one: the recorder, the snapshot and the autograd nodes are right on each.
+//! Other releases of PyTorch than the default one: the recorder, the snapshot, the autograd nodes and the reports of PyTorch's own snapshots
+//! are right on each.
 //!
 //! Each release needs an environment of its own (scripts/venv: a download of up to 0.9 GB on first use), so these are the oldest
 //! release that is promised to be right, one in between, the newest, and one that has only the reporter. Any other, on any
-//! Python: `SIM_TORCH=2.3.1 SIM_PYTHON=3.9 cargo test --release --test recorder --test snapshot`.
+//! Python: `SIM_TORCH=2.3.1 SIM_PYTHON=3.9 cargo nextest run --release -E 'binary(recording) and test(/^programs::/)'`.
 
 use memtrace_tests::oracle::Oracle;
-use memtrace_tests::snapshots::{at_least, pickle, record, vizcheck};
+use memtrace_tests::snapshots::{Recorded, at_least, pickle, record, vizcheck};
 use memtrace_tests::victim::{Victim, events};
 use memtrace_trace::event::Source;
+
+use crate::pytorch_snapshots::assert_same_reports;
 
 const OLDEST: &str = "2.4.1";
 const BETWEEN: &str = "2.7.1";
@@ -19,11 +22,21 @@ fn on(torch: &str, program: &str, arguments: &[&str]) -> Victim {
     Victim::python(program, arguments).env("SIM_TORCH", torch)
 }
 
+/// The program that every release records; `memtrace report` says the same of it and of PyTorch's snapshot.
+#[track_caller]
+fn mlp(torch: &str) -> Recorded {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pickle = folder.path().join("theirs.pickle");
+    let recorded = record(on(torch, "torch/mlp.py", &[]).env("MEMTRACE_TEST_ORACLE_PICKLE", &pickle));
+    assert_same_reports(&recorded.run, &pickle);
+    recorded
+}
+
 /// Everything that is compared on every release.
 #[track_caller]
 fn check(torch: &str) {
     let compare = |victim: Victim, events: u64| at_least(&record(victim).same(false), &[("events", events)]);
-    compare(on(torch, "torch/mlp.py", &[]), 400);
+    at_least(&mlp(torch).same(false), &[("events", 400)]);
     compare(on(torch, "torch/streams.py", &[]).env("SIMCUDA_KERNEL_US", "100"), 800);
     let expandable = on(torch, "torch/expandable.py", &[]);
     compare(expandable.env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), 600);
@@ -57,7 +70,7 @@ fn the_newest() {
 
 #[test]
 fn the_reporter_where_there_is_no_tracker() {
-    let recorded = record(on(REPORTER_ONLY, "torch/mlp.py", &[]));
+    let recorded = mlp(REPORTER_ONLY);
     let ours: Vec<(String, u64)> = events(&recorded.run.trace())
         .iter()
         .filter(|e| e.source == Source::TorchReporter)
