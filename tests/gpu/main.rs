@@ -3,9 +3,6 @@
 //! Each check compares with something independent: PyTorch's recorder, the frameworks' own statistics, the driver's memory
 //! information. The last lines say what was seen, as JSON, and how many checks passed.
 
-#[path = "../tests/snapshot_support/mod.rs"]
-mod snapshot_support;
-
 mod processes;
 
 use std::collections::BTreeMap;
@@ -15,13 +12,13 @@ use std::path::{Path, PathBuf};
 use memtrace_tests::json_schema;
 use memtrace_tests::oracle::compare;
 use memtrace_tests::programs::Workshop;
+use memtrace_tests::snapshots::{assert_peaks, pickle, record, summary, vizcheck};
 use memtrace_tests::victim::{Run, Victim, events, memtrace, root};
 use memtrace_trace::api::Memory;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Flags, Source};
 use memtrace_trace::file::Reader;
 use serde_json::{Value, json};
-use snapshot_support::{assert_peaks, pickle, record, summary, vizcheck};
 
 /// A check: panics where it fails, else says what it saw.
 type Check = Box<dyn Fn() -> Value>;
@@ -165,7 +162,7 @@ fn allocator(name: &str, arguments: &[&str], settings: &str) -> Victim {
 fn snapshots(victim: Victim) -> Value {
     let recorded = record(victim);
     let found = recorded.same(false);
-    let theirs = snapshot_support::json(recorded.oracle.path());
+    let theirs = memtrace_tests::snapshots::json(recorded.oracle.path());
     assert_peaks(&recorded.run, &theirs, &["allocated", "active", "reserved", "requested"]);
     let printed = String::from_utf8_lossy(&recorded.run.output.stdout).trim().to_owned();
     let highest = summary(&recorded.run)["devices"][0]["highest"].take();
@@ -207,7 +204,8 @@ fn refused(name: &str, arguments: &[&str], settings: &str) -> (Run, Value, Value
     let like: [&Path; 5] = [&ours, "--like".as_ref(), usual.oracle.path(), "--besides".as_ref(), besides.as_ref()];
     let found = vizcheck("calls.py", like);
     assert!(found["requests"].as_u64().is_some_and(|requests| requests > 5), "{found}");
-    let statistics = if arguments.is_empty() { snapshot_support::json(statistics.path()) } else { Value::Null };
+    let statistics =
+        if arguments.is_empty() { memtrace_tests::snapshots::json(statistics.path()) } else { Value::Null };
     (run, statistics, found)
 }
 
@@ -264,7 +262,8 @@ fn pinned() -> Value {
         let found = recorded.same(false);
         let pinned = summary(&recorded.run)["pinned"].take();
         let held: u64 = pinned.as_array().into_iter().flatten().filter_map(|o| o["peak_bytes"].as_u64()).sum();
-        let theirs = snapshot_support::json(recorded.oracle.path())["host_statistics"]["allocated_bytes.peak"].take();
+        let theirs =
+            memtrace_tests::snapshots::json(recorded.oracle.path())["host_statistics"]["allocated_bytes.peak"].take();
         // The program registers 256 KiB of its own; what CUDA's libraries pin for themselves is theirs.
         assert!(
             theirs.as_u64().is_some_and(|bytes| bytes > 0 && bytes <= held),

@@ -1,10 +1,12 @@
-//! Whole-process tests of memtrace: what the tests in `tests/tests` share.
+//! Whole-process tests of memtrace: what the areas in `tests/tests` share.
 
 pub mod distributed;
 pub mod disturbance;
+pub mod golden;
 pub mod json_schema;
 pub mod ledger;
 pub mod oracle;
 pub mod programs;
+pub mod snapshots;
 pub mod tracee;
 pub mod victim;

@@ -467,7 +467,9 @@ fn search(
     let scan = match state.schedule.decide(causes, Facts { events, changed }) {
         Scan::Nothing => return Ok(Scan::Nothing),
         // What comes in the place of a model that is gone is not known.
-        Scan::Known if state.forget_dead() => state.schedule.decide(0, Facts { events, changed: true }).max(Scan::Known),
+        Scan::Known if state.forget_dead() => {
+            state.schedule.decide(0, Facts { events, changed: true }).max(Scan::Known)
+        }
         scan => scan,
     };
     let all = scan == Scan::All;
@@ -497,7 +499,18 @@ fn search(
         Cpu::Auto => !hooks::is_device_in_use(),
         Cpu::Never => false,
     };
-    let State { torch, layout, roots, optimizers: known_optimizers, told, parameters, misses, modules: scanned, has_too_many, .. } = state;
+    let State {
+        torch,
+        layout,
+        roots,
+        optimizers: known_optimizers,
+        told,
+        parameters,
+        misses,
+        modules: scanned,
+        has_too_many,
+        ..
+    } = state;
     let Some(torch) = torch else { return Ok(Scan::Nothing) };
     told.begin(names);
     let had_layout = layout.is_some();

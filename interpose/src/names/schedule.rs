@@ -136,8 +136,9 @@ mod tests {
     #[test]
     fn the_first_steps_are_scanned_and_later_ones_ever_more_rarely() {
         let mut schedule = Schedule::default();
-        let scans: Vec<Scan> =
-            (0..3000).map(|n| step(&mut schedule, [cause::BACKWARD, cause::OPTIMIZER, cause::OPTIMIZER][n % 3], facts(9))).collect();
+        let scans: Vec<Scan> = (0..3000)
+            .map(|n| step(&mut schedule, [cause::BACKWARD, cause::OPTIMIZER, cause::OPTIMIZER][n % 3], facts(9)))
+            .collect();
         assert_eq!(scans[0], Scan::All);
         assert!(scans[1..6].iter().all(|scan| *scan == Scan::Known), "{:?}", &scans[..6]);
         let known = scans.iter().filter(|scan| **scan == Scan::Known).count();

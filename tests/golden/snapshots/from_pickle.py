@@ -1,4 +1,4 @@
-"""Turns a snapshot pickle that PyTorch wrote into the JSON that tests/tests/analysis_snapshot.rs replays.
+"""Turns a snapshot pickle that PyTorch wrote into the JSON that tests/tests/recording/golden_snapshots.rs replays.
 
     python from_pickle.py SNAPSHOT.pickle[.gz] > NAME.json
 

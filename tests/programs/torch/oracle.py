@@ -1,8 +1,9 @@
 """PyTorch's own recorder, run in the same process as ours: what every recorded event is compared with.
 
 `start()` before the first CUDA allocation, `finish()` at the end: writes PyTorch's snapshot as JSON to the file named by
-MEMTRACE_TEST_ORACLE (as the pickle that it is where that ends in `.pickle`), with the allocators' own statistics under the keys "statistics" and "host_statistics". Without the variable
-both do nothing. MEMTRACE_TEST_STATISTICS=FILE asks for the statistics alone, where the recorder refuses.
+MEMTRACE_TEST_ORACLE (as the pickle that it is where that ends in `.pickle`), with the allocators' own statistics under the keys
+"statistics" and "host_statistics". Without the variable both do nothing. MEMTRACE_TEST_ORACLE_PICKLE=FILE asks for the pickle beside the
+JSON. MEMTRACE_TEST_STATISTICS=FILE asks for the statistics alone, where the recorder refuses.
 With MEMTRACE_TEST_ORACLE_LAST=1 the process ends in `finish()`, so that nothing happens that PyTorch's snapshot does not have.
 """
 
@@ -15,6 +16,7 @@ import sys
 import torch
 
 PATH = os.environ.get("MEMTRACE_TEST_ORACLE")
+PICKLE = os.environ.get("MEMTRACE_TEST_ORACLE_PICKLE")
 STATISTICS = os.environ.get("MEMTRACE_TEST_STATISTICS")
 LAST = os.environ.get("MEMTRACE_TEST_ORACLE_LAST") == "1"
 
@@ -55,6 +57,9 @@ def dump():
         with open(PATH, "wb") as f:
             pickle.dump(snapshot, f)
         return
+    if PICKLE:
+        with open(PICKLE, "wb") as f:
+            pickle.dump(snapshot, f)
     snapshot.update(found)
     with open(PATH, "w") as f:
         json.dump(snapshot, f)

@@ -1,4 +1,4 @@
-"""How a program tells tests/tests/categories.rs what its memory is for."""
+"""How a program tells tests/tests/naming/categories.rs what its memory is for."""
 
 import sys
 import time

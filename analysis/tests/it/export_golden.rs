@@ -1,0 +1,220 @@
+//! Every form that a recording is exported in, as text that stays: what changes in a file for another program is seen here first.
+//!
+//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it export_golden` rewrites the golden files.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{Read, Write as _};
+
+use crate::showcase::PLAIN;
+use memtrace_analysis::Process;
+use memtrace_analysis::export::{
+    FlameForm, FlameOf, TABLES, TimelineForm, Window, blocks_csv, flame, perfetto, tables, timeline,
+};
+use parquet::file::reader::{FileReader, SerializedFileReader};
+
+fn process() -> Process {
+    crate::showcase::program(&PLAIN, 0).process()
+}
+
+fn text(write: impl FnOnce(&Process, &mut Vec<u8>) -> memtrace_analysis::Result<()>) -> String {
+    String::from_utf8(bytes(write)).unwrap()
+}
+
+fn bytes(write: impl FnOnce(&Process, &mut Vec<u8>) -> memtrace_analysis::Result<()>) -> Vec<u8> {
+    let mut out = Vec::new();
+    write(&process(), &mut out).unwrap();
+    out
+}
+
+#[test]
+fn csv() {
+    crate::golden::is("export.csv", &text(|process, out| blocks_csv(process, &Window::WHOLE, out, &mut |_| {})));
+}
+
+#[test]
+fn folded() {
+    let mut all = String::new();
+    for of in [FlameOf::Peak, FlameOf::Leaks, FlameOf::Total] {
+        let folded = text(|process, out| flame(process, &Window::WHOLE, of, FlameForm::Folded, out, &mut |_| {}));
+        let _ = writeln!(all, "# {of:?}\n{folded}");
+    }
+    crate::golden::is("export.folded", &all);
+}
+
+#[test]
+fn speedscope() {
+    let file =
+        text(|process, out| flame(process, &Window::WHOLE, FlameOf::Peak, FlameForm::Speedscope, out, &mut |_| {}));
+    let mut file: serde_json::Value = serde_json::from_str(&file).unwrap();
+    assert_eq!(file["exporter"], concat!("memtrace ", env!("CARGO_PKG_VERSION")));
+    file["exporter"] = "memtrace".into();
+    crate::golden::is("export.speedscope.json", &(serde_json::to_string_pretty(&file).unwrap() + "\n"));
+}
+
+fn drawn(form: TimelineForm) -> Vec<u8> {
+    bytes(|process, out| timeline(process, &Window::WHOLE, 0, form, out, &mut |_| {}))
+}
+
+#[test]
+fn timeline_numbers() {
+    let lines = |file: Vec<u8>| String::from_utf8(file).unwrap().replace("], ", "],\n") + "\n";
+    crate::golden::is("export.timeline.json", &lines(drawn(TimelineForm::Json)));
+    let raw = drawn(TimelineForm::RawJson);
+    let mut unpacked = Vec::new();
+    flate2::read::GzDecoder::new(&drawn(TimelineForm::RawJsonGz)[..]).read_to_end(&mut unpacked).unwrap();
+    assert_eq!(unpacked, raw, "the same, compressed");
+    crate::golden::is("export.timeline.raw.json", &lines(raw));
+}
+
+#[test]
+fn timeline_page() {
+    crate::golden::is("export.timeline.html", &String::from_utf8(drawn(TimelineForm::Html)).unwrap());
+}
+
+/// The picture in letters: of a grid of points each one's colour.
+#[test]
+fn timeline_picture() {
+    let mut reader = png::Decoder::new(std::io::Cursor::new(drawn(TimelineForm::Png))).read_info().unwrap();
+    let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+    let info = reader.next_frame(&mut pixels).unwrap();
+    let (width, height) = (info.width as usize, info.height as usize);
+    let mut letters: BTreeMap<[u8; 3], char> = BTreeMap::from([([255; 3], ' ')]);
+    let mut picture = format!("{width} x {height}\n");
+    for y in (0..height).step_by(18) {
+        let mut line = String::new();
+        for x in (0..width).step_by(9) {
+            let at = 3 * (y * width + x);
+            let colour = [pixels[at], pixels[at + 1], pixels[at + 2]];
+            // Letters of text are shades of grey.
+            let is_text = colour[0] == colour[1] && colour[1] == colour[2] && colour != [255; 3];
+            let next = char::from(b'A' + (letters.len() - 1) as u8);
+            line.push(if is_text { '.' } else { *letters.entry(colour).or_insert(next) });
+        }
+        picture.push_str(line.trim_end());
+        picture.push('\n');
+    }
+    for (colour, letter) in letters.iter().filter(|(_, letter)| **letter != ' ') {
+        let _ = writeln!(picture, "{letter} #{:02x}{:02x}{:02x}", colour[0], colour[1], colour[2]);
+    }
+    crate::golden::is("export.timeline.png.txt", &picture);
+}
+
+#[test]
+fn parquet_rows() {
+    let process = process();
+    let files = tables(&process, "run", &Window::WHOLE, [const { Vec::new() }; 4], &mut |_| {}).unwrap();
+    let mut all = String::new();
+    for (table, bytes) in TABLES.iter().zip(files) {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&bytes).unwrap();
+        let reader = SerializedFileReader::new(file).unwrap();
+        let _ = writeln!(all, "# {table}");
+        for column in reader.metadata().file_metadata().schema_descr().columns() {
+            let kind = column.logical_type_ref().map(|kind| format!(" {kind:?}")).unwrap_or_default();
+            let _ = writeln!(all, "{} {}{kind}", column.name(), column.physical_type());
+        }
+        for row in reader.get_row_iter(None).unwrap() {
+            let _ = writeln!(all, "{}", row.unwrap());
+        }
+    }
+    crate::golden::is("export.parquet.txt", &all);
+}
+
+/// Fields of Perfetto's `protos/perfetto/trace` by their path from `Trace`: their names. Those whose names end in a dot are messages.
+const FIELDS: [(&str, &str); 39] = [
+    ("1", "packet."),
+    ("1.8", "timestamp"),
+    ("1.10", "trusted_packet_sequence_id"),
+    ("1.11", "track_event."),
+    ("1.11.3", "category_iids"),
+    ("1.11.4", "debug_annotations."),
+    ("1.11.4.1", "name_iid"),
+    ("1.11.4.3", "uint_value"),
+    ("1.11.4.17", "string_value_iid"),
+    ("1.11.9", "type"),
+    ("1.11.10", "name_iid"),
+    ("1.11.11", "track_uuid"),
+    ("1.11.30", "counter_value"),
+    ("1.12", "interned_data."),
+    ("1.12.1", "event_categories."),
+    ("1.12.1.1", "iid"),
+    ("1.12.1.2", "name"),
+    ("1.12.2", "event_names."),
+    ("1.12.2.1", "iid"),
+    ("1.12.2.2", "name"),
+    ("1.12.3", "debug_annotation_names."),
+    ("1.12.3.1", "iid"),
+    ("1.12.3.2", "name"),
+    ("1.12.29", "debug_annotation_string_values."),
+    ("1.12.29.1", "iid"),
+    ("1.12.29.2", "str"),
+    ("1.13", "sequence_flags"),
+    ("1.60", "track_descriptor."),
+    ("1.60.1", "uuid"),
+    ("1.60.2", "name"),
+    ("1.60.3", "process."),
+    ("1.60.3.1", "pid"),
+    ("1.60.3.2", "cmdline"),
+    ("1.60.3.6", "process_name"),
+    ("1.60.5", "parent_uuid"),
+    ("1.60.8", "counter."),
+    ("1.60.8.3", "unit"),
+    ("1.60.11", "child_ordering"),
+    ("1.60.12", "sibling_order_rank"),
+];
+
+fn varint(bytes: &mut &[u8]) -> u64 {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let byte = bytes[0];
+        *bytes = &bytes[1..];
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            break;
+        }
+    }
+    value
+}
+
+/// A message of the wire format, one field a line; packets are one line each.
+fn decode(mut bytes: &[u8], path: &str, out: &mut String) {
+    while !bytes.is_empty() {
+        let key = varint(&mut bytes);
+        let at = if path.is_empty() { (key >> 3).to_string() } else { format!("{path}.{}", key >> 3) };
+        let name = FIELDS.iter().find(|(path, _)| *path == at).map_or(at.as_str(), |(_, name)| *name);
+        match key & 7 {
+            0 => {
+                let _ = write!(out, " {name}={}", varint(&mut bytes));
+            }
+            2 => {
+                let length = varint(&mut bytes) as usize;
+                let (inner, rest) = bytes.split_at(length);
+                bytes = rest;
+                match name.strip_suffix('.') {
+                    Some("packet") => {
+                        decode(inner, &at, out);
+                        *out = out.trim_end().to_owned() + "\n";
+                    }
+                    Some(name) => {
+                        let _ = write!(out, " {name} {{");
+                        decode(inner, &at, out);
+                        out.push_str(" }");
+                    }
+                    None => {
+                        let _ = write!(out, " {name}={:?}", std::str::from_utf8(inner).unwrap());
+                    }
+                }
+            }
+            kind => panic!("field {at} of wire type {kind}"),
+        }
+    }
+}
+
+#[test]
+fn perfetto_packets() {
+    let trace = bytes(|process, out| perfetto(process, &Window::WHOLE, out, &mut |_| {}));
+    let mut text = String::new();
+    decode(&trace, "", &mut text);
+    crate::golden::is("export.perfetto.txt", &text);
+}

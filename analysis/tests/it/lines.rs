@@ -1,0 +1,67 @@
+//! The line table of a hand-made training program: figures worked out by hand, golden text, HTML and JSON, the schema.
+//!
+//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it lines` rewrites the golden files and the schema.
+
+use crate::training::MIB;
+use memtrace_analysis::report::{FunctionLines, LineFigures};
+use memtrace_analysis::{LinesReport, LinesWanted, TextOptions, lines};
+
+fn wanted() -> LinesWanted {
+    LinesWanted { top: 5, ..LinesWanted::default() }
+}
+
+fn report(wanted: &LinesWanted) -> LinesReport {
+    lines(&crate::training::run(3, false), wanted, &mut |_| {}).expect("there are such functions")
+}
+
+fn figures(function: &FunctionLines, line: u32) -> LineFigures {
+    function.lines.iter().find(|l| l.line == line).and_then(|l| l.figures).expect("a line with events")
+}
+
+#[test]
+fn figures_are_those_of_the_program() {
+    let report = report(&wanted());
+    let module = report.functions.iter().find(|f| f.function == "<module>").expect("the module");
+    // 8 MiB of parameters; then, in the first step, batch 1, activations 4, scratch 3.
+    assert_eq!(figures(module, 10).active_peak_bytes, 8 * MIB);
+    assert_eq!((figures(module, 10).net_bytes, figures(module, 10).allocations), (8 * MIB as i64, 2));
+    let forward = figures(module, 20);
+    // From the second step on there are 16 MiB of Adam's state.
+    assert_eq!(forward.active_peak_bytes, (8 + 16 + 1 + 4 + 3) * MIB);
+    assert_eq!((forward.allocations, forward.frees, forward.net_bytes), (9, 3, 12 * MIB as i64));
+    assert_eq!((forward.times, forward.backward_allocations, forward.backward_bytes), (3, 12, 36 * MIB));
+    // The backward is no part of the line whose nodes it runs.
+    assert_eq!(forward.allocated_bytes, 3 * 7 * MIB);
+    // Everything lies in segments of its own that are never returned.
+    assert_eq!(report.reserved_peak_bytes, module.reserved_peak_bytes.max(report.reserved_peak_bytes));
+    let model = report.functions.iter().find(|f| f.function == "forward").expect("the model");
+    assert_eq!(figures(model, 6), LineFigures { ..forward });
+    assert_eq!(figures(module, 22).times, 3, "state and step of the optimizer are one call, as far as events tell");
+}
+
+#[test]
+fn functions_and_files_are_chosen_by_the_ends_of_their_names() {
+    let by = |function: Option<&str>, file: Option<&str>| {
+        let wanted = LinesWanted { function: function.map(Into::into), file: file.map(Into::into), ..wanted() };
+        lines(&crate::training::run(1, false), &wanted, &mut |_| {}).map(|r| r.functions.len())
+    };
+    assert_eq!(by(Some("forward"), None), Some(2));
+    assert_eq!(by(Some("forward"), Some("modules/linear.py")), Some(1));
+    assert_eq!(by(None, Some("model.py")), Some(1));
+    assert_eq!(by(Some("nothing"), None), None);
+    assert_eq!(by(None, Some("odel.py")), None);
+}
+
+#[test]
+fn text_page_and_json_are_golden() {
+    let report = report(&LinesWanted { file: Some("train.py".into()), ..wanted() });
+    crate::golden::is("lines.txt", &report.to_text(&TextOptions::default()));
+    crate::golden::is("lines.html", &report.to_html());
+    crate::golden::is("lines.json", &report.to_json());
+    let schema = LinesReport::json_schema();
+    crate::golden::is("../../schema/lines.schema.json", &schema);
+    crate::json_schema::assert_valid(
+        &serde_json::from_str(&schema).unwrap(),
+        &serde_json::from_str(&report.to_json()).unwrap(),
+    );
+}

@@ -1,0 +1,36 @@
+//! The analysis, from recordings made here: what it reads, concludes and writes.
+
+mod check;
+mod cuda_calls;
+mod damaged;
+mod diff;
+mod export_golden;
+#[path = "../golden/mod.rs"]
+mod golden;
+mod html_page;
+#[path = "../../../tests/src/json_schema.rs"]
+#[allow(unreachable_pub, reason = "a public module of another crate")]
+mod json_schema;
+mod lines;
+mod many_errors;
+mod modules_at_peak;
+#[path = "../native_objects/mod.rs"]
+mod native_objects;
+mod native_stacks;
+mod odd_snapshots;
+mod reading;
+mod replay;
+mod round_trips;
+mod run_folder;
+#[path = "../showcase/mod.rs"]
+mod showcase;
+#[path = "../small_trace/mod.rs"]
+mod small_trace;
+#[path = "../snapshot_files/mod.rs"]
+mod snapshot_files;
+mod snapshots;
+mod summary_schema;
+mod symbols;
+#[path = "../training/mod.rs"]
+mod training;
+mod training_story;

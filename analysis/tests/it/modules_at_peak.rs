@@ -1,0 +1,173 @@
+//! The peak by `nn.Module`, and what checkpointing repeated ones would save, on a program whose every number is known.
+
+use crate::training::{MIB, Program};
+use memtrace_analysis::load::Run;
+use memtrace_analysis::model::Names;
+use memtrace_analysis::passes::Category;
+use memtrace_analysis::report::{DeviceSummary, ModuleSummary, MomentSummary, TextOptions};
+use memtrace_analysis::summarize;
+use memtrace_trace::event::Flags;
+use memtrace_trace::file::{Context, NnCall, NnName};
+use memtrace_trace::ids::{ContextId, StackId};
+
+const MODULE: &str = "/site-packages/torch/nn/modules/module.py";
+const LINEAR: &str = "/site-packages/torch/nn/modules/linear.py";
+const CHECKPOINT: &str = "/site-packages/torch/utils/checkpoint.py";
+
+/// The calls of a model of four blocks, each with a linear layer, and a head.
+struct Model {
+    root: ContextId,
+    blocks: Vec<(ContextId, ContextId)>,
+    head: ContextId,
+}
+
+/// A call of a module that has this path.
+fn call(p: &mut Program, caller: ContextId, class: &str, path: &str) -> ContextId {
+    let definitions = &mut p.recording.definitions;
+    definitions.contexts.push(Context::default());
+    let id = ContextId(definitions.contexts.len() as u32 - 1);
+    let object = 0x1000 * u64::from(id.0);
+    definitions.nn_calls.insert(id, NnCall { caller, object, class: class.into() });
+    definitions.nn_names.push(NnName { object, seq: 1, class: class.into(), name: path.into() });
+    id
+}
+
+fn model(p: &mut Program) -> Model {
+    let root = call(p, ContextId::NONE, "GPT", "");
+    let blocks = (0..4)
+        .map(|i| {
+            let block = call(p, root, "Block", &format!("blocks.{i}"));
+            (block, call(p, block, "Linear", &format!("blocks.{i}.fc")))
+        })
+        .collect();
+    Model { root, blocks, head: call(p, root, "Linear", "head") }
+}
+
+/// An allocation in the call of a module: of the forward, though it has a context.
+fn alloc_in_call(p: &mut Program, size: u64, stack: StackId, call: ContextId) -> u64 {
+    let addr = p.alloc_in(size, stack, call);
+    p.recording.events.iter_mut().rev().take(2).for_each(|e| {
+        e.flags = Flags::GRAD_KNOWN.with(Flags::GRAD_ENABLED);
+    });
+    addr
+}
+
+/// The forward of a block keeps `4 + i` MiB of its layer and 2 MiB of its own, which it hands on; the peak is 3 MiB more, in the backward of
+/// the head. With `checkpointed`, blocks are called under activation checkpointing.
+fn trained(checkpointed: bool) -> (Program, Vec<ContextId>) {
+    let mut p = Program::new();
+    let s = crate::training::stacks(&mut p);
+    let model = model(&mut p);
+    let node = |p: &mut Program, module: ContextId| {
+        let forward = s.forward;
+        p.recording.definitions.contexts.push(Context { node: "MmBackward0".into(), forward, module });
+        ContextId(p.recording.definitions.contexts.len() as u32 - 1)
+    };
+    let nodes: Vec<ContextId> = model.blocks.iter().map(|(block, _)| node(&mut p, *block)).collect();
+    let head_node = node(&mut p, model.head);
+    let inner: &[(&str, u32, &str)] = if checkpointed { &[(CHECKPOINT, 490, "checkpoint")] } else { &[] };
+    let forward = [&[("train.py", 20, "<module>"), (MODULE, 1790, "_call_impl")], inner].concat();
+    let forward = p.stack(&[&forward[..], &[("model.py", 6, "forward"), (LINEAR, 134, "forward")]].concat());
+    p.alloc(5 * MIB, s.load);
+    for _ in 0..2 {
+        let batch = p.alloc(MIB, s.batch);
+        let embedded = alloc_in_call(&mut p, MIB, s.forward, model.root);
+        let mut kept = Vec::new();
+        for (i, (block, fc)) in model.blocks.iter().enumerate() {
+            let inner = alloc_in_call(&mut p, (4 + i as u64) * MIB, forward, *fc);
+            kept.push((inner, alloc_in_call(&mut p, 2 * MIB, forward, *block)));
+        }
+        let logits = alloc_in_call(&mut p, 3 * MIB, s.forward, model.head);
+        p.on_thread(2);
+        let mut gradients = vec![p.alloc_in(3 * MIB, StackId::NONE, head_node)];
+        p.free_in(logits, StackId::NONE, head_node);
+        for ((inner, output), node) in kept.into_iter().zip(nodes.iter()).rev() {
+            p.free_in(inner, StackId::NONE, *node);
+            p.free_in(output, StackId::NONE, *node);
+        }
+        gradients.push(p.alloc_in(MIB, StackId::NONE, nodes[0]));
+        p.free_in(embedded, StackId::NONE, nodes[0]);
+        p.on_thread(1).with_grad(false);
+        let scratch = p.alloc(MIB, s.step);
+        p.free(scratch, s.step);
+        p.with_grad(true);
+        for gradient in gradients {
+            p.free(gradient, s.zero);
+        }
+        p.free(batch, s.batch);
+    }
+    let calls = model.blocks.iter().flat_map(|(block, fc)| [*block, *fc]).chain([model.root, model.head]);
+    let calls = calls.collect();
+    (p, calls)
+}
+
+fn analysed(p: Program) -> (DeviceSummary, String) {
+    let run = Run::from_processes("run".as_ref(), Default::default(), vec![p.process()]);
+    let summary = summarize(&run, &mut |_| {}).unwrap();
+    let text = summary.to_text(&TextOptions::default());
+    (summary.processes[0].devices[0].clone(), text)
+}
+
+#[track_caller]
+fn module<'a>(peak: &'a MomentSummary, path: &str) -> &'a ModuleSummary {
+    peak.by_module.iter().find(|m| m.path == path).unwrap_or_else(|| panic!("no {path:?} in {:#?}", peak.by_module))
+}
+
+#[test]
+fn the_peak_is_divided_among_modules() {
+    let (program, calls) = trained(false);
+    let names = Names::of(&program.recording);
+    let mut paths: Vec<String> = calls.iter().map(|id| names.module_path(*id, 1).unwrap()).collect();
+    let (device, text) = analysed(program);
+    let peak = device.peak.unwrap();
+    // Parameters, batch, embeddings, blocks, logits and their gradient.
+    assert_eq!(peak.totals.allocated_bytes, (5 + 1 + 1 + (6 + 7 + 8 + 9) + 3 + 3) * MIB);
+    // What is in no module: parameters without names, and the batch.
+    let own: u64 = peak.by_module.iter().map(|m| m.own_bytes).sum();
+    assert_eq!(own + (5 + 1) * MIB, peak.totals.allocated_bytes);
+    assert_eq!(module(&peak, "").bytes, own);
+    assert_eq!((module(&peak, "blocks").bytes, module(&peak, "blocks").own_bytes), (30 * MIB, 0));
+    assert_eq!((module(&peak, "blocks.2").bytes, module(&peak, "blocks.2").own_bytes), (8 * MIB, 2 * MIB));
+    assert_eq!(module(&peak, "blocks.2.fc").class.as_deref(), Some("Linear"));
+    // Logits, and what the node has made that the head's call made.
+    assert_eq!(module(&peak, "head").bytes, 6 * MIB);
+    // By category the same as the whole, where all of it is in modules.
+    let of = |amounts: &[memtrace_analysis::report::CategoryAmount], category| {
+        amounts.iter().find(|a| a.category == category).map_or((0, 0), |a| (a.bytes, a.blocks))
+    };
+    let root = module(&peak, "");
+    assert!(of(&root.by_category, Category::Activation).0 >= 30 * MIB);
+    for category in [Category::Activation, Category::Gradient, Category::AutogradDetail] {
+        assert_eq!(of(&root.by_category, category), of(&peak.by_category, category), "{category:?}");
+    }
+    // Each as the names say, and what only holds others.
+    let mut told: Vec<String> = peak.by_module.iter().map(|m| m.path.clone()).collect();
+    paths.iter_mut().filter(|path| *path == "GPT").for_each(String::clear);
+    paths.push("blocks".to_owned());
+    paths.sort();
+    told.sort();
+    assert_eq!(told, paths);
+    assert!(text.contains("blocks.* (4 of Block)"), "{text}");
+    assert!(text.contains("head (Linear)"), "{text}");
+}
+
+#[test]
+fn what_checkpointing_of_repeated_modules_would_save() {
+    let (device, text) = analysed(trained(false).0);
+    let peak = device.peak.as_ref().unwrap();
+    let blocks = peak.repeated_modules.iter().find(|r| r.path == "blocks").unwrap();
+    assert_eq!((blocks.class.as_str(), blocks.count, blocks.activation_bytes), ("Block", 4, 30 * MIB));
+    // Each hands 2 MiB on; the moment is in the head.
+    assert_eq!(blocks.checkpointing_saves_at_most_bytes, (30 - 4 * 2) * MIB);
+    let action = device.actions.iter().find(|a| a.rule == "checkpoint_layers").unwrap();
+    assert_eq!((action.saves_bytes, action.at_most), (22 * MIB, true));
+    assert!(action.what.contains("blocks.* (4 of Block)"), "{}", action.what);
+    assert!(text.contains("at most -22.0 MiB"), "{text}");
+}
+
+#[test]
+fn nothing_is_said_of_modules_that_are_checkpointed() {
+    let (device, _) = analysed(trained(true).0);
+    assert!(device.peak.unwrap().repeated_modules.is_empty());
+    assert!(device.actions.iter().all(|a| a.rule != "checkpoint_layers"));
+}

@@ -1,0 +1,578 @@
+//! PyTorch snapshots as recordings: every form of the same snapshot tells the same, what was there before the first event is found, and
+//! damage, foreign files and hostile ones give a sentence or a part, never more.
+
+use std::path::{Path, PathBuf};
+
+use crate::snapshot_files::*;
+use memtrace_analysis::export::{SnapshotOptions, snapshot as export};
+use memtrace_analysis::load::Process;
+use memtrace_analysis::{Run, Summary, TextOptions, open_run, summarize};
+use memtrace_trace::event::{Action, Event, Flags};
+
+const HANDS: [Hand; 6] = [Hand::Python(2), Hand::Python(3), Hand::Python(4), Hand::Python(5), Hand::Torch, Hand::Odd];
+const MIB: i128 = 1 << 20;
+const BASE: i128 = 0x7f00_0000_0000;
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Folder {
+        Folder(tempfile::tempdir().unwrap())
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.0.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    fn open(&self, name: &str, bytes: &[u8]) -> Result<Run, String> {
+        let path = self.put(name, bytes);
+        open_run(&path).map_err(|e| e.to_string())
+    }
+}
+
+fn events(process: &Process) -> Vec<Event> {
+    let mut found = Vec::new();
+    let lost = process.recording().stream(&mut |part| found.extend_from_slice(part));
+    assert_eq!((found.len() as u64, lost.events), (process.recording().event_count(), 0));
+    let (census, _) = process.recording().census();
+    assert_eq!(census.events(), found.len() as u64);
+    assert!(found.iter().enumerate().all(|(i, e)| e.seq == i as u64 + 1), "numbered without gaps");
+    found
+}
+
+/// Every event in words, with its stack by name.
+fn told(process: &Process) -> Vec<String> {
+    let definitions = process.definitions();
+    let line = |e: &Event| {
+        let frames: Vec<_> = definitions
+            .walk(e.stack)
+            .map(|(_, f)| f.map_or("?".to_owned(), |f| format!("{}:{}", f.name, f.line)))
+            .collect();
+        let node = definitions.context(e.context).map(|c| {
+            let forward: Vec<_> = definitions.walk(c.forward).map(|(_, f)| f.map_or("?", |f| &f.name)).collect();
+            format!("{} of {}", c.node, forward.join("<"))
+        });
+        format!(
+            "{} {} {:#x} {} {} {} {:?} {:?} {:?} {}",
+            e.action.name(),
+            e.device,
+            e.addr,
+            e.size,
+            e.stream,
+            e.ticks,
+            e.flags,
+            e.pool,
+            node,
+            frames.join("<")
+        )
+    };
+    events(process).iter().map(line).collect()
+}
+
+fn summary(run: &Run) -> Summary {
+    let summary = summarize(run, &mut |_| {}).unwrap();
+    let text = summary.to_text(&TextOptions::default());
+    assert!(!text.is_empty() && !summary.to_json().is_empty());
+    summary
+}
+
+fn remarks(summary: &Summary) -> String {
+    let said: Vec<_> =
+        summary.processes[0].notices.iter().filter(|n| n.topic == "snapshot").map(|n| n.text.as_str()).collect();
+    said.join("\n")
+}
+
+/// A program that was recorded from its first allocation: two devices, a recursive stack, an address of the upper half, an oom.
+fn whole() -> V {
+    let high = 0xffff_8000_0000_0000_u64 as i128;
+    let first = vec![
+        event("segment_alloc", BASE, 20 * MIB, 1000, &["f", "main"]),
+        event("alloc", BASE, 8 * MIB, 1001, &["f", "f", "main"]),
+        event("alloc", BASE + 8 * MIB, 2 * MIB, 1002, &["g", "main"]),
+        event("free_requested", BASE, 8 * MIB, 1003, &["g", "main"]),
+        event("free_completed", BASE, 8 * MIB, 1004, &["g", "main"]),
+        event("oom", 5 * MIB, 100 * MIB, 1005, &["h", "main"]),
+    ];
+    let second =
+        vec![event("segment_alloc", high, 2 * MIB, 999, &["main"]), event("alloc", high, 1000, 1003, &["h", "main"])];
+    let state = vec![
+        segment(
+            0,
+            BASE,
+            20 * MIB,
+            false,
+            vec![
+                block(BASE, 8 * MIB, 0, "inactive", &[]),
+                block(BASE + 8 * MIB, 2 * MIB, 2 * MIB, "active_allocated", &["g", "main"]),
+                block(BASE + 10 * MIB, 10 * MIB, 0, "inactive", &[]),
+            ],
+        ),
+        segment(
+            1,
+            high,
+            2 * MIB,
+            false,
+            vec![
+                block(high, 1024, 1000, "active_allocated", &["h", "main"]),
+                block(high + 1024, 2 * MIB - 1024, 0, "inactive", &[]),
+            ],
+        ),
+    ];
+    snapshot(state, vec![first, second])
+}
+
+#[test]
+fn every_hand_and_form_tells_the_same() {
+    let folder = Folder::new();
+    let value = whole();
+    let mut forms: Vec<(String, Vec<u8>)> = vec![("a.json".to_owned(), json(&value).into_bytes())];
+    forms.extend(HANDS.iter().map(|hand| (format!("{hand:?}.pickle"), pickle(&value, *hand))));
+    for (name, bytes) in forms.clone() {
+        forms.push((format!("{name}.gz"), gzip(&bytes)));
+    }
+    let mut first: Option<Vec<String>> = None;
+    for (name, bytes) in &forms {
+        let run = folder.open(name, bytes).unwrap();
+        assert!(run.problems().is_empty(), "{name}: {:?}", run.problems());
+        let told = told(&run.processes()[0]);
+        assert_eq!(first.get_or_insert_with(|| told.clone()), &told, "{name}");
+        let summary = summary(&run);
+        assert_eq!(
+            summary.losses,
+            Default::default(),
+            "{name}: what the state at the end says is what the events add up to"
+        );
+        assert_eq!(summary.processes[0].events, 8, "{name}");
+        let peaks: Vec<_> =
+            summary.processes[0].devices.iter().map(|d| (d.device, d.highest.allocated_bytes)).collect();
+        assert_eq!(peaks, [(0, 10 << 20), (1, 1024)], "{name}");
+        assert_eq!(summary.processes[0].devices[0].oom_count, 1);
+    }
+    // The two devices by time: 999 of the second comes first, and of 1003 the first device's.
+    let first = first.unwrap();
+    let order: Vec<_> = first.iter().map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" ")).collect();
+    assert_eq!(
+        order,
+        [
+            "segment_alloc 1",
+            "segment_alloc 0",
+            "alloc 0",
+            "alloc 0",
+            "free_requested 0",
+            "alloc 1",
+            "free_completed 0",
+            "oom 0",
+            "totals 0",
+            "totals 1"
+        ]
+    );
+    assert!(first[2].ends_with("f:1<f:2<main:3"), "{}", first[2]);
+    assert!(first[0].contains("0xffff800000000000"), "{}", first[0]);
+}
+
+/// What is left of [`whole`] when its ring has overwritten the beginning, or it was begun late.
+#[test]
+fn what_was_there_before_is_found() {
+    let trace = vec![
+        // An older block is freed, another given back before is completed, an expandable range grows, then shrinks.
+        event("free_requested", BASE, 8 * MIB, 2000, &["main"]),
+        event("free_completed", BASE, 8 * MIB, 2001, &["main"]),
+        event("free_completed", BASE + 10 * MIB, MIB, 2002, &["main"]),
+        event("segment_map", BASE + 102 * MIB, 2 * MIB, 2003, &["main"]),
+        event("alloc", BASE + 100 * MIB, 3 * MIB, 2004, &["g", "main"]),
+        event("free_requested", BASE + 100 * MIB, 3 * MIB, 2005, &["g", "main"]),
+        event("free_completed", BASE + 100 * MIB, 3 * MIB, 2006, &["g", "main"]),
+        event("segment_unmap", BASE + 102 * MIB, 2 * MIB, 2007, &["main"]),
+        event("segment_free", BASE + 200 * MIB, 20 * MIB, 2008, &["main"]),
+    ];
+    let state = vec![
+        segment(
+            0,
+            BASE,
+            20 * MIB,
+            false,
+            vec![
+                block(BASE, 8 * MIB, 0, "inactive", &[]),
+                block(BASE + 8 * MIB, 2 * MIB, 2 * MIB - 7, "active_allocated", &["g", "main"]),
+                block(BASE + 10 * MIB, 10 * MIB, 0, "inactive", &[]),
+            ],
+        ),
+        segment(0, BASE + 100 * MIB, 2 * MIB, true, vec![block(BASE + 100 * MIB, 2 * MIB, 0, "inactive", &[])]),
+    ];
+    let folder = Folder::new();
+    let run = folder.open("late.pickle", &pickle(&snapshot(state, vec![trace]), Hand::Python(4))).unwrap();
+    let process = &run.processes()[0];
+    let before: Vec<Event> = events(process).into_iter().filter(|e| e.flags.contains(Flags::BEFORE)).collect();
+    let found: Vec<_> = before.iter().map(|e| (e.action, e.addr as i128 - BASE, e.size as i128)).collect();
+    assert_eq!(
+        found,
+        [
+            (Action::SegmentAlloc, 0, 20 * MIB),
+            (Action::Alloc, 0, 8 * MIB),
+            (Action::Alloc, 8 * MIB, 2 * MIB - 7),
+            (Action::Alloc, 10 * MIB, MIB),
+            (Action::FreeRequested, 10 * MIB, MIB),
+            (Action::SegmentMap, 100 * MIB, 2 * MIB),
+            (Action::SegmentAlloc, 200 * MIB, 20 * MIB),
+        ]
+    );
+    let summary = summary(&run);
+    assert_eq!(summary.losses, Default::default());
+    let device = &summary.processes[0].devices[0];
+    // 8 + 2 MiB, and 1 MiB that only waited for a stream; reserved: 20 + 2 + 20, and 2 more that were mapped.
+    assert_eq!(device.highest.allocated_bytes, 11 << 20, "before its free was requested");
+    assert_eq!(device.highest.reserved_bytes, 44 << 20);
+    assert_eq!(device.end.as_ref().unwrap().totals.allocated_bytes, 2 << 20);
+    assert_eq!(summary.processes[0].events, 9);
+    let said = remarks(&summary);
+    assert!(
+        said.contains("3 blocks (11534336 bytes) and 3 segments are older")
+            && said.contains("of 2 of the blocks only the free"),
+        "{said}"
+    );
+
+    // Nothing of it becomes an event of a snapshot, and what is written is read as the same.
+    let mut bytes = Vec::new();
+    export(process, &mut bytes, &SnapshotOptions::default(), &mut |_| {}).unwrap();
+    let again = folder.open("again.pickle", &bytes).unwrap();
+    assert_eq!(told(&again.processes()[0]), told(process));
+    let mut twice = Vec::new();
+    export(&again.processes()[0], &mut twice, &SnapshotOptions::default(), &mut |_| {}).unwrap();
+    assert!(bytes == twice, "exporting what was exported changes nothing");
+}
+
+/// What memtrace recorded, exported and read back: the same blocks, stacks, nodes and verdicts.
+#[test]
+fn our_own_snapshot_comes_back() {
+    let recorded = crate::training::run(3, true);
+    let process = &recorded.processes()[0];
+    let mut bytes = Vec::new();
+    export(process, &mut bytes, &SnapshotOptions::default(), &mut |_| {}).unwrap();
+    let folder = Folder::new();
+    let run = folder.open("7.pickle.gz", &gzip(&bytes)).unwrap();
+    let (ours, theirs) = (summary(&recorded), summary(&run));
+    let [a, b] = [&ours, &theirs].map(|s| &s.processes[0].devices[0]);
+    assert_eq!(a.highest, b.highest);
+    let by_category = |d: &memtrace_analysis::report::DeviceSummary| {
+        d.peak.as_ref().unwrap().by_category.iter().map(|c| (c.category, c.bytes)).collect::<Vec<_>>()
+    };
+    assert_eq!(by_category(a), by_category(b));
+    assert_eq!(a.oom_count, b.oom_count);
+    let rows = |d: &memtrace_analysis::report::DeviceSummary| {
+        let rows = d.before.iter().chain(&d.first_step).chain(&d.later_steps);
+        rows.map(|r| (r.phase, r.allocations, r.allocated_bytes, r.freed_bytes, r.peak_bytes)).collect::<Vec<_>>()
+    };
+    assert_eq!(rows(a), rows(b));
+    let mut twice = Vec::new();
+    export(&run.processes()[0], &mut twice, &SnapshotOptions::default(), &mut |_| {}).unwrap();
+    assert!(bytes == twice, "reading and writing changes nothing");
+}
+
+/// The events that a part of a snapshot gives, but for those that its missing state would add.
+fn recorded(process: &Process) -> Vec<(Action, u64, u64, u64)> {
+    let events = events(process).into_iter().filter(|e| !e.flags.contains(Flags::BEFORE) && e.action != Action::Totals);
+    events.map(|e| (e.action, e.addr, e.size, e.ticks)).collect()
+}
+
+#[test]
+fn a_file_that_was_cut_gives_what_came_before() {
+    let folder = Folder::new();
+    let value = whole();
+    for (name, bytes) in [
+        ("a.pickle", pickle(&value, Hand::Python(4))),
+        ("b.pickle", pickle(&value, Hand::Torch)),
+        ("c.json", json(&value).into_bytes()),
+        ("d.pickle.gz", gzip(&pickle(&value, Hand::Python(2)))),
+    ] {
+        let complete = folder.open(name, &bytes).unwrap();
+        let all = recorded(&complete.processes()[0]);
+        let mut most = 0;
+        for len in 0..bytes.len() {
+            match folder.open(name, &bytes[..len]) {
+                Ok(run) => {
+                    let found = recorded(&run.processes()[0]);
+                    // Only of the first device there are whole lists before the second begins.
+                    assert!(found.iter().all(|e| all.contains(e)), "{name} cut at {len}: {found:?}");
+                    let said = summary(&run).problems.join(" ");
+                    let count = format!("{} events", found.len());
+                    // JSON may lack nothing but white space, a gzip file its last checksum.
+                    let whole = said.contains("checksum is missing") && found.len() == all.len();
+                    assert!(whole || said.contains(&count) && said.contains("cut off"), "{name} cut at {len}: {said}");
+                    most = most.max(found.len());
+                }
+                Err(e) => {
+                    assert!(
+                        e.contains(name)
+                            && (len == 1 || e.contains("cut off") || e.contains("empty") || e.contains("gzip")),
+                        "{len}: {e}"
+                    );
+                }
+            }
+        }
+        assert_eq!(most, all.len(), "{name}");
+    }
+}
+
+#[test]
+fn bytes_that_were_changed_give_a_part_or_a_reason() {
+    let folder = Folder::new();
+    let value = whole();
+    let (mut parts, mut refused) = (0, 0);
+    for (name, bytes) in [
+        ("a.pickle", pickle(&value, Hand::Python(4))),
+        ("b.pickle", pickle(&value, Hand::Odd)),
+        ("c.json", json(&value).into_bytes()),
+        ("d.pickle.gz", gzip(&pickle(&value, Hand::Torch))),
+    ] {
+        for at in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= [0x01, 0x80, 0xff, 0x04][at % 4];
+            match folder.open(name, &changed) {
+                Ok(run) => {
+                    let found = events(&run.processes()[0]);
+                    assert!(found.len() <= 40, "{name} {at}");
+                    summary(&run);
+                    let mut out = Vec::new();
+                    export(
+                        &run.processes()[0],
+                        &mut out,
+                        &SnapshotOptions { no_sources: true, ..SnapshotOptions::default() },
+                        &mut |_| {},
+                    )
+                    .unwrap();
+                    parts += 1;
+                }
+                Err(e) => {
+                    assert!(e.len() > name.len() + 20, "{e}");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(parts > 500 && refused > 500, "{parts} read, {refused} refused");
+}
+
+/// What is no snapshot says what it is, and what to do.
+#[test]
+fn other_files_are_told_apart() {
+    let folder = Folder::new();
+    let global = b"\x80\x04\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x0becho hacked\x94\x85\x94R\x94.";
+    let old_torch_save = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.";
+    let state_dict = pickle(&V::Dict(vec![("model", V::List(vec![])), ("epoch", V::Int(3))]), Hand::Python(4));
+    let cases: [(&str, &[u8], &str); 19] = [
+        ("empty.pickle", b"", "is empty"),
+        ("zip.pickle", b"PK\x03\x04and so on", "torch.save"),
+        ("old.pickle", old_torch_save, "torch.save"),
+        ("other.pkl", &state_dict, "this has model, epoch"),
+        ("number.pkl", b"\x80\x04K\x07.", "pickle of something else"),
+        ("profile.json", br#"{"schemaVersion": 1, "traceEvents": [{"ph": "X"}]}"#, "torch.profiler"),
+        (
+            "other.json",
+            br#"{"a": 1}"#,
+            "no memory snapshot (which has the keys segments and device_traces; this has a)",
+        ),
+        ("array.json", b"[1, 2, 3]", "it is JSON, and no memory snapshot"),
+        ("summary.json", br#"{"run": {}, "processes": [], "losses": {}}"#, "memtrace summary"),
+        ("run.json", br#"{"command": [], "processes": []}"#, "manifest of a memtrace run"),
+        ("packed.pickle.zst", b"\x28\xb5\x2f\xfd123", "unzstd"),
+        ("page.html", b"<!DOCTYPE html>", "web page"),
+        ("twice.pickle.gz", &gzip(&gzip(b"\x80\x04}.")), "gzipped twice"),
+        ("broken.pickle.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff\xff", "damaged"),
+        ("text.pickle", b"hello", "neither a pickle nor JSON"),
+        ("zero.pickle", b"(dp0\n.", "protocol 0 or 1"),
+        ("evil.pickle", global, "call posix.system"),
+        ("evil2.pickle", b"\x80\x02cos\nsystem\n.", "call os.system"),
+        ("new.pickle", b"\x80\x09}.", "protocol 9"),
+    ];
+    for (name, bytes, expected) in cases {
+        let said = folder.open(name, bytes).map(|_| ()).unwrap_err();
+        assert!(said.contains(expected) && said.contains(name), "{name}: {said}");
+    }
+    assert!(open_run(Path::new("/nowhere/a.pickle")).unwrap_err().to_string().contains("does not exist"));
+}
+
+/// What nobody's pickler writes.
+#[test]
+fn hostile_files_are_refused_or_harmless() {
+    let folder = Folder::new();
+    let head = b"\x80\x04";
+    let with = |body: &[u8]| [head, body].concat();
+    // Lists of lists of lists by memo: 2 to the power of 30 if anybody followed them.
+    let mut laughs = with(b"]\x94");
+    for level in 0..30u8 {
+        laughs.extend([b']', 0x94, b'(', b'h', level, b'h', level, b'e']);
+    }
+    laughs.extend(b".");
+    // The same list of events for each of many devices.
+    let mut many = with(b"}\x8c\x0ddevice_traces]\x94(");
+    many.extend(b"]\x94(");
+    let one = pickle(&event("alloc", 512, 512, 1, &["f"]), Hand::Python(4));
+    many.extend(&one[11..one.len() - 1]);
+    many.extend(b"e");
+    let memo = 1u8;
+    for _ in 0..1000 {
+        many.extend([b'h', memo]);
+    }
+    many.extend(b"es.");
+    let deep = [&with(b"")[..], &b"](".repeat(100_000), b"."].concat();
+    let deep_json = b"[".repeat(100_000);
+    let cases: [(&str, Vec<u8>, &str); 13] = [
+        ("itself", with(b"]\x94(h\x00e."), "complete"),
+        ("in itself", with(b"}\x94(\x8c\x01ah\x00u."), "complete"),
+        ("after", with(b"]\x94h\x00K\x01a."), "complete"),
+        ("no memo", with(b"h\x07."), "memo that was never made"),
+        ("far memo", with(b"]r\xff\xff\xff\xff."), "numbered as no pickler"),
+        ("nothing", with(b"."), "never given"),
+        ("append to a number", with(b"K\x01K\x02a."), "no container"),
+        ("no mark", with(b"]K\x01e."), "without a beginning"),
+        ("half a pair", with(b"}(K\x01u."), "key without a value"),
+        ("four exabytes", with(b"\x8d\xff\xff\xff\xff\xff\xff\xff\x7fab"), "cut off"),
+        ("no opcode", with(b"\xfe."), "no pickle opcode"),
+        ("outside", with(b"\x97."), "outside of itself"),
+        ("deep.json", deep_json, "nested deeper"),
+    ];
+    for (name, bytes, expected) in cases {
+        let said = folder.open(name, &bytes).map(|_| ()).unwrap_err();
+        assert!(said.contains(expected), "{name}: {said}");
+    }
+    assert!(folder.open("laughs", &laughs).unwrap_err().contains("no memory snapshot"));
+    assert!(folder.open("deep", &deep).is_err());
+    let run = folder.open("many", &many);
+    let run = run.unwrap();
+    assert_eq!(recorded(&run.processes()[0]).len(), 1);
+    assert!(
+        remarks(&summary(&run)).contains("1000 lists of events that stand there twice"),
+        "{}",
+        remarks(&summary(&run))
+    );
+    // A megabyte that unpacks to a gigabyte of memos.
+    let mut bomb = with(b"N");
+    bomb.resize(200 << 20, 0x94);
+    let said = folder.open("bomb.gz", &gzip(&bomb)).map(|_| ()).unwrap_err();
+    assert!(said.contains("more memory than any snapshot of its size needs"), "{said}");
+}
+
+/// PyTorch 2.0 and 2.1 tell less, PyTorch 2.14 more.
+#[test]
+fn old_and_new_keys() {
+    let folder = Folder::new();
+    let old_event = |action: &str, addr: i128, size: i128| {
+        V::Dict(vec![
+            ("action", action.into()),
+            ("addr", V::Int(addr)),
+            ("size", V::Int(size)),
+            ("stream", V::Int(0)),
+            ("frames", frames(&["main"])),
+        ])
+    };
+    let history = V::List(vec![V::Dict(vec![
+        ("addr", V::Int(BASE)),
+        ("real_size", V::Int(700)),
+        ("frames", frames(&["old", "main"])),
+    ])]);
+    let old_block = V::Dict(vec![("size", V::Int(1024)), ("state", "active_allocated".into()), ("history", history)]);
+    let rest = V::Dict(vec![("size", V::Int(2 * MIB - 1024)), ("state", "inactive".into())]);
+    let old_segment = V::Dict(vec![
+        ("device", V::Int(0)),
+        ("address", V::Int(BASE)),
+        ("total_size", V::Int(2 * MIB)),
+        ("stream", V::Int(0)),
+        ("segment_type", "small".into()),
+        ("blocks", V::List(vec![old_block, rest])),
+    ]);
+    let old = snapshot(
+        vec![old_segment],
+        vec![vec![
+            old_event("alloc", BASE + 1024, 100),
+            old_event("free_requested", BASE + 1024, 100),
+            old_event("free_completed", BASE + 1024, 100),
+        ]],
+    );
+    let run = folder.open("old.pickle", &pickle(&old, Hand::Python(4))).unwrap();
+    let summary_of_old = summary(&run);
+    assert_eq!(summary_of_old.losses, Default::default());
+    let device = &summary_of_old.processes[0].devices[0];
+    assert_eq!((device.highest.allocated_bytes, device.highest.reserved_bytes), (1024 + 512, 2 << 20));
+    assert_eq!(summary_of_old.run.started_ns, None);
+    let said = remarks(&summary_of_old);
+    assert!(said.contains("no times") && said.contains("no stacks of frees: all 1"), "{said}");
+    let older = events(&run.processes()[0]).into_iter().find(|e| e.action == Action::Alloc).unwrap();
+    assert_eq!((older.addr as i128, older.size, older.slack), (BASE, 700, 324));
+
+    let mut new = whole();
+    let V::Dict(pairs) = &mut new else { unreachable!() };
+    pairs.push(("host_traces", V::List(vec![event("alloc", 4096, 10, 5, &[]), event("alloc", 8192, 10, 5, &[])])));
+    pairs.push(("host_segments", V::List(vec![segment(-1, 4096, 8192, false, vec![])])));
+    let annotation = |stage: &str, name: &str, device: i128, time: i128| {
+        V::Dict(vec![
+            ("stage", stage.into()),
+            ("name", name.into()),
+            ("device", V::Int(device)),
+            ("time_us", V::Int(time)),
+        ])
+    };
+    let ranges = [("START", "step", 1001), ("START", "inner", 1002), ("END", "inner", 1003), ("END", "step", 1004)];
+    // Each is told once, of the device that was the current one.
+    let both =
+        ranges.iter().zip([0, 1, 1, 0]).map(|((stage, name, time), device)| annotation(stage, name, device, *time));
+    pairs.iter_mut().find(|(key, _)| *key == "external_annotations").unwrap().1 = V::List(both.collect());
+    let V::List(traces) = &mut pairs.iter_mut().find(|(key, _)| *key == "device_traces").unwrap().1 else {
+        unreachable!()
+    };
+    let V::List(trace) = &mut traces[0] else { unreachable!() };
+    let mut named = event("annotate", BASE + 8 * MIB, 2 * MIB, 1006, &[]);
+    let V::Dict(fields) = &mut named else { unreachable!() };
+    fields.iter_mut().find(|(key, _)| *key == "user_metadata").unwrap().1 = "weights".into();
+    trace.push(named);
+    trace.push(event("teleport", BASE, 1, 1007, &[]));
+    let run = folder.open("new.pickle", &pickle(&new, Hand::Torch)).unwrap();
+    let process = &run.processes()[0];
+    let found = events(process);
+    let labels: Vec<_> = found.iter().filter(|e| matches!(e.action, Action::RangeStart | Action::RangeEnd)).collect();
+    let texts: Vec<_> =
+        labels.iter().map(|e| (e.action, e.size, &*process.definitions().labels[&(e.addr as u32)].text)).collect();
+    assert_eq!(
+        texts,
+        [
+            (Action::RangeStart, 0, "step"),
+            (Action::RangeStart, 0, "inner"),
+            (Action::RangeEnd, 0, "inner"),
+            (Action::RangeEnd, 0, "step")
+        ]
+    );
+    // The range holds what happens in the microseconds of its ends.
+    let place = |action: Action, ticks: u64| found.iter().position(|e| e.action == action && e.ticks == ticks).unwrap();
+    assert!(place(Action::RangeStart, 1_001_000) < place(Action::Alloc, 1_001_000));
+    assert!(place(Action::RangeEnd, 1_004_000) > place(Action::FreeCompleted, 1_004_000));
+    let names: Vec<_> = process.definitions().tensor_names.iter().map(|n| (n.address as i128, &*n.name)).collect();
+    assert_eq!(names, [(BASE + 8 * MIB, "weights")]);
+    let said = remarks(&summary(&run));
+    assert!(said.contains("1 events of a kind that this memtrace does not know: teleport"), "{said}");
+    assert!(said.contains("1 segments and 2 events of page-locked host memory"), "{said}");
+}
+
+/// A list of segments without events, as `torch.cuda.memory_snapshot()` gives it.
+#[test]
+fn a_state_alone() {
+    let folder = Folder::new();
+    let state = V::List(vec![segment(
+        2,
+        BASE,
+        2 * MIB,
+        false,
+        vec![
+            block(BASE, 1024, 1000, "active_allocated", &["f", "main"]),
+            block(BASE + 1024, 2 * MIB - 1024, 0, "inactive", &[]),
+        ],
+    )]);
+    for (name, bytes) in [("s.json", json(&state).into_bytes()), ("s.pickle", pickle(&state, Hand::Python(4)))] {
+        let run = folder.open(name, &bytes).unwrap();
+        let summary = summary(&run);
+        let device = &summary.processes[0].devices[0];
+        assert_eq!((device.device, device.highest.allocated_bytes, device.highest.reserved_bytes), (2, 1024, 2 << 20));
+        assert!(remarks(&summary).contains("no events"), "{}", remarks(&summary));
+        assert_eq!(summary.processes[0].events, 0);
+    }
+}

@@ -1,0 +1,246 @@
+//! Bad input gives one clear line with the mend, and the exit code that design and env(1) promise.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::launcher_support::*;
+
+/// Runs memtrace with these words; gives exit code and stderr.
+fn run(words: &[&str]) -> (i32, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let output = output(Command::new(memtrace()).current_dir(&folder).args(words));
+    assert!(output.stdout.is_empty(), "{words:?}");
+    (output.status.code().unwrap(), stderr(&output))
+}
+
+fn script(folder: &Path, name: &str, content: &str, mode: u32) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, content).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn bad_usage() {
+    for words in
+        [&[][..], &["--"], &["run", "--"], &["--no-such-option", "--", "true"], &["--stacks", "all", "--", "true"]]
+    {
+        let (code, message) = run(words);
+        assert_eq!(code, 125, "{words:?}");
+        assert!(message.contains("Usage:") || message.contains("--help"), "{words:?}: {message}");
+    }
+    for words in [&["report"][..], &["export", "x"], &["export", "x", "--to", "nothing"]] {
+        let (code, message) = run(words);
+        assert_eq!(code, 2, "{words:?}: {message}");
+    }
+}
+
+#[test]
+fn commands_that_cannot_be_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = script(folder.path(), "tool", "echo", 0o644);
+    let python = script(folder.path(), "train.py", "print(1)", 0o644);
+    let no_interpreter = script(folder.path(), "script", "#!/no/such/interpreter -x\n", 0o755);
+    let directory = folder.path().to_str().unwrap().to_owned();
+    let static_program = folder.path().join("static");
+    compile("victim.c", &static_program, &["-static"]);
+    let static_program = static_program.to_str().unwrap().to_owned();
+    let by_static = script(folder.path(), "by-static", &format!("#!{static_program}\n"), 0o755);
+    let foreign = {
+        let mut bytes = std::fs::read(&static_program).unwrap();
+        bytes[18] = 8; // MIPS
+        let path = folder.path().join("foreign");
+        std::fs::write(&path, bytes).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let cases = [
+        ("no-such-command", 127, "PATH"),
+        ("./no-such-file", 127, "folder you are in"),
+        ("", 127, "variable"),
+        ("python train.py", 127, "separate words"),
+        (&plain, 126, "chmod +x"),
+        (&python, 126, "memtrace -- python"),
+        (&directory, 126, "directory"),
+        (&no_interpreter, 127, "/no/such/interpreter"),
+        (&static_program, 125, "statically linked"),
+        (&by_static, 125, "statically linked"),
+        (&foreign, 125, "machine 8"),
+    ];
+    for (command, code, hint) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let output = output(Command::new(memtrace()).current_dir(&folder).args(["--", command]));
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{command}: {message}");
+        assert_eq!(message.lines().count(), 1, "{command}: {message}");
+        assert!(message.contains(hint), "{command}: {message}");
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "{command}: nothing is left behind");
+    }
+}
+
+#[test]
+fn a_setuid_program_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = folder.path().join("setuid");
+    std::fs::copy(compiled("victim.c"), &program).unwrap();
+    // Only root can give a file away; elsewhere any foreign setuid program of the system will do.
+    let is_ours = std::os::unix::fs::chown(&program, Some(65534), None).is_ok();
+    let program = if is_ours {
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
+        program
+    } else {
+        ["/usr/bin/su", "/bin/su", "/usr/bin/passwd"]
+            .iter()
+            .map(|p| p.into())
+            .find(|p: &std::path::PathBuf| p.exists())
+            .unwrap()
+    };
+    let (code, message) = run(&["--", program.to_str().unwrap(), "state"]);
+    assert_eq!(code, 125, "{message}");
+    assert!(message.contains("setuid"), "{message}");
+}
+
+#[test]
+fn folders_that_cannot_be_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let full = folder.path().join("full");
+    std::fs::create_dir(&full).unwrap();
+    std::fs::write(full.join("thesis.tex"), "precious").unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let below_file = file.join("run");
+    let cases =
+        [(full.as_path(), "not empty"), (&file, "-o"), (&below_file, "-o"), (Path::new("/proc/memtrace"), "-o")];
+    for (path, hint) in cases {
+        let (code, message) = run(&["-o", path.to_str().unwrap(), "--", "true"]);
+        assert_eq!(code, 125, "{}: {message}", path.display());
+        assert!(message.contains(hint) && message.lines().count() == 1, "{}: {message}", path.display());
+    }
+    assert_eq!(std::fs::read(full.join("thesis.tex")).unwrap(), b"precious");
+}
+
+#[test]
+fn exit_statuses_are_the_commands_own() {
+    let folder = tempfile::tempdir().unwrap();
+    for (i, (script, code)) in [
+        ("exit 0", 0),
+        ("exit 3", 3),
+        ("exit 255", 255),
+        ("kill -TERM $$", 143),
+        ("kill -KILL $$", 137),
+        ("kill -SEGV $$", 139),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let output = output(recording(&folder.path().join(i.to_string())).args(["sh", "-c", script]));
+        assert_eq!(output.status.code(), Some(code), "{script}: {}", stderr(&output));
+        assert!(stderr(&output).is_empty(), "{script}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn the_default_folder_is_named_after_the_script_and_new() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("train.py"), "").unwrap();
+    for _ in 0..2 {
+        let output = output(Command::new(memtrace()).current_dir(&folder).args(["--", "cat", "train.py"]));
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    let names: Vec<_> =
+        std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let runs: Vec<_> = names.iter().filter(|n| n.starts_with("memtrace-train-")).collect();
+    assert_eq!(runs.len(), 2, "{names:?}");
+    for run in runs {
+        let mode = std::fs::metadata(folder.path().join(run)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700, "only the owner may read a run");
+        assert_eq!(manifest(&folder.path().join(run))["exit"]["code"], 0);
+    }
+}
+
+#[test]
+fn a_run_that_is_none_is_bad_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let empty = folder.path().to_str().unwrap();
+    for words in [&["report", empty][..], &["report", "/no/such/run"], &["export", empty, "--to", "snapshot"]] {
+        let (code, message) = run(words);
+        assert_eq!(code, 2, "{words:?}: {message}");
+        assert_eq!(message.lines().count(), 1, "{words:?}: {message}");
+    }
+    for (content, hint) in [(&b""[..], "it is empty"), (b"print('\x1b[31m')\n", "begins with \"print")] {
+        let file = folder.path().join("file.mtr");
+        std::fs::write(&file, content).unwrap();
+        let (code, message) = run(&["report", file.to_str().unwrap()]);
+        assert_eq!(code, 2, "{message}");
+        assert!(message.contains(hint) && !message.contains('\x1b') && message.lines().count() == 1, "{message}");
+    }
+}
+
+/// What `--help` lists: commands and long options.
+fn helped(words: &[&str]) -> Vec<String> {
+    let help = output(Command::new(memtrace()).args(words).arg("--help"));
+    let text = String::from_utf8(help.stdout).unwrap();
+    text.split_whitespace()
+        .filter(|word| word.starts_with("--") && word.len() > 2)
+        .map(|word| word.trim_matches(|c: char| !c.is_ascii_alphanumeric() && c != '-').to_owned())
+        .collect()
+}
+
+/// Every command has a page, which troff reads without a complaint and which has every option of `--help`.
+#[test]
+fn manual_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = output(Command::new(memtrace()).args(["man", "-o"]).arg(folder.path()));
+    assert!(made.status.success(), "{}", stderr(&made));
+    let pages = std::fs::read_dir(folder.path()).unwrap().map(|page| page.unwrap().file_name().into_string().unwrap());
+    let commands: Vec<String> =
+        pages.filter_map(|page| Some(page.strip_prefix("memtrace-")?.strip_suffix(".1")?.to_owned())).collect();
+    assert!(
+        ["run", "report", "export", "doctor"].iter().all(|name| commands.iter().any(|c| c == name)),
+        "{commands:?}"
+    );
+    for command in commands {
+        let page = folder.path().join(format!("memtrace-{command}.1"));
+        let page = output(Command::new("groff").args(["-man", "-ww", "-Tascii", "-P-cbou", "-rHY=0"]).arg(&page));
+        assert_eq!((page.status.success(), stderr(&page).as_str()), (true, ""), "memtrace-{command}.1");
+        let text = String::from_utf8(page.stdout).unwrap();
+        let options = helped(&[&command]);
+        assert!(!options.is_empty());
+        for option in options {
+            assert!(text.contains(&option), "{option} is missing in memtrace-{command}.1");
+        }
+    }
+    let first = output(Command::new(memtrace()).arg("man"));
+    assert_eq!(std::fs::read(folder.path().join("memtrace.1")).unwrap(), first.stdout);
+    let (code, message) = run(&["man", "-o", "/proc/no"]);
+    assert!(code == 2 && message.contains("/proc/no"), "{code}: {message}");
+}
+
+/// Bash completes commands, options and their values.
+#[test]
+fn completions() {
+    let complete = |words: &[&str]| -> Vec<String> {
+        let script = format!(
+            "source <({} completions bash); COMP_WORDS=({}); COMP_CWORD={}; _memtrace memtrace '{}' '{}'; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+            memtrace().display(),
+            words.join(" "),
+            words.len() - 1,
+            words[words.len() - 1],
+            words[words.len() - 2],
+        );
+        let done = output(Command::new("bash").args(["--norc", "-c", &script]));
+        assert!(done.status.success(), "{}", stderr(&done));
+        String::from_utf8(done.stdout).unwrap().split_whitespace().map(str::to_owned).collect()
+    };
+    assert_eq!(complete(&["memtrace", "rep"]), ["report"]);
+    assert_eq!(complete(&["memtrace", "run", "--no-na"]), ["--no-names"]);
+    assert_eq!(complete(&["memtrace", "run", "--cpu", "al"]), ["always"]);
+    assert!(complete(&["memtrace", "report", "--section", "p"]).contains(&"peak".to_owned()));
+    for shell in ["zsh", "fish", "elvish", "powershell"] {
+        let script = output(Command::new(memtrace()).args(["completions", shell]));
+        assert!(script.status.success() && String::from_utf8_lossy(&script.stdout).contains("export"), "{shell}");
+    }
+    assert_eq!(run(&["completions", "cmd"]).0, 2);
+}

@@ -1,0 +1,13 @@
+//! The `memtrace` command: its command line, transparency, signals, the drain loop, `memtrace doctor`.
+
+mod command_line;
+mod doctor;
+mod drain;
+mod faults;
+#[path = "../launcher_support/mod.rs"]
+mod launcher_support;
+#[path = "../../../analysis/tests/native_objects/mod.rs"]
+mod native_objects;
+mod signals;
+mod symbols;
+mod transparency;

@@ -1,0 +1,215 @@
+//! Signals and job control: as if the launcher were not there.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::launcher_support::*;
+
+/// Starts the victim under memtrace, in a process group of its own, and waits until it is ready.
+fn start(folder: &Path, what: &str) -> Running {
+    let mut command = recording(&folder.join("run"));
+    command.arg(compiled("victim.c")).arg(what).process_group(0);
+    let mut running = Running::start(&mut command);
+    assert_eq!(running.line(), "ready");
+    running
+}
+
+/// The command's pid: what the launcher has as a child besides its witness.
+fn victim_of(launcher: i32) -> i32 {
+    let exe = |pid: &i32| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|p| p.ends_with("victim"));
+    children(launcher).into_iter().find(exe).unwrap()
+}
+
+#[test]
+fn a_signal_to_the_launcher_reaches_the_command_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut running = start(folder.path(), "signals");
+    let signals =
+        [libc::SIGTERM, libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGUSR1, libc::SIGALRM, libc::SIGWINCH];
+    for signal in signals {
+        running.signal(signal);
+        assert_eq!(running.line(), signal.to_string());
+    }
+    running.signal(libc::SIGUSR2);
+    assert_eq!(running.rest(), [libc::SIGUSR2.to_string()]);
+    assert!(running.child.wait().unwrap().success());
+}
+
+#[test]
+fn a_queued_value_is_passed_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut running = start(folder.path(), "signals");
+    let value = libc::sigval { sival_ptr: 4711 as *mut libc::c_void };
+    let signal = libc::SIGRTMIN() + 1;
+    // SAFETY: a plain call on a child of this test.
+    assert_eq!(unsafe { libc::sigqueue(running.pid(), signal, value) }, 0);
+    assert_eq!(running.line(), signal.to_string());
+    assert_eq!(running.line(), "value 4711");
+    running.signal(libc::SIGUSR2);
+    assert!(running.child.wait().unwrap().success());
+}
+
+#[test]
+fn a_signal_to_the_group_is_not_doubled() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut running = start(folder.path(), "signals");
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        kill(-running.pid(), signal);
+        assert_eq!(running.line(), signal.to_string());
+        // The launcher works through its signals in order: a second one would be there before this one.
+        running.signal(libc::SIGUSR1);
+        assert_eq!(running.line(), libc::SIGUSR1.to_string());
+        // And the same to the launcher alone is passed on again.
+        running.signal(signal);
+        assert_eq!(running.line(), signal.to_string());
+    }
+    running.signal(libc::SIGUSR2);
+    assert!(running.rest().iter().all(|l| *l == libc::SIGUSR2.to_string()));
+    assert!(running.child.wait().unwrap().success());
+}
+
+#[test]
+fn a_command_killed_through_the_launcher() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut running = start(folder.path(), "default");
+    running.signal(libc::SIGTERM);
+    assert_eq!(running.child.wait().unwrap().code(), Some(128 + libc::SIGTERM));
+    assert_eq!(manifest(&folder.path().join("run"))["exit"]["signal"], libc::SIGTERM);
+}
+
+#[test]
+fn stopped_and_continued_as_one_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut running = start(folder.path(), "default");
+    let launcher = running.pid();
+    let victim = victim_of(launcher);
+    for _ in 0..3 {
+        // What a terminal does for Ctrl-Z.
+        kill(-launcher, libc::SIGTSTP);
+        let status = wait(launcher, libc::WUNTRACED);
+        assert!(libc::WIFSTOPPED(status) && libc::WSTOPSIG(status) == libc::SIGTSTP, "{status:x}");
+        wait_for(|| state_of(victim) == 'T');
+        // What a shell does for `fg`.
+        kill(-launcher, libc::SIGCONT);
+        wait_for(|| state_of(victim) != 'T' && state_of(launcher) != 'T');
+        // To stop, the launcher lets the signal through; from here on it reads it again.
+        wait_for(|| blocks(launcher, libc::SIGTSTP));
+    }
+    // The same, with only the launcher's pid known.
+    kill(launcher, libc::SIGTSTP);
+    assert!(libc::WIFSTOPPED(wait(launcher, libc::WUNTRACED)));
+    wait_for(|| state_of(victim) == 'T');
+    kill(launcher, libc::SIGCONT);
+    wait_for(|| state_of(victim) != 'T' && state_of(launcher) != 'T');
+    kill(launcher, libc::SIGTERM);
+    assert_eq!(running.child.wait().unwrap().code(), Some(128 + libc::SIGTERM));
+}
+
+fn state_of(pid: i32) -> char {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
+}
+
+fn blocks(pid: i32, signal: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let mask = status.lines().find_map(|l| l.strip_prefix("SigBlk:")).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() & 1 << (signal - 1) != 0
+}
+
+/// A terminal that does not echo, as an echo and the program's own lines come in any order: our end, and the program's.
+fn terminal() -> (File, OwnedFd) {
+    let (mut ours, mut theirs) = (-1, -1);
+    // SAFETY: two places for two new descriptors; the other arguments may be null.
+    unsafe {
+        assert_eq!(
+            libc::openpty(&mut ours, &mut theirs, std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut()),
+            0
+        );
+        libc::fcntl(ours, libc::F_SETFD, libc::FD_CLOEXEC);
+        let mut settings = std::mem::zeroed();
+        assert_eq!(libc::tcgetattr(theirs, &mut settings), 0);
+        settings.c_lflag &= !libc::ECHO;
+        assert_eq!(libc::tcsetattr(theirs, libc::TCSANOW, &settings), 0);
+        (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs))
+    }
+}
+
+/// Starts a command as the leader of a session on a terminal of its own.
+fn start_on(terminal: &OwnedFd, command: &mut Command) -> std::process::Child {
+    let stdio = || Stdio::from(terminal.try_clone().unwrap());
+    command.stdin(stdio()).stdout(stdio()).stderr(stdio());
+    let fd = terminal.as_raw_fd();
+    // SAFETY: async-signal-safe calls only.
+    unsafe {
+        command.pre_exec(move || {
+            libc::setsid();
+            // A test run in the background of a script ignores these two.
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            libc::signal(libc::SIGQUIT, libc::SIG_DFL);
+            libc::ioctl(0, libc::TIOCSCTTY, 0);
+            libc::close(fd);
+            Ok(())
+        })
+    };
+    command.spawn().unwrap()
+}
+
+#[test]
+fn ctrl_c_arrives_once_and_the_terminal_is_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut ours, theirs) = terminal();
+    let mut command = recording(&folder.path().join("run"));
+    command.arg(compiled("victim.c")).arg("signals");
+    let mut child = start_on(&theirs, &mut command);
+    drop(theirs);
+    let mut lines = BufReader::new(ours.try_clone().unwrap()).lines();
+    let mut line = || lines.next().unwrap().unwrap();
+    assert_eq!(line(), "ready");
+    ours.write_all(b"\x03").unwrap();
+    assert_eq!(line(), libc::SIGINT.to_string());
+    ours.write_all(b"\x1c").unwrap();
+    assert_eq!(line(), libc::SIGQUIT.to_string());
+    kill(child.id() as i32, libc::SIGUSR1);
+    assert_eq!(line(), libc::SIGUSR1.to_string());
+    kill(child.id() as i32, libc::SIGUSR2);
+    assert_eq!(line(), libc::SIGUSR2.to_string());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_shell_on_a_terminal_controls_the_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut ours, theirs) = terminal();
+    let run = folder.path().join("run");
+    let mut child = start_on(&theirs, Command::new("bash").args(["--norc", "--noediting", "-i"]).env("PS1", ""));
+    drop(theirs);
+    let mut lines = BufReader::new(ours.try_clone().unwrap()).lines();
+    let mut until = |what: &str| loop {
+        let line = lines.next().unwrap().unwrap();
+        if line.contains(what) {
+            return line;
+        }
+    };
+    let victim = compiled("victim.c").display();
+    writeln!(ours, "{} --quiet -o {} -- {victim} default", memtrace().display(), run.display()).unwrap();
+    until("ready");
+    let victim = victim_of(children(child.id() as i32)[0]);
+    ours.write_all(b"\x1a").unwrap();
+    until("Stopped");
+    writeln!(ours, "jobs").unwrap();
+    until("Stopped");
+    writeln!(ours, "fg").unwrap();
+    until("default");
+    // The shell says what it will continue before it does so, and gives the terminal away in between.
+    wait_for(|| state_of(victim) != 'T');
+    ours.write_all(b"\x03").unwrap();
+    writeln!(ours, "echo status=$?").unwrap();
+    until("status=130");
+    writeln!(ours, "exit").unwrap();
+    child.wait().unwrap();
+    assert_eq!(manifest(&run)["exit"]["signal"], libc::SIGINT);
+}

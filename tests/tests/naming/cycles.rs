@@ -1,0 +1,213 @@
+//! `--cycles`: the objects of reference cycles that held tensors, in pictures and words; the program sees nothing of it.
+
+use memtrace_analysis::load::TraceRecording;
+use memtrace_analysis::model::held_by_cycles;
+use memtrace_analysis::report::FindingSummary;
+use memtrace_analysis::{open_run, summarize};
+use memtrace_tests::victim::{Run, Victim, events};
+use memtrace_trace::counters::Counter;
+use memtrace_trace::definition::Verdict;
+use memtrace_trace::event::{Action, Flags};
+
+/// The pages in the run's folder, by name.
+fn pages(run: &Run) -> Vec<(String, String)> {
+    let mut pages: Vec<_> = std::fs::read_dir(run.path())
+        .expect("the run's folder")
+        .map(|entry| entry.expect("an entry"))
+        .map(|entry| (entry.file_name().into_string().expect("a name"), entry.path()))
+        .filter(|(name, _)| name.ends_with(".html") && name != "report.html")
+        .map(|(name, path)| (name, std::fs::read_to_string(path).expect("a page")))
+        .collect();
+    pages.sort();
+    pages
+}
+
+/// What the trace says of cycles: file and words, without repetitions.
+fn told(run: &Run) -> Vec<(String, String)> {
+    let mut told: Vec<_> =
+        run.trace().definitions().cycles.iter().map(|c| (c.file.to_string(), c.text.to_string())).collect();
+    told.dedup();
+    told
+}
+
+#[track_caller]
+fn finding(run: &Run) -> FindingSummary {
+    let summary = summarize(&open_run(run.path()).expect("a run"), &mut |_| {}).expect("a summary");
+    let mut findings = summary.processes.into_iter().flat_map(|p| p.findings);
+    findings.find(|f| f.rule == "reference cycle").expect("the finding")
+}
+
+/// Frees by the collector: addresses and sizes.
+fn collected(run: &Run) -> Vec<u64> {
+    let trace = run.trace();
+    let of_gc = |e: &memtrace_trace::event::Event| e.flags.contains(Flags::IN_GC) && e.action == Action::FreeRequested;
+    events(&trace).into_iter().filter(of_gc).map(|e| e.size).collect()
+}
+
+#[test]
+fn a_tree_whose_nodes_know_their_parents() {
+    let tree = Victim::python("trouble/tree.py", &[]);
+    let (with, without) = (tree.clone().option("--cycles").run(), tree.run());
+    with.assert_ended_well();
+    without.assert_ended_well();
+    assert!(pages(&without).is_empty() && told(&without).is_empty());
+    let plain = finding(&without);
+    assert!(plain.files.is_empty() && plain.mend.contains("memtrace --cycles"), "{plain:#?}");
+
+    let pages = pages(&with);
+    let [(name, html)] = &pages[..] else { panic!("one kind of cycle: {pages:#?}") };
+    // What PyTorch's own page has of it: the class, the attributes, the tensor.
+    for word in
+        ["__main__.Node", "[\\'parent\\']", "[\\'children\\']", "torch.Tensor (torch.Size([1024, 1024]))", "<html>"]
+    {
+        assert!(html.contains(word), "{word}: {html}");
+    }
+    assert!(html.contains("Tensor float32[1024, 1024]\\n4194304 bytes at 0x"), "{html}");
+    let finding = finding(&with);
+    assert_eq!(finding.files, std::slice::from_ref(name));
+    let shown: Vec<_> = finding.evidence.iter().filter(|line| line.starts_with("the cycle's objects: ")).collect();
+    // Which of the children it is does not matter.
+    let shown: Vec<String> = shown.iter().map(|line| line.replace("[1]", "[0]").replace("[2]", "[0]")).collect();
+    let expected = format!(
+        "the cycle's objects: {name}: Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor float32[1024, 1024] \
+         and 3 more tensors"
+    );
+    assert_eq!(shown, [expected]);
+    // The same memory is freed by as many collections, and the line is the same.
+    assert_eq!(finding.headline, plain.headline);
+    assert_eq!(finding.place.map(|p| p.place), plain.place.map(|p| p.place));
+    assert_eq!(finding.evidence[0], plain.evidence[0]);
+    assert_eq!(collected(&with), collected(&without));
+    // The page for people names the file.
+    let page = std::fs::read_to_string(with.path().join("summary.txt")).expect("summary.txt");
+    assert!(page.contains("cycle-0.html: Node.children -> list["), "{page}");
+    // The tensors that it held are those that were allocated where the report says.
+    let recording = TraceRecording::open(with.trace().path()).expect("a readable trace");
+    let held = held_by_cycles(&recording);
+    assert_eq!(held.len(), 4);
+    assert!(held.iter().all(|held| held.allocation.is_some()), "{held:#?}");
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::metadata(with.path().join(name)).expect("the page").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn an_exception_that_its_own_frame_keeps() {
+    let run = Victim::python("trouble/retry.py", &[]).option("--cycles").run();
+    run.assert_ended_well();
+    let told = told(&run);
+    let [(file, text)] = &told[..] else { panic!("{told:#?}") };
+    assert_eq!(file, "cycle-0.html");
+    assert!(["frame attempt", "ValueError", "traceback"].iter().all(|word| text.contains(word)), "{text}");
+    let (_, html) = &pages(&run)[0];
+    for word in ["builtins.ValueError", "builtins.traceback", "retry.py", "local noise", "local failure"] {
+        assert!(html.contains(word), "{word}: {html}");
+    }
+}
+
+/// What the program sees is what it sees alone, but for our function in `gc.callbacks`.
+#[track_caller]
+fn check_unchanged(case: &str, with: impl Fn(Victim) -> Victim) -> Run {
+    let victim = with(Victim::python("cycles/kinds.py", &[case]));
+    let (alone, plain, run) = (victim.run_alone(), victim.run(), victim.clone().option("--cycles").run());
+    assert!(alone.status.success(), "{}", String::from_utf8_lossy(&alone.stderr));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    plain.assert_ended_well();
+    run.assert_ended_well();
+    assert_eq!(text(&plain.output.stdout), text(&alone.stdout));
+    let ours = text(&run.output.stdout);
+    assert!(ours.contains("['memtrace_cycles', 'callback']"), "{ours}");
+    assert_eq!(ours.replace("'memtrace_cycles', ", ""), text(&alone.stdout));
+    assert!(pages(&plain).is_empty());
+    run
+}
+
+/// One of each kind, whichever time it comes.
+#[track_caller]
+fn check_kinds(run: &Run, has_pages: bool) {
+    let told = told(run);
+    let has = |what: &str| told.iter().filter(|(_, text)| text.contains(what)).count();
+    for kind in ["Slots -> Slots", "Finalized.itself -> Finalized", "Broken['itself'] -> Broken", "frame exception"] {
+        assert_eq!(has(kind), 1, "{kind}: {told:#?}");
+    }
+    assert_eq!(has("function closure.<locals>.inner"), 1, "{told:#?}");
+    assert!(has("Node.children -> list[0] -> dict['parent'] -> Node") >= 1, "{told:#?}");
+    // What PyTorch's module could not show is told in words, and counted.
+    let broken = told.iter().find(|(_, text)| text.contains("Broken")).expect("told");
+    assert_eq!(broken.0, "");
+    let shown = told.iter().filter(|(file, _)| !file.is_empty()).count();
+    assert_eq!((shown, shown > 0), (pages(run).len(), has_pages));
+    if has_pages {
+        assert_eq!(run.trace().counter(Counter::CyclesNotShown), 1);
+    }
+}
+
+#[test]
+fn every_kind_of_cycle() {
+    check_kinds(&check_unchanged("cuda", |victim| victim), true);
+}
+
+#[test]
+fn tensors_of_the_cpu() {
+    check_kinds(&check_unchanged("cpu", |victim| victim), true);
+}
+
+#[test]
+fn a_program_that_saves_garbage_itself() {
+    check_unchanged("saving", |victim| victim);
+}
+
+#[test]
+fn objects_that_are_stored_when_they_are_shown_live_on() {
+    let run = Victim::python("cycles/kinds.py", &["stored"]).option("--cycles").run();
+    run.assert_ended_well();
+    let out = String::from_utf8_lossy(&run.output.stdout).into_owned();
+    assert!(out.contains("stored True True [] 0\nfreed 0\n"), "{out}");
+    let trace = run.trace();
+    let said: Vec<_> = trace.definitions().notices.iter().filter(|n| &*n.topic == "python.cycles").collect();
+    assert!(said.iter().any(|n| n.text.contains("left to a later collection")), "{said:#?}");
+}
+
+#[test]
+fn a_release_without_the_module() {
+    // As such a release would have it.
+    let hidden = tempfile::tempdir().expect("a folder");
+    let text = "import sys\nsys.modules['torch.utils.viz._cycles'] = None\n";
+    std::fs::write(hidden.path().join("sitecustomize.py"), text).expect("a file");
+    let run = Victim::python("cycles/kinds.py", &["cuda"]).env("PYTHONPATH", hidden.path()).option("--cycles").run();
+    run.assert_ended_well();
+    check_kinds(&run, false);
+    let trace = run.trace();
+    let said = trace.definitions().notices.iter().find(|n| &*n.topic == "python.cycles").expect("a notice");
+    assert_eq!(said.verdict, Verdict::Off);
+    assert!(
+        said.text.contains("no torch.utils.viz._cycles") && said.text.contains("ModuleNotFoundError"),
+        "{}",
+        said.text
+    );
+}
+
+#[test]
+fn a_program_with_another_folder_and_umask() {
+    let run = Victim::python("cycles/kinds.py", &["cuda"]).env("MEMTRACE_TEST_UMASK", "0777").option("--cycles").run();
+    run.assert_ended_well();
+    check_kinds(&run, true);
+}
+
+mod exhaustive {
+    use super::*;
+
+    #[test]
+    fn other_releases() {
+        for torch in ["2.1.2", "2.4.1", "2.7.1", "2.15.0"] {
+            check_kinds(&check_unchanged("cuda", |victim| victim.env("SIM_TORCH", torch)), true);
+        }
+    }
+
+    #[test]
+    fn other_pythons() {
+        for python in ["3.12", "3.13"] {
+            check_kinds(&check_unchanged("cuda", |victim| victim.env("SIM_PYTHON", python)), true);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The same program gives the same names, categories and report, however busy the machine is: runs that are delayed at random places
+//! (`memtrace_tests::disturbance`) against one that is not.
+
+use std::collections::BTreeSet;
+
+use memtrace_tests::disturbance::run_disturbed;
+use memtrace_tests::victim::{Run, Victim, events, root};
+use serde_json::{Value, json};
+
+/// Runs of each program that are delayed, and in the exhaustive tier.
+const RUNS: u64 = 2;
+const MANY_RUNS: u64 = 20;
+
+/// Fields of summary.json that are of the run and not of the program: times, process ids, paths, what memtrace's own work took.
+fn is_of_the_run(key: &str) -> bool {
+    key.ends_with("_ns") || key.ends_with("_us") || ["pid", "ppid", "path", "trace", "snapshot", "files"].contains(&key)
+}
+
+fn canonical(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => fields
+            .iter()
+            .filter(|(key, _)| !is_of_the_run(key))
+            .map(|(key, value)| (key.clone(), canonical(value)))
+            .collect(),
+        Value::Array(values) => values.iter().map(canonical).collect(),
+        value => value.clone(),
+    }
+}
+
+/// What is said of each process of a run, in an order that does not depend on process ids.
+fn said(run: &Run) -> BTreeSet<String> {
+    let text = std::fs::read_to_string(run.path().join("summary.json")).expect("summary.json");
+    let summary: Value = serde_json::from_str(&text).expect("JSON");
+    let mut said: BTreeSet<String> = BTreeSet::new();
+    for process in summary["processes"].as_array().expect("processes") {
+        said.insert(format!("{:#}", canonical(process)));
+    }
+    for trace in run.traces() {
+        let definitions = trace.definitions();
+        // Names with the number of the event after which they were read: not one scan came earlier or later.
+        let tensors =
+            definitions.tensor_names.iter().map(|n| json!([n.seq, format!("{:?}", n.kind), &*n.name, &*n.shape]));
+        let modules = definitions.nn_names.iter().map(|n| json!([n.seq, &*n.class, &*n.name]));
+        let names = json!({"events": events(&trace).len(), "tensors": tensors.collect::<Vec<_>>(), "modules": modules.collect::<Vec<_>>()});
+        assert!(!definitions.tensor_names.is_empty(), "the program's tensors have names");
+        said.insert(format!("{names:#}"));
+    }
+    said
+}
+
+#[track_caller]
+fn check(victim: Victim, runs: u64) {
+    // Of the hashes of texts the interpreter's own objects depend.
+    let victim = victim.env("PYTHONHASHSEED", "0").env("OMP_NUM_THREADS", "1");
+    let calm = victim.run();
+    calm.assert_ended_well();
+    let expected = said(&calm);
+    for seed in 1..=runs {
+        let (run, stops) = run_disturbed(&victim, seed);
+        run.assert_ended_well();
+        assert!(stops > 3, "the run was delayed {stops} times");
+        let ours = said(&run);
+        let differing: Vec<_> = ours.symmetric_difference(&expected).collect();
+        if let [a, b, ..] = &*differing {
+            let line = a.lines().zip(b.lines()).find(|(a, b)| a != b);
+            panic!("delays {seed} ({stops} stops) changed what is said, first in {line:?}");
+        }
+        assert_eq!(ours.len(), expected.len(), "processes");
+    }
+}
+
+fn named(case: &str) -> Victim {
+    Victim::python("names/named.py", &[case]).env("SIMCUDA_MEMORY", if case == "oom" { "1500M" } else { "8G" })
+}
+
+fn ranks(kind: &str) -> Victim {
+    let victim = Victim::python("names/ranks.py", &[kind]).env("SIMCUDA_DEVICES", "2");
+    victim.env("PYTHONPATH", root().join("tests/programs/names"))
+}
+
+#[test]
+fn a_training_with_adam() {
+    check(named("adam"), RUNS);
+}
+
+#[test]
+fn models_that_come_later() {
+    check(named("later"), RUNS);
+}
+
+#[test]
+fn a_program_without_training() {
+    check(named("served"), RUNS);
+}
+
+#[test]
+fn out_of_memory() {
+    check(named("oom"), RUNS);
+}
+
+#[test]
+fn checkpointing() {
+    check(Victim::python("torch/checkpoint.py", &[]), RUNS);
+}
+
+#[test]
+fn ranks_of_fsdp() {
+    check(ranks("fsdp"), RUNS);
+}
+
+/// Every naming program, many times.
+mod exhaustive {
+    use super::*;
+
+    #[test]
+    fn one_process() {
+        for case in [
+            "adam",
+            "resnet",
+            "tied",
+            "frozen",
+            "compiled",
+            "two",
+            "variables",
+            "classes",
+            "later",
+            "resumed",
+            "served",
+            "inference",
+            "one_step",
+            "oom",
+        ] {
+            println!("{case}");
+            check(named(case), MANY_RUNS);
+        }
+    }
+
+    #[test]
+    fn two_ranks() {
+        for kind in ["ddp", "fsdp"] {
+            println!("{kind}");
+            check(ranks(kind), MANY_RUNS);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Which autograd node made a backward block, and for which forward call: against `forward_frames`, which PyTorch 2.11's recorder
+//! gives under anomaly mode, string for string, and against the nodes that PyTorch's profiler saw the engine evaluate. A statement over
+//! several lines: `recording/programs.rs`.
+
+use memtrace_tests::snapshots::{at_least, pickle, record, vizcheck};
+use memtrace_tests::victim::Victim;
+use serde_json::Value;
+
+/// What one thread does, and so does the same in every run.
+const ONE_THREAD: [&str; 8] = [
+    "function",
+    "modules",
+    "convolutions",
+    "accumulate",
+    "checkpoint_reentrant",
+    "checkpoint_saved",
+    "double_backward",
+    "retain_graph",
+];
+const THREADS: [&str; 2] = ["forward_threads", "backward_threads"];
+
+fn calls(cases: &[&str]) -> Victim {
+    Victim::python("torch/forward_calls.py", cases)
+}
+
+/// Compares under anomaly mode, then with our own recording without it.
+#[track_caller]
+fn compare(cases: &[&str], least: u64) -> Value {
+    let under_anomaly = record(calls(cases).env("MEMTRACE_TEST_ANOMALY", "1"));
+    let found = under_anomaly.same(true);
+    at_least(&found, &[("forward", least), ("forward frames", least * 2), ("nodes", least)]);
+    let plain = record(calls(cases));
+    let ours = vizcheck("forward.py", [&under_anomaly.pickle, &plain.pickle]);
+    assert_eq!(ours["backward"], found["nodes"], "backward events");
+    found
+}
+
+#[test]
+fn functions_modules_checkpoints_double_backward() {
+    compare(&ONE_THREAD, 1200);
+}
+
+#[test]
+fn several_threads() {
+    compare(&THREADS, 500);
+}
+
+#[test]
+fn the_nodes_are_those_that_the_engine_evaluated() {
+    let nodes = tempfile::NamedTempFile::new().expect("a temporary file");
+    let mut cases = ONE_THREAD.to_vec();
+    cases.push("forward_threads");
+    let run = calls(&cases).env("MEMTRACE_TEST_NODES", nodes.path()).run();
+    run.assert_ended_well();
+    let found = vizcheck("nodes.py", [pickle(&run).as_path(), nodes.path()]);
+    for (node, least) in [
+        ("AccumulateGrad", 20),
+        ("AddmmBackward0", 50),
+        ("CheckpointFunctionBackward", 20),
+        ("ConvolutionBackward0", 20),
+        ("CubeBackward", 20),
+        ("NativeBatchNormBackward0", 10),
+        ("PairBackward", 10),
+        ("TanhBackward0", 20),
+    ] {
+        at_least(&found, &[(node, least)]);
+    }
+}

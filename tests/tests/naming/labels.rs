@@ -1,0 +1,260 @@
+//! Ranges that the program named (`record_function`, NVTX): each beginning and each end, in order, against the program's own list.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+use memtrace_tests::victim::{Run, Victim, events, packages};
+use memtrace_trace::definition::LabelOrigin;
+use memtrace_trace::event::{Action, Event, Flags, Source};
+use memtrace_trace::file::{Definitions, Reader};
+use memtrace_trace::ids::ThreadId;
+use serde_json::Value;
+
+/// (through what, START or END, name)
+type Mark = (String, String, String);
+
+fn mark(origin: LabelOrigin, stage: &str, name: &str) -> Mark {
+    let origin = if origin == LabelOrigin::Nvtx { "nvtx" } else { "record_function" };
+    (origin.into(), stage.into(), name.into())
+}
+
+/// The recorded ranges of each thread, in order.
+fn recorded(trace: &Reader) -> BTreeMap<ThreadId, Vec<Mark>> {
+    let definitions = trace.definitions();
+    let mut threads: BTreeMap<ThreadId, Vec<Mark>> = BTreeMap::new();
+    let mut open: Vec<(Event, u64)> = Vec::new();
+    for event in events(trace).into_iter().filter(|e| e.source == Source::Label) {
+        let mut label = event.addr;
+        if event.action == Action::RangeStart {
+            open.push((event, label));
+        } else {
+            let is_it = |(start, label): &(Event, u64)| match (event.addr, event.size) {
+                (0, 0) => {
+                    start.size == 0 && (start.thread, start.stream) == (event.thread, event.stream) && {
+                        definitions.labels[&(*label as u32)].origin == LabelOrigin::Nvtx
+                    }
+                }
+                (0, number) => start.size == number,
+                (known, _) => *label == known && start.thread == event.thread,
+            };
+            let index = open.iter().rposition(is_it).expect("every range that ends has begun");
+            label = open.remove(index).1;
+        }
+        let label = &definitions.labels[&(label as u32)];
+        let stage = if event.action == Action::RangeStart { "START" } else { "END" };
+        threads.entry(event.thread).or_default().push(mark(label.origin, stage, &label.text));
+    }
+    assert!(open.is_empty(), "every range has ended: {open:?}");
+    threads
+}
+
+/// The program's own list, by thread.
+fn truth(file: &Path) -> BTreeMap<String, Vec<Mark>> {
+    let text = std::fs::read_to_string(file).expect("the program's list");
+    serde_json::from_str(&text).expect("the program's list is JSON")
+}
+
+/// Runs the program and compares its list with the recording.
+#[track_caller]
+fn compare(victim: Victim) -> (Run, Reader) {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    let run = victim.env("MEMTRACE_TEST_TRUTH", file.path()).run();
+    run.assert_ended_well();
+    assert_eq!(String::from_utf8_lossy(&run.output.stdout), "done\n");
+    let trace = run.trace();
+    let mut ours = recorded(&trace).into_values().collect::<Vec<_>>();
+    let truth = truth(file.path());
+    for (thread, theirs) in &truth {
+        let same = ours.iter().position(|marks| marks == theirs);
+        let differs = || {
+            let nearest = ours.iter().max_by_key(|marks| marks.iter().zip(theirs).take_while(|(a, b)| a == b).count());
+            format!("thread {thread}\nthe program: {theirs:#?}\nrecorded: {nearest:#?}")
+        };
+        ours.remove(same.unwrap_or_else(|| panic!("{}", differs())));
+    }
+    assert!(truth["main"].len() > 40 && truth["other"].len() == 6, "the program names ranges");
+    assert_eq!(ours, Vec::<Vec<Mark>>::new(), "ranges of other threads");
+    (run, trace)
+}
+
+fn notices(definitions: &Definitions, topic: &str) -> Vec<String> {
+    let told = definitions.notices.iter().filter(|n| &*n.topic == topic);
+    told.map(|n| format!("{}: {}", n.verdict.name(), n.text)).collect()
+}
+
+fn record_function(torch: &str) {
+    let (_, trace) = compare(Victim::python("steps/labels.py", &[]).env("SIM_TORCH", torch));
+    let told = notices(trace.definitions(), "torch.record_function");
+    assert_eq!(told, ["works: record_function verified: PyTorch calls for users' ranges and not for operators"]);
+}
+
+#[test]
+fn record_function_2_11_0() {
+    record_function("2.11.0");
+}
+
+#[track_caller]
+fn ranges_of_torch_cuda_nvtx(torch: &str) {
+    let (_, trace) = compare(Victim::python("steps/labels.py", &["nvtx"]).env("SIM_TORCH", torch));
+    assert_eq!(notices(trace.definitions(), "nvtx"), ["works: ranges of libtorch_python.so are recorded"]);
+}
+
+#[test]
+fn torch_cuda_nvtx() {
+    ranges_of_torch_cuda_nvtx("2.11.0");
+}
+
+#[test]
+fn nvtx_package() {
+    let folder = packages(&["nvtx==0.2.17"]);
+    compare(Victim::python("steps/labels.py", &["package"]).env("PYTHONPATH", folder));
+}
+
+#[test]
+fn nvtx_library_of_version_2() {
+    let library = Path::new(&packages(&["nvidia-nvtx-cu12==12.1.105"])).join("nvidia/nvtx/lib/libnvToolsExt.so.1");
+    let library = library.to_str().expect("a path in UTF-8");
+    let (_, trace) = compare(Victim::python("steps/labels.py", &["library", library]));
+    assert_eq!(notices(trace.definitions(), "nvtx"), ["works: ranges of libnvToolsExt.so.1 are recorded"]);
+}
+
+#[test]
+fn another_tool_that_listens_to_nvtx_is_left_alone() {
+    // A file that is no library: NVTX finds nobody, and nor are we asked.
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    let truth = tempfile::NamedTempFile::new().expect("a temporary file");
+    let victim = Victim::python("steps/labels.py", &["nvtx"])
+        .env("NVTX_INJECTION64_PATH", file.path())
+        .env("MEMTRACE_TEST_TRUTH", truth.path());
+    let run = victim.run();
+    run.assert_ended_well();
+    let trace = run.trace();
+    let of_nvtx = |l: &&memtrace_trace::file::Label| l.origin == LabelOrigin::Nvtx;
+    assert_eq!(trace.definitions().labels.values().filter(of_nvtx).count(), 0);
+    assert!(trace.definitions().labels.len() > 5, "those of record_function are there");
+}
+
+/// The names and counts of a profile, which our callback must not change.
+#[track_caller]
+fn same_profile(torch: &str) {
+    let victim = Victim::python("steps/profiled.py", &[]).env("SIM_TORCH", torch);
+    let (run, alone) = (victim.run(), victim.run_alone());
+    run.assert_ended_well();
+    let (with, without) = (String::from_utf8_lossy(&run.output.stdout), String::from_utf8_lossy(&alone.stdout));
+    assert_eq!(with, without);
+    let profile: Value = serde_json::from_str(&with).expect("a profile");
+    assert!(profile["ProfilerStep*"].as_u64() >= Some(3), "the profiler was at work: {profile}");
+    let steps = run.trace().definitions().labels.values().filter(|l| l.text.starts_with("ProfilerStep#")).count();
+    assert_eq!(steps, 4);
+}
+
+#[test]
+fn the_profiler_sees_what_it_sees_without_us() {
+    same_profile("2.11.0");
+}
+
+/// What only the cyclic collector frees is marked, and nothing else.
+#[track_caller]
+fn collected_is_marked(victim: Victim) {
+    let run = victim.run();
+    run.assert_ended_well();
+    let truth: BTreeMap<String, Vec<u64>> =
+        serde_json::from_slice(&run.output.stdout).expect("the program's own account");
+    let trace = run.trace();
+    let frees: Vec<Event> =
+        events(&trace).into_iter().filter(|e| e.source == Source::Torch && e.action == Action::FreeRequested).collect();
+    for (who, sizes) in &truth {
+        for size in sizes {
+            let of_size: Vec<_> = frees.iter().filter(|e| e.size == *size).collect();
+            let [free] = of_size[..] else { panic!("frees of {size} bytes: {of_size:?}") };
+            assert_eq!(free.flags.contains(Flags::IN_GC), who == "collector", "{size} bytes, by {who}");
+        }
+    }
+    assert_eq!((truth["hand"].len(), truth["collector"].len()), (6, 8));
+    let told = notices(trace.definitions(), "python.gc");
+    assert_eq!(told, ["works: the collector's state verified: what it frees is marked"]);
+}
+
+#[test]
+fn what_the_garbage_collector_frees() {
+    collected_is_marked(Victim::python("steps/cycles.py", &[]));
+}
+
+/// The ranges in our snapshot against what PyTorch's own recorder has of the same process.
+#[test]
+fn external_annotations() {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    let victim = Victim::python("steps/annotations.py", &[]).env("MEMTRACE_TEST_TRUTH", file.path());
+    let run = victim.run();
+    run.assert_ended_well();
+    let read = |text: &str| -> Vec<Value> { serde_json::from_str(text).expect("annotations") };
+    let theirs = read(&std::fs::read_to_string(file.path()).expect("PyTorch's own"));
+    let pickle = std::fs::read_dir(run.path()).expect("the run").filter_map(|entry| Some(entry.ok()?.path()));
+    let pickle = pickle.into_iter().find(|path| path.extension().is_some_and(|e| e == "pickle")).expect("a snapshot");
+    let print =
+        "import json, pickle, sys; print(json.dumps(pickle.load(open(sys.argv[1], 'rb'))['external_annotations']))";
+    let mut python = Command::new(memtrace_tests::victim::root().join("scripts/sim"));
+    let ours = python.args(["python", "-c", print]).arg(pickle).output().expect("python starts");
+    let ours = read(&String::from_utf8_lossy(&ours.stdout));
+    assert!(theirs.len() > 30, "{theirs:#?}");
+    let mut apart = Vec::new();
+    for (index, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+        let keys = |value: &Value| value.as_object().expect("a dictionary").keys().cloned().collect::<Vec<_>>();
+        assert_eq!(keys(ours), keys(theirs));
+        for key in ["name", "stage", "device"] {
+            assert_eq!(ours[key], theirs[key], "annotation {index}: {ours} {theirs}");
+        }
+        let time = |value: &Value| value["time_us"].as_i64().expect("a time");
+        apart.push((time(ours) - time(theirs)).abs());
+    }
+    assert_eq!(ours.len(), theirs.len());
+    // Two readings of a clock, one after the other: a busy machine may stop the program between some of them, not between most.
+    apart.sort_unstable();
+    assert!(apart[apart.len() / 2] < 20_000, "microseconds apart: {apart:?}");
+    assert!(apart[apart.len() - 1] < 10_000_000, "microseconds apart: {apart:?}");
+}
+
+mod exhaustive {
+    use super::*;
+
+    #[test]
+    fn record_function_2_4_1() {
+        record_function("2.4.1");
+    }
+
+    #[test]
+    fn record_function_2_7_1() {
+        record_function("2.7.1");
+    }
+
+    #[test]
+    fn record_function_2_15_0() {
+        record_function("2.15.0");
+    }
+
+    #[test]
+    fn torch_cuda_nvtx_2_7_1() {
+        ranges_of_torch_cuda_nvtx("2.7.1");
+    }
+
+    #[test]
+    fn torch_cuda_nvtx_2_15_0() {
+        ranges_of_torch_cuda_nvtx("2.15.0");
+    }
+
+    #[test]
+    fn the_profiler_of_2_4_1_sees_what_it_sees_without_us() {
+        same_profile("2.4.1");
+    }
+
+    #[test]
+    fn what_the_garbage_collector_of_others_frees() {
+        for (python, torch) in [("3.11", "2.4.1"), ("3.12", "2.11.0"), ("3.13", "2.11.0")] {
+            println!("Python {python}, PyTorch {torch}");
+            collected_is_marked(
+                Victim::python("steps/cycles.py", &[]).env("SIM_PYTHON", python).env("SIM_TORCH", torch),
+            );
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Steps against the program's own count: how many there are, and every block that a turn of its loop allocates is in that turn's step.
+
+use memtrace_analysis::load::open_run;
+use memtrace_analysis::passes::{Phase, PhaseTracker};
+use memtrace_analysis::summarize;
+use memtrace_tests::victim::{Victim, events};
+use memtrace_trace::event::{Action, Source};
+use serde_json::Value;
+
+/// What happened in a program.
+struct Told {
+    /// By turn: the phases of its allocations, in order, each once.
+    phases: Vec<Vec<Phase>>,
+    summary: Value,
+}
+
+/// Runs a loop of tests/programs/steps/loops.py and compares steps.
+#[track_caller]
+fn check(kind: &str, torch: &str) -> Told {
+    let run = Victim::python("steps/loops.py", &[kind]).env("SIM_TORCH", torch).run();
+    run.assert_ended_well();
+    let truth: Value = serde_json::from_slice(&run.output.stdout).expect("the program's count");
+    let turns = truth["turns"].as_u64().expect("a number");
+    let recorded = open_run(run.path()).expect("the run");
+    let process = &recorded.processes()[0];
+    let labels = &process.definitions().labels;
+    let mut tracker = PhaseTracker::of(process.recording());
+    let mut turn: Option<u32> = None;
+    let mut phases: Vec<Vec<Phase>> = Vec::new();
+    for e in events(&run.trace()) {
+        if e.source == Source::Label {
+            tracker.observe_label(&e);
+            let number = labels.get(&(e.addr as u32)).and_then(|l| l.text.strip_prefix("turn ")?.parse().ok());
+            if let Some(number) = number {
+                turn = (e.action == Action::RangeStart).then_some(number);
+                phases.resize_with(phases.len().max(number as usize + 1), Vec::new);
+            }
+        } else if e.source == Source::Torch && matches!(e.action, Action::Alloc | Action::FreeRequested) {
+            let verdict = tracker.observe(&e);
+            if let Some(turn) = turn.filter(|_| e.action == Action::Alloc) {
+                let said = process.definitions().frames_of(e.stack);
+                let step = tracker.now().step;
+                // What comes before the first forward is loading, and a program without gradients goes on to a step with its model's call.
+                let early = turn == 0 && step.is_none() || kind == "inference" && !verdict.rule.starts_with("compute");
+                assert!(
+                    step == Some(turn) || early,
+                    "{kind}: turn {turn}, {:?}: {verdict:?} {e:?} {said}",
+                    tracker.now()
+                );
+                let seen = &mut phases[turn as usize];
+                if seen.last() != Some(&verdict.phase) {
+                    seen.push(verdict.phase);
+                }
+            }
+        }
+    }
+    assert_eq!(phases.len() as u64, turns, "{kind}: turns with a range");
+    let summary = summarize(&recorded, &mut |_| {}).expect("a summary");
+    let summary: Value = serde_json::from_str(&summary.to_json()).expect("JSON");
+    let device = &summary["processes"][0]["devices"][0];
+    assert_eq!(device["steps"].as_u64(), Some(turns), "{kind}: steps, of {turns} turns");
+    Told { phases, summary: device.clone() }
+}
+
+/// Stacks in words, for those who look for the reason.
+trait Words {
+    fn frames_of(&self, stack: memtrace_trace::ids::StackId) -> String;
+}
+
+impl Words for memtrace_trace::file::Definitions {
+    fn frames_of(&self, stack: memtrace_trace::ids::StackId) -> String {
+        let words = |frame: &memtrace_trace::file::Frame| format!("{}:{} {}", frame.filename, frame.line, frame.name);
+        self.walk_ids(stack).filter_map(|(_, id)| self.frame(id)).map(words).collect::<Vec<_>>().join(" < ")
+    }
+}
+
+use Phase::{Backward, Data, Eval, Forward, Load, Optimizer};
+
+#[track_caller]
+fn check_plain(torch: &str) {
+    let told = check("plain", torch);
+    assert_eq!(told.phases[0], [Load, Forward, Backward, Optimizer], "{torch}");
+    assert_eq!(told.phases[3], [Data, Forward, Backward, Optimizer], "{torch}");
+}
+
+#[test]
+fn plain() {
+    check_plain("2.11.0");
+}
+
+#[test]
+fn an_optimizer_that_allocates_nothing() {
+    let told = check("allocates_nothing", "2.11.0");
+    assert_eq!(told.phases[2], [Data, Forward, Backward]);
+    // Every turn is a step by the ranges that PyTorch marks.
+    let labels = told.summary["labels"].as_array().expect("labels");
+    let steps = labels.iter().find(|l| l["name"] == "Optimizer.step#SGD.step").expect("the optimizer's range");
+    assert_eq!((&steps["times"], &steps["allocated_bytes"]), (&Value::from(5), &Value::from(0)));
+    assert_eq!(steps["rule"], "optimizer: inside Optimizer.step");
+    let turns = labels.iter().find(|l| l["name"] == "turn *").expect("the program's range");
+    assert_eq!((&turns["times"], &turns["rule"]), (&Value::from(5), &Value::Null));
+}
+
+#[test]
+fn gradient_accumulation() {
+    let told = check("accumulation", "2.11.0");
+    let passes = told.phases[2].iter().filter(|phase| **phase == Backward).count();
+    assert_eq!(passes, 3, "{:?}", told.phases[2]);
+}
+
+#[test]
+fn evaluations_between_epochs() {
+    let told = check("evaluation", "2.11.0");
+    assert!(told.phases.iter().all(|phases| !phases.contains(&Eval)), "{:?}", told.phases);
+}
+
+#[test]
+fn inference_only() {
+    let told = check("inference", "2.11.0");
+    assert!(told.phases[2].contains(&Eval), "{:?}", told.phases);
+}
+
+#[test]
+fn several_optimizers_after_one_backward() {
+    check("several", "2.11.0");
+}
+
+#[test]
+fn two_networks_in_turn() {
+    let told = check("alternating", "2.11.0");
+    let passes = told.phases[2].iter().filter(|phase| **phase == Backward).count();
+    assert_eq!(passes, 2, "{:?}", told.phases[2]);
+}
+
+#[test]
+fn closures() {
+    let told = check("closure", "2.11.0");
+    assert!([Forward, Backward, Optimizer].iter().all(|phase| told.phases[1].contains(phase)), "{:?}", told.phases[1]);
+}
+
+#[test]
+fn steps_that_are_skipped() {
+    check("skipped", "2.11.0");
+}
+
+#[test]
+fn optimizers_group_by_group() {
+    check("groups", "2.11.0");
+}
+
+#[test]
+fn one_loop_after_another() {
+    check("phases", "2.11.0");
+}
+
+#[test]
+fn an_optimizer_of_the_programs_own() {
+    let told = check("own", "2.11.0");
+    assert_eq!(told.phases[2], [Data, Forward, Backward, Optimizer]);
+}
+
+#[test]
+fn compiled_models() {
+    check("compiled", "2.11.0");
+}
+
+mod exhaustive {
+    use super::*;
+
+    #[test]
+    fn plain_on_other_releases() {
+        for torch in ["2.4.1", "2.7.1", "2.15.0"] {
+            check_plain(torch);
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Names of the native code of real libraries: PyTorch's, which have symbol tables, and Python's, which may have all of DWARF,
+//! against binutils.
+
+use std::path::{Path, PathBuf};
+
+use crate::native_objects::{compare, symbols};
+use memtrace_tests::victim::Victim;
+
+/// Prints the folder of PyTorch's libraries and the object that holds the interpreter.
+const WHERE: &str = "
+import os, sys, torch
+print(os.path.join(os.path.dirname(torch.__file__), 'lib'))
+maps = [line.split()[-1] for line in open('/proc/self/maps') if '/libpython3.' in line and '.so.1' in line]
+print(os.path.realpath((maps or [sys.executable])[0]))
+";
+
+fn objects() -> (PathBuf, PathBuf) {
+    let output = Victim::command(&["python", "-c", WHERE]).over_simcuda().run_alone();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let [.., libraries, python] = lines[..] else { panic!("{text}") };
+    (libraries.into(), python.into())
+}
+
+/// Places in some of the functions of an object, as many as asked for or all.
+fn some_places(object: &Path, count: usize) -> Vec<u64> {
+    let all = symbols(object);
+    let every = (all.len() / count).max(1);
+    let mut places: Vec<u64> = all
+        .into_iter()
+        .step_by(every)
+        .filter(|(range, _)| !range.is_empty())
+        .map(|(r, _)| (r.start + r.end) / 2)
+        .collect();
+    places.sort_unstable();
+    places.dedup();
+    places
+}
+
+#[test]
+fn code_of_pytorch_and_python_is_named_as_binutils_names_it() {
+    let (libraries, python) = objects();
+    for name in ["libc10.so", "libtorch_cpu.so", "libtorch_python.so"] {
+        let object = libraries.join(name);
+        let places = some_places(&object, 500);
+        let compared = compare(&object, &places);
+        assert!(places.len() > 300 && compared.named * 100 > compared.frames * 99, "{name}: {compared:?}");
+    }
+    let places = some_places(&python, 3000);
+    let compared = compare(&python, &places);
+    println!("{}: {compared:?}", python.display());
+    assert!(places.len() > 10 && compared.named * 10 > compared.frames * 9, "{}: {compared:?}", python.display());
+    // Binutils names the unit's own file where DWARF 5 names an included one.
+    assert!(compared.other_files * 50 < compared.frames, "{}: {compared:?}", python.display());
+}

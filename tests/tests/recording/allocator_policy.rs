@@ -1,0 +1,211 @@
+//! The allocator's policy, replayed: it must repeat real recordings event for event, and what it says of other settings must be what
+//! the same program does with them.
+
+use memtrace_analysis::load::{Process, open_run};
+use memtrace_analysis::model::{Recording, Settings};
+use memtrace_analysis::passes::{PolicyReplay, Question, WhatIf};
+use memtrace_tests::victim::{Run, Victim, root};
+use memtrace_trace::event::{Action, Event, Source};
+
+const CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
+
+fn replay(recording: &dyn Recording, question: Question) -> WhatIf {
+    let mut replay = PolicyReplay::new(question);
+    recording.stream(&mut |events| events.iter().for_each(|e| replay.take(e)));
+    replay.finish()
+}
+
+fn question(settings: &str) -> Question {
+    Question { device: 0, settings: Settings::parse(settings), allowed: None, limit: u64::MAX, oom: None }
+}
+
+fn torch_events(recording: &dyn Recording) -> Vec<Event> {
+    let mut all = Vec::new();
+    recording.stream(&mut |events| {
+        all.extend(events.iter().filter(|e| e.source == Source::Torch && e.device == 0).copied());
+    });
+    all
+}
+
+fn is_segment(e: &&Event) -> bool {
+    use Action::{SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
+    matches!(e.action, SegmentAlloc | SegmentFree | SegmentMap | SegmentUnmap)
+}
+
+/// The highest sum of what segment events say.
+fn peak_reserved(events: &[Event]) -> u64 {
+    let (mut now, mut peak) = (0, 0);
+    for e in events.iter().filter(is_segment) {
+        match e.action {
+            Action::SegmentAlloc | Action::SegmentMap => now += e.size,
+            _ => now -= e.size,
+        }
+        peak = peak.max(now);
+    }
+    peak
+}
+
+/// Every segment event repeated, every block at its address.
+#[track_caller]
+fn repeats(recording: &dyn Recording, question: Question, what: &str) -> WhatIf {
+    let events = torch_events(recording);
+    let found = replay(recording, question);
+    let agreement = &found.agreement;
+    println!("{what}: {} blocks, {} segment events, {:?}", agreement.blocks, agreement.segments, agreement.difference);
+    assert_eq!(agreement.difference, None, "{what}");
+    assert_eq!(agreement.segments, events.iter().filter(is_segment).count() as u64, "{what}: segment events");
+    let allocs = events.iter().filter(|e| e.action == Action::Alloc).count() as u64;
+    assert_eq!(agreement.blocks, allocs, "{what}: blocks at their addresses");
+    assert_eq!(agreement.peak_reserved, peak_reserved(&events), "{what}: reserved at most");
+    found
+}
+
+/// Snapshots that PyTorch's recorder took on an H200.
+#[test]
+fn recordings_of_a_real_gpu_are_repeated() {
+    for (name, settings) in [("resnet_leak", ""), ("expandable", "expandable_segments:True"), ("oom", "")] {
+        let found = repeats(&memtrace_tests::golden::load(&format!("{name}.json")), question(settings), name);
+        assert!(found.agreement.blocks > 10, "{name}");
+    }
+}
+
+/// The only process of a run.
+fn process<R>(run: &Run, look: impl FnOnce(&Process) -> R) -> R {
+    let run = open_run(run.path()).expect("a run");
+    let [process] = run.processes() else { panic!("{} processes", run.processes().len()) };
+    look(process)
+}
+
+/// Runs a program with settings; the policy must repeat it.
+#[track_caller]
+fn repeated(victim: Victim, settings: &str, allowed: Option<u64>) -> WhatIf {
+    assert_repeated(&victim.env(CONF, settings).run(), settings, allowed)
+}
+
+/// The policy must repeat a run that had these settings.
+#[track_caller]
+pub(crate) fn assert_repeated(run: &Run, settings: &str, allowed: Option<u64>) -> WhatIf {
+    let what = format!("{settings:?}, {}", String::from_utf8_lossy(&run.output.stdout).lines().last().unwrap_or(""));
+    process(run, |process| repeats(process.recording(), Question { allowed, ..question(settings) }, &what))
+}
+
+const PLAIN: [&str; 6] = [
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:20",
+    "max_split_size_mb:40,roundup_power2_divisions:4",
+    "roundup_power2_divisions:[32:2,64:8,>:4]",
+    "expandable_segments:True,roundup_power2_divisions:8",
+];
+
+fn policies(arguments: &[&str]) -> Victim {
+    Victim::python("allocators/policies.py", arguments).env("PYTHONPATH", root().join("tests/programs/torch"))
+}
+
+#[test]
+fn every_setting_is_repeated() {
+    for settings in PLAIN {
+        let found = repeated(policies(&[]), settings, None);
+        assert!(found.agreement.blocks > 300 && found.agreement.segments > 10, "{settings}: {:?}", found.agreement);
+    }
+}
+
+/// 8 GiB are not enough: memory is returned and asked for again, until that does not help either.
+#[test]
+fn errors_and_retries_are_repeated() {
+    for settings in ["", "expandable_segments:True", "max_split_size_mb:100"] {
+        repeated(Victim::python("torch/oom_retry.py", &[]), settings, None);
+    }
+}
+
+#[test]
+fn limits_and_garbage_collection_are_repeated() {
+    let allowed = Some((0.1 * (8u64 << 30) as f64) as u64);
+    for settings in [
+        "",
+        "garbage_collection_threshold:0.3",
+        "expandable_segments:True",
+        "roundup_power2_divisions:4,max_split_size_mb:40,garbage_collection_threshold:0.6",
+    ] {
+        repeated(policies(&["0.1"]), settings, allowed);
+    }
+}
+
+/// The other programs of training are in [`crate::programs`].
+#[test]
+fn training_is_repeated() {
+    for program in ["expandable", "streams"] {
+        repeated(Victim::python(&format!("torch/{program}.py"), &[]), "", None);
+    }
+}
+
+/// Out of memory, and whether it would have fitted: as the replay says, and as it is.
+#[test]
+fn what_would_have_fitted_fits() {
+    let program = Victim::python("torch/fragmentation.py", &[]).env("SIMCUDA_MEMORY", "1200M");
+    let run = program.run();
+    assert_eq!(run.output.status.code(), Some(1));
+    let found = process(&run, |process| {
+        let events = torch_events(process.recording());
+        let oom = events.iter().find(|e| e.action == Action::Oom).expect("an error");
+        let until: Vec<Event> = events.iter().take_while(|e| e.seq < oom.seq).copied().collect();
+        let reserved: u64 = until.iter().filter(is_segment).fold(0, |sum, e| match e.action {
+            Action::SegmentAlloc => sum + e.size,
+            _ => sum - e.size,
+        });
+        let question = Question { limit: reserved + oom.addr, oom: Some(oom.seq), ..question("") };
+        replay(process.recording(), question)
+    });
+    assert_eq!(found.agreement.difference, None);
+    let (mut fitted, mut did_not) = (0, 0);
+    for outcome in &found.outcomes {
+        let real = program.clone().env(CONF, outcome.setting.name).run();
+        let step = |run: &Run| String::from_utf8_lossy(&run.output.stderr).contains("OutOfMemoryError");
+        println!("{outcome:?}: {:?}", real.output.status);
+        match outcome.fits {
+            Some(true) => fitted += 1,
+            Some(false) => did_not += 1,
+            None => {}
+        }
+        if outcome.fits == Some(false) {
+            assert!(step(&real), "{} ran out of memory, too", outcome.setting.name);
+        }
+        if outcome.setting.name.starts_with("expandable") {
+            assert_eq!(outcome.fits, Some(true));
+            assert!(real.output.status.success(), "{}", String::from_utf8_lossy(&real.output.stderr));
+        }
+    }
+    assert!(fitted > 0 && did_not > 0, "{:?}", found.outcomes);
+}
+
+mod exhaustive {
+    use super::*;
+
+    /// PyTorch's policy of other years.
+    #[test]
+    fn other_versions_are_repeated() {
+        for version in ["2.4.1", "2.7.1", "2.15.0"] {
+            for settings in ["", "expandable_segments:True", "max_split_size_mb:40,roundup_power2_divisions:4"] {
+                repeated(policies(&[]).env("SIM_TORCH", version), settings, None);
+            }
+        }
+    }
+
+    /// What a replay of one run says of other settings, against runs with them.
+    #[test]
+    fn what_other_settings_would_have_reserved_is_what_they_do() {
+        for program in [policies(&[]), Victim::python("torch/fragmentation.py", &[])] {
+            let found = repeated(program.clone(), "", None);
+            assert_eq!(found.outcomes.len(), 4);
+            for outcome in &found.outcomes {
+                let name = outcome.setting.name;
+                let run = program.clone().env(CONF, name).run();
+                let real = process(&run, |process| peak_reserved(&torch_events(process.recording())));
+                assert_eq!(
+                    outcome.peak_reserved, real,
+                    "{name}: reserved at most (left: replayed, right: the real run)"
+                );
+            }
+        }
+    }
+}

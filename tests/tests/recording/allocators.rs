@@ -1,0 +1,237 @@
+//! Every way PyTorch's memory can be managed, each compared one for one with something independent: PyTorch's own recorder, its
+//! statistics, and the simulated CUDA's ledger. Where PyTorch's recorder refuses (cudaMallocAsync, pluggable allocators), the
+//! ledger says what there was and the same program under PyTorch's own allocator who asked for it.
+
+use std::path::{Path, PathBuf};
+
+use memtrace_tests::ledger::{assert_equal, ours, read};
+use memtrace_tests::programs::{Workshop, linked_with, victim};
+use memtrace_tests::snapshots::{
+    Recorded, assert_peaks, assert_statistics, at_least, json, pickle, record, summary, vizcheck,
+};
+use memtrace_tests::victim::{Run, Victim, root};
+use memtrace_trace::api::Memory;
+use serde_json::Value;
+
+const CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
+
+/// A program of tests/programs/allocators, which finds the oracle.
+fn program(name: &str, arguments: &[&str]) -> Victim {
+    Victim::python(&format!("allocators/{name}"), arguments).env("PYTHONPATH", root().join("tests/programs/torch"))
+}
+
+/// Records a program under PyTorch's recorder, compares snapshots and peaks; at least so many events must have been there.
+#[track_caller]
+fn compare(victim: Victim, events: u64) -> Recorded {
+    let recorded = record(victim);
+    at_least(&recorded.same(false), &[("events", events), ("event frames", events), ("blocks", 5), ("devices", 1)]);
+    let statistics = json(recorded.oracle.path());
+    assert!(assert_peaks(&recorded.run, &statistics, &["allocated", "active", "reserved", "requested"]) >= 4);
+    recorded
+}
+
+/// How often PyTorch's recorder saw each action that the test is about.
+fn count(recorded: &Recorded, condition: impl Fn(&Value) -> bool) -> usize {
+    let oracle = json(recorded.oracle.path());
+    let events =
+        oracle["device_traces"].as_array().expect("traces").iter().flat_map(|t| t.as_array().expect("a trace"));
+    events.filter(|event| condition(event)).count()
+}
+
+/// `report --section memory` against `torch.cuda.memory_stats` at the program's end, every figure of every pool. Of programs that train:
+/// [`crate::programs`].
+#[track_caller]
+fn assert_table_of_memory_summary(recorded: &Recorded, least: usize) {
+    let theirs = json(recorded.oracle.path());
+    for device in summary(&recorded.run)["devices"].as_array().expect("devices") {
+        let ordinal = device["device"].as_u64().expect("a device") as usize;
+        let compared = assert_statistics(device, &theirs["statistics"][ordinal], &[]);
+        assert!(compared >= least, "{compared} figures");
+    }
+}
+
+#[test]
+fn expandable_segments_are_unmapped_in_part() {
+    let recorded = compare(program("partial_unmap.py", &[]).env(CONF, "expandable_segments:True"), 900);
+    assert_table_of_memory_summary(&recorded, 50);
+    let did = |action: &'static str| count(&recorded, |e| e["action"] == action);
+    assert!(did("segment_unmap") > 10 && did("segment_map") > 20, "maps and unmaps");
+    // A segment with a hole in it is two in the snapshot: fewer were reserved than are shown.
+    let segments = json(recorded.oracle.path())["segments"].as_array().map_or(0, Vec::len);
+    let trace = recorded.run.trace();
+    let reserved = memtrace_tests::victim::events(&trace)
+        .iter()
+        .filter(|e| e.api.symbol() == Some("cuMemAddressReserve") && e.result == 0)
+        .count();
+    assert!(segments > reserved, "{segments} segments in {reserved} reservations");
+}
+
+#[test]
+fn graphs_and_pools_have_their_pool_ids() {
+    let recorded = compare(program("graphs.py", &[]), 250);
+    assert_table_of_memory_summary(&recorded, 70);
+    let oracle = json(recorded.oracle.path());
+    let segments = oracle["segments"].as_array().expect("segments");
+    let pools: std::collections::BTreeSet<_> = segments.iter().map(|s| s["segment_pool_id"].to_string()).collect();
+    assert!(pools.len() >= 5, "private pools of both kinds: {pools:?}");
+}
+
+#[test]
+fn the_allocators_policies() {
+    let of = |settings: &str| compare(program("policies.py", &["0.1"]).env(CONF, settings), 900);
+    let gc = of("garbage_collection_threshold:0.3");
+    let freed = |recorded: &Recorded| count(recorded, |e| e["action"] == "segment_free");
+    let plain = compare(program("policies.py", &[]), 900);
+    assert!(freed(&gc) > freed(&plain), "the threshold frees segments");
+    // `per_process_memory_fraction`: the program asks until it is told no.
+    assert!(count(&gc, |e| e["action"] == "oom") > 0);
+    of("max_split_size_mb:20");
+    let rounded = of("roundup_power2_divisions:4,max_split_size_mb:40,garbage_collection_threshold:0.6");
+    assert!(count(&rounded, |e| e["action"] == "segment_free") > 0);
+}
+
+#[test]
+fn gradients_by_every_way() {
+    compare(program("transforms.py", &[]).env("SIMCUDA_KERNEL_US", "20"), 800);
+}
+
+/// Page-locked host memory: every call, and the most that was held, against PyTorch's own statistics of it.
+#[test]
+fn pinned_memory() {
+    for settings in
+        ["pinned_use_cuda_host_register:False", "pinned_use_cuda_host_register:True,pinned_num_register_threads:2"]
+    {
+        let folder = tempfile::tempdir().expect("a folder");
+        let ledger = folder.path().join("ledger");
+        let recorded = record(program("pinned.py", &[]).env(CONF, settings).env("SIMCUDA_LEDGER", &ledger));
+        at_least(&recorded.same(false), &[("events", 10)]);
+        let trace = recorded.run.trace();
+        assert_equal(&ours(&trace), &read(&ledger));
+        let pinned = summary(&recorded.run)["pinned"].take();
+        let held: u64 = pinned.as_array().expect("owners").iter().filter_map(|o| o["peak_bytes"].as_u64()).sum();
+        let theirs = &json(recorded.oracle.path())["host_statistics"]["allocated_bytes.peak"];
+        assert!(held > 0, "{settings}: {pinned}");
+        assert!(theirs.as_u64().is_some_and(|theirs| theirs > 0), "{settings}: {theirs}");
+        // The program's own registration, 256 KiB, is none of PyTorch's.
+        assert!(
+            held == theirs.as_u64().unwrap_or(0) || held == theirs.as_u64().unwrap_or(0) + (1 << 18),
+            "{settings}: {held}, {theirs}"
+        );
+        let of_host = |e: &&memtrace_trace::event::Event| {
+            matches!(e.api.memory(), Some(Memory::Host | Memory::Registered)) && e.device != -1
+        };
+        assert_eq!(
+            memtrace_tests::victim::events(&trace).iter().filter(of_host).count(),
+            0,
+            "host memory is on no device"
+        );
+    }
+}
+
+/// Runs a program whose allocator PyTorch's recorder refuses: the snapshot against the ledger, and against the same program under
+/// PyTorch's own allocator.
+#[track_caller]
+fn compare_calls(victim: Victim) -> Run {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ledger = folder.path().join("ledger");
+    let run = victim.env("SIMCUDA_LEDGER", &ledger).env("MEMTRACE_TEST_ORACLE_LAST", "1").run();
+    run.assert_ended_well();
+    assert_equal(&ours(&run.trace()), &read(&ledger));
+    let usual = record(program("stream_ordered.py", &[]));
+    let pickle = pickle(&run);
+    let arguments = [pickle.as_path(), Path::new("--ledger"), &ledger, Path::new("--like"), usual.oracle.path()];
+    let found = vizcheck("calls.py", arguments);
+    let expected = [("requests", 130), ("calls", 130), ("frames", 260), ("segments", 10), ("devices", 1)];
+    at_least(&found, &expected);
+    run
+}
+
+#[test]
+fn the_stream_ordered_allocator() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let program = program("stream_ordered.py", &[]).env(CONF, "backend:cudaMallocAsync");
+    let run = compare_calls(program.env("MEMTRACE_TEST_STATISTICS", file.path()));
+    let statistics = json(file.path());
+    // `allocated` is what the pool has in use, `reserved` what it holds of the device: grown, trimmed, grown again.
+    assert!(assert_peaks(&run, &statistics, &["allocated", "reserved"]) >= 2);
+    let summary = summary(&run);
+    let end = &summary["devices"][0]["end"]["totals"];
+    for (ours, theirs) in
+        [("allocated_bytes", "allocated_bytes.all.current"), ("reserved_bytes", "reserved_bytes.all.current")]
+    {
+        assert_eq!(end[ours], statistics["statistics"][0][theirs], "{ours} at the end");
+    }
+    assert_eq!(summary["devices"][0]["used_before_bytes"], 0, "the pool's first growth is the process's own");
+}
+
+/// The error that ends a program under cudaMallocAsync: what was wanted, where, and what was there.
+#[test]
+fn the_stream_ordered_allocator_runs_out_of_memory() {
+    let run =
+        program("stream_ordered.py", &[]).env(CONF, "backend:cudaMallocAsync").env("SIMCUDA_MEMORY", "300M").run();
+    assert_eq!(run.output.status.code(), Some(1), "{}", String::from_utf8_lossy(&run.output.stderr));
+    let device = &summary(&run)["devices"][0];
+    assert_eq!(device["oom_count"], 1);
+    let oom = &device["ooms"][0];
+    assert_eq!(oom["wanted_bytes"], 40 << 20, "{oom}");
+    assert!(oom["by"].to_string().contains("stream_ordered.py"), "{oom}");
+}
+
+/// The allocator of `allocators/allocator.c`, linked with the CUDA that PyTorch uses.
+fn own_allocator(workshop: &Workshop) -> PathBuf {
+    workshop.library("allocators/allocator.c", "liballocator.so", &linked_with("libcudart.so.13"))
+}
+
+#[test]
+fn a_pluggable_allocator() {
+    let workshop = Workshop::new();
+    let library = own_allocator(&workshop);
+    compare_calls(program("stream_ordered.py", &[&library.to_string_lossy()]));
+}
+
+#[test]
+fn a_pool_with_an_allocator_of_its_own() {
+    let workshop = Workshop::new();
+    let library = own_allocator(&workshop);
+    let library = library.to_string_lossy();
+    // Also where it is the process's first memory: PyTorch's allocator then makes no CUDA call by which the tracker could be attached.
+    for arguments in [vec![&*library], vec![&*library, "FIRST"]] {
+        let recorded = compare(program("own_pool.py", &arguments).env("OWN_ALLOC_EXTRA", "4096"), 15);
+        let owners = &summary(&recorded.run)["devices"][0]["owners"];
+        // Segments are PyTorch's, whoever obtained them.
+        for owner in owners.as_array().expect("owners").iter().filter(|o| o["owner"] != "PyTorch's caching allocator") {
+            assert_eq!((&owner["end_bytes"], &owner["peak_bytes"]), (&0.into(), &0.into()), "{arguments:?}: {owners}");
+        }
+    }
+}
+
+/// A program without PyTorch, by the CUDA calls alone: its snapshot against the ledger.
+#[test]
+fn a_program_without_pytorch() {
+    let workshop = Workshop::new();
+    let program = workshop.program("allocators/loose.c", "loose", &linked_with("libcudart.so.13"));
+    let ledger = workshop.path("ledger");
+    let run = victim(&[&program]).env("SIMCUDA_LEDGER", &ledger).run();
+    run.assert_ended_well();
+    let found = vizcheck("calls.py", [pickle(&run).as_path(), Path::new("--ledger"), &ledger]);
+    at_least(&found, &[("calls", 60), ("segments", 10), ("devices", 1)]);
+    let device = &summary(&run)["devices"][0];
+    assert_eq!(device["source"], "cuda_calls");
+    // The driver takes more than was asked for; how much, only it knows.
+    assert!(
+        device["used_before_bytes"].as_u64().is_some_and(|bytes| bytes < 2 << 20),
+        "{}",
+        device["used_before_bytes"]
+    );
+}
+
+mod exhaustive {
+    use super::*;
+
+    /// PyTorch 2.12 and later write each event's pool.
+    #[test]
+    fn events_have_their_pool_ids_where_pytorch_writes_them() {
+        let recorded = record(program("graphs.py", &[]).env("SIM_TORCH", "2.15.0"));
+        at_least(&recorded.same(false), &[("events", 250), ("pool ids", 250), ("private pool ids", 100)]);
+    }
+}

@@ -1,0 +1,77 @@
+//! torch.compile: every event against PyTorch's own recorder, with the frames of compiled code: resumed functions, generated files, and
+//! CPython's frames as dynamo's own frame evaluation makes them.
+
+use memtrace_tests::oracle::{Entry, Oracle, compare};
+use memtrace_tests::snapshots::{at_least, json, pickle, vizcheck};
+use memtrace_tests::victim::Victim;
+use serde_json::Value;
+
+fn compiled(backend: &str) -> Oracle {
+    // The compilers' caches are the machine's own business.
+    let cache = tempfile::tempdir().expect("a temporary folder");
+    let victim = Victim::python("compile/train.py", &[backend]).env("TORCHINDUCTOR_CACHE_DIR", cache.path());
+    compare(victim).1
+}
+
+/// Whether some event happened under a frame of this name (or of a name that begins so) in a file that ends so.
+#[track_caller]
+fn assert_frame(oracle: &Oracle, name: &str, file: &str) {
+    let entries = oracle.entries();
+    let has = |e: &Entry| e.frames.iter().any(|(n, f, _)| n.starts_with(name) && f.contains(file));
+    assert!(entries.values().flatten().any(has), "no event under {name} of {file}");
+}
+
+#[test]
+fn graphs_run_eagerly() {
+    let oracle = compiled("eager");
+    assert_frame(&oracle, "torch_dynamo_resume_in_forward_at_", "train.py");
+    assert_frame(&oracle, "torch_dynamo_resume_in_consume_at_", "train.py");
+    // The graph's own code, which is in no file.
+    assert_frame(&oracle, "forward", "<eval_with_key>");
+}
+
+#[test]
+fn graphs_by_ahead_of_time_autograd() {
+    let oracle = compiled("aot_eager");
+    assert_frame(&oracle, "torch_dynamo_resume_in_forward_at_", "train.py");
+    assert_frame(&oracle, "backward", "torch/_functorch");
+}
+
+/// The names of all stacks in a part of a summary.
+fn places_in(summary: &Value, places: &mut Vec<String>) {
+    match summary {
+        Value::Object(fields) => {
+            places.extend(fields.get("place").and_then(Value::as_str).map(str::to_owned));
+            fields.values().for_each(|value| places_in(value, places));
+        }
+        Value::Array(values) => values.iter().for_each(|value| places_in(value, places)),
+        _ => {}
+    }
+}
+
+mod exhaustive {
+    use super::*;
+
+    #[test]
+    fn lines_of_generated_files_are_followed_by_what_they_stand_for() {
+        let (cache, origins) =
+            (tempfile::tempdir().expect("a folder"), tempfile::NamedTempFile::new().expect("a file"));
+        let run = Victim::python("compile/origins.py", &[&origins.path().to_string_lossy()])
+            .env("SIMCUDA_DEVICES", "0")
+            .env("TORCHINDUCTOR_CACHE_DIR", cache.path())
+            // Processes that only compile take their time to start.
+            .env("TORCHINDUCTOR_COMPILE_THREADS", "1")
+            .option("--cpu")
+            .option("always")
+            .run();
+        run.assert_ended_well();
+        // Inductor's own word for every line; what is compared is the snapshot.
+        let found = vizcheck("origins.py", [pickle(&run).as_os_str(), origins.path().as_os_str()]);
+        at_least(&found, &[("something", 40), ("several", 4)]);
+        let mut places = Vec::new();
+        places_in(&json(&run.path().join("summary.json"))["processes"], &mut places);
+        assert!(places.iter().any(|place| place.contains("origins.py:24 forward")), "{places:?}");
+        let generated = places.iter().find(|place| place.contains(".py") && place.ends_with(" call"));
+        assert_eq!(generated, None, "the program's own line, not the generated one");
+    }
+}

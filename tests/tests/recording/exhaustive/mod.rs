@@ -1,0 +1,3 @@
+//! What needs other environments than the default one.
+
+mod versions;

@@ -1,0 +1,87 @@
+//! Other releases of PyTorch than the default one: the recorder, the snapshot, the autograd nodes and the reports of PyTorch's own snapshots
+//! are right on each.
+//!
+//! Each release needs an environment of its own (scripts/venv: a download of up to 0.9 GB on first use), so these are the oldest
+//! release that is promised to be right, one in between, the newest, and one that has only the reporter. Any other, on any
+//! Python: `SIM_TORCH=2.3.1 SIM_PYTHON=3.9 cargo nextest run --release -E 'binary(recording) and test(/^programs::/)'`.
+
+use memtrace_tests::oracle::Oracle;
+use memtrace_tests::snapshots::{Recorded, at_least, pickle, record, vizcheck};
+use memtrace_tests::victim::{Victim, events};
+use memtrace_trace::event::Source;
+
+use crate::pytorch_snapshots::assert_same_reports;
+
+const OLDEST: &str = "2.4.1";
+const BETWEEN: &str = "2.7.1";
+const NEWEST: &str = "2.15.0";
+/// Exports nothing by which the tracker could be found.
+const REPORTER_ONLY: &str = "2.1.2";
+
+fn on(torch: &str, program: &str, arguments: &[&str]) -> Victim {
+    Victim::python(program, arguments).env("SIM_TORCH", torch)
+}
+
+/// The program that every release records; `memtrace report` says the same of it and of PyTorch's snapshot.
+#[track_caller]
+fn mlp(torch: &str) -> Recorded {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pickle = folder.path().join("theirs.pickle");
+    let recorded = record(on(torch, "torch/mlp.py", &[]).env("MEMTRACE_TEST_ORACLE_PICKLE", &pickle));
+    assert_same_reports(&recorded.run, &pickle);
+    recorded
+}
+
+/// Everything that is compared on every release.
+#[track_caller]
+fn check(torch: &str) {
+    let compare = |victim: Victim, events: u64| at_least(&record(victim).same(false), &[("events", events)]);
+    at_least(&mlp(torch).same(false), &[("events", 400)]);
+    compare(on(torch, "torch/streams.py", &[]).env("SIMCUDA_KERNEL_US", "100"), 800);
+    let expandable = on(torch, "torch/expandable.py", &[]);
+    compare(expandable.env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), 600);
+    compare(on(torch, "torch/oom_retry.py", &[]).env("SIMCUDA_MEMORY", "8G"), 40);
+
+    let nodes = tempfile::NamedTempFile::new().expect("a temporary file");
+    let cases = ["function", "accumulate", "convolutions", "checkpoint_saved", "double_backward"];
+    let run = on(torch, "torch/forward_calls.py", &cases).env("MEMTRACE_TEST_NODES", nodes.path()).run();
+    run.assert_ended_well();
+    let named = vizcheck("nodes.py", [pickle(&run).as_path(), nodes.path()]);
+    at_least(&named, &[("CubeBackward", 20), ("AccumulateGrad", 20), ("ConvolutionBackward0", 20)]);
+}
+
+#[test]
+fn the_oldest() {
+    check(OLDEST);
+}
+
+#[test]
+fn one_in_between() {
+    check(BETWEEN);
+}
+
+#[test]
+fn the_newest() {
+    check(NEWEST);
+    let cases = ["function", "modules", "convolutions", "checkpoint_reentrant", "double_backward", "forward_threads"];
+    let anomaly = on(NEWEST, "torch/forward_calls.py", &cases).env("MEMTRACE_TEST_ANOMALY", "1");
+    at_least(&record(anomaly).same(true), &[("forward", 1000), ("forward frames", 5000)]);
+}
+
+#[test]
+fn the_reporter_where_there_is_no_tracker() {
+    let recorded = mlp(REPORTER_ONLY);
+    let ours: Vec<(String, u64)> = events(&recorded.run.trace())
+        .iter()
+        .filter(|e| e.source == Source::TorchReporter)
+        .map(|e| (e.action.name().to_owned(), e.addr))
+        .collect();
+    let mut theirs = Oracle::read(recorded.oracle.path()).entries().remove(&0).expect("device 0");
+    theirs.retain(|e| e.action == "alloc" || e.action == "free_completed");
+    let theirs: Vec<(String, u64)> = theirs.into_iter().map(|e| (e.action, e.addr)).collect();
+    assert_eq!(ours, theirs);
+    assert!(ours.len() > 250, "{} blocks", ours.len());
+    // It is said, and why.
+    let notices = recorded.run.manifest()["processes"][0]["notices"].to_string();
+    assert!(notices.contains("using the profiler's reporter"), "{notices}");
+}

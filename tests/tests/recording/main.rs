@@ -1,0 +1,14 @@
+//! Everything a program allocates is recorded, as PyTorch's own recorder and statistics have it: event by event, in the snapshot that
+//! memtrace writes, under every allocator, in every process.
+
+mod allocator_policy;
+mod allocators;
+mod compile;
+mod cpu;
+mod distributed;
+mod exhaustive;
+mod golden_snapshots;
+mod programs;
+mod pytorch_snapshots;
+mod tools;
+mod workers;

@@ -1,0 +1,195 @@
+//! Real programs over the simulated CUDA, each recorded once with PyTorch's own recorder on in the same process, and everything that can
+//! be compared of the two:
+//!
+//! - every event: action, address, size, stream, device, order, Python frames;
+//! - the snapshot that memtrace leaves in the run folder: events, segments, blocks, frames, read by Python's pickle;
+//! - the snapshot that the analysis exports, dictionary for dictionary;
+//! - the highest totals and the table of `torch.cuda.memory_summary`;
+//! - what `memtrace report` says of PyTorch's snapshot, in every form it takes, and of our recording;
+//! - a replay of the allocator's policy, which repeats the recording.
+
+use std::path::Path;
+use std::process::Command;
+
+use memtrace_analysis::export::{SnapshotOptions, snapshot};
+use memtrace_analysis::load::{Manifest, MemoryRecording, Process};
+use memtrace_tests::oracle::{Oracle, assert_equal, compare};
+use memtrace_tests::snapshots::{Recorded, assert_statistics, at_least, record, summary, vizcheck};
+use memtrace_tests::victim::{Victim, events, root};
+use memtrace_trace::event::{Action, Source};
+use memtrace_trace::file::Reader;
+
+use crate::{allocator_policy, pytorch_snapshots};
+
+/// The recording up to the moment at which PyTorch's snapshot was taken.
+fn until_the_oracle_looked(reader: &Reader) -> MemoryRecording {
+    let mut events = events(reader);
+    let looked = events.iter().position(|e| e.action == Action::Snapshot).expect("the oracle's snapshot");
+    // Each device takes its own snapshot, one after the other.
+    events.truncate(looked + 1);
+    events.retain(|e| e.source != Source::Torch || e.action != Action::Snapshot);
+    MemoryRecording {
+        definitions: reader.definitions().clone(),
+        events,
+        clock: reader.clock_points().to_vec(),
+        info: reader.info().to_owned(),
+        ..MemoryRecording::default()
+    }
+}
+
+/// What the analysis exports, against PyTorch's snapshot; gives what the comparison printed.
+#[track_caller]
+fn assert_same_export(recorded: &Recorded) -> String {
+    let recording = until_the_oracle_looked(&recorded.run.trace());
+    let process = Process::new(Path::new("1.mtr"), Box::new(recording), &Manifest::default());
+    let ours = recorded.run.dir.path().join("ours.pickle");
+    snapshot(&process, std::fs::File::create(&ours).unwrap(), &SnapshotOptions::default(), &mut |_| {}).unwrap();
+    let compare = root().join("tests/golden/snapshots/compare.py");
+    let output = Command::new("python3").arg(compare).arg(&ours).arg(recorded.oracle.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// At least so many of each must have been compared.
+struct Least {
+    events: u64,
+    active: u64,
+    /// Figures of the table of `memory_summary` that are not zero.
+    figures: usize,
+}
+
+/// What one recording gave.
+struct Compared {
+    recorded: Recorded,
+    oracle: Oracle,
+    /// What `tests/vizcheck/same.py` compared.
+    found: serde_json::Value,
+    /// What `tests/golden/snapshots/compare.py` printed.
+    exported: String,
+}
+
+/// Records a program once, compares everything.
+#[track_caller]
+fn check(victim: Victim, least: Least) -> Compared {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pickle = folder.path().join("theirs.pickle");
+    let compared = check_without_reports(victim, least, &pickle);
+    pytorch_snapshots::assert_same_reports(&compared.recorded.run, &pickle);
+    compared
+}
+
+/// The same but for the reports; PyTorch's snapshot is written as a pickle, too.
+#[track_caller]
+fn check_without_reports(victim: Victim, least: Least, pickle: &Path) -> Compared {
+    let recorded = record(victim.env("MEMTRACE_TEST_ORACLE_PICKLE", pickle));
+    let oracle = Oracle::read(recorded.oracle.path());
+    assert_equal(&recorded.run.trace(), &oracle);
+
+    let found = recorded.same(false);
+    let Least { events, active, figures } = least;
+    at_least(&found, &[("events", events), ("event frames", events / 2), ("active blocks", active), ("devices", 1)]);
+    let exported = assert_same_export(&recorded);
+
+    for device in summary(&recorded.run)["devices"].as_array().expect("devices") {
+        let ordinal = device["device"].as_u64().expect("a device") as usize;
+        let compared = assert_statistics(device, &oracle.snapshot["statistics"][ordinal], &[]);
+        assert!(compared >= figures, "{compared} figures of device {ordinal}");
+    }
+    Compared { recorded, oracle, found, exported }
+}
+
+/// A program whose allocator a replay repeats, too.
+#[track_caller]
+fn check_and_replay(victim: Victim, settings: &str, least: Least) -> Compared {
+    let compared = check(victim, least);
+    allocator_policy::assert_repeated(&compared.recorded.run, settings, None);
+    compared
+}
+
+#[test]
+fn mlp() {
+    let least = Least { events: 400, active: 20, figures: 70 };
+    let compared = check_and_replay(Victim::python("torch/mlp.py", &[]), "", least);
+    // What a real H200 gave for this program.
+    let said = String::from_utf8_lossy(&compared.recorded.run.output.stdout).into_owned();
+    assert_eq!(said, "peak 489624576 reserved 494927872\n");
+}
+
+#[test]
+fn resnet50() {
+    let least = Least { events: 5000, active: 500, figures: 30 };
+    check_and_replay(Victim::python("torch/resnet50.py", &[]), "", least);
+}
+
+#[test]
+fn transformer_under_autocast() {
+    let least = Least { events: 3000, active: 100, figures: 30 };
+    check_and_replay(Victim::python("torch/transformer_amp.py", &[]), "", least);
+}
+
+#[test]
+fn checkpointing() {
+    let least = Least { events: 300, active: 10, figures: 30 };
+    // Of this program, `memtrace report` counts two frees fewer in PyTorch's snapshot (162) than in our recording (164).
+    let folder = tempfile::tempdir().expect("a folder");
+    let pickle = folder.path().join("theirs.pickle");
+    let compared = check_without_reports(Victim::python("torch/checkpoint.py", &[]), least, &pickle);
+    allocator_policy::assert_repeated(&compared.recorded.run, "", None);
+}
+
+#[test]
+fn streams_with_deferred_frees() {
+    let victim = Victim::python("torch/streams.py", &[]).env("SIMCUDA_KERNEL_US", "100");
+    let compared = check_and_replay(victim, "", Least { events: 800, active: 30, figures: 50 });
+    let deferred = compared.oracle.entries()[&0]
+        .windows(2)
+        .any(|w| w[0].action == "free_requested" && w[1].action != "free_completed");
+    assert!(deferred, "the program defers frees");
+    at_least(&compared.found, &[("deferred frees", 10)]);
+}
+
+#[test]
+fn expandable_segments() {
+    const SETTINGS: &str = "expandable_segments:True";
+    let victim = Victim::python("torch/expandable.py", &[]).env("PYTORCH_CUDA_ALLOC_CONF", SETTINGS);
+    let compared = check_and_replay(victim, SETTINGS, Least { events: 600, active: 50, figures: 30 });
+    assert!(compared.oracle.entries()[&0].iter().any(|e| e.action == "segment_unmap"), "the program unmaps");
+}
+
+#[test]
+fn out_of_memory_with_retry() {
+    let victim = Victim::python("torch/oom_retry.py", &[]).env("SIMCUDA_MEMORY", "8G");
+    let compared = check(victim, Least { events: 40, active: 10, figures: 30 });
+    assert_eq!(compared.oracle.entries()[&0].iter().filter(|e| e.action == "oom").count(), 2);
+}
+
+#[test]
+fn two_devices_and_threads() {
+    let victim = Victim::python("torch/two_devices.py", &[]).env("SIMCUDA_DEVICES", "2");
+    let compared = check(victim, Least { events: 6000, active: 3, figures: 10 });
+    assert_eq!(compared.oracle.entries().len(), 2);
+    at_least(&compared.found, &[("devices", 2)]);
+}
+
+/// A statement over several lines: backward shows what anomaly mode shows.
+#[test]
+fn backward_with_forward_frames() {
+    let compared = check(Victim::python("torch/backward.py", &[]), Least { events: 70, active: 1, figures: 10 });
+    assert!(!compared.exported.contains(" 0 forward_frames"), "{}", compared.exported);
+    at_least(&compared.recorded.same(true), &[("forward", 70), ("forward frames", 400)]);
+}
+
+#[test]
+fn data_loader_workers_are_left_alone() {
+    // `compare` demands that there is one trace: workers that only make CPU tensors leave none.
+    let (run, _) = compare(Victim::python("torch/loader.py", &[]));
+    assert_eq!(String::from_utf8_lossy(&run.output.stdout), "rows 64\n");
+}
+
+#[test]
+fn every_difference_would_be_found() {
+    let victim = Victim::python("torch/forward_calls.py", &["convolutions"]).env("MEMTRACE_TEST_ANOMALY", "1");
+    let recorded = record(victim);
+    let tried = vizcheck("same_selftest.py", [recorded.pickle.as_path(), recorded.oracle.path()]);
+    at_least(&tried, &[("changes", 30)]);
+}

@@ -1,0 +1,67 @@
+//! The snapshot that memtrace leaves in the run folder, through `python -m torch.cuda._memory_viz`. scripts/viewer-check is the rest:
+//! PyTorch's viewer.
+
+use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use memtrace_tests::snapshots::pickle;
+use memtrace_tests::victim::{Victim, root};
+
+/// What PyTorch's tool prints; its home folder is `home`.
+#[track_caller]
+fn memory_viz(home: &Path, arguments: &[&OsStr]) -> String {
+    let mut command = Command::new(root().join("scripts/sim"));
+    command
+        .args(["env", &format!("HOME={}", home.display()), "python", "-m", "torch.cuda._memory_viz"])
+        .args(arguments);
+    let output = command.output().expect("scripts/sim");
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn pytorchs_own_tools_read_it() {
+    let run = Victim::python("torch/mlp.py", &[]).run();
+    run.assert_ended_well();
+    let pickle = pickle(&run);
+    // The tools draw with Perl's flamegraph.pl, which they would download; what they feed it is what matters here.
+    let home = run.dir.path().join("home");
+    let script = home.join(".cache/flamegraph.pl");
+    std::fs::create_dir_all(script.parent().expect("a folder")).expect("a folder");
+    std::fs::write(&script, "#!/bin/sh\nexec cat\n").expect("a script");
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("its mode");
+
+    let printed = |command: &str| memory_viz(&home, &[command.as_ref(), pickle.as_ref()]);
+    let written = |command: &str| {
+        let out = run.dir.path().join(command);
+        memory_viz(&home, &[command.as_ref(), pickle.as_ref(), "-o".as_ref(), out.as_ref()]);
+        std::fs::read_to_string(out).expect("the tool's output")
+    };
+
+    // The process has ended: everything it gave back is free, its segments are still there.
+    let stats = printed("stats");
+    for line in ["segments: 14", "total_reserved: 472.0MiB"] {
+        assert!(stats.contains(line), "{line} in {stats}");
+    }
+    let trace = printed("trace");
+    let calls = |text: &str| trace.matches(text).count();
+    assert!(calls(" = cudaMalloc(") == 14 && calls("del ") > 100, "{trace}");
+
+    // Folded stacks: frames separated by semicolons, a size at the end of every line.
+    let total = |folded: &str| -> u64 {
+        let size = |line: &str| line.rsplit_once(' ').and_then(|(_, size)| size.parse::<u64>().ok());
+        folded.lines().map(|line| size(line).unwrap_or_else(|| panic!("no size in {line}"))).sum()
+    };
+    let (segments, memory) = (written("segments"), written("memory"));
+    assert_eq!(total(&segments), 494_927_872, "the segments' blocks fill what was reserved");
+    assert!(total(&memory) > 0 && memory.contains("mlp.py:"), "{memory}");
+    for command in ["trace_plot", "segment_plot"] {
+        let page = written(command);
+        assert!(page.contains("<html>") && page.contains("MemoryViz.js"), "{command}");
+        // The page holds the whole snapshot.
+        let data = page.split('"').max_by_key(|part| part.len()).unwrap_or_default();
+        assert!(data.len() > std::fs::metadata(&pickle).expect("the snapshot").len() as usize, "{command}");
+    }
+}

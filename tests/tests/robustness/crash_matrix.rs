@@ -1,0 +1,810 @@
+//! The crash matrix: every fault at every place. A program of the tests is held still, by ptrace, at exactly that place; then the
+//! fault strikes; then all is let go. What is required of each cell:
+//!
+//! - The program ends as it does without memtrace when the same fault strikes at the same place: status and output.
+//! - The recording, and what it counts as lost, add up to the simulated CUDA's ledger, which knows of no memtrace.
+//! - The launcher says what is missing, and nothing else. No process is left, and no file but those of the run.
+//!
+//! The table is [`CELLS`]. The last test of this file goes over one recorded call instruction by instruction.
+
+use std::collections::BTreeMap;
+use std::mem::offset_of;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::crash_support::*;
+use memtrace_tests::ledger::{
+    Calls, assert_beginning, assert_equal, assert_whole_when_killed, calls_of, pid as pid_of,
+};
+use memtrace_tests::programs::{Workshop, linked_with, victim};
+use memtrace_tests::tracee::{Change, Follow, Tracee};
+use memtrace_trace::file::Reader;
+use memtrace_trace::shm::layout::{RING_COUNT, RINGS, RingHeader, SegmentHeader};
+
+/// What strikes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fault {
+    /// SIGKILL for the process that is at the place.
+    Kill,
+    /// It is sent on to an address where there is nothing.
+    Segv,
+    /// The kernel's own killer, in a cgroup whose memory has run out.
+    OutOfMemory,
+    /// SIGKILL for the launcher.
+    KillLauncher,
+    /// The run's file system is full.
+    DiskFull,
+    /// SIGSTOP for the process, for longer than the launcher waits for a missing event.
+    Stop,
+    /// The same for the launcher.
+    StopLauncher,
+    /// The wall clock is set back by an hour.
+    ClockStep,
+}
+
+/// Where.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Place {
+    /// In the library's own code, on the way to the original function.
+    Hook,
+    /// An event has its number and is not published.
+    RingWrite,
+    /// The launcher is in the middle of emptying a ring.
+    Drain,
+    /// A thread that recorded is ending: all of its own code has run.
+    ThreadExit,
+    /// A child has recorded, and has not yet become another program.
+    ForkExec,
+}
+
+/// What must be in the traces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Recorded {
+    /// Every call that was made, by every process.
+    Everything,
+    /// Every call of the processes that live; of the one that died all but its last; so many numbers are counted as lost.
+    Committed { lost: u64 },
+    /// What had been recorded when the launcher died, to the event.
+    UpToHere,
+    /// What had been drained when it died: the first of the program's two batches.
+    FirstBatch,
+    /// The beginning; what is missing is counted.
+    Beginning,
+}
+
+use Fault::*;
+use Place::*;
+use Recorded::*;
+
+const CELLS: [(Fault, Place, Recorded); 40] = [
+    (Kill, Hook, Committed { lost: 0 }),
+    (Kill, RingWrite, Committed { lost: 1 }),
+    (Kill, Drain, Committed { lost: 0 }),
+    (Kill, ThreadExit, Committed { lost: 0 }),
+    (Kill, ForkExec, Committed { lost: 0 }),
+    (Segv, Hook, Committed { lost: 0 }),
+    (Segv, RingWrite, Committed { lost: 1 }),
+    (Segv, Drain, Committed { lost: 0 }),
+    (Segv, ThreadExit, Committed { lost: 0 }),
+    (Segv, ForkExec, Committed { lost: 0 }),
+    (OutOfMemory, Hook, Committed { lost: 0 }),
+    (OutOfMemory, RingWrite, Committed { lost: 1 }),
+    (OutOfMemory, Drain, Committed { lost: 0 }),
+    (OutOfMemory, ThreadExit, Committed { lost: 0 }),
+    (OutOfMemory, ForkExec, Committed { lost: 0 }),
+    (KillLauncher, Hook, UpToHere),
+    (KillLauncher, RingWrite, UpToHere),
+    (KillLauncher, Drain, FirstBatch),
+    (KillLauncher, ThreadExit, UpToHere),
+    (KillLauncher, ForkExec, UpToHere),
+    (DiskFull, Hook, Beginning),
+    (DiskFull, RingWrite, Beginning),
+    (DiskFull, Drain, Beginning),
+    (DiskFull, ThreadExit, Beginning),
+    (DiskFull, ForkExec, Beginning),
+    (Stop, Hook, Everything),
+    (Stop, RingWrite, Everything),
+    (Stop, Drain, Everything),
+    (Stop, ThreadExit, Everything),
+    (Stop, ForkExec, Everything),
+    (StopLauncher, Hook, Everything),
+    (StopLauncher, RingWrite, Everything),
+    (StopLauncher, Drain, Everything),
+    (StopLauncher, ThreadExit, Everything),
+    (StopLauncher, ForkExec, Everything),
+    (ClockStep, Hook, Everything),
+    (ClockStep, RingWrite, Everything),
+    (ClockStep, Drain, Everything),
+    (ClockStep, ThreadExit, Everything),
+    (ClockStep, ForkExec, Everything),
+];
+
+/// Longer than the launcher's patience with a missing event, which is a second.
+const STOPPED_FOR: Duration = Duration::from_millis(1300);
+/// How far the wall clock is set back, in seconds.
+const CLOCK_STEP: i64 = -3600;
+/// Calls that the program makes after all places; more where a disk is to be full of them.
+const REST: &str = "20";
+const REST_FOR_DISK: &str = "4000";
+
+/// What the program said of itself.
+struct Marks {
+    call: u64,
+    drain: u64,
+    exec: u64,
+    door: u64,
+}
+
+impl Marks {
+    fn of(scene: &Scene) -> Marks {
+        let [call, drain, exec, door] = scene.hello[..] else { panic!("four addresses") };
+        Marks { call, drain, exec, door }
+    }
+}
+
+/// What is held at the place.
+struct Held {
+    /// What the fault is for; let go first.
+    victim: Tracee,
+    /// Other threads and processes.
+    others: Vec<Tracee>,
+    /// The launcher's drain thread.
+    drain: Option<Tracee>,
+    /// Events that all its processes have published.
+    published: u64,
+}
+
+impl Held {
+    fn let_go(self) {
+        drop(self.drain);
+        self.victim.release();
+        self.others.into_iter().for_each(Tracee::release);
+    }
+}
+
+/// The shared memory of a held process, as it stands.
+struct Shared<'a> {
+    tracee: &'a Tracee,
+    base: u64,
+}
+
+impl<'a> Shared<'a> {
+    fn of(tracee: &'a Tracee) -> Shared<'a> {
+        Shared { tracee, base: tracee.mapping("/memfd:memtrace").expect("it records") }
+    }
+
+    /// The number of the next event.
+    fn next_seq(&self) -> u64 {
+        self.tracee.word(self.base + offset_of!(SegmentHeader, next_seq) as u64)
+    }
+
+    fn ring(&self) -> u64 {
+        let rings = (1..RING_COUNT).map(|i| self.base + (RINGS + i * size_of::<RingHeader>()) as u64);
+        let owner = |ring: &u64| self.tracee.word(ring + offset_of!(RingHeader, owner) as u64) as u32;
+        rings.take(64).find(|r| owner(r) == self.tracee.tid() as u32).expect("a ring of this thread")
+    }
+
+    /// Slots published, slots emptied.
+    fn ends(&self, ring: u64) -> (u64, u64) {
+        let word = |at: usize| self.tracee.word(ring + at as u64);
+        (word(offset_of!(RingHeader, tail)), word(offset_of!(RingHeader, head)))
+    }
+}
+
+/// Lets the program begin and holds it at the place.
+#[track_caller]
+fn bring(scene: &mut Scene, place: Place, drain_steps: u64) -> Held {
+    let marks = Marks::of(scene);
+    let follow = match place {
+        ThreadExit => Follow::Threads,
+        ForkExec => Follow::Children,
+        Hook | RingWrite | Drain => Follow::Nothing,
+    };
+    let main = Tracee::seize(scene.pid, follow);
+    scene.tell();
+    let mut eater = None;
+    if place == ThreadExit {
+        // The first thread that the program makes is none of those that matter here.
+        let Change::Cloned(tid) = main.go() else { panic!("a thread") };
+        let thread = Tracee::newborn(tid);
+        thread.resume();
+        eater = Some(thread);
+    }
+    main.run_to(marks.call);
+    if let Some(eater) = eater {
+        eater.interrupt();
+        eater.release();
+    }
+    let mut held = match place {
+        Hook | RingWrite if scene.is_traced() => {
+            main.run_to(marks.door);
+            let library = main.object_at(marks.door);
+            assert!(library.contains("memtrace"), "the call goes to {library}");
+            let shared = Shared::of(&main);
+            let (ring, before) = (shared.ring(), shared.next_seq());
+            if place == Hook {
+                (0..100).for_each(|_| assert!(main.step()));
+                // Not in a function of the C library that it calls.
+                while main.object_at(main.registers().rip) != library {
+                    assert!(main.step());
+                }
+                assert_eq!(shared.next_seq(), before);
+            } else {
+                while shared.next_seq() == before {
+                    assert!(main.step());
+                }
+                let tail = shared.ends(ring).0;
+                (0..5).for_each(|_| assert!(main.step()));
+                assert_eq!(main.object_at(main.registers().rip), library);
+                // Numbered, and not yet there.
+                assert_eq!((shared.next_seq(), shared.ends(ring).0), (before + 1, tail));
+            }
+            Held { victim: main, others: vec![], drain: None, published: 0 }
+        }
+        Hook | RingWrite => Held { victim: main, others: vec![], drain: None, published: 0 },
+        Drain => {
+            let drain = scene.is_traced().then(|| hold_drain(scene, &main, marks.drain, drain_steps));
+            if drain.is_none() {
+                main.run_to(marks.drain);
+            }
+            Held { victim: main, others: vec![], drain, published: 0 }
+        }
+        ThreadExit => {
+            let Change::Cloned(tid) = main.go() else { panic!("a thread") };
+            let thread = Tracee::newborn(tid);
+            main.resume();
+            assert_eq!(thread.go(), Change::Ending);
+            main.interrupt();
+            Held { victim: thread, others: vec![main], drain: None, published: 0 }
+        }
+        ForkExec => {
+            let Change::Forked(pid) = main.go() else { panic!("a child") };
+            let child = Tracee::newborn(pid);
+            main.resume();
+            child.run_to(marks.exec);
+            // While it is inside `fork` it holds the locks of malloc, and no thread of it could take memory.
+            wait_for("the parent to wait for its child", || system_call(main.tid()) == Some(libc::SYS_wait4));
+            main.interrupt();
+            Held { victim: child, others: vec![main], drain: None, published: 0 }
+        }
+    };
+    if scene.is_traced() {
+        let processes = std::iter::once(&held.victim).chain(held.others.iter().filter(|_| place == ForkExec));
+        let issued: u64 = processes.map(|tracee| Shared::of(tracee).next_seq() - 1).sum();
+        held.published = issued - u64::from(place == RingWrite);
+    }
+    held
+}
+
+/// Holds the drain thread when it has so many instructions of its work on the program's second batch behind it, or (0) at the last
+/// one; the program is at the mark then.
+#[track_caller]
+fn hold_drain(scene: &Scene, main: &Tracee, mark: u64, steps: u64) -> Tracee {
+    // The first batch is in the file before the second is made.
+    let shared = Shared::of(main);
+    let (ring, first) = (shared.ring(), shared.next_seq() - 1);
+    wait_for("the first batch to be written", || scene.written() == first);
+    let drain = Tracee::seize(thread_called(scene.launcher.id() as i32, "memtrace-drain"), Follow::Nothing);
+    // It is about to sleep while the second batch is made; then it wakes up, and looks.
+    let sleeps = |tracee: &Tracee| {
+        let call = tracee.registers();
+        let waits = [libc::SYS_epoll_wait, libc::SYS_epoll_pwait].contains(&(call.orig_rax as i64));
+        waits && call.rax as i64 == -i64::from(libc::ENOSYS)
+    };
+    while drain.to_system_call() != Change::SystemCall || !sleeps(&drain) {}
+    main.run_to(mark);
+    let (tail, head) = shared.ends(ring);
+    assert!(tail > head, "something is to be drained");
+    assert_eq!(drain.to_system_call(), Change::SystemCall);
+    for _ in 0..steps {
+        assert!(drain.step());
+    }
+    assert_eq!(shared.ends(ring), (tail, head), "it is still at it");
+    drain
+}
+
+/// How many instructions the drain thread needs for the program's second batch.
+fn drain_steps(program: &Path) -> u64 {
+    let mut scene = start(program, true, Kill);
+    let mut held = bring(&mut scene, Drain, 0);
+    let drain = held.drain.take().unwrap();
+    let shared = Shared::of(&held.victim);
+    let ring = shared.ring();
+    let head = shared.ends(ring).1;
+    let mut steps = 0;
+    while shared.ends(ring).1 == head {
+        assert!(drain.step());
+        steps += 1;
+    }
+    drain.release();
+    held.let_go();
+    scene.hang_up();
+    scene.end();
+    steps
+}
+
+fn start(program: &Path, traced: bool, fault: Fault) -> Scene {
+    let rest = if fault == DiskFull { REST_FOR_DISK } else { REST };
+    let mut victim = victim(&[program.as_os_str(), rest.as_ref()]);
+    if fault == ClockStep {
+        victim = victim.env("LD_PRELOAD", program.parent().unwrap().join("wall_clock.so"));
+    }
+    Scene::start(victim, traced, (fault == DiskFull && traced).then_some("1m"))
+}
+
+/// Strikes while all is held, and lets go.
+#[track_caller]
+fn strike(scene: &mut Scene, held: Held, fault: Fault, place: Place) {
+    let launcher = scene.launcher.id() as i32;
+    let main = scene.pid;
+    // Where a thread is ending, its process is meant; between fork and exec the child.
+    let process = if place == ForkExec { held.victim.tid() } else { main };
+    match fault {
+        Kill => {
+            kill(process, libc::SIGKILL);
+            held.let_go();
+        }
+        Segv => {
+            let thread = if place == ThreadExit { &held.others[0] } else { &held.victim };
+            thread.jump(0);
+            held.let_go();
+        }
+        OutOfMemory => {
+            let cgroup = Cgroup::new();
+            cgroup.add(main);
+            scene.tell();
+            wait_for("the kernel to kill it", || cgroup.has_killed(main));
+            let child = held.victim.tid();
+            if place == ForkExec {
+                // The child goes on, without a parent: before the launcher sees that its command is gone.
+                held.victim.release();
+                wait_for("the child's end", || state(child).is_none_or(|s| s == 'Z'));
+                held.others.into_iter().for_each(Tracee::release);
+            } else {
+                held.let_go();
+            }
+        }
+        KillLauncher => {
+            if place != Drain {
+                wait_for("what is published to be written", || scene.written() == held.published);
+            }
+            kill(launcher, libc::SIGKILL);
+            held.let_go();
+        }
+        DiskFull => {
+            if place != Drain {
+                wait_for("what is published to be written", || scene.written() == held.published);
+            }
+            scene.fill_disk();
+            held.let_go();
+        }
+        Stop | StopLauncher => {
+            let stopped = if fault == Stop { process } else { launcher };
+            // The drain thread must be able to stop with its process.
+            kill(stopped, libc::SIGSTOP);
+            held.let_go();
+            wait_for("the stop", || state(stopped) == Some('T'));
+            if scene.is_traced() {
+                std::thread::sleep(STOPPED_FOR);
+            }
+            assert_eq!(state(stopped), Some('T'));
+            kill(stopped, libc::SIGCONT);
+        }
+        ClockStep => {
+            std::fs::write(scene.path("wall-clock-step"), CLOCK_STEP.to_string()).unwrap();
+            held.let_go();
+        }
+    }
+}
+
+/// A memory cgroup of one's own, in which there is no room.
+struct Cgroup {
+    /// `None` where this machine lets us make none: the kernel's killer is then played by the signal that it sends.
+    folder: Option<PathBuf>,
+    /// Which file counts the killed.
+    counts: &'static str,
+}
+
+impl Cgroup {
+    fn new() -> Cgroup {
+        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let path =
+            |prefix: &str| Some(own.lines().find_map(|l| l.split_once(prefix))?.1.trim_start_matches('/').to_owned());
+        let name =
+            format!("memtrace-test-{}-{:?}", std::process::id(), Instant::now()).replace([' ', '{', '}', ':', ','], "");
+        let kinds = [
+            ("/sys/fs/cgroup/memory", path(":memory:"), "memory.limit_in_bytes", "memory.oom_control"),
+            ("/sys/fs/cgroup", path("0::"), "memory.max", "memory.events"),
+        ];
+        for (root, own, limit, counts) in kinds {
+            let Some(own) = own else { continue };
+            for parent in [Path::new(root).join(&own), PathBuf::from(root)] {
+                let folder = parent.join(&name);
+                if std::fs::create_dir(&folder).is_ok() {
+                    if std::fs::write(folder.join(limit), "64M").is_ok() {
+                        // No way out through swap.
+                        let _ = std::fs::write(folder.join("memory.swap.max"), "0");
+                        return Cgroup { folder: Some(folder), counts };
+                    }
+                    let _ = std::fs::remove_dir(&folder);
+                }
+            }
+        }
+        println!("no memory cgroup can be made here: SIGKILL stands for the kernel's out-of-memory killer");
+        Cgroup { folder: None, counts: "" }
+    }
+
+    fn add(&self, pid: i32) {
+        match &self.folder {
+            Some(folder) => std::fs::write(folder.join("cgroup.procs"), pid.to_string()).unwrap(),
+            None => kill(pid, libc::SIGKILL),
+        }
+    }
+
+    fn has_killed(&self, pid: i32) -> bool {
+        let Some(folder) = &self.folder else { return state(pid).is_none_or(|s| s == 'Z' || s == 't') };
+        let counts = std::fs::read_to_string(folder.join(self.counts)).unwrap();
+        counts.lines().any(|l| l.strip_prefix("oom_kill ").is_some_and(|n| n != "0"))
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.folder {
+            // Once the killed are gone.
+            for _ in 0..1000 {
+                if std::fs::remove_dir(folder).is_ok() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+}
+
+/// The traces by process, those of one process in the order of its images.
+#[track_caller]
+fn by_process(scene: &Scene) -> BTreeMap<u32, Vec<Reader>> {
+    let mut traces = scene.traces();
+    traces.sort_by_key(|(name, _)| (name.len(), name.clone()));
+    let mut processes: BTreeMap<u32, Vec<Reader>> = BTreeMap::new();
+    for (_, trace) in traces {
+        processes.entry(pid_of(&trace)).or_default().push(trace);
+    }
+    processes
+}
+
+/// All calls in these traces of one process.
+#[track_caller]
+fn calls(images: &[Reader]) -> Calls {
+    let mut calls = Calls::new();
+    for trace in images {
+        for (tid, more) in calls_of(trace, &all_events(trace)) {
+            calls.entry(tid).or_default().extend(more);
+        }
+    }
+    calls
+}
+
+/// What is in the traces, against the ledger and against what the traces themselves count as lost.
+#[track_caller]
+fn check(scene: &Scene, cell: (Fault, Place, Recorded), died: Option<u32>, published: u64) {
+    let (fault, place, recorded) = cell;
+    let (traces, ledgers) = (by_process(scene), scene.ledgers());
+    // Nobody answers a process that begins when the launcher is dead.
+    if !matches!(recorded, UpToHere | FirstBatch) {
+        assert_eq!(traces.keys().collect::<Vec<_>>(), ledgers.keys().collect::<Vec<_>>(), "processes");
+    }
+    let all = || traces.values().flatten();
+    let total: u64 = all().map(Reader::event_count).sum();
+    for (pid, images) in &traces {
+        let (ours, ledger) = (calls(images), &ledgers[pid]);
+        match recorded {
+            Committed { .. } if died == Some(*pid) => assert_whole_when_killed(&ours, ledger),
+            Everything | Committed { .. } => assert_equal(&ours, ledger),
+            UpToHere | FirstBatch | Beginning => assert_beginning(&ours, ledger),
+        }
+    }
+    match recorded {
+        Everything | Committed { .. } => {
+            let expected = if let Committed { lost } = recorded { lost } else { 0 };
+            let mut lost = 0;
+            for trace in all() {
+                assert!(trace.damage().is_none(), "{:?}", trace.damage());
+                let end = trace.end().expect("an end");
+                assert_eq!(end.late, 0, "late");
+                let events = all_events(trace);
+                assert!(events.is_sorted_by(|a, b| a.seq < b.seq));
+                assert_eq!(
+                    events.len() as u64 + end.lost,
+                    events.last().unwrap().seq.max(events.len() as u64 + end.lost)
+                );
+                lost += end.lost;
+            }
+            assert_eq!(lost, expected, "lost");
+            assert_eq!(scene.manifest()["losses"]["lost"], expected);
+        }
+        UpToHere | FirstBatch => {
+            assert!(all().all(|t| t.end().is_none() && t.damage().is_none()));
+            // The first batch are twenty allocations and frees, each seen by the runtime and the driver.
+            assert_eq!(total, if recorded == UpToHere { published } else { 80 });
+        }
+        Beginning => {
+            let reasons: Vec<_> = all().map(|t| t.end().expect("an end").reason.clone()).collect();
+            assert!(reasons.iter().any(|r| r.contains("events are missing here")), "{reasons:?}");
+            assert!(all().all(|t| t.damage().is_none()));
+            assert!(total >= if place == Drain { 80 } else { published }, "{total}");
+            // What is there and what is counted as missing is what was done.
+            let manifest = scene.manifest();
+            let [taken, unwritten] = ["events", "unwritten"].map(|k| manifest["losses"][k].as_u64().unwrap());
+            assert_eq!((total + unwritten, manifest["losses"]["lost"].as_u64()), (taken, Some(0)));
+            assert_eq!(taken, ledgers.values().flat_map(Calls::values).map(|calls| calls.len() as u64).sum::<u64>());
+        }
+    }
+    if fault == ClockStep {
+        check_times(scene, &traces);
+    }
+}
+
+/// The wall clock was set back by an hour while this ran: neither order nor durations may show it.
+#[track_caller]
+fn check_times(scene: &Scene, traces: &BTreeMap<u32, Vec<Reader>>) {
+    let measured = scene.began.elapsed().as_nanos() as u64;
+    let manifest = scene.manifest();
+    let [began, ended] = ["started_ns", "ended_ns"].map(|k| manifest[k].as_u64().unwrap());
+    assert!(began < ended && ended - began <= measured, "{began} {ended}, measured {measured}");
+    let span = |trace: &Reader| {
+        let (calibration, events) = (trace.calibration(), all_events(trace));
+        let at = |e: &memtrace_trace::event::Event| calibration.epoch_ns(e.ticks);
+        assert!(events.is_sorted_by_key(at), "in the order of their numbers");
+        (at(events.first().unwrap()), at(events.last().unwrap()))
+    };
+    for (pid, images) in traces {
+        for trace in images {
+            let (first, last) = span(trace);
+            assert!(began <= first && first <= last && last <= ended, "{began} {first} {last} {ended}");
+            // A child lives between the events of its parent.
+            if *pid != scene.pid as u32 {
+                let (parent_first, parent_last) = span(&traces[&(scene.pid as u32)][0]);
+                assert!(parent_first < first && last < parent_last, "{parent_first} {first} {last} {parent_last}");
+            }
+        }
+    }
+}
+
+/// What the same fault at the same place makes of the program where memtrace is not there.
+#[track_caller]
+fn alone(program: &Path, fault: Fault, place: Place) -> Ending {
+    let mut scene = start(program, false, fault);
+    let concerns_the_program = matches!(fault, Kill | Segv | OutOfMemory | Stop);
+    if concerns_the_program {
+        let held = bring(&mut scene, place, 0);
+        strike(&mut scene, held, fault, place);
+    } else {
+        scene.tell();
+    }
+    let ending = scene.end();
+    assert_eq!(scene.complaints(), "");
+    ending
+}
+
+/// One row of the table.
+#[track_caller]
+fn check_cell(program: &Path, cell: (Fault, Place, Recorded), steps: u64) {
+    let (fault, place, _) = cell;
+    let expected = alone(program, fault, place);
+    let mut scene = start(program, true, fault);
+    let held = bring(&mut scene, place, steps);
+    let (victim, published) = (held.victim.tid(), held.published);
+    strike(&mut scene, held, fault, place);
+    let ending = if fault == KillLauncher { scene.end_of_orphan() } else { scene.end() };
+    assert_eq!(ending, expected, "with memtrace, and without");
+    let complaints = scene.complaints();
+    if fault == DiskFull {
+        check_disk(&scene, &complaints);
+    } else {
+        assert_eq!(complaints, "");
+    }
+    let died = match fault {
+        Kill | Segv if place == ForkExec => Some(victim as u32),
+        Kill | Segv | OutOfMemory => Some(scene.pid as u32),
+        _ => None,
+    };
+    check(&scene, cell, died, published);
+    let report = scene.report();
+    if fault == KillLauncher {
+        assert!(report.contains("the recording was cut off"), "{report}");
+    }
+    scene.assert_nothing_is_left();
+}
+
+/// The disk was full: said once, with what to do; what could be written afterwards tells it too.
+#[track_caller]
+fn check_disk(scene: &Scene, complaints: &str) {
+    let full: Vec<_> = complaints.lines().filter(|l| l.contains("could not be written")).collect();
+    assert!(
+        full.len() == 1 && full[0].contains("No space left on device") && full[0].contains("make room"),
+        "{complaints}"
+    );
+    let report = scene.report();
+    assert!(report.contains("unwritten"), "{report}");
+}
+
+/// All cells of a fault.
+#[track_caller]
+fn cells(fault: Fault) {
+    let workshop = Workshop::new();
+    let program = workshop.program("crash/matrix.c", "matrix", &linked_with("libcudart.so.12"));
+    workshop.library::<&str>("crash/wall_clock.c", "wall_clock.so", &["-fvisibility=default"]);
+    let steps = drain_steps(&program);
+    assert!(steps > 100, "{steps}");
+    for cell in CELLS.into_iter().filter(|c| c.0 == fault) {
+        println!("{cell:?}");
+        check_cell(&program, cell, steps / 2);
+    }
+}
+
+#[test]
+fn killed() {
+    cells(Kill);
+}
+
+#[test]
+fn dead_of_a_segmentation_fault() {
+    cells(Segv);
+}
+
+#[test]
+fn killed_by_the_kernel_for_want_of_memory() {
+    cells(OutOfMemory);
+}
+
+#[test]
+fn without_its_launcher() {
+    cells(KillLauncher);
+}
+
+#[test]
+fn with_a_full_disk() {
+    cells(DiskFull);
+}
+
+#[test]
+fn stopped_for_longer_than_the_launcher_waits() {
+    cells(Stop);
+}
+
+#[test]
+fn with_a_stopped_launcher() {
+    cells(StopLauncher);
+}
+
+#[test]
+fn while_the_wall_clock_is_set_back() {
+    cells(ClockStep);
+}
+
+#[test]
+fn every_fault_has_a_cell_at_every_place() {
+    let mut cells: Vec<_> = CELLS.iter().map(|c| (format!("{:?}", c.0), c.1)).collect();
+    cells.sort();
+    cells.dedup();
+    assert_eq!(cells.len(), 8 * 5);
+}
+
+/// A program at the door of a recorded call, about to be stepped through it.
+struct Stepping {
+    scene: Scene,
+    main: Tracee,
+    /// Where the call returns to.
+    back: u64,
+    base: u64,
+    ring: u64,
+    /// The number of the next event, and how many slots are published.
+    seen: (u64, u64),
+    /// Whether an event has its number and is not published.
+    is_open: bool,
+}
+
+impl Stepping {
+    #[track_caller]
+    fn start(program: &Path) -> Stepping {
+        let mut scene = start(program, true, Kill);
+        let marks = Marks::of(&scene);
+        let main = Tracee::seize(scene.pid, Follow::Nothing);
+        scene.tell();
+        main.run_to(marks.call);
+        main.run_to(marks.door);
+        let back = main.word(main.registers().rsp);
+        let shared = Shared::of(&main);
+        let ring = shared.ring();
+        let (base, seen) = (shared.base, (shared.next_seq(), shared.ends(ring).0));
+        Stepping { scene, main, back, base, ring, seen, is_open: false }
+    }
+
+    /// Makes an instruction without looking what became of it.
+    #[track_caller]
+    fn step_blindly(&mut self) {
+        assert!(self.main.step());
+    }
+
+    #[track_caller]
+    fn step(&mut self) {
+        self.step_blindly();
+        self.look();
+    }
+
+    fn look(&mut self) {
+        let shared = Shared { tracee: &self.main, base: self.base };
+        let now = (shared.next_seq(), shared.ends(self.ring).0);
+        // What is new about an event is published before it gets its number.
+        self.is_open = now.0 != self.seen.0 || self.is_open && now.1 == self.seen.1;
+        self.seen = now;
+    }
+}
+
+/// There is room for the traces and not for the snapshots that are made of them at the end.
+#[test]
+fn a_disk_that_is_full_at_the_end_costs_the_snapshots() {
+    let workshop = Workshop::new();
+    let program = workshop.program("crash/matrix.c", "matrix", &linked_with("libcudart.so.12"));
+    let mut scene = Scene::start(victim(&[program.as_os_str(), REST_FOR_DISK.as_ref()]), true, Some("640k"));
+    scene.tell();
+    let expected = alone(&program, DiskFull, Hook);
+    assert_eq!(scene.end(), expected);
+    let complaints = scene.complaints();
+    assert!(complaints.contains("cannot write the snapshot: No space left on device"), "{complaints}");
+    check(&scene, (DiskFull, Hook, Everything), None, 0);
+    assert_eq!(scene.manifest()["state"], "ended");
+    assert!(std::fs::read_to_string(scene.run().join("summary.txt")).unwrap().contains(" events, 0 lost"));
+    assert!(scene.report().contains(" events, 0 lost"));
+    scene.assert_nothing_is_left();
+}
+
+mod exhaustive {
+    use super::*;
+
+    /// One call that records two events, the driver's and the runtime's, killed at every eighth instruction at which an event is on its way
+    /// into the ring, and at twelve others.
+    #[test]
+    fn killed_at_any_instruction_of_a_call() {
+        let workshop = Workshop::new();
+        let program = workshop.program("crash/matrix.c", "matrix", &linked_with("libcudart.so.12"));
+        let mut census = Vec::new();
+        let mut stepping = Stepping::start(&program);
+        while stepping.main.registers().rip != stepping.back {
+            stepping.step();
+            census.push(stepping.is_open);
+        }
+        assert_eq!(stepping.seen.0, 83, "eighty events before, and these two");
+        drop(stepping);
+        let (open, others): (Vec<usize>, Vec<usize>) = (0..census.len()).partition(|i| census[*i]);
+        println!("{} instructions, at {} of them an event is on its way", census.len(), open.len());
+        assert!(open.len() > 20 && others.len() > 500);
+        let some = others.iter().step_by(others.len() / 12);
+        // An event is not on its way for so many.
+        let look_from = |steps: usize| steps.saturating_sub(400);
+        let mut kinds = [0, 0];
+        for steps in open.iter().step_by(8).chain(some) {
+            let mut stepping = Stepping::start(&program);
+            (0..look_from(*steps)).for_each(|_| stepping.step_blindly());
+            stepping.look();
+            stepping.is_open = false;
+            (look_from(*steps)..=*steps).for_each(|_| stepping.step());
+            let Stepping { mut scene, main, seen, is_open, .. } = stepping;
+            kill(scene.pid, libc::SIGKILL);
+            main.release();
+            assert_eq!(scene.end(), Ending { code: 128 + libc::SIGKILL, said: String::new() });
+            let [(_, trace)] = &scene.traces()[..] else { panic!("one trace") };
+            let (events, end) = (all_events(trace), trace.end().unwrap());
+            let numbers = seen.0 - 1;
+            assert_eq!((end.lost, end.late), (is_open.into(), 0), "after {steps} instructions");
+            assert_eq!(events.len() as u64 + end.lost, numbers, "after {steps} instructions");
+            assert!(events.iter().zip(1..).all(|(event, number)| event.seq == number));
+            assert_whole_when_killed(&calls_of(trace, &events), &scene.ledgers()[&(scene.pid as u32)]);
+            kinds[usize::from(is_open)] += 1;
+        }
+        println!("killed {} times with an event on its way, {} times without", kinds[1], kinds[0]);
+        assert!(kinds[1] > 10 && kinds[0] > 10, "{kinds:?}");
+    }
+}

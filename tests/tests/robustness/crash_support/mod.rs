@@ -1,0 +1,318 @@
+//! What the crash tests share: a program with or without memtrace that is still running, and what it leaves behind.
+#![allow(dead_code, reason = "every test binary uses its part")]
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use memtrace_tests::ledger::{Calls, read_all};
+use memtrace_tests::victim::{Victim, with_default_signals};
+use memtrace_trace::event::Event;
+use memtrace_trace::file::Reader;
+
+/// In the environment of every process of a scene: by it those that are left over are found.
+const SCENE: &str = "MEMTRACE_TEST_SCENE";
+
+/// A program, with or without memtrace, from its start until nothing of it is left.
+pub(crate) struct Scene {
+    folder: tempfile::TempDir,
+    name: String,
+    /// The launcher; where memtrace is not there, the program itself.
+    pub(crate) launcher: Child,
+    is_traced: bool,
+    /// Where the run's folder can be reached.
+    run: PathBuf,
+    disk: Option<std::fs::File>,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+    /// The program's own process.
+    pub(crate) pid: i32,
+    /// What else the program said of itself first.
+    pub(crate) hello: Vec<u64>,
+    pub(crate) began: Instant,
+}
+
+/// How a scene ended.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct Ending {
+    /// The program's exit status as a shell gives it.
+    pub(crate) code: i32,
+    /// The rest of what the program said.
+    pub(crate) said: String,
+}
+
+impl Scene {
+    /// Starts a program that says its process id, and perhaps some addresses, first. `disk`: how large the file system of
+    /// the run's folder is to be.
+    pub(crate) fn start(victim: Victim, traced: bool, disk: Option<&str>) -> Scene {
+        become_subreaper();
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let folder = tempfile::Builder::new().prefix("memtrace-test-").tempdir().unwrap();
+        let [tmp, mounted] = ["tmp", "disk"].map(|n| folder.path().join(n));
+        std::fs::create_dir(&tmp).unwrap();
+        std::fs::create_dir(&mounted).unwrap();
+        let run = if disk.is_some() { mounted.join("run") } else { folder.path().join("run") };
+        let victim = victim.option("--quiet").env("SIMCUDA_LEDGER", folder.path().join("ledger"));
+        let victim = victim.env(SCENE, &name).env("TMPDIR", &tmp);
+        let victim = victim.env("WALL_CLOCK_STEP", folder.path().join("wall-clock-step"));
+        let mut command = victim.prepare(traced.then_some(run.as_path()));
+        if let Some(size) = disk {
+            command = on_its_own_disk(&command, &mounted, size);
+        }
+        let began = Instant::now();
+        let mut launcher = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdout = BufReader::new(launcher.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let (pid, hello) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
+        let pid = pid.parse().unwrap_or_else(|_| panic!("no process id: {line:?}, {}", all_of(launcher.stderr.take())));
+        let hello = hello.split_whitespace().map(|w| u64::from_str_radix(w, 16).unwrap()).collect();
+        // An open folder keeps its file system when the namespace that it was mounted in is gone.
+        let disk = disk.map(|_| {
+            let root = format!("/proc/{}/root", launcher.id());
+            std::fs::File::open(Path::new(&root).join(mounted.strip_prefix("/").unwrap())).unwrap()
+        });
+        let run = match &disk {
+            Some(disk) => format!("/proc/{}/fd/{}/run", std::process::id(), disk.as_raw_fd()).into(),
+            None => run,
+        };
+        let stdin = launcher.stdin.take();
+        Scene { folder, name, launcher, is_traced: traced, run, disk, stdin, stdout, pid, hello, began }
+    }
+
+    /// Writes a byte to the program's stdin.
+    pub(crate) fn tell(&mut self) {
+        self.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    }
+
+    /// Closes the program's stdin.
+    pub(crate) fn hang_up(&mut self) {
+        self.stdin = None;
+    }
+
+    /// The next line that the program says.
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    /// Whether memtrace is there.
+    pub(crate) fn is_traced(&self) -> bool {
+        self.is_traced
+    }
+
+    /// The run's folder.
+    pub(crate) fn run(&self) -> &Path {
+        &self.run
+    }
+
+    /// A path beside it.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Takes all room there is on the run's own file system.
+    pub(crate) fn fill_disk(&self) {
+        let path = self.run.parent().unwrap().join("filler");
+        let mut filler = std::fs::File::options().create(true).append(true).open(path).unwrap();
+        while filler.write(&[0; 4096]).is_ok_and(|n| n > 0) {}
+        assert_eq!(filler.write(&[0]).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    }
+
+    /// Waits until the ledger has so many bytes.
+    pub(crate) fn wait_for_ledger(&self, bytes: u64) {
+        let path = self.folder.path().join("ledger");
+        wait_for("the ledger to grow", || std::fs::metadata(&path).map_or(0, |m| m.len()) >= bytes);
+    }
+
+    /// Every process's calls, as the simulated CUDA has them.
+    pub(crate) fn ledgers(&self) -> std::collections::BTreeMap<u32, Calls> {
+        let path = self.folder.path().join("ledger");
+        if path.exists() { read_all(&path) } else { Default::default() }
+    }
+
+    /// The traces that can be read, by name; no others may be there.
+    #[track_caller]
+    pub(crate) fn traces(&self) -> Vec<(String, Reader)> {
+        let mut names: Vec<String> =
+            std::fs::read_dir(&self.run).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.retain(|n| n.ends_with(".mtr"));
+        names.sort();
+        names.into_iter().map(|n| (n.clone(), Reader::open(self.run.join(&n)).expect("a readable trace"))).collect()
+    }
+
+    /// Events that are in the files so far.
+    pub(crate) fn written(&self) -> u64 {
+        let files = std::fs::read_dir(&self.run).unwrap().filter_map(|e| Some(e.ok()?.path()));
+        let traces = files.filter(|p| p.extension().is_some_and(|e| e == "mtr"));
+        traces.filter_map(|p| Reader::open(&p).ok()).map(|r| r.event_count()).sum()
+    }
+
+    /// `run.json`.
+    #[track_caller]
+    pub(crate) fn manifest(&self) -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(self.run.join("run.json")).unwrap()).unwrap()
+    }
+
+    /// `memtrace report` on the run.
+    #[track_caller]
+    pub(crate) fn report(&self) -> String {
+        let output = Command::new(memtrace_tests::victim::memtrace()).arg("report").arg(&self.run).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        String::from_utf8(output.stdout).unwrap() + &said
+    }
+
+    /// Waits for the end of the launcher, or of the program where memtrace is not there.
+    #[track_caller]
+    pub(crate) fn end(&mut self) -> Ending {
+        let mut said = String::new();
+        self.stdout.read_to_string(&mut said).unwrap();
+        let status = self.launcher.wait().unwrap();
+        let code = status.code().or(status.signal().map(|s| 128 + s)).unwrap();
+        Ending { code, said }
+    }
+
+    /// Waits for the end of a program that has lost its launcher.
+    #[track_caller]
+    pub(crate) fn end_of_orphan(&mut self) -> Ending {
+        let mut said = String::new();
+        self.stdout.read_to_string(&mut said).unwrap();
+        assert_eq!(self.launcher.wait().unwrap().signal(), Some(libc::SIGKILL));
+        Ending { code: wait_for_child(self.pid), said }
+    }
+
+    /// What the launcher said.
+    pub(crate) fn complaints(&mut self) -> String {
+        all_of(self.launcher.stderr.take())
+    }
+
+    /// The processes of this scene that are there.
+    pub(crate) fn processes(&self) -> Vec<i32> {
+        let mark = format!("{SCENE}={}", self.name).into_bytes();
+        let ours = |pid: &i32| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|b| *b == 0).any(|variable| variable == mark)
+        };
+        let names = std::fs::read_dir("/proc").unwrap().filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok());
+        names.filter(ours).collect()
+    }
+
+    /// Nothing is left but the run's folder: no process, no file.
+    #[track_caller]
+    pub(crate) fn assert_nothing_is_left(&self) {
+        wait_for("every process to be gone", || self.processes().is_empty());
+        let files = |path: &Path| -> Vec<String> {
+            let entries = std::fs::read_dir(path).map(|all| all.filter_map(|e| e.ok()?.file_name().into_string().ok()));
+            entries.map(Iterator::collect).unwrap_or_default()
+        };
+        assert_eq!(files(&self.folder.path().join("tmp")), [""; 0]);
+        let shared: Vec<_> = files(Path::new("/dev/shm")).into_iter().filter(|n| n.contains("memtrace")).collect();
+        assert_eq!(shared, [""; 0]);
+        let known = |n: &String| {
+            n == "run.json"
+                || n == "report.html"
+                || n == "symbols.json"
+                || n.starts_with("summary.")
+                || [".mtr", ".pickle"].iter().any(|e| n.ends_with(e))
+        };
+        let strange: Vec<_> = files(&self.run).into_iter().filter(|n| !known(n)).collect();
+        assert_eq!(strange, [""; 0], "in the run's folder");
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // A test that failed leaves nothing running.
+        for pid in self.processes() {
+            kill(pid, libc::SIGKILL);
+        }
+        let _ = self.launcher.wait();
+    }
+}
+
+/// The same command, with a file system of its own for the run's folder.
+fn on_its_own_disk(command: &Command, mounted: &Path, size: &str) -> Command {
+    // SAFETY: a plain call.
+    let flags = if unsafe { libc::geteuid() } == 0 { "-m" } else { "-Urm" };
+    let script = format!(r#"mount -t tmpfs -o size={size} memtrace-test "$0" && exec "$@""#);
+    let mut inside = Command::new("unshare");
+    inside.args([flags, "sh", "-c", &script]).arg(mounted).arg(command.get_program()).args(command.get_args());
+    with_default_signals(&mut inside);
+    inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    inside
+}
+
+/// Processes that lose their parent become ours, so that how they end can be learned.
+fn become_subreaper() {
+    static ONCE: Once = Once::new();
+    // SAFETY: sets an attribute of this process.
+    ONCE.call_once(|| assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0));
+}
+
+/// The exit status of a child, or of an adopted one, as a shell gives it.
+#[track_caller]
+pub(crate) fn wait_for_child(pid: i32) -> i32 {
+    let mut status = 0;
+    // SAFETY: a place for the status.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid, "{}", std::io::Error::last_os_error());
+    if libc::WIFSIGNALED(status) { 128 + libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) }
+}
+
+fn all_of(stream: Option<impl Read>) -> String {
+    let mut text = String::new();
+    stream.map(|mut s| s.read_to_string(&mut text));
+    text
+}
+
+/// `kill(2)`; one that is gone already does not matter.
+pub(crate) fn kill(pid: i32, signal: i32) {
+    // SAFETY: a plain call on a process of this test.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// The letter of a process's state.
+pub(crate) fn state(pid: i32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// The system call that a thread is waiting in.
+pub(crate) fn system_call(tid: i32) -> Option<i64> {
+    let call = std::fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?;
+    call.split(' ').next()?.parse().ok()
+}
+
+/// Waits for something to become true. Five minutes are for ever, also on a machine with much else to do.
+#[track_caller]
+pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(300), "waiting for {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// The thread of a process that has this name.
+#[track_caller]
+pub(crate) fn thread_called(pid: i32, name: impl AsRef<OsStr>) -> i32 {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|e| e.unwrap());
+    let name = name.as_ref().to_str().unwrap();
+    let mut threads =
+        threads.filter(|t| std::fs::read_to_string(t.path().join("comm")).is_ok_and(|c| c.trim() == name));
+    threads.next().expect("the thread").file_name().to_str().unwrap().parse().unwrap()
+}
+
+/// Events as they are, whole or not.
+#[track_caller]
+pub(crate) fn all_events(trace: &Reader) -> Vec<Event> {
+    trace.events().flat_map(|block| block.expect("a sound block")).collect()
+}

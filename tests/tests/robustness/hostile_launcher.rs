@@ -1,0 +1,195 @@
+//! A launcher whose own surroundings are poor: what it needs it finds elsewhere, or it refuses in one line, with the fix, before the
+//! command has started.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use crate::hostile_support::*;
+use memtrace_tests::programs::Workshop;
+use memtrace_tests::victim::memtrace;
+use memtrace_trace::file::Reader;
+
+struct Stage {
+    workshop: Workshop,
+    program: PathBuf,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let workshop = Workshop::new();
+        let program = workshop.program_over_bare_driver("hostile/hostile.c", "hostile");
+        Stage { workshop, program }
+    }
+
+    /// A shell script in a mount namespace of its own; `$0` is memtrace, `$1` the run's folder, `$2` the program, `$3` a free folder.
+    fn script(&self, script: &str) -> Output {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "sh", "-ec", script])
+            .arg(memtrace())
+            .arg(self.run())
+            .arg(&self.program)
+            .arg(self.free());
+        self.output(&mut command)
+    }
+
+    fn output(&self, command: &mut Command) -> Output {
+        command.env("LD_LIBRARY_PATH", self.workshop.path("")).output().expect("a command")
+    }
+
+    fn run(&self) -> PathBuf {
+        self.workshop.path("run")
+    }
+
+    fn free(&self) -> PathBuf {
+        let free = self.workshop.path("free");
+        std::fs::create_dir_all(&free).unwrap();
+        free
+    }
+
+    /// That it went well, and three pairs were recorded.
+    #[track_caller]
+    fn assert_recorded(&self, output: &Output) {
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "fine\n", "{}", said(output));
+        assert!(output.status.success(), "{}", said(output));
+        let files = std::fs::read_dir(self.run()).unwrap().map(|e| e.unwrap().path());
+        let trace = files.filter(|p| p.extension().is_some_and(|e| e == "mtr")).collect::<Vec<_>>();
+        assert_eq!(trace.len(), 1);
+        assert_eq!(Reader::open(&trace[0]).unwrap().event_count(), 3 * PAIR as u64);
+        std::fs::remove_dir_all(self.run()).unwrap();
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// One line that names `words`, the exit code of who cannot start, and nothing of the command.
+#[track_caller]
+fn assert_refused(output: &Output, words: &[&str]) {
+    let text = said(output);
+    assert_eq!(output.status.code(), Some(125), "{text}");
+    assert!(output.stdout.is_empty());
+    assert_eq!(text.lines().count(), 1, "{text}");
+    for word in words {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+}
+
+#[test]
+fn a_poor_environment_is_enough() {
+    let stage = Stage::new();
+    let plain = r#"exec "$0" -q -o "$1" -- "$2" some 3"#;
+    for (what, before) in [
+        ("nothing set", r#"unset HOME XDG_CACHE_HOME XDG_RUNTIME_DIR TMPDIR"#.to_owned()),
+        ("no shared memory folder", "mount -t tmpfs -o ro,mode=0 none /dev/shm".to_owned()),
+        (
+            "a home that cannot be written to",
+            r#"export HOME="$3"; unset XDG_CACHE_HOME; mount -t tmpfs -o ro none "$3""#.to_owned(),
+        ),
+        (
+            "a home without execution",
+            r#"export HOME="$3"; unset XDG_CACHE_HOME; mount -t tmpfs -o noexec none "$3""#.to_owned(),
+        ),
+        ("a home with a space", r#"mkdir "$3/a b"; export HOME="$3/a b"; unset XDG_CACHE_HOME"#.to_owned()),
+        ("a folder that cannot be written to", r#"mount -t tmpfs -o ro none "$3"; cd "$3""#.to_owned()),
+        ("no /proc", "umount -l /proc".to_owned()),
+    ] {
+        let output = stage.script(&format!("{before}; {plain}"));
+        eprintln!("{what}");
+        stage.assert_recorded(&output);
+    }
+    // Not in a namespace: with no environment at all.
+    let mut command = Command::new("env");
+    let library_path = format!("LD_LIBRARY_PATH={}", stage.workshop.path("").display());
+    command.args(["-i", &library_path]).arg(memtrace()).arg("-q").arg("-o").arg(stage.run());
+    let output = stage.output(command.arg("--").arg(&stage.program).args(["some", "3"]));
+    stage.assert_recorded(&output);
+}
+
+#[test]
+fn the_library_goes_where_code_may_be_executed() {
+    // Everything that is needed lies in one folder, which the namespace has at a place that is not covered: wherever this checkout and the
+    // temporary folder are.
+    const PLACE: &str = "/mnt";
+    let stage = Stage::new();
+    let outside = tempfile::Builder::new().prefix("memtrace-test-").tempdir().unwrap();
+    for file in [memtrace(), stage.workshop.path("hostile"), stage.workshop.path("libcuda.so.1")] {
+        std::fs::copy(&file, outside.path().join(file.file_name().unwrap())).unwrap();
+    }
+    std::fs::create_dir(outside.path().join("home")).unwrap();
+    let script = |options: &str, run: &str| {
+        let script = format!(
+            r#"mount --bind "$0" {PLACE}; cd {PLACE}
+            export HOME={PLACE}/home LD_LIBRARY_PATH={PLACE}; unset XDG_CACHE_HOME XDG_RUNTIME_DIR TMPDIR
+            for place in "$HOME" /var/cache /tmp /var/tmp; do mount -t tmpfs {options} none "$place"; done
+            exec ./memtrace -q -o "{run}" -- ./hostile some 3"#
+        );
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-ec", &script]).arg(outside.path()).output().unwrap()
+    };
+    let run = outside.path().join("run");
+    let output = script("-o noexec", &format!("{PLACE}/run"));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "fine\n", "{}", said(&output));
+    let manifest = std::fs::read_to_string(run.join("run.json")).unwrap();
+    assert!(manifest.contains("\"events\": 12"), "{manifest}");
+    // Nowhere: said before anything starts.
+    assert_refused(
+        &script("-o noexec", "/tmp/run"),
+        &["no folder for the preloaded library", "XDG_CACHE_HOME", "code cannot be executed"],
+    );
+    assert_refused(&script("-o ro", "/tmp/run"), &["cannot create /tmp/run", "choose another folder with -o"]);
+}
+
+#[test]
+fn a_launcher_that_may_not_have_what_it_needs_says_so() {
+    let stage = Stage::new();
+    let under = |action: &str, call: &str| {
+        let mut command = Command::new(&stage.program);
+        command.args(["under", action, call]).arg(memtrace()).arg("-q").arg("-o").arg(stage.run());
+        stage.output(command.arg("--").arg(&stage.program).args(["some", "3"]))
+    };
+    assert_refused(&under("refuse", "memfd_create"), &["memfd_create", "Operation not permitted", "seccomp"]);
+    assert_refused(&under("refuse", "socket"), &["Unix socket", "Operation not permitted", "seccomp"]);
+    assert!(!stage.run().exists(), "nothing is left behind");
+    // What has other ways is recorded.
+    for call in ["process_vm_readv", "ptrace"] {
+        stage.assert_recorded(&under("refuse", call));
+    }
+}
+
+#[test]
+fn command_lines_and_environments_may_be_as_long_as_the_system_allows() {
+    let stage = Stage::new();
+    // A quarter of the stack's limit; a single word is at most 128 KiB.
+    let long = |bytes: usize| vec!["x".repeat(100_000); bytes / 100_000];
+    let run = |words: &[String], environment: usize| {
+        let mut command = Command::new(memtrace());
+        command.arg("-q").arg("-o").arg(stage.run()).arg("--").arg(&stage.program).args(["some", "3"]).args(words);
+        command.env("HUGE", "y".repeat(environment));
+        stage.output(&mut command)
+    };
+    let limit = 2 << 20;
+    stage.assert_recorded(&run(&long(limit - 200_000), 10));
+    stage.assert_recorded(&run(&[], 120_000));
+    // With room for the launcher and not for what it adds: a long way to the library makes that more.
+    let way: PathBuf = std::iter::once(stage.free()).chain((0..12).map(|_| "d".repeat(200).into())).collect();
+    std::fs::create_dir_all(&way).unwrap();
+    [stage.workshop.path(""), stage.free()].iter().for_each(|folder| open_to_all(folder));
+    let refused = (0..limit).step_by(512).find_map(|spare| {
+        let filler = limit - spare;
+        let mut words = long(filler - 150_000);
+        words.push(
+            "z".repeat(filler - words.iter().map(|w| w.len() + 9).sum::<usize>()).chars().take(120_000).collect(),
+        );
+        words.push("z".repeat(filler.saturating_sub(words.iter().map(|w| w.len() + 9).sum::<usize>())));
+        let mut command = Command::new(memtrace());
+        command.arg("-q").arg("-o").arg(stage.run()).arg("--").arg(&stage.program).args(["some", "3"]).args(words);
+        command.env("XDG_CACHE_HOME", &way).env("LD_LIBRARY_PATH", stage.workshop.path(""));
+        command.output().ok()
+    });
+    let refused = refused.expect("a command line that fits");
+    assert_eq!(refused.status.code(), Some(126), "{}", said(&refused));
+    assert!(said(&refused).contains("environment variables need"), "{}", said(&refused));
+    assert!(!stage.run().exists());
+}

@@ -1,0 +1,259 @@
+//! Programs whose surroundings, or they themselves, make recording hard: each says the same with memtrace as without, and what could
+//! be recorded is what the simulated CUDA's ledger has; what could not is told.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use crate::hostile_support::*;
+use memtrace_tests::ledger::{assert_equal, ours, pid, read_all};
+use memtrace_tests::programs::{Workshop, linked_with, victim};
+use memtrace_tests::victim::{Run, Victim, events};
+use memtrace_trace::counters::Counter;
+
+/// `hostile.c` over the simulated CUDA.
+struct Stage {
+    workshop: Workshop,
+    program: PathBuf,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let workshop = Workshop::new();
+        let program = workshop.program("hostile/hostile.c", "hostile", &linked_with("libcudart.so.12"));
+        // Also for those that the program becomes.
+        open_to_all(&workshop.path(""));
+        Stage { workshop, program }
+    }
+
+    /// Over a driver that does next to nothing.
+    fn bare() -> Stage {
+        let workshop = Workshop::new();
+        let program = workshop.program_over_bare_driver("hostile/hostile.c", "hostile");
+        Stage { workshop, program }
+    }
+
+    fn bare_victim<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Victim {
+        let words = std::iter::once(self.program.as_os_str()).chain(arguments.iter().map(AsRef::as_ref));
+        Victim::command(&words.collect::<Vec<_>>()).env("LD_LIBRARY_PATH", self.workshop.path(""))
+    }
+
+    fn victim<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Victim {
+        let words = std::iter::once(self.program.as_os_str()).chain(arguments.iter().map(AsRef::as_ref));
+        victim(&words.collect::<Vec<_>>())
+    }
+
+    /// Runs it with and without memtrace: the same output, status and ledger. Gives the run.
+    #[track_caller]
+    fn same(&self, victim: Victim) -> Run {
+        same_and_recorded(&self.workshop, victim)
+    }
+
+    /// Runs it with and without memtrace: the same output and status. Gives the run, of which nothing need be recorded.
+    #[track_caller]
+    fn unharmed(&self, victim: Victim) -> Run {
+        same_output(victim)
+    }
+}
+
+/// How many events the traces of a run have, and how many were missed.
+fn recorded_and_missed(run: &Run) -> (usize, u64) {
+    let traces = run.traces();
+    (
+        traces.iter().map(|t| events(t).len()).sum(),
+        traces.iter().map(|t| t.counter(Counter::EventsDropped)).sum::<u64>(),
+    )
+}
+
+// ---- memory allocators of others
+
+#[test]
+fn other_allocators_and_an_auditor_may_be_preloaded_in_any_order() {
+    let stage = Stage::new();
+    let strict = stage.workshop.library("hostile/strict_malloc.c", "strict.so", NONE);
+    let audit = stage.workshop.library("hostile/audit.c", "audit.so", NONE);
+    let debian = |name: &str| PathBuf::from("/usr/lib/x86_64-linux-gnu").join(name);
+    let (jemalloc, tcmalloc) = (debian("libjemalloc.so.2"), debian("libtcmalloc_minimal.so.4"));
+    for other in [jemalloc, tcmalloc, strict] {
+        assert!(other.exists(), "{} is needed: scripts/test installs it", other.display());
+        for order in [r#"LD_PRELOAD="$LD_PRELOAD:$0""#, r#"LD_PRELOAD="$0:$LD_PRELOAD""#] {
+            let script = format!(r#"{order} exec "$@""#);
+            let words = ["sh".as_ref(), "-c".as_ref(), script.as_ref(), other.as_os_str(), stage.program.as_os_str()];
+            let victim = victim(&words.into_iter().chain(["some".as_ref(), "50".as_ref()]).collect::<Vec<_>>());
+            let run = stage.same(victim.option("--stacks").option("both"));
+            assert_eq!(recorded_and_missed(&run), (50 * PAIR, 0), "{}: {order}", other.display());
+        }
+    }
+    let run = stage.same(stage.victim(&["some", "5"]).env("LD_AUDIT", audit));
+    assert_eq!(recorded_and_missed(&run), (5 * PAIR, 0));
+}
+
+#[test]
+fn a_handler_that_interrupts_malloc_may_allocate() {
+    let stage = Stage::bare();
+    let folder = format!("-L{}", stage.workshop.path("").display());
+    let program = stage.workshop.program("hostile/busy_malloc.c", "busy", &[folder.as_str(), "-l:libcuda.so.1"]);
+    for stacks in ["python", "both"] {
+        let command = Victim::command(&[&program]).env("LD_LIBRARY_PATH", stage.workshop.path(""));
+        let run = same_output(command.option("--stacks").option(stacks));
+        assert_eq!(recorded_and_missed(&run), (8 * PAIR, 0), "{stacks}");
+    }
+}
+
+#[test]
+fn a_handler_on_a_stack_of_its_own_may_allocate() {
+    let stage = Stage::new();
+    for stacks in ["python", "both"] {
+        let run = stage.same(stage.victim(&["handler"]).option("--stacks").option(stacks));
+        assert_eq!(recorded_and_missed(&run), (40 * PAIR, 0), "{stacks}");
+    }
+}
+
+// ---- look-ups of others
+
+#[test]
+fn programs_with_a_dlsym_of_their_own_are_seen_by_their_own_eyes() {
+    let workshop = Workshop::new();
+    let program = workshop.program("hostile/own_dlsym.c", "own", &linked_with("libcudart.so.12"));
+    let run = same_and_recorded(&workshop, victim(&[&program]));
+    assert_eq!(recorded_and_missed(&run), (2 * PAIR, 0));
+    let interposer = workshop.library("hostile/own_dlsym.c", "interposer.so", &["-DPRELOADED", "-fvisibility=default"]);
+    let stage = Stage::new();
+    for order in [r#"LD_PRELOAD="$LD_PRELOAD:$0""#, r#"LD_PRELOAD="$0:$LD_PRELOAD""#] {
+        let script = format!(r#"{order} exec "$@""#);
+        let words = ["sh".as_ref(), "-c".as_ref(), script.as_ref(), interposer.as_os_str(), stage.program.as_os_str()];
+        let run = stage.same(victim(&words.into_iter().chain(["some".as_ref(), "4".as_ref()]).collect::<Vec<_>>()));
+        assert_eq!(recorded_and_missed(&run), (4 * PAIR, 0), "{order}");
+    }
+}
+
+#[test]
+fn look_ups_by_version_are_seen() {
+    let stage = Stage::new();
+    let run = stage.same(stage.victim(&["versioned"]));
+    // An allocation that is not freed, and two pairs.
+    assert_eq!(recorded_and_missed(&run), (PAIR / 2 + 2 * PAIR, 0));
+}
+
+#[test]
+fn a_library_that_comes_again_to_the_same_place_is_seen_again() {
+    let workshop = Workshop::new();
+    let library = workshop.library("cuda/library.c", "libuser.so", &linked_with("libcudart.so.12"));
+    let program = workshop.program("hostile/deepbind.c", "deepbind", NONE);
+    let run = same_and_recorded(&workshop, victim(&[program.as_os_str(), library.as_os_str()]));
+    let said = String::from_utf8_lossy(&run.output.stdout);
+    assert_eq!(said.matches("unloaded: 1").count(), 4, "{said}");
+    assert_eq!(recorded_and_missed(&run), (4 * 3 * PAIR, 0));
+}
+
+#[test]
+fn a_namespace_of_the_loader_is_left_alone() {
+    let stage = Stage::bare();
+    let folder = format!("-L{}", stage.workshop.path("").display());
+    let library = stage.workshop.library("cuda/library.c", "libuser.so", &[folder.as_str(), "-l:libcuda.so.1"]);
+    let run = same_output(stage.bare_victim(&["namespace".as_ref(), library.as_os_str()]));
+    // What is loaded in there is another copy of everything, which nobody can preload into; the program's own calls are seen.
+    assert_eq!(recorded_and_missed(&run), (2 * PAIR, 0));
+}
+
+// ---- filters of system calls
+
+#[test]
+fn a_filter_of_the_programs_own_kills_nobody() {
+    let stage = Stage::bare();
+    for action in ["kill", "refuse"] {
+        for call in ["socket", "connect", "recvmsg"] {
+            let run = same_output(stage.bare_victim(&["seccomp", "0", action, call]));
+            assert_eq!(recorded_and_missed(&run).0, 0, "{action} {call}");
+        }
+        for call in ["process_vm_readv", "memfd_create", "ptrace"] {
+            let run = same_output(stage.bare_victim(&["seccomp", "0", action, call]).option("--stacks").option("both"));
+            assert_eq!(recorded_and_missed(&run), (5 * PAIR, 0), "{action} {call}");
+        }
+        // Who was connected before stays so.
+        let run = same_output(stage.bare_victim(&["seccomp", "3", action, "socket", "connect", "recvmsg"]));
+        assert_eq!(recorded_and_missed(&run), (8 * PAIR, 0), "{action}");
+    }
+}
+
+// ---- little room
+
+#[test]
+fn a_program_may_go_down_to_the_last_pages_of_its_stack() {
+    let stage = Stage::bare();
+    for stacks in ["python", "both"] {
+        let victim = stage.bare_victim(&["stack-end", "10240", "1"]).option("--stacks").option(stacks);
+        assert_eq!(recorded_and_missed(&same_output(victim)), (2 * PAIR, 0), "{stacks}");
+    }
+}
+
+#[test]
+fn a_program_may_close_take_and_be_refused_every_descriptor() {
+    let run = same_output(Stage::bare().bare_victim(&["closed"]));
+    assert_eq!(recorded_and_missed(&run), (8 * PAIR, 0));
+}
+
+#[test]
+fn a_limit_on_the_address_space_is_left_to_the_program() {
+    let stage = Stage::new();
+    // From before the first event on: we take none of it.
+    let run = stage.unharmed(stage.victim(&["address-limit", "0", "900"]));
+    assert!(run.traces().is_empty());
+    // We were there before: the program has what is left, and what we could not record any more is counted.
+    let run = stage.unharmed(stage.victim(&["address-limit", "1", "4096"]));
+    let (recorded, missed) = recorded_and_missed(&run);
+    assert_eq!(recorded as u64 + missed, 7 * PAIR as u64, "{recorded} recorded, {missed} missed");
+}
+
+// ---- other rights
+
+#[test]
+fn a_process_that_gives_up_its_rights_is_recorded_on() {
+    let stage = Stage::new();
+    let run = stage.unharmed(stage.victim(&["nobody", "2"]));
+    // Its child would have to reach the launcher as another user.
+    assert_eq!(recorded_and_missed(&run).0, 5 * PAIR);
+    let run = stage.same(stage.victim(&["undumpable"]));
+    assert_eq!(recorded_and_missed(&run), (4 * PAIR, 0));
+    let empty = tempfile::tempdir().unwrap();
+    let run = stage.same(stage.victim(&["chroot".as_ref(), empty.path().as_os_str(), "2".as_ref()]));
+    assert_eq!(recorded_and_missed(&run), (5 * PAIR, 0));
+    let stage = Stage::bare();
+    let run = same_output(stage.bare_victim(&["chroot".as_ref(), empty.path().as_os_str(), "0".as_ref()]));
+    assert_eq!(recorded_and_missed(&run), (3 * PAIR, 0));
+}
+
+#[test]
+fn programs_that_start_programs_in_their_own_way_are_recorded() {
+    let stage = Stage::new();
+    for wrapper in [
+        &["nohup"][..],
+        &["setsid", "--wait"],
+        &["timeout", "600"],
+        &["nice"],
+        &["env", "LD_DEBUG="],
+        &["stdbuf", "-o0"],
+        &["taskset", "1"],
+        &["unshare", "--mount", "--pid", "--fork"],
+        &["unshare", "--user", "--map-root-user"],
+    ] {
+        let words: Vec<&OsStr> = wrapper.iter().map(AsRef::as_ref).chain([stage.program.as_os_str()]).collect();
+        let run = stage.unharmed(victim(&[words.as_slice(), &["some".as_ref(), "3".as_ref()]].concat()));
+        assert_eq!(recorded_and_missed(&run), (3 * PAIR, 0), "{wrapper:?}");
+    }
+}
+
+/// Everything that is in a run's traces is in the ledger of its processes, and the other way round.
+#[track_caller]
+fn same_and_recorded(workshop: &Workshop, victim: Victim) -> Run {
+    let ledger: &Path = &workshop.path("ledger");
+    std::fs::remove_file(ledger).ok();
+    let run = same_output(victim.env("SIMCUDA_LEDGER", ledger));
+    // The first run's, without memtrace, are in it as well.
+    let ledgers = read_all(ledger);
+    let traces = run.traces();
+    assert!(!traces.is_empty(), "{}", String::from_utf8_lossy(&run.output.stderr));
+    for trace in &traces {
+        assert_equal(&ours(trace), &ledgers[&pid(trace)]);
+    }
+    run
+}

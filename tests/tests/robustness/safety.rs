@@ -1,0 +1,428 @@
+//! Privacy: a run is its owner's alone, while it is made and afterwards. Safety: nothing is written outside the run's folder, nothing
+//! that a recording says does harm to whoever reads it. docs/safety.md lists the promises.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::launcher_support::*;
+use memtrace_tests::programs::Workshop;
+
+const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
+/// `nobody`.
+const OTHER_USER: u32 = 65_534;
+
+/// A folder that everybody may look into, with programs that everybody may run.
+fn open_folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    chmod(folder.path(), 0o755);
+    std::fs::copy(INTRUDER, folder.path().join("intruder")).unwrap();
+    folder
+}
+
+fn chmod(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn mode(path: &Path) -> u32 {
+    std::fs::symlink_metadata(path).unwrap().mode() & 0o7777
+}
+
+/// A program run as another user.
+///
+/// # Panics
+/// Where this process may not do that: without another user nothing is tested here.
+#[track_caller]
+fn as_another_user(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    // SAFETY: a plain call.
+    let root = unsafe { libc::geteuid() } == 0;
+    assert!(root, "only root can become another user: run this test as root, in a container for example");
+    let mut command = Command::new(program);
+    command.uid(OTHER_USER).gid(OTHER_USER).current_dir("/");
+    command
+}
+
+/// Which of these files and folders another user can read.
+#[track_caller]
+fn readable_by_another(paths: &[PathBuf]) -> Vec<PathBuf> {
+    let script =
+        r#"for f; do if [ -d "$f" ]; then ls "$f"; else head -c 1 "$f"; fi >/dev/null 2>&1 && echo "$f"; done; true"#;
+    let output = output(as_another_user("sh").args(["-c", script, "sh"]).args(paths));
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap().lines().map(PathBuf::from).collect()
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let mut entries: Vec<_> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
+    entries.sort();
+    entries
+}
+
+#[test]
+fn another_user_can_neither_read_a_run_nor_feed_the_launcher() {
+    let folder = open_folder();
+    let run = folder.path().join("run");
+    let mut command = Command::new(memtrace());
+    command.arg("-o").arg(&run).args(["--", PRODUCER, "define", "events=1000", "write", "say=ready", "wait", "write"]);
+    let mut running = Running::start(command.stdin(Stdio::piped()).stderr(Stdio::piped()));
+    assert_eq!(running.line(), "ready");
+    let launcher = running.pid();
+    let family = children(launcher);
+    let producer = *family
+        .iter()
+        .find(|p| std::fs::read_link(format!("/proc/{p}/exe")).is_ok_and(|e| e == Path::new(PRODUCER)))
+        .unwrap();
+    // While it is made: the folder, its files, what the processes have open and mapped.
+    let everybodys = folder.path().join("intruder");
+    let mut secrets = vec![run.clone(), run.join("run.json"), run.join(format!("{producer}.mtr"))];
+    for pid in [launcher, producer] {
+        secrets.extend(["fd", "map_files", "environ", "mem", "maps"].map(|name| format!("/proc/{pid}/{name}").into()));
+        let open = entries(Path::new(&format!("/proc/{pid}/fd")));
+        secrets.extend(open);
+        secrets.extend(entries(Path::new(&format!("/proc/{pid}/map_files"))).into_iter().take(50));
+    }
+    assert!(secrets.len() > 30, "{secrets:?}");
+    secrets.push(everybodys.clone());
+    assert_eq!(readable_by_another(&secrets), std::slice::from_ref(&everybodys));
+    // The session is known: /proc/net/unix tells its socket's name to everybody.
+    let environment = std::fs::read(format!("/proc/{producer}/environ")).unwrap();
+    let session = environment.split(|b| *b == 0).find_map(|v| v.strip_prefix(b"MEMTRACE_SESSION=")).unwrap();
+    let session = std::str::from_utf8(session).unwrap();
+    let token = session.split(';').next().unwrap();
+    assert!(std::fs::read_to_string("/proc/net/unix").unwrap().contains(token));
+    let mut intruder = as_another_user(&everybodys);
+    let said = output(intruder.args(["ask", "flood=300", "ask"]).env("MEMTRACE_SESSION", session));
+    assert_eq!(String::from_utf8_lossy(&said.stdout), "refused\nrefused\n");
+    // Our own user, by the same way.
+    let said = output(Command::new(&everybodys).arg("ask").env("MEMTRACE_SESSION", session));
+    assert_eq!(String::from_utf8_lossy(&said.stdout), "served\n");
+    drop(running.child.stdin.take());
+    assert!(running.child.wait().unwrap().success());
+    let manifest = manifest(&run);
+    assert!(manifest["refused"]["another user"].as_u64().unwrap() >= 2, "{:#}", manifest["refused"]);
+    let honest = manifest["processes"].as_array().unwrap().iter().find(|p| p["pid"] == producer).unwrap();
+    assert_eq!((&honest["events"], &honest["lost"], &honest["late"]), (&2000.into(), &0.into(), &0.into()));
+    // Afterwards: every file, what the analysis wrote among them.
+    let files = entries(&run);
+    for name in ["run.json", "summary.json", "summary.txt", &format!("{producer}.mtr"), &format!("{producer}.pickle")] {
+        assert!(files.contains(&run.join(name)), "{name}: {files:?}");
+    }
+    assert_eq!(readable_by_another(&files), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn files_are_their_owners_alone_whatever_the_umask() {
+    let folder = open_folder();
+    for (name, prepared) in [("new", None), ("there", Some(0o777)), ("deep/down", None)] {
+        let run = folder.path().join(name);
+        if let Some(mode) = prepared {
+            std::fs::create_dir(&run).unwrap();
+            chmod(&run, mode);
+        }
+        let script = format!("umask 0; exec {} -o {} -- {PRODUCER} define write", memtrace().display(), run.display());
+        let output = output(Command::new("sh").args(["-c", &script]));
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(mode(&run), 0o700, "{name}");
+        let files = entries(&run);
+        assert!(files.len() >= 5, "{files:?}");
+        for file in files {
+            assert_eq!(mode(&file), 0o600, "{}", file.display());
+        }
+    }
+    // The program's own umask is its own.
+    let script = format!(
+        "umask 027; exec {} --quiet -o {} -- sh -c umask",
+        memtrace().display(),
+        folder.path().join("u").display()
+    );
+    assert_eq!(output(Command::new("sh").args(["-c", &script])).stdout, b"0027\n");
+}
+
+#[test]
+fn a_folder_of_another_user_is_refused() {
+    let folder = open_folder();
+    let theirs = folder.path().join("theirs");
+    std::fs::create_dir(&theirs).unwrap();
+    std::os::unix::fs::chown(&theirs, Some(OTHER_USER), Some(OTHER_USER)).expect("run this test as root");
+    let output = output(recording(&theirs).arg("true"));
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains("belongs to another user"), "{}", stderr(&output));
+    assert!(entries(&theirs).is_empty());
+}
+
+/// The launcher is gone, and another user takes its socket's name.
+#[test]
+fn a_program_records_for_its_own_user_only() {
+    let workshop = Workshop::new();
+    let program = workshop.program_over_bare_driver("process/process.c", "process");
+    let run = workshop.path("run");
+    let preload = output(recording(&run).args(["printenv", "LD_PRELOAD"])).stdout;
+    let preload = String::from_utf8(preload).unwrap();
+    let folder = open_folder();
+    for (mut squatter, heard) in
+        [(as_another_user(folder.path().join("intruder")), "heard 0"), (Command::new(INTRUDER), "heard 16")]
+    {
+        let token = format!("safety{}{heard}", std::process::id()).replace(' ', "");
+        let mut squatter = Running::start(squatter.arg(format!("squat={token}")));
+        assert_eq!(squatter.line(), "listening");
+        let mut victim = Command::new(&program);
+        victim.args(["some", "3"]).env("LD_LIBRARY_PATH", workshop.path("")).env("LD_PRELOAD", preload.trim_end());
+        let ended = output(victim.env("MEMTRACE_SESSION", format!("{token};cpu=never;stacks=none")));
+        assert!(ended.status.success(), "{}", stderr(&ended));
+        assert_eq!(squatter.line(), heard);
+    }
+}
+
+/// Every file below a folder with what is in it; links as such.
+fn tree(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut all = BTreeMap::new();
+    for path in entries(folder) {
+        let metadata = std::fs::symlink_metadata(&path).unwrap();
+        if metadata.is_dir() {
+            all.insert(path.clone(), b"folder".to_vec());
+            all.extend(tree(&path));
+        } else if metadata.is_symlink() {
+            all.insert(path.clone(), std::fs::read_link(&path).unwrap().into_os_string().into_encoded_bytes());
+        } else if metadata.file_type().is_fifo() {
+            all.insert(path, b"pipe".to_vec());
+        } else {
+            all.insert(path.clone(), std::fs::read(&path).unwrap());
+        }
+    }
+    all
+}
+
+#[test]
+fn a_program_cannot_make_the_launcher_write_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let outside = folder.path().join("outside");
+    std::fs::create_dir_all(outside.join("folder")).unwrap();
+    for name in ["victim", "run.json", "summary.json"] {
+        std::fs::write(outside.join(name), name).unwrap();
+    }
+    let before = tree(&outside);
+    let run = folder.path().join("run");
+    // Once a process records, the folder is moved and a link takes its place; links take the places of everything in it that will be
+    // written, and of files that later processes may get.
+    let script = format!(
+        r#"cd {here}
+        mkfifo ready
+        {PRODUCER} events=1000 write say=ready rate=4000 write > ready & read line < ready
+        mv run moved; ln -s {here}/outside run; cd moved
+        for n in run.json report.html summary.json summary.txt symbols.json $!.pickle; do
+            rm -f $n; ln -s ../outside/victim $n; ln -s ../outside/victim .$n.part
+        done
+        p=$!; while [ $p -lt $(($! + 300)) ]; do p=$((p + 1)); ln -s ../outside/victim $p.mtr; ln -s ../outside/victim $p.pickle; done
+        {PRODUCER} events=500 write & echo $!; wait; exit 3"#,
+        here = folder.path().display()
+    );
+    let output = output(Command::new(memtrace()).arg("-o").arg(&run).args(["--", "sh", "-c", &script]));
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert_eq!(tree(&outside), before, "{}", stderr(&output));
+    assert!(stderr(&output).lines().count() < 60, "{}", stderr(&output));
+    let names: Vec<_> = entries(folder.path()).iter().map(|p| p.file_name().unwrap().to_owned()).collect();
+    assert_eq!(names, ["moved", "outside", "ready", "run"]);
+    // And nothing is missing from where it belongs.
+    let moved = folder.path().join("moved");
+    let manifest = manifest(&moved);
+    let counts: Vec<_> = manifest["processes"].as_array().unwrap().iter().map(|p| p["events"].clone()).collect();
+    assert_eq!(counts, [2000, 500], "{manifest:#}");
+    let second = String::from_utf8(output.stdout).unwrap();
+    for name in [
+        "run.json",
+        "report.html",
+        "summary.json",
+        "summary.txt",
+        &format!("{}.mtr", second.trim()),
+        &format!("{}.pickle", second.trim()),
+    ] {
+        let metadata = std::fs::symlink_metadata(moved.join(name)).unwrap();
+        assert!(metadata.is_file() && metadata.len() > 100, "{name}");
+    }
+}
+
+/// Runs to the end within the time, and gives its output with the most memory it and its children took, in KiB.
+#[track_caller]
+#[expect(clippy::zombie_processes, reason = "wait4 collects it, and tells what it took")]
+fn within(time: Duration, command: &mut Command) -> (std::process::Output, i64) {
+    let name = format!("{command:?}");
+    let out = tempfile::tempfile().unwrap();
+    let err = tempfile::tempfile().unwrap();
+    command.stdin(Stdio::null()).stdout(out.try_clone().unwrap()).stderr(err.try_clone().unwrap());
+    let child = command.spawn().unwrap();
+    let (start, pid) = (Instant::now(), child.id() as i32);
+    // SAFETY: plain data that the call fills.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    let mut status = 0;
+    // SAFETY: a child of this process, and places for its status and usage.
+    while unsafe { libc::wait4(pid, &mut status, libc::WNOHANG, &mut usage) } == 0 {
+        if start.elapsed() > time {
+            kill(pid, libc::SIGKILL);
+            panic!("{name} hangs");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let read = |mut file: std::fs::File| {
+        let mut bytes = Vec::new();
+        std::io::Seek::rewind(&mut file).unwrap();
+        std::io::Read::read_to_end(&mut file, &mut bytes).unwrap();
+        bytes
+    };
+    let status = std::os::unix::process::ExitStatusExt::from_raw(status);
+    (std::process::Output { status, stdout: read(out), stderr: read(err) }, usage.ru_maxrss)
+}
+
+fn pipe(path: &Path) {
+    let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+    // SAFETY: a valid string.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+}
+
+#[test]
+fn a_run_full_of_traps_is_read_without_harm() {
+    // Whoever waits for one of these traps waits for ever; a busy machine needs a while for the rest.
+    const TIME: Duration = Duration::from_secs(120);
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let path = |name: &str| folder.path().join(name);
+    pipe(&path("pipe"));
+    std::fs::File::create(path("huge")).unwrap().set_len(1 << 42).unwrap();
+    // Objects of these names: the launcher's own analysis is the first to meet them.
+    let here = folder.path().display();
+    let names = format!(
+        "paths={here}/pipe:/dev/zero:/dev/tty:/proc/kmsg:/proc/self/mem:/sys/kernel/uevent_seqnum:{here}/huge:../../etc/passwd:{here}"
+    );
+    let (output, memory) = within(TIME, recording(&run).args([INTRUDER, &names]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(memory < 200 << 10, "{memory} KiB");
+    let trace = traces(&run).remove(0);
+    // The folder as somebody else may have packed it.
+    for (name, target) in
+        [("run.json", "/dev/zero"), ("zero.mtr", "/dev/zero"), ("kernel.mtr", "/proc/kmsg"), ("up.mtr", "../huge")]
+    {
+        let _ = std::fs::remove_file(run.join(name));
+        symlink(target, run.join(name)).unwrap();
+    }
+    let _ = std::fs::remove_file(run.join("symbols.json"));
+    for name in ["symbols.json", "pipe.mtr"] {
+        pipe(&run.join(name));
+    }
+    std::fs::create_dir(run.join("folder.mtr")).unwrap();
+    let before = tree(&run);
+    for read in [&run, &trace] {
+        for arguments in [&["report"][..], &["report", "--json"], &["export", "--to", "json"]] {
+            let mut command = Command::new(memtrace());
+            command.args(&arguments[..1]).arg(read).args(&arguments[1..]);
+            let (output, memory) = within(TIME, &mut command);
+            assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+            assert!(memory < 200 << 10, "{arguments:?}: {memory} KiB");
+            if *read == run {
+                for name in ["zero.mtr", "kernel.mtr", "up.mtr", "pipe.mtr", "folder.mtr", "run.json", "symbols.json"] {
+                    assert!(stderr(&output).contains(name), "{name}: {}", stderr(&output));
+                }
+            }
+        }
+    }
+    assert_eq!(tree(&run), before, "reading writes nothing");
+    for name in ["pipe", "huge", "run/run.json", "run/pipe.mtr", "run/symbols.json"] {
+        let (output, _) = within(TIME, Command::new(memtrace()).arg("report").arg(path(name)));
+        assert_eq!(output.status.code(), Some(2), "{name}");
+    }
+}
+
+/// Other names for files that are not there: a run's own say nothing about where to look.
+#[test]
+fn names_in_a_manifest_are_not_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    assert!(output(recording(&run).args([PRODUCER, "define", "write"])).status.success());
+    let secret = folder.path().join("secret.mtr");
+    std::fs::copy(&traces(&run)[0], &secret).unwrap();
+    std::fs::remove_file(&traces(&run)[0]).unwrap();
+    let mut manifest = manifest(&run);
+    for name in ["../secret.mtr", secret.to_str().unwrap()] {
+        manifest["processes"][0]["trace"] = name.into();
+        std::fs::write(run.join("run.json"), manifest.to_string()).unwrap();
+        let report = output(Command::new(memtrace()).arg("report").arg(&run));
+        assert_eq!(report.status.code(), Some(2));
+        assert!(stderr(&report).contains("holds no trace"), "{}", stderr(&report));
+    }
+}
+
+#[test]
+fn an_export_follows_no_link_that_was_put_in_its_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    assert!(output(recording(&run).args([PRODUCER, "define", "write"])).status.success());
+    let victim = folder.path().join("victim");
+    std::fs::write(&victim, "mine").unwrap();
+    let pickle = run.join(format!("{}.pickle", only_process(&run)["pid"]));
+    std::fs::remove_file(&pickle).unwrap();
+    symlink(&victim, &pickle).unwrap();
+    let exported = output(Command::new(memtrace()).args(["export", ".", "--to", "snapshot"]).current_dir(&run));
+    assert!(exported.status.success(), "{}", stderr(&exported));
+    assert_eq!(std::fs::read(&victim).unwrap(), b"mine");
+    assert!(std::fs::symlink_metadata(&pickle).unwrap().is_file() && mode(&pickle) == 0o600);
+}
+
+/// No control character but the end of a line, and nothing that changes the order of text.
+#[track_caller]
+fn assert_printable(what: &str, bytes: &[u8]) {
+    let text = std::str::from_utf8(bytes).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let bad = text.chars().find(|c| c.is_control() && *c != '\n' || ('\u{202a}'..='\u{202e}').contains(c));
+    assert_eq!(bad, None, "{what}: {text:?}");
+}
+
+#[test]
+fn nothing_a_program_says_reaches_a_terminal_raw() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("a\x1b[2Jb");
+    let evil = "say=\x1b]0;owned\x07\u{9b}31m\u{202e}\r\n";
+    let mut command = Command::new(memtrace());
+    // Not even UTF-8.
+    let broken: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(b"say=\xff\xfe\x1b[1m");
+    command.arg("-o").arg(&run).arg("--").args([INTRUDER, "names", evil]).arg(broken);
+    let ended = output(&mut command);
+    assert!(ended.status.success());
+    assert_printable("the closing page", &ended.stderr);
+    assert!(stderr(&ended).contains("train.py") && stderr(&ended).lines().count() < 40, "{}", stderr(&ended));
+    for name in ["run.json", "report.html", "summary.json", "summary.txt", "symbols.json"] {
+        assert_printable(name, &std::fs::read(run.join(name)).unwrap());
+    }
+    for json in [false, true] {
+        let mut report = Command::new(memtrace());
+        report.arg("report").arg(&run).args(json.then_some("--json"));
+        let report = output(&mut report);
+        assert!(report.status.success());
+        assert_printable("report", &report.stdout);
+        assert_printable("report's messages", &report.stderr);
+        if json {
+            // What cannot be printed is not lost.
+            let summary: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+            let notice = summary["processes"][0]["notices"][0]["text"].as_str().unwrap();
+            assert!(notice.starts_with("\x1b]0;owned\x07\x1b[2J\u{9b}31m\u{202e}\r\n\"\\"), "{notice:?}");
+        }
+    }
+    let missing = output(Command::new(memtrace()).arg("report").arg(folder.path().join("\x1b[2J")));
+    assert_printable("an error", &missing.stderr);
+}
+
+/// The analysis may take more memory than there is; the run is safe and the command's status is its own.
+#[test]
+fn an_analysis_that_needs_too_much_takes_nobody_along() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let script = format!(
+        "ulimit -d 131072; exec {} -o {} -- sh -c '{INTRUDER} live=2000000; exit 9'",
+        memtrace().display(),
+        run.display()
+    );
+    let ended = output(Command::new("sh").args(["-c", &script]));
+    assert_eq!(ended.status.code(), Some(9), "{}", stderr(&ended));
+    assert!(stderr(&ended).contains("the analysis needed more than"), "{}", stderr(&ended));
+    assert_eq!(only_process(&run)["events"], 2_000_000);
+    assert_eq!(only_trace(&run).event_count(), 2_000_000);
+}

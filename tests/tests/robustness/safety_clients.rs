@@ -1,0 +1,208 @@
+//! Hostile programs: whatever one of them says to the launcher or writes into its shared memory, the launcher keeps its bounds of memory,
+//! ends, passes on the command's status, and records the honest processes of the same run in full. `programs/safety/intruder.rs`
+//! is the hostile one, `programs/launcher/producer.rs` the honest one.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::launcher_support::*;
+use memtrace_trace::file::Reader;
+use serde_json::Value;
+
+const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
+/// What the launcher may take of memory, whatever it is told: docs/safety.md has the sum.
+const MOST_MEMORY_KIB: u64 = 700 * 1024;
+/// What a launcher takes that nobody troubles, and windows and queues of a run or two.
+const LITTLE_MEMORY_KIB: u64 = 120 * 1024;
+/// Within this the launcher has ended and the analysis is done when the command has ended, on a machine that others use as well.
+const END: Duration = Duration::from_secs(120);
+
+/// A number of kibibytes from `/proc/PID/status`.
+fn kib(pid: i32, field: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|l| l.strip_prefix(field)?.split_whitespace().next()?.parse().ok())
+}
+
+/// What came of a run with a hostile and an honest program.
+struct Outcome {
+    folder: tempfile::TempDir,
+    peak_kib: u64,
+    after_command: Duration,
+}
+
+impl Outcome {
+    fn run(&self) -> std::path::PathBuf {
+        self.folder.path().join("run")
+    }
+
+    fn process(&self, is: impl Fn(&str) -> bool) -> Vec<Value> {
+        let manifest = manifest(&self.run());
+        let all = manifest["processes"].as_array().unwrap().clone();
+        all.into_iter().filter(|p| is(p["argv"][0].as_str().unwrap_or_default())).collect()
+    }
+}
+
+/// Events of the honest one.
+const HONEST: usize = 100_000;
+
+/// Runs the intruder with these words beside an honest producer, and checks what must hold in any case.
+#[track_caller]
+fn beside_an_honest_one(words: &str) -> Outcome {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    // One honest process is there before the other comes, one comes with it.
+    let half = HONEST / 2;
+    let script = format!(
+        "mkfifo {fifo}; {PRODUCER} events=100 write say=ready threads=2 events={half} rate=100000 write > {fifo} & \
+         read line < {fifo}; {INTRUDER} {words} & {PRODUCER} threads=2 events={half} rate=200000 write; wait; echo over; exit 7",
+        fifo = folder.path().join("fifo").display()
+    );
+    let mut command = Command::new(memtrace());
+    command.args(["--quiet", "--no-snapshot", "-o"]).arg(&run).args(["--", "sh", "-c", &script]).stderr(Stdio::piped());
+    let mut running = Running::start(&mut command);
+    let (pid, over) = (running.pid(), AtomicBool::new(false));
+    let (peak_kib, after_command) = std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut peak = 0;
+            while !over.load(Ordering::Relaxed) {
+                peak = peak.max(kib(pid, "VmHWM:").unwrap_or(0));
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            peak
+        });
+        while !["over", ""].contains(&running.line().as_str()) {}
+        let ended = Instant::now();
+        let status = running.child.wait().unwrap();
+        let after = ended.elapsed();
+        over.store(true, Ordering::Relaxed);
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut running.child.stderr.take().unwrap(), &mut said).unwrap();
+        assert_eq!(status.code(), Some(7), "{words}: {said}");
+        (watch.join().unwrap(), after)
+    });
+    println!("{words}: launcher's peak {peak_kib} KiB, ended {after_command:?} after the command");
+    let outcome = Outcome { folder, peak_kib, after_command };
+    let honest = outcome.process(|argv0| argv0 == PRODUCER);
+    assert_eq!(honest.len(), 2, "{words}: {:#}", manifest(&run));
+    for process in honest {
+        // Where all windows together are full, who holds much of them may get events out of order, but gets them.
+        let may_be_late = words.starts_with("windows");
+        let late = if may_be_late { 0 } else { process["late"].as_u64().unwrap() };
+        let facts = ["lost", "unwritten", "corrupt", "definitions_refused"].map(|f| process[f].as_u64().unwrap());
+        assert_eq!((facts, late), ([0; 4], 0), "{words}: {process:#}");
+        assert!(process["counters"].get("events_dropped").is_none(), "{words}: {process:#}");
+        let reader = Reader::open(run.join(process["trace"].as_str().unwrap())).unwrap();
+        let mut seqs: Vec<u64> = events(&reader).iter().map(|e| e.seq).collect();
+        if may_be_late {
+            seqs.sort_unstable();
+        }
+        assert!(
+            seqs.len() >= HONEST && seqs.iter().zip(1..).all(|(seq, n)| *seq == n),
+            "{words}: {} events",
+            seqs.len()
+        );
+    }
+    assert!(outcome.after_command < END, "{words}: the launcher took {after_command:?} to end");
+    assert!(outcome.peak_kib > 1000 && outcome.peak_kib < MOST_MEMORY_KIB, "{words}: {peak_kib} KiB");
+    outcome
+}
+
+#[test]
+fn whatever_is_said_at_the_door() {
+    for words in ["silent=2000 half=2000 sleep=300", "garbage=300 gifts=300 images=300"] {
+        let outcome = beside_an_honest_one(words);
+        assert!(outcome.peak_kib < LITTLE_MEMORY_KIB, "{words}: {} KiB", outcome.peak_kib);
+        let refused = &manifest(&outcome.run())["refused"];
+        let reason = if words.contains("silent") { "no hello" } else { "library of another build" };
+        assert!(refused[reason].as_u64().unwrap() >= 300, "{words}: {refused:#}");
+    }
+    let outcome = beside_an_honest_one("flood=1000");
+    assert!(manifest(&outcome.run())["refused"]["no hello"].as_u64().unwrap() > 100);
+}
+
+#[test]
+fn descriptors_nobody_asked_for_are_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let mut command = recording(&run);
+    command.args([INTRUDER, "images=1", "say=before", "wait", "gifts=200", "images=1", "say=after", "wait"]);
+    let mut running = Running::start(command.stdin(Stdio::piped()));
+    let descriptors = |pid: i32| std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    assert_eq!(running.line(), "before");
+    let before = descriptors(running.pid());
+    let mut stdin = running.child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut stdin, b"\n").unwrap();
+    assert_eq!(running.line(), "after");
+    // Each image has its own for a moment.
+    wait_for(|| descriptors(running.pid()) <= before + 2);
+    drop(stdin);
+    assert!(running.child.wait().unwrap().success());
+}
+
+/// Somebody speaks through the connection of a process that is dead, whose number may be another's by now.
+#[test]
+fn the_dead_get_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let output = output(recording(&run).args([INTRUDER, "ghost", "ask"]));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "ghost refused\nserved\n");
+    assert_eq!(manifest(&run)["refused"]["gone before the answer"], 1);
+}
+
+#[test]
+fn whatever_is_written_into_shared_memory() {
+    for words in ["jumps", "ids", "texts", "rings", "counters", "threads=20000"] {
+        let outcome = beside_an_honest_one(words);
+        assert!(outcome.peak_kib < LITTLE_MEMORY_KIB, "{words}: {} KiB", outcome.peak_kib);
+        // What was made of it can be read.
+        let report = output(Command::new(memtrace()).arg("report").arg(outcome.run()));
+        assert!(report.status.success(), "{words}: {}", stderr(&report));
+        assert!(outcome.run().join("summary.json").exists(), "{words}");
+        let hostile = outcome.process(|argv0| argv0 == INTRUDER);
+        let strange = |f: &str| hostile.iter().map(|p| p[f].as_u64().unwrap()).sum::<u64>();
+        match words {
+            "ids" => assert!(strange("definitions_refused") > 100, "{hostile:#?}"),
+            "texts" | "rings" => assert!(strange("corrupt") > 0, "{hostile:#?}"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_flood_of_new_definitions_is_cut_at_its_budget() {
+    const SENT: u64 = 30_000;
+    let outcome = beside_an_honest_one(&format!("definitions={SENT}"));
+    let [hostile] = &outcome.process(|argv0| argv0 == INTRUDER)[..] else { panic!() };
+    let reader = Reader::open(outcome.run().join(hostile["trace"].as_str().unwrap())).unwrap();
+    let (kept, refused) =
+        (reader.definitions().frames.len() as u64 - 1, hostile["definitions_refused"].as_u64().unwrap());
+    // 256 MiB of them, and each of the others counted.
+    assert_eq!(kept + refused, SENT);
+    assert!((250 << 20..=256 << 20).contains(&(kept * 12_010)), "{kept} kept");
+}
+
+/// Each of these windows would be 20 MiB.
+#[test]
+fn many_processes_together_take_no_more_than_a_few() {
+    let outcome = beside_an_honest_one("windows=60");
+    let hostile = outcome.process(|argv0| argv0 == INTRUDER);
+    assert_eq!(hostile.len(), 60);
+    assert!(outcome.peak_kib < 340 * 1024, "{} KiB", outcome.peak_kib);
+}
+
+#[test]
+fn nobody_keeps_the_launcher_from_ending() {
+    // A daemon that goes on writing when everybody else has ended, and listens to nobody.
+    let outcome = beside_an_honest_one("daemon forever");
+    let [daemon] = &outcome.process(|argv0| argv0 == INTRUDER)[..] else { panic!() };
+    assert_eq!(daemon["end_reason"], "still running");
+    let pid = daemon["pid"].as_i64().unwrap() as i32;
+    assert!(is(INTRUDER, pid), "it is still there, unharmed");
+    kill(pid, libc::SIGKILL);
+}
+
+fn is(program: &str, pid: i32) -> bool {
+    std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == Path::new(program))
+}
