@@ -171,7 +171,7 @@ fn table(rows: &BTreeMap<String, Row>) -> String {
     text
 }
 
-/// The first program of each illness and four healthy ones: the report is right about them. All programs: [`exhaustive`].
+/// The first program of each illness and four healthy ones: the report is right about them. All programs: in `exhaustive`.
 #[test]
 fn one_program_of_each_illness_is_named_with_its_line() {
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
@@ -183,7 +183,7 @@ fn one_program_of_each_illness_is_named_with_its_line() {
     });
     let rows = examine(&programs);
     for (illness, _) in RULES {
-        assert!(rows.contains_key(*illness), "a program of {illness}");
+        assert!(rows.contains_key(illness), "a program of {illness}");
     }
     let remarks: Vec<&String> = rows.values().flat_map(|row| &row.remarks).collect();
     assert!(remarks.is_empty(), "{}\n{remarks:#?}", table(&rows));
