@@ -171,21 +171,22 @@ fn table(rows: &BTreeMap<String, Row>) -> String {
     text
 }
 
-/// Every illness has at least two programs, there are at least twelve healthy ones, and the report is right about all of them.
+/// The first program of each illness and four healthy ones: the report is right about them. All programs: in `exhaustive`.
 #[test]
-fn each_illness_is_named_with_its_line_and_nothing_is_said_of_healthy_programs() {
-    let programs = programs();
+fn one_program_of_each_illness_is_named_with_its_line() {
+    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    let mut programs = programs();
+    programs.retain(|program| {
+        let count = seen.entry(program.illness.clone()).or_default();
+        *count += 1;
+        *count <= if program.illness == "none" { 4 } else { 1 }
+    });
     let rows = examine(&programs);
-    let table = table(&rows);
-    println!("{table}");
     for (illness, _) in RULES {
-        assert!(rows.get(illness).is_some_and(|row| row.variants >= 2), "two programs of {illness}");
+        assert!(rows.contains_key(illness), "a program of {illness}");
     }
-    assert!(rows["none"].variants >= 12);
     let remarks: Vec<&String> = rows.values().flat_map(|row| &row.remarks).collect();
-    assert!(remarks.is_empty(), "{table}\n{remarks:#?}");
-    let docs = std::fs::read_to_string(root().join("docs/diagnosis.md")).unwrap();
-    assert!(docs.contains(&table), "docs/diagnosis.md has another table than\n{table}");
+    assert!(remarks.is_empty(), "{}\n{remarks:#?}", table(&rows));
 }
 
 /// The bug of PyTorch's blog post on memory, in a snapshot that PyTorch itself wrote on an H200: three steps without `zero_grad`.
@@ -206,5 +207,26 @@ fn the_docs_have_every_rule() {
     for rule in memtrace_analysis::rules::ILLNESSES {
         let row = format!("| `{}` | {} | {} |", rule.name, rule.rests_on, rule.blind_to);
         assert!(docs.contains(&row), "docs/diagnosis.md lacks\n{row}");
+    }
+}
+
+mod exhaustive {
+    use super::*;
+
+    /// Every illness has at least two programs, there are at least twelve healthy ones, and the report is right about all of them.
+    #[test]
+    fn each_illness_is_named_with_its_line_and_nothing_is_said_of_healthy_programs() {
+        let programs = programs();
+        let rows = examine(&programs);
+        let table = table(&rows);
+        println!("{table}");
+        for (illness, _) in RULES {
+            assert!(rows.get(illness).is_some_and(|row| row.variants >= 2), "two programs of {illness}");
+        }
+        assert!(rows["none"].variants >= 12);
+        let remarks: Vec<&String> = rows.values().flat_map(|row| &row.remarks).collect();
+        assert!(remarks.is_empty(), "{table}\n{remarks:#?}");
+        let docs = std::fs::read_to_string(root().join("docs/diagnosis.md")).unwrap();
+        assert!(docs.contains(&table), "docs/diagnosis.md has another table than\n{table}");
     }
 }
