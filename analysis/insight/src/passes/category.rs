@@ -166,10 +166,10 @@ pub struct Birth {
     model_calls: u32,
 }
 
-#[cfg(test)]
 impl Birth {
-    /// The first block of a forward, with nothing known.
-    pub(crate) fn for_tests(seq: u64) -> Birth {
+    /// The first block of a forward, with nothing known: for tests, here and in the crates above.
+    #[doc(hidden)]
+    pub fn for_tests(seq: u64) -> Birth {
         let at = Moment { phase: Phase::Forward, step: Some(0), run: 0, backwards: 0, optimizers: 0 };
         Birth::of_forward(seq, 512, StackId::NONE, at)
     }
