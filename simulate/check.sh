@@ -27,28 +27,33 @@ done
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-passed=0
-failed=0
+count=0
+readonly JOBS=${JOBS:-$(nproc)}
 unset LD_PRELOAD PYTORCH_CUDA_ALLOC_CONF CUDA_VISIBLE_DEVICES
 for name in $(compgen -e SIMCUDA_ || true); do unset "$name"; done
 
-# check [NAME=VALUE]... PROGRAM [ARGUMENT]...
+# check [NAME=VALUE]... PROGRAM [ARGUMENT]...: starts it as soon as fewer than JOBS others run.
 check() {
-    local settings=() start=$EPOCHREALTIME output
+    [[ "torch $SIM_TORCH: $*" == *$pattern* ]] || return 0
+    count=$((count + 1))
+    while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n; done
+    run "$scratch/result.$count" "$@" &
+}
+
+# run RESULT [NAME=VALUE]... PROGRAM [ARGUMENT]...: writes a line about it, and why it failed.
+run() {
+    local result=$1 settings=() start=$EPOCHREALTIME output verdict=ok
+    shift
     local line="torch $SIM_TORCH: $*"
-    [[ $line == *$pattern* ]] || return 0
     while [[ $1 == *=* ]]; do settings+=("$1"); shift; done
     local program=$1
     shift
-    if output=$(env "${settings[@]}" timeout 300 "$sim" python3 "$here/programs/$program.py" "$@" 2>&1); then
-        passed=$((passed + 1))
-        line="ok    $line"
-    else
-        failed=$((failed + 1))
-        line="FAIL  $line"
-    fi
-    printf '%s  (%d ms)\n' "$line" $(((${EPOCHREALTIME/./} - ${start/./}) / 1000))
-    [[ $line == ok* ]] || tail -15 <<<"$output" | sed 's/^/      | /'
+    output=$(env "${settings[@]}" timeout 300 "$sim" python3 "$here/programs/$program.py" "$@" 2>&1) || verdict=FAIL
+    {
+        printf '%-5s %s  (%d ms)\n' $verdict "$line" $(((${EPOCHREALTIME/./} - ${start/./}) / 1000))
+        [ $verdict = ok ] || tail -15 <<<"$output" | sed 's/^/      | /'
+    } >"$result"
+    cat "$result"
 }
 
 SIM_TORCH=none
@@ -91,8 +96,11 @@ for SIM_TORCH in "${versions[@]}"; do
     if cc -shared -fPIC -o "$scratch/tracer.so" "$here/programs/tracer.c" -ldl; then
         check traced "$scratch/tracer.so"
     else
-        failed=$((failed + 1))
+        count=$((count + 1))
+        echo "FAIL  tracer.c does not compile" | tee "$scratch/result.$count"
     fi
 done
-printf '%d passed, %d failed\n' $passed $failed
-[ $failed = 0 ]
+wait
+passed=$(cat "$scratch"/result.* 2>/dev/null | grep -c '^ok ')
+printf '%d passed, %d failed\n' "$passed" $((count - passed))
+[ "$passed" = "$count" ]

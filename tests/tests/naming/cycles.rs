@@ -148,11 +148,6 @@ fn every_kind_of_cycle() {
 }
 
 #[test]
-fn tensors_of_the_cpu() {
-    check_kinds(&check_unchanged("cpu", |victim| victim), true);
-}
-
-#[test]
 fn a_program_that_saves_garbage_itself() {
     check_unchanged("saving", |victim| victim);
 }
@@ -196,6 +191,11 @@ fn a_program_with_another_folder_and_umask() {
 
 mod exhaustive {
     use super::*;
+
+    #[test]
+    fn tensors_of_the_cpu() {
+        check_kinds(&check_unchanged("cpu", |victim| victim), true);
+    }
 
     #[test]
     fn other_releases() {

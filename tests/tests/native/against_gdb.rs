@@ -152,37 +152,6 @@ fn frames_of_cpp_with_exceptions_callbacks_and_signals_are_those_that_gdb_finds(
     assert!(calls.len() > 100, "{} calls", calls.len());
 }
 
-#[test]
-fn frames_of_pytorch_are_those_that_gdb_finds() {
-    let program = root().join("tests/programs/native/big_tensors.py");
-    let command = by_gdb(&["python".as_ref(), program.as_os_str()]);
-    let victim = Victim::command(&command).over_simcuda().env("GDB_SMALLEST", "20000000");
-    let (calls, run) = compare(victim, NATIVE);
-    let has = |call: &&Call, object: &str| call.frames.iter().any(|(name, _)| name.starts_with(object));
-    // On the thread of the interpreter and on that of the backward pass, through PyTorch's operators.
-    let (main, other): (Vec<_>, Vec<_>) = calls.iter().partition(|call| has(call, "python") || has(call, "libpython"));
-    for (calls, least) in [(&main, 3), (&other, 2)] {
-        let through = calls.iter().filter(|call| has(call, "libtorch_cpu") && has(call, "libc10_cuda")).count();
-        assert!(through >= least, "{through} of {}", calls.len());
-    }
-    // The tensor's own event has the same callers, from a place a few calls away in the allocator.
-    let outside = |frames: Frames| {
-        let inside = |(object, _): &&(String, u64)| object.starts_with("libc10") || is_cuda(object);
-        let count = frames.iter().take_while(inside).count();
-        frames[count..].to_vec()
-    };
-    let trace = run.trace();
-    let tensors: Vec<_> = allocations(&trace)
-        .into_iter()
-        .filter(|e| e.source == Source::Torch)
-        .map(|e| (e.size, outside(native_frames(trace.definitions(), e.stack))))
-        .collect();
-    for call in calls.iter().filter(|call| call.function == "cudaMalloc") {
-        let expected = (call.size, outside(without_ours(&call.frames[1..])));
-        assert!(tensors.contains(&expected), "{expected:#x?}\nof {tensors:#x?}");
-    }
-}
-
 /// The names of an allocation's frames, innermost first, with their objects.
 fn named(definitions: &Definitions, stack: StackId) -> Vec<(String, String)> {
     let frame = |(_, id)| {
@@ -227,4 +196,41 @@ fn a_library_that_comes_to_lie_where_another_one_lay_has_its_own_frames() {
         compared += 1;
     }
     assert_eq!(compared, 12);
+}
+
+/// What takes long.
+mod exhaustive {
+    use super::*;
+
+    #[test]
+    fn frames_of_pytorch_are_those_that_gdb_finds() {
+        let program = root().join("tests/programs/native/big_tensors.py");
+        let command = by_gdb(&["python".as_ref(), program.as_os_str()]);
+        let victim = Victim::command(&command).over_simcuda().env("GDB_SMALLEST", "20000000");
+        let (calls, run) = compare(victim, NATIVE);
+        let has = |call: &&Call, object: &str| call.frames.iter().any(|(name, _)| name.starts_with(object));
+        // On the thread of the interpreter and on that of the backward pass, through PyTorch's operators.
+        let (main, other): (Vec<_>, Vec<_>) =
+            calls.iter().partition(|call| has(call, "python") || has(call, "libpython"));
+        for (calls, least) in [(&main, 3), (&other, 2)] {
+            let through = calls.iter().filter(|call| has(call, "libtorch_cpu") && has(call, "libc10_cuda")).count();
+            assert!(through >= least, "{through} of {}", calls.len());
+        }
+        // The tensor's own event has the same callers, from a place a few calls away in the allocator.
+        let outside = |frames: Frames| {
+            let inside = |(object, _): &&(String, u64)| object.starts_with("libc10") || is_cuda(object);
+            let count = frames.iter().take_while(inside).count();
+            frames[count..].to_vec()
+        };
+        let trace = run.trace();
+        let tensors: Vec<_> = allocations(&trace)
+            .into_iter()
+            .filter(|e| e.source == Source::Torch)
+            .map(|e| (e.size, outside(native_frames(trace.definitions(), e.stack))))
+            .collect();
+        for call in calls.iter().filter(|call| call.function == "cudaMalloc") {
+            let expected = (call.size, outside(without_ours(&call.frames[1..])));
+            assert!(tensors.contains(&expected), "{expected:#x?}\nof {tensors:#x?}");
+        }
+    }
 }

@@ -102,14 +102,6 @@ fn policies(arguments: &[&str]) -> Victim {
     Victim::python("allocators/policies.py", arguments).env("PYTHONPATH", root().join("tests/programs/torch"))
 }
 
-#[test]
-fn every_setting_is_repeated() {
-    for settings in PLAIN {
-        let found = repeated(policies(&[]), settings, None);
-        assert!(found.agreement.blocks > 300 && found.agreement.segments > 10, "{settings}: {:?}", found.agreement);
-    }
-}
-
 /// 8 GiB are not enough: memory is returned and asked for again, until that does not help either.
 #[test]
 fn errors_and_retries_are_repeated() {
@@ -180,6 +172,14 @@ fn what_would_have_fitted_fits() {
 
 mod exhaustive {
     use super::*;
+
+    #[test]
+    fn every_setting_is_repeated() {
+        for settings in PLAIN {
+            let found = repeated(policies(&[]), settings, None);
+            assert!(found.agreement.blocks > 300 && found.agreement.segments > 10, "{settings}: {:?}", found.agreement);
+        }
+    }
 
     /// PyTorch's policy of other years.
     #[test]

@@ -30,13 +30,6 @@ fn graphs_run_eagerly() {
     assert_frame(&oracle, "forward", "<eval_with_key>");
 }
 
-#[test]
-fn graphs_by_ahead_of_time_autograd() {
-    let oracle = compiled("aot_eager");
-    assert_frame(&oracle, "torch_dynamo_resume_in_forward_at_", "train.py");
-    assert_frame(&oracle, "backward", "torch/_functorch");
-}
-
 /// The names of all stacks in a part of a summary.
 fn places_in(summary: &Value, places: &mut Vec<String>) {
     match summary {
@@ -51,6 +44,13 @@ fn places_in(summary: &Value, places: &mut Vec<String>) {
 
 mod exhaustive {
     use super::*;
+
+    #[test]
+    fn graphs_by_ahead_of_time_autograd() {
+        let oracle = compiled("aot_eager");
+        assert_frame(&oracle, "torch_dynamo_resume_in_forward_at_", "train.py");
+        assert_frame(&oracle, "backward", "torch/_functorch");
+    }
 
     #[test]
     fn lines_of_generated_files_are_followed_by_what_they_stand_for() {

@@ -94,8 +94,19 @@ fn check_without_reports(victim: Victim, least: Least, pickle: &Path) -> Compare
         let ordinal = device["device"].as_u64().expect("a device") as usize;
         let compared = assert_statistics(device, &oracle.snapshot["statistics"][ordinal], &[]);
         assert!(compared >= figures, "{compared} figures of device {ordinal}");
+        assert_ends_within(&recorded, device);
     }
     Compared { recorded, oracle, found, exported }
+}
+
+/// The time of a device's end is one at which the program ran.
+#[track_caller]
+fn assert_ends_within(recorded: &Recorded, device: &serde_json::Value) {
+    let manifest = recorded.run.manifest();
+    let [started, ended] = ["recording_started_ns", "ended_ns"].map(|key| manifest["processes"][0][key].as_u64());
+    let (end, peak) = (device["end"]["time_ns"].as_u64(), device["peak"]["time_ns"].as_u64());
+    assert!(started <= peak && peak <= end && end <= ended, "{started:?}, {peak:?}, {end:?}, {ended:?}");
+    assert!(device["peak"]["seq"].as_u64() <= device["end"]["seq"].as_u64(), "numbers of events");
 }
 
 /// A program whose allocator a replay repeats, too.

@@ -278,13 +278,6 @@ fn pytorch_plots(run: &Run) {
 }
 
 #[test]
-fn the_picture_shows_what_the_numbers_say() {
-    let (run, _folder) = trained("cuda:0", "2.11.0");
-    picture_is_right(&run, 0);
-    pytorch_plots(&run);
-}
-
-#[test]
 fn pytorch_exports_the_same_of_a_gpu() {
     as_pytorch_exports("cuda:0", "2.11.0");
 }
@@ -296,6 +289,13 @@ fn pytorch_exports_the_same_of_the_cpu() {
 
 mod exhaustive {
     use super::*;
+
+    #[test]
+    fn the_picture_shows_what_the_numbers_say() {
+        let (run, _folder) = trained("cuda:0", "2.11.0");
+        picture_is_right(&run, 0);
+        pytorch_plots(&run);
+    }
 
     #[test]
     fn other_releases_export_the_same() {

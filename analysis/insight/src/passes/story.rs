@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::Definitions;
-use memtrace_trace::ids::{FrameId, StackId};
+use memtrace_trace::ids::FrameId;
 
 use super::category::{Birth, Categorizer, Category, CategoryReasons, End, Judged, Proof};
 use super::composition::{Composition, Origin};
@@ -156,9 +156,10 @@ impl Story {
             ..DeviceStory::new(device, lane, categorizer.clone(), definitions)
         };
         let mut devices: Vec<DeviceStory> = replay.devices().iter().map(|d| new(d.device, d.lane)).collect();
-        let mut done = 0;
+        let (mut done, mut last_seq) = (0, 0);
         let lost = recording.stream(&mut |events| {
             for e in events {
+                last_seq = e.seq;
                 if e.source == Source::Label {
                     course.tracker.observe_label(e);
                     devices.iter_mut().for_each(|device| device.labels.observe(e));
@@ -177,7 +178,8 @@ impl Story {
         let ended = survey.ticks.map_or(0, |(_, last)| last);
         for (slot, device) in devices.iter_mut().enumerate() {
             device.labels.finish(ended);
-            device.finish(&replay.devices()[slot].allocator, &course, lives);
+            let last = Event { seq: last_seq, ticks: ended, action: Action::Snapshot, ..Event::EMPTY };
+            device.finish(&replay.devices()[slot].allocator, &course, &last, lives);
             device.table.at_least(course.tracker.steps_told());
         }
         let physical = replay.physical();
@@ -404,7 +406,8 @@ impl DeviceStory {
         alive
     }
 
-    fn finish(&mut self, allocator: &Allocator, course: &Course<'_>, lives: &mut impl Lives) {
+    /// `last`: the time and number of the recording's last event.
+    fn finish(&mut self, allocator: &Allocator, course: &Course<'_>, last: &Event, lives: &mut impl Lives) {
         let tracker = &course.tracker;
         let now = tracker.now();
         let end = End { now, cut: true, free: None };
@@ -414,8 +417,7 @@ impl DeviceStory {
         self.anomalies = *allocator.anomalies();
         self.table.finish();
         self.ooms.finish(now);
-        let last = Event { action: Action::Snapshot, stack: StackId::NONE, ..Event::EMPTY };
-        self.end = self.alive(allocator, course, &last, now.phase);
+        self.end = self.alive(allocator, course, last, now.phase);
         let alive = allocator.allocated().filter(|(_, b)| b.state == memtrace_replay::BlockState::Allocated);
         let births = &self.births;
         self.symptoms.finish(
