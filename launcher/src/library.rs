@@ -36,7 +36,7 @@ pub(crate) struct Library {
     _held: Option<File>,
 }
 
-/// Finds the library's file or writes it. `run_folder` is the last resort.
+/// Finds the library's file or writes it. `run_folder` holds the file when no other folder can.
 ///
 /// Fails when `MEMTRACE_LIBRARY` is unusable, or when no folder can hold the file.
 pub(crate) fn library(run_folder: &Path) -> anyhow::Result<Library> {
@@ -162,8 +162,8 @@ fn check_ours(meta: &std::fs::Metadata) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that only this user and root can replace a folder on the way to `path`, or on the way to the target of a
-/// symbolic link in it.
+/// Checks that only this user and root can replace a folder on the way to `path`. The targets of symbolic links on the
+/// way are checked too.
 fn check_ancestors(path: &Path) -> anyhow::Result<()> {
     // SAFETY: `geteuid` takes no arguments, accesses no memory of ours and cannot fail.
     let uid = unsafe { libc::geteuid() };

@@ -261,7 +261,8 @@ fn left_out(left: &LeftOut) -> String {
     if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") }
 }
 
-/// The device of a timeline. Fails when `wanted` has no events, or when the choice is ambiguous without it.
+/// The device of a timeline. Fails when the process has no events of `wanted`, or when `wanted` is `None` and it used
+/// several devices or none.
 fn device(process: &Process, wanted: Option<i16>) -> anyhow::Result<i16> {
     let known: Vec<i16> = process.survey().lanes.keys().copied().collect();
     let list = || known.iter().map(i16::to_string).collect::<Vec<_>>().join(", ");

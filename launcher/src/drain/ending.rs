@@ -16,10 +16,10 @@ pub(super) fn wait_status(pidfd: BorrowedFd<'_>, dir: &ProcessDir, start_time: O
     of_child(pidfd).or_else(|| dir.zombie_status(start_time?)).or_else(|| of_collected(pidfd))
 }
 
-/// The status of the launcher's own child. The child stays uncollected, so that its parent's code can collect it.
+/// The status of the launcher's own child. The child stays uncollected, because `crate::child` collects it.
 fn of_child(pidfd: BorrowedFd<'_>) -> Option<i32> {
     // SAFETY: `siginfo_t` is plain data for which all zeros is valid, and `info` is valid for writes. `pidfd` is
-    // borrowed and therefore open. `si_pid` is set because `waitid` succeeded or left the zeros.
+    // borrowed and therefore open. `si_pid` may be read, because `waitid` filled `info` in or left it zero.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         let flags = libc::WEXITED | libc::WNOWAIT | libc::WNOHANG;
