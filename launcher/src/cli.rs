@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of the launcher, declared with clap.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ pub(crate) enum Command {
     Man(Man),
     /// Print what makes a shell complete memtrace's options
     Completions(Completions),
-    // One more: a variant here, a thin file in `commands`.
+    // A new subcommand is a variant here and a small file in `commands`.
 }
 
 /// `memtrace report`.
@@ -162,7 +162,7 @@ fn moment(text: &str) -> Option<u64> {
     if !part.bytes().all(|b| b.is_ascii_digit()) || whole.is_empty() {
         return None;
     }
-    // What is finer than a nanosecond is cut off.
+    // Digits beyond a nanosecond are cut off.
     let part: String = part.chars().chain(std::iter::repeat('0')).take(digits as usize).collect();
     let part = if part.is_empty() { 0 } else { part.parse::<u64>().ok()? };
     whole.parse::<u64>().ok()?.checked_mul(10u64.pow(digits))?.checked_add(part)
@@ -525,7 +525,7 @@ pub(crate) struct BadUsage {
 impl BadUsage {
     /// Prints the message where it belongs, and gives the exit code.
     pub(crate) fn print(&self) -> u8 {
-        // Nothing can be done when even this cannot be printed.
+        // If even this message cannot be printed, there is nothing left to do.
         let _ = self.error.print();
         match self.error.exit_code() {
             0 => 0,

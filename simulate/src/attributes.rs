@@ -1,18 +1,20 @@
-//! What a simulated device says of itself: the figures of an H200-like device. `CUdevice_attribute` and
-//! `cudaDeviceAttr` number them alike.
+//! The attributes of a simulated device, with the figures of an H200-like device. `CUdevice_attribute` and
+//! `cudaDeviceAttr` use the same numbers.
 
 /// The device's name.
 pub const NAME: &std::ffi::CStr = c"Simulated CUDA device";
-/// Bytes of L2 cache.
+/// The size of the L2 cache in bytes.
 pub const L2_CACHE_BYTES: i32 = 50 << 20;
-/// Number of multiprocessors.
+/// The number of multiprocessors.
 pub const MULTIPROCESSORS: i32 = 132;
-/// Greatest pitch of a copy, bytes.
+/// The maximum pitch of a copy in bytes.
 pub const MAX_PITCH: i32 = i32::MAX;
-/// Alignment of rows in pitched memory, bytes.
+/// The alignment of rows in pitched memory, in bytes.
 pub const PITCH_ALIGNMENT: u64 = 512;
 
-/// The attribute's value; what is not listed is 0.
+/// The value of an attribute. 0 for attributes that are not listed.
+///
+/// `physical` is the device's physical ordinal, and `sm` is the compute capability times ten.
 pub fn attribute(code: i32, physical: u32, sm: u32) -> i32 {
     match code {
         1..=3 => 1024,  // threads in a block, its x and y
