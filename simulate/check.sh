@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the programs of this folder over the simulated CUDA and says which of them failed.
+# Runs the programs in simulate/programs over the simulated CUDA and reports which of them failed.
 set -uo pipefail
 
 usage() {
@@ -32,7 +32,7 @@ failed=0
 unset LD_PRELOAD PYTORCH_CUDA_ALLOC_CONF CUDA_VISIBLE_DEVICES
 for name in $(compgen -e SIMCUDA_ || true); do unset "$name"; done
 
-# check [NAME=VALUE]... PROGRAM [ARGUMENT]...
+# check [NAME=VALUE]... PROGRAM [ARGUMENT]...: runs one program with these settings and counts its result.
 check() {
     local settings=() start=$EPOCHREALTIME output
     local line="torch $SIM_TORCH: $*"

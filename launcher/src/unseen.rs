@@ -129,7 +129,7 @@ impl Family {
             let Some(start) = dir.start_time() else { continue };
             let old = before.remove(&pid);
             if old.as_ref().is_some_and(|old| old.start != start) {
-                continue; // another process's number by now
+                continue; // the pid belongs to another process now
             }
             todo.extend(dir.children());
             let known = self.known_again(pid, start, &dir, old);
