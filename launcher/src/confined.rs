@@ -34,7 +34,9 @@ pub(crate) fn run(work: impl FnOnce() -> u8) -> Result<u8, String> {
     }
 }
 
-/// Half of the machine's memory, or of the limit of the innermost cgroup, in bytes.
+/// Half of the machine's memory, or of the limit of the cgroup at `/sys/fs/cgroup` if that is less, in bytes.
+///
+/// In a container with a cgroup namespace that is the container's cgroup.
 fn allowed_memory() -> u64 {
     // SAFETY: `sysconf` takes an integer and accesses no memory of ours.
     let (pages, size) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };

@@ -121,7 +121,7 @@ impl Signals {
             if let Some(signal) = terminal {
                 (stopped, asked) = (None, false);
                 stop_as(signal);
-                // Stopping the launcher used up its own copy of this signal.
+                // Stopping used up the launcher's own copy of this signal. Discard the probe's report of it, too.
                 forget(witness, &[signal]);
                 continue;
             }
@@ -152,7 +152,7 @@ impl Signals {
 fn reached_the_command(info: &libc::signalfd_siginfo, child: &Child, witness: Option<&Witness>) -> bool {
     let signal = info.ssi_signo as libc::c_int;
     // The kernel drops pending stop signals when SIGCONT arrives, and pending SIGCONT when a stop signal arrives.
-    // Earlier reports of the witness about those are obsolete.
+    // Earlier reports of the probe about those are obsolete.
     match signal {
         libc::SIGCONT => forget(witness, &STOPS),
         libc::SIGTSTP => forget(witness, &[libc::SIGCONT]),
@@ -163,7 +163,7 @@ fn reached_the_command(info: &libc::signalfd_siginfo, child: &Child, witness: Op
     if info.ssi_code == SI_KERNEL {
         return GROUP_SIGNALS.contains(&signal);
     }
-    // A new stop signal overtook this SIGCONT, and the kernel dropped the witness's copy.
+    // A new stop signal overtook this SIGCONT, and the kernel dropped the probe's copy.
     if signal == libc::SIGCONT && is_pending(&STOPS) {
         return true;
     }

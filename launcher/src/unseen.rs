@@ -1,7 +1,7 @@
 //! Finds processes of the command that use CUDA but cannot be recorded.
 //!
-//! The dynamic loader may have been told not to preload the library, may be unable to, or the process may not reach the
-//! launcher. No memtrace code runs in such a process, so this module scans `/proc` from outside, at intervals.
+//! The dynamic loader may not preload the library, or the process may be unable to reach the launcher. No memtrace code
+//! runs in such a process, so this module scans `/proc` from outside, at intervals.
 //!
 //! A process is not found if it lives for less than twice [`EVERY`], or if it was orphaned before its first scan. The
 //! scans take at most one fiftieth of a core.
@@ -168,7 +168,8 @@ impl Family {
         let maps = dir.mappings();
         let uses_cuda = maps.as_deref().is_some_and(uses_cuda);
         let is_loaded = maps.is_some_and(|maps| maps.contains(&*self.given.library.to_string_lossy()));
-        // A process that loaded the library and requested no segment has allocated nothing, as far as is known.
+        // With the library loaded, only a process that uses CUDA can lose events. For the other reasons, the library
+        // must be absent.
         if loaded && uses_cuda && is_loaded || !loaded && !is_loaded {
             let program = executable.map_or_else(String::new, |exe| exe.to_string_lossy().into_owned());
             self.unseen.insert(key, Unseen { pid, program, reason, uses_cuda });

@@ -46,7 +46,7 @@ const BATCH_DEFINITIONS: usize = 64 * 1024;
 const MAX_NOTICES: usize = 256;
 /// Slots taken from one process before the drain loop serves the next one: about 5 ms of work.
 const SLOTS_AT_ONCE: u64 = 1 << 16;
-/// The maximum number of final passes over the rings.
+/// The maximum number of final passes over the rings. Passes that stop early or give up a gap do not count.
 ///
 /// Final passes start when the image has ended, or when its recording ends while it still runs. Its threads may still
 /// be in the middle of an event.
@@ -443,7 +443,7 @@ struct Ending {
     allowance: u64,
     /// How many more times the gap before the events that were found may be given up.
     gaps: u32,
-    /// Passes over all rings, since the end, that count toward [`LAST_LOOKS`].
+    /// The number of passes since the end that count toward [`LAST_LOOKS`].
     looks: u32,
 }
 

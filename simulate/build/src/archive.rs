@@ -26,6 +26,7 @@ pub(crate) struct Archives {
 }
 
 impl Archives {
+    /// Reads the three archives in `folder`. Fails when one cannot be read.
     pub(crate) fn open(folder: &Path) -> Result<Self> {
         Ok(Archives {
             driver: Archive::open(folder, "driver")?,

@@ -31,6 +31,7 @@ struct Plan<'a> {
 }
 
 impl Linker {
+    /// Creates the folder `out` if it does not exist. Fails when it cannot be created.
     pub(crate) fn new(out: &Path) -> Result<Self> {
         fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
         Ok(Linker { out: out.to_path_buf() })

@@ -34,9 +34,12 @@ extern "C" fn number() -> u64 {
     machine().ledger.number()
 }
 
+/// A string that another simulated library passed.
+///
+/// # Safety
+/// `bytes` points to `length` bytes of UTF-8 text that outlive the result.
 unsafe fn text<'a>(bytes: *const u8, length: usize) -> &'a str {
-    // SAFETY: the other simulated libraries are the only callers. They pass UTF-8 text of that length that outlives the
-    // call.
+    // SAFETY: the caller guarantees `length` bytes of UTF-8 text that outlive the result.
     unsafe { std::str::from_utf8_unchecked(std::slice::from_raw_parts(bytes, length)) }
 }
 

@@ -69,11 +69,15 @@ fn look_up(name: &str, version: c_int, flags: u64) -> Result<*mut c_void, c_int>
     result
 }
 
+/// Serves a lookup of a function by name.
+///
+/// # Safety
+/// `name` is null or a NUL-terminated string.
 unsafe fn answer(name: *const c_char, out: Out<*mut c_void>, version: c_int, flags: u64, status: Out<c_int>) -> c_int {
     if name.is_null() || out.is_null() {
         return Error::InvalidValue.code();
     }
-    // SAFETY: by CUDA's contract `name` is a NUL-terminated string.
+    // SAFETY: `name` is not null, and the caller guarantees that it is a NUL-terminated string.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
     let found = look_up(&name, version, flags);
     out.put(found.unwrap_or(std::ptr::null_mut()));

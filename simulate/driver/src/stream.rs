@@ -104,11 +104,15 @@ unsafe extern "C" fn cuStreamAddCallback(
     0
 }
 
+/// Writes a value to device memory as work of a stream.
+///
+/// # Safety
+/// `address` is valid for writes of a `T`. It may be unaligned.
 unsafe fn write_value<T>(stream: u64, address: u64, value: T) -> c_int {
     let now = machine().launch(stream, current_device(), now_ns());
     code(now.map(|now| {
         if now {
-            // SAFETY: by CUDA's contract the program passes the address of device memory in which the value fits.
+            // SAFETY: the caller guarantees that `address` is valid for writes of a `T`. The write may be unaligned.
             unsafe { (address as *mut T).write_unaligned(value) };
         }
     }))

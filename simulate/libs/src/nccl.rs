@@ -134,6 +134,10 @@ fn element_bytes(kind: c_int) -> usize {
     }
 }
 
+/// Copies `bytes` bytes as work of a stream. Does nothing for null or equal pointers.
+///
+/// # Safety
+/// `from` is null or valid for reads of `bytes` bytes, and `to` is null or valid for writes of as many.
 unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize, stream: u64) -> c_int {
     launch(stream);
     if !from.is_null() && !to.is_null() && !std::ptr::eq(from, to) {
