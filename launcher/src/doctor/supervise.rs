@@ -89,7 +89,8 @@ pub(super) fn run(
     let mut memtrace = Command::new(std::env::current_exe()?);
     memtrace.args(["run", "--quiet", "--no-snapshot", "-o"]).arg(folder).arg("--").args(command);
     if to_stderr {
-        // SAFETY: `dup` returns a new descriptor that nothing else owns.
+        // SAFETY: nothing else owns the new descriptor of a successful `dup`. stderr is open here, so `dup` fails only
+        // without free descriptors.
         let stderr = unsafe { <Stdio as std::os::fd::FromRawFd>::from_raw_fd(libc::dup(libc::STDERR_FILENO)) };
         memtrace.stdout(stderr);
     }
