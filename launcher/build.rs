@@ -1,14 +1,15 @@
-//! Builds the preloaded library (`memtrace-interpose`) and lets the program embed it, so that the two are always of one build.
+//! Builds the preloaded library (`memtrace-interpose`) and lets the launcher embed it, so that both always come from
+//! one build.
 //!
-//! Cargo cannot depend on a cdylib, so this runs a cargo of its own with its own target folder. `MEMTRACE_EMBED_LIBRARY` names
-//! a library built elsewhere instead.
+//! Cargo cannot depend on a cdylib. This script therefore runs a second cargo with its own target directory.
+//! `MEMTRACE_EMBED_LIBRARY` names a library that was built elsewhere instead.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
 const NAME: &str = "libmemtrace_interpose.so";
-/// The profile it is built with, in the workspace's manifest.
+/// The profile of the library build, from the workspace's manifest.
 const PROFILE: &str = "library";
 
 fn main() {
@@ -25,7 +26,7 @@ fn main() {
 
 fn build() -> PathBuf {
     let var = |name: &str| env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
-    // Of now, not of when this was compiled: checkouts may share a target folder.
+    // Read the variable at run time, not at compile time: checkouts may share a target directory.
     let root = Path::new(&var("CARGO_MANIFEST_DIR")).join("..");
     for changed in ["interpose", "trace/src", "trace/Cargo.toml", "Cargo.toml", "Cargo.lock"] {
         println!("cargo::rerun-if-changed={}", root.join(changed).display());
@@ -38,7 +39,7 @@ fn build() -> PathBuf {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--profile", PROFILE, "--package", "memtrace-interpose", "--manifest-path"]).arg(manifest);
     cargo.arg("--target-dir").arg(&target_dir);
-    // The library has debug information where the program has it: `--profile profiling`, `--profile dev`.
+    // The library gets debug information when the launcher does: `--profile profiling`, `--profile dev`.
     if var("DEBUG") != "false" {
         for setting in ["debug=\"line-tables-only\"", "strip=false"] {
             cargo.args(["--config", &format!("profile.{PROFILE}.{setting}")]);
@@ -49,8 +50,8 @@ fn build() -> PathBuf {
         cargo.args(["--target", &target]);
         out.push(&target);
     }
-    // The library is the same however the program is built: flags of the outer build (clippy's wrapper, coverage, loom) do not
-    // reach it.
+    // The library is the same for every build of the launcher. Flags of the outer build (clippy's wrapper, coverage,
+    // loom) must not reach it.
     for name in [
         "CARGO_ENCODED_RUSTFLAGS",
         "RUSTFLAGS",

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the programs of this folder over the simulated CUDA and says which of them failed.
+# Runs the programs in simulate/programs over the simulated CUDA and reports which of them failed.
 set -uo pipefail
 
 usage() {

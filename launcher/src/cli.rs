@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of the launcher, declared with clap.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ pub(crate) enum Command {
     Man(Man),
     /// Print what makes a shell complete memtrace's options
     Completions(Completions),
-    // One more: a variant here, a thin file in `commands`.
+    // A new subcommand is a variant here and a small file in `commands`.
 }
 
 /// `memtrace report`.
@@ -63,7 +63,7 @@ pub(crate) struct Report {
     pub(crate) section: Option<String>,
 }
 
-/// The sections of a report, each with what it tells.
+/// The sections of a report, each with its description, as values for clap.
 fn section_names() -> PossibleValuesParser {
     SECTIONS.iter().map(|section| PossibleValue::new(section.name).help(section.tells)).collect::<Vec<_>>().into()
 }
@@ -115,13 +115,13 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Whether more is asked for than a device.
+    /// Whether the window selects anything besides a device.
     pub(crate) fn is_part(&self) -> bool {
         self.steps.is_some() || self.time.is_some() || self.min_size.is_some() || self.max_events.is_some()
     }
 }
 
-/// `A-B` or `A-`, and `A` where `alone` says what that is.
+/// Parses `A-B` or `A-`. Also parses `A` alone, as `A-A`, if `alone` is given. `most` is the end of `A-`.
 fn range<T: PartialOrd + Copy>(
     text: &str,
     most: T,
@@ -139,13 +139,13 @@ fn range<T: PartialOrd + Copy>(
     (from <= to).then_some((from, to))
 }
 
-/// Steps.
+/// Parses a range of steps.
 fn step_range(text: &str) -> Result<(u32, u32), String> {
     range(text, u32::MAX, Some(0), |n| n.trim().parse().ok())
         .ok_or_else(|| "a step is meant (3), or steps from a smaller to a larger number (2-5, 2-)".to_owned())
 }
 
-/// Nanoseconds.
+/// Parses a range of times, in nanoseconds.
 fn time_range(text: &str) -> Result<(u64, u64), String> {
     range(text, u64::MAX, None, moment).ok_or_else(|| {
         "a time from an earlier to a later moment is meant, in seconds or with a unit: 1.5-2, 250ms-300ms, 2s-"
@@ -153,7 +153,7 @@ fn time_range(text: &str) -> Result<(u64, u64), String> {
     })
 }
 
-/// A moment, in nanoseconds; exact, as decimals of a second are not.
+/// Parses a point in time, in nanoseconds. The result is exact, unlike a floating-point number of seconds.
 fn moment(text: &str) -> Option<u64> {
     let text = text.trim();
     let units = [("ns", 0), ("us", 3), ("ms", 6), ("s", 9), ("", 9)];
@@ -162,13 +162,13 @@ fn moment(text: &str) -> Option<u64> {
     if !part.bytes().all(|b| b.is_ascii_digit()) || whole.is_empty() {
         return None;
     }
-    // What is finer than a nanosecond is cut off.
+    // Digits beyond a nanosecond are cut off.
     let part: String = part.chars().chain(std::iter::repeat('0')).take(digits as usize).collect();
     let part = if part.is_empty() { 0 } else { part.parse::<u64>().ok()? };
     whole.parse::<u64>().ok()?.checked_mul(10u64.pow(digits))?.checked_add(part)
 }
 
-/// A size in bytes: a whole number, or a number with a binary unit.
+/// Parses a size in bytes: a whole number, or a number with a binary unit.
 fn size(text: &str) -> Result<u64, String> {
     const MEANT: &str = "a size is meant, such as 512KiB, 1MiB, 1.5GiB or a number of bytes";
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
@@ -305,13 +305,13 @@ pub(crate) struct Check {
     pub(crate) github: bool,
 }
 
-/// The rules about illnesses, and `any`.
+/// The rules of the diagnostics, and `any`, as values for clap.
 fn rule_names() -> PossibleValuesParser {
     let names = ILLNESSES.iter().map(|rule| rule.name).chain(["any"]);
     names.map(PossibleValue::new).collect::<Vec<_>>().into()
 }
 
-/// A share or a size.
+/// Parses a tolerance: a share in percent, or a size.
 fn tolerance(text: &str) -> Result<Tolerance, String> {
     match text.strip_suffix('%').map(|share| share.trim().parse::<f64>()) {
         Some(Ok(share)) if (0.0..=1000.0).contains(&share) => Ok(Tolerance::Share(share / 100.0)),
@@ -365,7 +365,7 @@ pub(crate) struct Completions {
     pub(crate) shell: clap_complete::Shell,
 }
 
-/// A time of at most a day.
+/// Parses a time of at most one day, in seconds.
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if seconds > 0.0 && seconds <= 86_400.0 => Ok(seconds),
@@ -497,13 +497,13 @@ impl From<Cpu> for options::Cpu {
     }
 }
 
-/// Whether what stands first on the command line is for memtrace; else it is the command to run.
+/// Whether the first word of the command line is for memtrace. Otherwise it is the command to run.
 fn is_word(first: &str) -> bool {
     matches!(first, "help" | "--help" | "-h" | "--version" | "-V") || Cli::command().find_subcommand(first).is_some()
 }
 
 impl Cli {
-    /// Reads the command line. The error knows its exit code.
+    /// Parses the command line. The error contains its message and knows its exit code.
     pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, BadUsage> {
         let mut arguments: Vec<OsString> = arguments.into_iter().collect();
         let first = arguments.get(1).and_then(|a| a.to_str());
@@ -515,7 +515,7 @@ impl Cli {
     }
 }
 
-/// The command line cannot be understood, or asks for help.
+/// The command line is invalid, or asks for help.
 #[derive(Debug)]
 pub(crate) struct BadUsage {
     error: clap::Error,
@@ -523,9 +523,9 @@ pub(crate) struct BadUsage {
 }
 
 impl BadUsage {
-    /// Prints the message where it belongs, and gives the exit code.
+    /// Prints the message on stdout or stderr, and returns the exit code.
     pub(crate) fn print(&self) -> u8 {
-        // Nothing can be done when even this cannot be printed.
+        // If even this message cannot be printed, there is nothing left to do.
         let _ = self.error.print();
         match self.error.exit_code() {
             0 => 0,

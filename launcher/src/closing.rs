@@ -1,4 +1,5 @@
-//! What happens when a run has ended: the analysis, with a progress line on a terminal, and the closing page on stderr.
+//! Runs the analysis after the command has ended, with a progress line on a terminal, and prints the end-of-run summary
+//! on stderr.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -7,24 +8,27 @@ use memtrace_analysis::{FinishOptions, Progress, RunFolder, TextOptions, Written
 
 use crate::{confined, say};
 
-/// Work that takes no longer shows no progress.
+/// Work that takes less time than this shows no progress.
 const SOON: Duration = Duration::from_secs(1);
-/// The progress line changes this often.
+/// The minimum time between two updates of the progress line.
 const REFRESH: Duration = Duration::from_millis(100);
 
-/// Problems that are told one by one: a hostile program can put as many bad files into the folder as it likes.
+/// The maximum number of problems that are printed one by one. A hostile program can put any number of invalid files
+/// into the folder.
 const SAID_PROBLEMS: usize = 8;
 
-/// How much is said.
+/// Output options of the end of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manner {
-    /// Print nothing but errors.
+    /// Print only errors.
     pub(crate) quiet: bool,
     /// Write no snapshots.
     pub(crate) no_snapshot: bool,
 }
 
-/// Analyses the run in `folder`, writes its files and prints the closing page; the launcher lives on, whatever becomes of that.
+/// Analyzes the run in `folder`, writes its files and prints the end-of-run summary.
+///
+/// A failure of the analysis does not end the launcher.
 pub(crate) fn close(folder: &RunFolder, manner: Manner) {
     let analysis = || {
         analyse(folder, manner);
@@ -57,11 +61,11 @@ fn page(written: &Written, quiet: bool) {
         return;
     }
     let text = written.summary.to_text(&layout(std::io::stderr().is_terminal()));
-    // A closed stderr is no reason to fail.
+    // A closed stderr is not an error.
     let _ = write!(std::io::stderr().lock(), "{text}");
 }
 
-/// The layout that suits where the text goes.
+/// The text layout: with colors on a terminal, unless `NO_COLOR` or `TERM=dumb` turns them off.
 pub(crate) fn layout(terminal: bool) -> TextOptions {
     let colour = terminal
         && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
@@ -69,7 +73,7 @@ pub(crate) fn layout(terminal: bool) -> TextOptions {
     TextOptions { colour, ..TextOptions::default() }
 }
 
-/// One line that is overwritten in place.
+/// A progress line that is overwritten in place.
 #[derive(Debug)]
 pub(crate) struct ProgressLine {
     enabled: bool,
@@ -78,12 +82,12 @@ pub(crate) struct ProgressLine {
 }
 
 impl ProgressLine {
-    /// A line that shows nothing yet; never, if not `enabled`.
+    /// Creates a line that shows nothing yet. Without `enabled` it never shows anything.
     pub(crate) fn new(enabled: bool) -> ProgressLine {
         ProgressLine { enabled, began: Instant::now(), shown: None }
     }
 
-    /// Shows how far the work is.
+    /// Shows the progress of the work.
     pub(crate) fn show(&mut self, progress: &Progress<'_>) {
         if !self.enabled || self.began.elapsed() < SOON || self.shown.is_some_and(|at| at.elapsed() < REFRESH) {
             return;
@@ -93,7 +97,7 @@ impl ProgressLine {
         let _ = write!(std::io::stderr(), "\r\x1b[Kmemtrace: {} {percent} %", progress.what);
     }
 
-    /// Leaves an empty line.
+    /// Erases the line.
     pub(crate) fn clear(&mut self) {
         if self.shown.take().is_some() {
             let _ = write!(std::io::stderr(), "\r\x1b[K");

@@ -1,49 +1,56 @@
-//! Work on what others have written, in a process of its own: the analysis of a run, ours or somebody else's.
+//! Runs work on untrusted input, such as the analysis of a recorded run, in a child process.
 //!
-//! The readers bound what they can, but memory grows with live blocks and distinct stacks, and those are for the recorded program to
-//! choose; a library that is cut short while its symbols are read ends its reader by SIGBUS. In a process of its own neither takes
-//! the launcher along: the command's exit status is passed on, and somebody says what happened. The process may take half of the
-//! memory there is, and should the system run out of it all the same, it is the one to go.
+//! The readers bound what they can. But memory grows with the live blocks and distinct stacks, and the recorded program
+//! determines both. A library that is truncated while its symbols are read ends its reader with SIGBUS. In a child
+//! process neither ends the launcher. The launcher still passes on the command's exit status and reports what happened.
+//! The child may use half of the memory. If the system runs out of memory nevertheless, the kernel kills the child
+//! first.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// No less than this is allowed, whatever the machine has.
+/// The memory that the child may use at least, in bytes, on any machine.
 const LEAST_MEMORY: u64 = 512 << 20;
-/// The exit code of work that panicked, as of a Rust program.
+/// The exit code of work that panicked, the same as of a Rust program.
 const PANICKED: u8 = 101;
 
-/// Does `work` in a child process and gives the exit code it returns. The error says, in words, what ended it before.
+/// Runs `work` in a child process and returns its exit code.
+///
+/// The error describes what ended the child early. Without a child process, `work` runs in this process.
 pub(crate) fn run(work: impl FnOnce() -> u8) -> Result<u8, String> {
     let memory = allowed_memory();
-    // SAFETY: plain calls without arguments.
+    // SAFETY: `getpid` and `fork` take no arguments and access no memory of ours.
     let (parent, child) = unsafe { (libc::getpid(), libc::fork()) };
     match child {
-        // No process to be had: then here.
+        // No process could be created, so run the work here.
         -1 => Ok(work()),
         0 => {
             confine(memory, parent);
             let code = catch_unwind(AssertUnwindSafe(work)).unwrap_or(PANICKED);
-            // SAFETY: this process is a copy: what its parent would do at exit is not its business. Everything is written through.
+            // SAFETY: `_exit` takes an integer and does not return. The exit handlers of the copied parent must not run
+            // here, and all output is already written.
             unsafe { libc::_exit(code.into()) }
         }
         child => wait(child, memory),
     }
 }
 
-/// Half of the machine's memory, or of what the innermost cgroup allows.
+/// Half of the machine's memory, or of the limit of the cgroup at `/sys/fs/cgroup` if that is less, in bytes.
+///
+/// In a container with a cgroup namespace that is the container's cgroup.
 fn allowed_memory() -> u64 {
-    // SAFETY: plain calls.
+    // SAFETY: `sysconf` takes an integer and accesses no memory of ours.
     let (pages, size) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
     let all = pages.max(0) as u64 * size.max(0) as u64;
     let cgroup = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|t| t.trim().parse::<u64>().ok());
     (all.min(cgroup.unwrap_or(all)) / 2).max(LEAST_MEMORY)
 }
 
-/// For the child: limits, and an end when the parent ends.
+/// Sets the limits of the child, and makes it end when the parent ends.
 fn confine(memory: u64, parent: libc::pid_t) {
     let data = libc::rlimit { rlim_cur: memory, rlim_max: memory };
     let core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: valid limits and plain calls. What is refused leaves things as they are, which will do.
+    // SAFETY: `data` and `core` are valid `rlimit` values on this stack frame. The other calls take only integers. A
+    // call that is refused leaves the old state, which is acceptable.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
         if libc::getppid() != parent {
@@ -51,7 +58,7 @@ fn confine(memory: u64, parent: libc::pid_t) {
         }
         libc::setrlimit(libc::RLIMIT_DATA, &data);
         libc::setrlimit(libc::RLIMIT_CORE, &core);
-        // Nothing that is read is a program.
+        // The child executes no other program, so it needs no new privileges.
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
     }
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
@@ -59,7 +66,7 @@ fn confine(memory: u64, parent: libc::pid_t) {
 
 fn wait(child: libc::pid_t, memory: u64) -> Result<u8, String> {
     let mut status = 0;
-    // SAFETY: our own child, and a place for its status.
+    // SAFETY: `child` is this process's own child, and `status` is valid for writes.
     while unsafe { libc::waitpid(child, &mut status, 0) } < 0 {
         let e = std::io::Error::last_os_error();
         if e.kind() != std::io::ErrorKind::Interrupted {
@@ -93,10 +100,12 @@ mod tests {
     #[test]
     fn nothing_takes_us_along() {
         assert!(run(|| std::process::abort()).unwrap_err().contains("memory"));
-        // SAFETY: ends the child, as asked.
+        // SAFETY: `getpid` and `kill` take only integers. The signal ends only the child that runs this closure, which
+        // is intended.
         let killed = run(|| unsafe { libc::kill(libc::getpid(), libc::SIGKILL) } as u8);
         assert!(killed.unwrap_err().contains("killed"));
-        // Without the hook: it takes locks that another test, panicking now, may have held at the fork.
+        // `resume_unwind` skips the panic hook. The hook takes locks that another panicking test may have held at the
+        // fork.
         assert_eq!(run(|| std::panic::resume_unwind(Box::new("on purpose"))), Ok(PANICKED));
     }
 }

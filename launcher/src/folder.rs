@@ -1,8 +1,8 @@
-//! The folder of one run: readable by its owner only, and never one that holds something else.
+//! Creates the folder of one run. Only its owner can read it, and it never contains other files.
 //!
-//! Its mode is 0700 even where everything in it is 0600: the names in it say who ran what when, and whoever could write to it could
-//! put files of theirs in the place of ours. A folder that is there already and ours is closed to others when the run begins; one that
-//! belongs to somebody else is refused, since its owner could open it again.
+//! The folder's mode is 0700 although every file in it has mode 0600. The file names show who ran what and when, and a
+//! user with write access could replace files. An existing folder of this user is closed to other users when the run
+//! begins. A folder of another user is refused, because its owner could open it again.
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;
@@ -15,19 +15,21 @@ use anyhow::{Context, bail, ensure};
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::RUN_MANIFEST;
 
-/// What others than the owner may do, in a mode.
+/// The mode bits of users other than the owner.
 const OTHERS: u32 = 0o077;
 
-/// A run folder and what has to be said about it.
+/// A new run folder and whether it is private.
 #[derive(Debug)]
 pub(crate) struct Created {
     pub(crate) folder: RunFolder,
-    /// Others can read what is recorded: the file system keeps no modes.
+    /// Whether other users can read the recording, because the file system does not store modes.
     pub(crate) is_open_to_others: bool,
 }
 
-/// Makes the run folder: `wanted`, which must be new or empty, or one in the current folder named after the program and the
-/// time.
+/// Creates the run folder.
+///
+/// `wanted` must be new or empty. Without it, the folder goes into the current directory, named after the program and
+/// `stamp`. Fails when the folder cannot be created or is not empty, writable and owned by this user.
 pub(crate) fn create(wanted: Option<&Path>, command: &[OsString], stamp: &str) -> anyhow::Result<Created> {
     let mut builder = DirBuilder::new();
     builder.mode(0o700);
@@ -59,7 +61,7 @@ pub(crate) fn create(wanted: Option<&Path>, command: &[OsString], stamp: &str) -
     bail!("there are too many folders called {name}; choose another name with -o")
 }
 
-/// Opens the folder and makes sure that it is empty, writable, ours and closed to others.
+/// Opens the folder and makes sure that it is empty, writable, owned by this user and closed to others.
 fn take(path: &Path) -> anyhow::Result<Created> {
     let shown = path.display();
     let unusable = || format!("{shown} cannot be used as the run's folder; choose another with -o");
@@ -68,10 +70,12 @@ fn take(path: &Path) -> anyhow::Result<Created> {
         folder.names().with_context(unusable)?.is_empty(),
         "{shown} is not empty; remove it or choose another folder with -o"
     );
-    // Who makes the manifest has the folder: somebody else may have found it empty at the same time.
+    // The process that creates the manifest owns the folder. Another process may have found the folder empty at the
+    // same time.
     let manifest = folder.create(RUN_MANIFEST);
     let manifest = manifest.with_context(|| format!("cannot write into {shown}; choose another folder with -o"))?;
-    // Not our own number: a server may give all that is ours to another user.
+    // Compare with the owner of a new file, not with the user id: a file server may map all files of this user to
+    // another user.
     let us = manifest.metadata().with_context(unusable)?.uid();
     if folder.status().with_context(unusable)?.st_uid != us {
         let _ = folder.remove(RUN_MANIFEST);
@@ -79,14 +83,14 @@ fn take(path: &Path) -> anyhow::Result<Created> {
     }
     let mode = || folder.status().map(|status| status.st_mode & OTHERS);
     if mode().with_context(unusable)? != 0 {
-        // Not every file system has modes.
+        // Some file systems have no modes, so this may fail.
         let _ = rustix::fs::fchmod(folder.descriptor().as_fd(), rustix::fs::Mode::RWXU);
     }
     let is_open_to_others = mode().with_context(unusable)? != 0;
     Ok(Created { folder, is_open_to_others })
 }
 
-/// A short name for the program: the script's where an interpreter runs one.
+/// A short name for the program. If an interpreter runs a script or module, its name.
 fn program(command: &[OsString]) -> String {
     let stem = |a: &OsString| Path::new(a).file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     let first = command.first().map(stem).unwrap_or_default();
@@ -136,7 +140,7 @@ mod tests {
         let created = create(Some(&path), &[], "").unwrap();
         assert_eq!((created.folder.path(), created.is_open_to_others), (&*path, false));
         assert_eq!(mode(&path), 0o700);
-        // One that is there is closed to others.
+        // An existing folder is closed to other users.
         created.folder.remove(RUN_MANIFEST).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
         assert!(!create(Some(&path), &[], "").unwrap().is_open_to_others);

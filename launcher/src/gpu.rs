@@ -1,66 +1,69 @@
-//! Which CUDA devices can be used here. Asked in a short-lived process, so that no driver is ever loaded into this one.
+//! Finds the CUDA devices that a program can use here. A short-lived child process asks the driver, so that the
+//! launcher never loads it.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
-/// How long the driver may take to answer.
+/// How long the driver may take to answer, in milliseconds.
 const PATIENCE_MS: libc::c_int = 3000;
-/// The most the child may say.
+/// The maximum length of the child's answer, in bytes.
 const LONGEST_ANSWER: u64 = 64 * 1024;
 
-/// A device that can be used.
+/// A CUDA device that a program can use.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Device {
-    /// Its marketing name.
+    /// Its product name.
     pub(crate) name: String,
-    /// All of its memory, in bytes.
+    /// Its total memory in bytes.
     pub(crate) memory: u64,
 }
 
-/// What the driver says.
+/// The result of asking the driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Answer {
     /// There is no NVIDIA driver.
     NoDriver,
     /// `CUDA_VISIBLE_DEVICES` hides every device.
     Hidden,
-    /// There is a driver, and no `libcuda.so.1` that could be loaded.
+    /// There is a driver, but `libcuda.so.1` cannot be loaded.
     NoLibrary,
-    /// The driver refused, with this `CUresult`.
+    /// The driver returned this `CUresult` as an error.
     Refused(i32),
-    /// It did not answer in time.
+    /// The driver did not answer in time.
     Silent,
-    /// These devices.
+    /// The usable devices. The list may be empty.
     Devices(Vec<Device>),
 }
 
-/// Whether a CUDA device is usable for certain. `false` also means "cannot tell".
+/// Whether a CUDA device is certainly usable. `false` also means that this is unknown.
 ///
 /// Must be called while this process has one thread.
 pub(crate) fn is_usable() -> bool {
     matches!(ask(), Answer::Devices(devices) if !devices.is_empty())
 }
 
-/// Which devices a program can use here.
+/// Asks the driver which devices a program can use here.
 ///
 /// Must be called while this process has one thread.
 pub(crate) fn ask() -> Answer {
     if !["/dev/nvidiactl", "/proc/driver/nvidia/version"].iter().any(|p| Path::new(p).exists()) {
         return Answer::NoDriver;
     }
-    // The driver's own rule: an empty or negative first entry hides every device.
+    // The driver follows the same rule: an empty or negative first entry hides every device.
     if std::env::var("CUDA_VISIBLE_DEVICES").is_ok_and(|v| v.is_empty() || v.trim_start().starts_with('-')) {
         return Answer::Hidden;
     }
     probe().map_or(Answer::Silent, |text| read(&text))
 }
 
-/// What a child of fork says that loads the driver; `None` when it says nothing in time.
+/// Forks a child that loads the driver, and returns its answer. `None` when no answer comes in time.
 fn probe() -> Option<String> {
     let mut ends: [RawFd; 2] = [-1; 2];
-    // SAFETY: room for two descriptors, which are new and ours. With one thread, the child of fork may do anything.
+    // SAFETY: `ends` has space for the two descriptors, which are new and owned by nothing else. The process has one
+    // thread, which the callers of [`ask`] guarantee. No lock can therefore be held in the child of `fork`, and it may
+    // call any function.
     unsafe {
         if libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) != 0 {
             return None;
@@ -68,7 +71,7 @@ fn probe() -> Option<String> {
         let (reader, writer) = (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]));
         let child = libc::fork();
         if child == 0 {
-            // Whatever the driver prints is not for the user.
+            // The driver's own output is not for the user.
             let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
             for fd in 0..3 {
                 libc::dup2(null, fd);
@@ -91,7 +94,7 @@ fn probe() -> Option<String> {
     }
 }
 
-/// The child's words: a line for a device.
+/// Encodes the child's answer as text, with one line for each device.
 fn write(answer: Answer) -> String {
     match answer {
         Answer::NoDriver | Answer::Hidden | Answer::Silent => String::new(),
@@ -120,16 +123,21 @@ fn read(text: &str) -> Answer {
     }
 }
 
+/// Asks the driver in this process.
+///
 /// # Safety
-/// For a process that ends right after: the driver stays loaded.
+/// The process must end right after the call, because the driver stays loaded.
 unsafe fn devices() -> Answer {
     type Init = unsafe extern "C" fn(u32) -> i32;
     type Number = unsafe extern "C" fn(*mut i32) -> i32;
     type Get = unsafe extern "C" fn(*mut i32, i32) -> i32;
     type Name = unsafe extern "C" fn(*mut c_char, i32, i32) -> i32;
     type Memory = unsafe extern "C" fn(*mut usize, i32) -> i32;
-    // SAFETY: the names and types are those of cuda.h: CUresult cuInit(unsigned), cuDeviceGetCount(int*),
-    // cuDeviceGet(CUdevice*, int), cuDeviceGetName(char*, int, CUdevice), cuDeviceTotalMem_v2(size_t*, CUdevice).
+    // SAFETY: the function types are those of cuda.h:
+    // CUresult cuInit(unsigned), cuDeviceGetCount(int*), cuDeviceGet(CUdevice*, int),
+    // cuDeviceGetName(char*, int, CUdevice), cuDeviceTotalMem_v2(size_t*, CUdevice).
+    // `dlsym` results are checked for null. All pointers refer to locals of sufficient size, and the library is never
+    // unloaded.
     unsafe {
         let driver = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
         if driver.is_null() {
@@ -158,7 +166,7 @@ unsafe fn devices() -> Answer {
         let describe = |ordinal| {
             let (mut device, mut text, mut total) = (0, [0u8; 256], 0usize);
             if get(&mut device, ordinal) == 0 {
-                // What fails leaves its zeroes.
+                // If a call fails, its output keeps the initial zeros.
                 let _ = (name(text.as_mut_ptr().cast(), 255, device), memory(&mut total, device));
             }
             let name = CStr::from_bytes_until_nul(&text).unwrap_or_default().to_string_lossy().into_owned();

@@ -1,28 +1,28 @@
-//! Facts about this machine, and its clocks in words.
+//! Facts about this machine, and conversions of its clocks.
 
 use memtrace_trace::clock;
 use serde::Serialize;
 
-/// The machine a run was made on.
+/// The machine on which a run was made.
 #[derive(Serialize, Debug)]
 pub(crate) struct Host {
-    /// Its name.
+    /// Its host name.
     name: String,
-    /// The kernel's release, e.g. `6.8.0-45-generic`.
+    /// The kernel's release, for example `6.8.0-45-generic`.
     kernel: String,
-    /// Processors this process may use.
+    /// The number of processors that this process may use.
     cpus: usize,
-    /// All of its memory, in bytes.
+    /// The total main memory in bytes.
     memory_bytes: u64,
-    /// The driver's version line, where there is an NVIDIA driver.
+    /// The version line of the NVIDIA driver. `None` when there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     nvidia_driver: Option<String>,
 }
 
 impl Host {
-    /// Asks the system.
+    /// Reads the facts from the system. Facts that cannot be read are empty or 0.
     pub(crate) fn read() -> Host {
-        // SAFETY: plain calls without arguments that point anywhere.
+        // SAFETY: `sysconf` takes an integer and accesses no memory of ours.
         let (pages, page_size) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
         let line = |path: &str| std::fs::read_to_string(path).ok().and_then(|t| t.lines().next().map(str::to_owned));
         Host {
@@ -35,19 +35,22 @@ impl Host {
     }
 }
 
-/// The machine's name.
+/// The machine's host name, or an empty string when it cannot be read.
 pub(crate) fn name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").map(|n| n.trim().to_owned()).unwrap_or_default()
 }
 
-/// Now, in nanoseconds since the epoch; steps of the machine's clock during the run are not followed.
+/// The current time in nanoseconds since the Unix epoch. Adjustments of the machine's clock during the run have no
+/// effect.
 pub(crate) fn epoch_ns() -> u64 {
     clock::epoch_ns()
 }
 
-/// The moment that is `ticks` clock ticks after boot (`/proc/PID/stat`, field 22), in nanoseconds since the epoch.
+/// Converts clock ticks since boot (`/proc/PID/stat`, field 22) to nanoseconds since the Unix epoch. `None` on overflow
+/// or when a clock cannot be read.
 pub(crate) fn boot_ticks_to_epoch_ns(ticks: u64) -> Option<u64> {
-    // SAFETY: a plain call; and `boot` is a valid timespec that the second call fills.
+    // SAFETY: `boot` is a `timespec` on this stack frame, valid for writes. `sysconf` takes an integer and accesses no
+    // memory of ours.
     let (per_second, boot_ns) = unsafe {
         let mut boot: libc::timespec = std::mem::zeroed();
         if libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut boot) != 0 {
@@ -59,9 +62,10 @@ pub(crate) fn boot_ticks_to_epoch_ns(ticks: u64) -> Option<u64> {
     epoch_ns().checked_sub(boot_ns)?.checked_add(since_boot)
 }
 
-/// A moment broken down into calendar fields.
+/// Splits a time into calendar fields, in local time or in UTC.
 fn calendar(epoch_seconds: i64, local: bool) -> libc::tm {
-    // SAFETY: both structures are plain data, and the calls only read the one and fill the other.
+    // SAFETY: `tm` is plain data for which all zeros is valid. Both pointers refer to values on this stack frame, and
+    // the calls only read the one and write the other.
     unsafe {
         let mut tm: libc::tm = std::mem::zeroed();
         if local {
@@ -73,7 +77,7 @@ fn calendar(epoch_seconds: i64, local: bool) -> libc::tm {
     }
 }
 
-/// `2026-11-20T22:31:05.123Z`.
+/// Formats a time as `2026-11-20T22:31:05.123Z`.
 pub(crate) fn rfc3339(epoch_ns: u64) -> String {
     let t = calendar((epoch_ns / 1_000_000_000) as i64, false);
     let ms = epoch_ns / 1_000_000 % 1000;
@@ -81,7 +85,7 @@ pub(crate) fn rfc3339(epoch_ns: u64) -> String {
     format!("{year:04}-{month:02}-{:02}T{:02}:{:02}:{:02}.{ms:03}Z", t.tm_mday, t.tm_hour, t.tm_min, t.tm_sec)
 }
 
-/// `20261120-223105`, local time.
+/// Formats a time as `20261120-223105`, in local time.
 pub(crate) fn stamp(epoch_ns: u64) -> String {
     let t = calendar((epoch_ns / 1_000_000_000) as i64, true);
     let (year, month) = (t.tm_year + 1900, t.tm_mon + 1);

@@ -1,8 +1,9 @@
-//! What this process was started with and what the command must be started with in turn.
+//! Captures the process state with which the launcher was started, and restores it for the command.
 //!
-//! Rust's runtime changes three things before `main`: it ignores SIGPIPE, and it opens `/dev/null` on standard descriptors
-//! that were closed. [`capture`] runs before it and remembers. We change a few more ourselves (signal mask, SIGCHLD, SIGXFSZ,
-//! the limit of open files); [`State::restore`] puts all of them back, in the child, before exec.
+//! Rust's runtime changes two things before `main`. It ignores SIGPIPE, and it opens `/dev/null` on closed standard
+//! descriptors. [`capture`] runs before the runtime and records the original state. The launcher itself changes the
+//! signal mask, SIGCHLD, SIGXFSZ and the limit of open files. [`State::restore`] restores all of them in the child,
+//! before exec.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -19,7 +20,7 @@ static CAPTURE: extern "C" fn() = capture;
 extern "C" fn capture() {
     SIGPIPE_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
     let closed = (0..3).filter(|fd| {
-        // SAFETY: asking for the flags of a descriptor, open or not, changes nothing.
+        // SAFETY: `fcntl(F_GETFD)` takes integers and changes nothing, whether the descriptor is open or not.
         unsafe { libc::fcntl(*fd, libc::F_GETFD) == -1 }
     });
     CLOSED.store(closed.fold(0, |bits, fd| bits | 1 << fd), Ordering::Relaxed);
@@ -27,7 +28,8 @@ extern "C" fn capture() {
 
 fn is_ignored(signal: libc::c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: a null new action only asks; the old one is filled in.
+    // SAFETY: a null new action only queries. `action` is valid for writes and zero-initialized, and `sigaction` fills
+    // it on success.
     unsafe {
         libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0
             && action.assume_init().sa_sigaction == libc::SIG_IGN
@@ -35,11 +37,11 @@ fn is_ignored(signal: libc::c_int) -> bool {
 }
 
 fn set_disposition(signal: libc::c_int, ignored: bool) {
-    // SAFETY: SIG_IGN and SIG_DFL run no code of ours.
+    // SAFETY: `SIG_IGN` and `SIG_DFL` install no handler, so no code of ours can run in a signal context.
     unsafe { libc::signal(signal, if ignored { libc::SIG_IGN } else { libc::SIG_DFL }) };
 }
 
-/// The state to be restored.
+/// The process state to restore.
 #[derive(Clone, Copy)]
 pub(crate) struct State {
     mask: libc::sigset_t,
@@ -51,13 +53,16 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Takes stock, and changes for our own needs what has to be changed: SIGCHLD must not be ignored, or the command's
-    /// status is lost; SIGXFSZ must be, so that a full file is an error and no death; two descriptors a traced process are
-    /// needed. Call once, from `main`'s thread.
+    /// Captures the state and changes what the launcher needs.
+    ///
+    /// SIGCHLD must not be ignored, or the command's status is lost. SIGXFSZ must be ignored, so that a file at its
+    /// size limit gives an error instead of a signal. The limit of open files is raised, because each traced process
+    /// needs two descriptors. Call this once, from `main`'s thread.
     pub(crate) fn take() -> State {
         let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut open_files = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: both calls fill what they are given.
+        // SAFETY: both pointers refer to values on this stack frame that are valid for writes. `mask` is
+        // zero-initialized, so `assume_init` is sound even if the call fails.
         let mask = unsafe {
             libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), mask.as_mut_ptr());
             libc::getrlimit(libc::RLIMIT_NOFILE, &mut open_files);
@@ -74,21 +79,25 @@ impl State {
         set_disposition(libc::SIGCHLD, false);
         set_disposition(libc::SIGXFSZ, true);
         let raised = libc::rlimit { rlim_cur: open_files.rlim_max, ..open_files };
-        // SAFETY: a valid limit; a refusal leaves the old one, which will do.
+        // SAFETY: `raised` is a valid `rlimit` on this stack frame. If the call is refused, the old limit stays, which
+        // is acceptable.
         unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raised) };
         state
     }
 
-    /// Puts everything back. For the child between fork and exec: nothing but async-signal-safe calls.
+    /// Restores the captured state. It runs in the child between fork and exec, so it makes only async-signal-safe
+    /// calls.
     pub(crate) fn restore(&self) -> io::Result<()> {
         set_disposition(libc::SIGPIPE, self.sigpipe_ignored);
         set_disposition(libc::SIGCHLD, self.sigchld_ignored);
         set_disposition(libc::SIGXFSZ, self.sigxfsz_ignored);
         for fd in (0..3).filter(|fd| self.closed & 1 << fd != 0) {
-            // SAFETY: this descriptor is the runtime's /dev/null, which nothing in this process uses after exec.
+            // SAFETY: `fd` is the runtime's `/dev/null` on a standard descriptor that was closed. The program after
+            // exec must see it closed, and no code here uses it.
             unsafe { libc::close(fd) };
         }
-        // SAFETY: a limit and a mask this process had before.
+        // SAFETY: `self.open_files` and `self.mask` are initialized values that this process had at its start. The null
+        // pointer asks for no old mask.
         unsafe {
             libc::setrlimit(libc::RLIMIT_NOFILE, &self.open_files);
             match libc::pthread_sigmask(libc::SIG_SETMASK, &self.mask, std::ptr::null_mut()) {
@@ -98,7 +107,7 @@ impl State {
         }
     }
 
-    /// The signal mask this process was started with.
+    /// The signal mask with which this process was started.
     pub(crate) fn mask(&self) -> &libc::sigset_t {
         &self.mask
     }

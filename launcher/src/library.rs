@@ -1,12 +1,14 @@
-//! Where the preloaded library comes from.
+//! Provides the file of the preloaded library.
 //!
-//! It is embedded in this program, so it is always of this build: the two must agree exactly on the shared memory. On first
-//! use it is written to a folder that only we can write to, under a name made from its content; what is there is compared byte
-//! by byte before it is used. `MEMTRACE_LIBRARY` names another file, for work on the library itself.
+//! The library is embedded in this binary, so it always comes from the same build. The two must agree exactly on the
+//! layout of the shared memory. On first use the library is written to a folder that only this user can write to. Its
+//! name is derived from its content, and an existing file is compared byte by byte before it is used.
+//! `MEMTRACE_LIBRARY` names another file, for work on the library itself.
 //!
-//! Where the loader of a traced process cannot read it, it complains on that process's stderr. So root's copy lies where everybody can
-//! read it (the command may become another user), and copies of other builds are removed only when nobody has used them for long and
-//! no launcher holds them: what runs has its copy mapped, but what it starts will look for it again.
+//! If the dynamic loader of a traced process cannot read the file, it prints an error on that process's stderr. Root's
+//! copy therefore lies where every user can read it, because the command may change its user. A copy of another build
+//! is removed only when it is unused for [`OLD`] and no launcher holds a lock on it. A running process has its copy
+//! mapped, but the processes that it starts load the file again.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -20,21 +22,23 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, bail, ensure};
 
 const CONTENT: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_LIBRARY"));
-/// Names the content.
+/// A hash of the library's content, used as a folder name.
 const HASH: &str = env!("MEMTRACE_EMBEDDED_HASH");
 const NAME: &str = "libmemtrace_interpose.so";
-/// A copy that nobody has used for so long is not needed any more.
+/// The age after which an unused copy of another build is removed.
 const OLD: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// The library's file, which nobody removes as long as this is held.
+/// The library's file. A shared lock keeps other launchers from removing it while this value exists.
 #[derive(Debug)]
 pub(crate) struct Library {
-    /// Fit for LD_PRELOAD.
+    /// The absolute path, suitable for `LD_PRELOAD`.
     pub(crate) path: PathBuf,
     _held: Option<File>,
 }
 
-/// Finds or makes the library's file.
+/// Finds the library's file or writes it. `run_folder` holds the file when no other folder can.
+///
+/// Fails when `MEMTRACE_LIBRARY` is unusable, or when no folder can hold the file.
 pub(crate) fn library(run_folder: &Path) -> anyhow::Result<Library> {
     if let Some(path) = std::env::var_os("MEMTRACE_LIBRARY").filter(|p| !p.is_empty()) {
         let path = Path::new(&path).canonicalize().with_context(|| format!("MEMTRACE_LIBRARY={}", path.display()))?;
@@ -61,7 +65,7 @@ pub(crate) fn library(run_folder: &Path) -> anyhow::Result<Library> {
 
 fn candidates() -> Vec<PathBuf> {
     let var = |name| std::env::var_os(name).filter(|v: &OsString| Path::new(v).is_absolute()).map(PathBuf::from);
-    // SAFETY: a plain call.
+    // SAFETY: `geteuid` takes no arguments, accesses no memory of ours and cannot fail.
     let uid = unsafe { libc::geteuid() };
     let cache = var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|h| h.join(".cache"))).map(|c| c.join("memtrace/lib"));
     let runtime = var("XDG_RUNTIME_DIR").map(|r| r.join("memtrace/lib"));
@@ -75,24 +79,26 @@ fn candidates() -> Vec<PathBuf> {
     all
 }
 
-/// Whether every user can reach what is below the folders that there are already.
+/// Whether every user can search the existing parent folders of `path` that are not named `memtrace`.
 fn is_open_to_all(path: &Path) -> bool {
     let foreign = path.ancestors().skip(1).filter(|a| a.file_name().is_none_or(|n| n != "memtrace"));
     foreign.filter_map(|a| std::fs::metadata(a).ok()).all(|meta| meta.mode() & 0o001 != 0)
 }
 
-/// What our folders and files allow: root's are for those that the command may become, too.
+/// The mode of the folders and files that this module creates. Root's are readable by all, because the command may
+/// change its user.
 fn mode() -> u32 {
-    // SAFETY: a plain call.
+    // SAFETY: `geteuid` takes no arguments, accesses no memory of ours and cannot fail.
     if unsafe { libc::geteuid() } == 0 { 0o755 } else { 0o700 }
 }
 
-/// The loader splits LD_PRELOAD at spaces and colons and expands `$` (ld.so(8)).
+/// Whether `LD_PRELOAD` can hold this path. The loader splits the variable at spaces and colons and expands `$`
+/// (ld.so(8)).
 fn is_preloadable(path: &Path) -> bool {
     path.is_absolute() && !path.as_os_str().as_bytes().iter().any(|b| b" :$\n\t".contains(b))
 }
 
-/// Makes sure that the library lies under `base`.
+/// Makes sure that a valid copy of the library exists under `base`, and holds it.
 fn place(base: &Path) -> anyhow::Result<Library> {
     let dir = base.join(HASH);
     ensure!(is_preloadable(&dir), "LD_PRELOAD cannot hold this path");
@@ -101,13 +107,13 @@ fn place(base: &Path) -> anyhow::Result<Library> {
     for dir in above.into_iter().chain([base, &dir]) {
         let meta = std::fs::symlink_metadata(dir)?;
         check_ours(&meta)?;
-        // The umask may have taken something away.
+        // The umask may have removed permission bits.
         if meta.mode() & mode() != mode() {
             std::fs::set_permissions(dir, Permissions::from_mode(mode()))?;
         }
     }
     let path = dir.join(NAME);
-    // Once more when somebody was removing the copy that we were about to use.
+    // Try again once, in case another launcher has just removed the copy.
     for _ in 0..2 {
         if let Some(held) = hold(&path).filter(|_| is_sound(&path)) {
             check_executable(&held)?;
@@ -120,35 +126,35 @@ fn place(base: &Path) -> anyhow::Result<Library> {
     Ok(Library { path, _held: None })
 }
 
-/// Keeps others from removing this copy, now and for [`OLD`] to come.
+/// Opens the copy under a shared lock and updates its modification time, so that other launchers keep it for [`OLD`].
 fn hold(path: &Path) -> Option<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path).ok()?;
-    // SAFETY: an open descriptor.
+    // SAFETY: `file` owns the descriptor, so it is open. `flock` takes two integers and accesses no memory of ours.
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH) };
-    // Not ours to touch, or on a file system that cannot be written to: then it will not be removed either.
+    // This fails for a file of another user or on a read-only file system. Then nobody can remove the file either.
     file.set_modified(SystemTime::now()).ok();
     Some(file)
 }
 
-/// Removes copies under `base` that are of other builds, older than `age`, and held by nobody.
+/// Removes the copies of other builds under `base` that are older than `age` and that no launcher holds.
 fn remove_old(base: &Path, age: Duration) {
     let is_hash = |name: &OsString| name.len() == HASH.len() && name.as_bytes().iter().all(u8::is_ascii_hexdigit);
     let entries = std::fs::read_dir(base).into_iter().flatten().flatten();
     for dir in entries.filter(|e| is_hash(&e.file_name()) && e.file_name() != HASH).map(|e| e.path()) {
         let path = dir.join(NAME);
         let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&path) else { continue };
-        // SAFETY: an open descriptor.
+        // SAFETY: `file` owns the descriptor, so it is open. `flock` takes two integers and accesses no memory of ours.
         let is_free = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
         let unused = file.metadata().and_then(|meta| meta.modified()).ok().and_then(|m| m.elapsed().ok());
         if is_free && unused.is_some_and(|unused| unused > age) && std::fs::remove_file(&path).is_ok() {
-            // Not where there is something else.
+            // This fails when the folder contains other files. They stay.
             std::fs::remove_dir(&dir).ok();
         }
     }
 }
 
 fn check_ours(meta: &std::fs::Metadata) -> anyhow::Result<()> {
-    // SAFETY: a plain call.
+    // SAFETY: `geteuid` takes no arguments, accesses no memory of ours and cannot fail.
     let uid = unsafe { libc::geteuid() };
     ensure!(!meta.is_symlink(), "it is a symbolic link");
     ensure!(meta.uid() == uid, "it belongs to somebody else");
@@ -156,9 +162,10 @@ fn check_ours(meta: &std::fs::Metadata) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nobody but us and root can put another folder in the place of `path`, nor of what links on the way to it lead to.
+/// Checks that only this user and root can replace a folder on the way to `path`. The targets of symbolic links on the
+/// way are checked too.
 fn check_ancestors(path: &Path) -> anyhow::Result<()> {
-    // SAFETY: a plain call.
+    // SAFETY: `geteuid` takes no arguments, accesses no memory of ours and cannot fail.
     let uid = unsafe { libc::geteuid() };
     let real = path.ancestors().skip(1).find_map(|ancestor| ancestor.canonicalize().ok());
     for ancestor in path.ancestors().skip(1).chain(real.iter().flat_map(|real| real.ancestors())) {
@@ -176,7 +183,7 @@ fn is_sound(path: &Path) -> bool {
 }
 
 fn write(dir: &Path, path: &Path) -> io::Result<()> {
-    // Process ids are not unique: containers may share the folder.
+    // A process id would not be unique, because containers may share the folder.
     let partial = dir.join(format!(".{NAME}.{}", crate::session::token().map_err(io::Error::other)?));
     let written = OpenOptions::new()
         .write(true)
@@ -194,9 +201,11 @@ fn write(dir: &Path, path: &Path) -> io::Result<()> {
     written
 }
 
-/// On a file system mounted noexec the loader would complain in every process, on the program's own stderr.
+/// Checks that code can be mapped from this file. On a `noexec` file system the loader would print an error on the
+/// stderr of every process.
 fn check_executable(file: &File) -> anyhow::Result<()> {
-    // SAFETY: a fresh private mapping of one page of an open file, never touched and unmapped at once.
+    // SAFETY: `file` keeps its descriptor open during the call. The kernel chooses the address, so the private mapping
+    // replaces no other. The page is never accessed, and `munmap` gets exactly the mapping that `mmap` returned.
     unsafe {
         let flags = libc::PROT_READ | libc::PROT_EXEC;
         let page = libc::mmap(std::ptr::null_mut(), 4096, flags, libc::MAP_PRIVATE, file.as_raw_fd(), 0);
@@ -238,13 +247,14 @@ mod tests {
             (copy("00000000000000aa", 31), copy("00000000000000bb", 31), copy("00000000000000cc", 29));
         let (ours, other) = (copy(HASH, 31), copy("not-a-copy-of-us", 31));
         let holder = File::open(&held).unwrap();
-        // SAFETY: an open descriptor.
+        // SAFETY: `holder` owns the descriptor, so it is open. `flock` takes two integers and accesses no memory of
+        // ours.
         assert_eq!(unsafe { libc::flock(holder.as_raw_fd(), libc::LOCK_SH) }, 0);
         remove_old(dir.path(), OLD);
         assert!(!old.parent().unwrap().exists());
         assert!([&held, &young, &ours, &other].iter().all(|path| path.exists()));
         drop(holder);
-        // Using a copy makes it young.
+        // Holding a copy updates its modification time.
         drop(hold(&held).unwrap());
         remove_old(dir.path(), OLD);
         assert!(held.exists());
@@ -262,7 +272,7 @@ mod tests {
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
         assert!(place(&link).is_err());
         assert!(check_ancestors(&open.join("lib")).is_err());
-        // By a link of ours into what others can exchange.
+        // A symbolic link of this user leads into a folder that other users can replace.
         std::fs::create_dir(open.join("inside")).unwrap();
         let way = dir.path().join("way");
         std::os::unix::fs::symlink(open.join("inside"), &way).unwrap();

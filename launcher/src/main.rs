@@ -1,8 +1,13 @@
 //! The binary `memtrace`: runs a program, records what fills its GPU memory, and reports.
 //!
-//! `memtrace [run] -- COMMAND` goes: `preflight` (can this be recorded?) -> `folder` -> `library` (the preloaded recorder) ->
-//! `drain` (takes what processes record, in the background) -> `child` and `signals` (be as if we were not there) -> `manifest`
-//! -> `closing` (the analysis and the closing page).
+//! `memtrace [run] -- COMMAND` goes through these modules in order:
+//! - `preflight`: checks that the command can be recorded.
+//! - `folder`: creates the run folder.
+//! - `library`: provides the preloaded library.
+//! - `drain`: moves the processes' records into trace files, in the background.
+//! - `child` and `signals`: start the command and pass signals on.
+//! - `manifest`: writes `run.json`.
+//! - `closing`: runs the analysis and prints the end-of-run summary.
 
 mod child;
 mod cli;
@@ -45,7 +50,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Prints one line of ours on stderr. A closed stderr is no reason to die.
+/// Prints one line on stderr. A closed stderr is not an error.
 fn say(line: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "memtrace: {}", memtrace_analysis::printable::line(line));

@@ -1,9 +1,10 @@
-//! `run.json`: what was run, by whom, how it ended, and what was lost. Written when the run begins (so that a killed launcher
-//! leaves one) and again when it ends.
+//! `run.json`, the manifest of a run: the command, its processes, how it ended, and what was lost.
 //!
-//! The fields the analysis reads are those of `memtrace_analysis::load::Manifest`; the others are for people and programs.
-//! All times are nanoseconds since the epoch, with a readable twin; nothing is ever removed from this format, and readers
-//! ignore fields they do not know.
+//! The file is written when the run begins, so that a killed launcher leaves one, and again when the run ends.
+//!
+//! The analysis reads the fields that `memtrace_analysis::load::Manifest` declares. The other fields are for people and
+//! other programs. All times are nanoseconds since the Unix epoch; the start and end of the run are also given as text.
+//! No field is ever removed from this format, and readers ignore unknown fields.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -19,24 +20,24 @@ use crate::drain::{Notice, Outcome, Recorded, Written};
 use crate::host::{self, Host};
 use crate::unseen::{self, Unseen};
 
-/// Raised when a field changes its meaning.
+/// The format version. It is raised when a field changes its meaning.
 const VERSION: u32 = 1;
 
-/// The whole file.
+/// The content of `run.json`.
 #[derive(Serialize, Debug)]
 pub(crate) struct Manifest {
-    /// [`VERSION`].
+    /// The value of [`VERSION`].
     version: u32,
     /// The version of memtrace that made the run.
     memtrace: &'static str,
     /// The command line.
     command: Vec<String>,
-    /// The folder it was run in.
+    /// The directory in which the command was started.
     directory: String,
     /// The host's name.
     host: String,
     machine: Host,
-    /// `running` until the end: a run that says so although nothing runs lost its launcher.
+    /// `running` until the end. If nothing runs any more, `running` means that the launcher was killed.
     state: State,
     started: String,
     started_ns: u64,
@@ -44,22 +45,22 @@ pub(crate) struct Manifest {
     ended: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ended_ns: Option<u64>,
-    /// The command's own process.
+    /// The process id of the command itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<u32>,
-    /// How the command ended.
+    /// How the command ended. Absent until then.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit: Option<Exit>,
-    /// Every process image that recorded something, in order of their starts.
+    /// Every process image that recorded events, in the order in which their recordings began.
     processes: Vec<Process>,
     losses: Losses,
-    /// Processes that asked to be recorded and were not, by reason.
+    /// The number of recording requests that were refused, by reason.
     refused: BTreeMap<String, u64>,
-    /// Processes of the command where nothing can be recorded, as far as they were found.
+    /// Processes of the command in which nothing can be recorded, as far as they were found.
     unseen: Vec<Unseen>,
 }
 
-/// Whether the run is over.
+/// Whether the run has ended.
 #[derive(Serialize, Clone, Copy, Debug)]
 #[serde(rename_all = "snake_case")]
 enum State {
@@ -71,14 +72,14 @@ enum State {
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Exit {
-    /// With this exit status.
+    /// The process exited with this status.
     Code(i32),
-    /// By this signal.
+    /// This signal killed the process.
     Signal(i32),
 }
 
 impl Exit {
-    /// From the status of `wait(2)`.
+    /// Decodes the status word of `wait(2)`.
     pub(crate) fn of(wait_status: i32) -> Exit {
         if libc::WIFSIGNALED(wait_status) {
             Exit::Signal(libc::WTERMSIG(wait_status))
@@ -87,7 +88,7 @@ impl Exit {
         }
     }
 
-    /// In words.
+    /// A description for people, such as `exit status 3`.
     pub(crate) fn words(self) -> String {
         match self {
             Exit::Code(0) => "ended well".to_owned(),
@@ -122,19 +123,19 @@ fn signal_name(signal: i32) -> String {
     name.to_owned()
 }
 
-/// One process image that recorded something.
+/// One process image that recorded events.
 #[derive(Serialize, Debug)]
 struct Process {
     pid: u32,
-    /// Its trace, in this folder.
+    /// The name of its trace file in the run folder.
     trace: String,
     /// The trace's own info object: ppid, argv, exe, env, host.
     #[serde(flatten)]
     info: BTreeMap<String, Value>,
-    /// Its rank in a distributed job, as it told PyTorch (`torch.distributed`).
+    /// The rank in a distributed job, as the process gave it to PyTorch (`torch.distributed`).
     #[serde(skip_serializing_if = "Option::is_none")]
     rank: Option<u32>,
-    /// The number of ranks.
+    /// The number of ranks in the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     world_size: Option<u32>,
     /// When the recording began: at the first event.
@@ -142,26 +143,26 @@ struct Process {
     ended_ns: u64,
     /// `exited`, `replaced by exec` or `still running`.
     end_reason: &'static str,
-    /// How it ended, where that could be learned.
+    /// How the process ended. Absent when it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit: Option<Exit>,
-    /// Events taken from the process.
+    /// The number of events taken from the process.
     events: u64,
-    /// Events that were numbered and never arrived.
+    /// The number of events that have a sequence number and never arrived.
     lost: u64,
-    /// Events that stand out of order in the trace.
+    /// The number of events that are out of order in the trace.
     late: u64,
-    /// Events that did not reach the file.
+    /// The number of events that did not reach the file.
     unwritten: u64,
-    /// Bytes of the trace.
+    /// The size of the trace file in bytes.
     bytes: u64,
-    /// Times the process's memory held what no producer writes.
+    /// The number of malformed records in the shared memory of the process.
     corrupt: u64,
-    /// Definitions refused: malformed, or beyond the bound.
+    /// The number of definitions that were refused because they were malformed or over the limit.
     definitions_refused: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     write_error: Option<String>,
-    /// The process's counters that are not 0.
+    /// The counters of the process that are not 0.
     counters: BTreeMap<String, u64>,
     notices: Vec<Notice>,
 }
@@ -176,19 +177,21 @@ struct Losses {
     dropped: u64,
 }
 
-/// What the closing words need.
+/// The data for the messages at the end of the run.
 #[derive(Debug)]
 pub(crate) struct Summary {
-    /// Process images that recorded something.
+    /// The number of process images that recorded events.
     pub(crate) processes: usize,
-    /// How the command ended, in words.
+    /// A description of how the command ended.
     pub(crate) ending: String,
-    /// What must be said even when all else is quiet.
+    /// Problems to report even with `--quiet`.
     pub(crate) problems: Vec<String>,
 }
 
 impl Manifest {
-    /// A run that is about to begin.
+    /// The manifest of a run that is about to begin.
+    ///
+    /// `start_ns` is in nanoseconds since the Unix epoch.
     pub(crate) fn begin(command: &[OsString], start_ns: u64) -> Manifest {
         Manifest {
             version: VERSION,
@@ -211,17 +214,18 @@ impl Manifest {
         }
     }
 
-    /// The command runs.
+    /// Records the command's process id after its start.
     pub(crate) fn started(&mut self, pid: u32) {
         self.pid = Some(pid);
     }
 
-    /// These could not be recorded.
+    /// Records the processes in which nothing could be recorded.
     pub(crate) fn unseen(&mut self, unseen: Vec<Unseen>) {
         self.unseen = unseen;
     }
 
-    /// The command has ended and everything is written.
+    /// Completes the manifest after the command has ended and all traces are written. `wait_status` is the command's
+    /// status word of `wait(2)`.
     pub(crate) fn finish(&mut self, wait_status: i32, outcome: Outcome) -> Summary {
         let end_ns = host::epoch_ns();
         let exit = Exit::of(wait_status);
@@ -237,7 +241,7 @@ impl Manifest {
             lost: self.processes.iter().map(|p| p.lost).sum(),
             late: self.processes.iter().map(|p| p.late).sum(),
             unwritten: self.processes.iter().map(|p| p.unwritten).sum(),
-            // The process's own count, which may be anything.
+            // The traced process itself writes this counter, so it may hold any value.
             dropped: self
                 .processes
                 .iter()
@@ -275,7 +279,7 @@ impl Manifest {
         problems
     }
 
-    /// Writes the file.
+    /// Writes `run.json` into `folder`. The new file replaces the old one only when it is complete.
     pub(crate) fn write(&self, folder: &RunFolder) -> io::Result<()> {
         let mut text = printable::json(serde_json::to_string_pretty(self)?);
         text.push('\n');
@@ -343,7 +347,7 @@ mod tests {
         assert_eq!(run["exit"]["signal"], 9);
         assert_eq!(run["command"][1], "b c");
         assert_eq!(run["refused"]["another user"], 2);
-        // The analysis reads what is written here.
+        // The analysis must be able to read this file.
         let read = memtrace_analysis::load::Manifest::read(&folder).unwrap().unwrap();
         assert_eq!((read.pid, read.exit.signal), (Some(7), Some(9)));
         assert_eq!(read.started_ns, Some(1_000_000_000));

@@ -1,4 +1,5 @@
-//! What `/proc` says about a process. Everything may be missing (hidden, gone) and everything is bounded.
+//! Reads facts about a process from `/proc`. Any file may be missing (hidden, process gone), and every read has a size
+//! limit.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,25 +8,25 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
-/// The longest command line kept, in bytes.
+/// The maximum length of a command line, in bytes.
 const COMMAND_LIMIT: u64 = 64 * 1024;
-/// The most of a list of children, in bytes.
+/// The maximum length of a list of children, in bytes.
 const CHILDREN_LIMIT: u64 = 256 * 1024;
-/// The most of a list of mappings, in bytes.
+/// The maximum length of a list of mappings, in bytes.
 const MAPPINGS_LIMIT: u64 = 16 * 1024 * 1024;
-/// The largest environment looked through, in bytes.
+/// The maximum length of an environment, in bytes.
 const ENVIRONMENT_LIMIT: u64 = 1024 * 1024;
 
 /// The `/proc` folder of one process.
 #[derive(Debug)]
 pub(crate) struct ProcessDir {
     path: PathBuf,
-    /// Whether the process calls its threads by the numbers we see: not so in a pid namespace of its own.
+    /// Whether the process sees the same thread ids as the launcher. False for a process in a pid namespace of its own.
     same_namespace: bool,
 }
 
 impl ProcessDir {
-    /// The folder of process `pid` (in our namespace).
+    /// The folder of process `pid`, an id in the launcher's pid namespace.
     pub(crate) fn of(pid: u32) -> ProcessDir {
         let path = PathBuf::from(format!("/proc/{pid}"));
         let levels = |dir: &str| {
@@ -36,7 +37,7 @@ impl ProcessDir {
         };
         let same_namespace = match (levels(&path.to_string_lossy()), levels("/proc/self")) {
             (Some(theirs), Some(ours)) => theirs == ours,
-            // A kernel without NSpid (before 4.1) or a hidden /proc: then threads are never declared dead.
+            // The kernel has no `NSpid` (before 4.1) or `/proc` is hidden. Thread names are then not read.
             _ => false,
         };
         ProcessDir { path, same_namespace }
@@ -46,7 +47,7 @@ impl ProcessDir {
         read_limited(&self.path.join(name), limit).ok()
     }
 
-    /// The kernel's name of a thread.
+    /// The kernel's name of a thread. `None` when the thread is gone or the process has a pid namespace of its own.
     pub(crate) fn thread_name(&self, tid: u32) -> Option<String> {
         if !self.same_namespace {
             return None;
@@ -55,21 +56,25 @@ impl ProcessDir {
         Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
     }
 
-    /// Fields of `/proc/PID/stat` after the command's name: 0 is the state, 1 the parent, 19 the start time in clock ticks.
+    /// The fields of `/proc/PID/stat` after the command's name. Index 0 is the state, 1 the parent, 19 the start time
+    /// in clock ticks.
     fn stat(&self) -> Option<Vec<String>> {
         let stat = self.read("stat", 4096)?;
         let stat = String::from_utf8_lossy(&stat).into_owned();
         Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
     }
 
-    /// When the process started, in clock ticks since boot: with the pid, this names a process for good.
+    /// When the process started, in clock ticks since boot. Together with the pid it identifies the process uniquely.
     pub(crate) fn start_time(&self) -> Option<u64> {
         self.stat()?.get(19)?.parse().ok()
     }
 
-    /// The status word of `wait(2)` of a process that has ended and was not collected yet, if it is the one that started then.
+    /// The `wait(2)` status word of a process that has ended and is not yet collected.
+    ///
+    /// `None` unless the process started at `start_time`, in clock ticks since boot.
     pub(crate) fn zombie_status(&self, start_time: u64) -> Option<i32> {
-        // Who may not know the status is shown 0. Who may not look at a process may not read this link either; a zombie has none.
+        // For a user without permission the kernel shows the status 0. Such a user may not read this link either. A
+        // zombie has no such link.
         if std::fs::read_link(self.path.join("exe")).is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied) {
             return None;
         }
@@ -79,7 +84,7 @@ impl ProcessDir {
         ended.then(|| field(49)?.parse().ok())?
     }
 
-    /// The state's letter, `T` for stopped.
+    /// The letter of the state, for example `T` for stopped.
     pub(crate) fn state(&self) -> Option<char> {
         self.stat()?.first()?.chars().next()
     }
@@ -93,12 +98,12 @@ impl ProcessDir {
         bytes.split(|b| *b == 0).map(|s| String::from_utf8_lossy(s).into_owned()).collect()
     }
 
-    /// A file of this process.
+    /// The path of a file in this `/proc` folder.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// The processes that its threads have started and that it has not lost.
+    /// The processes that its threads started and of which it is still the parent.
     pub(crate) fn children(&self) -> Vec<u32> {
         let threads = std::fs::read_dir(self.path.join("task")).into_iter().flatten().flatten();
         let lists = threads.filter_map(|thread| read_limited(&thread.path().join("children"), CHILDREN_LIMIT).ok());
@@ -110,35 +115,35 @@ impl ProcessDir {
             .collect()
     }
 
-    /// What it has mapped, where we may know.
+    /// The content of `maps`. `None` without permission or when the process has no mappings.
     pub(crate) fn mappings(&self) -> Option<String> {
-        // A process that has ended and was not collected has none.
+        // A process that has ended and is not yet collected has an empty list.
         self.read("maps", MAPPINGS_LIMIT)
             .map(|maps| String::from_utf8_lossy(&maps).into_owned())
             .filter(|m| !m.is_empty())
     }
 
-    /// What it executes, where we may know.
+    /// The path of its executable. `None` without permission.
     pub(crate) fn executable(&self) -> Option<PathBuf> {
         std::fs::read_link(self.path.join("exe")).ok()
     }
 
-    /// The environment it was started with, where we may know.
+    /// The environment variables with which it was started. `None` without permission.
     pub(crate) fn variables(&self) -> Option<Vec<String>> {
         self.executable().map(|_| self.list("environ", ENVIRONMENT_LIMIT))
     }
 
-    /// `/proc/PID/status`.
+    /// The content of `/proc/PID/status`.
     pub(crate) fn status(&self) -> Option<String> {
         self.read("status", 64 * 1024).map(|status| String::from_utf8_lossy(&status).into_owned())
     }
 
-    /// Its network namespace.
+    /// The identity of its network namespace, as the target of a link. `None` without permission.
     pub(crate) fn network(&self) -> Option<PathBuf> {
         std::fs::read_link(self.path.join("ns/net")).ok()
     }
 
-    /// Whether its address space has a limit.
+    /// Whether its address space has a limit (`RLIMIT_AS`).
     pub(crate) fn has_address_limit(&self) -> bool {
         let limits = self.read("limits", 64 * 1024).unwrap_or_default();
         let limits = String::from_utf8_lossy(&limits);
@@ -146,14 +151,14 @@ impl ProcessDir {
         line.and_then(|line| line.split_whitespace().next()).is_some_and(|soft| soft != "unlimited")
     }
 
-    /// Whether its files are ours: not so while it runs as another user.
+    /// Whether its `/proc` files belong to this user. False while it runs as another user.
     pub(crate) fn is_of_our_user(&self) -> bool {
-        // SAFETY: a plain call.
+        // SAFETY: `geteuid` takes no arguments, accesses no memory of ours and cannot fail.
         let uid = unsafe { libc::geteuid() };
         std::fs::metadata(&self.path).is_ok_and(|meta| meta.uid() == uid)
     }
 
-    /// The environment variables that explain a training process. They are the ones it was started with.
+    /// The environment variables that describe a training process, with their values at its start.
     fn environment(&self) -> Map<String, Value> {
         let pairs = self.list("environ", ENVIRONMENT_LIMIT);
         let pairs = pairs.iter().filter_map(|p| p.split_once('=')).filter(|(name, _)| is_of_interest(name));
@@ -162,7 +167,7 @@ impl ProcessDir {
             .collect()
     }
 
-    /// The info object of a trace: who recorded it.
+    /// The info object of a trace, which describes the recorded process. `pid` is its process id.
     pub(crate) fn info(&self, pid: u32) -> Value {
         let stat = self.stat().unwrap_or_default();
         let exe = std::fs::read_link(self.path.join("exe")).ok();
@@ -181,7 +186,7 @@ impl ProcessDir {
     }
 }
 
-/// Whether a variable says something about the process's place in a job or about its memory, and is no secret.
+/// Whether a variable describes the process's place in a job or its memory settings, and is not a secret.
 fn is_of_interest(name: &str) -> bool {
     const NAMES: &[&str] = &[
         "RANK",
@@ -229,7 +234,7 @@ mod tests {
         assert_eq!(info["pid"], std::process::id());
         assert!(info["argv"][0].as_str().unwrap().contains("memtrace"));
         assert!(info["start_ns"].as_u64().unwrap() > 1_600_000_000_000_000_000);
-        // SAFETY: a plain call.
+        // SAFETY: `gettid` takes no arguments, accesses no memory of ours and cannot fail.
         let tid = unsafe { libc::gettid() } as u32;
         assert!(dir.thread_name(tid).is_some());
     }

@@ -1,4 +1,5 @@
-//! The session: a name of its own under which traced processes find us, and the environment that tells them.
+//! The session: a unique name under which traced processes find the launcher, and the environment that passes it to
+//! them.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -10,11 +11,14 @@ use std::path::Path;
 use anyhow::Context;
 use memtrace_trace::options::{ENV, Options};
 
-/// A new token: 128 bits from the kernel, so that no two sessions meet. It is no secret: `/proc/net/unix` shows the socket's name, and
-/// who knocks is asked for (see `drain::door`).
+/// Creates a session token: 128 random bits from the kernel, in hexadecimal, so that no two sessions share a name.
+///
+/// The token is not a secret, because `/proc/net/unix` shows the socket's name. `drain::door` checks who connects.
+/// Fails when the kernel provides no random bytes.
 pub(crate) fn token() -> anyhow::Result<String> {
     let mut bytes = [0u8; 16];
-    // SAFETY: a buffer and its length. For so few bytes the call does not return short.
+    // SAFETY: `bytes` is valid for writes of `bytes.len()` bytes. The kernel returns requests of up to 256 bytes in
+    // full.
     let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     if n != bytes.len() as isize {
         return Err(io::Error::last_os_error()).context("cannot get random bytes");
@@ -22,35 +26,38 @@ pub(crate) fn token() -> anyhow::Result<String> {
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
-/// Listens under the token's name (see `memtrace_trace::shm::handshake`).
+/// Listens on the abstract Unix socket that `memtrace_trace::shm::handshake` describes. Fails when it cannot be
+/// created.
 pub(crate) fn listen(token: &str) -> anyhow::Result<UnixListener> {
     let address = SocketAddr::from_abstract_name(format!("memtrace-{token}"))?;
     UnixListener::bind_addr(&address).context("cannot create a Unix socket")
 }
 
-/// Where NVTX looks for who listens to a program's ranges (nvtxDetail/nvtxInit.h).
+/// The variable that names the library which receives a program's NVTX ranges (nvtxDetail/nvtxInit.h).
 const NVTX: &str = "NVTX_INJECTION64_PATH";
-/// Set where another tool listens, or is about to: Nsight Systems and other users of CUPTI.
+/// Variables that show another tool is active or about to be: Nsight Systems and other users of CUPTI.
 const OTHER_TOOLS: [&str; 2] = [NVTX, "CUDA_INJECTION64_PATH"];
 
-/// Puts the library and the session into our own environment, which the command gets as it is, order and all.
+/// Sets the library and the session in the launcher's own environment. The command inherits that environment unchanged,
+/// in the same order.
 ///
 /// # Safety
+///
 /// No other thread may run: see [`std::env::set_var`].
 pub(crate) unsafe fn enter(library: &Path, options: &Options) {
     let preload = preload(library.as_os_str(), std::env::var_os("LD_PRELOAD").as_deref());
-    // SAFETY: promised by the caller.
+    // SAFETY: the caller guarantees that no other thread runs, so no thread reads the environment during the change.
     unsafe {
         std::env::set_var("LD_PRELOAD", preload);
         std::env::set_var(ENV, options.encode());
-        // A tool that listens to NVTX, or traces CUDA calls and may come to, is there first.
+        // A tool that receives NVTX ranges, or that traces CUDA calls and may also receive them, takes precedence.
         if OTHER_TOOLS.iter().all(|name| std::env::var_os(name).is_none()) {
             std::env::set_var(NVTX, library);
         }
     }
 }
 
-/// Our library first, then everything that was there.
+/// The new value of `LD_PRELOAD`: our library first, then the previous entries.
 fn preload(library: &OsStr, before: Option<&OsStr>) -> OsString {
     let others = before.unwrap_or_default().as_bytes();
     let is_separator = |b: &u8| *b == b' ' || *b == b':';

@@ -1,13 +1,14 @@
-//! Signals while the command runs: the launcher is to be as if it were not there.
+//! Handles signals while the command runs, so that the command gets each signal exactly once.
 //!
-//! All signals that can be blocked are blocked and read from a descriptor. Then:
-//! - What the kernel sends to a whole process group (Ctrl-C, Ctrl-\, Ctrl-Z, a closed terminal, a new window size) has reached the
-//!   command already: nothing to do.
-//! - What somebody sent to the launcher's pid is meant for the command: passed on, value included.
-//! - What somebody sent to the whole group has reached the command too. The kernel does not say which of the two it was; the
-//!   [`Witness`], another member of the group, does.
-//! - When the command is stopped from the terminal, so are we: the shell that started us waits for that. A SIGCONT to us alone
-//!   is passed on like any other signal.
+//! The launcher blocks all signals that can be blocked and reads them from a descriptor. These rules apply:
+//! - The kernel sends some signals to the whole process group: Ctrl-C, Ctrl-\, Ctrl-Z, a closed terminal, a new window
+//!   size. The command has them already, so the launcher does nothing.
+//! - A signal that another process sends to the launcher's pid is meant for the command. The launcher passes it on,
+//!   including its value.
+//! - A signal that another process sends to the whole group has reached the command too. The kernel does not
+//!   distinguish the two cases. The [`Witness`], another member of the group, does.
+//! - When the terminal stops the command, the launcher stops too, because the shell that started it waits for that. A
+//!   SIGCONT to the launcher alone is passed on like any other signal.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,7 +18,7 @@ use crate::child::{Change, Child};
 use crate::inherited::State;
 use crate::witness::Witness;
 
-/// The kernel sends these to whole process groups.
+/// The signals that the kernel sends to whole process groups.
 const GROUP_SIGNALS: [libc::c_int; 8] = [
     libc::SIGINT,
     libc::SIGQUIT,
@@ -29,14 +30,16 @@ const GROUP_SIGNALS: [libc::c_int; 8] = [
     libc::SIGTTOU,
 ];
 
-/// `si_code` of a signal that the kernel made itself (`asm-generic/siginfo.h`).
+/// `si_code` of a signal that the kernel itself generated (`asm-generic/siginfo.h`).
 const SI_KERNEL: i32 = 0x80;
 
-/// A terminal stops programs with these.
+/// The signals with which a terminal stops programs.
 const STOPS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
-/// Signals that are left alone: faults are ours, and writing to or reading from a terminal from the background should stop us
-/// as it would any program.
+/// Signals that stay unblocked.
+///
+/// Faults belong to the launcher itself. Terminal access from the background must stop the launcher as it stops any
+/// program.
 const NOT_BLOCKED: [libc::c_int; 10] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -52,7 +55,8 @@ const NOT_BLOCKED: [libc::c_int; 10] = [
 
 fn blocked() -> libc::sigset_t {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigfillset initialises the set; the signal numbers are valid.
+    // SAFETY: `set` is valid for writes. `sigfillset` initializes it before `sigdelset` and `assume_init` use it. All
+    // signal numbers are constants of libc.
     unsafe {
         libc::sigfillset(set.as_mut_ptr());
         for signal in NOT_BLOCKED {
@@ -62,17 +66,18 @@ fn blocked() -> libc::sigset_t {
     }
 }
 
-/// The signals of this process, blocked and readable.
+/// The signals of this process, blocked and readable from a descriptor.
 #[derive(Debug)]
 pub(crate) struct Signals {
     fd: OwnedFd,
 }
 
 impl Signals {
-    /// Blocks what can be blocked. Threads made from now on inherit that.
+    /// Blocks all signals that can be blocked. Threads that start later inherit the mask.
     pub(crate) fn block() -> io::Result<Signals> {
         let set = blocked();
-        // SAFETY: a valid set; the descriptor is new and ours.
+        // SAFETY: `set` is an initialized signal set on this stack frame, and the null pointer asks for no old mask.
+        // `signalfd` returns a new descriptor that nothing else owns.
         unsafe {
             let error = libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
             if error != 0 {
@@ -83,23 +88,25 @@ impl Signals {
         }
     }
 
-    /// Waits for the next signal.
+    /// Waits for the next signal. `None` when the read fails.
     fn next(&self) -> Option<libc::signalfd_siginfo> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
         let size = size_of::<libc::signalfd_siginfo>();
-        // SAFETY: the kernel writes whole structures of this size or nothing.
+        // SAFETY: `info` has `size` bytes that are valid for writes, and `self.fd` is open. The kernel writes only
+        // whole structures, so `assume_init` is sound when it wrote `size` bytes.
         unsafe {
             let n = libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), size);
             (n == size as isize).then(|| info.assume_init())
         }
     }
 
-    /// Stays until the command has ended, passing signals on; gives its wait status. The child is left uncollected.
+    /// Passes signals on until the command has ended, and returns its `wait(2)` status word. The child stays
+    /// uncollected.
     pub(crate) fn watch(&self, child: &Child, witness: Option<&Witness>) -> i32 {
-        // A stop of the command that we have not followed, and whether the terminal asked for one.
+        // The signal of a stop that the launcher has not followed yet, and whether a SIGTSTP requested it.
         let (mut stopped, mut asked) = (None, false);
         loop {
-            // First the state, then the signals: a child may have ended before the first signal is read.
+            // Check the child before reading a signal, because it may have ended earlier.
             if let Some(status) = child.ended() {
                 return status;
             }
@@ -109,12 +116,12 @@ impl Signals {
                     Change::Continued => (stopped, asked) = (None, false),
                 }
             }
-            // A continuation that is waiting to be read may be the end of this very stop.
+            // A pending SIGCONT may end this very stop.
             let terminal = stopped.filter(|s| asked || STOPS.contains(s)).filter(|_| !is_pending(&[libc::SIGCONT]));
             if let Some(signal) = terminal {
                 (stopped, asked) = (None, false);
                 stop_as(signal);
-                // Ours was used up by stopping.
+                // Stopping used up the launcher's own copy of this signal. Discard the probe's report of it, too.
                 forget(witness, &[signal]);
                 continue;
             }
@@ -127,10 +134,12 @@ impl Signals {
         }
     }
 
-    /// Back to the mask we were started with, forgetting what arrived meanwhile: the command has had its share.
+    /// Restores the signal mask from the start of the launcher. Signals that arrived meanwhile are discarded, because
+    /// the command got them.
     pub(crate) fn unblock(self, state: &State) {
         let fd = self.fd.as_raw_fd();
-        // SAFETY: an open descriptor; then the mask this process had before.
+        // SAFETY: `self.fd` is open and owned by `self`. `state.mask()` is the initialized mask that this process had
+        // at its start.
         unsafe {
             libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK);
             while self.next().is_some() {}
@@ -139,26 +148,26 @@ impl Signals {
     }
 }
 
-/// Whether the command got this signal too.
+/// Whether the command has received this signal too.
 fn reached_the_command(info: &libc::signalfd_siginfo, child: &Child, witness: Option<&Witness>) -> bool {
     let signal = info.ssi_signo as libc::c_int;
-    // The kernel drops pending stops when a continuation comes, and the other way round: what the witness saw of those says
-    // nothing any more.
+    // The kernel drops pending stop signals when SIGCONT arrives, and pending SIGCONT when a stop signal arrives.
+    // Earlier reports of the probe about those are obsolete.
     match signal {
         libc::SIGCONT => forget(witness, &STOPS),
         libc::SIGTSTP => forget(witness, &[libc::SIGCONT]),
         _ => {}
     }
-    // Always asked, so that an old answer is never taken for a new one.
+    // Always ask, so that an old answer is never mistaken for a new one.
     let group = witness.is_some_and(|w| w.has_seen(signal));
     if info.ssi_code == SI_KERNEL {
         return GROUP_SIGNALS.contains(&signal);
     }
-    // A continuation overtaken by a new stop, which made the witness forget it.
+    // A new stop signal overtook this SIGCONT, and the kernel dropped the probe's copy.
     if signal == libc::SIGCONT && is_pending(&STOPS) {
         return true;
     }
-    // What the command sends its parent is not meant for the command.
+    // A signal that the command sends to its parent is not meant for the command.
     group || info.ssi_pid as libc::pid_t == child.pid()
 }
 
@@ -170,27 +179,28 @@ fn forget(witness: Option<&Witness>, signals: &[libc::c_int]) {
     }
 }
 
-/// The value of a signal that was sent by sigqueue.
+/// The value of a signal sent with `sigqueue`. `None` for other signals.
 fn queued_value(info: &libc::signalfd_siginfo) -> Option<libc::sigval> {
     const SI_QUEUE: i32 = -1;
     (info.ssi_code == SI_QUEUE).then_some(libc::sigval { sival_ptr: info.ssi_ptr as *mut libc::c_void })
 }
 
-/// Whether one of these has arrived and has not been read.
+/// Whether one of these signals has arrived and was not read yet.
 fn is_pending(signals: &[libc::c_int]) -> bool {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: sigpending fills the set.
+    // SAFETY: `set` is valid for writes and zero-initialized, so it is a valid `sigset_t` even if `sigpending` fails.
+    // The signal numbers are constants of libc.
     unsafe {
         libc::sigpending(set.as_mut_ptr());
         signals.iter().any(|signal| libc::sigismember(set.as_ptr(), *signal) == 1)
     }
 }
 
-/// Stops this process with the signal that stopped the command, until somebody continues it.
+/// Stops this process with the signal that stopped the command. Returns after SIGCONT.
 fn stop_as(signal: libc::c_int) {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the set is initialised before it is used; the dispositions of these signals are the default or ignored, so no
-    // code of ours runs.
+    // SAFETY: `sigemptyset` initializes the set before its use. The disposition of these signals is the default or
+    // ignored, so no signal handler runs.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), signal);

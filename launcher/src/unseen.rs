@@ -1,8 +1,10 @@
-//! Processes of the command that use CUDA where nothing can be recorded: the loader was told to preload nothing, or cannot, or the
-//! process cannot reach us. Nothing of ours runs there, so they are looked for from outside, in `/proc`, now and then.
+//! Finds processes of the command that use CUDA but cannot be recorded.
 //!
-//! A process that lives for less than twice [`EVERY`], or that was orphaned before it was first seen, is not found. Looking takes at most a
-//! fiftieth of a core.
+//! The dynamic loader may not preload the library, or the process may be unable to reach the launcher. No memtrace code
+//! runs in such a process, so this module scans `/proc` from outside, at intervals.
+//!
+//! A process is not found if it lives for less than twice [`EVERY`], or if it was orphaned before its first scan. The
+//! scans take at most one fiftieth of a core.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,40 +18,40 @@ use serde::Serialize;
 use crate::preflight::{self, Linkage};
 use crate::proc::ProcessDir;
 
-/// How often is looked.
+/// The shortest interval between two scans.
 const EVERY: Duration = Duration::from_millis(100);
-/// How often a process is looked at that was found in order.
+/// The longest interval between two checks of a process in which no problem was found.
 const SELDOM: Duration = Duration::from_secs(2);
-/// Looking may take this part of the time.
+/// The pause after a scan is at least this many times the scan's CPU time.
 const SHARE: u32 = 50;
-/// The most processes that are kept in mind.
+/// The maximum number of processes that are tracked.
 const MAX_KNOWN: usize = 65_536;
-/// The most that are told.
+/// The maximum number of processes that are reported.
 const MAX_TOLD: usize = 256;
 
 /// A process that was not recorded.
 #[derive(Clone, Serialize, Debug)]
 pub(crate) struct Unseen {
-    /// Its process id, as the launcher sees it.
+    /// Its process id in the launcher's pid namespace.
     pub(crate) pid: u32,
-    /// What it executes.
+    /// The path of its executable.
     pub(crate) program: String,
     /// Why nothing can be recorded.
     pub(crate) reason: &'static str,
-    /// Whether it has CUDA loaded. Where this cannot be known it is false.
+    /// Whether it has CUDA loaded. False when this is unknown.
     pub(crate) uses_cuda: bool,
 }
 
-/// What the environment of the command was given.
+/// What the launcher put into the environment of the command.
 #[derive(Clone, Debug)]
 pub(crate) struct Given {
-    /// The library in LD_PRELOAD.
+    /// The library in `LD_PRELOAD`.
     pub(crate) library: PathBuf,
-    /// Filters of system calls that the launcher runs under.
+    /// The number of seccomp filters that the launcher runs under.
     pub(crate) filters: u32,
 }
 
-/// The looking, under way.
+/// A handle to the running scan thread.
 #[derive(Debug)]
 pub(crate) struct Watch {
     stop: Sender<()>,
@@ -57,7 +59,9 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Begins to look at all descendants of this process.
+    /// Starts a thread that scans all descendants of this process.
+    ///
+    /// Fails when the thread cannot be created.
     pub(crate) fn start(given: Given) -> std::io::Result<Watch> {
         let (stop, stopped) = mpsc::channel();
         let thread = std::thread::Builder::new().name("memtrace-unseen".into()).spawn(move || {
@@ -73,7 +77,8 @@ impl Watch {
         Ok(Watch { stop, thread })
     }
 
-    /// Ends it; gives what was found, without the processes that were recorded after all.
+    /// Stops the thread and returns the processes that it found. `recorded` are the pids of processes that recorded
+    /// events after all; they are left out.
     pub(crate) fn finish(self, recorded: impl Iterator<Item = u32>) -> Vec<Unseen> {
         drop(self.stop);
         let recorded: BTreeSet<u32> = recorded.collect();
@@ -86,19 +91,19 @@ impl Watch {
 /// The launcher's descendants.
 struct Family {
     given: Given,
-    /// Those that were alive at the last look.
+    /// The processes that were alive at the last scan.
     known: BTreeMap<u32, Known>,
     unseen: BTreeMap<(u32, u64), Unseen>,
     own_network: Option<PathBuf>,
-    /// Its processes are the launcher's own, and none of the command's.
+    /// The launcher's executable. Processes that run it belong to the launcher, not to the command.
     own_executable: Option<PathBuf>,
 }
 
-/// A process that was seen before.
+/// A process that an earlier scan has seen.
 struct Known {
     start: u64,
     executable: Option<PathBuf>,
-    /// Judged when, and when again.
+    /// When the process was last checked. The next check comes `wait` after that.
     judged: Instant,
     wait: Duration,
 }
@@ -112,7 +117,8 @@ impl Family {
 
     fn look(&mut self) {
         let mut before = std::mem::take(&mut self.known);
-        // Whose parent has died has another one now, but is still of this family.
+        // Keep the processes of the last scan: an orphaned process has another parent now, but still belongs to the
+        // command.
         let mut todo: Vec<u32> = before.keys().copied().collect();
         todo.extend(ProcessDir::of(std::process::id()).children());
         while let Some(pid) = todo.pop() {
@@ -123,7 +129,7 @@ impl Family {
             let Some(start) = dir.start_time() else { continue };
             let old = before.remove(&pid);
             if old.as_ref().is_some_and(|old| old.start != start) {
-                continue; // another process's number by now
+                continue; // the pid belongs to another process now
             }
             todo.extend(dir.children());
             let known = self.known_again(pid, start, &dir, old);
@@ -131,14 +137,14 @@ impl Family {
         }
     }
 
-    /// Judges a process when it is new, executes something else, or was not looked at for a while.
+    /// Checks a process that is new, runs another executable, or is due for a check. Returns its updated state.
     fn known_again(&mut self, pid: u32, start: u64, dir: &ProcessDir, old: Option<Known>) -> Known {
         let executable = dir.executable();
         let wait = match old {
             Some(old) if old.executable == executable && old.judged.elapsed() < old.wait => return old,
             Some(old) if old.executable == executable => (old.wait * 2).min(SELDOM),
             Some(_) => EVERY,
-            // At first sight it may be in the middle of something: a fork before its exec, a child that only tries something.
+            // A new process may be between fork and exec, or may be a short-lived child. Check it at the next scan.
             None => return Known { start, executable: None, judged: Instant::now(), wait: Duration::ZERO },
         };
         self.judge(pid, start, dir, executable.as_deref());
@@ -158,18 +164,20 @@ impl Family {
             self.unseen.remove(&key);
             return;
         };
-        // Only now: the list of mappings may be long.
+        // Read the mappings last, because the list may be long.
         let maps = dir.mappings();
         let uses_cuda = maps.as_deref().is_some_and(uses_cuda);
         let is_loaded = maps.is_some_and(|maps| maps.contains(&*self.given.library.to_string_lossy()));
-        // A process that has our library and says nothing has not allocated, as far as anybody knows.
+        // With the library loaded, only a process that uses CUDA can lose events. For the other reasons, the library
+        // must be absent.
         if loaded && uses_cuda && is_loaded || !loaded && !is_loaded {
             let program = executable.map_or_else(String::new, |exe| exe.to_string_lossy().into_owned());
             self.unseen.insert(key, Unseen { pid, program, reason, uses_cuda });
         }
     }
 
-    /// What speaks against a recording, and whether our library is loaded all the same.
+    /// Why the process cannot be recorded, and whether the library is loaded nevertheless. `None` when no obstacle was
+    /// found.
     fn reason(&self, dir: &ProcessDir, executable: Option<&Path>) -> Option<(&'static str, bool)> {
         let Some(executable) = executable else {
             return (!dir.is_of_our_user()).then_some(("it runs as another user, with privileges of its own", false));
@@ -180,7 +188,7 @@ impl Family {
             Linkage::Dynamic => {}
         }
         let environment = dir.variables()?;
-        // Programs that change their title write over it.
+        // Programs that change their process title overwrite the environment. It is then unreadable.
         if environment.iter().any(|variable| !variable.contains('=')) {
             return None;
         }
@@ -211,20 +219,21 @@ impl Family {
     }
 }
 
-/// How long this thread has been at work.
+/// The CPU time that this thread has used.
 fn worked() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a place for the answer.
+    // SAFETY: `time` is a `timespec` on this stack frame and valid for writes. The clock id is a constant that Linux
+    // supports.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Whether a process with these mappings has CUDA loaded, or a device of it open.
+/// Whether a process with these mappings has loaded CUDA or mapped a GPU device.
 fn uses_cuda(maps: &str) -> bool {
     ["/libcuda.so", "/dev/nvidia"].iter().any(|sign| maps.contains(sign))
 }
 
-/// Says it in one line; `None` where there is nothing to say.
+/// Summarizes the processes in one line. `None` when there are none.
 pub(crate) fn in_words(unseen: &[Unseen]) -> Option<String> {
     const SHOWN: usize = 3;
     let mut by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();

@@ -1,11 +1,14 @@
-//! A small process in our process group that tells whether a signal was sent to the group or to us alone.
+//! The signal probe: a small process in the launcher's process group. It shows whether a signal was sent to the group
+//! or to the launcher alone.
 //!
-//! `kill PID` and `kill -- -PGID` look the same to the receiver. With the first, the command has not got the signal and we pass
-//! it on; with the second it has, and a second one would be one too many (a second Ctrl-C aborts many a clean-up). The witness
-//! blocks all signals and reports each over a pipe. To ask, we send it a real-time signal, which the kernel delivers after any
-//! ordinary one that is pending; its echo means that everything before has been reported.
+//! `kill PID` and `kill -- -PGID` look the same to the receiver. After the first, the command has no signal yet and the
+//! launcher must pass it on. After the second, the command already has it. A duplicate would be harmful, because a
+//! second Ctrl-C aborts the cleanup of many programs. The probe blocks all signals and reports each one over a pipe. To
+//! query it, the launcher sends it a real-time signal. The kernel delivers pending ordinary signals first. When the
+//! probe echoes the real-time signal, it has reported everything before it.
 //!
-//! It shares our group, so it must not outlive us: the kernel kills it when we die.
+//! The probe shares the launcher's group, so it must not outlive the launcher. The kernel kills it when the launcher
+//! ends.
 
 use std::cell::Cell;
 use std::io::{self, Read};
@@ -13,17 +16,18 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// How long a group signal may take from us to the witness: the kernel walks the group in one go.
+/// How long a group signal may take to reach the probe after the launcher. The kernel signals the whole group in one
+/// pass.
 const SETTLE: Duration = Duration::from_millis(2);
-/// How long the witness may take to answer; it may have been stopped by somebody.
+/// How long the probe may take to answer. Another process may have stopped it.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// The witness process.
+/// A handle to the probe process.
 #[derive(Debug)]
 pub(crate) struct Witness {
     pid: libc::pid_t,
     reports: std::fs::File,
-    /// Bit `n` is set when signal `n` was reported and not yet asked for.
+    /// Bit `n` is set when signal `n` was reported and not queried since.
     seen: Cell<u64>,
 }
 
@@ -32,17 +36,21 @@ fn ping() -> libc::c_int {
 }
 
 impl Witness {
-    /// Starts the witness. Must be called while this process has one thread.
+    /// Starts the probe. Must be called while this process has one thread.
+    ///
+    /// Fails when the pipe or the process cannot be created.
     pub(crate) fn start() -> io::Result<Witness> {
         let mut ends: [RawFd; 2] = [-1; 2];
-        // SAFETY: room for two descriptors, which are new and ours.
+        // SAFETY: `ends` has space for the two descriptors that `pipe2` writes. They are new, and nothing else owns
+        // them.
         let (reader, writer) = unsafe {
             if libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) != 0 {
                 return Err(io::Error::last_os_error());
             }
             (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
         };
-        // SAFETY: plain calls; with one thread the child may do anything, and it does little.
+        // SAFETY: the calls take no pointers. The process has one thread, which the caller of `start` guarantees. No
+        // lock can therefore be held in the child of `fork`, and it may call any function.
         unsafe {
             let parent = libc::getpid();
             match libc::fork() {
@@ -53,10 +61,13 @@ impl Witness {
         }
     }
 
-    /// Whether the witness got this signal as well, since the last time it was asked.
+    /// Whether the probe also received this signal since the last query for it.
+    ///
+    /// False when the probe does not answer.
     pub(crate) fn has_seen(&self, signal: libc::c_int) -> bool {
         std::thread::sleep(SETTLE);
-        // SAFETY: the witness is our child and has not been collected, so the pid is its own.
+        // SAFETY: `kill` takes two integers. The probe is a child that is not collected before drop, so its pid was not
+        // reused.
         if unsafe { libc::kill(self.pid, ping()) } != 0 {
             return false;
         }
@@ -78,14 +89,16 @@ impl Witness {
 impl Witness {
     fn reports_within(&self, timeout: Duration) -> bool {
         let mut poll = libc::pollfd { fd: self.reports.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid entry.
+        // SAFETY: `poll` is one valid `pollfd` on this stack frame, and the count is 1. `self.reports` keeps the
+        // descriptor open during the call.
         unsafe { libc::poll(&mut poll, 1, timeout.as_millis() as libc::c_int) == 1 }
     }
 }
 
 impl Drop for Witness {
     fn drop(&mut self) {
-        // SAFETY: our own child, collected here.
+        // SAFETY: the probe is a child that only this function collects, so its pid was not reused. A null status
+        // pointer is allowed.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
             libc::waitpid(self.pid, std::ptr::null_mut(), 0);
@@ -93,11 +106,12 @@ impl Drop for Witness {
     }
 }
 
-/// The witness's life.
+/// The main loop of the probe process.
 fn report_signals(reports: RawFd, parent: libc::pid_t) -> ! {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the set is filled before use. Every descriptor but the pipe is closed, so that the witness holds nobody's
-    // pipe open; this process executes nothing else any more.
+    // SAFETY: `sigfillset` initializes the set before its use. This process runs no other code afterwards, so nothing
+    // uses the descriptors that are closed. All descriptors except the pipe are closed, so that the probe keeps no
+    // other pipe open.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut());

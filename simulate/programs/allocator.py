@@ -1,4 +1,4 @@
-"""M4: two devices, peer copies, streams, record_stream, empty_cache, page-locked memory; for every allocator backend."""
+"""Two devices, peer copies, streams, record_stream, empty_cache and page-locked memory, with every allocator backend."""
 import os
 
 import torch

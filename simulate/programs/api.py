@@ -1,4 +1,4 @@
-"""Every recorded function of both layers, called through ctypes: results, ledger, account. No PyTorch.
+"""Calls every recorded function of both layers through ctypes and checks results, ledger and memory in use. No PyTorch.
 
 Needs SIMCUDA_LEDGER with %p, SIM_LD_PATH=1, and the major version of the runtime as its argument."""
 import ctypes as C
@@ -16,7 +16,7 @@ position = 0
 
 
 def fresh():
-    """The ledger lines since the last call, in order of service."""
+    """Returns the ledger lines since the last call, in order of service."""
     global position
     with open(path) as file:
         file.seek(position)
@@ -36,7 +36,7 @@ def used():
 
 
 def expect(*apis, result=0):
-    """The fresh lines are of these functions, with this result; gives them by name."""
+    """Checks that the new ledger lines are of these functions and have this result. Returns them by function name."""
     lines = fresh()
     assert sorted(line["api"] for line in lines) == sorted(apis), (lines, apis)
     assert all(line["result"] == result for line in lines), lines
@@ -168,7 +168,7 @@ assert expect("cudaMallocMipmappedArray", "cuMipmappedArrayCreate")["cudaMallocM
 assert rt.cudaFreeMipmappedArray(array) == 0
 expect("cudaFreeMipmappedArray", "cuMipmappedArrayDestroy")
 
-# ---- virtual memory management: one physical memory seen at two places
+# ---- virtual memory management: one physical memory mapped at two addresses
 
 
 class Properties(C.Structure):

@@ -1,4 +1,4 @@
-"""M1: devices, properties, the first allocation, copies, PyTorch's own recorder and its snapshot."""
+"""Devices, their properties, the first allocation, copies, and the snapshot of PyTorch's own memory recorder."""
 import os
 import pickle
 import tempfile

@@ -1,4 +1,6 @@
-"""A 70 GiB tensor that costs no host memory; the account after four threads' allocations (SIMCUDA_MEMORY=80G)."""
+"""Allocates a 70 GiB tensor without host memory, then checks the memory in use after four threads allocate.
+
+Needs SIMCUDA_MEMORY=80G."""
 import resource
 import threading
 

@@ -11,8 +11,8 @@ import torch.nn as nn
 def main(rank, size, store):
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=size)
-    # DDP gathers the ranks' parameter shapes to compare them. Later versions of PyTorch gather through a kernel, which
-    # does not run here.
+    # DDP gathers the parameter shapes of all ranks to compare them. Later versions of PyTorch gather through a kernel,
+    # and kernels do not run here.
     parts, own = [torch.zeros(1, device="cuda") for _ in range(size)], torch.ones(1).cuda()
     dist.all_gather(parts, own)
     torch.cuda.synchronize()

@@ -2,7 +2,7 @@
 import torch
 
 blocks = [torch.empty(30 << 20, dtype=torch.uint8, device="cuda") for _ in range(2)]
-# The third cuMemAlloc_v2 fails once; PyTorch flushes its cache and tries again: the fourth.
+# The third cuMemAlloc_v2 fails once. PyTorch then flushes its cache and retries with the fourth.
 blocks.append(torch.empty(30 << 20, dtype=torch.uint8, device="cuda"))
 stats = torch.cuda.memory_stats()
 assert (stats["num_alloc_retries"], stats["num_ooms"]) == (1, 0), stats["num_alloc_retries"]

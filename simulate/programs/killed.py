@@ -1,4 +1,4 @@
-"""The ledger of a process that is killed holds all it was served."""
+"""The ledger of a killed process contains every call that was served."""
 import json
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The ledger against PyTorch's own counters, for every allocator backend. Needs SIMCUDA_LEDGER with %p."""
+"""Compares the ledger with PyTorch's own counters, for every allocator backend. Needs SIMCUDA_LEDGER with %p."""
 import json
 import os
 from collections import Counter
@@ -23,13 +23,13 @@ with open(os.environ["SIMCUDA_LEDGER"].replace("%p", str(os.getpid()))) as file:
     lines = sorted(map(json.loads, file), key=lambda line: line["seq"])
 assert [line["seq"] for line in lines] == list(range(1, len(lines) + 1)), "no number is missing"
 assert all(line["pid"] == os.getpid() for line in lines)
-# PyTorch asks for fabric handles first; that is refused as "not permitted".
+# PyTorch requests fabric handles first, and the simulation returns "not permitted".
 refused = [line for line in lines if line["result"] != 0]
 assert all((line["api"], line["result"]) == ("cuMemCreate", 800) for line in refused) and len(refused) <= 1, refused
 lines = [line for line in lines if line["result"] == 0]
 count = Counter(line["api"] for line in lines)
 
-# Whatever is live is counted by both layers alike, and no address is given out twice.
+# Both layers count the same live allocations, and no live address is returned twice.
 live = {}
 for line in lines:
     api, layer, address = line["api"], line["layer"], line.get("addr")
@@ -59,7 +59,7 @@ if "expandable_segments:True" in conf:
     assert count["cuMemMap"] - count["cuMemUnmap"] == len(created) and count["cuMemUnmap"] > 0
 elif "cudaMallocAsync" in conf:
     assert count["cudaMallocAsync"] == count["cuMemAllocAsync"] > 0 and count["cudaMalloc"] == 0
-    # PyTorch's block sizes are the requests here.
+    # With this backend, PyTorch requests exactly its block sizes.
     assert device_bytes == torch.cuda.memory_allocated(), (device_bytes, torch.cuda.memory_allocated())
 else:
     assert device_bytes == reserved, (device_bytes, reserved)

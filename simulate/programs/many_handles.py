@@ -1,4 +1,4 @@
-"""Thousands of physical handles (expandable segments) need no descriptors of the process."""
+"""Thousands of physical handles (expandable segments) take no file descriptors of the process."""
 import os
 import resource
 

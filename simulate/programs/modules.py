@@ -1,4 +1,4 @@
-"""M5: what people train, with two optimizers and gradient clipping: runs, and memory settles."""
+"""Common kinds of models with two optimizers and gradient clipping. They run, and their memory use becomes constant."""
 import os
 import sys
 

@@ -1,4 +1,4 @@
-"""M3: the device is full to the byte, PyTorch's error and counters, and the retry after flushing its cache."""
+"""Fills the device completely. Checks PyTorch's error and counters, and its retry after flushing the cache."""
 import torch
 
 MIB = 1 << 20

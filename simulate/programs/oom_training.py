@@ -1,4 +1,4 @@
-"""M3 in a training loop: the error comes where the memory ends, and the process lives on."""
+"""Out of memory in a training loop: the error comes when the device is full, and the process continues."""
 import torch
 import torch.nn as nn
 

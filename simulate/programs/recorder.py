@@ -1,4 +1,4 @@
-"""PyTorch's own stacks, its out-of-memory observer, and the per-process memory fraction."""
+"""Stacks of PyTorch's own recorder, its out-of-memory observer, and the per-process memory fraction."""
 import torch
 
 torch.cuda.memory._record_memory_history(stacks="python")

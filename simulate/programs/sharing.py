@@ -1,4 +1,4 @@
-"""A tensor passed to another process: CUDA IPC."""
+"""Passes a tensor to another process through CUDA IPC."""
 import torch
 import torch.multiprocessing as mp
 

@@ -1,4 +1,4 @@
-"""Virtual kernel time (SIMCUDA_KERNEL_US=1000): a busy stream says so, and synchronizing waits."""
+"""Virtual kernel time (SIMCUDA_KERNEL_US=1000): a busy stream reports "not ready", and synchronization waits."""
 import time
 
 import torch

@@ -1,5 +1,6 @@
-"""A preloaded library that answers dlsym sees the driver calls nested in cudaMalloc; one that only defines the driver's
-names does not. Argument: the compiled tracer.c."""
+"""A preloaded library that hooks dlsym sees the driver calls nested in cudaMalloc.
+
+A library that only defines functions under the driver's names does not see them. Argument: the compiled tracer.c."""
 import os
 import subprocess
 import sys

@@ -1,5 +1,5 @@
-/* Two ways in which preloaded tools hook the driver, to see that the stand-ins behave as NVIDIA's libraries do:
-   definitions under the drivers' names, which cudaMalloc must not reach, and answers to dlsym, which it must. */
+/* Hooks the driver in the two ways that preloaded tools use. The simulated libraries must behave as NVIDIA's do:
+   cudaMalloc must not call definitions under the driver's names, and it must use the results of a hooked dlsym. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

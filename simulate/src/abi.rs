@@ -1,6 +1,6 @@
-//! The few structures of CUDA's C interface that the simulation reads or fills, written by hand.
+//! The structures of CUDA's C interface that the simulation reads or fills, written by hand.
 //!
-//! Field names are ours where the field is only passed over. The sizes are pinned at the end of the file.
+//! The names of fields that are not used are our own. Assertions at the end of the file fix the sizes.
 
 use std::ffi::{c_char, c_void};
 
@@ -30,11 +30,11 @@ pub struct Extent3 {
 pub struct PitchedPtr {
     /// The memory.
     pub ptr: *mut c_void,
-    /// Bytes from row to row.
+    /// The distance between rows in bytes.
     pub pitch: usize,
-    /// Logical width.
+    /// The logical width.
     pub xsize: usize,
-    /// Logical height.
+    /// The logical height.
     pub ysize: usize,
 }
 
@@ -42,7 +42,7 @@ pub struct PitchedPtr {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ChannelDesc {
-    /// Bits of each channel.
+    /// The bits of each channel.
     pub bits: [i32; 4],
     /// 0 signed, 1 unsigned, 2 float.
     pub kind: i32,
@@ -52,13 +52,13 @@ pub struct ChannelDesc {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ArrayDescriptor {
-    /// Elements.
+    /// Elements in a row.
     pub width: usize,
     /// Rows.
     pub height: usize,
     /// `CUarray_format`
     pub format: u32,
-    /// Channels.
+    /// The number of channels.
     pub channels: u32,
 }
 
@@ -66,7 +66,7 @@ pub struct ArrayDescriptor {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Array3dDescriptor {
-    /// Elements.
+    /// Elements in a row.
     pub width: usize,
     /// Rows.
     pub height: usize,
@@ -74,9 +74,9 @@ pub struct Array3dDescriptor {
     pub depth: usize,
     /// `CUarray_format`
     pub format: u32,
-    /// Channels.
+    /// The number of channels.
     pub channels: u32,
-    /// Flags.
+    /// The creation flags.
     pub flags: u32,
 }
 
@@ -86,7 +86,7 @@ pub struct Array3dDescriptor {
 pub struct Location {
     /// 1 device, 2 host, 3 host NUMA node.
     pub kind: i32,
-    /// Which one.
+    /// The device ordinal or NUMA node.
     pub id: i32,
 }
 
@@ -98,11 +98,11 @@ pub struct AllocationProp {
     pub kind: i32,
     /// Bit 0 file descriptor, bit 3 fabric.
     pub handle_types: u32,
-    /// Where.
+    /// Where the memory is.
     pub location: Location,
-    /// Windows only.
+    /// Used on Windows only.
     pub win32: *mut c_void,
-    /// Compression and the like.
+    /// Compression and other flags.
     pub flags: [u8; 8],
 }
 
@@ -112,11 +112,11 @@ pub struct AllocationProp {
 pub struct PoolProps {
     /// 1 pinned.
     pub kind: i32,
-    /// Shareable handle types.
+    /// The types of handles that can be exported.
     pub handle_types: i32,
-    /// Where.
+    /// Where the memory is.
     pub location: Location,
-    /// The rest is not looked at.
+    /// The other fields, which are not used.
     pub rest: [u64; 9],
 }
 
@@ -124,7 +124,7 @@ pub struct PoolProps {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct AccessDesc {
-    /// Who.
+    /// The location that gets access.
     pub location: Location,
     /// 0 none, 1 read, 3 read and write.
     pub flags: u32,
@@ -134,15 +134,15 @@ pub struct AccessDesc {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DriverLaunchConfig {
-    /// Grid and block.
+    /// The dimensions of the grid and of the block.
     pub dims: [u32; 6],
-    /// Bytes.
+    /// Dynamic shared memory in bytes.
     pub shared: u32,
-    /// Where it runs.
+    /// The stream of the launch.
     pub stream: u64,
-    /// Not looked at.
+    /// Not used.
     pub attributes: *const c_void,
-    /// Their number.
+    /// The number of attributes.
     pub attribute_count: u32,
 }
 
@@ -150,15 +150,15 @@ pub struct DriverLaunchConfig {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct RuntimeLaunchConfig {
-    /// Grid and block.
+    /// The dimensions of the grid and of the block.
     pub dims: [Dim3; 2],
-    /// Bytes.
+    /// Dynamic shared memory in bytes.
     pub shared: usize,
-    /// Where it runs.
+    /// The stream of the launch.
     pub stream: u64,
-    /// Not looked at.
+    /// Not used.
     pub attributes: *const c_void,
-    /// Their number.
+    /// The number of attributes.
     pub attribute_count: u32,
 }
 
@@ -168,11 +168,11 @@ pub struct RuntimeLaunchConfig {
 pub struct PointerAttributes {
     /// 0 unregistered, 1 host, 2 device, 3 managed.
     pub kind: i32,
-    /// Ordinal.
+    /// The device ordinal.
     pub device: i32,
-    /// Address on the device.
+    /// The address on the device.
     pub device_pointer: u64,
-    /// Address on the host.
+    /// The address on the host.
     pub host_pointer: u64,
 }
 
@@ -180,21 +180,21 @@ pub struct PointerAttributes {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct FuncAttributes {
-    /// Static shared, constant and local memory, bytes.
+    /// Static shared, constant and local memory in bytes.
     pub memory: [usize; 3],
-    /// Greatest block.
+    /// The maximum number of threads in a block.
     pub max_threads: i32,
-    /// Registers of a thread.
+    /// The number of registers of a thread.
     pub registers: i32,
-    /// PTX version times ten.
+    /// The PTX version times ten.
     pub ptx_version: i32,
-    /// Binary version times ten.
+    /// The binary version times ten.
     pub binary_version: i32,
-    /// Cache mode.
+    /// The cache mode.
     pub cache_mode: i32,
-    /// Greatest dynamic shared memory, bytes.
+    /// The maximum dynamic shared memory in bytes.
     pub max_dynamic_shared: i32,
-    /// The rest, all 0.
+    /// The other fields, all 0.
     pub rest: [i32; 7],
 }
 
@@ -202,11 +202,11 @@ pub struct FuncAttributes {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct IpcHandle {
-    /// Opaque.
+    /// The opaque content.
     pub bytes: [u8; 64],
 }
 
-/// The part of `cudaDeviceProp` before the first real difference between CUDA 12 and 13.
+/// The part of `cudaDeviceProp` before the first difference in meaning between CUDA 12 and 13.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -223,11 +223,11 @@ pub struct DevicePropHead {
     pub max_threads_per_block: i32,
     pub max_threads_dim: [i32; 3],
     pub max_grid_size: [i32; 3],
-    /// kHz in CUDA 12, padding in 13.
+    /// kHz in CUDA 12, padding in CUDA 13.
     pub clock_rate: i32,
 }
 
-/// Texture and surface limits from `maxTexture2D` on, where CUDA 12 and 13 agree again.
+/// The texture and surface limits from `maxTexture2D` on, which CUDA 12 and 13 share.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -337,7 +337,7 @@ pub struct DeviceProp13 {
     pub reserved: [i32; 56],
 }
 
-/// The end of `cudaDeviceProp`, where CUDA 12 and 13 agree.
+/// The end of `cudaDeviceProp`, which CUDA 12 and 13 share.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -361,7 +361,7 @@ pub struct DevicePropTail {
     pub ipc_event_supported: i32,
     pub cluster_launch: i32,
     pub unified_function_pointers: i32,
-    /// Reserved in CUDA 12, `deviceNumaConfig` in 13.
+    /// Reserved in CUDA 12, `deviceNumaConfig` in CUDA 13.
     pub numa_config: i32,
 }
 

@@ -1,24 +1,24 @@
-//! CUDA arrays: opaque, pitched-less memory known by a handle.
+//! CUDA arrays: opaque memory without a pitch, identified by a handle.
 
 use crate::error::{Error, Result};
 
-/// Extent, element and number of mipmap levels of an array.
+/// The extent, element size and number of mipmap levels of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Elements in a row.
     pub width: u64,
-    /// Rows; 0 for a 1D array.
+    /// Rows. 0 for a 1D array.
     pub height: u64,
-    /// Slices; 0 for a 1D or 2D array.
+    /// Slices. 0 for a 1D or 2D array.
     pub depth: u64,
-    /// Bytes of one element, all channels.
+    /// The size of one element in bytes, over all channels.
     pub element_bytes: u64,
-    /// Mipmap levels; 1 for a plain array.
+    /// The number of mipmap levels. 1 for a plain array.
     pub levels: u32,
 }
 
 impl Shape {
-    /// Bytes of all levels.
+    /// The size of all levels in bytes. Fails on an empty shape or on overflow.
     pub fn bytes(&self) -> Result<u64> {
         if self.width == 0 || self.element_bytes == 0 || self.levels == 0 {
             return Err(Error::InvalidValue);
@@ -35,7 +35,7 @@ impl Shape {
     }
 }
 
-/// Bytes of one channel of a `CUarray_format`.
+/// The size of one channel of a `CUarray_format`, in bytes.
 pub fn format_bytes(format: u32) -> Result<u64> {
     match format {
         0x01 | 0x08 => Ok(1),

@@ -1,9 +1,9 @@
-//! Host memory behind simulated memory: the only module that maps anything.
+//! The host memory behind simulated memory. Only this module maps memory.
 //!
-//! Device memory lies in memory files (`memfd_create`), which commit pages only when something is written to them: a
-//! 70 GiB tensor nobody copies to costs no RAM. One file serves the whole process; offsets are never used twice and a
-//! freed extent is punched out. Files can be mapped by another process, which is how CUDA IPC works here, and one
-//! extent can be mapped at several places, which is how virtual memory management works. Host memory is anonymous.
+//! Device memory lies in memory files (`memfd_create`), which commit pages only when data is written to them. A 70 GiB
+//! tensor to which nothing is copied costs no RAM. One file serves the whole process. Offsets are never reused, and a
+//! hole is punched for each freed extent. Another process can map the file, which implements CUDA IPC. One extent can
+//! be mapped at several addresses, which implements virtual memory management. Host memory is anonymous.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -12,13 +12,14 @@ use std::os::unix::fs::FileExt;
 use std::ptr;
 use std::sync::Arc;
 
-/// The page size mappings are rounded to.
+/// The page size to which mappings are rounded, in bytes.
 pub const PAGE: u64 = 4096;
 
-/// Size of the process's memory file: sparse, so the number costs nothing. No allocation can reach it.
+/// The size of the process's memory file in bytes. The file is sparse, so its size costs nothing. No allocation can
+/// reach its end.
 const FILE_BYTES: i64 = 1 << 60;
 
-/// `n` rounded up to a multiple of `to`; saturates instead of wrapping.
+/// Rounds `n` up to a multiple of `to`. Saturates instead of wrapping.
 pub fn round_up(n: u64, to: u64) -> u64 {
     n.div_ceil(to).saturating_mul(to)
 }
@@ -27,9 +28,9 @@ pub fn round_up(n: u64, to: u64) -> u64 {
 #[derive(Clone, Debug)]
 pub struct Extent {
     file: Arc<OwnedFd>,
-    /// Where it begins in the file.
+    /// Its offset in the file, in bytes.
     pub offset: u64,
-    /// Bytes, a multiple of [`PAGE`].
+    /// Its size in bytes, a multiple of [`PAGE`].
     pub size: u64,
 }
 
@@ -39,9 +40,10 @@ impl Extent {
         self.file.as_raw_fd()
     }
 
-    /// Gives the pages back; later reads see zeros.
+    /// Frees the pages. Later reads return zeros.
     pub fn punch(&self) {
-        // SAFETY: the descriptor is open for as long as the Arc lives; fallocate touches no memory of ours by address.
+        // SAFETY: the `Arc` keeps the descriptor open. `fallocate` takes integers and accesses no memory of ours by
+        // address.
         unsafe {
             libc::fallocate(
                 self.descriptor(),
@@ -52,8 +54,10 @@ impl Extent {
         }
     }
 
-    /// A descriptor another process can [`Extent::import`]: the process's file opened once more, positioned at the
-    /// extent, whose size is noted in the page before it. Only for extents of [`Backing::shareable`].
+    /// Opens a descriptor from which another process can [`Extent::import`] this extent.
+    ///
+    /// The descriptor is positioned at the extent, and the page before the extent stores its size. Only extents of
+    /// [`Backing::shareable`] have that page.
     pub fn export(&self) -> io::Result<OwnedFd> {
         let path = format!("/proc/self/fd/{}", self.descriptor());
         let mut file = File::options().read(true).write(true).open(path)?;
@@ -62,7 +66,7 @@ impl Extent {
         Ok(file.into())
     }
 
-    /// The extent an exported descriptor means.
+    /// The extent of a descriptor from [`Extent::export`]. Fails when the descriptor is not one.
     pub fn import(file: OwnedFd) -> io::Result<Self> {
         let mut file = File::from(file);
         let offset = file.stream_position()?;
@@ -76,7 +80,7 @@ impl Extent {
         Ok(Extent { file: Arc::new(file.into()), offset, size })
     }
 
-    /// A part of another process's file, opened through /proc.
+    /// A part of another process's memory file, opened through `/proc`.
     pub fn of_process(pid: u32, descriptor: RawFd, offset: u64, size: u64) -> io::Result<Self> {
         let path = format!("/proc/{pid}/fd/{descriptor}");
         let file = File::options().read(true).write(true).open(path)?;
@@ -84,7 +88,7 @@ impl Extent {
     }
 }
 
-/// What is written before an exported extent: a mark and the size.
+/// The note that precedes an exported extent: a magic string and the size.
 fn note(size: u64) -> [u8; 16] {
     let mut bytes = *b"simcuda:________";
     bytes[8..].copy_from_slice(&size.to_ne_bytes());
@@ -92,7 +96,8 @@ fn note(size: u64) -> [u8; 16] {
 }
 
 fn memory_file() -> io::Result<OwnedFd> {
-    // SAFETY: the name is a C string; the result is checked before it becomes an owned descriptor nobody else has.
+    // SAFETY: the name is a NUL-terminated string. The result is checked before it becomes an owned descriptor, and
+    // nothing else owns it.
     let file = unsafe {
         let fd = libc::memfd_create(c"simcuda".as_ptr(), libc::MFD_CLOEXEC);
         if fd < 0 {
@@ -100,14 +105,14 @@ fn memory_file() -> io::Result<OwnedFd> {
         }
         OwnedFd::from_raw_fd(fd)
     };
-    // SAFETY: the descriptor is open and ours.
+    // SAFETY: `file` owns the descriptor, so it is open.
     if unsafe { libc::ftruncate(file.as_raw_fd(), FILE_BYTES) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(file)
 }
 
-/// The process's memory file and how far it is used.
+/// The process's memory file and the offset of its unused part.
 #[derive(Debug, Default)]
 pub struct Backing {
     file: Option<Arc<OwnedFd>>,
@@ -115,7 +120,7 @@ pub struct Backing {
 }
 
 impl Backing {
-    /// A fresh, zeroed extent.
+    /// Allocates a new, zeroed extent of at least `size` bytes.
     pub fn extent(&mut self, size: u64) -> io::Result<Extent> {
         let file = match &self.file {
             Some(file) => Arc::clone(file),
@@ -127,19 +132,19 @@ impl Backing {
         Ok(Extent { file, offset, size })
     }
 
-    /// A fresh extent that can be passed to another process: there is a page before it for the note.
+    /// Allocates a new extent that can be exported. A page before it holds the note.
     pub fn shareable(&mut self, size: u64) -> io::Result<Extent> {
         self.extent(PAGE)?;
         self.extent(size)
     }
 }
 
-/// Reserves addresses without memory; `align` is a power of two.
+/// Reserves addresses without memory. `align` is a power of two.
 pub fn reserve(size: u64, align: u64) -> io::Result<u64> {
     area(size, align, libc::PROT_NONE)
 }
 
-/// Anonymous host memory.
+/// Maps anonymous host memory of at least `size` bytes.
 pub fn host(size: u64) -> io::Result<u64> {
     area(size, PAGE, libc::PROT_READ | libc::PROT_WRITE)
 }
@@ -150,7 +155,7 @@ fn area(size: u64, align: u64, protection: i32) -> io::Result<u64> {
     let slack = if align > PAGE { align } else { 0 };
     let total = usize::try_from(size.saturating_add(slack)).map_err(io::Error::other)?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping at an address of the kernel's choice takes nothing from anybody.
+    // SAFETY: the kernel chooses the address of the new mapping, so the call replaces no existing mapping.
     let raw = unsafe { libc::mmap(ptr::null_mut(), total, protection, flags, -1, 0) };
     if raw == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -167,18 +172,19 @@ fn area(size: u64, align: u64, protection: i32) -> io::Result<u64> {
     Ok(base)
 }
 
-/// Maps an extent somewhere, aligned.
+/// Maps an extent at an address that is a multiple of `align`, and returns the address.
 pub fn map(extent: &Extent, align: u64) -> io::Result<u64> {
     let base = reserve(extent.size, align)?;
     map_at(base, extent.size, extent, 0).inspect_err(|_| unmap(base, extent.size))?;
     Ok(base)
 }
 
-/// Maps `size` bytes of an extent, from `skip` on, over reserved addresses.
+/// Maps `size` bytes of an extent, from offset `skip` on, over reserved addresses.
 pub fn map_at(base: u64, size: u64, extent: &Extent, skip: u64) -> io::Result<()> {
     let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: callers pass addresses that came from `reserve` and are still reserved, so nothing else lies there.
+    // SAFETY: callers pass addresses from `reserve` that are still reserved, so `MAP_FIXED` replaces only that
+    // reservation.
     let mapped = unsafe {
         libc::mmap(
             base as *mut libc::c_void,
@@ -192,36 +198,38 @@ pub fn map_at(base: u64, size: u64, extent: &Extent, skip: u64) -> io::Result<()
     if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Turns a mapped part back into reserved addresses.
+/// Turns a mapped range back into reserved addresses.
 pub fn unmap_to_reserved(base: u64, size: u64) {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-    // SAFETY: callers pass a range they mapped with `map_at`; the program was told it is gone.
+    // SAFETY: callers pass a range that they mapped with `map_at`. The program asked to unmap it, so it must not use
+    // the range any more.
     unsafe {
         libc::mmap(base as *mut libc::c_void, size as usize, libc::PROT_NONE, flags, -1, 0);
     }
 }
 
-/// Takes access from a mapped range, or gives it.
+/// Allows or forbids access to a mapped range.
 pub fn protect(base: u64, size: u64, accessible: bool) -> io::Result<()> {
     let protection = if accessible { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
-    // SAFETY: callers pass a range that is wholly mapped by this module.
+    // SAFETY: callers pass a range that this module mapped completely.
     match unsafe { libc::mprotect(base as *mut libc::c_void, size as usize, protection) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Ends a mapping made by this module.
+/// Removes a mapping of this module.
 pub fn unmap(base: u64, size: u64) {
-    // SAFETY: callers pass a range they got from this module and have taken out of every table.
+    // SAFETY: callers pass a range from this module that they have removed from every table, so nothing refers to it.
     unsafe {
         libc::munmap(base as *mut libc::c_void, round_up(size, PAGE) as usize);
     }
 }
 
-/// Zeroes whole pages of device memory without committing them; false where that cannot be done.
+/// Zeroes whole pages of device memory without committing them. Returns false when that is impossible.
 pub fn zero_pages(base: u64, size: u64) -> bool {
-    // SAFETY: callers pass whole pages inside one allocation of theirs; the effect is that of writing zeros.
+    // SAFETY: callers pass whole pages inside one of their allocations. The effect on the program is that of writing
+    // zeros.
     unsafe { libc::madvise(base as *mut libc::c_void, size as usize, libc::MADV_REMOVE) == 0 }
 }
 
@@ -230,12 +238,12 @@ mod tests {
     use super::*;
 
     fn write(address: u64, value: u64) {
-        // SAFETY: the tests write inside mappings they made.
+        // SAFETY: the tests pass addresses inside mappings that they created and not yet removed.
         unsafe { ptr::write(address as *mut u64, value) }
     }
 
     fn read(address: u64) -> u64 {
-        // SAFETY: as above.
+        // SAFETY: the tests pass addresses inside mappings that they created and not yet removed.
         unsafe { ptr::read(address as *const u64) }
     }
 

@@ -1,6 +1,6 @@
-//! What the simulated driver offers the other stand-ins beside its public functions.
+//! The private interface of the simulated driver for the other simulated libraries.
 //!
-//! It is asked for as NVIDIA's own libraries ask for their private tables: `cuGetExportTable` with an identifier.
+//! They request it as NVIDIA's own libraries request their private tables: `cuGetExportTable` with an identifier.
 
 use crate::out::Out;
 use std::ffi::c_char;
@@ -8,29 +8,30 @@ use std::ffi::c_char;
 /// The identifier of the table.
 pub const ID: [u8; 16] = *b"simcuda-bridge-1";
 
-/// The table. The library that asks and the one that answers are built together.
+/// The table. One build produces the library that requests it and the library that provides it.
 #[repr(C)]
 pub struct Bridge {
-    /// Whether a ledger is kept.
+    /// Whether calls are recorded in a ledger.
     pub ledger_on: extern "C" fn() -> bool,
-    /// Takes the next number in the order of service.
+    /// Issues the next number in the order of service.
     pub number: extern "C" fn() -> u64,
-    /// Appends a ledger line under a number: UTF-8 text and its length.
+    /// Appends a ledger line under a number. Takes UTF-8 text and its length in bytes.
     pub append: unsafe extern "C" fn(u64, *const u8, usize),
-    /// Counts a call of a runtime allocation function and says whether it is to fail: name and length.
+    /// Counts a call of a runtime allocation function and returns whether it must fail. Takes the name and its length
+    /// in bytes.
     pub strikes: unsafe extern "C" fn(*const u8, usize) -> bool,
-    /// Says that this thread enters (true) or leaves a runtime call: driver calls meanwhile are nested ones.
+    /// Reports that this thread enters (true) or leaves a runtime call. Driver calls in between are marked as nested.
     pub nest: extern "C" fn(bool),
-    /// One unit of work for a stream.
+    /// Adds one unit of work to a stream.
     pub launch: extern "C" fn(u64) -> i32,
-    /// Storage of a `__device__` variable, found by its host address; bytes.
+    /// The storage of a `__device__` variable. Takes its host address and its size in bytes.
     pub symbol: extern "C" fn(u64, u64) -> u64,
-    /// Bytes of the allocation that begins at an address; 0 where none does.
+    /// The size in bytes of the allocation that begins at an address, or 0.
     pub size_at: extern "C" fn(u64) -> u64,
-    /// Number of devices on the host, hidden ones included.
+    /// The number of devices on the host, including hidden ones.
     pub physical_devices: extern "C" fn() -> u32,
-    /// Capacity and use of a device, by its physical ordinal, bytes.
+    /// The capacity and usage of a device in bytes, by its physical ordinal.
     pub memory_of: extern "C" fn(u32, Out<u64>, Out<u64>),
-    /// Counts a call of a stub, by its C-string name.
+    /// Counts a call of a stub. Takes its name as a C string.
     pub stub: unsafe extern "C" fn(*const c_char),
 }

@@ -1,45 +1,45 @@
-//! The settings, all from the environment, read once when the driver is first used.
+//! The settings, all from the environment. They are read once, when the driver is first used.
 
 use crate::fault::Faults;
 
 /// One MiB in bytes.
 pub const MIB: u64 = 1 << 20;
 
-/// How much is told on stderr.
+/// How much is printed on stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Log {
     /// Nothing.
     Quiet,
-    /// Peaks, launches and the stubs that were called, when the process ends.
+    /// Peaks, launches and the stubs that were called, at the end of the process.
     Summary,
 }
 
-/// The settings; README.md has the table.
+/// The settings. README.md lists them in a table.
 #[derive(Debug)]
 pub struct Config {
-    /// Number of devices on the host (`SIMCUDA_DEVICES`), at most 64.
+    /// The number of devices on the host (`SIMCUDA_DEVICES`), at most 64.
     pub physical: u32,
-    /// Physical ordinals of the visible devices (`SIMCUDA_DEVICES` seen through `CUDA_VISIBLE_DEVICES`).
+    /// The physical ordinals of the visible devices (`SIMCUDA_DEVICES` filtered by `CUDA_VISIBLE_DEVICES`).
     pub visible: Vec<u32>,
-    /// Capacity of each device, bytes (`SIMCUDA_MEMORY`).
+    /// The capacity of each device in bytes (`SIMCUDA_MEMORY`).
     pub memory_bytes: u64,
-    /// What a context takes of a device, bytes (`SIMCUDA_CONTEXT`).
+    /// The device memory that a context takes, in bytes (`SIMCUDA_CONTEXT`).
     pub context_bytes: u64,
-    /// Virtual time of one launch, nanoseconds (`SIMCUDA_KERNEL_US`).
+    /// The virtual time of one launch in nanoseconds (`SIMCUDA_KERNEL_US`).
     pub kernel_ns: u64,
-    /// Compute capability times ten (`SIMCUDA_SM`).
+    /// The compute capability times ten (`SIMCUDA_SM`).
     pub sm: u32,
-    /// What `cuDriverGetVersion` says (`SIMCUDA_DRIVER_VERSION`).
+    /// The version that `cuDriverGetVersion` reports (`SIMCUDA_DRIVER_VERSION`).
     pub driver_version: i32,
-    /// Telling (`SIMCUDA_LOG`).
+    /// How much is printed on stderr (`SIMCUDA_LOG`).
     pub log: Log,
-    /// Where the ledger goes, `%p` not yet replaced (`SIMCUDA_LEDGER`).
+    /// The path of the ledger, in which `%p` stands for the process id (`SIMCUDA_LEDGER`).
     pub ledger: Option<String>,
-    /// Which allocations fail on demand (`SIMCUDA_FAIL`).
+    /// The allocations that fail on demand (`SIMCUDA_FAIL`).
     pub faults: Faults,
 }
 
-/// A size such as `8G`, `512MiB`, `1.5g` or `4096`, in bytes.
+/// Parses a size such as `8G`, `512MiB`, `1.5g` or `4096`, in bytes. `None` when the text is not a size.
 pub fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -55,8 +55,9 @@ pub fn parse_size(text: &str) -> Option<u64> {
     Some((number.parse::<f64>().ok()? * scale as f64) as u64)
 }
 
-/// The physical ordinals `CUDA_VISIBLE_DEVICES` leaves of `count` devices: the list ends at the first entry that names
-/// no device, as in the real driver.
+/// The physical ordinals that `CUDA_VISIBLE_DEVICES` selects from `count` devices.
+///
+/// The list ends at the first entry that names no device, as in the real driver.
 fn visible(count: u32, list: Option<&str>) -> Vec<u32> {
     match list {
         None => (0..count).collect(),
@@ -67,12 +68,13 @@ fn visible(count: u32, list: Option<&str>) -> Vec<u32> {
 }
 
 impl Config {
-    /// The settings of this process.
+    /// Reads the settings of this process.
     pub fn from_env() -> Self {
         Self::parse(|name| std::env::var(name).ok())
     }
 
-    /// The settings out of a lookup function. What cannot be read is reported on stderr and the default taken.
+    /// Reads the settings through a lookup function. An unreadable value is reported on stderr and replaced by the
+    /// default.
     pub fn parse(lookup: impl Fn(&str) -> Option<String>) -> Self {
         fn read<T>(value: Option<String>, name: &str, default: T, parse: impl Fn(&str) -> Option<T>) -> T {
             let Some(text) = value.filter(|t| !t.is_empty()) else { return default };

@@ -1,4 +1,4 @@
-//! Contexts: which device each belongs to. Primary contexts are known beforehand, others are dealt out.
+//! Contexts and the device of each. The handles of primary contexts are fixed, and other contexts get new handles.
 
 use crate::error::{Error, Result};
 use crate::handle::{Handles, Kind, fixed};
@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 const PRIMARY: u64 = 1 << 32;
 
-/// The contexts a program made beside the primary ones.
+/// The contexts that the program created in addition to the primary ones.
 #[derive(Debug, Default)]
 pub struct Contexts {
     created: HashMap<u64, usize>,
@@ -18,19 +18,19 @@ pub fn primary(ordinal: usize) -> u64 {
 }
 
 impl Contexts {
-    /// A new context.
+    /// Creates a context and returns its handle.
     pub fn create(&mut self, ordinal: usize, handles: &mut Handles) -> u64 {
         let handle = handles.deal(Kind::Context);
         self.created.insert(handle, ordinal);
         handle
     }
 
-    /// Ends a context; gives its device.
+    /// Destroys a context and returns its device.
     pub fn destroy(&mut self, handle: u64) -> Result<usize> {
         self.created.remove(&handle).ok_or(Error::InvalidContext)
     }
 
-    /// The device of a context, primary or not.
+    /// The device of a context, primary or not. `devices` is the number of devices.
     pub fn device(&self, handle: u64, devices: usize) -> Result<usize> {
         let known = self.created.get(&handle).copied();
         known.or_else(|| (0..devices).find(|&d| primary(d) == handle)).ok_or(Error::InvalidContext)

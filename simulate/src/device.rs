@@ -1,48 +1,48 @@
-//! One device: its capacity and what is taken of it.
+//! One device: its capacity and the memory in use.
 
 use crate::error::{Error, Result};
 
-/// Exact accounting of a device's memory, in bytes.
+/// The exact accounting of a device's memory, in bytes.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// Ordinal on the host, before `CUDA_VISIBLE_DEVICES`: names, UUID and PCI address come from it.
+    /// The ordinal on the host, before `CUDA_VISIBLE_DEVICES`. The names, UUID and PCI address derive from it.
     pub physical: u32,
     total: u64,
     used: u64,
     peak: u64,
     /// Whether the primary context exists.
     pub primary_active: bool,
-    /// When all work given to the device so far is done (virtual time, nanoseconds).
+    /// When all work issued to the device so far is done, in nanoseconds of virtual time.
     pub busy_until: u64,
 }
 
 impl Device {
-    /// An empty device.
+    /// Creates a device with `total` bytes, all free.
     pub fn new(physical: u32, total: u64) -> Self {
         Device { physical, total, used: 0, peak: 0, primary_active: false, busy_until: 0 }
     }
 
-    /// Capacity.
+    /// The capacity in bytes.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Taken now.
+    /// The bytes in use now.
     pub fn used(&self) -> u64 {
         self.used
     }
 
-    /// Most taken at any time.
+    /// The maximum of bytes in use so far.
     pub fn peak(&self) -> u64 {
         self.peak
     }
 
-    /// Left.
+    /// The free bytes.
     pub fn free(&self) -> u64 {
         self.total - self.used
     }
 
-    /// Takes memory, or nothing at all.
+    /// Takes `bytes`. Fails and takes nothing when not enough is free.
     pub fn take(&mut self, bytes: u64) -> Result<()> {
         if bytes > self.free() {
             return Err(Error::OutOfMemory);
@@ -52,7 +52,7 @@ impl Device {
         Ok(())
     }
 
-    /// Gives memory back that was taken.
+    /// Returns bytes that were taken.
     pub fn give(&mut self, bytes: u64) {
         debug_assert!(bytes <= self.used, "more given back than taken");
         self.used = self.used.saturating_sub(bytes);

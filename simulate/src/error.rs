@@ -1,16 +1,16 @@
-//! The errors the simulation gives, by CUDA's numbers.
+//! The errors of the simulation, with CUDA's numbers.
 //!
 //! `CUresult` and `cudaError_t` agree for every error used here, so one type serves both layers.
 
 use std::fmt;
 
-/// A CUDA error; `Ok` is not one of them (the functions return `Result`).
+/// A CUDA error. Success is not a variant, because the functions return `Result`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Error {
     /// An argument is out of range or a pointer is unknown.
     InvalidValue = 1,
-    /// The device (or the host) has not enough memory left.
+    /// The device or the host has not enough memory left.
     OutOfMemory = 2,
     /// No device is visible.
     NoDevice = 100,
@@ -22,29 +22,29 @@ pub enum Error {
     MapFailed = 205,
     /// A stream, event, graph or other handle is unknown.
     InvalidHandle = 400,
-    /// The object is in no state that allows the call.
+    /// The object's state does not allow the call.
     IllegalState = 401,
     /// The name or address is unknown.
     NotFound = 500,
     /// The work is not finished yet.
     NotReady = 600,
-    /// The host range is registered already, wholly or in part.
+    /// The host range is already registered, wholly or in part.
     HostMemoryAlreadyRegistered = 712,
     /// The host range is not registered.
     HostMemoryNotRegistered = 713,
     /// The call is forbidden here.
     NotPermitted = 800,
-    /// The simulation (or the simulated device) has no such thing.
+    /// The simulation or the simulated device does not support this.
     NotSupported = 801,
-    /// A call that a capturing stream does not allow.
+    /// A capturing stream does not allow this call.
     StreamCaptureUnsupported = 900,
 }
 
-/// What a simulated call gives.
+/// The result of a simulated call.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// CUDA's number.
+    /// CUDA's number of the error.
     pub fn code(self) -> i32 {
         self as i32
     }
@@ -58,12 +58,12 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The number for a result: 0 or the error's.
+/// The number of a result: 0, or the number of the error.
 pub fn code_of<T>(result: &Result<T>) -> i32 {
     result.as_ref().err().map_or(0, |e| e.code())
 }
 
-/// The driver's name, the text and the runtime's name of an error number, as C strings that live for ever.
+/// The driver's name, the text and the runtime's name of an error number, as static C strings.
 pub fn describe(code: i32) -> (&'static std::ffi::CStr, &'static std::ffi::CStr, &'static std::ffi::CStr) {
     match code {
         0 => (c"CUDA_SUCCESS", c"no error", c"cudaSuccess"),

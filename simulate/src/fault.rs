@@ -1,8 +1,8 @@
 //! Failures on demand: `SIMCUDA_FAIL="cuMemAlloc_v2:5,cudaHostAlloc:1+"`.
 //!
-//! An entry is `NAME:N` (the N-th call, counted from 1) or `NAME:N+` (the N-th and all later ones). NAME is an exported
-//! allocation function, by its exact symbol name, or `any`, which counts the allocation calls that reach the driver,
-//! whatever their name. A failed call returns "out of memory" and does nothing else.
+//! An entry is `NAME:N` (the N-th call, counted from 1) or `NAME:N+` (the N-th and all later calls). NAME is the exact
+//! symbol name of an exported allocation function, or `any`. `any` counts all allocation calls that reach the driver. A
+//! failed call returns "out of memory" and has no other effect.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ struct Rule {
     and_later: bool,
 }
 
-/// The failures asked for, with the calls counted so far.
+/// The requested failures and the number of calls so far.
 #[derive(Debug, Default)]
 pub struct Faults {
     rules: Vec<Rule>,
@@ -22,7 +22,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Reads the setting; None where it cannot be read.
+    /// Parses the setting. `None` when it is malformed.
     pub fn parse(text: &str) -> Option<Self> {
         let rules = text
             .split(',')
@@ -35,7 +35,7 @@ impl Faults {
         Some(Faults { rules, ..Faults::default() })
     }
 
-    /// Counts a call of `api` and says whether it is to fail.
+    /// Counts a call of `api` and returns whether it must fail. `driver` says whether it is a call of the driver.
     pub fn strikes(&mut self, api: &str, driver: bool) -> bool {
         if self.rules.is_empty() {
             return false;

@@ -1,28 +1,28 @@
-//! Stream capture and graphs: a graph is known by how many nodes it has, nothing more.
+//! Stream capture and graphs. Only the number of nodes of a graph is stored.
 
 use crate::error::{Error, Result};
 use crate::handle::{Handles, Kind};
 use std::collections::HashMap;
 
-/// An ended or running capture, or an instantiated graph: a number of nodes.
+/// The number of nodes of a running or ended capture, or of an instantiated graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Graph {
-    /// Launches, copies and sets in it.
+    /// The number of launches, copies and sets in it.
     pub nodes: u64,
 }
 
-/// A capture that is going on.
+/// A running capture.
 #[derive(Clone, Copy, Debug)]
 pub struct Capture {
-    /// The number `cuStreamGetCaptureInfo` tells.
+    /// The number that `cuStreamGetCaptureInfo` returns.
     pub id: u64,
-    /// The graph being made.
+    /// The handle of the graph that is being captured.
     pub graph: u64,
-    /// The stream that began it.
+    /// The stream that began the capture.
     pub origin: u64,
 }
 
-/// Captures, graphs and instantiated graphs of the process.
+/// The captures, graphs and instantiated graphs of the process.
 #[derive(Debug, Default)]
 pub struct Graphs {
     captures: HashMap<u64, Capture>,
@@ -31,7 +31,7 @@ pub struct Graphs {
 }
 
 impl Graphs {
-    /// Begins a capture; gives its number.
+    /// Begins a capture and returns its number.
     pub fn begin(&mut self, origin: u64, handles: &mut Handles) -> u64 {
         let id = handles.unique();
         let graph = handles.deal(Kind::Graph);
@@ -40,7 +40,7 @@ impl Graphs {
         id
     }
 
-    /// The capture of that number, if it is still going on.
+    /// The capture with this number, if it is still running.
     pub fn capture(&self, id: u64) -> Option<Capture> {
         self.captures.get(&id).copied()
     }
@@ -52,24 +52,24 @@ impl Graphs {
         }
     }
 
-    /// Ends a capture; gives the graph's handle.
+    /// Ends a capture and returns the graph's handle.
     pub fn end(&mut self, id: u64) -> Result<u64> {
         self.captures.remove(&id).map(|c| c.graph).ok_or(Error::IllegalState)
     }
 
-    /// A graph made by hand, empty.
+    /// Creates an empty graph and returns its handle.
     pub fn create(&mut self, handles: &mut Handles) -> u64 {
         let graph = handles.deal(Kind::Graph);
         self.graphs.insert(graph, Graph::default());
         graph
     }
 
-    /// A graph by its handle.
+    /// The graph with this handle.
     pub fn graph(&self, handle: u64) -> Result<Graph> {
         self.graphs.get(&handle).copied().ok_or(Error::InvalidValue)
     }
 
-    /// Makes a launchable instance.
+    /// Instantiates a graph and returns the handle of the instance.
     pub fn instantiate(&mut self, graph: u64, handles: &mut Handles) -> Result<u64> {
         let graph = self.graph(graph)?;
         let instance = handles.deal(Kind::GraphExec);
@@ -77,17 +77,17 @@ impl Graphs {
         Ok(instance)
     }
 
-    /// An instance by its handle.
+    /// The instance with this handle.
     pub fn instance(&self, handle: u64) -> Result<Graph> {
         self.instances.get(&handle).copied().ok_or(Error::InvalidValue)
     }
 
-    /// Ends a graph.
+    /// Destroys a graph.
     pub fn destroy(&mut self, handle: u64) -> Result<()> {
         self.graphs.remove(&handle).map(drop).ok_or(Error::InvalidValue)
     }
 
-    /// Ends an instance.
+    /// Destroys an instance.
     pub fn destroy_instance(&mut self, handle: u64) -> Result<()> {
         self.instances.remove(&handle).map(drop).ok_or(Error::InvalidValue)
     }

@@ -1,6 +1,7 @@
-//! Handles given to the program: opaque numbers, never pointers, so that a stale one is found out and not followed.
+//! Handles for the program. They are opaque numbers and never pointers, so a stale handle is detected and never
+//! dereferenced.
 
-/// What a handle names; the kind is part of the number, so kinds never collide.
+/// The kind of object that a handle names. The kind is part of the number, so handles of different kinds never collide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Kind {
@@ -24,7 +25,7 @@ pub enum Kind {
     Module = 0x59,
 }
 
-/// Deals out handles; none is ever used twice.
+/// Issues handles. No handle is issued twice.
 #[derive(Debug)]
 pub struct Handles {
     next: u64,
@@ -37,21 +38,21 @@ impl Default for Handles {
 }
 
 impl Handles {
-    /// A new handle of `kind`: looks like an aligned address of a range the host never maps.
+    /// Issues a handle of `kind`. It looks like an aligned address in a range that the host never maps.
     pub fn deal(&mut self, kind: Kind) -> u64 {
         let n = self.next;
         self.next += 1;
         fixed(kind, n)
     }
 
-    /// A number that is unique in the process (capture and stream identifiers).
+    /// Issues a number that is unique in the process, for captures and streams.
     pub fn unique(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 }
 
-/// The `n`-th handle of a kind, for those that are known beforehand (primary contexts, default pools).
+/// The `n`-th handle of a kind, for objects that need no allocation of a handle (primary contexts, default pools).
 pub fn fixed(kind: Kind, n: u64) -> u64 {
     ((kind as u64) << 48) | (n << 8)
 }

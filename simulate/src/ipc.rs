@@ -6,23 +6,23 @@ use std::io;
 
 const MAGIC: u32 = 0x73696d63;
 
-/// What the 64 bytes say.
+/// The content of the 64 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemHandle {
     /// The process that allocated the memory.
     pub pid: u32,
-    /// Descriptor of its memory file.
+    /// The descriptor of its memory file in that process.
     pub descriptor: i32,
-    /// Where the allocation begins in the file.
+    /// The offset of the allocation in the file, in bytes.
     pub offset: u64,
-    /// Bytes, a multiple of the page size.
+    /// The size in bytes, a multiple of the page size.
     pub size: u64,
-    /// The device it was allocated on (physical ordinal).
+    /// The physical ordinal of the device on which it was allocated.
     pub device: u32,
 }
 
 impl MemHandle {
-    /// Names an extent of this process.
+    /// A handle for an extent of this process.
     pub fn of(extent: &Extent, device: u32) -> Self {
         MemHandle {
             pid: std::process::id(),
@@ -33,7 +33,7 @@ impl MemHandle {
         }
     }
 
-    /// The bytes given to the program.
+    /// Encodes the handle for the program.
     pub fn encode(&self) -> [u8; 64] {
         let mut bytes = [0; 64];
         let mut at = 0;
@@ -50,7 +50,7 @@ impl MemHandle {
         bytes
     }
 
-    /// The handle in the bytes, if they are one.
+    /// Decodes a handle. Fails when the bytes are not one.
     pub fn decode(bytes: &[u8; 64]) -> Result<Self> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let long = |at: usize| u64::from(word(at)) | (u64::from(word(at + 4)) << 32);
@@ -60,7 +60,7 @@ impl MemHandle {
         Ok(MemHandle { pid: word(4), descriptor: word(8) as i32, device: word(12), offset: long(16), size: long(24) })
     }
 
-    /// The memory, in the process that opens the handle.
+    /// Opens the memory in the process that received the handle.
     pub fn open(&self) -> io::Result<Extent> {
         Extent::of_process(self.pid, self.descriptor, self.offset, self.size)
     }

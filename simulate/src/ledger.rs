@@ -1,14 +1,14 @@
-//! The oracle: one JSON line for every allocation or free served, in the order of service.
+//! The ledger: one JSON line for every allocation or free that was served, in the order of service.
 //!
-//! Lines are appended with one `write(2)` each to a file opened with `O_APPEND`, unbuffered, so what was served is on
-//! record even if the process is killed the next moment, and several processes may share a file. A forked child opens
-//! its own file where the path holds `%p`.
+//! Each line is appended with one unbuffered `write(2)` to a file opened with `O_APPEND`. Every served call is
+//! therefore on record even if the process is killed at once. Several processes may share a file. A forked child opens
+//! its own file when the path contains `%p`.
 
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
 
-/// Which interface was called.
+/// The interface that was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
     /// libcuda
@@ -17,31 +17,31 @@ pub enum Layer {
     Runtime,
 }
 
-/// One served call, as the ledger tells it. What does not apply is None and left out of the line.
+/// One served call. Fields that do not apply are `None` and are left out of the line.
 #[derive(Clone, Debug, Default)]
 pub struct Call {
-    /// The exported symbol's exact name.
+    /// The exact name of the exported symbol.
     pub api: &'static str,
-    /// Address (0 where none resulted); None for calls about a handle.
+    /// The address, or 0 when the call returned none. `None` for calls about a handle.
     pub addr: Option<u64>,
-    /// Bytes; for a free those of the allocation, where it is known.
+    /// The size in bytes. For a free, the size of the allocation if it is known.
     pub size: Option<u64>,
-    /// Device ordinal as the program counts.
+    /// The device ordinal, as the program counts.
     pub device: Option<usize>,
-    /// The stream handle as the program gave it (2 for the per-thread default of a `_ptsz` call).
+    /// The stream handle that the program passed. 2, the per-thread default stream, for a `_ptsz` call.
     pub stream: Option<u64>,
-    /// Physical-memory, array or pool handle.
+    /// The handle of physical memory, an array or a pool.
     pub handle: Option<u64>,
-    /// Where in the physical memory a mapping begins.
+    /// The offset of a mapping in the physical memory, in bytes.
     pub offset: Option<u64>,
-    /// Bytes from row to row.
+    /// The distance between rows in bytes.
     pub pitch: Option<u64>,
     /// The flags argument.
     pub flags: Option<u64>,
 }
 
 impl Call {
-    /// The call's own part of the line: everything but the number, the time and the process.
+    /// The part of the line that describes the call: everything but the number, the time and the process.
     pub fn fields(&self, layer: Layer, nested: bool, result: i32) -> String {
         let layer = match layer {
             Layer::Driver => "driver",
@@ -80,24 +80,24 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// A ledger at a path in which `%p` is the process id; None keeps none.
+    /// Creates a ledger at a path in which `%p` stands for the process id. `None` disables it.
     pub fn new(template: Option<String>) -> Self {
         Ledger { template, open: None, next: 1 }
     }
 
-    /// Whether anything is recorded.
+    /// Whether calls are recorded.
     pub fn is_on(&self) -> bool {
         self.template.is_some()
     }
 
-    /// The next number in the order of service.
+    /// Issues the next number in the order of service.
     pub fn number(&mut self) -> u64 {
         let n = self.next;
         self.next += 1;
         n
     }
 
-    /// Appends a line under a number.
+    /// Appends a line. `time_ns` is the time of the call in nanoseconds.
     pub fn append(&mut self, number: u64, time_ns: u64, fields: &str) {
         let Some(template) = &self.template else { return };
         let pid = std::process::id();
@@ -123,7 +123,7 @@ impl Ledger {
 }
 
 fn thread_id() -> i32 {
-    // SAFETY: gettid has no arguments and cannot fail.
+    // SAFETY: `gettid` takes no arguments, accesses no memory of ours and cannot fail.
     unsafe { libc::gettid() }
 }
 

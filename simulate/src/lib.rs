@@ -1,10 +1,10 @@
-//! The simulated machine: devices, memory, streams, graphs and the ledger, free of any CUDA calling convention.
+//! The simulated machine: devices, memory, streams, graphs and the ledger. It knows no CUDA calling convention.
 //!
-//! The crate is pure bookkeeping behind safe functions; the exported `cu*` and `cuda*` symbols are in the sibling
-//! crates `simcuda-driver`, `simcuda-runtime` and `simcuda-libs`. Kernels never run: memory has an address, a size and
-//! (where something copied to it) contents, streams have a virtual timeline, and everything allocated is accounted for
-//! exactly. Unsafe code is in [`backing`], which maps
-//! host memory, and in [`out`], which writes through C's out-pointers.
+//! The crate contains only bookkeeping behind safe functions. The sibling crates `simcuda-driver`, `simcuda-runtime`
+//! and `simcuda-libs` export the `cu*` and `cuda*` symbols. Kernels never run. Memory has an address, a size and, where
+//! data was copied to it, contents. Streams have a virtual timeline, and every allocation is accounted for exactly.
+//!
+//! Unsafe code is in [`backing`], which maps host memory, and in [`out`], which writes through C's out-pointers.
 
 pub mod abi;
 pub mod array;

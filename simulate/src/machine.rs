@@ -1,4 +1,4 @@
-//! The whole simulated machine: one value that owns all state; the driver keeps it behind one lock.
+//! The simulated machine: one value that owns all state. The driver keeps it behind one lock.
 
 use crate::array::Shape;
 use crate::backing;
@@ -16,32 +16,32 @@ use crate::stream::Streams;
 use crate::vmm::{Mapping, Physical, Vmm};
 use std::collections::{BTreeMap, HashMap};
 
-/// What the physical-memory and address-range functions take sizes in, bytes.
+/// The granularity of sizes for physical memory and address ranges, in bytes.
 pub const GRANULARITY: u64 = 2 * MIB;
 
-/// What is asked of `cuMemCreate`.
+/// The arguments of `cuMemCreate`.
 #[derive(Clone, Copy, Debug)]
 pub struct PhysicalRequest {
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Device, or None for host memory.
+    /// The device ordinal, or `None` for host memory.
     pub device: Option<usize>,
-    /// Whether a file descriptor is to be had of it.
+    /// Whether the memory can be exported as a file descriptor.
     pub shareable: bool,
-    /// The properties, to be told again.
+    /// The allocation properties, kept so that the program can query them.
     pub properties: [u64; 4],
 }
 
-/// What an address belongs to, as `cuPointerGetAttribute` tells it.
+/// The allocation that contains an address, as `cuPointerGetAttribute` reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pointee {
-    /// First address of the allocation.
+    /// The first address of the allocation.
     pub base: u64,
-    /// Its bytes.
+    /// The size of the allocation in bytes.
     pub size: u64,
-    /// Its device.
+    /// The device ordinal.
     pub device: usize,
-    /// What it is.
+    /// The kind of memory.
     pub kind: Kind,
 }
 
@@ -52,26 +52,26 @@ struct Array {
     charged: u64,
 }
 
-/// All state.
+/// All state of the simulation in this process.
 #[derive(Debug)]
 pub struct Machine {
     /// The settings.
     pub config: Config,
-    /// Visible devices, by the program's ordinals.
+    /// The visible devices, indexed by the program's ordinals.
     pub devices: Vec<Device>,
     /// Streams and events.
     pub streams: Streams,
-    /// Contexts.
+    /// Contexts other than the primary ones.
     pub contexts: Contexts,
     /// Captures and graphs.
     pub graphs: Graphs,
-    /// The oracle.
+    /// The ledger of all allocations and frees.
     pub ledger: Ledger,
-    /// Deals out handles.
+    /// Issues handles.
     pub handles: Handles,
-    /// Stubs called, and how often.
+    /// The number of calls of each stub, by name.
     pub stubs: BTreeMap<String, u64>,
-    /// Launches, copies and sets so far.
+    /// The number of launches, copies and sets so far.
     pub launches: u64,
     memory: Memory,
     vmm: Vmm,
@@ -82,7 +82,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine by its settings.
+    /// Creates a machine from its settings.
     pub fn new(mut config: Config) -> Self {
         let devices: Vec<Device> =
             config.visible.iter().map(|&physical| Device::new(physical, config.memory_bytes)).collect();
@@ -107,12 +107,12 @@ impl Machine {
         }
     }
 
-    /// A device by its ordinal.
+    /// The device with this ordinal. Fails with `InvalidDevice` when there is none.
     pub fn device(&mut self, ordinal: usize) -> Result<&mut Device> {
         self.devices.get_mut(ordinal).ok_or(Error::InvalidDevice)
     }
 
-    /// Makes the device's primary context if there is none, at its cost.
+    /// Creates the device's primary context if it does not exist, and charges its memory to the device.
     pub fn activate(&mut self, ordinal: usize) -> Result<()> {
         let bytes = self.config.context_bytes;
         let device = self.device(ordinal)?;
@@ -123,14 +123,14 @@ impl Machine {
         Ok(())
     }
 
-    /// Makes a context beside the primary one.
+    /// Creates a context in addition to the primary one and returns its handle.
     pub fn create_context(&mut self, ordinal: usize) -> Result<u64> {
         let bytes = self.config.context_bytes;
         self.device(ordinal)?.take(bytes)?;
         Ok(self.contexts.create(ordinal, &mut self.handles))
     }
 
-    /// Ends a context that was made so.
+    /// Destroys a context that [`Self::create_context`] created.
     pub fn destroy_context(&mut self, handle: u64) -> Result<()> {
         let ordinal = self.contexts.destroy(handle)?;
         let bytes = self.config.context_bytes;
@@ -140,7 +140,7 @@ impl Machine {
 
     // ---------- memory with an address ----------
 
-    /// Device memory.
+    /// Allocates `size` bytes of device memory and returns the address.
     pub fn allocate(&mut self, ordinal: usize, size: u64) -> Result<u64> {
         if size == 0 {
             return Err(Error::InvalidValue);
@@ -154,7 +154,7 @@ impl Machine {
         allocated
     }
 
-    /// Managed memory: it costs no device anything here.
+    /// Allocates `size` bytes of managed memory. In this simulation it takes no device memory.
     pub fn allocate_managed(&mut self, ordinal: usize, size: u64) -> Result<u64> {
         if size == 0 {
             return Err(Error::InvalidValue);
@@ -162,7 +162,7 @@ impl Machine {
         self.memory.allocate(size, ordinal, Kind::Managed, 0)
     }
 
-    /// Page-locked host memory.
+    /// Allocates `size` bytes of page-locked host memory.
     pub fn allocate_host(&mut self, ordinal: usize, size: u64) -> Result<u64> {
         if size == 0 {
             return Err(Error::InvalidValue);
@@ -170,7 +170,7 @@ impl Machine {
         self.memory.allocate_host(size, ordinal)
     }
 
-    /// Memory of a pool.
+    /// Allocates `size` bytes from a pool.
     pub fn allocate_pooled(&mut self, pool: u64, size: u64) -> Result<u64> {
         if size == 0 {
             return Err(Error::InvalidValue);
@@ -187,22 +187,22 @@ impl Machine {
         allocated
     }
 
-    /// `cuMemFree`: device, managed and pooled memory. Null is nothing.
+    /// `cuMemFree`: frees device, managed or pooled memory. A null address has no effect and gives `None`.
     pub fn free(&mut self, base: u64) -> Result<Option<Freed>> {
         self.free_kind(base, |kind| matches!(kind, Kind::Device | Kind::Managed | Kind::Pooled(_)))
     }
 
-    /// `cuMemFreeAsync`: pooled memory only.
+    /// `cuMemFreeAsync`: frees pooled memory only.
     pub fn free_pooled(&mut self, base: u64) -> Result<Option<Freed>> {
         self.free_kind(base, |kind| matches!(kind, Kind::Pooled(_)))
     }
 
-    /// `cuMemFreeHost`.
+    /// `cuMemFreeHost`: frees page-locked host memory.
     pub fn free_host(&mut self, base: u64) -> Result<Option<Freed>> {
         self.free_kind(base, |kind| kind == Kind::Host)
     }
 
-    /// `cuIpcCloseMemHandle`.
+    /// `cuIpcCloseMemHandle`: unmaps memory of another process.
     pub fn close_import(&mut self, base: u64) -> Result<Freed> {
         self.memory.free(base, |kind| kind == Kind::Imported)
     }
@@ -224,17 +224,17 @@ impl Machine {
         Ok(Some(freed))
     }
 
-    /// Registers host memory of the program.
+    /// Registers `size` bytes of the program's own host memory at `base`.
     pub fn register(&mut self, base: u64, size: u64, ordinal: usize) -> Result<()> {
         self.memory.register(base, size, ordinal)
     }
 
-    /// Takes a registration back.
+    /// Removes a registration of host memory.
     pub fn unregister(&mut self, base: u64) -> Result<Freed> {
         self.memory.unregister(base)
     }
 
-    /// What an address belongs to; reserved addresses count only where something is mapped.
+    /// The allocation that contains an address. A reserved address has one only where memory is mapped.
     pub fn pointee(&self, address: u64) -> Option<Pointee> {
         let (base, size, allocation) = self.memory.find(address)?;
         if allocation.kind == Kind::Reserved {
@@ -244,12 +244,13 @@ impl Machine {
         Some(Pointee { base, size, device: allocation.device, kind: allocation.kind })
     }
 
-    /// Whether a range is one piece of memory-file-backed device memory, so that its pages can be zeroed by dropping.
+    /// Whether a range lies in one piece of device memory that a memory file backs. Its pages can then be zeroed by
+    /// dropping them.
     pub fn is_droppable(&self, base: u64, size: u64) -> bool {
         self.memory.is_file_backed(base, size) || self.vmm.all_mapped(base, size)
     }
 
-    /// Storage of a `__device__` variable on a device, made on first use.
+    /// The address of a `__device__` variable on a device. The first use allocates its storage.
     pub fn symbol(&mut self, key: u64, size: u64, ordinal: usize) -> Result<u64> {
         if let Some(&base) = self.symbols.get(&(key, ordinal)) {
             return Ok(base);
@@ -261,14 +262,14 @@ impl Machine {
 
     // ---------- between processes ----------
 
-    /// Names an allocation for another process.
+    /// Creates an IPC handle for an allocation.
     pub fn share(&self, address: u64) -> Result<MemHandle> {
         let (extent, ordinal) = self.memory.extent_of(address)?;
         let physical = self.devices.get(ordinal).ok_or(Error::InvalidDevice)?.physical;
         Ok(MemHandle::of(extent, physical))
     }
 
-    /// Maps what another process named.
+    /// Maps an allocation of another process. Fails for a handle of this process, as the real driver does.
     pub fn open_import(&mut self, handle: &MemHandle, ordinal: usize) -> Result<u64> {
         if handle.pid == std::process::id() {
             return Err(Error::InvalidValue);
@@ -279,7 +280,7 @@ impl Machine {
 
     // ---------- arrays ----------
 
-    /// A CUDA array; gives its handle and bytes.
+    /// Creates a CUDA array. Returns its handle and its size in bytes.
     pub fn create_array(&mut self, ordinal: usize, shape: Shape) -> Result<(u64, u64)> {
         let bytes = shape.bytes()?;
         let charged = charge(bytes);
@@ -289,7 +290,7 @@ impl Machine {
         Ok((handle, bytes))
     }
 
-    /// Ends an array; gives its device and bytes.
+    /// Destroys an array. Returns its device ordinal and its size in bytes.
     pub fn destroy_array(&mut self, handle: u64) -> Result<(usize, u64)> {
         let array = self.arrays.remove(&handle).ok_or(Error::InvalidHandle)?;
         self.device(array.device)?.give(array.charged);
@@ -303,19 +304,19 @@ impl Machine {
         fixed(HandleKind::Pool, (1 << 32) + ordinal as u64)
     }
 
-    /// The pool `cuMemAllocAsync` takes from on a device.
+    /// The pool from which `cuMemAllocAsync` allocates on this device.
     pub fn current_pool(&self, ordinal: usize) -> Result<u64> {
         self.current_pools.get(ordinal).copied().ok_or(Error::InvalidDevice)
     }
 
-    /// Sets that pool.
+    /// Sets the pool from which `cuMemAllocAsync` allocates on this device.
     pub fn set_current_pool(&mut self, ordinal: usize, pool: u64) -> Result<()> {
         self.pool(pool)?;
         *self.current_pools.get_mut(ordinal).ok_or(Error::InvalidDevice)? = pool;
         Ok(())
     }
 
-    /// A new pool.
+    /// Creates a pool on a device and returns its handle.
     pub fn create_pool(&mut self, ordinal: usize) -> Result<u64> {
         self.device(ordinal)?;
         let handle = self.handles.deal(HandleKind::Pool);
@@ -323,12 +324,12 @@ impl Machine {
         Ok(handle)
     }
 
-    /// A pool by its handle, to look at or set.
+    /// The pool with this handle. Fails with `InvalidValue` when there is none.
     pub fn pool(&mut self, handle: u64) -> Result<&mut Pool> {
         self.pools.get_mut(&handle).ok_or(Error::InvalidValue)
     }
 
-    /// Gives a pool's unused memory back, down to `keep` bytes.
+    /// Returns a pool's unused memory to its device, but keeps `keep` bytes reserved.
     pub fn trim_pool(&mut self, handle: u64, keep: u64) -> Result<()> {
         let pool = self.pools.get_mut(&handle).ok_or(Error::InvalidValue)?;
         let device = self.devices.get_mut(pool.device).ok_or(Error::InvalidDevice)?;
@@ -336,7 +337,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The host has waited for a stream, an event or a device.
+    /// Trims every pool to its release threshold, after the host has waited for a stream, an event or a device.
     pub fn synchronized(&mut self) {
         for pool in self.pools.values_mut() {
             if let Some(device) = self.devices.get_mut(pool.device) {
@@ -345,7 +346,7 @@ impl Machine {
         }
     }
 
-    /// Ends a pool. What is still allocated of it keeps its memory until it is freed.
+    /// Destroys a pool. Allocations that still exist keep their memory until they are freed.
     pub fn destroy_pool(&mut self, handle: u64) -> Result<()> {
         self.trim_pool(handle, 0)?;
         if self.pool(handle)?.usage().used == 0 {
@@ -356,7 +357,7 @@ impl Machine {
 
     // ---------- virtual memory management ----------
 
-    /// Reserves addresses.
+    /// Reserves addresses. `size` is a multiple of [`GRANULARITY`], and `align` is a power of two or 0.
     pub fn reserve(&mut self, size: u64, align: u64, ordinal: usize) -> Result<u64> {
         if size == 0 || !size.is_multiple_of(GRANULARITY) || (align != 0 && !align.is_power_of_two()) {
             return Err(Error::InvalidValue);
@@ -364,7 +365,7 @@ impl Machine {
         self.memory.reserve(size, align.max(GRANULARITY), ordinal)
     }
 
-    /// Gives reserved addresses back; refused while something is mapped in them.
+    /// Releases reserved addresses. Fails while memory is mapped in them.
     pub fn unreserve(&mut self, base: u64, size: u64) -> Result<()> {
         match self.memory.find(base) {
             Some((b, s, a)) if b == base && s == size && a.kind == Kind::Reserved => {}
@@ -376,7 +377,7 @@ impl Machine {
         self.memory.free(base, |kind| kind == Kind::Reserved).map(drop)
     }
 
-    /// Physical memory; gives its handle.
+    /// Allocates physical memory and returns its handle.
     pub fn create_physical(&mut self, request: PhysicalRequest) -> Result<u64> {
         let PhysicalRequest { size, device, shareable, properties } = request;
         if size == 0 || !size.is_multiple_of(GRANULARITY) {
@@ -402,15 +403,15 @@ impl Machine {
         self.vmm.get(handle)
     }
 
-    /// Physical memory that came from another process as a file.
+    /// Registers physical memory that another process exported as a file, and returns its handle.
     pub fn import_physical(&mut self, extent: backing::Extent, ordinal: usize) -> u64 {
         let handle = self.handles.deal(HandleKind::Physical);
-        // Pinned memory at a location, which is a device.
+        // The properties of pinned memory (1) at a location of type device (1).
         self.vmm.create(handle, extent, ordinal, 0, [1, 1 | (ordinal as u64) << 32, 0, 0]);
         handle
     }
 
-    /// Gives a handle back; gives the bytes and device of the memory it named.
+    /// Releases a handle. Returns the size in bytes and the device of its memory.
     pub fn release_physical(&mut self, handle: u64) -> Result<(u64, usize)> {
         let physical = self.vmm.get(handle)?;
         let told = (physical.extent.size, physical.device);
@@ -420,7 +421,7 @@ impl Machine {
         Ok(told)
     }
 
-    /// One more reference to the memory mapped at an address.
+    /// Adds a reference to the memory that is mapped at an address, and returns its handle.
     pub fn retain_physical(&mut self, address: u64) -> Result<u64> {
         self.vmm.retain(address)
     }
@@ -433,7 +434,9 @@ impl Machine {
         Ok(())
     }
 
-    /// Maps physical memory into reserved addresses; nothing may be accessed until access is set. Gives the device.
+    /// Maps physical memory into reserved addresses and returns the device.
+    ///
+    /// The memory cannot be accessed before [`Self::set_access`].
     pub fn map(&mut self, base: u64, size: u64, mapping: Mapping) -> Result<usize> {
         let aligned = |n: u64| n.is_multiple_of(GRANULARITY);
         match self.memory.find(base) {
@@ -455,7 +458,7 @@ impl Machine {
         Ok(device)
     }
 
-    /// Gives access to mapped memory, or takes it.
+    /// Allows or forbids access to mapped memory.
     pub fn set_access(&self, base: u64, size: u64, accessible: bool) -> Result<()> {
         if !self.vmm.all_mapped(base, size) {
             return Err(Error::InvalidValue);
@@ -463,7 +466,7 @@ impl Machine {
         backing::protect(base, size, accessible).map_err(|_| Error::InvalidValue)
     }
 
-    /// Undoes mappings. Gives the device.
+    /// Removes mappings and returns the device of the first one.
     pub fn unmap(&mut self, base: u64, size: u64) -> Result<Option<usize>> {
         let device = self.vmm.find(base).map(|f| f.2);
         let unused = self.vmm.unmap(base, size)?;
@@ -476,7 +479,7 @@ impl Machine {
 
     // ---------- work ----------
 
-    /// The capture a stream takes part in, if it is still going on.
+    /// The running capture in which a stream takes part, if any.
     pub fn capture_of(&mut self, stream: u64, current: usize) -> Result<Option<Capture>> {
         let stream = self.streams.get_mut(stream, current)?;
         let live = stream.capture.and_then(|id| self.graphs.capture(id));
@@ -484,7 +487,9 @@ impl Machine {
         Ok(live)
     }
 
-    /// One unit of work for a stream: counted, or recorded as a node. Gives whether it is to be done now.
+    /// Adds one unit of work to a stream: as a node of a running capture, or as work to do now.
+    ///
+    /// Returns whether the caller must do the work now.
     pub fn launch(&mut self, stream: u64, current: usize, now: u64) -> Result<bool> {
         self.launches += 1;
         if let Some(capture) = self.capture_of(stream, current)? {

@@ -1,64 +1,65 @@
-//! Everything that has an address: which range it is, of what kind, and what it costs its device.
+//! All address ranges of the process: their kind, and their cost to a device.
 
 use crate::backing::{self, Backing, Extent};
 use crate::config::MIB;
 use crate::error::{Error, Result};
 use crate::ranges::RangeMap;
 
-/// What a range of addresses is.
+/// The kind of an address range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `cuMemAlloc` and its like.
+    /// `cuMemAlloc` and its variants.
     Device,
-    /// Stream-ordered, out of the pool of that handle.
+    /// Stream-ordered memory from the pool with this handle.
     Pooled(u64),
-    /// `cuMemAllocManaged`; costs the device nothing.
+    /// `cuMemAllocManaged`. It takes no device memory.
     Managed,
-    /// Page-locked host memory we allocated.
+    /// Page-locked host memory that the simulation allocated.
     Host,
     /// The program's own host memory, registered.
     Registered,
-    /// Reserved addresses; see [`crate::vmm`] for what is mapped in them.
+    /// Reserved addresses. [`crate::vmm`] knows the memory that is mapped in them.
     Reserved,
-    /// Another process's device memory, opened through IPC.
+    /// Device memory of another process, opened through IPC.
     Imported,
     /// A `__device__` variable.
     Symbol,
 }
 
-/// One range.
+/// One address range.
 #[derive(Clone, Debug)]
 pub struct Allocation {
-    /// The device it belongs to.
+    /// The device ordinal.
     pub device: usize,
-    /// What it is.
+    /// The kind of memory.
     pub kind: Kind,
-    /// What it costs its device (or pool), bytes.
+    /// The bytes charged to its device or pool.
     pub charged: u64,
     extent: Option<Extent>,
 }
 
-/// What became of a freed range, for the books.
+/// A freed range, for the accounting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Freed {
-    /// The bytes the program had asked for.
+    /// The size in bytes that the program had requested.
     pub size: u64,
-    /// Its device.
+    /// The device ordinal.
     pub device: usize,
-    /// What it was.
+    /// The kind of memory.
     pub kind: Kind,
-    /// What it had cost.
+    /// The bytes that were charged.
     pub charged: u64,
 }
 
-/// The ranges of the process.
+/// The address ranges of the process.
 #[derive(Debug, Default)]
 pub struct Memory {
     ranges: RangeMap<Allocation>,
     backing: Backing,
 }
 
-/// What `size` bytes of device memory cost: 2 MiB pages, or parts of them for small requests.
+/// The device memory that an allocation of `size` bytes takes: whole 2 MiB pages, or 512-byte units for requests below
+/// 1 MiB.
 pub fn charge(size: u64) -> u64 {
     backing::round_up(size, if size >= MIB { 2 * MIB } else { 512 })
 }
@@ -68,7 +69,7 @@ fn no_memory(_: std::io::Error) -> Error {
 }
 
 impl Memory {
-    /// Maps device memory and enters it. The cost has been taken by the caller, who gives it back if this fails.
+    /// Maps device memory and registers it. The caller has charged the device and refunds it if this fails.
     pub fn allocate(&mut self, size: u64, device: usize, kind: Kind, charged: u64) -> Result<u64> {
         let extent = self.backing.extent(size).map_err(no_memory)?;
         let base = backing::map(&extent, if size >= MIB { 2 * MIB } else { 4096 }).map_err(no_memory)?;
@@ -87,7 +88,7 @@ impl Memory {
         self.enter(base, size, Allocation { device, kind: Kind::Reserved, charged: 0, extent: None })
     }
 
-    /// Maps another process's memory.
+    /// Maps memory of another process.
     pub fn import(&mut self, extent: Extent, device: usize) -> Result<u64> {
         let base = backing::map(&extent, 2 * MIB).map_err(|_| Error::MapFailed)?;
         let size = extent.size;
@@ -99,14 +100,14 @@ impl Memory {
         match self.ranges.insert(base, size, allocation) {
             Ok(()) => Ok(base),
             Err(_) => {
-                // Only possible where the program registered host memory and unmapped it without a word.
+                // This happens only if the program registered host memory and then unmapped it without unregistering.
                 backing::unmap(base, mapped);
                 Err(Error::OutOfMemory)
             }
         }
     }
 
-    /// Enters the program's own host memory.
+    /// Registers the program's own host memory.
     pub fn register(&mut self, base: u64, size: u64, device: usize) -> Result<()> {
         if base == 0 || size == 0 {
             return Err(Error::InvalidValue);
@@ -115,7 +116,7 @@ impl Memory {
         self.ranges.insert(base, size, allocation).map_err(|_| Error::HostMemoryAlreadyRegistered)
     }
 
-    /// Takes registered host memory out again.
+    /// Removes a registration of host memory.
     pub fn unregister(&mut self, base: u64) -> Result<Freed> {
         match self.ranges.get(base) {
             Some(found) if found.value.kind == Kind::Registered => self.forget(base),
@@ -123,7 +124,7 @@ impl Memory {
         }
     }
 
-    /// Frees the range that begins at `base`, if it is of a kind the caller takes.
+    /// Frees the range that begins at `base`, if `takes` accepts its kind.
     pub fn free(&mut self, base: u64, takes: impl Fn(Kind) -> bool) -> Result<Freed> {
         let found = self.ranges.get(base).filter(|f| takes(f.value.kind)).ok_or(Error::InvalidValue)?;
         let (size, extent) = (found.size, found.value.extent.clone());
@@ -140,12 +141,12 @@ impl Memory {
         Ok(Freed { size, device: a.device, kind: a.kind, charged: a.charged })
     }
 
-    /// The range that holds an address: base, size, what it is.
+    /// The range that contains an address: base, size, allocation.
     pub fn find(&self, address: u64) -> Option<(u64, u64, &Allocation)> {
         self.ranges.find(address).map(|f| (f.base, f.size, f.value))
     }
 
-    /// The part of the memory file behind an allocation, for passing to another process.
+    /// The extent behind a device allocation, for another process, and the device ordinal.
     pub fn extent_of(&self, address: u64) -> Result<(&Extent, usize)> {
         let found = self.ranges.find(address).ok_or(Error::InvalidValue)?;
         match (&found.value.extent, found.value.kind) {
@@ -154,12 +155,12 @@ impl Memory {
         }
     }
 
-    /// Fresh physical memory without an address.
+    /// Allocates physical memory without an address.
     pub fn physical(&mut self, size: u64, shareable: bool) -> Result<Extent> {
         if shareable { self.backing.shareable(size) } else { self.backing.extent(size) }.map_err(no_memory)
     }
 
-    /// Whether `[base, base + size)` is device memory of one allocation that we mapped from a memory file.
+    /// Whether `[base, base + size)` is device memory of one allocation that is mapped from a memory file.
     pub fn is_file_backed(&self, base: u64, size: u64) -> bool {
         self.ranges.find(base).is_some_and(|f| f.value.extent.is_some() && size <= f.size - (base - f.base))
     }

@@ -1,10 +1,10 @@
 //! Out-pointers of C functions.
 
-/// Where a caller wants a result written; null where it does not want it.
+/// A pointer to which the caller wants a result written, or null when the caller does not want the result.
 ///
-/// The stand-ins' exported functions take these in place of bare pointers. One comes into being only as an argument from
-/// C, or out of a reference of ours; so CUDA's contract, that a non-null out-pointer can be written, is relied upon here
-/// and nowhere else.
+/// The exported functions take this type instead of bare pointers. A value is created only from an argument of a C
+/// caller or from a Rust reference. CUDA's contract says that a non-null out-pointer can be written, and only this
+/// module relies on it.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
@@ -24,7 +24,7 @@ impl<T> From<&mut T> for Out<T> {
 }
 
 impl<T> Out<T> {
-    /// Not wanted.
+    /// The null pointer: the result is not wanted.
     pub const NONE: Self = Out(std::ptr::null_mut());
 
     /// Whether the result is not wanted.
@@ -32,29 +32,31 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
-    /// Writes the result if it is wanted. The pointer need not be aligned.
+    /// Writes the result if it is wanted. The pointer may be unaligned.
     pub fn put(self, value: T) {
         if !self.is_null() {
-            // SAFETY: not null, and from a caller that promises it can be written (see the type).
+            // SAFETY: the pointer is not null. It comes from a Rust reference, or from a C caller whose contract makes
+            // it valid for writes.
             unsafe { self.0.write_unaligned(value) };
         }
     }
 
-    /// What the caller has put there, for an argument that goes both ways; None where there is no place.
+    /// Reads the value that the caller stored, for an argument that is input and output. `None` for a null pointer.
     pub fn get(self) -> Option<T>
     where
         T: Copy,
     {
-        // SAFETY: not null, and from a caller that promises it can be read and written.
+        // SAFETY: the pointer is not null. It comes from a Rust reference, or from a C caller whose contract makes it
+        // valid for reads and writes.
         (!self.is_null()).then(|| unsafe { self.0.read_unaligned() })
     }
 
-    /// The n-th place of a list; the caller says elsewhere how many there are.
+    /// The n-th element of an array. The caller's other arguments give the array's length.
     pub fn nth(self, n: usize) -> Self {
         if self.is_null() { self } else { Out(self.0.wrapping_add(n)) }
     }
 
-    /// The same place as one of another type: the caller's own arguments say which type it is.
+    /// The same pointer with another type. The caller's other arguments determine the type.
     pub fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }

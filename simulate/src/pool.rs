@@ -1,8 +1,8 @@
-//! Stream-ordered memory pools: how much they hold of the device and how much of that is in use.
+//! Stream-ordered memory pools: how much device memory they reserve, and how much of it is in use.
 //!
-//! Only amounts are simulated; every allocation has an address of its own. A pool grows in steps of 32 MiB (or 2 MiB
-//! where the device has no 32 left). It keeps what is freed until it is trimmed, or until a synchronization finds more in it than the
-//! release threshold.
+//! Only amounts are simulated, and every allocation has an address of its own. A pool grows in steps of 32 MiB, or 2
+//! MiB when the device has less than 32 MiB left. It keeps freed memory until it is trimmed, or until a synchronization
+//! finds more reserved memory than the release threshold.
 
 use crate::backing::round_up;
 use crate::config::MIB;
@@ -15,9 +15,9 @@ const SMALL_STEP: u64 = 2 * MIB;
 /// One pool.
 #[derive(Clone, Debug)]
 pub struct Pool {
-    /// The device the memory is on.
+    /// The device ordinal.
     pub device: usize,
-    /// What the pool may keep unused, bytes.
+    /// The release threshold in bytes: the memory that the pool may keep reserved at a synchronization.
     pub threshold: u64,
     used: u64,
     used_high: u64,
@@ -25,26 +25,26 @@ pub struct Pool {
     reserved_high: u64,
 }
 
-/// What `cuMemPoolGetAttribute` tells, in bytes.
+/// The counters of `cuMemPoolGetAttribute`, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// In use now.
     pub used: u64,
-    /// Most in use since the mark was reset.
+    /// The maximum in use since the last reset.
     pub used_high: u64,
-    /// Held of the device now.
+    /// Reserved from the device now.
     pub reserved: u64,
-    /// Most held since the mark was reset.
+    /// The maximum reserved since the last reset.
     pub reserved_high: u64,
 }
 
 impl Pool {
-    /// An empty pool.
+    /// Creates an empty pool on a device.
     pub fn new(device: usize) -> Self {
         Pool { device, threshold: 0, used: 0, used_high: 0, reserved: 0, reserved_high: 0 }
     }
 
-    /// Takes bytes for an allocation, growing the pool out of its device where needed.
+    /// Takes `bytes` for an allocation. Grows the pool from its device when needed.
     pub fn take(&mut self, bytes: u64, device: &mut Device) -> Result<()> {
         let need = self.used.saturating_add(bytes);
         if need > self.reserved {
@@ -64,20 +64,20 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes an allocation's bytes back.
+    /// Returns the bytes of a freed allocation to the pool.
     pub fn give(&mut self, bytes: u64) {
         debug_assert!(bytes <= self.used, "more given back than taken");
         self.used = self.used.saturating_sub(bytes);
     }
 
-    /// The host has waited for the device: what exceeds the release threshold goes back to the device.
+    /// Returns the memory beyond the release threshold to the device, after the host has waited for the device.
     pub fn synchronized(&mut self, device: &mut Device) {
         if self.threshold < self.reserved {
             self.trim(self.threshold, device);
         }
     }
 
-    /// Gives unused memory back to the device until `keep` bytes are held.
+    /// Returns unused memory to the device until only `keep` bytes are reserved.
     pub fn trim(&mut self, keep: u64, device: &mut Device) {
         let want = round_up(self.used, SMALL_STEP).max(keep);
         if self.reserved > want {
@@ -91,12 +91,12 @@ impl Pool {
         Usage { used: self.used, used_high: self.used_high, reserved: self.reserved, reserved_high: self.reserved_high }
     }
 
-    /// Sets the high-water mark of the reserved memory to the present.
+    /// Resets the maximum of reserved memory to the current amount.
     pub fn reset_reserved_high(&mut self) {
         self.reserved_high = self.reserved;
     }
 
-    /// Sets the high-water mark of the used memory to the present.
+    /// Resets the maximum of used memory to the current amount.
     pub fn reset_used_high(&mut self) {
         self.used_high = self.used;
     }
@@ -122,7 +122,7 @@ mod tests {
     }
 
     proptest! {
-        /// What the pool holds is exactly what the device lost, and always covers what is in use.
+        /// The reserved memory equals the memory taken from the device, and it always covers the memory in use.
         #[test]
         fn the_books_balance(steps in prop::collection::vec((any::<bool>(), 1..80u64), 1..100), threshold in 0..200u64) {
             let mut device = Device::new(0, 256 * MIB);

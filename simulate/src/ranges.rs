@@ -1,8 +1,8 @@
-//! Address ranges that never overlap, found by any address inside them.
+//! A map of address ranges that never overlap. A range is found by any address inside it.
 
 use std::collections::BTreeMap;
 
-/// A table from `[base, base + size)` to a value. Empty ranges are not held.
+/// A map from `[base, base + size)` to a value. It contains no empty ranges.
 #[derive(Debug)]
 pub struct RangeMap<T> {
     by_base: BTreeMap<u64, (u64, T)>,
@@ -14,19 +14,19 @@ impl<T> Default for RangeMap<T> {
     }
 }
 
-/// One range of the table.
+/// One range of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found<'a, T> {
-    /// First address.
+    /// The first address.
     pub base: u64,
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// What it carries.
+    /// The value of the range.
     pub value: &'a T,
 }
 
 impl<T> RangeMap<T> {
-    /// Adds a range. Refused (the value comes back) where it is empty, wraps round or meets another.
+    /// Adds a range. Returns the value as an error when the range is empty, wraps around or overlaps another.
     pub fn insert(&mut self, base: u64, size: u64, value: T) -> Result<(), T> {
         let Some(end) = base.checked_add(size).filter(|_| size > 0) else { return Err(value) };
         if self.overlapping(base, end).next().is_some() {
@@ -36,7 +36,7 @@ impl<T> RangeMap<T> {
         Ok(())
     }
 
-    /// The range that holds `address`.
+    /// The range that contains `address`.
     pub fn find(&self, address: u64) -> Option<Found<'_, T>> {
         let (&base, (size, value)) = self.by_base.range(..=address).next_back()?;
         (address - base < *size).then_some(Found { base, size: *size, value })
@@ -47,23 +47,23 @@ impl<T> RangeMap<T> {
         self.by_base.get(&base).map(|(size, value)| Found { base, size: *size, value })
     }
 
-    /// Takes out the range that begins at `base`; gives its size and value.
+    /// Removes the range that begins at `base`. Returns its size and value.
     pub fn remove(&mut self, base: u64) -> Option<(u64, T)> {
         self.by_base.remove(&base)
     }
 
-    /// The ranges that share an address with `[start, end)`, in order.
+    /// The ranges that overlap `[start, end)`, in order.
     pub fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = Found<'_, T>> {
         let first = self.find(start).map_or(start, |found| found.base);
         self.by_base.range(first..end.max(first)).map(|(&base, (size, value))| Found { base, size: *size, value })
     }
 
-    /// Number of ranges.
+    /// The number of ranges.
     pub fn len(&self) -> usize {
         self.by_base.len()
     }
 
-    /// Whether there are none.
+    /// Whether the map is empty.
     pub fn is_empty(&self) -> bool {
         self.by_base.is_empty()
     }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The stupid model: a list that is searched from end to end.
+    /// A naive model: a list that is searched from start to end.
     #[derive(Default)]
     struct Naive(Vec<(u64, u64, u32)>);
 

@@ -1,7 +1,7 @@
 //! Streams and events on a virtual timeline.
 //!
-//! Work is done at once; only its *end* is simulated. Each launch makes its stream busy for `SIMCUDA_KERNEL_US` more
-//! microseconds of real time; queries say "not ready" until then, and synchronizing sleeps.
+//! Work is done at once, and only its *end* is simulated. Each launch extends the time for which its stream is busy by
+//! `SIMCUDA_KERNEL_US` microseconds of real time. Until then, queries return "not ready" and synchronization sleeps.
 
 use crate::error::{Error, Result};
 use crate::handle::{Handles, Kind, fixed};
@@ -13,26 +13,26 @@ pub const PER_THREAD: u64 = 2;
 /// One stream.
 #[derive(Clone, Debug)]
 pub struct Stream {
-    /// The device it belongs to.
+    /// The device ordinal.
     pub device: usize,
-    /// Creation flags.
+    /// The creation flags.
     pub flags: u32,
-    /// Priority, 0 the lowest.
+    /// The priority. 0 is the lowest.
     pub priority: i32,
-    /// The number `cuStreamGetId` tells.
+    /// The number that `cuStreamGetId` returns.
     pub id: u64,
-    /// When all work given so far is done, nanoseconds.
+    /// When all work issued so far is done, in nanoseconds of the monotonic clock.
     pub busy_until: u64,
-    /// The capture it takes part in; it may have ended meanwhile.
+    /// The capture in which it takes part. That capture may have ended since.
     pub capture: Option<u64>,
 }
 
 /// One event.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Event {
-    /// When the work before it is done; None until it is recorded.
+    /// When the work before it is done, in nanoseconds. `None` until it is recorded.
     pub ready_at: Option<u64>,
-    /// The capture it was recorded in.
+    /// The capture in which it was recorded.
     pub capture: Option<u64>,
 }
 
@@ -43,13 +43,13 @@ pub struct Streams {
     events: HashMap<u64, Event>,
 }
 
-/// The handle under which a device's default stream is kept.
+/// The handle under which a device's default stream is stored.
 fn default_stream(device: usize) -> u64 {
     fixed(Kind::Stream, (1 << 32) + device as u64)
 }
 
 impl Streams {
-    /// The default streams of `devices` devices.
+    /// Creates the default streams of `devices` devices.
     pub fn new(devices: usize, handles: &mut Handles) -> Self {
         let streams = (0..devices)
             .map(|device| {
@@ -61,23 +61,23 @@ impl Streams {
         Streams { streams, events: HashMap::new() }
     }
 
-    /// The key of the stream a program's handle means: the default handles (null, legacy, per-thread) mean the
-    /// current device's default stream.
+    /// The key of a stream handle. The default handles (null, legacy, per-thread) all stand for the current device's
+    /// default stream.
     fn key(handle: u64, current: usize) -> u64 {
         if handle <= PER_THREAD { default_stream(current) } else { handle }
     }
 
-    /// The stream of a handle.
+    /// The stream of a handle. Fails with `InvalidHandle` when there is none.
     pub fn get(&self, handle: u64, current: usize) -> Result<&Stream> {
         self.streams.get(&Self::key(handle, current)).ok_or(Error::InvalidHandle)
     }
 
-    /// The stream of a handle, to change.
+    /// The stream of a handle, for changes.
     pub fn get_mut(&mut self, handle: u64, current: usize) -> Result<&mut Stream> {
         self.streams.get_mut(&Self::key(handle, current)).ok_or(Error::InvalidHandle)
     }
 
-    /// A new stream.
+    /// Creates a stream and returns its handle.
     pub fn create(&mut self, device: usize, flags: u32, priority: i32, handles: &mut Handles) -> u64 {
         let handle = handles.deal(Kind::Stream);
         let id = handles.unique();
@@ -85,7 +85,7 @@ impl Streams {
         handle
     }
 
-    /// Ends a stream; the default ones stay.
+    /// Destroys a stream. Default streams cannot be destroyed.
     pub fn destroy(&mut self, handle: u64) -> Result<()> {
         if handle <= PER_THREAD {
             return Err(Error::InvalidHandle);
@@ -93,24 +93,24 @@ impl Streams {
         self.streams.remove(&handle).map(drop).ok_or(Error::InvalidHandle)
     }
 
-    /// A new event.
+    /// Creates an event and returns its handle.
     pub fn create_event(&mut self, handles: &mut Handles) -> u64 {
         let handle = handles.deal(Kind::Event);
         self.events.insert(handle, Event::default());
         handle
     }
 
-    /// An event by its handle.
+    /// The event with this handle.
     pub fn event(&self, handle: u64) -> Result<Event> {
         self.events.get(&handle).copied().ok_or(Error::InvalidHandle)
     }
 
-    /// Ends an event.
+    /// Destroys an event.
     pub fn destroy_event(&mut self, handle: u64) -> Result<()> {
         self.events.remove(&handle).map(drop).ok_or(Error::InvalidHandle)
     }
 
-    /// Puts an event behind the work a stream has now.
+    /// Records an event after the work that a stream has now. `now` is in nanoseconds.
     pub fn record(&mut self, event: u64, stream: u64, current: usize, now: u64) -> Result<()> {
         let stream = self.get(stream, current)?;
         let (ready_at, capture) = (stream.busy_until.max(now), stream.capture);
@@ -119,8 +119,10 @@ impl Streams {
         Ok(())
     }
 
-    /// Makes a stream wait for an event. `live` says whether a capture is still going on: waiting for an event of one
-    /// makes the stream part of it.
+    /// Makes a stream wait for an event.
+    ///
+    /// `live` reports whether a capture is still running. A stream that waits for an event of a running capture joins
+    /// it.
     pub fn wait(&mut self, stream: u64, event: u64, current: usize, live: impl Fn(u64) -> bool) -> Result<()> {
         let event = self.event(event)?;
         let stream = self.get_mut(stream, current)?;

@@ -1,20 +1,20 @@
-//! Virtual memory management: physical handles, and which part of a reservation each is mapped to.
+//! Virtual memory management: physical handles, and the part of a reservation to which each is mapped.
 
 use crate::backing::Extent;
 use crate::error::{Error, Result};
 use crate::ranges::RangeMap;
 use std::collections::HashMap;
 
-/// Physical memory, the thing behind a `CUmemGenericAllocationHandle`.
+/// Physical memory, the object of a `CUmemGenericAllocationHandle`.
 #[derive(Debug)]
 pub struct Physical {
-    /// Where the bytes are.
+    /// The bytes.
     pub extent: Extent,
-    /// The device, or none for host memory.
+    /// The device ordinal. 0 for host memory, which is charged to no device.
     pub device: usize,
-    /// Bytes taken of the device: 0 for an import, whose memory another process pays for.
+    /// The bytes charged to the device. 0 for an import, because another process pays for its memory.
     pub charged: u64,
-    /// The properties it was made with, as the program gave them.
+    /// The properties from its creation, as the program passed them.
     pub properties: [u64; 4],
     handles: u32,
     mappings: u32,
@@ -23,9 +23,9 @@ pub struct Physical {
 /// A mapped part of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// The physical memory.
+    /// The handle of the physical memory.
     pub handle: u64,
-    /// Where in it the mapping begins.
+    /// The offset of the mapping in it, in bytes.
     pub offset: u64,
 }
 
@@ -37,24 +37,24 @@ pub struct Vmm {
 }
 
 impl Vmm {
-    /// Enters physical memory under its handle, with one reference.
+    /// Registers physical memory under its handle, with one reference.
     pub fn create(&mut self, handle: u64, extent: Extent, device: usize, charged: u64, properties: [u64; 4]) {
         self.physical.insert(handle, Physical { extent, device, charged, properties, handles: 1, mappings: 0 });
     }
 
-    /// The memory behind a handle that the program still holds.
+    /// The memory of a handle to which the program still has a reference.
     pub fn get(&self, handle: u64) -> Result<&Physical> {
         self.physical.get(&handle).filter(|p| p.handles > 0).ok_or(Error::InvalidValue)
     }
 
-    /// One reference more (`cuMemRetainAllocationHandle`), found by a mapped address.
+    /// Adds a reference to the memory that is mapped at an address (`cuMemRetainAllocationHandle`).
     pub fn retain(&mut self, address: u64) -> Result<u64> {
         let handle = self.mappings.find(address).ok_or(Error::InvalidValue)?.value.handle;
         self.physical.get_mut(&handle).ok_or(Error::InvalidValue)?.handles += 1;
         Ok(handle)
     }
 
-    /// One reference less. Gives the memory where that was the last use of it.
+    /// Removes a reference. Returns the memory if nothing uses it any more.
     pub fn release(&mut self, handle: u64) -> Result<Option<Physical>> {
         let physical = self.physical.get_mut(&handle).filter(|p| p.handles > 0).ok_or(Error::InvalidValue)?;
         physical.handles -= 1;
@@ -66,7 +66,7 @@ impl Vmm {
         if unused { self.physical.remove(&handle) } else { None }
     }
 
-    /// Enters a mapping of `size` bytes at `base`.
+    /// Registers a mapping of `size` bytes at `base`.
     pub fn map(&mut self, base: u64, size: u64, mapping: Mapping) -> Result<()> {
         let physical = self.get(mapping.handle)?;
         if mapping.offset.checked_add(size).is_none_or(|end| end > physical.extent.size) {
@@ -79,7 +79,7 @@ impl Vmm {
         Ok(())
     }
 
-    /// Takes out the mappings that fill `[base, base + size)` exactly. Gives the memory nobody uses any more.
+    /// Removes the mappings that fill `[base, base + size)` exactly. Returns the memory that nothing uses any more.
     pub fn unmap(&mut self, base: u64, size: u64) -> Result<Vec<Physical>> {
         let end = base.checked_add(size).ok_or(Error::InvalidValue)?;
         let parts: Vec<(u64, u64, u64)> =
@@ -105,19 +105,19 @@ impl Vmm {
         Ok(unused)
     }
 
-    /// The mapping that holds `address`: base, size, device.
+    /// The mapping that contains `address`: base, size, device.
     pub fn find(&self, address: u64) -> Option<(u64, u64, usize)> {
         let found = self.mappings.find(address)?;
         let device = self.physical.get(&found.value.handle)?.device;
         Some((found.base, found.size, device))
     }
 
-    /// Whether anything is mapped in `[base, base + size)`.
+    /// Whether memory is mapped anywhere in `[base, base + size)`.
     pub fn any_mapped(&self, base: u64, size: u64) -> bool {
         self.mappings.overlapping(base, base.saturating_add(size)).next().is_some()
     }
 
-    /// Whether all of `[base, base + size)` is mapped.
+    /// Whether memory is mapped in all of `[base, base + size)`.
     pub fn all_mapped(&self, base: u64, size: u64) -> bool {
         let end = base.saturating_add(size);
         let mut at = base;

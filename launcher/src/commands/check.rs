@@ -1,4 +1,4 @@
-//! `memtrace check`: a run held to limits or to a baseline.
+//! `memtrace check`: compares a run with limits or with a baseline.
 
 use std::io::{IsTerminal, Read};
 use std::path::Path;
@@ -9,12 +9,12 @@ use memtrace_analysis::{Baseline, CheckWanted, DiffReport, DiffWanted, Run, Summ
 use crate::cli::Check;
 use crate::closing::ProgressLine;
 
-/// A larger file is no summary.
+/// The maximum size of a summary file in bytes. A larger file is not a summary.
 const LARGEST_SUMMARY: u64 = 256 << 20;
-/// As much of a file as is looked at first.
+/// The number of bytes from a file's start that are read first.
 const LARGEST_START: u64 = 32;
 
-/// Prints the verdict; false where a limit is not kept.
+/// Prints the result. Returns false when the run exceeds a limit.
 pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let run = super::open(&options.run)?;
@@ -58,7 +58,7 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
     Ok(report.ok)
 }
 
-/// The text of a file that says of itself to be a summary of memtrace; a PyTorch snapshot may be JSON, too.
+/// The text of a file that starts like a summary of memtrace, else `None`. A PyTorch snapshot may be JSON too.
 fn summary_json(path: &Path) -> Option<String> {
     let mut file = std::fs::File::open(path).ok()?;
     let size = file.metadata().ok().filter(|file| file.is_file())?.len();

@@ -1,4 +1,4 @@
-//! `memtrace diff`: what made the peak of one run higher than another's.
+//! `memtrace diff`: shows why one run has a higher peak than another.
 
 use std::io::IsTerminal;
 
@@ -8,7 +8,7 @@ use memtrace_analysis::{DiffWanted, diff as compare};
 use crate::cli::Diff;
 use crate::closing::{ProgressLine, layout};
 
-/// Prints the comparison.
+/// Prints the comparison. Fails when a run cannot be read or the two have nothing to compare.
 pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
     let a = super::open(&options.a)?;
     let b = options.b.as_deref().map(super::open).transpose()?;

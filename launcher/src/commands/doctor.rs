@@ -1,4 +1,4 @@
-//! `memtrace doctor`: what can be recorded on this machine and of this program.
+//! `memtrace doctor`: checks what can be recorded on this machine and in this program.
 
 use std::io::IsTerminal;
 
@@ -6,12 +6,12 @@ use crate::cli::Doctor;
 use crate::closing::layout;
 use crate::{doctor, say};
 
-/// All that can be seen is seen.
+/// The exit code when everything can be recorded.
 const YES: u8 = 0;
-/// Something is off.
+/// The exit code when a problem was found.
 const NO: u8 = 1;
 
-/// Prints the page and gives the exit code.
+/// Prints the report and returns the exit code.
 pub(crate) fn doctor(options: &Doctor) -> u8 {
     if options.victim {
         return doctor::victim();

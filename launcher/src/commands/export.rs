@@ -1,4 +1,4 @@
-//! `memtrace export`: a run in the form of another program.
+//! `memtrace export`: writes a run in the format of another program.
 
 use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
@@ -16,7 +16,7 @@ use crate::cli::{self, Export, Format};
 use crate::closing::ProgressLine;
 use crate::say;
 
-/// Writes the files.
+/// Writes the requested files. Fails when the run cannot be read or a file cannot be written.
 pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
     let run = super::open(&options.run)?;
     let is_flame = matches!(options.to, Format::Speedscope | Format::Folded);
@@ -84,7 +84,7 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
     }
 }
 
-/// One page about the run, or about the processes that are asked for.
+/// Writes one HTML report about the run, or about the selected processes.
 fn html(run: &Run, options: &Export) -> anyhow::Result<()> {
     ensure!(
         !options.window.is_part(),
@@ -92,7 +92,7 @@ fn html(run: &Run, options: &Export) -> anyhow::Result<()> {
     );
     let processes: Vec<&Process> = choose(run, options)?.into_iter().map(|(process, _)| process).collect();
     if let Some(device) = options.window.device {
-        // Before the file is there; nobody of those that are chosen may lack it.
+        // Check this before the file exists. Every selected process must have the device.
         let selection = Selection { device: Some(device), ..Selection::default() };
         processes.iter().try_for_each(|process| Window::of(process, &selection, &mut |_| {}).map(drop))?;
     }
@@ -108,7 +108,7 @@ fn html(run: &Run, options: &Export) -> anyhow::Result<()> {
     match &options.output {
         Some(path) => std::fs::write(path, page).with_context(cannot)?,
         None => {
-            // As for the other forms: no link is followed.
+            // A symbolic link with this name is not followed. `RunFolder` guarantees that.
             let here = RunFolder::open(Path::new(".")).with_context(cannot)?;
             let mut new = here.begin("report.html").with_context(cannot)?;
             new.file().write_all(&page).with_context(cannot)?;
@@ -119,20 +119,20 @@ fn html(run: &Run, options: &Export) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is being exported is not overwritten.
+/// Fails when the output file is one of the files that are being exported.
 fn not_what_is_read<'a>(path: &Path, read: impl IntoIterator<Item = &'a Process>) -> anyhow::Result<()> {
     let is = |process: &Process| path.canonicalize().is_ok_and(|p| process.path().canonicalize().is_ok_and(|q| p == q));
     ensure!(!read.into_iter().any(is), "{} is what is being exported: name another file with -o", path.display());
     Ok(())
 }
 
-/// What of one process is exported.
+/// The part of one process that is exported.
 struct Part<'a> {
     process: &'a Process,
     window: Window,
 }
 
-/// The processes that are asked for, with their names.
+/// The selected processes with their names. Fails when no process matches.
 fn choose<'a>(run: &'a Run, options: &Export) -> anyhow::Result<Vec<(&'a Process, String)>> {
     let mut chosen: Vec<(&Process, String)> = run.processes().iter().zip(run.names()).collect();
     let has = list(&chosen);
@@ -141,7 +141,7 @@ fn choose<'a>(run: &'a Run, options: &Export) -> anyhow::Result<Vec<(&'a Process
     });
     ensure!(!chosen.is_empty(), "no process of the run matches; it has {has}");
     if let (Some(device), 2..) = (options.window.device, chosen.len()) {
-        // Of several processes those that used it; where none did, the first one says what it has.
+        // Select the processes that used the device. If none did, the first process reports the devices that it has.
         let used = |(p, _): &(&Process, String)| p.survey().lanes.contains_key(&device);
         if chosen.iter().any(used) {
             chosen.retain(used);
@@ -150,7 +150,7 @@ fn choose<'a>(run: &'a Run, options: &Export) -> anyhow::Result<Vec<(&'a Process
     Ok(chosen)
 }
 
-/// A folder of tables: TABLE-NAME.parquet for every process.
+/// Writes TABLE-NAME.parquet for every table and process into one folder.
 fn parquet(run: &Run, options: &Export) -> anyhow::Result<()> {
     let folder = options.output.clone().unwrap_or_else(|| PathBuf::from("."));
     let cannot = || format!("cannot create {}", folder.display());
@@ -161,7 +161,7 @@ fn parquet(run: &Run, options: &Export) -> anyhow::Result<()> {
     let called = absolute.file_name().map_or("run".into(), |name| name.to_string_lossy().into_owned());
     for (process, name) in choose(run, options)? {
         let part = part(run, process, &options.window)?;
-        // No link is followed, and nothing appears before it is whole.
+        // `RunFolder` follows no symbolic links, and no file appears before it is complete.
         let here = RunFolder::open(&folder).with_context(cannot)?;
         let mut new = Vec::new();
         for table in TABLES {
@@ -190,7 +190,8 @@ fn parquet(run: &Run, options: &Export) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One file a process: NAME and its ending, or what was asked for. `write` gets the file and its path.
+/// Writes one file for each process, named NAME plus `ending`, or as requested with `-o`. `write` gets the file and its
+/// path.
 fn files(
     run: &Run,
     options: &Export,
@@ -205,13 +206,13 @@ fn files(
     for (process, name) in chosen {
         let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}{ending}")));
         not_what_is_read(&path, [process])?;
-        // Before the file is there: nothing may lie in the window.
+        // Check this before the file exists, because the window may be empty.
         let part = part(run, process, &options.window)?;
         let cannot = || format!("cannot create {}", path.display());
         match &options.output {
             Some(path) => write(&part, &mut File::create(path).with_context(cannot)?, path)?,
             None => {
-                // The current folder may be the run's, and what is there somebody else's: no link is followed.
+                // The current directory may be a run folder of another user. `RunFolder` follows no symbolic links.
                 let here = RunFolder::open(Path::new(".")).with_context(cannot)?;
                 let mut new = here.begin(&format!("{name}{ending}")).with_context(cannot)?;
                 write(&part, new.file(), &path)?;
@@ -226,7 +227,7 @@ fn files(
     Ok(())
 }
 
-/// The part of a process that is asked for.
+/// The requested part of a process. Fails when the window cannot be computed or is empty.
 fn part<'a>(run: &Run, process: &'a Process, asked: &cli::Window) -> anyhow::Result<Part<'a>> {
     let began = run_began_ns(run).unwrap_or(0);
     let selection = Selection {
@@ -244,7 +245,7 @@ fn part<'a>(run: &Run, process: &'a Process, asked: &cli::Window) -> anyhow::Res
     Ok(Part { process, window: window? })
 }
 
-/// What a window does not show, for people.
+/// A description of the events and blocks outside a window.
 fn left_out(left: &LeftOut) -> String {
     let count = |n: u64, one: &str, many: &str| {
         (n > 0).then(|| format!("{} {}", count_text(n), if n == 1 { one } else { many }))
@@ -260,7 +261,8 @@ fn left_out(left: &LeftOut) -> String {
     if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") }
 }
 
-/// The device that a timeline is about.
+/// The device of a timeline. Fails when the process has no events of `wanted`, or when `wanted` is `None` and it used
+/// several devices or none.
 fn device(process: &Process, wanted: Option<i16>) -> anyhow::Result<i16> {
     let known: Vec<i16> = process.survey().lanes.keys().copied().collect();
     let list = || known.iter().map(i16::to_string).collect::<Vec<_>>().join(", ");
@@ -280,7 +282,7 @@ fn list(named: &[(&Process, String)]) -> String {
     names.join(", ")
 }
 
-/// Writes one process's file, showing how far it is.
+/// Writes the file of one process and shows the progress.
 fn write<W: Write>(
     process: &Process,
     what: &'static str,

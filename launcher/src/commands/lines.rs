@@ -1,4 +1,4 @@
-//! `memtrace lines`: what each source line did to the GPU memory.
+//! `memtrace lines`: shows the GPU memory that each source line allocated and freed.
 
 use std::io::IsTerminal;
 
@@ -8,7 +8,7 @@ use memtrace_analysis::{LinesWanted, lines as read_lines};
 use crate::cli::Lines;
 use crate::closing::{ProgressLine, layout};
 
-/// Prints the table.
+/// Prints the table. Fails when the run cannot be read.
 pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
     let run = super::open(&options.run)?;
     let wanted = LinesWanted {

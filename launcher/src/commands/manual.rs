@@ -1,4 +1,4 @@
-//! `memtrace man` and `memtrace completions`: what the command line's definition has to say for others than `--help`.
+//! `memtrace man` and `memtrace completions`: manual pages and shell completions from the command line's definition.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use clap_mangen::Man;
 use crate::cli::{self, Cli};
 use crate::say;
 
-/// Writes the manual pages.
+/// Writes the manual pages, or prints one page without an output folder.
 pub(crate) fn man(options: &cli::Man) -> anyhow::Result<()> {
     let mut command = Cli::command();
     command.build();
@@ -22,7 +22,7 @@ pub(crate) fn man(options: &cli::Man) -> anyhow::Result<()> {
     write(folder, "memtrace", command)?;
     for command in commands {
         let name = format!("memtrace-{}", command.get_name());
-        // As `man` wants it: one word.
+        // `man` expects a name that is one word.
         write(folder, &name, command.display_name(name.clone()))?;
     }
     Ok(())
@@ -41,7 +41,7 @@ fn write(folder: &Path, name: &str, command: clap::Command) -> anyhow::Result<()
     Ok(())
 }
 
-/// Prints a shell's completions.
+/// Prints the completion script of a shell.
 pub(crate) fn completions(options: &cli::Completions) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(options.shell, &mut Cli::command(), "memtrace", &mut script);

@@ -1,4 +1,4 @@
-//! One thin file a subcommand.
+//! The subcommands, one small file each.
 
 pub(crate) mod check;
 pub(crate) mod diff;
@@ -18,15 +18,15 @@ use memtrace_analysis::{Progress, Run, open_run_heard};
 use crate::closing::ProgressLine;
 use crate::{confined, say};
 
-/// The exit code of the reading commands when something is wrong with their input.
+/// The exit code of the reading commands when their input is unusable.
 const BAD_INPUT: u8 = 2;
 
-/// Does what a reading command does, confined; gives its exit code, with its error on stderr.
+/// Runs a reading command in a child process and returns its exit code. Errors go to stderr.
 pub(crate) fn read(command: impl FnOnce() -> anyhow::Result<()>) -> u8 {
     decide(|| command().map(|()| true))
 }
 
-/// The same of a command that answers yes (0) or no (1).
+/// Runs a command whose result is yes (exit code 0) or no (exit code 1), in a child process. Errors go to stderr.
 pub(crate) fn decide(command: impl FnOnce() -> anyhow::Result<bool>) -> u8 {
     let code = confined::run(|| match command() {
         Ok(yes) => u8::from(!yes),
@@ -38,7 +38,7 @@ pub(crate) fn decide(command: impl FnOnce() -> anyhow::Result<bool>) -> u8 {
     })
 }
 
-/// The exit code of what was done; says its error on stderr.
+/// The exit code of a result. Prints its error on stderr.
 pub(crate) fn answer(done: anyhow::Result<()>) -> u8 {
     match done {
         Ok(()) => 0,
@@ -49,7 +49,8 @@ pub(crate) fn answer(done: anyhow::Result<()>) -> u8 {
     }
 }
 
-/// Opens what a RUN argument names, with a progress line where that takes long, and says what of it cannot be used.
+/// Opens the run that a RUN argument names. Shows a progress line when that takes long, and prints problems with its
+/// files.
 fn open(path: &Path) -> memtrace_analysis::Result<Run> {
     let mut line = ProgressLine::new(io::stderr().is_terminal());
     let what = format!("reading {}", path.file_name().unwrap_or_default().to_string_lossy());
@@ -61,7 +62,7 @@ fn open(path: &Path) -> memtrace_analysis::Result<Run> {
     run
 }
 
-/// Writes a text into a file, or prints it.
+/// Writes a text into a file, or prints it on stdout.
 fn put(text: &str, output: Option<&Path>) -> anyhow::Result<()> {
     match output {
         Some(path) => std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display())),
@@ -69,7 +70,7 @@ fn put(text: &str, output: Option<&Path>) -> anyhow::Result<()> {
     }
 }
 
-/// Prints on stdout. A reader that has had enough (`| head`) is no error.
+/// Prints on stdout. A closed pipe (`| head`) is not an error.
 fn print(bytes: &[u8]) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {

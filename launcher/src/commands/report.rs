@@ -1,4 +1,4 @@
-//! `memtrace report`: the summary of a run, as text for people or JSON for programs.
+//! `memtrace report`: prints the summary of a run, as text for people or as JSON for programs.
 
 use std::io::IsTerminal;
 
@@ -7,7 +7,7 @@ use memtrace_analysis::{Replaying, Section, summarize_with};
 use crate::cli::Report;
 use crate::closing::{ProgressLine, layout};
 
-/// Prints the report.
+/// Prints the report. Fails when the run cannot be read.
 pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
     let run = super::open(&options.run)?;
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());

@@ -1,4 +1,4 @@
-//! `memtrace run`: the whole way from a command line to a recording.
+//! `memtrace run`: runs a command and records it, from the command line to the end-of-run summary.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::unseen::{self, Given, Watch};
 use crate::witness::Witness;
 use crate::{folder, gpu, host, library, say, session};
 
-/// Runs the command and gives the exit code: the command's own, or ours when it could not be started.
+/// Runs the command and returns the exit code: the command's own, or one of memtrace's when it could not be started.
 pub(crate) fn run(run: &Run) -> u8 {
     match start(run) {
         Ok(code) => code,
@@ -64,17 +64,18 @@ fn start(run: &Run) -> Result<u8, Refusal> {
         None
     };
     let options = Options { token, cpu, stacks, check_stacks, names, cycles, filters };
-    // SAFETY: no thread has been started yet.
+    // SAFETY: this process has started no thread so far. `main` calls this function, and the checks before it start
+    // none.
     unsafe { session::enter(&library.path, &options) };
     let signals = Signals::block().context("cannot block signals")?;
-    // Without a witness a signal to the whole group is passed on once too often; that is no reason not to record.
+    // Without the signal probe, a signal to the whole group is passed on a second time. Recording is still worthwhile.
     let witness = Witness::start().ok();
     let drain = Drain::start(listener, Arc::clone(&folder))?;
 
     let child = match Child::spawn(&run.command, state) {
         Ok(child) => child,
         Err(e) => {
-            // Rare after preflight: nothing was recorded, so nothing is left behind.
+            // This is rare after the preflight checks. Nothing was recorded, so the folder is removed.
             drop(drain.finish());
             std::fs::remove_dir_all(path).ok();
             let code = if e.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
@@ -86,14 +87,14 @@ fn start(run: &Run) -> Result<u8, Refusal> {
             return Err(Refusal { code, message });
         }
     };
-    // Without it a process that cannot be recorded is not told of; the others are recorded all the same.
+    // Without this thread, processes that cannot be recorded are not reported. The others are recorded nevertheless.
     let watch = Watch::start(Given { library: library.path.clone(), filters }).ok();
     manifest.started(child.pid() as u32);
     let status = signals.watch(&child, witness.as_ref());
     drop(witness);
     let outcome = drain.finish();
     child.collect();
-    // From here on a Ctrl-C ends us, not the command.
+    // From here on, Ctrl-C ends the launcher instead of the command.
     signals.unblock(&state);
 
     let outcome = outcome.unwrap_or_else(|e| {

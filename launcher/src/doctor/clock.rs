@@ -1,4 +1,4 @@
-//! Which clock events are stamped with.
+//! Checks which clock provides the timestamps of events.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use memtrace_trace::clock::{self, Calibration, ClockPoint};
 
 use super::diagnosis::Finding;
 
-/// Long enough to tell a rate to one in a thousand.
+/// The length of the measurement. It determines the rate to about one in a thousand.
 const WHILE: Duration = Duration::from_millis(5);
 
-/// The counter, and its rate against `CLOCK_MONOTONIC`.
+/// Reports the clock and its rate relative to `CLOCK_MONOTONIC`.
 pub(super) fn clock() -> Finding {
     let what = "clock";
     if !clock::is_hardware() {

@@ -1,14 +1,14 @@
-//! What `memtrace doctor` finds out, as data: `--json` prints it, `text` writes it for people.
+//! The results of `memtrace doctor` as data. `--json` prints them, and `text` formats them for people.
 //!
-//! `launcher/schema/doctor.schema.json` is made from these types. A field may be added under the same [`VERSION`]; one that
-//! goes or changes its meaning raises it.
+//! `launcher/schema/doctor.schema.json` is generated from these types. A field may be added under the same [`VERSION`].
+//! Removing a field or changing its meaning raises the version.
 
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// The version of the JSON form.
+/// The version of the JSON format.
 const VERSION: u32 = 1;
 
 /// What is the matter with one thing.
@@ -39,32 +39,32 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    /// It works.
+    /// A finding that the thing works.
     pub(crate) fn ok(what: &str, found: impl Into<String>) -> Finding {
         Finding { what: what.to_owned(), state: State::Ok, found: found.into(), mend: None }
     }
 
-    /// It does not, because of this; and the mend.
+    /// A finding that the thing does not work, with the reason and the fix.
     pub(crate) fn off(what: &str, why: impl Into<String>, mend: impl Into<String>) -> Finding {
         Finding { what: what.to_owned(), state: State::Off, found: why.into(), mend: Some(mend.into()) }
     }
 
-    /// Worth knowing.
+    /// A finding that is worth knowing but is not a problem.
     pub(crate) fn note(what: &str, found: impl Into<String>) -> Finding {
         Finding { what: what.to_owned(), state: State::Note, found: found.into(), mend: None }
     }
 
-    /// Nothing to see.
+    /// A finding that the thing is not used, so nothing could be checked.
     pub(crate) fn unused(what: &str, found: impl Into<String>) -> Finding {
         Finding { what: what.to_owned(), state: State::Unused, found: found.into(), mend: None }
     }
 
-    /// The same, with something that may be done.
+    /// The same finding with a suggestion.
     pub(crate) fn with_mend(self, mend: impl Into<String>) -> Finding {
         Finding { mend: Some(mend.into()), ..self }
     }
 
-    /// Whether it counts against the answer.
+    /// Whether the finding is a problem, which makes the result "no".
     pub(crate) fn is_off(&self) -> bool {
         self.state == State::Off
     }
@@ -89,7 +89,7 @@ pub(crate) struct Diagnosis {
 }
 
 impl Diagnosis {
-    /// Adds up.
+    /// Combines the results and counts the problems.
     pub(crate) fn new(machine: Machine, program: Option<Program>) -> Diagnosis {
         let mut diagnosis =
             Diagnosis { version: VERSION, memtrace: env!("CARGO_PKG_VERSION"), ok: true, off: 0, machine, program };
@@ -98,7 +98,7 @@ impl Diagnosis {
         diagnosis
     }
 
-    /// Everything that was found, each with where.
+    /// All findings, each with the place that it concerns.
     pub(crate) fn findings(&self) -> impl Iterator<Item = (String, &Finding)> {
         let machine = &self.machine;
         let checks = machine.checks.iter().map(|f| (String::new(), f));

@@ -1,4 +1,4 @@
-//! The GPUs that a program started here can use.
+//! Checks which GPUs a program that is started here can use.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use super::diagnosis::{Finding, Gpu};
 use super::units::{bytes, count};
 use crate::gpu::{self, Answer};
 
-/// `CUDA_ERROR_NO_DEVICE` (cuda.h).
+/// `CUDA_ERROR_NO_DEVICE` of cuda.h.
 const NO_DEVICE: i32 = 100;
 
-/// What the driver says. Must be called while this process has one thread.
+/// Asks the driver for its devices. Must be called while this process has one thread.
 pub(super) fn gpus() -> (Finding, Vec<Gpu>) {
     let answer = gpu::ask();
     let gpus = match &answer {
@@ -21,14 +21,14 @@ pub(super) fn gpus() -> (Finding, Vec<Gpu>) {
     (judge(&answer, driver_version().as_deref(), cards()), gpus)
 }
 
-/// The driver's version, e.g. `580.159.04`.
+/// The driver's version, such as `580.159.04`. `None` when there is no driver.
 fn driver_version() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     let is_version = |w: &&str| w.contains('.') && w.chars().all(|c| c.is_ascii_digit() || c == '.');
     text.lines().next()?.split_whitespace().find(is_version).map(str::to_owned)
 }
 
-/// Cards that the kernel's driver has, whether or not a program can use them.
+/// The number of cards that the kernel driver lists, whether or not a program can use them.
 fn cards() -> usize {
     std::fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, Iterator::count)
 }

@@ -1,30 +1,32 @@
-//! The kernel, the C library and what a sandbox may have taken away.
+//! Checks the kernel, the C library and the restrictions of a sandbox.
 
 use std::ffi::CStr;
 
 use super::diagnosis::Finding;
 
-/// The field of `/proc/self/status`.
+/// A field of `/proc/self/status`. `None` when it is missing.
 fn status(field: &str) -> Option<String> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix(field)?.strip_prefix(':'))?;
     Some(line.trim().to_owned())
 }
 
-/// Which kernel and which C library.
+/// Reports the kernel and the C library.
 pub(super) fn system() -> Finding {
-    // SAFETY: plain data that the call fills; its strings end with a NUL.
+    // SAFETY: `utsname` is plain data for which all zeros is valid, and `name` is valid for writes. The kernel
+    // terminates its strings with a NUL.
     let kernel = unsafe {
         let mut name: libc::utsname = std::mem::zeroed();
         libc::uname(&mut name);
         CStr::from_ptr(name.release.as_ptr()).to_string_lossy().into_owned()
     };
-    // SAFETY: a static string.
+    // SAFETY: glibc returns a pointer to a static NUL-terminated string.
     let glibc = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) }.to_string_lossy();
     Finding::ok("system", format!("Linux {kernel}, glibc {glibc}, {}", std::env::consts::ARCH))
 }
 
-/// What `/proc` says about other processes: names and command lines in reports, and this page's list of what was not recorded.
+/// Checks that `/proc` is readable. It provides names and command lines for reports and the processes that were not
+/// recorded.
 pub(super) fn proc() -> Finding {
     let readable =
         ["/proc/self/stat", "/proc/self/maps", "/proc/self/cmdline"].iter().all(|p| std::fs::read(p).is_ok());
@@ -36,13 +38,14 @@ pub(super) fn proc() -> Finding {
     }
 }
 
-/// Whether a process may read its own memory with checks: what layouts are verified with.
+/// Checks that a process can read its own memory through the kernel. The recorder verifies layouts that way.
 pub(super) fn checked_memory() -> Finding {
     let (known, mut read) = (0x5EED_u64, 0u64);
     let size = size_of::<u64>();
     let local = libc::iovec { iov_base: (&raw mut read).cast(), iov_len: size };
     let remote = libc::iovec { iov_base: (&raw const known).cast_mut().cast(), iov_len: size };
-    // SAFETY: both describe a local of their size.
+    // SAFETY: `local` and `remote` each describe a local variable of `size` bytes. `read` is valid for writes, and both
+    // outlive the call.
     let by_call = unsafe { libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
     if by_call == size as isize && read == known {
         return Finding::ok("checked reads", "a process may read its own memory by process_vm_readv");
@@ -54,7 +57,7 @@ pub(super) fn checked_memory() -> Finding {
     Finding::off("checked reads", why, "allow process_vm_readv in the sandbox's seccomp profile")
 }
 
-/// Whether system calls are filtered. Nothing to mend by itself: what is missing shows elsewhere.
+/// Reports whether system calls are filtered. This alone needs no fix: other checks report what is missing.
 pub(super) fn seccomp() -> Finding {
     match status("Seccomp").as_deref() {
         Some("2") => Finding::note("seccomp", "system calls are filtered (a container or a sandbox)"),
@@ -64,7 +67,7 @@ pub(super) fn seccomp() -> Finding {
     }
 }
 
-/// Whether one process may trace another. memtrace does not need it; debuggers beside it do.
+/// Reports whether one process may trace another. memtrace does not need that, but debuggers do.
 pub(super) fn ptrace() -> Finding {
     match std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok().as_deref().map(str::trim) {
         Some(scope @ ("2" | "3")) => {

@@ -1,4 +1,4 @@
-//! What the trace of one process says about each layer: seen, off and why, or not used.
+//! Findings about each layer in the trace of one process: recorded, off with a reason, or not used.
 
 use std::collections::BTreeMap;
 
@@ -11,35 +11,35 @@ use super::diagnosis::{Finding, Stacks};
 use super::units::{count, count_text};
 use super::{meaning, tested};
 
-/// What the frames of a stack are, one bit each.
+/// Flags for the kinds of frames in a stack, one bit each.
 const PYTHON: u8 = 1;
 const NATIVE: u8 = 2;
 const UNDEFINED: u8 = 4;
 
-/// What was counted in the events of one process.
+/// Counts over the events of one process.
 #[derive(Default, Debug)]
 pub(super) struct Tally {
     pub(super) events: u64,
     sources: BTreeMap<Source, u64>,
-    /// Blocks PyTorch's allocator handed out, and those of which the rounded size is known.
+    /// The number of blocks that PyTorch's allocator returned, and of those whose rounded size is known.
     blocks: u64,
     rounded: u64,
-    /// Events of PyTorch's allocators, and those that know the grad mode.
+    /// The number of events from PyTorch's allocators, and of those whose grad mode is known.
     torch: u64,
     grad_known: u64,
     in_backward: u64,
     with_node: u64,
     with_forward: u64,
-    /// Frees of PyTorch's, and those by CPython's cyclic garbage collector.
+    /// The number of frees by PyTorch, and of those that CPython's cyclic garbage collector caused.
     pub(super) frees: u64,
     pub(super) collected: u64,
     pub(super) stacks: Stacks,
-    /// Blocks of the file that could not be decoded.
+    /// The number of event blocks in the file that could not be decoded.
     damaged: u64,
 }
 
 impl Tally {
-    /// Reads every event once.
+    /// Counts the events of a trace in one pass.
     pub(super) fn of(trace: &Reader) -> Tally {
         let definitions = trace.definitions();
         let kinds = stack_kinds(definitions);
@@ -60,13 +60,15 @@ impl Tally {
             self.blocks += 1;
             self.rounded += u64::from(e.flags.contains(Flags::SLACK_KNOWN));
         }
-        // The allocator's own totals have no moment of the program's.
+        // Totals come from the allocator itself and belong to no point in time of the program, so they have no grad
+        // mode.
         if e.source.is_torch() && e.action != Action::Totals {
             self.torch += 1;
             self.grad_known += u64::from(e.flags.contains(Flags::GRAD_KNOWN));
         }
         if e.source.is_torch() && matches!(e.action, Action::FreeRequested | Action::FreeCompleted) {
-            // The completion of a request tells of the same block; who has no tracker has completions only.
+            // A request and its completion concern the same block. Sources without the allocator tracker have
+            // completions only.
             let counts = e.action == Action::FreeRequested || e.source != Source::Torch;
             self.frees += u64::from(counts);
             self.collected += u64::from(counts && e.flags.contains(Flags::IN_GC));
@@ -77,7 +79,7 @@ impl Tally {
             self.with_node += u64::from(node.is_some());
             self.with_forward += u64::from(node.is_some_and(|n| !n.forward.is_none()));
         }
-        // Ranges that the program named are no memory: they have no stack.
+        // Ranges that the program named are not allocations and have no stack.
         if e.action == Action::Totals || e.source == Source::Label {
             return;
         }
@@ -99,7 +101,7 @@ impl Tally {
     }
 }
 
-/// For each stack, of what kinds its frames are: a parent has a smaller id.
+/// The kinds of frames in each stack, by stack id. A parent has a smaller id than its children.
 fn stack_kinds(definitions: &Definitions) -> Vec<u8> {
     let mut kinds = vec![0u8; definitions.stacks.len()];
     for (id, node) in definitions.stacks.iter().enumerate().skip(1) {
@@ -119,13 +121,13 @@ fn stack_kinds(definitions: &Definitions) -> Vec<u8> {
     kinds
 }
 
-/// What the recorder said last about a part of itself, remarks left out.
+/// The last notice of the recorder about this topic, apart from remarks. `None` when there is none.
 pub(super) fn verdict<'a>(trace: &'a Reader, topic: &str) -> Option<(Verdict, &'a str)> {
     let notices = trace.definitions().notices.iter().rev();
     notices.filter(|n| n.verdict != Verdict::Remark).find(|n| &*n.topic == topic).map(|n| (n.verdict, &*n.text))
 }
 
-/// All layers, in a fixed order.
+/// The findings about all layers, in a fixed order.
 pub(super) fn layers(trace: &Reader, tally: &Tally) -> Vec<Finding> {
     vec![
         driver(trace, tally),
@@ -199,7 +201,7 @@ fn tracker(trace: &Reader, tally: &Tally) -> Finding {
         Some((Verdict::Off, text)) => {
             let reason = text.split_once(';').map_or(text, |(reason, _)| reason);
             if reason.contains("not PyTorch's native") {
-                // cudaMallocAsync and others: they keep no blocks of their own.
+                // `cudaMallocAsync` and other allocators keep no blocks of their own.
                 return Finding::unused(what, reason);
             }
             let tested = tested::pytorches();
@@ -335,7 +337,7 @@ fn grad_mode(trace: &Reader, tally: &Tally) -> Finding {
     }
 }
 
-/// What is missing in the trace, and its clock.
+/// The findings about losses in the trace, its stacks and its clock.
 pub(super) fn checks(trace: &Reader, tally: &Tally) -> Vec<Finding> {
     vec![losses(trace, tally), stacks(tally), clock(trace)]
 }

@@ -1,4 +1,4 @@
-//! Limits on this process and its group: memory, address space, open files.
+//! Checks the limits on this process and its control group: memory, address space, open files.
 
 use std::path::Path;
 
@@ -7,18 +7,19 @@ use memtrace_trace::shm::layout::SEGMENT_SIZE;
 use super::diagnosis::Finding;
 use super::units::bytes;
 
-/// What the launcher needs beside the program, with room to spare (docs/performance.md: 10 MiB).
+/// The memory that the launcher needs in addition to the program, in bytes, with a margin. docs/performance.md measures
+/// 10 MiB.
 const LAUNCHER_MEMORY: u64 = 64 << 20;
-/// Descriptors: two a process, and a few of the launcher's own.
+/// The minimum number of descriptors: two for each process and a few for the launcher itself.
 const FEW_FILES: u64 = 256;
 
 fn limit(resource: libc::__rlimit_resource_t) -> Option<(u64, u64)> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a place for the answer.
+    // SAFETY: `limit` is valid for writes. `resource` is a constant of libc.
     (unsafe { libc::getrlimit(resource, &mut limit) } == 0).then_some((limit.rlim_cur, limit.rlim_max))
 }
 
-/// How many files may be open. The launcher raises its own limit to the hard one.
+/// Checks how many files may be open. The launcher raises its soft limit to the hard limit.
 pub(super) fn open_files() -> Finding {
     let what = "open files";
     match limit(libc::RLIMIT_NOFILE) {
@@ -33,7 +34,7 @@ pub(super) fn open_files() -> Finding {
     }
 }
 
-/// How much may be mapped.
+/// Checks how much address space may be mapped.
 pub(super) fn address_space() -> Finding {
     let what = "address space";
     let needed = SEGMENT_SIZE as u64;
@@ -48,7 +49,8 @@ pub(super) fn address_space() -> Finding {
     }
 }
 
-/// The memory limit of the control group, version 2 or 1, of this process or any above it.
+/// The tightest memory limit and its current usage, in bytes, over this process's control group and all parents. Reads
+/// cgroup versions 1 and 2.
 fn group_limit() -> Option<(u64, u64)> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let number = |path: &Path| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
@@ -65,9 +67,9 @@ fn group_limit() -> Option<(u64, u64)> {
         };
         let root = Path::new(root);
         let own = root.join(group.trim_start_matches('/'));
-        // In a container the group's own path is not mounted: its limit stands at the root.
+        // In a container the group's own path is not mounted, and its limit is at the root.
         for folder in own.ancestors().take_while(|f| f.starts_with(root)) {
-            // Version 1 says "no limit" by a number near 2^63.
+            // Version 1 encodes "no limit" as a number near 2^63.
             let Some(limit) = number(&folder.join(limit)).filter(|l| *l < 1 << 60) else { continue };
             let used = number(&folder.join(usage)).unwrap_or(0);
             if tightest.is_none_or(|(l, u)| limit.saturating_sub(used) < l.saturating_sub(u)) {
@@ -78,7 +80,7 @@ fn group_limit() -> Option<(u64, u64)> {
     tightest
 }
 
-/// How much memory this process's group may use.
+/// Checks how much memory the control group may use.
 pub(super) fn group_memory() -> Finding {
     let what = "memory limit";
     match group_limit() {

@@ -1,4 +1,5 @@
-//! What the trace of one process says about what gives memory a meaning: names, modules, ranges that the program named, the garbage collector.
+//! Findings about the features that explain memory in a trace: tensor names, module calls, named ranges, garbage
+//! collection.
 
 use memtrace_trace::definition::{LabelOrigin, Verdict};
 use memtrace_trace::file::Reader;
@@ -12,12 +13,12 @@ fn tested_pytorch() -> String {
     format!("use a tested release of PyTorch: {}", tested::pytorches())
 }
 
-/// Without the words that the finding's own name says.
+/// A reason without the prefix that repeats the finding's name.
 fn reason(text: &str) -> &str {
     text.split_once(": ").map_or(text, |(_, reason)| reason)
 }
 
-/// Tensors' names.
+/// The finding about tensor names.
 pub(super) fn names(trace: &Reader) -> Finding {
     let what = "tensor names";
     let told = trace.definitions().tensor_names.len() as u64;
@@ -29,7 +30,7 @@ pub(super) fn names(trace: &Reader) -> Finding {
     }
 }
 
-/// Calls of modules.
+/// The finding about calls of modules.
 pub(super) fn modules(trace: &Reader) -> Finding {
     let what = "module calls";
     let calls = trace.definitions().nn_calls.len() as u64;
@@ -45,7 +46,7 @@ fn labels(trace: &Reader, origin: LabelOrigin) -> u64 {
     trace.definitions().labels.values().filter(|label| label.origin == origin).count() as u64
 }
 
-/// Ranges that the program named through PyTorch.
+/// The finding about ranges that the program named through PyTorch.
 pub(super) fn ranges(trace: &Reader) -> Finding {
     let what = "record_function";
     let told = labels(trace, LabelOrigin::RecordFunction);
@@ -57,7 +58,7 @@ pub(super) fn ranges(trace: &Reader) -> Finding {
     }
 }
 
-/// Ranges that the program named through NVTX.
+/// The finding about ranges that the program named through NVTX.
 pub(super) fn nvtx(trace: &Reader) -> Finding {
     let what = "NVTX";
     let told = labels(trace, LabelOrigin::Nvtx);
@@ -71,7 +72,7 @@ pub(super) fn nvtx(trace: &Reader) -> Finding {
     }
 }
 
-/// What the garbage collector frees.
+/// The finding about frees by the garbage collector.
 pub(super) fn collector(trace: &Reader, tally: &Tally) -> Finding {
     let what = "garbage collector";
     let found = format!("{} of {} were its", count_text(tally.collected), count(tally.frees, "free"));

@@ -1,8 +1,8 @@
-//! `memtrace doctor`: what can be seen here, what is off and why, and the mend.
+//! `memtrace doctor`: checks what can be recorded here, and reports each problem with its reason and fix.
 //!
-//! One file a probe; each gives [`diagnosis::Finding`]s and changes nothing. What can be tried is tried rather than looked up:
-//! memory is shared, a socket connected, a process recorded, each Python's frames read. Given a command, it is recorded by this
-//! very binary as `memtrace run` would record it, and the trace says what was seen.
+//! Each file holds one check, which returns [`diagnosis::Finding`]s and changes nothing. A check tries the operation
+//! where it can: it shares memory, connects a socket, records a process, reads each Python's frames. A given command is
+//! recorded by this same binary, as `memtrace run` does. The trace shows what could be recorded.
 
 mod clock;
 mod diagnosis;
@@ -40,9 +40,11 @@ use crate::cli::Doctor;
 use crate::host;
 use crate::inherited::State;
 
-/// Looks at the machine and, where there is one, at the command. Must be called while this process has one thread.
+/// Checks the machine and, if one is given, the command. Must be called while this process has one thread.
+///
+/// Fails when no temporary folder can be created.
 pub(crate) fn examine(options: &Doctor) -> anyhow::Result<Diagnosis> {
-    // Asked in a forked child: before anything starts a thread.
+    // This forks a child, so it must come before the first thread.
     let (gpu, gpus) = gpus::gpus();
     let scratch = Scratch::new().context("cannot create a temporary folder; set TMPDIR to one of yours")?;
     let state = State::take();
@@ -83,7 +85,7 @@ pub(crate) fn examine(options: &Doctor) -> anyhow::Result<Diagnosis> {
     Ok(Diagnosis::new(Machine { host: host::name(), checks, gpus, pythons }, program))
 }
 
-/// The page for people.
+/// The report for people.
 pub(crate) fn page(diagnosis: &Diagnosis, colour: bool) -> String {
     text::page(diagnosis, Style { colour })
 }

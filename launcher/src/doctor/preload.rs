@@ -1,4 +1,4 @@
-//! How the recorder gets into a process: the library's file, and who else uses the same door.
+//! Checks how the recorder gets into a process: the library's file, and other users of the same mechanism.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use memtrace_trace::options::ENV;
 use super::diagnosis::Finding;
 use crate::library;
 
-/// Where the library is put.
+/// Checks where the library's file is placed.
 pub(super) fn library(folder: &Path) -> Finding {
     let what = "recorder's library";
     match library::library(folder) {
@@ -25,7 +25,7 @@ pub(super) fn library(folder: &Path) -> Finding {
     }
 }
 
-/// What else is preloaded.
+/// Reports other preloaded libraries.
 pub(super) fn others() -> Finding {
     let what = "LD_PRELOAD";
     let set = std::env::var_os("LD_PRELOAD").unwrap_or_default();
@@ -44,14 +44,14 @@ pub(super) fn others() -> Finding {
     Finding::ok(what, format!("also used by {}: kept, after ours", entries.join(", ")))
 }
 
-/// Auditing libraries: they see, and may change, which function every call is bound to.
+/// Reports auditing libraries. They see, and may change, the function that each call is bound to.
 pub(super) fn audit() -> Option<Finding> {
     let set = std::env::var_os("LD_AUDIT").filter(|v| !v.is_empty())?;
     let text = format!("{} may bind functions past the recorder", set.to_string_lossy());
     Some(Finding::note("LD_AUDIT", text).with_mend("unset LD_AUDIT where something is missing in the recording"))
 }
 
-/// Whether this process is itself being recorded.
+/// Reports when memtrace records this very process.
 pub(super) fn nested() -> Option<Finding> {
     std::env::var_os(ENV)?;
     let text = "memtrace records this very process: what doctor starts goes to its own recordings instead";

@@ -1,4 +1,4 @@
-//! One short recording of a program of doctor's own choice, by this very binary, with nothing printed and a time limit.
+//! Makes one short recording of a test program with this same binary, without output and with a time limit.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -8,20 +8,20 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How often it is looked whether the program has ended.
+/// How often the probe checks whether the program has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(3);
 
-/// What came of it.
+/// The result of a recording.
 #[derive(Debug)]
 pub(super) struct Probed {
-    /// `None`: it was ended, being too slow.
+    /// `None` when the program was killed at the time limit.
     pub(super) status: Option<ExitStatus>,
     pub(super) stdout: String,
     pub(super) stderr: String,
 }
 
 impl Probed {
-    /// The last line of what was complained about, or how it ended.
+    /// The last line on stderr, or a description of how the program ended.
     pub(super) fn complaint(&self) -> String {
         let last = self.stderr.lines().rev().find(|l| !l.trim().is_empty());
         match (last, self.status) {
@@ -32,21 +32,25 @@ impl Probed {
     }
 }
 
-/// Records `command` into `folder`/run, CPU tensors included.
+/// Records `command` into `folder`/run, including CPU tensors. Kills it after `patience`.
+///
+/// Fails when a file or the process cannot be created.
 pub(super) fn record(folder: &Path, command: &[OsString], patience: Duration) -> io::Result<Probed> {
     std::fs::create_dir_all(folder)?;
     let (out, err) = (folder.join("stdout"), folder.join("stderr"));
     let mut memtrace = Command::new(std::env::current_exe()?);
     memtrace.args(["run", "--quiet", "--no-snapshot", "--cpu", "always", "-o"]).arg(folder.join("run")).arg("--");
     memtrace.args(command).stdin(Stdio::null()).stdout(File::create(&out)?).stderr(File::create(&err)?);
-    // A group of its own: Ctrl-C ends us, and a slow one can be ended with all its children.
+    // Use a process group of its own. Ctrl-C then ends only doctor, and a slow program can be killed with all its
+    // children.
     let mut child = memtrace.process_group(0).spawn()?;
     let began = Instant::now();
     let status = loop {
         match child.try_wait()? {
             Some(status) => break Some(status),
             None if began.elapsed() > patience => {
-                // SAFETY: the group of a child that has not been collected.
+                // SAFETY: `kill` takes two integers. The child leads its group and is not collected yet, so the group
+                // id was not reused.
                 unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
                 child.wait()?;
                 break None;
@@ -58,7 +62,7 @@ pub(super) fn record(folder: &Path, command: &[OsString], patience: Duration) ->
     Ok(Probed { status, stdout: text(&out), stderr: text(&err) })
 }
 
-/// The traces of a recording.
+/// The readable traces of a recording, sorted by path.
 pub(super) fn traces(folder: &Path) -> Vec<memtrace_trace::file::Reader> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().filter_map(|e| Some(e.ok()?.path()));
     let mut paths: Vec<_> = entries.filter(|p| p.extension() == Some(OsStr::new("mtr"))).collect();

@@ -1,4 +1,4 @@
-//! Given a command: a short real run, and what its recording says about each of its processes.
+//! Records a short run of the given command and reports on each of its processes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,20 +17,20 @@ use super::{probe, torch};
 use crate::inherited::State;
 use crate::preflight;
 
-/// What is to be run and how.
+/// The command to record and the options of that run.
 #[derive(Clone, Copy)]
 pub(super) struct Order<'a> {
     pub(super) command: &'a [OsString],
-    /// Where the recording goes.
+    /// The folder for the recording.
     pub(super) folder: &'a Path,
-    /// Whether it stays there.
+    /// Whether the recording stays in that folder.
     pub(super) keep: bool,
     pub(super) limit: Option<Duration>,
-    /// Our stdout is for programs: the command's goes to stderr.
+    /// Doctor's stdout is machine-readable, so the command's output goes to stderr.
     pub(super) to_stderr: bool,
 }
 
-/// Runs it and looks.
+/// Records the command and examines the recording.
 pub(super) fn examine(state: State, order: Order<'_>) -> Program {
     let mut program = Program {
         command: order.command.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
@@ -95,7 +95,8 @@ fn ending(manifest: &Value, ended: &Ended) -> String {
     }
 }
 
-/// How the program ended is its own affair, and worth knowing: it may not have come to what was to be seen.
+/// A finding on how the program ended. A failure is only a note, because the program may have ended before its GPU
+/// work.
 fn outcome(manifest: &Value, ended: &Ended) -> Finding {
     let text = ending(manifest, ended);
     if manifest["exit"]["code"] == 0 || ended.stopped {
@@ -105,7 +106,7 @@ fn outcome(manifest: &Value, ended: &Ended) -> Finding {
     }
 }
 
-/// Processes that asked to be recorded and were not.
+/// Findings about processes whose recording request was refused.
 fn refused(manifest: &Value) -> impl Iterator<Item = Finding> {
     manifest["refused"].as_object().into_iter().flatten().map(|(reason, number)| {
         let mend = match reason.as_str() {
@@ -153,14 +154,14 @@ fn process(trace: &Reader) -> Process {
     }
 }
 
-/// The PyTorch a process used: the one that called CUDA, or whose code stands in its stacks.
+/// The PyTorch that a process used: the one that called CUDA, or whose code is in the process's stacks.
 fn pytorch(trace: &Reader) -> Option<PyTorch> {
     let definitions = trace.definitions();
     let libraries = definitions.modules.iter().find_map(|m| torch::of_file(Path::new(&*m.path)));
     libraries.or_else(|| definitions.frames.iter().find_map(|f| torch::of_file(Path::new(&*f.filename))))
 }
 
-/// Processes that the launcher found to be out of its reach.
+/// The processes of the command that the launcher could not record.
 fn strangers(manifest: &Value) -> Vec<Stranger> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let all = manifest["unseen"].as_array().into_iter().flatten();
@@ -179,7 +180,7 @@ fn strangers(manifest: &Value) -> Vec<Stranger> {
     .collect()
 }
 
-/// What to do about a process that cannot be recorded (`crate::unseen` has the reasons).
+/// The fix for a process that cannot be recorded. `crate::unseen` produces the reasons.
 fn mend(reason: &str) -> &'static str {
     const MENDS: [(&str, &str); 9] = [
         ("another user", "run memtrace as that user, behind sudo: sudo -u USER memtrace -- COMMAND"),

@@ -1,5 +1,7 @@
-//! The Pythons on PATH: each is started under the recorder, tells about itself and calls one hook. So whether its frames can be read is
-//! not looked up but seen.
+//! Tests the Python interpreters on PATH.
+//!
+//! Each one is started under the recorder, prints facts about itself and calls one hook. Whether its frames can be read
+//! is therefore tested, not looked up.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -15,13 +17,13 @@ use memtrace_trace::file::Reader;
 use super::diagnosis::{Finding, PyTorch, Python};
 use super::{probe, tested, torch};
 
-/// More are not tried.
+/// The maximum number of interpreters that are tested.
 const MOST: usize = 24;
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What the stack of the program below must end with, innermost first.
+/// The innermost frames that the stack of [`PROGRAM`] must have, innermost first.
 const INNERMOST: [&str; 2] = ["allocates", "<module>"];
 
-/// Runs in Python 2.7 and later; imports nothing but `ctypes`.
+/// The test program. It runs in Python 2.7 and later and imports only `ctypes`.
 const PROGRAM: &str = r#"
 import sys
 def fact(name, value):
@@ -47,14 +49,14 @@ def allocates():
 allocates()
 "#;
 
-/// A Python to be looked at.
+/// A Python interpreter to test.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Candidate {
     path: PathBuf,
     is_default: bool,
 }
 
-/// Looks for all of them and tries each. `folder` is free to be used.
+/// Finds all interpreters and tests each one. `folder` is empty and may be written to.
 pub(super) fn pythons(folder: &Path) -> Vec<Python> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let candidates = candidates(&std::env::split_paths(&path).collect::<Vec<_>>());
@@ -75,7 +77,7 @@ pub(super) fn pythons(folder: &Path) -> Vec<Python> {
     });
     let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     found.sort_by_key(|(index, ..)| *index);
-    // A shim turned out to be one of the others.
+    // A shim may have turned out to be an interpreter that was already tested.
     let mut seen = Vec::new();
     found.retain(|(_, real, _)| {
         let is_new = !seen.contains(real);
@@ -89,8 +91,10 @@ fn is_executable(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
-/// `python3`, `python` where PATH leads first; then every other Python of these folders, and of pyenv's versions where its shims
-/// are on PATH. Each program once.
+/// The interpreters to test, each program once.
+///
+/// First come the `python3` and `python` that PATH finds. Then come the other Pythons in these folders, and those of
+/// pyenv's versions if its shims are on PATH.
 fn candidates(folders: &[PathBuf]) -> Vec<Candidate> {
     let mut all: Vec<Candidate> = Vec::new();
     for name in ["python3", "python"] {
@@ -117,7 +121,7 @@ fn candidates(folders: &[PathBuf]) -> Vec<Candidate> {
     }
     let mut seen = Vec::new();
     all.retain(|candidate| {
-        // A shim is a script that picks one of the versions: only the default one says something new.
+        // A shim is a script that runs one of the versions. Only the default shim adds information.
         let is_script = std::fs::File::open(&candidate.path).is_ok_and(|f| {
             let mut head = [0; 2];
             std::os::unix::fs::FileExt::read_exact_at(&f, &mut head, 0).is_ok() && &head == b"#!"
@@ -133,13 +137,14 @@ fn candidates(folders: &[PathBuf]) -> Vec<Candidate> {
     all
 }
 
-/// The virtual environment a program lies in: one program means another Python there.
+/// The virtual environment that contains a program. The same program is a different Python in each environment.
 fn home(path: &Path) -> Option<PathBuf> {
     let folder = path.parent()?.parent()?;
     folder.join("pyvenv.cfg").exists().then(|| folder.to_owned())
 }
 
-/// `python`, `python3`, `python3.11`, `python3.13t`, `pypy3`; not `python3-config`.
+/// Whether this is a name such as `python`, `python3`, `python3.11`, `python3.13t` or `pypy3`, but not
+/// `python3-config`.
 fn is_python_name(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().as_bytes();
     ["python", "pypy"].iter().any(|kind| {
@@ -148,7 +153,7 @@ fn is_python_name(path: &Path) -> bool {
     })
 }
 
-/// Starts one; also gives the path it has by its own account.
+/// Tests one interpreter. Also returns the path that the interpreter itself reports.
 fn examine(candidate: &Candidate, folder: &Path) -> (PathBuf, Python) {
     let command: Vec<OsString> =
         vec![candidate.path.clone().into(), "-E".into(), "-s".into(), "-S".into(), "-c".into(), PROGRAM.into()];
@@ -190,7 +195,7 @@ fn examine(candidate: &Candidate, folder: &Path) -> (PathBuf, Python) {
     (real, python)
 }
 
-/// What is off with a Python that nobody has asked for is no more than worth knowing.
+/// Downgrades a problem to a note for an interpreter that is not the default one.
 fn counted(candidate: &Candidate, finding: Finding) -> Finding {
     if finding.is_off() && !candidate.is_default {
         return Finding { state: super::diagnosis::State::Note, ..finding };
@@ -198,7 +203,7 @@ fn counted(candidate: &Candidate, finding: Finding) -> Finding {
     finding
 }
 
-/// What the recorder said of its frames, and whether the stack it recorded is the one that was there.
+/// Checks the recorder's notices about Python frames, and that the recorded stack is the expected one.
 fn stacks(implementation: &str, version: &str, probed: &probe::Probed, folder: &Path) -> Finding {
     let what = "Python stacks";
     let supported = format!("use CPython {} (a release build with the GIL)", tested::pythons());
@@ -236,7 +241,7 @@ fn has_expected_stack(trace: &Reader) -> bool {
     })
 }
 
-/// The PyTorch installed for a Python.
+/// The PyTorch installed for this Python. `None` when there is none.
 fn pytorch(path: &Path, executable: Option<&str>, prefix: Option<String>, version: &str) -> Option<PyTorch> {
     let minor = version.split('.').take(2).collect::<Vec<_>>().join(".");
     let of_program = |p: &Path| p.parent().and_then(Path::parent).map(Path::to_owned);

@@ -1,16 +1,17 @@
-//! A folder of doctor's own, removed with everything in it.
+//! A temporary folder for doctor, which is removed with everything in it.
 
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// See the module.
+/// Owns the path of the temporary folder. Drop removes the folder.
 #[derive(Debug)]
 pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// A new folder, in the system's place for such or else in the current one.
+    /// Creates a new folder in the system's temporary directory, or else in the current directory. Fails when neither
+    /// works.
     pub(super) fn new() -> io::Result<Scratch> {
         let name = format!("memtrace-doctor-{}-{:x}", std::process::id(), crate::host::epoch_ns());
         let make = |base: PathBuf| {
@@ -20,7 +21,7 @@ impl Scratch {
         make(std::env::temp_dir()).or_else(|e| make(PathBuf::from(".")).map_err(|_| e))
     }
 
-    /// Where it is.
+    /// The folder's path.
     pub(super) fn path(&self) -> &Path {
         &self.0
     }

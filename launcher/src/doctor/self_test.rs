@@ -1,5 +1,7 @@
-//! The whole way once, for certain: this program, started under the recorder, calls one of its hooks with made-up blocks, and
-//! what arrives in the trace is compared with what was called.
+//! An end-to-end test of the recorder.
+//!
+//! This program, started under the recorder, calls one of its hooks with made-up blocks. The trace must contain exactly
+//! these calls.
 
 use std::ffi::{CStr, OsString, c_void};
 use std::path::Path;
@@ -11,25 +13,27 @@ use super::diagnosis::Finding;
 use super::probe;
 use super::units::count;
 
-/// `c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, c10::Device)`: the one hook that does without its original.
+/// The mangled name of `c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, c10::Device)`. Only this hook
+/// works without its original function.
 pub(super) const REPORT: &CStr = c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
-/// `c10::Device`: type CPU, no index.
+/// `c10::Device` with type CPU and no index.
 pub(super) const CPU: u16 = 0xff00;
-/// Blocks handed out and taken back.
+/// The number of blocks that are allocated and freed.
 const BLOCKS: u64 = 2000;
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The exit code of a victim into which no library was loaded.
+/// The exit code of a traced process in which the library is not loaded.
 const NOT_THERE: u8 = 3;
 
-/// Block `i`: its address and its size.
+/// The address and the size in bytes of block `i`.
 fn block(i: u64) -> (u64, u64) {
     (0x7000_0000_0000 + i * 4096, 1 + i * 37 % 4096)
 }
 
-/// The victim's part: `memtrace doctor --victim`.
+/// The part of the traced process: `memtrace doctor --victim`. Returns its exit code.
 pub(crate) fn victim() -> u8 {
     type Report = unsafe extern "C" fn(*mut c_void, i64, usize, usize, u16);
-    // SAFETY: looks a name up; what has this name in the recorder's library is of this type.
+    // SAFETY: `REPORT` is a NUL-terminated string, and the result is checked for null. The recorder's library exports
+    // this name with the type `Report`.
     let report = unsafe {
         let report = libc::dlsym(libc::RTLD_DEFAULT, REPORT.as_ptr());
         if report.is_null() {
@@ -39,14 +43,14 @@ pub(crate) fn victim() -> u8 {
     };
     for sign in [1, -1] {
         for (addr, size) in (0..BLOCKS).map(block) {
-            // SAFETY: the recorder notes the address and does not touch it.
+            // SAFETY: `report` is the recorder's hook. It records the address and never dereferences it.
             unsafe { report(std::ptr::without_provenance_mut(addr as usize), sign * size as i64, 0, 0, CPU) };
         }
     }
     0
 }
 
-/// Starts the victim and compares. `folder` is free to be used.
+/// Runs the traced process and compares the trace. `folder` is empty and may be written to.
 pub(super) fn self_test(folder: &Path) -> Finding {
     let what = "self-test";
     match run(folder) {

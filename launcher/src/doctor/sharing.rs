@@ -1,4 +1,4 @@
-//! The memory and the socket that a traced process shares with the launcher.
+//! Checks the memory and the socket that a traced process shares with the launcher.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
@@ -10,7 +10,7 @@ use super::diagnosis::Finding;
 use super::units::bytes;
 use crate::session;
 
-/// Makes the memory of one process, as a recording does.
+/// Creates the shared memory of one process, as a recording does.
 pub(super) fn memory() -> Finding {
     let what = "shared memory";
     let noexec = std::fs::read_to_string("/proc/sys/vm/memfd_noexec").unwrap_or_default();
@@ -35,7 +35,7 @@ pub(super) fn memory() -> Finding {
     }
 }
 
-/// Makes the socket by which a process finds the launcher, and connects to it.
+/// Creates the socket through which a process finds the launcher, and connects to it.
 pub(super) fn socket() -> Finding {
     let what = "Unix socket";
     let tried = session::token().and_then(|token| {

@@ -1,7 +1,8 @@
-//! Runs the user's program under a recording launcher, as `memtrace run` would, and can end it.
+//! Runs the user's program under a recording launcher, as `memtrace run` does, and can end it.
 //!
-//! The program and the launcher get a process group of their own: so that they can be ended together, and so that Ctrl-C ends them
-//! and not doctor, which still has to say what was seen. On a terminal that group is the foreground one meanwhile.
+//! The program and its launcher get a process group of their own, so that one signal ends both. Ctrl-C then ends them
+//! and not doctor, which still reports what it saw. On a terminal that group is the foreground group while the program
+//! runs.
 
 use std::ffi::OsString;
 use std::io;
@@ -14,36 +15,37 @@ use std::time::{Duration, Instant};
 use crate::inherited::State;
 use crate::proc::ProcessDir;
 
-/// A signal ends a wait; this is for deadlines.
+/// How often deadlines are checked. Signals end a wait earlier.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How long a program may take to end when it is asked to.
+/// How long a program may take to end after a request.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// What came of it.
+/// The result of the run.
 #[derive(Debug)]
 pub(super) struct Ended {
-    /// The launcher's exit status, which is the program's.
+    /// The launcher's exit status, which is the program's. `None` when a signal ended the launcher.
     pub(super) code: Option<i32>,
-    /// Whether it was ended because its time was up.
+    /// Whether doctor ended the program at the time limit.
     pub(super) stopped: bool,
     pub(super) took: Duration,
 }
 
-/// The terminal whose foreground group we are.
+/// A terminal on which this process's group is the foreground group.
 struct Terminal {
     ours: libc::pid_t,
 }
 
 impl Terminal {
     fn ours() -> Option<Terminal> {
-        // SAFETY: plain calls; without a terminal the second fails.
+        // SAFETY: the calls take no pointers. Without a terminal `tcgetpgrp` returns an error, which is not equal to
+        // the group.
         let (ours, foreground) = unsafe { (libc::getpgrp(), libc::tcgetpgrp(libc::STDIN_FILENO)) };
         (ours == foreground).then_some(Terminal { ours })
     }
 
-    /// Makes a group the foreground one. SIGTTOU must be blocked.
+    /// Makes `group` the foreground group. The caller must block SIGTTOU.
     fn give(&self, group: libc::pid_t) {
-        // SAFETY: a plain call.
+        // SAFETY: `tcsetpgrp` takes two integers and accesses no memory of ours.
         unsafe { libc::tcsetpgrp(libc::STDIN_FILENO, group) };
     }
 }
@@ -54,10 +56,11 @@ impl Drop for Terminal {
     }
 }
 
-/// The signals that doctor waits for instead of dying of them.
+/// The signals that doctor waits for, so that they do not end it.
 fn signals() -> libc::sigset_t {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the set is filled before use.
+    // SAFETY: `sigemptyset` initializes `set` before `sigaddset` and `assume_init` use it. The signal numbers are
+    // constants of libc.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         for signal in [libc::SIGCHLD, libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGTTOU] {
@@ -67,7 +70,10 @@ fn signals() -> libc::sigset_t {
     }
 }
 
-/// Records `command` into `folder`. `to_stderr`: the program's output goes there, since ours is to be read by a program.
+/// Records `command` into `folder` and ends it after `limit`.
+///
+/// With `to_stderr` the program's output goes to stderr, because doctor's stdout is machine-readable. Fails when the
+/// launcher cannot be started.
 pub(super) fn run(
     state: State,
     command: &[OsString],
@@ -76,18 +82,19 @@ pub(super) fn run(
     to_stderr: bool,
 ) -> io::Result<Ended> {
     let signals = signals();
-    // SAFETY: a filled set.
+    // SAFETY: `signals` is an initialized set on this stack frame. The null pointer asks for no old mask.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signals, std::ptr::null_mut()) };
     let terminal = Terminal::ours();
     let on_terminal = terminal.is_some();
     let mut memtrace = Command::new(std::env::current_exe()?);
     memtrace.args(["run", "--quiet", "--no-snapshot", "-o"]).arg(folder).arg("--").args(command);
     if to_stderr {
-        // SAFETY: a duplicate of a descriptor is ours.
+        // SAFETY: nothing else owns the new descriptor of a successful `dup`. stderr is open here, so `dup` fails only
+        // without free descriptors.
         let stderr = unsafe { <Stdio as std::os::fd::FromRawFd>::from_raw_fd(libc::dup(libc::STDERR_FILENO)) };
         memtrace.stdout(stderr);
     }
-    // SAFETY: async-signal-safe calls only.
+    // SAFETY: the closure makes only async-signal-safe calls, as `pre_exec` requires between fork and exec.
     unsafe {
         memtrace.pre_exec(move || {
             libc::setpgid(0, 0);
@@ -98,7 +105,7 @@ pub(super) fn run(
                 libc::pthread_sigmask(libc::SIG_BLOCK, out.as_ptr(), std::ptr::null_mut());
                 libc::tcsetpgrp(libc::STDIN_FILENO, libc::getpid());
             }
-            // When doctor is killed, the launcher passes this on to the program.
+            // When doctor is killed, the launcher gets this signal and passes it on to the program.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
             state.restore()
         });
@@ -108,16 +115,18 @@ pub(super) fn run(
     let group = launcher as libc::pid_t;
     let mut stopped = false;
     let mut asked: Option<Instant> = None;
-    // SAFETY: the group of a child that is collected at the end of this function.
+    // SAFETY: `kill` takes two integers. The launcher leads the group and is collected only at the end of this
+    // function, so the group id was not reused.
     let send = |signal| unsafe { libc::kill(-group, signal) };
     let code = loop {
         match wait(group)? {
             Change::Ended(code) => break code,
             Change::Stopped => {
-                // Who has stopped it from the terminal wants the shell: we stop as well, and go on together.
+                // The user stopped the program from the terminal and expects the shell. Stop doctor too, and continue
+                // both together.
                 if let Some(terminal) = &terminal {
                     terminal.give(terminal.ours);
-                    // SAFETY: a plain call.
+                    // SAFETY: `raise` takes an integer and accesses no memory of ours.
                     unsafe { libc::raise(libc::SIGSTOP) };
                     terminal.give(group);
                     send(libc::SIGCONT);
@@ -130,7 +139,7 @@ pub(super) fn run(
             asked = Some(Instant::now());
             send(libc::SIGTERM);
         }
-        // The launcher goes last, so that the recording has an end.
+        // Kill the launcher last, so that it can complete the recording.
         if asked.is_some_and(|at| at.elapsed() >= 2 * GRACE) {
             send(libc::SIGKILL);
         } else if asked.is_some_and(|at| at.elapsed() >= GRACE) {
@@ -144,12 +153,13 @@ pub(super) fn run(
     };
     let took = began.elapsed();
     drop(terminal);
-    // SAFETY: the set that was blocked above. A signal that came meanwhile ends us now.
+    // SAFETY: `signals` is the initialized set that was blocked at the start of this function. A signal that arrived
+    // meanwhile ends doctor now.
     unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &signals, std::ptr::null_mut()) };
     Ok(Ended { code, stopped, took })
 }
 
-/// Everything a process has started, directly or not, and that still has its parent.
+/// All direct and indirect children of a process that still have their parent.
 fn descendants(of: u32) -> Vec<u32> {
     let mut all = ProcessDir::of(of).children();
     let mut next = 0;
@@ -161,20 +171,21 @@ fn descendants(of: u32) -> Vec<u32> {
 }
 
 fn end(pid: u32, signal: libc::c_int) {
-    // SAFETY: a plain call; the process was part of the program a moment ago.
+    // SAFETY: `kill` takes two integers and accesses no memory of ours. `pid` was a descendant of the program a moment
+    // ago.
     unsafe { libc::kill(pid as libc::pid_t, signal) };
 }
 
 enum Change {
     None,
     Stopped,
-    /// With this exit status; `None`: it was killed.
+    /// The process exited with this status. `None` when a signal ended it.
     Ended(Option<i32>),
 }
 
 fn wait(pid: libc::pid_t) -> io::Result<Change> {
     let mut status = 0;
-    // SAFETY: a place for the status of our own child.
+    // SAFETY: `pid` is a child of this process, and `status` is valid for writes.
     match unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG | libc::WUNTRACED) } {
         0 => Ok(Change::None),
         -1 => Err(io::Error::last_os_error()),
@@ -185,7 +196,8 @@ fn wait(pid: libc::pid_t) -> io::Result<Change> {
 
 fn next_signal(signals: &libc::sigset_t, within: Duration) -> Option<libc::c_int> {
     let timeout = libc::timespec { tv_sec: 0, tv_nsec: within.as_nanos() as libc::c_long };
-    // SAFETY: a filled set and a valid time.
+    // SAFETY: `signals` is an initialized set, and `timeout` is a valid time on this stack frame. The null pointer asks
+    // for no signal details.
     let signal = unsafe { libc::sigtimedwait(signals, std::ptr::null_mut(), &timeout) };
     (signal > 0).then_some(signal)
 }

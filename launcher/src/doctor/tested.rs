@@ -1,7 +1,7 @@
-//! Which releases memtrace's own tests have met: one list, `tested-versions.json`, for doctor, the documentation and the test
-//! that compares it with what the suite runs.
+//! The releases that memtrace's own tests cover. `tested-versions.json` is the only list.
 //!
-//! It is advice, not permission: what a release lays out how is verified at run time, tested or not.
+//! Doctor and the documentation read the list, and a test compares it with what the suite runs. The list is advice, not
+//! permission: the recorder verifies the layout of every release at run time.
 
 use std::cmp::Ordering;
 use std::sync::OnceLock;
@@ -18,29 +18,29 @@ struct Tested {
 
 #[derive(Deserialize, Debug)]
 struct Cpython {
-    /// Run by the suite.
+    /// Versions that the test suite runs.
     tested: Vec<String>,
-    /// Their layout is known from their headers.
+    /// Versions whose layout is known from their headers.
     known: Vec<String>,
 }
 
 #[derive(Deserialize, Debug)]
 struct Release {
     version: String,
-    /// Whether its allocator can be listened to; else the profiler's reporter tells of blocks.
+    /// Whether the recorder can track its allocator. Otherwise blocks come from PyTorch's profiler reporter.
     tracker: bool,
 }
 
 fn list() -> &'static Tested {
     static LIST: OnceLock<Tested> = OnceLock::new();
     LIST.get_or_init(|| {
-        // A unit test reads it, so it is sound.
+        // A unit test parses the embedded file, so the fallback is never used.
         serde_json::from_str(include_str!("tested-versions.json"))
             .unwrap_or(Tested { cpython: Cpython { tested: Vec::new(), known: Vec::new() }, pytorch: Vec::new() })
     })
 }
 
-/// The numbers of a version: `2.11.0+cu130` -> 2, 11, 0.
+/// The numbers of a version: `2.11.0+cu130` gives 2, 11, 0.
 fn numbers(version: &str) -> Vec<u32> {
     let release = version.split(['+', 'a', 'b', 'r', '-']).next().unwrap_or_default();
     release.split('.').map_while(|n| n.parse().ok()).collect()
@@ -50,7 +50,7 @@ fn compare(a: &str, b: &str) -> Ordering {
     numbers(a).cmp(&numbers(b))
 }
 
-/// The CPython versions whose layouts are known, for people: `3.8 to 3.14`.
+/// The range of CPython versions whose layouts are known, such as `3.8 to 3.14`.
 pub(super) fn pythons() -> String {
     let cpython = &list().cpython;
     let all: Vec<&String> = cpython.tested.iter().chain(&cpython.known).collect();
@@ -60,19 +60,19 @@ pub(super) fn pythons() -> String {
     }
 }
 
-/// Whether the tests have met this CPython, by its full version.
+/// Whether the tests cover this CPython. `version` is its full version.
 pub(super) fn is_python_tested(version: &str) -> bool {
     let minor = numbers(version);
     list().cpython.tested.iter().any(|t| minor.starts_with(&numbers(t)))
 }
 
-/// The PyTorch releases that the tests have met and whose allocator can be listened to.
+/// The PyTorch releases that the tests cover and whose allocator can be tracked.
 pub(super) fn pytorches() -> String {
     let releases: Vec<&str> = list().pytorch.iter().filter(|r| r.tracker).map(|r| r.version.as_str()).collect();
     releases.join(", ")
 }
 
-/// What is known of a PyTorch release before it runs.
+/// A finding on a PyTorch release, before it runs.
 pub(super) fn pytorch(version: &str, cuda: Option<&str>) -> Finding {
     let what = "PyTorch";
     let releases = &list().pytorch;

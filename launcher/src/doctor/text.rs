@@ -1,17 +1,17 @@
-//! The page for people: the answer, what is off with its mend, then everything by layer, then the next step.
+//! The report for people: the result, the problems with their fixes, all findings by layer, and the next step.
 
 use super::diagnosis::{Diagnosis, Finding, Process, Python, State};
 use super::units::count_text;
 
-/// Names are this wide.
+/// The width of the column of names, in characters.
 const NAME: usize = 20;
-/// The longest command line shown.
+/// The maximum length of a command line in the report, in characters.
 const COMMAND: usize = 100;
 
-/// How to write.
+/// Options of the text report.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Style {
-    /// For a terminal that has colours.
+    /// Whether to use terminal colors.
     pub(super) colour: bool,
 }
 
@@ -34,7 +34,7 @@ impl Style {
     }
 }
 
-/// Writes the page.
+/// Writes the report.
 pub(super) fn page(diagnosis: &Diagnosis, style: Style) -> String {
     let mut out = String::new();
     answer(&mut out, diagnosis, style);
@@ -68,7 +68,7 @@ fn answer(out: &mut String, diagnosis: &Diagnosis, style: Style) {
 
 fn line(out: &mut String, finding: &Finding, style: Style) {
     *out += &format!("  {:NAME$} {} {}\n", finding.what, style.state(finding.state), finding.found);
-    // What is off has its mend above.
+    // Problems have their fix at the top of the report.
     if let (State::Note, Some(mend)) = (finding.state, &finding.mend) {
         *out += &format!("  {:NAME$}      mend: {mend}\n", "");
     }

@@ -1,14 +1,14 @@
-//! A PyTorch by its files: nothing is imported.
+//! Identifies a PyTorch by its files. Nothing is imported.
 
 use std::path::Path;
 
 use super::diagnosis::PyTorch;
 use super::tested;
 
-/// `version.py` is a few lines.
+/// The maximum size of `version.py` in bytes. The file has a few lines.
 const LONGEST: u64 = 64 * 1024;
 
-/// The PyTorch whose folder this is.
+/// The PyTorch in this folder. `None` when it has no readable `version.py`.
 pub(super) fn in_folder(folder: &Path) -> Option<PyTorch> {
     let file = folder.join("version.py");
     if std::fs::metadata(&file).ok()?.len() > LONGEST {
@@ -21,7 +21,7 @@ pub(super) fn in_folder(folder: &Path) -> Option<PyTorch> {
     Some(PyTorch { version, cuda, path: folder.display().to_string(), tested })
 }
 
-/// The PyTorch that a file belongs to: `.../torch/lib/libc10.so`, `.../torch/nn/modules/linear.py`.
+/// The PyTorch that contains a file such as `.../torch/lib/libc10.so` or `.../torch/nn/modules/linear.py`.
 pub(super) fn of_file(path: &Path) -> Option<PyTorch> {
     path.ancestors().filter(|a| a.file_name().is_some_and(|n| n == "torch")).find_map(in_folder)
 }

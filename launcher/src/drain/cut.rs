@@ -1,5 +1,7 @@
-//! Traces that a full disk has cut short. Each is left as it is, a sound trace up to that point, until the run has ended; then a small
-//! reserve of space is given back, and there every one of them gets its end: what is missing, and why.
+//! Completes traces that a full disk has cut short.
+//!
+//! Each such file stays as it is, a valid trace up to that point, until the run has ended. Then a small reserve of disk
+//! space is released. It has space for an end record in each file: how many events are missing, and why.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -8,26 +10,27 @@ use memtrace_analysis::RunFolder;
 use memtrace_trace::counters::CounterValues;
 use memtrace_trace::file::{self, End, Writer};
 
-/// Enough for the ends of a few hundred traces, and for the manifest and the summary, which are written after them.
+/// The reserve in bytes. It suffices for the ends of a few hundred traces and for the manifest and the summary, which
+/// are written later.
 const RESERVE: u64 = 256 << 10;
 
-/// Space kept for the last words.
+/// Disk space that is reserved for the end records.
 #[derive(Debug)]
 pub(super) struct Reserve(Option<File>);
 
 impl Reserve {
-    /// Takes the space; without it where there is none left, or where the file system promises none.
+    /// Reserves the space. Continues without a reserve when the disk is full or the file system cannot reserve space.
     pub(super) fn take(folder: &RunFolder) -> Reserve {
         Reserve(folder.reserve(RESERVE).ok())
     }
 
-    /// Gives it back.
+    /// Releases the reserved space.
     pub(super) fn release(&mut self) {
         self.0 = None;
     }
 }
 
-/// A trace file: frames reach it whole or not at all.
+/// A trace file to which each frame is written completely or not at all.
 #[derive(Debug)]
 pub(super) struct TraceFile {
     file: File,
@@ -35,12 +38,12 @@ pub(super) struct TraceFile {
 }
 
 impl TraceFile {
-    /// A new, empty one.
+    /// Wraps a new, empty file.
     pub(super) fn new(file: File) -> TraceFile {
         TraceFile { file, bytes: 0 }
     }
 
-    /// How long it is.
+    /// The length in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -58,7 +61,7 @@ impl Write for TraceFile {
                 Ok(())
             }
             Err(e) => {
-                // A part of it may be there. Where it cannot be taken back, readers see a cut tail.
+                // The file may contain a part of the frame. If it cannot be truncated, readers see a truncated tail.
                 let _ = self.file.set_len(self.bytes);
                 Err(e)
             }
@@ -73,14 +76,14 @@ impl Write for TraceFile {
 /// A trace that was cut short.
 #[derive(Debug)]
 pub(super) struct Cut {
-    /// Where the file could not even be begun: what it should begin with.
+    /// The info object, when even the beginning of the file could not be written.
     pub(super) unbegun: Option<String>,
     pub(super) counters: Option<Box<CounterValues>>,
     pub(super) end: End,
 }
 
 impl Cut {
-    /// Writes the end; gives the file's length.
+    /// Writes the end record and returns the file's length in bytes.
     pub(super) fn finish(&self, folder: &RunFolder, name: &str) -> anyhow::Result<u64> {
         let out = match &self.unbegun {
             Some(info) => {

@@ -1,8 +1,9 @@
-//! The door: who may ask for a segment, and how many may stand before it.
+//! The acceptor: checks which processes may request a segment, and limits how many may wait.
 //!
-//! The socket's name is no secret: `/proc/net/unix` shows it to everybody. So the kernel is asked who knocks. Only processes of our own
-//! user (and root's, who may do anything) are heard; the others are turned away at once and take no place from anybody. Among our own
-//! nobody can keep others out by standing there and saying nothing: the oldest silent caller makes room.
+//! The socket's name is public, because `/proc/net/unix` shows it to every user. The kernel therefore supplies the
+//! credentials of each peer. Only processes of the launcher's user and of root are served. Others are refused at once
+//! and take no place. A silent process of the same user cannot block others: the oldest silent connection is closed to
+//! make room.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,49 +16,52 @@ use memtrace_trace::shm::handshake::{Hello, peer_credentials};
 
 use crate::epoll::Epoll;
 
-/// A caller must say hello within this time.
+/// A peer must send its complete hello message within this time.
 const HELLO_WITHIN: Duration = Duration::from_secs(2);
-/// Callers that may be in the middle of their hello.
+/// The maximum number of connections whose hello is incomplete.
 const MAX_CALLERS: usize = 256;
-/// The same of one process. Ours has never more than one.
+/// The maximum number of such connections from one process. The memtrace library never opens more than one.
 const MAX_CALLERS_OF_ONE: usize = 4;
 
-/// Why somebody got no segment: counted, and told when the run ends.
+/// Why a process got no segment. The reasons are counted and reported when the run ends.
 pub(super) type Reason = &'static str;
 
 const NO_DESCRIPTORS: Reason = "no descriptors left";
 
-/// Whether a call failed for want of a descriptor.
+/// Whether a call failed because no file descriptor was available.
 fn no_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// Why a call failed that needs a descriptor: for want of one, or for this reason of its own.
+/// The reason for a failed call that creates a descriptor: [`NO_DESCRIPTORS`] when none was available, else
+/// `otherwise`.
 pub(super) fn why(error: &io::Error, otherwise: Reason) -> Reason {
     if no_descriptors(error) { NO_DESCRIPTORS } else { otherwise }
 }
 
-/// A process, named so that it cannot be taken for another.
+/// A process, identified so that it cannot be confused with a later one of the same pid.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// Its number in our pid namespace.
+    /// The pid in the launcher's pid namespace.
     pub(super) pid: u32,
-    /// Readable when it has died; `None` on kernels before 5.3.
+    /// Becomes readable when the process has ended. `None` on kernels before 5.3.
     pub(super) pidfd: Option<OwnedFd>,
 }
 
 impl Peer {
-    /// Who is at the other end, as the kernel knows it.
+    /// The process at the other end of the socket, from the kernel's credentials.
+    ///
+    /// Fails for other users, for processes outside the launcher's pid namespace, and for processes that have ended.
     fn of(socket: BorrowedFd<'_>) -> Result<Peer, Reason> {
         let peer = peer_credentials(socket).map_err(|_| "peer unknown")?;
-        // SAFETY: a plain call.
+        // SAFETY: `geteuid` takes no arguments, accesses no memory of ours and cannot fail.
         let ours = unsafe { libc::geteuid() };
         if peer.uid != ours && peer.uid != 0 {
             return Err("another user");
         }
         let pid = u32::try_from(peer.pid).ok().filter(|pid| *pid > 0).ok_or("outside our pid namespace")?;
         let pidfd = match peer_pidfd(socket) {
-            // Before Linux 6.5: by its number, at once, before that can have become another's.
+            // Kernels before 6.5 have no `SO_PEERPIDFD`. Open the pidfd by pid at once, before the pid can be reused.
             Err(e) if e.raw_os_error() == Some(libc::ENOPROTOOPT) => match pidfd_open(pid) {
                 Err(e) if no_descriptors(&e) => return Err(NO_DESCRIPTORS),
                 pidfd => pidfd.ok(),
@@ -68,21 +72,23 @@ impl Peer {
         Ok(Peer { pid, pidfd })
     }
 
-    /// Whether it has ended. Its number may belong to another process by now.
+    /// Whether the process has ended. Its pid may then belong to another process. Always false without a pidfd.
     pub(super) fn is_gone(&self) -> bool {
         self.pidfd.as_ref().is_some_and(|pidfd| {
             let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: one valid entry, and no waiting.
+            // SAFETY: `poll` is one valid `pollfd` that lives on this stack frame, and the count is 1. `pidfd` keeps
+            // the descriptor open during the call. The timeout of 0 makes the call return at once.
             unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
         })
     }
 }
 
-/// The process that connected, whatever its number means by now (Linux 6.5).
+/// A pidfd of the process that connected, even if its pid was reused since. Needs Linux 6.5 (`SO_PEERPIDFD`).
 fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut fd: RawFd = -1;
     let mut len = size_of::<RawFd>() as libc::socklen_t;
-    // SAFETY: an open socket and a place of the length that is passed along; the descriptor is new and ours.
+    // SAFETY: `socket` is borrowed and therefore open. `fd` and `len` are valid for writes, and `len` is the size of
+    // `fd`. On success the kernel has stored a new descriptor in `fd` that nothing else owns.
     unsafe {
         let option = libc::SO_PEERPIDFD;
         if libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, (&raw mut fd).cast(), &mut len) != 0 {
@@ -93,14 +99,15 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: a plain call; the descriptor it returns is new, close-on-exec, and ours.
+    // SAFETY: `pidfd_open` takes two integers and accesses no memory of ours. The descriptor it returns is new and
+    // close-on-exec, and nothing else owns it.
     unsafe {
         let fd = libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0);
         if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd as RawFd)) }
     }
 }
 
-/// Somebody who has connected and not yet said hello.
+/// A connection whose hello message is not complete yet.
 #[derive(Debug)]
 struct Caller {
     socket: UnixStream,
@@ -110,40 +117,43 @@ struct Caller {
     read: usize,
 }
 
-/// Somebody who has said the right hello.
+/// A connection that sent a valid hello message.
 #[derive(Debug)]
 pub(super) struct Guest {
     pub(super) socket: UnixStream,
     pub(super) peer: Peer,
 }
 
-/// The socket and those before it.
+/// The listening socket and the connections whose hello is incomplete.
 #[derive(Debug)]
 pub(super) struct Door {
     listener: UnixListener,
-    /// By token, which is in the order of their coming.
+    /// The connections by token. Tokens ascend in the order of arrival.
     callers: BTreeMap<u64, Caller>,
-    /// A descriptor to give up when there are no others, so that callers can be turned away.
+    /// A spare descriptor, closed when no others are left, so that connections can still be accepted and refused.
     spare: Option<File>,
 }
 
 impl Door {
-    /// A door in this listener's place, which must not block.
+    /// Creates an acceptor for this listener, which must be non-blocking.
     pub(super) fn new(listener: UnixListener) -> Door {
         Door { listener, callers: BTreeMap::new(), spare: spare() }
     }
 
-    /// Whether somebody is in the middle of their hello.
+    /// Whether no connection is in the middle of its hello.
     pub(super) fn is_quiet(&self) -> bool {
         self.callers.is_empty()
     }
 
-    /// Whether this token is a caller's.
+    /// Whether this token belongs to a connection whose hello is incomplete.
     pub(super) fn knows(&self, token: u64) -> bool {
         self.callers.contains_key(&token)
     }
 
-    /// Lets the next one in line come before the door, under this token. `None` when there is nobody.
+    /// Accepts the next waiting connection and registers it with `epoll` under `token`.
+    ///
+    /// `None` when no connection waits. An error is the reason for a refusal, of this connection or of an older silent
+    /// one.
     pub(super) fn admit(&mut self, token: u64, epoll: &Epoll) -> Option<Result<(), Reason>> {
         let socket = match self.listener.accept() {
             Ok((socket, _)) => socket,
@@ -167,7 +177,7 @@ impl Door {
         Some(if silent { Err("no hello") } else { Ok(()) })
     }
 
-    /// Sends the oldest caller away where there are too many; whether there were.
+    /// Closes the oldest connection when there are too many. Returns whether it closed one.
     fn make_room(&mut self, pid: u32) -> bool {
         let mut same = self.callers.iter().filter(|(_, caller)| caller.peer.pid == pid).map(|(token, _)| *token);
         let oldest = same.next();
@@ -181,10 +191,10 @@ impl Door {
         oldest.and_then(|token| self.callers.remove(&token)).is_some()
     }
 
-    /// Hears what a caller says; `None` while it is not all.
+    /// Reads the hello message of a connection. `None` while the message is incomplete or when the token is unknown.
     pub(super) fn hear(&mut self, token: u64) -> Option<Result<Guest, Reason>> {
         let caller = self.callers.get_mut(&token)?;
-        // Descriptors that come along are not asked for: the kernel drops them.
+        // A plain read asks for no ancillary data, so the kernel drops any descriptors that were sent along.
         match caller.socket.read(caller.hello.get_mut(caller.read..)?) {
             Ok(n) if n > 0 => {
                 caller.read += n;
@@ -205,7 +215,7 @@ impl Door {
         }
     }
 
-    /// Sends away whoever has had time enough; how many those were.
+    /// Closes the connections whose deadline has passed, and returns their number.
     pub(super) fn expire(&mut self) -> usize {
         if self.callers.is_empty() {
             return 0;

@@ -1,23 +1,25 @@
-//! How a process ended, also one that is not our child (a worker of torchrun, say).
+//! Finds the exit status of a process, including one that is not the launcher's child (for example a worker of
+//! torchrun).
 //!
-//! Only a parent is told by `wait(2)`, and the traced program's processes keep the parents they have. But the kernel tells others
-//! too: of a process that has ended and was not yet waited for, `/proc` has the status; of one that was, a descriptor opened before
-//! has it (`PIDFD_GET_INFO`, Linux 6.15). Before 6.15 the parent may have been faster than we are: then the status is not known, and
-//! nothing is guessed.
+//! `wait(2)` reports a status only to the parent, and the traced processes keep their own parents. The kernel offers
+//! two other sources. While an ended process is not yet collected, `/proc` has its status. Afterwards a pidfd that was
+//! opened earlier has it (`PIDFD_GET_INFO`, Linux 6.15). On older kernels the parent may collect the process first. The
+//! status is then unknown and is not guessed.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::child;
 use crate::proc::ProcessDir;
 
-/// The status word of `wait(2)` of a process whose `pidfd` has told that it ended; `None` where it cannot be known.
+/// The `wait(2)` status word of a process whose `pidfd` has become readable. `None` when it is unknown.
 pub(super) fn wait_status(pidfd: BorrowedFd<'_>, dir: &ProcessDir, start_time: Option<u64>) -> Option<i32> {
     of_child(pidfd).or_else(|| dir.zombie_status(start_time?)).or_else(|| of_collected(pidfd))
 }
 
-/// Our own child, left for its parent's code to collect.
+/// The status of the launcher's own child. The child stays uncollected, because `crate::child` collects it.
 fn of_child(pidfd: BorrowedFd<'_>) -> Option<i32> {
-    // SAFETY: `info` is plain data that the call fills; the descriptor is open.
+    // SAFETY: `siginfo_t` is plain data for which all zeros is valid, and `info` is valid for writes. `pidfd` is
+    // borrowed and therefore open. `si_pid` may be read, because `waitid` filled `info` in or left it zero.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         let flags = libc::WEXITED | libc::WNOWAIT | libc::WNOHANG;
@@ -37,15 +39,16 @@ struct PidfdInfo {
     exit_code: i32,
 }
 
-/// `PIDFD_INFO_EXIT`
+/// `PIDFD_INFO_EXIT` of linux/pidfd.h.
 const EXIT: u64 = 1 << 3;
-/// `_IOWR(PIDFS_IOCTL_MAGIC, 11, struct pidfd_info)`
+/// `_IOWR(PIDFS_IOCTL_MAGIC, 11, struct pidfd_info)` of linux/pidfd.h.
 const GET_INFO: libc::c_ulong = 3 << 30 | (size_of::<PidfdInfo>() as libc::c_ulong) << 16 | 0xff << 8 | 11;
 
-/// A process whose parent has collected it.
+/// The status of a process that its parent has already collected. `None` on kernels before 6.15.
 fn of_collected(pidfd: BorrowedFd<'_>) -> Option<i32> {
     let mut info = PidfdInfo { mask: EXIT, ..PidfdInfo::default() };
-    // SAFETY: the request says how long the structure is; kernels that do not know it refuse.
+    // SAFETY: `pidfd` is borrowed and therefore open. `GET_INFO` encodes the size of `PidfdInfo`, so the kernel writes
+    // at most that many bytes to `info`. Kernels without this request return an error.
     let result = unsafe { libc::ioctl(pidfd.as_raw_fd(), GET_INFO as _, &raw mut info) };
     (result == 0 && info.mask & EXIT != 0).then_some(info.exit_code)
 }
@@ -57,7 +60,7 @@ mod tests {
     use std::os::fd::{AsFd, FromRawFd, OwnedFd};
     use std::process::{Command, Stdio};
 
-    /// A grandchild that stops itself and, continued, ends with status 7; its parent collects it when told.
+    /// A grandchild stops itself and ends with status 7 after it continues. Its parent collects it on request.
     #[test]
     fn a_process_of_another_parent() {
         let script = "sh -c 'echo $$; kill -STOP $$; exit 7' & read x; wait $!; echo collected; read x";
@@ -70,12 +73,14 @@ mod tests {
         while dir.state() != Some('T') {
             std::thread::yield_now();
         }
-        // SAFETY: the process waits for us; the descriptor is new and ours.
+        // SAFETY: `pidfd_open` takes two integers. The stopped grandchild `pid` still exists, and nothing else owns the
+        // new descriptor.
         let pidfd = unsafe { OwnedFd::from_raw_fd(libc::syscall(libc::SYS_pidfd_open, pid, 0) as i32) };
         let start_time = dir.start_time();
         assert_eq!(wait_status(pidfd.as_fd(), &dir, start_time), None, "not ended");
         let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: a process that waits for us; one valid entry.
+        // SAFETY: `kill` takes two integers, and the stopped grandchild `pid` still exists. `poll` is one valid
+        // `pollfd` on this stack frame.
         unsafe {
             assert_eq!(libc::kill(pid as libc::pid_t, libc::SIGCONT), 0);
             assert_eq!(libc::poll(&raw mut poll, 1, 60_000), 1);

@@ -1,5 +1,7 @@
-//! What all processes of one run may take of the launcher's memory together. What one process may is bounded where it is taken; but
-//! processes are cheap, and there may be thousands.
+//! Limits on the launcher's memory that all processes of one run share.
+//!
+//! Each process has its own limits where the memory is taken. Those are not enough, because a run may have thousands of
+//! processes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,16 +9,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::process::Process;
 use super::writer::Queue;
 
-/// Texts about processes that are kept until the manifest is written, in bytes. The traces have all of them.
+/// Bytes of text about processes that are kept until the manifest is written. The trace files contain all of it.
 const KEPT_TEXT: u64 = 64 << 20;
-/// Threads that are told apart, over all living processes: about 200 MiB.
+/// The number of threads with an id of their own, over all living processes: about 200 MiB.
 const THREADS: u64 = 1 << 20;
-/// Places in reorder windows, over all processes: 80 MiB. Together they hold no more than twice that.
+/// Places in the reorder windows of all processes: 80 MiB. Together the windows never hold more than twice that.
 const PLACES: usize = 1 << 20;
-/// What a process keeps of its window when it held more than its share and all are used: 80 KiB.
+/// Places that a process over its share keeps when all places are in use: 80 KiB.
 const PLACES_OF_ONE: usize = 1 << 10;
 
-/// An amount of something that is shared.
+/// A shared amount that clones draw from together.
 #[derive(Clone, Debug)]
 pub(super) struct Budget(Arc<AtomicU64>);
 
@@ -25,12 +27,12 @@ impl Budget {
         Budget(Arc::new(AtomicU64::new(amount)))
     }
 
-    /// Takes so much, if there is so much left.
+    /// Takes `amount` if that much is left, and returns whether it was.
     pub(super) fn take(&self, amount: u64) -> bool {
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(amount)).is_ok()
     }
 
-    /// Gives so much back.
+    /// Returns `amount` to the budget.
     pub(super) fn give_back(&self, amount: u64) {
         self.0.fetch_add(amount, Ordering::Relaxed);
     }
@@ -39,9 +41,9 @@ impl Budget {
 /// The budgets of one run.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
-    /// Bytes of text kept until the end.
+    /// Bytes of text kept until the manifest is written.
     pub(super) kept_text: Budget,
-    /// Threads told apart.
+    /// Threads with an id of their own.
     pub(super) threads: Budget,
 }
 
@@ -51,7 +53,7 @@ impl Default for Limits {
     }
 }
 
-/// The places that all reorder windows hold, in one round over the processes.
+/// The places that all reorder windows hold, during one round over the processes.
 #[derive(Debug)]
 pub(super) struct Places {
     held: usize,
@@ -59,13 +61,15 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// As it stands before the round.
+    /// Counts the places at the start of a round.
     pub(super) fn of<'a>(processes: impl ExactSizeIterator<Item = &'a Process>) -> Places {
         let share = PLACES / processes.len().max(1);
         Places { held: processes.map(Process::places).sum(), share: share.max(PLACES_OF_ONE) }
     }
 
-    /// Does what changes the process's window. Where all hold too many by then, and this one more than its share, it gives up its gaps.
+    /// Runs `change` on the process and accounts for its window afterwards.
+    ///
+    /// When all windows exceed the limit and this process exceeds its share, its oldest gaps are given up.
     pub(super) fn watch<T>(
         &mut self,
         process: &mut Process,

@@ -1,36 +1,40 @@
-//! Puts the events of all rings of one process back into one order.
+//! Restores one process-wide order for the events from all rings of a process.
 //!
-//! The rule. Every event carries `seq`, its place in the process-wide order, without gaps.
+//! Every event carries `seq`, its place in the process-wide order. The numbers have no gaps.
 //! - An event is released when every smaller number has been released or given up.
-//! - A missing number is given up when an event with a larger number has waited for [`PATIENCE`], when the waiting events
-//!   would exceed [`WINDOW`], or at the end. It is counted.
-//! - An event that is [`WINDOW`] or more places ahead is better left in its ring until there is a place for it ([`Merge::has_place`]): the
-//!   ring fills, its thread waits for room, and whoever was interrupted between number and publication gets its turn.
-//! - An event whose number had been given up comes late: it is released at once, out of order, and counted.
-//! - So is one whose number cannot be right: used before, or more than [`BELIEVABLE`] ahead. No producer of ours makes such
-//!   numbers, and they must not push the true ones out of the window.
+//! - A missing number is given up when an event with a larger number has waited for [`PATIENCE`].
+//! - It is also given up when the waiting events would exceed [`WINDOW`], and at the end. Numbers that are given up are
+//!   counted.
+//! - An event that is [`WINDOW`] or more places ahead should stay in its ring until [`Merge::has_place`] allows it. Its
+//!   ring then fills and its thread waits, so an interrupted thread can publish its event.
+//! - An event whose number was given up is late. It is released at once, out of order, and counted.
+//! - An event with an impossible number is treated the same way. Its number was used before or is more than
+//!   [`BELIEVABLE`] ahead. The library writes no such numbers, and they must not push valid events out of the window.
 //!
-//! So a reader of the output sees ascending numbers but for late events, and `lost` is the number of events that never came.
+//! A reader of the output therefore sees ascending numbers, except for late events. `lost` is the number of events that
+//! never arrived.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use memtrace_trace::event::Event;
 
-/// How long a missing event is waited for. A thread that was interrupted between taking its number and publishing its event
-/// is back long before that, unless it was killed or stopped.
+/// How long a missing event is waited for.
+///
+/// A thread may be interrupted between taking its number and publishing its event. It resumes much earlier than this,
+/// unless it was killed or stopped.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
-/// The most places held at once, present and missing together: 5 MiB of events.
+/// The maximum number of places in the window, present and missing events together: 5 MiB of events.
 pub(crate) const WINDOW: usize = 1 << 16;
-/// The largest jump that is taken for a gap.
+/// The largest jump in numbers that counts as a gap. Larger jumps are treated as corrupt numbers.
 pub(crate) const BELIEVABLE: u64 = u32::MAX as u64;
 
-/// Marks are this far apart at least, so that there are few of them.
+/// The minimum time between two marks. It bounds the number of marks.
 const MARK_SPACING: Duration = Duration::from_millis(50);
-/// A window that has grown beyond this is given back when it is empty.
+/// The capacity, in places, above which an empty window releases its memory.
 const KEEP_CAPACITY: usize = 1 << 14;
 
-/// "An event with this number was here at that moment."
+/// Records that the event with number `seq` was in the window at time `at`.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
     seq: u64,
@@ -40,10 +44,11 @@ struct Mark {
 /// The reorder window of one process.
 #[derive(Debug)]
 pub(crate) struct Merge {
-    /// The smallest number neither released nor given up.
+    /// The smallest number that was neither released nor given up.
     next: u64,
-    /// Place `i` is for number `next + i`. The last place is always taken; the first is free, or there would be something
-    /// to release.
+    /// Place `i` belongs to number `next + i`.
+    ///
+    /// The last place always holds an event. The first place is always empty, because an event there would be released.
     window: VecDeque<Option<Event>>,
     marks: VecDeque<Mark>,
     given_up: u64,
@@ -58,41 +63,41 @@ impl Default for Merge {
 }
 
 impl Merge {
-    /// Events that never came (so far).
+    /// The number of events that have not arrived so far.
     pub(crate) fn lost(&self) -> u64 {
         self.given_up.saturating_sub(self.came_late)
     }
 
-    /// Events that were released out of order.
+    /// The number of events that were released out of order.
     pub(crate) fn late(&self) -> u64 {
         self.came_late + self.misnumbered
     }
 
-    /// Whether events are being held back.
+    /// Whether the window holds events back.
     #[cfg(test)]
     fn is_waiting(&self) -> bool {
         !self.window.is_empty()
     }
 
-    /// The smallest number neither released nor given up.
+    /// The smallest number that was neither released nor given up.
     #[cfg(test)]
     fn next(&self) -> u64 {
         self.next
     }
 
-    /// Whether an event with this number can be taken without giving up others for it.
+    /// Whether an event with this number can be inserted without giving up other numbers.
     pub(crate) fn has_place(&self, seq: u64) -> bool {
-        // What is no number of ours is released at once.
+        // Impossible numbers need no place: they are released at once.
         !(WINDOW as u64..=BELIEVABLE).contains(&seq.saturating_sub(self.next))
     }
 
-    /// Nothing with a smaller number will come any more: what is missing below it is given up.
+    /// Gives up every missing number below `seq`, because no smaller number will arrive any more.
     pub(crate) fn give_up_below(&mut self, seq: u64, release: &mut impl FnMut(Event)) {
         self.advance_to(seq, release);
         self.release_ready(release);
     }
 
-    /// Takes one event; whatever may be released goes to `release`, in order.
+    /// Inserts one event. Every event that is now due goes to `release`, in order.
     pub(crate) fn insert(&mut self, event: Event, release: &mut impl FnMut(Event)) {
         let Some(ahead) = event.seq.checked_sub(self.next) else {
             self.came_late += 1;
@@ -108,7 +113,7 @@ impl Merge {
         }
         if ahead >= WINDOW as u64 {
             self.give_up_below(event.seq - WINDOW as u64 + 1, release);
-            // What was released may have brought `next` closer, so that the event is now the very next one.
+            // The releases may have advanced `next` to this event's number.
             if event.seq == self.next && self.window.is_empty() {
                 self.next += 1;
                 return release(event);
@@ -137,7 +142,7 @@ impl Merge {
         }
     }
 
-    /// Gives up every missing number below `seq` and releases what was there.
+    /// Gives up every missing number below `seq` and releases the events that are present.
     fn advance_to(&mut self, seq: u64, release: &mut impl FnMut(Event)) {
         while self.next < seq {
             match self.window.pop_front() {
@@ -157,20 +162,22 @@ impl Merge {
         }
     }
 
-    /// Places there is memory for.
+    /// The number of places for which memory is allocated.
     pub(crate) fn places(&self) -> usize {
         self.window.capacity()
     }
 
-    /// Gives up the oldest gaps until no more than `places` are held, and the memory of the others.
+    /// Gives up the oldest gaps until at most `places` places are held, and frees the memory of the others.
     pub(crate) fn keep_places(&mut self, places: usize, release: &mut impl FnMut(Event)) {
         let surplus = self.window.len().saturating_sub(places);
         self.give_up_below(self.next + surplus as u64, release);
         self.window.shrink_to(places);
     }
 
-    /// Called regularly, after the rings were drained. `now` is time during which the rings were being drained: it must not
-    /// run while the launcher itself was stopped.
+    /// Runs periodically, after the rings were drained.
+    ///
+    /// `now` counts only the time during which the rings are drained. It must not advance while the launcher itself is
+    /// stopped.
     pub(crate) fn tick(&mut self, now: Duration, release: &mut impl FnMut(Event)) {
         if self.window.is_empty() {
             self.marks.clear();
@@ -189,11 +196,11 @@ impl Merge {
         }
     }
 
-    /// The end: everything is released, and what is missing below `issued` (the first number never handed out) is lost.
+    /// Releases every event. Missing numbers below `issued`, the first number never handed out, count as lost.
     pub(crate) fn finish(&mut self, issued: u64, release: &mut impl FnMut(Event)) {
         let highest = self.next + self.window.len() as u64;
         self.advance_to(highest, release);
-        // A number far beyond what was seen is not believed: the header is the traced process's to scribble over.
+        // Ignore an implausible value: the traced process can overwrite this header field.
         if issued.saturating_sub(self.next) <= BELIEVABLE {
             self.advance_to(issued, release);
         }
@@ -223,7 +230,7 @@ mod tests {
         prop::collection::vec(step, 0..150)
     }
 
-    /// The rule, stupidly: a set of waiting numbers with the time of their arrival.
+    /// A naive model of the rule: a list of waiting numbers with their arrival times.
     #[derive(Default)]
     struct Model {
         next: u64,
@@ -254,7 +261,7 @@ mod tests {
     }
 
     proptest! {
-        /// Ticks in the model are at multiples large enough that the marks' spacing plays no part.
+        /// Ticks in the model are at least [`MARK_SPACING`] apart, so the spacing of marks has no effect.
         #[test]
         fn follows_the_rule(steps in steps()) {
             let mut merge = Merge::default();
@@ -273,7 +280,7 @@ mod tests {
                             model.late += 1;
                             model.out.push(seq);
                         } else {
-                            // Time of arrival is the next tick's: that is when it is noticed.
+                            // The next tick sets the arrival time, because the window notices arrivals at ticks.
                             model.waiting.push((seq, Duration::MAX));
                             model.ready();
                         }
@@ -346,7 +353,7 @@ mod tests {
 
     #[test]
     fn whoever_keeps_to_the_places_loses_nothing() {
-        // One thread holds the first number back, another stops at the last place.
+        // One thread holds the first number back, and another thread stops at the last place.
         let mut merge = Merge::default();
         let mut out = Vec::new();
         let beyond = (2..).find(|&seq| {

@@ -1,11 +1,13 @@
-//! Moves what the traced processes record into trace files, while they run.
+//! Moves the records of the traced processes into trace files while the processes run.
 //!
-//! Two threads. The *drain* thread ([`pump`]) accepts processes, empties their rings and puts the events into order; it never
-//! touches a disk. The *writer* thread ([`writer`]) encodes, compresses and writes. Between them is a queue with a bound: when a
-//! disk stalls, the drain leaves the events in the rings, and the traced processes wait or count.
+//! There are two threads. The *drain* thread ([`pump`]) accepts processes, empties their rings and orders the events.
+//! It never accesses a disk. The *writer* thread ([`writer`]) encodes, compresses and writes. A bounded queue connects
+//! them. When a disk stalls, the drain thread leaves the events in the rings. The traced processes then wait, or drop
+//! events and count them.
 //!
-//! Everything read from a segment was written by a process that may be buggy or hostile. The worst it can do is to spoil its
-//! own trace: positions, lengths and ids are checked, memory and definitions are bounded, and nothing it says names a file.
+//! A segment is untrusted: the process that writes it may be buggy or hostile. It can damage only its own trace.
+//! Positions, lengths and ids are checked, memory and definitions are bounded, and no content of a segment names a
+//! file.
 
 mod cut;
 mod door;
@@ -22,72 +24,72 @@ use memtrace_trace::counters::CounterValues;
 use serde::Serialize;
 use serde_json::Value;
 
-/// What is known about one recorded process image when its file is finished.
+/// The results of one recorded process image, complete when its file is finished.
 #[derive(Debug)]
 pub(crate) struct Recorded {
-    /// The kernel's process id, in the launcher's namespace.
+    /// The kernel's process id in the launcher's pid namespace.
     pub(crate) pid: u32,
     /// The trace file's name inside the run folder.
     pub(crate) file: String,
     /// The trace's info object: command line, executable, environment of interest.
     pub(crate) info: Value,
-    /// When the recording began and ended, nanoseconds since the epoch.
+    /// When the recording began, in nanoseconds since the Unix epoch.
     pub(crate) start_ns: u64,
-    /// See `start_ns`.
+    /// When the recording ended, in nanoseconds since the Unix epoch.
     pub(crate) end_ns: u64,
-    /// The status `wait(2)` gave, where it could be learned.
+    /// The status word of `wait(2)`. `None` when it is unknown.
     pub(crate) wait_status: Option<i32>,
     /// Why the recording ended: `exited`, `replaced by exec`, `still running`.
     pub(crate) reason: &'static str,
-    /// Events handed to the writer.
+    /// The number of events sent to the writer.
     pub(crate) events: u64,
-    /// Events that never arrived.
+    /// The number of events that never arrived.
     pub(crate) lost: u64,
-    /// Events that came late and stand out of order.
+    /// The number of events that arrived late and are out of order in the file.
     pub(crate) late: u64,
-    /// Times a ring held what no producer of ours writes.
+    /// The number of malformed records in the rings. The memtrace library writes none.
     pub(crate) corrupt: u64,
-    /// Definitions refused, because malformed or beyond the bound.
+    /// The number of definitions that were refused because they were malformed or over the budget.
     pub(crate) definitions_refused: u64,
-    /// The process's own counters.
+    /// The counters of the process itself.
     pub(crate) counters: CounterValues,
-    /// What parts of the recorder said.
+    /// The notices from parts of the recorder.
     pub(crate) notices: Vec<Notice>,
-    /// Its rank in a distributed job and the number of ranks, as it told PyTorch.
+    /// The rank in a distributed job and the world size, as the process gave them to PyTorch.
     pub(crate) rank: Option<(u32, u32)>,
 }
 
-/// What a part of the recorder said.
+/// A notice from one part of the recorder.
 #[derive(Serialize, Debug)]
 pub(crate) struct Notice {
-    /// Which part, e.g. `torch.tracker`.
+    /// The part that reports, for example `torch.tracker`.
     pub(crate) topic: String,
-    /// What about it.
+    /// The message.
     pub(crate) text: String,
     /// `works`, `off` or `remark`.
     pub(crate) verdict: &'static str,
 }
 
-/// What became of one trace file.
+/// The result of one trace file.
 #[derive(Debug)]
 pub(crate) struct Written {
     /// The file's name inside the run folder.
     pub(crate) file: String,
-    /// Bytes that reached the file.
+    /// The number of bytes that reached the file.
     pub(crate) bytes: u64,
-    /// Events that did not reach the file, because writing failed.
+    /// The number of events that did not reach the file because writing failed.
     pub(crate) unwritten: u64,
-    /// Why writing failed.
+    /// Why writing failed. `None` when it succeeded.
     pub(crate) error: Option<String>,
 }
 
-/// Everything the two threads leave behind.
+/// The results of both threads.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// One entry a process image that recorded something, in order of their ends.
+    /// One entry for each recorded process image, in the order in which they ended.
     pub(crate) recorded: Vec<Recorded>,
-    /// One entry a trace file.
+    /// One entry for each trace file.
     pub(crate) written: Vec<Written>,
-    /// Processes that asked and could not be served, by reason.
+    /// The number of requests that could not be served, by reason.
     pub(crate) refused: Vec<(&'static str, u64)>,
 }

@@ -1,4 +1,4 @@
-//! One traced process image: its segment, its rings, its order of events and what is on its way to its file.
+//! The recording of one traced process image: its shared segment, its rings, the event order and the pending output.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -27,52 +27,59 @@ use super::writer::{BATCH_EVENTS, Batch, FileKey, Queue};
 use crate::host;
 use crate::proc::ProcessDir;
 
-/// Events reach the file at least this often.
+/// The longest time an event waits in memory before it is flushed to the file.
 const FLUSH_EVERY: Duration = Duration::from_millis(250);
-/// Clock points are this far apart while something is recorded.
+/// The interval between clock points while the process records events.
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
-/// Counters are recorded this often while something is recorded.
+/// The interval between counter snapshots while the process records events.
 const COUNTERS_EVERY: Duration = Duration::from_secs(4);
-/// The most definitions one process may have, in bytes, and in what readers need for ids that it leaves out. What comes beyond is
-/// refused and counted.
+/// The definition budget of one process, in bytes.
+///
+/// The budget covers the encoded definitions and the table entries that a reader allocates for skipped ids. Definitions
+/// beyond it are refused and counted.
 const DEFINITION_BUDGET: u64 = 256 << 20;
-/// What an id that is left out takes in a reader's table.
+/// Bytes that a reader's table needs for one skipped id.
 const TABLE_ENTRY: u64 = 64;
-/// Definitions of a batch, in bytes.
+/// Encoded definition bytes after which a batch is sent to the writer.
 const BATCH_DEFINITIONS: usize = 64 * 1024;
-/// The most notices kept for the manifest (the trace has them all).
+/// The maximum number of notices kept for the manifest. The trace file contains every notice.
 const MAX_NOTICES: usize = 256;
-/// Slots taken from one process before it is another's turn: about 5 ms of work.
+/// Slots taken from one process before the drain loop serves the next one: about 5 ms of work.
 const SLOTS_AT_ONCE: u64 = 1 << 16;
-/// Looks at the rings of an image that has ended, or that goes on when its recording ends: its threads may be in the middle of an event.
+/// The maximum number of final passes over the rings. Passes that stop early or give up a gap do not count.
+///
+/// Final passes start when the image has ended, or when its recording ends while it still runs. Its threads may still
+/// be in the middle of an event.
 const LAST_LOOKS: u32 = 16;
-/// How often the order of what such an image left may be given up. Full rings of all threads are 128 windows, each with one such place.
+/// The maximum number of gaps that the final passes may give up.
+///
+/// Full rings of all threads hold 128 reorder windows of events, with one such gap each.
 const LAST_GAPS: u32 = 4096;
 
-/// How many slots one look at the rings gave.
+/// The number of slots that one pass over the rings yielded.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Activity {
-    /// In all rings together.
+    /// The total over all rings.
     pub(super) slots: u64,
-    /// In the ring that had most.
+    /// The count of the fullest ring.
     pub(super) fullest: u64,
 }
 
-/// Everything that flows out of one process, on its way to the writer.
+/// The output of one process on its way to the writer.
 #[derive(Debug)]
 struct Outflow {
     key: FileKey,
     batch: Batch,
-    /// Something went to the writer that has not been flushed.
+    /// Whether data was sent to the writer since the last flush.
     unflushed: bool,
     events: u64,
     definition_bytes: u64,
     definitions_refused: u64,
-    /// The largest id so far, by [`table`].
+    /// The highest id so far in each reader table. [`table`] gives the index.
     highest_ids: [u32; 4],
     limits: Limits,
     notices: Vec<super::Notice>,
-    /// Its rank and the number of ranks, as it told PyTorch.
+    /// The rank and the world size that the process gave to PyTorch.
     rank: Option<(u32, u32)>,
     scratch: Vec<u8>,
 }
@@ -91,7 +98,7 @@ impl Outflow {
         queue.write(self.key, &mut self.batch);
     }
 
-    /// A definition as it came out of a ring.
+    /// Checks a definition that came out of a ring and sends it on. Malformed and over-budget definitions are counted.
     fn foreign_definition(&mut self, bytes: &[u8], queue: &Queue) {
         let Some(definition) = intake::definition(bytes) else {
             self.definitions_refused += 1;
@@ -117,7 +124,7 @@ impl Outflow {
         self.encoded_definition(bytes, queue);
     }
 
-    /// Accounts for the ids that this one leaves out.
+    /// Charges the budget for the ids that this definition skips. Returns false when they do not fit.
     fn has_table_room(&mut self, definition: &Definition<'_>) -> bool {
         let Some((table, id)) = table(definition) else { return true };
         let Some(highest) = self.highest_ids.get_mut(table) else { return false };
@@ -130,7 +137,7 @@ impl Outflow {
         fits
     }
 
-    /// A definition of our own.
+    /// Encodes and sends a definition that the launcher itself makes.
     fn own_definition(&mut self, definition: &Definition<'_>, queue: &Queue) {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();
@@ -152,7 +159,7 @@ impl Outflow {
     }
 }
 
-/// The reader's table that a definition goes into, and its place there.
+/// The index of the reader table that stores this definition, and its id there. `None` for definitions without an id.
 fn table(definition: &Definition<'_>) -> Option<(usize, u32)> {
     match *definition {
         Definition::Frame { id, .. } | Definition::NativeFrame { id, .. } => Some((0, id.0)),
@@ -172,15 +179,16 @@ fn table(definition: &Definition<'_>) -> Option<(usize, u32)> {
     }
 }
 
-/// A traced process image being recorded.
+/// A traced process image that is being recorded.
 #[derive(Debug)]
 pub(super) struct Process {
     pid: u32,
     segment: Segment,
-    /// Readable when the process has died. `None` on kernels before 5.3: then `/proc` is asked now and then.
+    /// Becomes readable when the process has ended. `None` on kernels before 5.3, where [`Self::is_gone`] polls
+    /// `/proc`.
     pidfd: Option<OwnedFd>,
     dir: ProcessDir,
-    /// With the pid, names the process for good.
+    /// The start time from `/proc`. Together with the pid it identifies the process uniquely.
     start_time: Option<u64>,
     file: String,
     info: Value,
@@ -189,9 +197,9 @@ pub(super) struct Process {
     threads: Threads,
     merge: Merge,
     out: Outflow,
-    /// The file cannot be written: nothing more is produced.
+    /// Set by the writer when the file cannot be written. The traced process then stops producing events.
     write_failed: Arc<AtomicBool>,
-    /// What the last look at the rings gave.
+    /// The result of the last pass over the rings.
     taken: Taken,
     ending: Option<Ending>,
     flushed_at: Duration,
@@ -200,7 +208,9 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts recording this process into a new file.
+    /// Starts to record this process into a new file.
+    ///
+    /// `now` is the awake time of the drain loop. `key` and `file` identify the trace file to the writer.
     pub(super) fn start(
         peer: Peer,
         segment: Segment,
@@ -215,7 +225,7 @@ impl Process {
         let mut info = dir.info(pid);
         let text = info.to_string();
         if !limits.kept_text.take(text.len() as u64) {
-            // The trace has all of it.
+            // The manifest goes without the info object. The trace file still contains all of it.
             info = Value::Null;
         }
         let write_failed = queue.open(key, file.clone(), text);
@@ -232,7 +242,7 @@ impl Process {
             rank: None,
             scratch: Vec::new(),
         };
-        // At once: the next point would take its place, and of a process that ends soon there would be only one.
+        // Send the first clock point at once. The next point would replace it, and a short process would have only one.
         out.send(queue);
         Process {
             pid,
@@ -256,34 +266,35 @@ impl Process {
         }
     }
 
-    /// The process id.
+    /// The process id in the launcher's pid namespace.
     pub(super) fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// What becomes readable when the process dies.
+    /// The descriptor that becomes readable when the process ends. `None` on kernels before 5.3.
     pub(super) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
         self.pidfd.as_ref().map(|fd| fd.as_fd())
     }
 
-    /// Whether the process is gone, where no descriptor tells.
+    /// Whether `/proc` shows that the process has ended. Always false when there is a pidfd, which reports the end
+    /// itself.
     pub(super) fn is_gone(&self) -> bool {
         self.pidfd.is_none()
             && (self.start_time.is_none() || self.dir.start_time() != self.start_time || self.dir.state() == Some('Z'))
     }
 
-    /// Empties the rings once, as far as the writer keeps up.
+    /// Empties the rings once, as far as the writer keeps up. Returns the number of slots taken.
     pub(super) fn drain(&mut self, now: Duration, queue: &Queue) -> Activity {
         self.take(now, queue);
         self.taken.activity
     }
 
-    /// Places that its reorder window holds.
+    /// The number of places for which the reorder window has memory.
     pub(super) fn places(&self) -> usize {
         self.merge.places()
     }
 
-    /// Gives up the oldest gaps until no more than `places` are held.
+    /// Gives up the oldest gaps until the reorder window holds at most `places` places.
     pub(super) fn keep_places(&mut self, places: usize, queue: &Queue) {
         let Process { merge, out, .. } = self;
         merge.keep_places(places, &mut |e| out.event(e, queue));
@@ -303,7 +314,7 @@ impl Process {
         match self.taken {
             Taken { left_some: true, .. } => {}
             Taken { out_of_place: None, .. } => ending.looks += 1,
-            // Nobody writes any more: what has a smaller number and was in no ring does not come.
+            // The image writes no more events. A smaller number that no ring holds will never arrive.
             Taken { out_of_place: Some(seq), activity: Activity { slots: 0, .. }, .. } if ending.gaps > 0 => {
                 ending.gaps -= 1;
                 merge.give_up_below(seq, &mut |e| out.event(e, queue));
@@ -312,7 +323,8 @@ impl Process {
         }
     }
 
-    /// What is due from time to time.
+    /// Runs the periodic work: releases overdue events, then flushes the batch with thread names, clock points and
+    /// counters.
     pub(super) fn tick(&mut self, now: Duration, queue: &Queue) {
         let Process { segment, dir, threads, merge, out, .. } = self;
         merge.tick(now, &mut |e| out.event(e, queue));
@@ -334,23 +346,27 @@ impl Process {
         self.flushed_at = now;
     }
 
-    /// Tells the process how many slots were taken, from it and from others: whoever waits for room sees that it is worth while.
+    /// Publishes the total number of slots that the drain loop has taken from all processes.
+    ///
+    /// A thread that waits for space in its ring reads this number. As long as it rises, waiting makes sense.
     pub(super) fn tell_progress(&self, taken: u64) {
         self.segment.header().taken.0.store(taken, Ordering::Relaxed);
     }
 
-    /// Tells the process that nobody will drain any more.
+    /// Marks the segment as closed, so that the process stops to write events.
     pub(super) fn close(&self) {
         self.segment.header().closed.0.store(1, Ordering::Release);
     }
 
-    /// This image writes no more, or nobody will read it any more; the first reason counts. Now everything that was published is to be
-    /// taken, in turn with what others publish.
+    /// Ends the recording, because the image writes no more or because nobody will read its events. Only the first
+    /// `reason` is kept.
+    ///
+    /// Later passes take the events that were already published, in turn with those of other processes.
     pub(super) fn end(&mut self, reason: &'static str) {
         if self.ending.is_some() {
             return;
         }
-        // First of all: on old kernels this must be faster than the process's parent.
+        // Read the exit status first. On old kernels it must be read before the parent collects the process.
         let pidfd = self.pidfd.as_ref().map(|fd| fd.as_fd());
         let wait_status = pidfd.and_then(|fd| ending::wait_status(fd, &self.dir, self.start_time));
         self.close();
@@ -363,7 +379,10 @@ impl Process {
         self.ending.is_some()
     }
 
-    /// Whether all has been taken. Somebody may write where the dead wrote, or be in the middle of an event: we do not look for ever.
+    /// Whether the final passes are complete.
+    ///
+    /// The number of passes is bounded: another process may still write to the rings, or a thread may have died in the
+    /// middle of an event.
     pub(super) fn is_done(&self) -> bool {
         let Some(ending) = &self.ending else { return false };
         let Taken { activity, left_some, out_of_place } = self.taken;
@@ -371,7 +390,9 @@ impl Process {
         empty || ending.looks >= LAST_LOOKS || ending.allowance == 0
     }
 
-    /// The end of the file. What has not been taken is taken while there is `time`; the rest is lost and counted.
+    /// Closes the trace file and returns what is known about the recording.
+    ///
+    /// The remaining events are taken while `time` returns true. The rest is lost and counted.
     pub(super) fn finish(mut self, now: Duration, queue: &Queue, time: impl Fn() -> bool) -> Recorded {
         self.end("still running");
         while !self.is_done() && time() {
@@ -413,30 +434,30 @@ impl Process {
     }
 }
 
-/// A process image that writes no more.
+/// The state of a recording whose image writes no more.
 #[derive(Debug)]
 struct Ending {
     reason: &'static str,
     wait_status: Option<i32>,
-    /// Slots that may still be taken.
+    /// The number of slots that may still be taken.
     allowance: u64,
-    /// How often all that is missing before what was found may be given up.
+    /// How many more times the gap before the events that were found may be given up.
     gaps: u32,
-    /// Looks at all rings since.
+    /// The number of passes since the end that count toward [`LAST_LOOKS`].
     looks: u32,
 }
 
-/// What came of a look at the rings.
+/// The result of one pass over the rings.
 #[derive(Clone, Copy, Default, Debug)]
 struct Taken {
     activity: Activity,
-    /// There was more than could be taken at once.
+    /// Whether the pass stopped early, at its slot limit or because the writer was behind.
     left_some: bool,
-    /// The smallest number that was left in its ring because it was too far ahead.
+    /// The smallest sequence number that stayed in its ring because the reorder window has no place for it yet.
     out_of_place: Option<u64>,
 }
 
-/// Sorts what comes out of the rings.
+/// Receives the content of the rings during one pass.
 struct Taking<'a> {
     dir: &'a ProcessDir,
     threads: &'a mut Threads,

@@ -1,11 +1,12 @@
-//! The drain thread: accepts processes, empties their rings, notices their deaths.
+//! The drain loop: accepts processes, empties their rings and notices when they end.
 //!
-//! How often it looks: again at once when a ring was a quarter full, after 1 ms while anything comes, then less and less
-//! often up to [`LAZIEST`]; with no process attached it sleeps until one knocks. A ring holds 8 ms of a million events a
-//! second: a longer pause than [`LAZIEST`] would let a burst after a quiet moment fill it.
+//! The polling interval adapts. The loop polls again at once when a ring was a quarter full, and after 1 ms while
+//! events arrive. Otherwise the interval grows up to [`LAZIEST`]. Without an attached process the loop sleeps until one
+//! connects. A ring holds 8 ms of events at a million events a second. An interval longer than [`LAZIEST`] would let a
+//! sudden burst fill it.
 //!
-//! A process gets one segment an image. A second request under the same pid means that the process has replaced itself (exec):
-//! the first recording is finished and the next file is called `<pid>.1.mtr`.
+//! Each process image gets one segment. A second request with the same pid means that the process called `exec`. The
+//! loop then finishes the first recording, and the next file is named `<pid>.1.mtr`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
@@ -27,26 +28,26 @@ use super::writer::{self, FileKey, Queue};
 use super::{Outcome, Recorded, Written};
 use crate::epoll::{Epoll, EventFd};
 
-/// The longest pause between two looks while processes are attached.
+/// The longest pause between two passes over the rings while processes are attached.
 const LAZIEST: Duration = Duration::from_millis(2);
-/// Callers let in between two looks at the rings.
+/// The maximum number of connections accepted between two passes over the rings.
 const ADMITTED_AT_ONCE: usize = 16;
-/// Processes that may be recorded at once, and files one run may have.
+/// The maximum number of processes recorded at the same time.
 const MAX_PROCESSES: usize = 4096;
-/// See [`MAX_PROCESSES`].
+/// The maximum number of trace files in one run.
 const MAX_FILES: u32 = 65_536;
-/// Images one process may have: it shall not use up all files of the run.
+/// The maximum number of recorded images of one process, so that it cannot use up all files of the run.
 const MAX_IMAGES: u32 = 4096;
 /// How long processes may outlive the command before their recording is closed.
 const GRACE: Duration = Duration::from_millis(500);
-/// How long it may then take to read what they have written, all together.
+/// How long the final reads may take after [`GRACE`], over all processes that still run.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FIRST_ID: u64 = 16;
 
-/// The running drain, as the rest of the launcher holds it.
+/// A handle to the running drain and writer threads.
 #[derive(Debug)]
 pub(crate) struct Drain {
     stop: EventFd,
@@ -54,11 +55,13 @@ pub(crate) struct Drain {
     writer: JoinHandle<Vec<Written>>,
 }
 
-/// What the drain thread leaves behind.
+/// The result of the drain thread: the recordings, and the refused requests by reason.
 type Drained = (Vec<Recorded>, Vec<(&'static str, u64)>);
 
 impl Drain {
-    /// Starts both threads.
+    /// Starts the drain thread and the writer thread. `listener` accepts the connections of traced processes.
+    ///
+    /// Fails when a descriptor or a thread cannot be created.
     pub(crate) fn start(listener: UnixListener, folder: Arc<RunFolder>) -> anyhow::Result<Drain> {
         listener.set_nonblocking(true).context("cannot prepare the socket")?;
         let epoll = Epoll::new().context("cannot create an epoll descriptor")?;
@@ -77,7 +80,10 @@ impl Drain {
         Ok(Drain { stop, drain, writer })
     }
 
-    /// The command has ended: processes that still run get a short grace, then everything is drained, written and closed.
+    /// Stops recording after the command has ended and returns the results.
+    ///
+    /// Processes that still run get a short grace period. Then everything is drained, written and closed. Fails when
+    /// one of the threads panicked.
     pub(crate) fn finish(self) -> anyhow::Result<Outcome> {
         self.stop.raise();
         let panicked = |_| anyhow::anyhow!("the drain thread panicked; the traces end at that point");
@@ -87,7 +93,7 @@ impl Drain {
     }
 }
 
-/// Time that passes only while we are awake: when the launcher is stopped and continued, nothing has grown old.
+/// A clock that advances only while the launcher runs. Stopping and continuing the launcher makes no event overdue.
 struct AwakeClock {
     last: Instant,
     awake: Duration,
@@ -109,12 +115,12 @@ struct Pump {
     queue: Queue,
     clock: AwakeClock,
     processes: BTreeMap<u64, Process>,
-    /// The process that was served last when the writer had no room for more: the others come first the next time.
+    /// The id of the process served last when the writer's queue was full. The next pass starts after it.
     served_last: u64,
-    /// Slots taken from all processes.
+    /// The number of slots taken from all processes.
     taken: u64,
     next_id: u64,
-    /// Files begun so far, by pid.
+    /// The number of files started so far for each pid.
     generations: HashMap<u32, u32>,
     files: u32,
     limits: Limits,
@@ -209,7 +215,7 @@ impl Pump {
             process.tick(now, &self.queue);
         }
         if !self.queue.has_room() {
-            // The disk is behind, and something may have been left: look again soon, but let the writer work.
+            // The writer is behind, and slots may be left in the rings. Poll again soon, but let the writer work.
             return Activity { slots: 1, fullest: 0 };
         }
         all
@@ -229,14 +235,15 @@ impl Pump {
     }
 
     fn accept(&mut self) {
-        // A few at a time: the listener stays readable while more are waiting, and the rings are emptied in between.
+        // Accept only a few connections in one pass, so that the rings are emptied in between. The listener stays
+        // readable while more connections wait.
         for _ in 0..ADMITTED_AT_ONCE {
             let id = self.new_id();
             let Some(admitted) = self.door.admit(id, &self.epoll) else { return };
             if let Err(reason) = admitted {
                 self.refuse(reason, 1);
             }
-            // Mostly the hello is there already.
+            // Usually the hello message has already arrived.
             self.hear(id);
         }
     }
@@ -253,10 +260,10 @@ impl Pump {
         }
     }
 
-    /// Gives a process that has said hello its segment, and starts to record it.
+    /// Sends a segment to a process whose hello was valid, and starts to record it.
     fn greet(&mut self, guest: Guest) -> Result<(), Reason> {
         let Guest { socket, peer } = guest;
-        // Somebody else may speak through a dead process's socket, and the dead one's number may be a third one's.
+        // Another process may use the socket of an ended one, and the pid may belong to a third process by now.
         if peer.is_gone() {
             return Err("gone before the answer");
         }
@@ -287,7 +294,7 @@ impl Pump {
         Ok(())
     }
 
-    /// This image writes no more.
+    /// Ends the recording of an image that writes no more.
     fn end(&mut self, id: u64, reason: &'static str) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         process.end(reason);
@@ -296,7 +303,7 @@ impl Pump {
         }
     }
 
-    /// The end of a process's file. One that goes on must be read by `until`.
+    /// Closes a process's trace file. A process that still runs must be read by `until`.
     fn finish(&mut self, id: u64, now: Duration, until: Option<Instant>) {
         let Some(process) = self.processes.remove(&id) else { return };
         if let Some(pidfd) = process.pidfd() {
@@ -308,7 +315,7 @@ impl Pump {
     }
 }
 
-/// How long to sleep before the next look.
+/// The time to sleep before the next pass over the rings.
 fn next_pause(pause: Duration, activity: Activity) -> Duration {
     if activity.fullest >= RING_SLOTS as u64 / 4 {
         Duration::ZERO

@@ -1,9 +1,9 @@
-//! The rings of one process: emptying them, and who wrote what is in them.
+//! Empties the rings of one process and tracks which thread wrote each event.
 //!
-//! A thread of the traced process claims a free ring by writing its kernel id into the ring's head, and never gives it back: a
-//! later thread takes over the ring of one that is gone. Only the process itself may judge that: its thread ids mean
-//! nothing to us where it has a pid namespace of its own. Who writes from where on stands in the ring, as a
-//! [`Definition::Thread`] without an id; the word in the ring's head serves until the first one.
+//! A thread of the traced process claims a free ring: it writes its kernel thread id into the ring's header. It never
+//! releases the ring. A later thread takes over the ring of a thread that has ended. Only the traced process may decide
+//! that. In a pid namespace of its own, its thread ids mean nothing to the launcher. A ring announces its writer with a
+//! [`Definition::Thread`] that has no id. The word in the ring's header is used until the first announcement.
 
 use memtrace_trace::definition::Definition;
 use memtrace_trace::event::Event;
@@ -14,35 +14,38 @@ use memtrace_trace::shm::segment::Segment;
 use memtrace_trace::sync::Ordering;
 use memtrace_trace::wire::Cursor;
 
-/// Takes what is found while draining.
+/// Receives the records that a pass over the rings finds.
 pub(super) trait Intake {
-    /// The thread that writes into a ring from here on (0: several that have not said which); the answer is the id for its events.
+    /// A new thread writes into the ring from here on. Returns the id for its events.
+    ///
+    /// `tid` is 0 when several threads share the ring and have not announced themselves.
     fn writer(&mut self, tid: u32, name: Option<&str>) -> ThreadId;
-    /// Whether more can be taken now. What is left stays in the rings.
+    /// Whether more records can be taken now. Records that are not taken stay in the rings.
     fn has_room(&mut self) -> bool;
-    /// Whether the event with this number can be taken now. If not it stays in its ring, with all that came after it.
+    /// Whether the event with this number can be taken now. Otherwise it stays in its ring, with all later records.
     fn has_place(&mut self, seq: u64) -> bool;
-    /// An event.
+    /// Takes an event.
     fn event(&mut self, event: Event);
-    /// An encoded definition, not checked.
+    /// Takes an encoded definition that was not checked.
     fn definition(&mut self, bytes: &[u8]);
-    /// A ring of this thread gave that many slots.
+    /// Reports that a ring of this thread yielded this many slots.
     fn ring_done(&mut self, thread: ThreadId, slots: u64);
 }
 
-/// What we remember about one ring.
+/// The drain loop's state for one ring.
 #[derive(Clone, Default, Debug)]
 struct RingState {
     owner: u32,
     thread: ThreadId,
-    /// The ring itself has said who writes.
+    /// Whether the ring itself announced its writer.
     announced: bool,
-    /// The second event of a slot whose first has been taken, when there was no place for it yet.
+    /// The second event of a slot whose first event was taken, while there is no place for the second.
     left: Option<Event>,
 }
 
 impl RingState {
-    /// Hands on an event, or keeps it for the next time. False: it was kept, and nothing behind it may be taken.
+    /// Passes an event on, or keeps it for the next pass. Returns false when it was kept: no later record may be taken
+    /// then.
     fn hand_on(&mut self, event: Event, intake: &mut impl Intake) -> bool {
         if intake.has_place(event.seq) {
             intake.event(event);
@@ -57,30 +60,30 @@ impl RingState {
 #[derive(Default, Debug)]
 pub(super) struct Rings {
     states: Vec<RingState>,
-    /// The ring at which there was no more room.
+    /// The ring at which the last pass stopped because no more records could be taken.
     resume_at: usize,
     corrupt: u64,
 }
 
 impl Rings {
-    /// How often something was found that no producer of ours writes.
+    /// The number of malformed records and slots found so far. The memtrace library writes none.
     pub(super) fn corrupt(&self) -> u64 {
         self.corrupt
     }
 
     fn used(segment: &Segment) -> usize {
-        // Ring 0, the shared one, is never claimed.
+        // No thread claims ring 0, the shared one, so it is always in use.
         (segment.header().rings_used.0.load(Ordering::Acquire) as usize).clamp(1, RING_COUNT)
     }
 
-    /// Empties every ring once, handing what it finds to `intake`.
+    /// Empties every ring once and passes the records to `intake`.
     pub(super) fn drain(&mut self, segment: &Segment, intake: &mut impl Intake) {
         let used = Rings::used(segment);
         if self.states.len() < used {
             self.states.resize(used, RingState::default());
         }
         let next_seq = &segment.header().next_seq.0;
-        // From where we stopped last time, or the last rings would starve while the writer is behind.
+        // Start where the last pass stopped. Otherwise the last rings would starve while the writer is behind.
         let first = std::mem::take(&mut self.resume_at).min(used - 1);
         for index in (first..used).chain(0..first) {
             let (Some(ring), Some(header), Some(state)) =
@@ -107,7 +110,7 @@ impl Rings {
             }
             let mut corrupt = 0;
             let mut issued = 0;
-            // A number that was never handed out would push the true ones out of the reorder window.
+            // A number that was never handed out would push valid events out of the reorder window.
             let mut is_issued = |seq: u64| {
                 if seq >= issued {
                     issued = next_seq.load(Ordering::Relaxed);

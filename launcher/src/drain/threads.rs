@@ -1,8 +1,9 @@
-//! Who wrote into which ring: threads of the traced process get dense ids and the names the kernel has for them.
+//! The threads of a traced process: gives them dense ids and reads their names from the kernel.
 //!
-//! A thread is its kernel id: where the kernel gives an id to a second thread of the same process, the two are one to us.
-//! Threads are named after they start (`pt_autograd_0`), so a name is read again while its thread keeps recording: after 1, 2,
-//! 4, ... seconds. Each change is defined anew; the last definition of an id counts.
+//! A thread is identified by its kernel thread id. When the kernel reuses an id in the same process, both threads count
+//! as one. Threads get their names after they start (`pt_autograd_0`). The name of an active thread is therefore read
+//! again after 1, 2, 4, ... seconds. Each change of the name writes a new definition. The last definition of an id is
+//! the valid one.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,12 +13,13 @@ use memtrace_trace::ids::ThreadId;
 
 use crate::proc::ProcessDir;
 
-/// More threads than this are not told apart: a process that makes up threads must not fill our memory.
+/// The maximum number of threads with an id of their own. It bounds the memory that a process with made-up thread ids
+/// can take.
 const MAX_THREADS: usize = 1 << 20;
-/// A longer name is cut: the kernel's have 15 bytes.
+/// The maximum length of a name, in characters. Longer names are cut. The kernel's names have at most 15 bytes.
 const MAX_NAME: usize = 64;
 
-/// One thread that recorded something.
+/// One thread that recorded events.
 #[derive(Debug)]
 struct Thread {
     tid: u32,
@@ -27,7 +29,7 @@ struct Thread {
     pause: Duration,
 }
 
-/// All threads of one process that recorded something. Index `i` has id `i + 1`.
+/// All threads of one process that recorded events. Index `i` has id `i + 1`.
 #[derive(Debug, Default)]
 pub(super) struct Threads {
     threads: Vec<Thread>,
@@ -35,7 +37,10 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    /// The id of a thread; `name` is what it said of itself. Thread 0 stands for several that share a ring.
+    /// The id of a thread. A new thread gets an id and a definition.
+    ///
+    /// `name` is the name that the thread announced. Thread 0 stands for several threads that share a ring. Returns
+    /// [`ThreadId::NONE`] beyond [`MAX_THREADS`].
     pub(super) fn id(
         &mut self,
         tid: u32,
@@ -68,19 +73,19 @@ impl Threads {
         self.by_tid.contains_key(&tid)
     }
 
-    /// Threads that have an id.
+    /// The number of threads that have an id.
     pub(super) fn count(&self) -> usize {
         self.threads.len()
     }
 
-    /// The thread has recorded something.
+    /// Marks that the thread has recorded events.
     pub(super) fn active(&mut self, id: ThreadId) {
         if let Some(thread) = id.index().checked_sub(1).and_then(|i| self.threads.get_mut(i)) {
             thread.active = true;
         }
     }
 
-    /// Reads the names that are due, or (`all`) every one.
+    /// Reads the names that are due, or every name with `all`. `define` receives each changed name.
     pub(super) fn refresh(
         &mut self,
         process: &ProcessDir,

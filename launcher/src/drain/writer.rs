@@ -1,7 +1,8 @@
-//! The thread that writes: takes batches from the drain, encodes them and appends them to the trace files.
+//! The writer thread: takes batches from the drain loop, encodes them and appends them to the trace files.
 //!
-//! When a file cannot be written (disk full, quota, file-size limit), it stays as it is, a sound trace up to that point; the
-//! rest is counted, and the drain is told, so that the traced process stops producing. See [`super::cut`].
+//! Writing fails when the disk is full or a quota or file-size limit is reached. The file then stays as it is, a valid
+//! trace up to that point. The missing events are counted, and a flag tells the drain loop to stop the traced process
+//! from producing. [`super::cut`] later completes such files.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -21,31 +22,31 @@ use memtrace_trace::file::{End, Reader, Writer};
 use super::Written;
 use super::cut::{Cut, Reserve, TraceFile};
 
-/// Events, or as many bytes of other things as they have, that may be on their way to the writer: 10 MiB.
+/// The capacity of the queue to the writer, in events: 10 MiB. Other data counts by its size in bytes.
 const QUEUE_EVENTS: usize = 1 << 17;
-/// Events of a batch.
+/// The number of events in a full batch.
 pub(crate) const BATCH_EVENTS: usize = 4096;
 
-/// Empty batches kept for the next events.
+/// The maximum number of empty event vectors kept for reuse.
 const SPARE_BATCHES: usize = QUEUE_EVENTS / BATCH_EVENTS;
 
-/// Names one trace file between the two threads.
+/// Identifies one trace file between the drain thread and the writer thread.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct FileKey(pub(crate) u32);
 
-/// Some of what a process recorded. Definitions are complete encodings, one after the other.
+/// A part of the records of one process. `definitions` holds complete encodings, one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub(crate) events: Vec<Event>,
     pub(crate) definitions: Vec<u8>,
     pub(crate) clock: Option<ClockPoint>,
     pub(crate) counters: Option<Box<CounterValues>>,
-    /// Whether everything so far must reach the file now.
+    /// Whether all data so far must reach the file now.
     pub(crate) flush: bool,
 }
 
 impl Batch {
-    /// What it takes of the queue's room.
+    /// The space that this batch takes in the queue, in events.
     fn size(&self) -> usize {
         self.events.len() + as_events(self.definitions.len())
     }
@@ -56,7 +57,7 @@ impl Batch {
     }
 }
 
-/// How many events take as much room as so many bytes.
+/// The number of events that take as much space as `bytes`, rounded up.
 fn as_events(bytes: usize) -> usize {
     bytes.div_ceil(size_of::<Event>())
 }
@@ -67,7 +68,7 @@ enum Job {
     Finish { key: FileKey, end: End },
 }
 
-/// The drain's end of the queue.
+/// The drain thread's end of the queue.
 #[derive(Debug)]
 pub(crate) struct Queue {
     jobs: Sender<Job>,
@@ -76,20 +77,20 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Whether the writer keeps up. While it does not, the drain leaves events in the rings.
+    /// Whether the writer keeps up. While it does not, the drain loop leaves events in the rings.
     pub(crate) fn has_room(&self) -> bool {
         self.queued.load(Ordering::Acquire) < QUEUE_EVENTS
     }
 
-    /// Waits until there is room, while this end can do nothing else.
+    /// Blocks until the queue has space. For callers that have no other work.
     pub(crate) fn wait_for_room(&self) {
-        // A writer that died of a bug has let go of its half.
+        // A writer thread that panicked has dropped its reference to the counter.
         while !self.has_room() && Arc::strong_count(&self.queued) > 1 {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Starts a file. The flag it returns is raised when the file cannot be written.
+    /// Starts a file. The returned flag becomes true when the file cannot be written.
     pub(crate) fn open(&self, key: FileKey, name: String, info: String) -> Arc<AtomicBool> {
         let failed = Arc::new(AtomicBool::new(false));
         self.queued.fetch_add(as_events(info.len()), Ordering::AcqRel);
@@ -97,7 +98,7 @@ impl Queue {
         failed
     }
 
-    /// Hands over a batch and leaves an empty one in its place.
+    /// Sends a batch and leaves an empty one in its place.
     pub(crate) fn write(&self, key: FileKey, batch: &mut Batch) {
         if batch.is_empty() && !batch.flush {
             return;
@@ -114,12 +115,14 @@ impl Queue {
     }
 
     fn send(&self, job: Job) {
-        // The writer lives until this end is dropped; if it died of a bug, its panic is reported when it is joined.
+        // The writer lives until this sender is dropped. If it panicked, joining its thread reports the panic.
         let _ = self.jobs.send(job);
     }
 }
 
-/// Starts the writer thread. It ends when the queue is dropped, and returns what became of each file.
+/// Starts the writer thread. The thread ends when the queue is dropped, and returns the result of each file.
+///
+/// Fails when the thread cannot be started.
 pub(crate) fn start(folder: Arc<RunFolder>) -> anyhow::Result<(Queue, JoinHandle<Vec<Written>>)> {
     let (jobs, inbox) = unbounded();
     let (recycle, emptied) = bounded(SPARE_BATCHES);
@@ -141,7 +144,7 @@ pub(crate) fn start(folder: Arc<RunFolder>) -> anyhow::Result<(Queue, JoinHandle
                     queued.fetch_sub(size, Ordering::AcqRel);
                     batch.events.clear();
                     if batch.events.capacity() > 0 {
-                        // Enough spare ones: this one is freed.
+                        // With enough spare vectors, this one is freed.
                         let _ = recycle.try_send(batch.events);
                     }
                 }
@@ -158,12 +161,12 @@ pub(crate) fn start(folder: Arc<RunFolder>) -> anyhow::Result<(Queue, JoinHandle
 struct OpenFile {
     /// `None` once writing has failed.
     writer: Option<Writer<TraceFile>>,
-    /// Where not even the beginning could be written: what that was to be.
+    /// The info object of a file whose beginning could not be written.
     unbegun: Option<String>,
     failed: Arc<AtomicBool>,
-    /// Events that were to be written.
+    /// The number of events that were to be written.
     given: u64,
-    /// The last that came, once writing has failed.
+    /// The most recent counters that arrived after writing had failed.
     counters: Option<Box<CounterValues>>,
     written: Written,
 }
@@ -172,7 +175,7 @@ struct Files {
     folder: Arc<RunFolder>,
     reserve: Reserve,
     open: HashMap<FileKey, OpenFile>,
-    /// Index into `done`.
+    /// Incomplete traces, each with its index into `done`.
     cut: Vec<(usize, Cut)>,
     done: Vec<Written>,
 }
@@ -214,7 +217,7 @@ impl Files {
             }
         }
         if let Some(error) = &file.written.error {
-            // What counts is what a reader finds.
+            // Count the events that a reader can find in the file.
             let name = Path::new(&file.written.file);
             let found = self.folder.read(name).ok();
             file.written.bytes = found.as_ref().and_then(|f| f.metadata().ok()).map_or(0, |m| m.len());
@@ -227,7 +230,7 @@ impl Files {
         self.done.push(file.written);
     }
 
-    /// The run has ended: what was cut short gets its end, where there is room for that.
+    /// Completes the traces that were cut short, where there is space now. Runs once, at the end of the run.
     fn close(mut self) -> Vec<Written> {
         self.reserve.release();
         for (index, cut) in &self.cut {
@@ -250,10 +253,10 @@ impl OpenFile {
 }
 
 fn begin(folder: &RunFolder, name: &str, info: &str) -> anyhow::Result<Writer<TraceFile>> {
-    // The folder was empty and no name is used twice: what is there already is not ours.
+    // The run folder was empty and each name is used once. An existing file is therefore not from this run.
     let file = folder.create_in_place(name).context("cannot create the trace file")?;
     Writer::new(TraceFile::new(file), info).map_err(|e| {
-        // It would be no trace.
+        // Without a complete header the file is not a valid trace.
         let _ = folder.remove(name);
         e.into()
     })

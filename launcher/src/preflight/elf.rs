@@ -1,11 +1,11 @@
-//! What kind of program an ELF file is, from its header and program headers (System V gABI, chapters 4 and 5).
+//! Classifies an ELF file from its header and program headers (System V gABI, chapters 4 and 5).
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-/// The programs this build can record, in words.
+/// A description of the programs that this build can record.
 pub(super) const OURS: &str = if cfg!(target_arch = "x86_64") {
     "64-bit x86-64"
 } else if cfg!(target_arch = "aarch64") {
@@ -14,7 +14,7 @@ pub(super) const OURS: &str = if cfg!(target_arch = "x86_64") {
     "this machine's"
 };
 
-/// `e_machine` of this build; 0 where we do not know.
+/// `e_machine` of this build, or 0 on an architecture that is not listed here.
 const MACHINE: u16 = if cfg!(target_arch = "x86_64") {
     62
 } else if cfg!(target_arch = "aarch64") {
@@ -24,26 +24,26 @@ const MACHINE: u16 = if cfg!(target_arch = "x86_64") {
 };
 
 const PT_INTERP: u32 = 3;
-/// The longest loader name, `PATH_MAX`.
+/// The maximum length of a loader's path, `PATH_MAX`, in bytes.
 const MAX_NAME: usize = 4096;
 const ELFCLASS64: u8 = 2;
 const ELFDATA2LSB: u8 = 1;
 
-/// What an executable is.
+/// The kind of an executable.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// Not ELF.
+    /// Not an ELF file.
     NotElf,
-    /// Loaded by this dynamic loader.
+    /// A program that a dynamic loader loads.
     Dynamic {
-        /// `PT_INTERP`.
+        /// The path in `PT_INTERP`.
         interpreter: PathBuf,
     },
-    /// Without a dynamic loader.
+    /// A program without a dynamic loader.
     Static,
-    /// For another machine.
+    /// A program for another machine.
     Foreign {
-        /// Which, in words.
+        /// A description of that machine.
         what: String,
     },
 }
@@ -60,9 +60,9 @@ fn u64_at(b: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?))
 }
 
-/// Bytes somewhere in a file: tools such as patchelf move headers to its end.
+/// Random access to the bytes of a file. Tools such as patchelf move headers to the end of the file.
 pub(super) trait Bytes {
-    /// Up to `len` bytes from `offset` on; fewer at the end.
+    /// Up to `len` bytes from `offset` on. Fewer at the end of the file.
     fn at(&self, offset: u64, len: usize) -> Vec<u8>;
 }
 
@@ -75,7 +75,7 @@ impl Bytes for std::fs::File {
     }
 }
 
-/// Judges a program.
+/// Classifies a program.
 pub(super) fn kind(file: &impl Bytes) -> Kind {
     let head = &file.at(0, 64);
     if !head.starts_with(b"\x7fELF") {

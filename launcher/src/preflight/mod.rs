@@ -1,6 +1,6 @@
-//! Looks at the command before anything is started: can it be found, run, and recorded?
+//! Checks the command before anything is started: whether it can be found, executed and recorded.
 //!
-//! Every refusal is one line with the mend, and an exit code as env(1) has them.
+//! Every refusal is one line that includes the fix. Its exit code follows env(1).
 
 mod elf;
 mod resolve;
@@ -17,14 +17,14 @@ use resolve::NotFound;
 
 pub(crate) use system::check as check_system;
 
-/// The exit code when memtrace itself cannot do its work.
+/// The exit code when memtrace itself fails.
 pub(crate) const CANNOT: u8 = 125;
-/// The exit code for a command that was found and cannot be executed.
+/// The exit code for a command that was found but cannot be executed.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// The exit code for a command that was not found.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// How many interpreters of interpreters the kernel follows (`fs/exec.c`).
+/// The maximum depth of nested script interpreters that the kernel follows (`fs/exec.c`).
 const MAX_SCRIPTS: usize = 5;
 
 /// Why the command is not started.
@@ -32,7 +32,7 @@ const MAX_SCRIPTS: usize = 5;
 pub(crate) struct Refusal {
     /// The exit code.
     pub(crate) code: u8,
-    /// What is wrong and how to mend it.
+    /// The problem and its fix.
     pub(crate) message: String,
 }
 
@@ -40,7 +40,7 @@ fn refuse<T>(code: u8, message: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal { code, message: message.into() })
 }
 
-/// Finds the program that would be executed and makes sure that it can be recorded.
+/// Finds the program that would be executed and checks that it can be recorded. Returns its path.
 pub(crate) fn check(command: &OsStr, arguments: &[OsString]) -> Result<PathBuf, Refusal> {
     let shown = command.to_string_lossy();
     let path = resolve::resolve(command).map_err(|e| match e {
@@ -83,20 +83,20 @@ fn is_python(command: &OsStr) -> bool {
     Path::new(command).extension().is_some_and(|e| e == "py")
 }
 
-/// Checks one program, and the interpreters it needs.
+/// Checks one program and the interpreters that it needs.
 fn check_file(path: &Path, depth: usize) -> Result<(), Refusal> {
     let shown = path.display();
     if depth > MAX_SCRIPTS {
         return refuse(NOT_EXECUTABLE, format!("{shown}: too many scripts that interpret scripts"));
     }
     check_privileges(path)?;
-    // A program that may be executed but not read cannot be judged: it is left to the kernel.
+    // A program that can be executed but not read cannot be checked. Leave it to the kernel.
     let Ok(file) = File::open(path) else { return Ok(()) };
     if let Some(line) = file.at(0, 256).strip_prefix(b"#!") {
         return check_interpreter(path, line, depth);
     }
     match elf::kind(&file) {
-        // No magic at all: execvp hands it to the shell.
+        // The file has no known magic number. execvp passes such a file to the shell.
         Kind::NotElf => check_file(Path::new("/bin/sh"), depth + 1),
         Kind::Dynamic { interpreter } => {
             if interpreter.file_name().is_some_and(|n| n.as_bytes().starts_with(b"ld-musl")) {
@@ -115,7 +115,7 @@ fn check_file(path: &Path, depth: usize) -> Result<(), Refusal> {
             }
             Ok(())
         }
-        // The dynamic loader itself has no loader, and preloads all the same.
+        // The dynamic loader itself has no loader, but it preloads libraries.
         Kind::Static if is_loader(path) => Ok(()),
         Kind::Static => refuse(
             CANNOT,
@@ -159,15 +159,15 @@ fn check_interpreter(script: &Path, line: &[u8], depth: usize) -> Result<(), Ref
 /// How a running program was linked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Linkage {
-    /// By a dynamic loader, which can preload.
+    /// A dynamic loader loads it, so libraries can be preloaded.
     Dynamic,
-    /// Without one.
+    /// It has no dynamic loader.
     Static,
-    /// For another machine.
+    /// It is for another machine.
     Foreign,
 }
 
-/// How the program in this file was linked; `None` where it cannot be read.
+/// How the program in this file was linked. `None` when the file cannot be read or is not ELF.
 pub(crate) fn linkage(path: &Path) -> Option<Linkage> {
     match elf::kind(&File::open(path).ok()?) {
         Kind::Dynamic { .. } => Some(Linkage::Dynamic),
@@ -178,14 +178,14 @@ pub(crate) fn linkage(path: &Path) -> Option<Linkage> {
     }
 }
 
-/// Whether a program gains privileges by being executed.
+/// Whether executing this program raises privileges.
 pub(crate) fn is_privileged(path: &Path) -> bool {
     privileges(path).is_some()
 }
 
-/// Which privileges a program gains by being executed, in words.
+/// A description of the privileges that executing this program adds. `None` when there are none.
 fn privileges(path: &Path) -> Option<&'static str> {
-    // SAFETY: plain calls.
+    // SAFETY: the calls take only integers and access no memory of ours.
     let (uid, gid, no_new) =
         unsafe { (libc::geteuid(), libc::getegid(), libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)) };
     let meta = std::fs::metadata(path).ok()?;
@@ -204,7 +204,8 @@ fn privileges(path: &Path) -> Option<&'static str> {
     }
 }
 
-/// The loader ignores LD_PRELOAD for programs that gain privileges by being executed (`AT_SECURE`).
+/// Refuses a program that gains privileges when it is executed. The loader ignores LD_PRELOAD for such programs
+/// (`AT_SECURE`).
 fn check_privileges(path: &Path) -> Result<(), Refusal> {
     let Some(what) = privileges(path) else { return Ok(()) };
     let shown = path.display();
@@ -222,7 +223,8 @@ fn path_c(path: &Path) -> Option<std::ffi::CString> {
 
 fn is_on_nosuid(path: &Path) -> bool {
     let Some(path) = path_c(path) else { return false };
-    // SAFETY: a valid path, and plain data that the call fills.
+    // SAFETY: `path` is a NUL-terminated string. `stat` is plain data for which all zeros is valid, and it is valid for
+    // writes.
     unsafe {
         let mut stat: libc::statvfs = std::mem::zeroed();
         libc::statvfs(path.as_ptr(), &mut stat) == 0 && stat.f_flag & libc::ST_NOSUID != 0
@@ -231,7 +233,8 @@ fn is_on_nosuid(path: &Path) -> bool {
 
 fn has_capabilities(path: &Path) -> bool {
     let Some(path) = path_c(path) else { return false };
-    // SAFETY: valid strings; without a buffer the call only tells the size.
+    // SAFETY: both names are NUL-terminated strings. With a null buffer of size 0 the call only returns the attribute's
+    // size.
     unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }
 

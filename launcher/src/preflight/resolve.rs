@@ -1,20 +1,20 @@
-//! Finds a command as execvp(3) does.
+//! Finds a command in the same way as execvp(3).
 
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// What execvp looks through when PATH is not set (`_CS_PATH` of glibc).
+/// The search path that execvp uses when PATH is not set (`_CS_PATH` of glibc).
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// Why there is nothing to execute.
+/// Why there is no file to execute.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum NotFound {
-    /// No file of this name.
+    /// No file has this name.
     Missing,
     /// The name is a directory.
     Directory,
-    /// There is a file, and it may not be executed.
+    /// The file exists but may not be executed.
     Forbidden(PathBuf),
 }
 
@@ -29,7 +29,7 @@ pub(super) fn resolve(command: &OsStr) -> Result<PathBuf, NotFound> {
     let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
     let mut worst = NotFound::Missing;
     for dir in std::env::split_paths(&path) {
-        // An empty entry is the current folder.
+        // An empty entry stands for the current directory.
         let dir = if dir.as_os_str().is_empty() { PathBuf::from(".") } else { dir };
         match candidate(&dir.join(command)) {
             Ok(path) => return Ok(path),
@@ -50,7 +50,7 @@ fn candidate(path: &Path) -> Result<PathBuf, NotFound> {
         return Err(NotFound::Directory);
     }
     let c = CString::new(path.as_os_str().as_bytes()).map_err(|_| NotFound::Missing)?;
-    // SAFETY: a valid path.
+    // SAFETY: `c` is a NUL-terminated string, and the other arguments are constants.
     let allowed = unsafe { libc::faccessat(libc::AT_FDCWD, c.as_ptr(), libc::X_OK, libc::AT_EACCESS) } == 0;
     if allowed && meta.is_file() { Ok(path.to_owned()) } else { Err(NotFound::Forbidden(path.to_owned())) }
 }

@@ -1,4 +1,5 @@
-//! Whether this system lets us do what every recording needs. A sandbox that forbids it is told before the command starts.
+//! Checks that this system allows what every recording needs. A sandbox that forbids it is reported before the command
+//! starts.
 
 use std::ffi::CStr;
 use std::io;
@@ -6,14 +7,14 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use super::{CANNOT, Refusal, refuse};
 
-/// Makes sure that shared memory and sockets can be had.
+/// Checks that shared memory and Unix sockets can be created.
 pub(crate) fn check() -> Result<(), Refusal> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     const NAME: &CStr = c"memtrace-check";
     let attempts: [(&str, &dyn Fn() -> libc::c_int); 2] = [
-        // SAFETY: a C string and valid flags.
+        // SAFETY: `NAME` is a NUL-terminated string, and the flags are valid for `memfd_create`.
         ("shared memory (memfd_create)", &|| unsafe { libc::memfd_create(NAME.as_ptr(), flags) }),
-        // SAFETY: plain numbers.
+        // SAFETY: `socket` takes three integers and accesses no memory of ours.
         ("a Unix socket (socket)", &|| unsafe {
             libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0)
         }),
@@ -29,7 +30,7 @@ pub(crate) fn check() -> Result<(), Refusal> {
                 ),
             );
         }
-        // SAFETY: fresh, and nobody else's.
+        // SAFETY: `fd` was created by the call before and is not negative. Nothing else owns it.
         drop(unsafe { OwnedFd::from_raw_fd(fd) });
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The archives cargo built, and which functions each defines.
+//! The archives that cargo built, and the functions that each defines.
 
 use anyhow::{Context, Result};
 use object::read::archive::ArchiveFile;
@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 /// One archive.
 pub(crate) struct Archive {
-    /// Where it is.
+    /// Its path.
     pub(crate) path: PathBuf,
-    /// The C functions it exports: global, defined, not mangled.
+    /// The C functions that it exports: global, defined, not mangled.
     pub(crate) functions: BTreeSet<String>,
 }
 
@@ -26,6 +26,7 @@ pub(crate) struct Archives {
 }
 
 impl Archives {
+    /// Reads the three archives in `folder`. Fails when one cannot be read.
     pub(crate) fn open(folder: &Path) -> Result<Self> {
         Ok(Archives {
             driver: Archive::open(folder, "driver")?,
@@ -35,7 +36,7 @@ impl Archives {
     }
 }
 
-/// The beginnings of names that belong to CUDA: all that is ever exported.
+/// The prefixes of CUDA's names. Only functions with these prefixes are exported.
 const PREFIXES: &[&str] = &["cu", "__cuda", "nccl", "nvml", "nvrtc"];
 
 impl Archive {
@@ -46,7 +47,7 @@ impl Archive {
         let mut functions = BTreeSet::new();
         for member in ArchiveFile::parse(&*data).with_context(context)?.members() {
             let member = member.with_context(context)?;
-            // Members that are no object files (metadata) are passed over.
+            // Skip members that are not object files, such as metadata.
             let Ok(file) = object::File::parse(member.data(&*data)?) else { continue };
             let defined = file.symbols().filter(|s| s.is_global() && s.is_definition());
             let names = defined.filter_map(|s| s.name().ok().map(str::to_string));

@@ -1,4 +1,4 @@
-//! What an installed PyTorch imports from NVIDIA's libraries, and where it looks for them.
+//! Reads which functions an installed PyTorch imports from NVIDIA's libraries, and where it searches for them.
 
 use anyhow::{Context, Result, bail};
 use object::elf;
@@ -8,17 +8,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// One library to be linked.
+/// One library to link.
 #[derive(Debug, Default)]
 pub(crate) struct Library {
-    /// Such as `libcublas.so.13`.
+    /// The soname, such as `libcublas.so.13`.
     pub(crate) soname: String,
-    /// Names by symbol version; "" for those without one.
+    /// The names by symbol version. "" for names without a version.
     pub(crate) versions: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Library {
-    /// A library nobody imports anything from yet; versioned by its soname, as cudart is.
+    /// A library from which nothing is imported yet. Its symbol version is its soname, as for cudart.
     pub(crate) fn named(soname: &str) -> Self {
         let versions = BTreeMap::from([(soname.to_string(), BTreeSet::new())]);
         Library { soname: soname.to_string(), versions }
@@ -29,7 +29,7 @@ impl Library {
         key(&self.soname)
     }
 
-    /// All names, whatever their version.
+    /// All names of all versions.
     pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
         self.versions.values().flatten()
     }
@@ -40,18 +40,18 @@ fn key(soname: &str) -> &str {
     stem.strip_prefix("lib").unwrap_or(stem)
 }
 
-/// What one PyTorch needs.
+/// The imports of one PyTorch.
 #[derive(Debug)]
 pub(crate) struct Imports {
     /// The libraries, without the driver.
     pub(crate) libraries: Vec<Library>,
-    /// A folder every one of its libraries searches.
+    /// A folder that every one of its libraries searches.
     pub(crate) install_to: PathBuf,
-    /// 1000 * major + 10 * minor.
+    /// The CUDA version: 1000 * major + 10 * minor.
     pub(crate) cuda_version: u32,
 }
 
-/// What one ELF file says.
+/// The imports of one ELF file.
 #[derive(Debug, Default)]
 struct Needs {
     sonames: BTreeSet<String>,
@@ -62,12 +62,12 @@ struct Needs {
 
 const DRIVER: &str = "libcuda.so.1";
 
-/// Whether a soname is one of NVIDIA's.
+/// Whether a soname is one of NVIDIA's libraries, apart from the driver.
 fn is_nvidia(soname: &str) -> bool {
     ["libcu", "libnv", "libnccl"].iter().any(|p| soname.starts_with(p)) && soname != DRIVER
 }
 
-/// The library of a name that carries no version, by its beginning.
+/// The library of a name without a version, found by the name's prefix.
 fn by_prefix(name: &str) -> Option<&'static str> {
     const PREFIXES: [(&str, &str); 5] = [
         ("cusparseLt", "cusparseLt"),
@@ -80,7 +80,9 @@ fn by_prefix(name: &str) -> Option<&'static str> {
 }
 
 impl Imports {
-    /// Reads the libraries of an installed PyTorch.
+    /// Reads the libraries of an installed PyTorch. `folder` is its `torch` folder.
+    ///
+    /// Fails when this is not the CUDA build of PyTorch or a library cannot be read.
     pub(crate) fn of_torch(folder: &Path) -> Result<Self> {
         let lib = folder.join("lib");
         let mut files: Vec<PathBuf> = fs::read_dir(&lib)
@@ -130,19 +132,19 @@ impl Imports {
     }
 }
 
-/// A run-path entry as a folder, if it is one of the nvidia wheels'.
+/// The folder of a run-path entry, if the entry points into one of the nvidia wheels.
 fn below(entry: &str, lib: &Path) -> Option<PathBuf> {
     let rest = entry.strip_prefix("$ORIGIN/../../nvidia/")?;
     Some(lib.parent()?.parent()?.join("nvidia").join(rest))
 }
 
-/// Where cudart belongs comes first: `nvidia/cu13/lib`, `nvidia/cuda_runtime/lib`.
+/// The order of folders: those of cudart come first (`nvidia/cu13/lib`, `nvidia/cuda_runtime/lib`).
 fn preference(folder: &Path) -> (bool, bool) {
     let has = |part: &str| folder.components().any(|c| c.as_os_str().to_string_lossy().starts_with(part));
     (has("cu13") || has("cu14"), has("cuda_runtime"))
 }
 
-/// `cuda = '13.0'` in version.py.
+/// The CUDA version from a line such as `cuda = '13.0'` in version.py.
 fn cuda_version(folder: &Path) -> Result<u32> {
     let path = folder.join("version.py");
     let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
@@ -158,7 +160,7 @@ fn cuda_version(folder: &Path) -> Result<u32> {
 fn needs(path: &Path) -> Result<Needs> {
     let data = fs::read(path)?;
     let mut needs = Needs::default();
-    // Scripts and other stray files are passed over.
+    // Skip scripts and other files that are not ELF.
     let Ok(file) = ElfFile64::<Endianness>::parse(&*data) else { return Ok(needs) };
     let endian = file.endian();
     let sections = file.elf_section_table();

@@ -1,9 +1,11 @@
-//! Linking, by `cc`.
+//! Links the libraries with `cc`.
 //!
-//! Every library gets its soname, the version definitions that importers ask for (without them the dynamic linker ends
-//! the process), `-Bsymbolic` (so that a preloaded library is not called for its inner calls) and `$ORIGIN` as run path
-//! (so that the runtime finds the driver beside it). Files are written aside and renamed: a running program keeps the
-//! old ones.
+//! Every library gets its soname and these properties:
+//! - The version definitions that importers ask for. Without them the dynamic linker ends the process.
+//! - `-Bsymbolic`, so that a library does not call a preloaded library for its inner calls.
+//! - `$ORIGIN` as run path, so that the runtime finds the driver beside it.
+//!
+//! A file is written under a temporary name and then renamed, so a running program keeps the old one.
 
 use crate::archive::Archive;
 use crate::imports::Library;
@@ -20,7 +22,7 @@ pub(crate) struct Linker {
     out: PathBuf,
 }
 
-/// What goes into one library.
+/// The content of one library.
 struct Plan<'a> {
     soname: &'a str,
     archive: &'a Archive,
@@ -29,12 +31,13 @@ struct Plan<'a> {
 }
 
 impl Linker {
+    /// Creates the folder `out` if it does not exist. Fails when it cannot be created.
     pub(crate) fn new(out: &Path) -> Result<Self> {
         fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
         Ok(Linker { out: out.to_path_buf() })
     }
 
-    /// `libcuda.so.1`: no versions, and the table of its own functions.
+    /// Links `libcuda.so.1`, without versions and with the table of its own functions.
     pub(crate) fn driver(&self, archive: &Archive) -> Result<()> {
         self.link(Plan {
             soname: "libcuda.so.1",
@@ -44,14 +47,14 @@ impl Linker {
         })
     }
 
-    /// A cudart: all the archive has, and stubs for the rest.
+    /// Links a cudart: all functions of the archive, and stubs for the other imports.
     pub(crate) fn runtime(&self, archive: &Archive, library: &Library, version: u32) -> Result<()> {
         let own: BTreeSet<&String> = archive.functions.iter().collect();
         let extra = stubs::runtime_version(version);
         self.versioned(archive, library, &own, &extra)
     }
 
-    /// Another library: what the archive has of it, and stubs for the rest.
+    /// Links another library: its functions in the archive, and stubs for the other imports.
     pub(crate) fn library(&self, archive: &Archive, library: &Library) -> Result<()> {
         let own = archive.functions.iter().filter(|name| family(name) == Some(library.key())).collect();
         self.versioned(archive, library, &own, "")
@@ -60,7 +63,7 @@ impl Linker {
     fn versioned(&self, archive: &Archive, library: &Library, own: &BTreeSet<&String>, extra: &str) -> Result<()> {
         let wanted: BTreeSet<&String> = library.names().collect();
         let stubbed: Vec<&String> = wanted.difference(own).copied().collect();
-        // What nobody imports is exported all the same, under the first version: programs may look it up.
+        // Functions that nobody imports are exported too, under the first version, because programs may look them up.
         let unwanted: Vec<&String> = own.difference(&wanted).copied().collect();
         let nameless = library.versions.get("").into_iter().flatten();
         let mut further: Vec<&String> = nameless.chain(unwanted).collect();
@@ -105,7 +108,7 @@ impl Linker {
         Ok(())
     }
 
-    /// A second name for a library.
+    /// Creates a symbolic link under a second name.
     pub(crate) fn alias(&self, soname: &str, name: &str) -> Result<()> {
         let path = self.out.join(name);
         let _ = fs::remove_file(&path);
@@ -113,14 +116,14 @@ impl Linker {
     }
 }
 
-/// One node of a version script. The nameless one may only stand alone.
+/// One node of a version script. A node without a name must be the only one.
 fn node<'a>(version: &str, names: impl Iterator<Item = &'a String>) -> String {
     let names: Vec<&str> = names.map(String::as_str).collect();
     let global = if names.is_empty() { String::new() } else { format!("global: {};", names.join("; ")) };
     format!("{version} {{ {global} local: *; }};\n")
 }
 
-/// Which library a function of the mixed archive belongs to.
+/// The library to which a function of the shared archive belongs.
 fn family(name: &str) -> Option<&'static str> {
     if name.starts_with("nvml") {
         return Some("nvidia-ml");

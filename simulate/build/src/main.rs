@@ -1,11 +1,11 @@
-//! `simcuda-build`: links the simulated CUDA libraries out of the archives cargo built.
+//! `simcuda-build`: links the simulated CUDA libraries from the archives that cargo built.
 //!
 //!     simcuda-build plain ARCHIVES OUT     libcuda.so.1, libcudart.so.12 and .13, libnvidia-ml.so.1: for programs without PyTorch
 //!     simcuda-build torch ARCHIVES TORCH   every NVIDIA library that the PyTorch in the folder TORCH links, where its
 //!                                          run path looks for them; prints that folder
 //!
-//! What a PyTorch needs (sonames, versions, names) is read out of its own libraries, so a new version brings its own
-//! list; what our archives do not define becomes a stub that returns 0. Linking is left to `cc`.
+//! The sonames, versions and names that a PyTorch needs are read from its own libraries, so a new version needs no
+//! change here. A function that the archives do not define becomes a stub that returns 0. `cc` does the linking.
 
 mod archive;
 mod imports;
@@ -35,7 +35,7 @@ fn plain(archives: &archive::Archives, out: &Path) -> Result<()> {
     linker.driver(&archives.driver)?;
     for major in [12, 13] {
         let wanted = imports::Library::named(&format!("libcudart.so.{major}"));
-        // 12.8 and 13.0: what a program may ask the version for.
+        // The versions that a program gets when it asks: 12.8 and 13.0.
         let version = if major == 12 { 12080 } else { 13000 };
         linker.runtime(&archives.runtime, &wanted, version)?;
     }
@@ -44,7 +44,7 @@ fn plain(archives: &archive::Archives, out: &Path) -> Result<()> {
     linker.alias("libcudart.so.13", "libcudart.so")
 }
 
-/// NVML comes with the driver: nobody links it, PyTorch opens it by name.
+/// NVML is part of the driver. Nothing links it, and PyTorch opens it by name.
 fn nvml() -> imports::Library {
     imports::Library { soname: "libnvidia-ml.so.1".to_string(), ..imports::Library::default() }
 }

@@ -1,11 +1,11 @@
-//! The C text of what is linked in beside the archives: stubs, the driver's table of names, the runtime's version.
+//! Generates the C text that is linked with the archives: stubs, the driver's table of names, the runtime's version.
 //!
-//! A stub returns 0 and is counted. That is enough nearly everywhere; but a function that tells a size, or makes
-//! something the program then uses, must write its output, or the program goes on with garbage.
+//! A stub returns 0 and is counted. That suffices for most functions. But a function that returns a size or creates an
+//! object must write its output, or the program reads garbage.
 
 use std::fmt::Write as _;
 
-/// What a stub writes: the argument's number (from 0) and the type of the 0, or a fresh handle.
+/// What a stub writes: the argument's number (from 0), and the type of the 0, or a new handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Output {
     /// `*(int *)argument = 0`
@@ -16,13 +16,16 @@ enum Output {
     Handle(usize),
 }
 
-/// Most integer arguments a stub passes over. Floating-point ones travel in other registers and are not counted.
+/// The maximum number of integer arguments before an output. Floating-point arguments use other registers and are not
+/// counted.
 const ARGUMENTS: usize = 20;
 
 use Output::{Handle, Int, Size};
 
-/// Functions that write something, with where: arguments are numbered from 0. A `?` in a name stands for one of the
-/// letters S, D, C, Z (the four element types), `*` at its end for anything.
+/// Functions that write an output, with the numbers of the arguments (from 0).
+///
+/// A `?` in a name stands for one of the letters S, D, C, Z (the four element types). A `*` at its end stands for
+/// anything.
 const OUTPUTS: &[(&str, &[Output])] = &[
     ("cudnnGetCTCLossWorkspaceSize_v8", &[Size(5)]),
     ("cudnnGetRNNTempSpaceSizes", &[Size(4), Size(5)]),
@@ -83,12 +86,12 @@ fn matches(pattern: &str, name: &str) -> bool {
         && pattern.bytes().zip(name.bytes()).all(|(p, n)| p == n || p == b'?' && b"SDCZ".contains(&n))
 }
 
-/// The outputs of a function, by its name: the first line that matches.
+/// The outputs of a function: those of the first entry that matches its name.
 fn outputs(name: &str) -> &'static [Output] {
     OUTPUTS.iter().find(|(pattern, _)| matches(pattern, name)).map_or(&[], |(_, outputs)| outputs)
 }
 
-/// C text of the stubs. They need `simcuda_stub`, and `simcuda_handle` where a handle is made.
+/// The C text of the stubs. It needs `simcuda_stub`, and `simcuda_handle` where a stub creates a handle.
 pub(crate) fn stubs<'a>(names: impl Iterator<Item = &'a String>) -> String {
     let mut text = String::from("#include <stddef.h>\nvoid simcuda_stub(const char *);\nvoid *simcuda_handle(void);\n");
     for name in names {
@@ -111,7 +114,7 @@ pub(crate) fn stubs<'a>(names: impl Iterator<Item = &'a String>) -> String {
     text
 }
 
-/// C text of the table `cuGetProcAddress` searches.
+/// The C text of the table that `cuGetProcAddress` searches.
 pub(crate) fn entries<'a>(names: impl Iterator<Item = &'a String> + Clone) -> String {
     let mut text = String::from("#include <stddef.h>\n");
     for name in names.clone() {
@@ -125,7 +128,7 @@ pub(crate) fn entries<'a>(names: impl Iterator<Item = &'a String> + Clone) -> St
     text
 }
 
-/// C text of the runtime's version.
+/// The C text of the runtime's version.
 pub(crate) fn runtime_version(version: u32) -> String {
     format!("const int simcuda_cudart_version = {version};\n")
 }

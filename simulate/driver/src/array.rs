@@ -45,7 +45,7 @@ fn shape_3d(d: &Array3dDescriptor, levels: u32) -> Result<Shape> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuArrayCreate_v2(out: Out<u64>, descriptor: *const ArrayDescriptor) -> c_int {
-    // SAFETY: null or a structure of that type, by the interface's contract.
+    // SAFETY: by CUDA's contract the caller passes null or a pointer to a structure of that type.
     let shape = unsafe { descriptor.as_ref() }.ok_or(Error::InvalidValue).and_then(|d| {
         let element_bytes = format_bytes(d.format)? * u64::from(d.channels);
         Ok(Shape { width: d.width as u64, height: d.height as u64, depth: 0, element_bytes, levels: 1 })
@@ -55,7 +55,7 @@ unsafe extern "C" fn cuArrayCreate_v2(out: Out<u64>, descriptor: *const ArrayDes
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuArray3DCreate_v2(out: Out<u64>, descriptor: *const Array3dDescriptor) -> c_int {
-    // SAFETY: null or a structure of that type, by the interface's contract.
+    // SAFETY: by CUDA's contract the caller passes null or a pointer to a structure of that type.
     let descriptor = unsafe { descriptor.as_ref() };
     let shape = descriptor.ok_or(Error::InvalidValue).and_then(|d| shape_3d(d, 1));
     create("cuArray3DCreate_v2", out, descriptor.map(|d| d.flags.into()), shape)
@@ -72,7 +72,7 @@ unsafe extern "C" fn cuMipmappedArrayCreate(
     descriptor: *const Array3dDescriptor,
     levels: c_uint,
 ) -> c_int {
-    // SAFETY: null or a structure of that type, by the interface's contract.
+    // SAFETY: by CUDA's contract the caller passes null or a pointer to a structure of that type.
     let descriptor = unsafe { descriptor.as_ref() };
     let shape = descriptor.ok_or(Error::InvalidValue).and_then(|d| shape_3d(d, levels));
     create("cuMipmappedArrayCreate", out, descriptor.map(|d| d.flags.into()), shape)

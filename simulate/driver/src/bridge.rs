@@ -1,4 +1,5 @@
-//! `cuGetExportTable`: gives the other stand-ins their table and everybody else nothing.
+//! `cuGetExportTable`: returns the private table to the other simulated libraries, and "not supported" for every other
+//! table.
 
 use crate::module::launch;
 use crate::state::{current_device, machine, nest, now_ns};
@@ -33,19 +34,25 @@ extern "C" fn number() -> u64 {
     machine().ledger.number()
 }
 
+/// A string that another simulated library passed.
+///
+/// # Safety
+/// `bytes` points to `length` bytes of UTF-8 text that outlive the result.
 unsafe fn text<'a>(bytes: *const u8, length: usize) -> &'a str {
-    // SAFETY: the other side of the bridge passes UTF-8 text of that length, alive during the call.
+    // SAFETY: the caller guarantees `length` bytes of UTF-8 text that outlive the result.
     unsafe { std::str::from_utf8_unchecked(std::slice::from_raw_parts(bytes, length)) }
 }
 
 unsafe extern "C" fn append(number: u64, fields: *const u8, length: usize) {
-    // SAFETY: see `text`.
+    // SAFETY: the other simulated libraries are the only callers. They pass UTF-8 text of that length that outlives the
+    // call.
     let fields = unsafe { text(fields, length) };
     machine().ledger.append(number, now_ns(), fields);
 }
 
 unsafe extern "C" fn strikes(api: *const u8, length: usize) -> bool {
-    // SAFETY: see `text`.
+    // SAFETY: the other simulated libraries are the only callers. They pass UTF-8 text of that length that outlives the
+    // call.
     let api = unsafe { text(api, length) };
     machine().config.faults.strikes(api, false)
 }
@@ -74,7 +81,7 @@ extern "C" fn memory_of(physical: u32, total: Out<u64>, used: Out<u64>) {
 }
 
 unsafe extern "C" fn stub(name: *const c_char) {
-    // SAFETY: the stubs pass string literals.
+    // SAFETY: the generated stubs pass string literals, which are NUL-terminated and live forever.
     let name = unsafe { CStr::from_ptr(name) };
     machine().stub(&name.to_string_lossy());
 }

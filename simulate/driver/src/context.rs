@@ -1,4 +1,4 @@
-//! Contexts: the primary one of each device, those made beside them, and each thread's stack.
+//! Contexts: the primary context of each device, the contexts that programs create, and each thread's stack.
 
 use crate::device::ordinal_of;
 use crate::state::{

@@ -1,35 +1,40 @@
-//! Copies and sets: the only device work that is really done, and done at once, in whatever order it is asked for.
+//! Copies and sets: the only device work that is really done. It is done at once, in the order of the calls.
 //!
-//! In a capture they are only nodes. The synchronous functions wait for what the default stream has to do.
+//! In a capture, copies and sets are only nodes. The synchronous functions wait until the default stream is no longer
+//! busy.
 
 use crate::state::{code, current_device, machine, now_ns, wait_until};
 use simcuda::backing::{PAGE, round_up, zero_pages};
 use simcuda::error::Result;
 use std::ffi::{c_int, c_uchar, c_uint, c_ushort};
 
-/// Sets larger than this drop whole pages instead of writing zeros, so that they commit nothing.
+/// Sets of zeros larger than this drop whole pages instead of writing zeros, so that they commit no memory. In bytes.
 const DROP_BYTES: u64 = 64 << 10;
 
-/// One unit of work for the stream; gives whether it is to be done now.
+/// Adds one unit of work to the stream. Returns whether the caller must do the work now.
 fn enqueue(stream: u64) -> Result<bool> {
     machine().launch(stream, current_device(), now_ns())
 }
 
+/// Copies `size` bytes as work of a stream.
+///
 /// # Safety
-/// Both ranges can be accessed.
+/// Both ranges are valid for access of `size` bytes.
 unsafe fn copy(to: u64, from: u64, size: usize, stream: u64) -> c_int {
     code(enqueue(stream).map(|now| {
         if now && size > 0 {
-            // SAFETY: the caller's promise; `copy` allows overlap.
+            // SAFETY: the caller guarantees that both ranges are valid for `size` bytes. `copy` allows them to overlap.
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
         }
     }))
 }
 
+/// Copies `size` bytes and waits for the default stream.
+///
 /// # Safety
-/// Both ranges can be accessed.
+/// Both ranges are valid for access of `size` bytes.
 unsafe fn copy_and_wait(to: u64, from: u64, size: usize) -> c_int {
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller guarantees that both ranges are valid for `size` bytes.
     let result = unsafe { copy(to, from, size, 0) };
     if let Ok(then) = machine().streams.get(0, current_device()).map(|s| s.busy_until) {
         wait_until(then);
@@ -39,49 +44,49 @@ unsafe fn copy_and_wait(to: u64, from: u64, size: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpy(to: u64, from: u64, size: usize) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     unsafe { copy_and_wait(to, from, size) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: u64, size: usize) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     unsafe { copy_and_wait(to, from, size) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoH_v2(to: u64, from: u64, size: usize) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     unsafe { copy_and_wait(to, from, size) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoD_v2(to: u64, from: u64, size: usize) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     unsafe { copy_and_wait(to, from, size) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyAsync(to: u64, from: u64, size: usize, stream: u64) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     unsafe { copy(to, from, size, stream) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, size: usize, stream: u64) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     unsafe { copy(to, from, size, stream) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, size: usize, stream: u64) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     unsafe { copy(to, from, size, stream) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, size: usize, stream: u64) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     unsafe { copy(to, from, size, stream) }
 }
 
@@ -94,14 +99,14 @@ unsafe extern "C" fn cuMemcpyPeerAsync(
     size: usize,
     stream: u64,
 ) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     unsafe { copy(to, from, size, stream) }
 }
 
-/// Fills memory with a repeated value.
+/// Fills memory with a repeated value, as work of a stream.
 ///
 /// # Safety
-/// `count` values can be written at `to`.
+/// `to` is valid for writes of `count` values.
 unsafe fn fill<T: Copy + PartialEq + Default>(to: u64, value: T, count: usize, stream: u64) -> c_int {
     code(enqueue(stream).map(|now| {
         if !now {
@@ -116,7 +121,8 @@ unsafe fn fill<T: Copy + PartialEq + Default>(to: u64, value: T, count: usize, s
             && zero_pages(first, last - first);
         let write = |from: u64, until: u64| {
             for at in (from..until).step_by(size_of::<T>()) {
-                // SAFETY: inside the range the caller promises; `to` may be unaligned for T.
+                // SAFETY: `at` lies inside the range that the caller guarantees to be valid for writes. The write
+                // allows an unaligned address.
                 unsafe { (at as *mut T).write_unaligned(value) };
             }
         };
@@ -125,7 +131,8 @@ unsafe fn fill<T: Copy + PartialEq + Default>(to: u64, value: T, count: usize, s
                 write(to, first);
                 write(last, to + bytes);
             }
-            // SAFETY: the caller's promise; T is a byte here, whose bit pattern is taken as such.
+            // SAFETY: the caller guarantees that `to` is valid for `count` values. `T` has the size of a byte here, so
+            // its bit pattern is one.
             (false, 1) => unsafe {
                 let byte = std::mem::transmute_copy::<T, u8>(&value);
                 std::ptr::write_bytes(to as *mut u8, byte, count);
@@ -137,36 +144,36 @@ unsafe fn fill<T: Copy + PartialEq + Default>(to: u64, value: T, count: usize, s
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemsetD8Async(to: u64, value: c_uchar, count: usize, stream: u64) -> c_int {
-    // SAFETY: the program names a range it may write.
+    // SAFETY: by CUDA's contract the program passes a range of `count` values that it may write.
     unsafe { fill(to, value, count, stream) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemsetD16Async(to: u64, value: c_ushort, count: usize, stream: u64) -> c_int {
-    // SAFETY: the program names a range it may write.
+    // SAFETY: by CUDA's contract the program passes a range of `count` values that it may write.
     unsafe { fill(to, value, count, stream) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemsetD32Async(to: u64, value: c_uint, count: usize, stream: u64) -> c_int {
-    // SAFETY: the program names a range it may write.
+    // SAFETY: by CUDA's contract the program passes a range of `count` values that it may write.
     unsafe { fill(to, value, count, stream) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemsetD8_v2(to: u64, value: c_uchar, count: usize) -> c_int {
-    // SAFETY: the program names a range it may write.
+    // SAFETY: by CUDA's contract the program passes a range of `count` values that it may write.
     unsafe { fill(to, value, count, 0) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemsetD16_v2(to: u64, value: c_ushort, count: usize) -> c_int {
-    // SAFETY: the program names a range it may write.
+    // SAFETY: by CUDA's contract the program passes a range of `count` values that it may write.
     unsafe { fill(to, value, count, 0) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemsetD32_v2(to: u64, value: c_uint, count: usize) -> c_int {
-    // SAFETY: the program names a range it may write.
+    // SAFETY: by CUDA's contract the program passes a range of `count` values that it may write.
     unsafe { fill(to, value, count, 0) }
 }

@@ -28,21 +28,21 @@ extern "C" fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) -> c_int {
     code(ordinal_of(ordinal).map(|_| device.put(ordinal)))
 }
 
-/// Checks a `CUdevice`.
+/// The ordinal of a `CUdevice`. Fails with `InvalidDevice` when there is no such device.
 pub(crate) fn ordinal_of(device: c_int) -> Result<usize> {
     let count = machine().devices.len();
     usize::try_from(device).ok().filter(|&d| d < count).ok_or(Error::InvalidDevice)
 }
 
-/// Copies a C string into a caller's buffer, cut to its length.
+/// Copies a C string into a caller's buffer and truncates it to the buffer's length.
 ///
 /// # Safety
-/// `buffer` holds `length` bytes.
+/// `buffer` is valid for writes of `length` bytes.
 unsafe fn put_text(buffer: *mut c_char, length: c_int, text: &CStr) {
     let Some(room) = usize::try_from(length).ok().and_then(|n| n.checked_sub(1)) else { return };
     let bytes = text.to_bytes();
     let n = bytes.len().min(room);
-    // SAFETY: `n` + 1 bytes fit into the buffer by the caller's promise.
+    // SAFETY: `n` + 1 is at most `length`, and the caller guarantees that `buffer` is valid for that many bytes.
     unsafe {
         buffer.copy_from_nonoverlapping(bytes.as_ptr().cast(), n);
         buffer.add(n).write(0);
@@ -52,7 +52,7 @@ unsafe fn put_text(buffer: *mut c_char, length: c_int, text: &CStr) {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) -> c_int {
     code(ordinal_of(device).map(|_| {
-        // SAFETY: the buffer has that length, by the interface's contract.
+        // SAFETY: by CUDA's contract the buffer has `length` bytes.
         unsafe { put_text(name, length, NAME) }
     }))
 }
@@ -88,7 +88,7 @@ unsafe extern "C" fn cuDeviceGetPCIBusId(text: *mut c_char, length: c_int, devic
         let bus = machine().devices[d].physical + 1;
         let id = format!("0000:{bus:02X}:00.0\0");
         if let Ok(id) = CStr::from_bytes_with_nul(id.as_bytes()) {
-            // SAFETY: the buffer has that length, by the interface's contract.
+            // SAFETY: by CUDA's contract the buffer has `length` bytes.
             unsafe { put_text(text, length, id) };
         }
     }))
@@ -96,7 +96,7 @@ unsafe extern "C" fn cuDeviceGetPCIBusId(text: *mut c_char, length: c_int, devic
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetByPCIBusId(device: Out<c_int>, text: *const c_char) -> c_int {
-    // SAFETY: a C string, by the interface's contract.
+    // SAFETY: by CUDA's contract `text` is a NUL-terminated string.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy().to_uppercase();
     let found = machine().devices.iter().position(|d| text == format!("0000:{:02X}:00.0", d.physical + 1));
     code(found.ok_or(Error::InvalidValue).map(|d| device.put(d as c_int)))

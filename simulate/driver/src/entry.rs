@@ -1,15 +1,15 @@
-//! `cuGetProcAddress`: functions by their base name.
+//! `cuGetProcAddress`: finds functions by their base name.
 //!
-//! The search is in this library's own table, never through the dynamic linker, as in the real driver: what an
-//! LD_PRELOADed library defines under the same name is not seen this way. `simcuda-build` makes the table out of the
-//! symbols it finds in the archive and links it in.
+//! Like the real driver, it searches this library's own table and never uses the dynamic linker. It therefore does not
+//! find the definitions of a preloaded library under the same name. `simcuda-build` generates the table from the
+//! symbols in the archive and links it in.
 
 use crate::state::machine;
 use simcuda::error::Error;
 use simcuda::out::Out;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// One line of the table.
+/// One entry of the table.
 #[repr(C)]
 struct Entry {
     name: *const c_char,
@@ -17,7 +17,7 @@ struct Entry {
 }
 
 unsafe extern "C" {
-    /// Sorted by nothing in particular; `simcuda_entry_count` lines.
+    /// The table, unsorted, with `simcuda_entry_count` entries.
     static simcuda_entries: [Entry; 0];
     static simcuda_entry_count: usize;
 }
@@ -27,8 +27,9 @@ const FOUND: c_int = 0;
 const NOT_FOUND: c_int = 1;
 const VERSION_NOT_SUFFICIENT: c_int = 2;
 
-/// The CUDA version (1000 * major + 10 * minor) from which on a later version of a function is given out; those not
-/// listed are older than anything that asks.
+/// The CUDA version (1000 * major + 10 * minor) from which on a newer variant of a function is returned.
+///
+/// 0 for functions that are older than any version that a program asks for.
 fn since(symbol: &str) -> c_int {
     match symbol {
         "cuCtxCreate_v3" | "cuDeviceGetUuid_v2" => 11040,
@@ -43,14 +44,16 @@ fn since(symbol: &str) -> c_int {
 }
 
 fn own(symbol: &str) -> Option<*mut c_void> {
-    // SAFETY: the table is a constant of this library with that many lines.
+    // SAFETY: `simcuda-build` links in a constant table with exactly that many entries, which live as long as the
+    // library.
     let table = unsafe { std::slice::from_raw_parts(simcuda_entries.as_ptr(), simcuda_entry_count) };
-    // SAFETY: the names are string literals.
+    // SAFETY: the names in the table are string literals, which are NUL-terminated and live forever.
     let line = table.iter().find(|e| unsafe { CStr::from_ptr(e.name) }.to_bytes() == symbol.as_bytes())?;
     Some(line.address)
 }
 
-/// The newest version of `name` up to a CUDA version, per-thread-default-stream variant first where that is asked for.
+/// The newest variant of `name` up to a CUDA version. With the flag, the variant with a per-thread default stream comes
+/// first.
 fn look_up(name: &str, version: c_int, flags: u64) -> Result<*mut c_void, c_int> {
     let mut result = Err(NOT_FOUND);
     for suffix in ["_v4", "_v3", "_v2", ""] {
@@ -66,11 +69,15 @@ fn look_up(name: &str, version: c_int, flags: u64) -> Result<*mut c_void, c_int>
     result
 }
 
+/// Serves a lookup of a function by name.
+///
+/// # Safety
+/// `name` is null or a NUL-terminated string.
 unsafe fn answer(name: *const c_char, out: Out<*mut c_void>, version: c_int, flags: u64, status: Out<c_int>) -> c_int {
     if name.is_null() || out.is_null() {
         return Error::InvalidValue.code();
     }
-    // SAFETY: a C string, by the interface's contract.
+    // SAFETY: `name` is not null, and the caller guarantees that it is a NUL-terminated string.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
     let found = look_up(&name, version, flags);
     out.put(found.unwrap_or(std::ptr::null_mut()));
@@ -86,7 +93,7 @@ unsafe fn answer(name: *const c_char, out: Out<*mut c_void>, version: c_int, fla
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetProcAddress(name: *const c_char, out: Out<*mut c_void>, version: c_int, flags: u64) -> c_int {
-    // SAFETY: a C string, by the interface's contract.
+    // SAFETY: by CUDA's contract `name` is a NUL-terminated string.
     unsafe { answer(name, out, version, flags, Out::NONE) }
 }
 
@@ -98,6 +105,6 @@ unsafe extern "C" fn cuGetProcAddress_v2(
     flags: u64,
     status: Out<c_int>,
 ) -> c_int {
-    // SAFETY: a C string, by the interface's contract.
+    // SAFETY: by CUDA's contract `name` is a NUL-terminated string.
     unsafe { answer(name, out, version, flags, status) }
 }

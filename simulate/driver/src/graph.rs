@@ -41,7 +41,7 @@ extern "C" fn cuStreamIsCapturing(stream: u64, status: Out<c_int>) -> c_int {
     code(live.map(|capture| status.put(if capture.is_some() { ACTIVE } else { NONE })))
 }
 
-/// Tells about a capture; the lists of dependencies are empty.
+/// Reports the capture of a stream. The lists of dependencies are empty.
 fn capture_info(
     stream: u64,
     status: Out<c_int>,
@@ -87,7 +87,7 @@ extern "C" fn cuStreamGetCaptureInfo_v3(
 }
 
 thread_local! {
-    /// CU_STREAM_CAPTURE_MODE_GLOBAL is the beginning.
+    /// The initial mode is `CU_STREAM_CAPTURE_MODE_GLOBAL`.
     static MODE: Cell<c_int> = const { Cell::new(0) };
 }
 

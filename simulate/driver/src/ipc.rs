@@ -1,4 +1,5 @@
-//! CUDA IPC: memory handles work between processes of one host; an event's handle makes a fresh, finished event.
+//! CUDA IPC. Memory handles work between processes of one host. Opening an event's handle creates a new, finished
+//! event.
 
 use crate::memory::release;
 use crate::state::{Purpose, code, current_device, machine, recorded, required_device};

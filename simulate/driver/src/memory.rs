@@ -1,4 +1,4 @@
-//! Linear device memory, managed memory, page-locked host memory, and questions about pointers.
+//! Linear device memory, managed memory, page-locked host memory, and pointer queries.
 
 use crate::state::{Purpose, code, current, current_device, machine, recorded, required_device};
 use simcuda::attributes::PITCH_ALIGNMENT;
@@ -22,7 +22,7 @@ extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> c_int {
     }))
 }
 
-/// Allocates on the current device and tells the ledger.
+/// Allocates on the current device and writes the ledger line.
 fn allocate(call: Call, out: Out<u64>, work: impl FnOnce(&mut Machine, usize, &mut Call) -> Result<u64>) -> c_int {
     let call = Call { addr: Some(0), device: Some(current_device()), ..call };
     recorded(Purpose::Take, call, |m, call| {
@@ -36,7 +36,7 @@ fn allocate(call: Call, out: Out<u64>, work: impl FnOnce(&mut Machine, usize, &m
     })
 }
 
-/// Frees and tells the ledger what was freed.
+/// Frees memory and writes the ledger line with the size and device of the freed allocation.
 pub(crate) fn release(
     api: &'static str,
     base: u64,
@@ -155,7 +155,7 @@ extern "C" fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address:
 
 /// Writes one pointer attribute.
 ///
-/// `out` can take a value of the attribute's type, as cuda.h gives it.
+/// By CUDA's contract `out` can hold a value of the attribute's type, which cuda.h defines.
 fn put_attribute(out: Out<c_void>, attribute: c_int, address: u64, p: &Pointee) -> Result<()> {
     let host = matches!(p.kind, Kind::Host | Kind::Registered);
     match attribute {
@@ -197,7 +197,7 @@ extern "C" fn cuPointerGetAttributes(
         };
         match &found {
             Some(p) => drop(put_attribute(out, attribute, address, p)),
-            // An unknown pointer gives zeros, of the smallest type there is.
+            // An unknown pointer gives a zero of the smallest attribute type.
             None => out.cast::<u8>().put(0),
         }
     }

@@ -1,4 +1,4 @@
-//! Modules, functions and launches: everything is accepted, nothing is run.
+//! Modules, functions and launches. All are accepted, and no kernel runs.
 
 use crate::state::{code, current_device, machine, now_ns};
 use simcuda::abi::DriverLaunchConfig;
@@ -6,7 +6,7 @@ use simcuda::handle::Kind;
 use simcuda::out::Out;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// Bytes given to each `__device__` variable of a loaded module.
+/// The size in bytes of each `__device__` variable in a loaded module.
 const GLOBAL_BYTES: u64 = 1 << 20;
 
 fn load(module: Out<u64>) -> c_int {
@@ -86,7 +86,7 @@ extern "C" fn cuModuleGetLoadingMode(mode: Out<c_int>) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_int, _function: u64) -> c_int {
-    // 0: greatest block; 4: registers of a thread.
+    // 0: the maximum number of threads in a block. 4: the number of registers of a thread.
     let number = match attribute {
         0 => 1024,
         4 => 32,
@@ -127,7 +127,7 @@ extern "C" fn cuOccupancyMaxActiveClusters(
     0
 }
 
-/// One launch on a stream.
+/// Adds one launch to a stream.
 pub(crate) fn launch(stream: u64) -> c_int {
     code(machine().launch(stream, current_device(), now_ns()).map(drop))
 }
@@ -174,7 +174,7 @@ unsafe extern "C" fn cuLaunchKernelEx(
     _parameters: *const c_void,
     _extra: *const c_void,
 ) -> c_int {
-    // SAFETY: null or a structure of that type, by the interface's contract.
+    // SAFETY: by CUDA's contract the caller passes null or a pointer to a structure of that type.
     launch(unsafe { config.as_ref() }.map_or(0, |c| c.stream))
 }
 

@@ -11,7 +11,7 @@ use simcuda::out::Out;
 use simcuda::stream::PER_THREAD;
 use std::ffi::{c_int, c_uint, c_void};
 
-/// The stream a `_ptsz` function means by a handle: null is the thread's own default stream.
+/// The stream that a `_ptsz` function means by a handle. Null stands for the thread's own default stream.
 pub(crate) fn per_thread(stream: u64) -> u64 {
     if stream == 0 { PER_THREAD } else { stream }
 }
@@ -106,7 +106,7 @@ unsafe extern "C" fn cuMemPoolCreate(pool: Out<u64>, props: *const PoolProps) ->
     if props.is_null() {
         return Error::InvalidValue.code();
     }
-    // SAFETY: null or a structure of that type, by the interface's contract.
+    // SAFETY: by CUDA's contract `props` points to a structure of that type.
     let device = unsafe { (*props).location.id };
     let made = ordinal_of(device).and_then(|d| machine().create_pool(d));
     code(made.map(|handle| pool.put(handle)))
@@ -133,7 +133,7 @@ extern "C" fn cuMemPoolGetAccess(flags: Out<c_uint>, _pool: u64, _location: *con
     0
 }
 
-/// `CUmemPool_attribute`; 1 to 3 are the reuse policies, 32-bit flags.
+/// `CUmemPool_attribute`. The attributes 1 to 3 are the reuse policies, 32-bit flags.
 mod attribute {
     pub(super) const RELEASE_THRESHOLD: i32 = 4;
     pub(super) const RESERVED: i32 = 5;
@@ -148,7 +148,7 @@ unsafe extern "C" fn cuMemPoolSetAttribute(pool: u64, which: c_int, value: *cons
     code(m.pool(pool).and_then(|pool| {
         match which {
             1..=3 => {}
-            // SAFETY: the attribute's value, of the type the interface gives it.
+            // SAFETY: by CUDA's contract `value` points to a value of the attribute's type, which is 64 bits here.
             attribute::RELEASE_THRESHOLD => pool.threshold = unsafe { value.cast::<u64>().read_unaligned() },
             attribute::RESERVED_HIGH => pool.reset_reserved_high(),
             attribute::USED_HIGH => pool.reset_used_high(),

@@ -1,4 +1,5 @@
-//! What the simulated driver has by name but does not do: "not supported", counted like a stub.
+//! Functions that the simulated driver exports but does not support. They return "not supported" and are counted like
+//! stubs.
 
 use crate::state::machine;
 use simcuda::error::Error;

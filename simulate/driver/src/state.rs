@@ -1,4 +1,4 @@
-//! The machine behind its lock, and what each thread has current.
+//! The machine behind its lock, and the current context of each thread.
 
 use simcuda::config::{Config, Log};
 use simcuda::error::{Error, Result, code_of};
@@ -11,7 +11,7 @@ use std::time::Duration;
 static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| {
     let machine = Machine::new(Config::from_env());
     if machine.config.log >= Log::Summary {
-        // SAFETY: `summary` is an extern "C" function without arguments that lives as long as the library.
+        // SAFETY: `summary` is an `extern "C"` function without arguments, in a library that is never unloaded.
         unsafe { libc::atexit(summary) };
     }
     Mutex::new(machine)
@@ -33,16 +33,16 @@ extern "C" fn summary() {
     }
 }
 
-/// A context a thread has on its stack.
+/// A context on the stack of a thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Current {
     /// The context's handle.
     pub(crate) context: u64,
-    /// Its device.
+    /// The context's device ordinal.
     pub(crate) device: usize,
 }
 
-/// A thread's context stack. Without a destructor, because CUDA is called from other libraries' thread-exit code.
+/// A thread's context stack. It has no destructor, because other libraries call CUDA from their thread-exit code.
 #[derive(Clone, Copy, Debug)]
 struct Stack {
     depth: usize,
@@ -59,23 +59,23 @@ thread_local! {
     static RUNTIME_DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The thread's current context, if any.
+/// The thread's current context. `None` when the stack is empty.
 pub(crate) fn current() -> Option<Current> {
     let stack = STACK.get();
     stack.depth.checked_sub(1).map(|top| stack.entries[top])
 }
 
-/// The thread's current device; 0 where nothing is current.
+/// The thread's current device. 0 when no context is current.
 pub(crate) fn current_device() -> usize {
     current().map_or(0, |c| c.device)
 }
 
-/// The thread's current device; an error where nothing is current.
+/// The thread's current device. Fails with `InvalidContext` when no context is current.
 pub(crate) fn required_device() -> Result<usize> {
     current().map(|c| c.device).ok_or(Error::InvalidContext)
 }
 
-/// Replaces the top of the thread's stack; None empties it by one.
+/// Replaces the top of the thread's stack. `None` pops it.
 pub(crate) fn set_current(top: Option<Current>) {
     let mut stack = STACK.get();
     stack.depth = stack.depth.saturating_sub(1);
@@ -86,7 +86,7 @@ pub(crate) fn set_current(top: Option<Current>) {
     STACK.set(stack);
 }
 
-/// Pushes a context.
+/// Pushes a context. Fails when the stack is full.
 pub(crate) fn push_current(top: Current) -> Result<()> {
     let mut stack = STACK.get();
     let slot = stack.entries.get_mut(stack.depth).ok_or(Error::InvalidValue)?;
@@ -96,21 +96,21 @@ pub(crate) fn push_current(top: Current) -> Result<()> {
     Ok(())
 }
 
-/// Notes that the thread enters or leaves a function of the runtime.
+/// Records that the thread enters or leaves a function of the runtime.
 pub(crate) fn nest(enter: bool) {
     let depth = RUNTIME_DEPTH.get();
     RUNTIME_DEPTH.set(if enter { depth + 1 } else { depth.saturating_sub(1) });
 }
 
-/// Nanoseconds of the monotonic clock.
+/// The time of the monotonic clock in nanoseconds.
 pub(crate) fn now_ns() -> u64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is ours to be written.
+    // SAFETY: `t` is a `timespec` on this stack frame that is valid for writes.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// Sleeps until a point of the virtual timeline; never with the lock held.
+/// Sleeps until a point of the virtual timeline, in nanoseconds. The caller must not hold the lock of the machine.
 pub(crate) fn wait_until(then: u64) {
     let now = now_ns();
     if then > now {
@@ -118,7 +118,7 @@ pub(crate) fn wait_until(then: u64) {
     }
 }
 
-/// Waits for the device until a point of the virtual timeline, as the synchronizing calls do.
+/// Waits for the device until a point of the virtual timeline and trims the pools, as the synchronizing calls do.
 pub(crate) fn synchronize(then: u64) {
     wait_until(then);
     machine().synchronized();
@@ -129,17 +129,18 @@ pub(crate) fn code(result: Result<()>) -> i32 {
     code_of(&result)
 }
 
-/// Whether a call takes memory or gives it back: only the former fail on demand.
+/// Whether a call takes memory or returns it. Only calls that take memory fail on demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Allocates, registers, reserves, maps.
+    /// Allocates, registers, reserves or maps.
     Take,
     /// Frees.
     Give,
 }
 
-/// Serves an allocation or a free: fails it if that is asked for, does the work, writes the ledger. `work` fills in
-/// what is known only afterwards.
+/// Serves an allocation or a free: fails it on demand or does the work, then writes the ledger line.
+///
+/// `work` fills in the fields that are known only afterwards.
 pub(crate) fn recorded(
     purpose: Purpose,
     mut call: Call,

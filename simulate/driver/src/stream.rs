@@ -74,7 +74,7 @@ extern "C" fn cuStreamWaitEvent(stream: u64, event: u64, _flags: c_uint) -> c_in
     code(m.streams.wait(stream, event, current_device(), |id| m.graphs.capture(id).is_some()))
 }
 
-/// Host functions run at once, except in a capture, where they are only nodes.
+/// Host functions run at once. In a capture they are only nodes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuLaunchHostFunc(
     stream: u64,
@@ -84,7 +84,7 @@ unsafe extern "C" fn cuLaunchHostFunc(
     let now = machine().launch(stream, current_device(), now_ns());
     code(now.map(|now| {
         if let Some(function) = function.filter(|_| now) {
-            // SAFETY: the program gives a function and the data it takes.
+            // SAFETY: by CUDA's contract the program passes a function and the data that it accepts.
             unsafe { function(data) };
         }
     }))
@@ -98,17 +98,21 @@ unsafe extern "C" fn cuStreamAddCallback(
     _flags: c_uint,
 ) -> c_int {
     if let Some(callback) = callback {
-        // SAFETY: the program gives a function and the data it takes.
+        // SAFETY: by CUDA's contract the program passes a function and the data that it accepts.
         unsafe { callback(stream, 0, data) };
     }
     0
 }
 
+/// Writes a value to device memory as work of a stream.
+///
+/// # Safety
+/// `address` is valid for writes of a `T`. It may be unaligned.
 unsafe fn write_value<T>(stream: u64, address: u64, value: T) -> c_int {
     let now = machine().launch(stream, current_device(), now_ns());
     code(now.map(|now| {
         if now {
-            // SAFETY: the program names device memory of its own.
+            // SAFETY: the caller guarantees that `address` is valid for writes of a `T`. The write may be unaligned.
             unsafe { (address as *mut T).write_unaligned(value) };
         }
     }))
@@ -116,20 +120,20 @@ unsafe fn write_value<T>(stream: u64, address: u64, value: T) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamWriteValue32_v2(stream: u64, address: u64, value: u32, _flags: c_uint) -> c_int {
-    // SAFETY: the program names device memory of its own.
+    // SAFETY: by CUDA's contract the program passes the address of device memory in which the value fits.
     unsafe { write_value(stream, address, value) }
 }
 
-/// Looked up under its old name by PyTorch before 2.8.
+/// PyTorch before 2.8 looks the function up under this old name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamWriteValue32(stream: u64, address: u64, value: u32, _flags: c_uint) -> c_int {
-    // SAFETY: the program names device memory of its own.
+    // SAFETY: by CUDA's contract the program passes the address of device memory in which the value fits.
     unsafe { write_value(stream, address, value) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamWriteValue64_v2(stream: u64, address: u64, value: u64, _flags: c_uint) -> c_int {
-    // SAFETY: the program names device memory of its own.
+    // SAFETY: by CUDA's contract the program passes the address of device memory in which the value fits.
     unsafe { write_value(stream, address, value) }
 }
 

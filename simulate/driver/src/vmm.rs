@@ -1,4 +1,4 @@
-//! Virtual memory management: reservations, physical memory, mappings, and passing physical memory on by descriptor.
+//! Virtual memory management: reservations, physical memory, mappings, and export of physical memory by descriptor.
 
 use crate::state::{Purpose, code, current_device, machine, recorded};
 use simcuda::abi::{AccessDesc, AllocationProp};
@@ -71,7 +71,7 @@ fn words(props: &AllocationProp) -> [u64; 4] {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemCreate(out: Out<u64>, size: usize, props: *const AllocationProp, flags: u64) -> c_int {
-    // SAFETY: null or a structure of that type, by the interface's contract.
+    // SAFETY: by CUDA's contract the caller passes null or a pointer to a structure of that type.
     let props = unsafe { props.as_ref() };
     let on_device = props.filter(|p| p.location.kind == DEVICE).and_then(|p| usize::try_from(p.location.id).ok());
     let call = Call {
@@ -162,7 +162,7 @@ extern "C" fn cuMemUnmap(base: u64, size: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemSetAccess(base: u64, size: usize, access: *const AccessDesc, count: usize) -> c_int {
-    // SAFETY: the library's contract: `count` descriptions.
+    // SAFETY: by CUDA's contract `access` points to `count` descriptors, and `i` is less than `count`.
     let accessible = (0..count).any(|i| unsafe { (*access.add(i)).flags } != 0);
     code(machine().set_access(base, size as u64, accessible))
 }
@@ -195,7 +195,8 @@ unsafe extern "C" fn cuMemImportFromShareableHandle(out: Out<u64>, descriptor: *
         if kind != FILE_DESCRIPTOR {
             return Err(Error::NotSupported);
         }
-        // SAFETY: the program passes a descriptor (in a pointer's place) that stays open during the call.
+        // SAFETY: by CUDA's contract the program passes a descriptor, as a pointer value, that stays open during the
+        // call.
         let own = unsafe { BorrowedFd::borrow_raw(descriptor as usize as c_int) }.try_clone_to_owned();
         let extent = own.and_then(Extent::import).map_err(|_| Error::InvalidValue)?;
         let handle = m.import_physical(extent, device);

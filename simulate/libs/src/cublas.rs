@@ -56,7 +56,7 @@ extern "C" fn cublasLtGetCudartVersion() -> usize {
     13000
 }
 
-/// `cublasLtMatmulHeuristicResult_t`: 96 bytes, of which zero means success and no workspace.
+/// The size of `cublasLtMatmulHeuristicResult_t` in bytes. All zeros mean success and no workspace.
 const HEURISTIC_RESULT_BYTES: usize = 96;
 
 #[unsafe(no_mangle)]
@@ -73,7 +73,7 @@ unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     results: *mut u8,
     found: Out<c_int>,
 ) -> c_int {
-    // SAFETY: the library's contract: `results` has room for `wanted` of them.
+    // SAFETY: by the contract of cuBLASLt `results` has space for `wanted` results.
     unsafe {
         results.write_bytes(0, wanted.max(0) as usize * HEURISTIC_RESULT_BYTES);
         found.put(c_int::from(wanted > 0));

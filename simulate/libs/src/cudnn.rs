@@ -1,6 +1,6 @@
-//! cuDNN: handles, versions, workspace sizes, one algorithm for everything, and the backend (graph) interface.
+//! cuDNN: handles, versions, workspace sizes, one algorithm for every operation, and the backend (graph) interface.
 //!
-//! `SIMCUDA_CUDNN_WORKSPACE` (bytes, 0 by default) is the workspace every convolution asks for.
+//! `SIMCUDA_CUDNN_WORKSPACE` is the workspace that every convolution requests, in bytes. The default is 0.
 
 use crate::support::{Handle, create, handles, launch};
 use simcuda::out::Out;
@@ -24,7 +24,7 @@ handles! {
     cudnnCreateTensorDescriptor / cudnnDestroyTensorDescriptor;
 }
 
-/// 9.19.0, the version this stands in for: major, minor, patch level.
+/// The simulated version, 9.19.0: major, minor, patch level.
 const VERSION: [c_int; 3] = [9, 19, 0];
 
 fn workspace() -> usize {
@@ -83,7 +83,7 @@ extern "C" fn cudnnDropoutGetStatesSize(_handle: *const Handle, size: Out<usize>
     0
 }
 
-/// Declares functions that tell a size through their last argument.
+/// Declares functions that return a size through their last argument.
 macro_rules! sizes {
     ($($name:ident($($argument:ident),*) = $bytes:expr;)*) => {$(
         #[unsafe(no_mangle)]
@@ -105,8 +105,8 @@ sizes! {
     cudnnGetCTCLossWorkspaceSize(_h, _p, _g, _l, _ll, _il, _algo, _d) = 0;
 }
 
-/// Bytes of a `cudnnConvolution...AlgoPerf_t` and where its memory field is; all other fields are 0, which means
-/// algorithm 0 and success.
+/// The size of a `cudnnConvolution...AlgoPerf_t` and the offset of its memory field, in bytes. All other fields are 0,
+/// which means algorithm 0 and success.
 const PERF_BYTES: usize = 48;
 const PERF_MEMORY: usize = 16;
 
@@ -143,8 +143,8 @@ algorithms! {
     cudnnFindConvolutionBackwardFilterAlgorithmEx(_h, _a, _x, _b, _y, _c, _d, _z);
 }
 
-// The backend interface: the heuristics offer one engine configuration, without notes or knobs; every number asked for
-// is 0, apart from the plan's workspace.
+// The backend interface. The heuristics offer one engine configuration, without notes or knobs. Every requested number
+// is 0, except the plan's workspace.
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnBackendCreateDescriptor(_kind: c_int, out: Out<Box<Handle>>) -> c_int {
@@ -206,7 +206,7 @@ extern "C" fn cudnnBackendGetAttribute(
             | name::ENGINECFG_KNOB_CHOICES,
             _,
         ) => 0,
-        // The caller's own descriptors are left as they are.
+        // The caller's own descriptors stay unchanged.
         (_, kind::BACKEND_DESCRIPTOR) => 1,
         (_, kind::CHAR) => {
             let text = b"{}\0";

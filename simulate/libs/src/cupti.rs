@@ -1,4 +1,4 @@
-//! CUPTI: there, and never with anything to tell.
+//! CUPTI: present, but it never reports any activity.
 
 use simcuda::out::Out;
 use std::ffi::{c_char, c_int, c_void};

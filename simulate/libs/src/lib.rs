@@ -1,12 +1,13 @@
-//! The few functions of cuBLAS, cuDNN, NCCL, NVML and the like that must do more than return 0.
+//! The functions of cuBLAS, cuDNN, NCCL, NVML and other libraries that must do more than return 0.
 //!
-//! One archive for all of them: `simcuda-build` links each library out of it, taking the functions whose names belong
-//! to that library, and adds return-0 stubs for whatever else PyTorch imports. Handles are boxes of our own, opaque to
-//! the program; what is drawn from them is only what was put into them.
+//! All are in one archive. `simcuda-build` links each library from it and selects the functions by the prefix of their
+//! name. It adds stubs that return 0 for the other functions that PyTorch imports. Handles are boxes that are opaque to
+//! the program, and only values that the program stored are read from them.
 //!
 //! Safety, for all exported functions: the caller keeps the library's contract. Results are written through
-//! [`simcuda::out::Out`]; a handle is a `Box` given out by the library's own create function, taken back by its destroy
-//! function and borrowed by the others; where other pointers are followed, the function is unsafe and says what it relies on.
+//! [`simcuda::out::Out`]. A handle is a `Box` from the library's own create function. The destroy function takes it
+//! back, and other functions borrow it. A function that dereferences other pointers is unsafe and states its
+//! requirement.
 
 mod cublas;
 mod cudnn;

@@ -1,10 +1,10 @@
-//! NCCL: every rank is taken to hold the same data, so a collective copies this rank's own.
+//! NCCL. Every rank is assumed to have the same data, so a collective copies this rank's own data.
 
 use crate::support::launch;
 use simcuda::out::Out;
 use std::ffi::{c_char, c_int, c_void};
 
-/// `ncclComm_t` points at one of these.
+/// The object to which an `ncclComm_t` points.
 #[repr(C)]
 pub(crate) struct Communicator {
     size: c_int,
@@ -87,7 +87,7 @@ extern "C" fn ncclCommSplit(
     parent.map_or(INVALID, |parent| make(out, parent.size, parent.rank))
 }
 
-/// One process, several devices: each communicator is a rank of its own.
+/// One process uses several devices, and each communicator is a rank of its own.
 #[unsafe(no_mangle)]
 extern "C" fn ncclCommInitAll(out: Out<Box<Communicator>>, size: c_int, _devices: *const c_int) -> c_int {
     for rank in 0..size {
@@ -124,7 +124,7 @@ extern "C" fn ncclCommGetAsyncError(_communicator: Option<&Communicator>, error:
     0
 }
 
-/// Bytes of an `ncclDataType_t`.
+/// The size of an `ncclDataType_t` in bytes.
 fn element_bytes(kind: c_int) -> usize {
     match kind {
         4 | 5 | 8 => 8,
@@ -134,10 +134,14 @@ fn element_bytes(kind: c_int) -> usize {
     }
 }
 
+/// Copies `bytes` bytes as work of a stream. Does nothing for null or equal pointers.
+///
+/// # Safety
+/// `from` is null or valid for reads of `bytes` bytes, and `to` is null or valid for writes of as many.
 unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize, stream: u64) -> c_int {
     launch(stream);
     if !from.is_null() && !to.is_null() && !std::ptr::eq(from, to) {
-        // SAFETY: passed on from the caller: both buffers have that many bytes; `copy` allows overlap.
+        // SAFETY: the caller guarantees that both buffers are valid for `bytes` bytes. `copy` allows them to overlap.
         unsafe { std::ptr::copy(from, to, bytes) };
     }
     0
@@ -153,7 +157,7 @@ unsafe extern "C" fn ncclAllReduce(
     _communicator: Option<&Communicator>,
     stream: u64,
 ) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by NCCL's contract the program passes buffers of `count` elements that it may access.
     unsafe { copy(from, to, count * element_bytes(kind), stream) }
 }
 
@@ -169,7 +173,7 @@ unsafe extern "C" fn ncclReduce(
     _communicator: Option<&Communicator>,
     stream: u64,
 ) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by NCCL's contract the program passes buffers of `count` elements that it may access.
     unsafe { copy(from, to, count * element_bytes(kind), stream) }
 }
 
@@ -183,11 +187,11 @@ unsafe extern "C" fn ncclBroadcast(
     _communicator: Option<&Communicator>,
     stream: u64,
 ) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by NCCL's contract the program passes buffers of `count` elements that it may access.
     unsafe { copy(from, to, count * element_bytes(kind), stream) }
 }
 
-/// This rank's part in every place: DDP compares the shapes of its parameters so.
+/// Stores this rank's part in every place. DDP compares the shapes of its parameters with this call.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclAllGather(
     from: *const u8,
@@ -198,8 +202,8 @@ unsafe extern "C" fn ncclAllGather(
     stream: u64,
 ) -> c_int {
     let bytes = count * element_bytes(kind);
-    // SAFETY: the library's contract: `from` has that many bytes, `to` one such part for each rank. The part is
-    // copied out first, because `from` may lie in `to`.
+    // SAFETY: by NCCL's contract `from` has `bytes` bytes, and `to` has one such part for each rank. The part is copied
+    // out first, because `from` may lie in `to`.
     unsafe {
         let own = std::slice::from_raw_parts(from, bytes).to_vec();
         for rank in 0..communicator.map_or(0, |c| c.size as usize) {
@@ -220,6 +224,6 @@ unsafe extern "C" fn ncclReduceScatter(
     stream: u64,
 ) -> c_int {
     let bytes = count * element_bytes(kind);
-    // SAFETY: the library's contract: `from` has one such part for each rank.
+    // SAFETY: by NCCL's contract `from` has one such part for each rank, and `to` has one part.
     unsafe { copy(from.add(communicator.map_or(0, |c| c.rank as usize) * bytes), to, bytes, stream) }
 }

@@ -1,7 +1,7 @@
-//! NVML (`libnvidia-ml.so.1`): the devices, their memory as far as this process takes it, and nothing else.
+//! NVML (`libnvidia-ml.so.1`): the devices, and their memory as far as this process uses it.
 //!
-//! As in the real library, `CUDA_VISIBLE_DEVICES` hides nothing here. PyTorch asks it for the processes on a device when
-//! memory runs out, and for the NVLink fabric.
+//! As in the real library, `CUDA_VISIBLE_DEVICES` hides no device here. PyTorch asks NVML for the processes on a device
+//! when it is out of memory, and for the NVLink fabric.
 
 use crate::support::bridge;
 use simcuda::out::Out;
@@ -14,18 +14,18 @@ const NOT_FOUND: c_int = 6;
 const INSUFFICIENT_SIZE: c_int = 7;
 const DRIVER_NOT_LOADED: c_int = 9;
 
-/// Number of devices, hidden ones included.
+/// The number of devices, including hidden ones. `None` without the simulated driver.
 fn device_count() -> Option<u32> {
     bridge().map(|b| (b.physical_devices)())
 }
 
-/// A handle is the device's physical ordinal plus one.
+/// The physical ordinal of a handle. A handle is that ordinal plus one.
 fn physical(handle: u64) -> Option<u32> {
     let ordinal = u32::try_from(handle.checked_sub(1)?).ok()?;
     (ordinal < device_count()?).then_some(ordinal)
 }
 
-/// Capacity and use of a device, bytes.
+/// The capacity and usage of a device, in bytes.
 fn memory(handle: u64) -> Option<(u64, u64)> {
     let (mut total, mut used) = (0, 0);
     let ordinal = physical(handle)?;
@@ -62,12 +62,13 @@ extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) -> c_int {
 /// Writes a text into a caller's buffer if it fits.
 ///
 /// # Safety
-/// `buffer` holds `length` bytes.
+/// `buffer` is valid for writes of `length` bytes.
 unsafe fn put_text(buffer: *mut c_char, length: c_uint, text: &str) -> c_int {
     if text.len() >= length as usize {
         return INSUFFICIENT_SIZE;
     }
-    // SAFETY: text and its 0 fit, by the caller's promise.
+    // SAFETY: the text and its NUL fit into `length` bytes, and the caller guarantees that `buffer` is valid for that
+    // many.
     unsafe {
         buffer.copy_from_nonoverlapping(text.as_ptr().cast(), text.len());
         buffer.add(text.len()).write(0);
@@ -77,7 +78,7 @@ unsafe fn put_text(buffer: *mut c_char, length: c_uint, text: &str) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlSystemGetDriverVersion(buffer: *mut c_char, length: c_uint) -> c_int {
-    // SAFETY: the buffer has that length, by the interface's contract.
+    // SAFETY: by NVML's contract the buffer has `length` bytes.
     unsafe { put_text(buffer, length, "580.0") }
 }
 
@@ -87,7 +88,7 @@ extern "C" fn nvmlDeviceGetCount_v2(count: Out<c_uint>) -> c_int {
     SUCCESS
 }
 
-/// Gives a device's handle.
+/// Writes a device's handle.
 fn put_device(out: Out<u64>, ordinal: Option<u32>) -> c_int {
     let Some(ordinal) = ordinal.filter(|&n| n < device_count().unwrap_or(0)) else { return NOT_FOUND };
     out.put(u64::from(ordinal) + 1);
@@ -99,23 +100,23 @@ extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, out: Out<u64>) -> c_i
     put_device(out, Some(index))
 }
 
-/// `domain:bus:device.function`, of which the bus is the physical ordinal plus one.
+/// The id has the form `domain:bus:device.function`. The bus is the physical ordinal plus one.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, out: Out<u64>) -> c_int {
-    // SAFETY: a C string, by the interface's contract.
+    // SAFETY: by NVML's contract `id` is a NUL-terminated string.
     let id = unsafe { CStr::from_ptr(id) }.to_string_lossy();
     let bus = id.rsplit(':').nth(1).and_then(|bus| u32::from_str_radix(bus, 16).ok());
     put_device(out, bus.and_then(|bus| bus.checked_sub(1)))
 }
 
-/// The text form of the UUID the driver tells: "simcuda", zeros, and the physical ordinal.
+/// The UUID that the driver reports, as text: "simcuda", zeros, and the physical ordinal.
 fn uuid(ordinal: u32) -> String {
     format!("GPU-73696d63-7564-6100-0000-0000000000{ordinal:02x}")
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetHandleByUUID(text: *const c_char, out: Out<u64>) -> c_int {
-    // SAFETY: a C string, by the interface's contract.
+    // SAFETY: by NVML's contract `text` is a NUL-terminated string.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
     let found = (0..device_count().unwrap_or(0)).find(|&n| uuid(n) == text);
     put_device(out, found)
@@ -124,7 +125,7 @@ unsafe extern "C" fn nvmlDeviceGetHandleByUUID(text: *const c_char, out: Out<u64
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetUUID(device: u64, buffer: *mut c_char, length: c_uint) -> c_int {
     let Some(ordinal) = physical(device) else { return INVALID_ARGUMENT };
-    // SAFETY: the buffer has that length, by the interface's contract.
+    // SAFETY: by NVML's contract the buffer has `length` bytes.
     unsafe { put_text(buffer, length, &uuid(ordinal)) }
 }
 
@@ -133,7 +134,7 @@ unsafe extern "C" fn nvmlDeviceGetName(device: u64, buffer: *mut c_char, length:
     if physical(device).is_none() {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: the buffer has that length, by the interface's contract.
+    // SAFETY: by NVML's contract the buffer has `length` bytes.
     unsafe { put_text(buffer, length, &simcuda::attributes::NAME.to_string_lossy()) }
 }
 
@@ -154,8 +155,10 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: u64, out: Out<[u64; 5]>) -> c_i
     SUCCESS
 }
 
-/// Tells the one process that is known here, this one, if it uses the device: pid and bytes, then the instance numbers
-/// that later versions of the structure have.
+/// Reports this process, the only one that is known here, if it uses the device.
+///
+/// An entry has the pid, the bytes, and the instance numbers that later versions of the structure add. `words` is its
+/// length in 64-bit words.
 fn put_processes(device: u64, count: Out<c_uint>, out: Out<u64>, words: usize) -> c_int {
     let Some((_, used)) = memory(device) else { return INVALID_ARGUMENT };
     let here = c_uint::from(used > 0);
@@ -189,7 +192,7 @@ extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(device: u64, count: Out<c_
     put_processes(device, count, out, 3)
 }
 
-/// No fabric: the state stays as the caller has set it, which is "not supported".
+/// There is no fabric. The state keeps the caller's value, which is "not supported".
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetGpuFabricInfoV(_device: u64, _info: *mut c_void) -> c_int {
     SUCCESS

@@ -1,4 +1,4 @@
-//! NVRTC: every program compiles, to nothing.
+//! NVRTC: every program compiles, and the result is empty.
 
 use crate::support::{Handle, create};
 use simcuda::out::Out;
@@ -29,7 +29,7 @@ extern "C" fn nvrtcDestroyProgram(program: Option<&mut Option<Box<Handle>>>) -> 
     0
 }
 
-/// Declares a function that tells the size of a text, and the one that gives it: an empty string.
+/// Declares a function that returns the size of a text, and one that returns the text, an empty string.
 macro_rules! texts {
     ($($size:ident / $text:ident;)*) => {$(
         #[unsafe(no_mangle)]

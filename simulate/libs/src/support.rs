@@ -1,4 +1,5 @@
-//! What the stand-ins share: handles, the way to the simulated driver, and the entry for generated stubs.
+//! Shared parts of the simulated libraries: handles, the connection to the simulated driver, and the entry for
+//! generated stubs.
 
 use simcuda::bridge::{Bridge, ID};
 use simcuda::out::Out;
@@ -7,29 +8,30 @@ use std::mem::transmute;
 use std::ptr;
 use std::sync::OnceLock;
 
-/// An opaque handle: what the program may set on it and ask back, and room for whatever a library of another version
-/// may look at.
+/// An opaque handle. It stores what the program sets, and has space for fields that a library of another version may
+/// read.
 #[repr(C)]
 #[derive(Default)]
 pub(crate) struct Handle {
-    /// The stream set last.
+    /// The stream that was set last.
     pub(crate) stream: u64,
-    /// Nothing.
+    /// Unused space.
     room: [u64; 31],
 }
 
-/// Makes a handle.
+/// Creates a handle.
 pub(crate) fn create(out: Out<Box<Handle>>) -> c_int {
     out.put(Box::default());
     0
 }
 
-/// The driver's private table; None where there is no simulated driver.
+/// The driver's private table. `None` without the simulated driver.
 pub(crate) fn bridge() -> Option<&'static Bridge> {
     static BRIDGE: OnceLock<Option<&'static Bridge>> = OnceLock::new();
     *BRIDGE.get_or_init(|| {
         type GetExportTable = unsafe extern "C" fn(*mut *const Bridge, *const [u8; 16]) -> c_int;
-        // SAFETY: C strings; the driver's function of that name has that type, and its table lives for ever.
+        // SAFETY: both names are NUL-terminated strings, and the results are checked for null. The driver's function of
+        // that name has that type. Its table lives as long as the driver, which is never unloaded.
         unsafe {
             let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL);
             if library.is_null() {
@@ -46,29 +48,29 @@ pub(crate) fn bridge() -> Option<&'static Bridge> {
     })
 }
 
-/// One unit of work for a stream.
+/// Adds one unit of work to a stream.
 pub(crate) fn launch(stream: u64) {
     if let Some(bridge) = bridge() {
         (bridge.launch)(stream);
     }
 }
 
-/// The generated stubs call this with their name.
+/// Counts a call of a generated stub. The stub passes its name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn simcuda_stub(name: *const c_char) {
     if let Some(bridge) = bridge() {
-        // SAFETY: the stubs pass string literals.
+        // SAFETY: the generated stubs pass string literals, which are NUL-terminated and live forever.
         unsafe { (bridge.stub)(name) };
     }
 }
 
-/// The generated stubs of functions that create something take their handle from here.
+/// Creates a handle for the generated stubs of functions that create an object.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_handle() -> *mut c_void {
     Box::into_raw(Box::<Handle>::default()).cast()
 }
 
-/// Declares functions that make or end a handle; what else they are given is not looked at.
+/// Declares functions that create or destroy a handle. Their other arguments are ignored.
 macro_rules! handles {
     ($($create:ident $(/ $destroy:ident)?;)*) => {$(
         #[unsafe(no_mangle)]

@@ -9,7 +9,7 @@ use simcuda::ledger::Call;
 use simcuda::out::Out;
 use std::ffi::{c_int, c_uint};
 
-/// `CUarray_format` and number of channels of a runtime descriptor.
+/// The `CUarray_format` and the number of channels of a runtime descriptor. `None` for an invalid descriptor.
 fn format_of(desc: &ChannelDesc) -> Option<(u32, u32)> {
     let channels = desc.bits.iter().take_while(|&&bits| bits > 0).count() as u32;
     let format = match (desc.bits[0], desc.kind) {
@@ -26,7 +26,7 @@ fn format_of(desc: &ChannelDesc) -> Option<(u32, u32)> {
     Some((format, channels))
 }
 
-/// What the driver is asked for.
+/// The arguments of an array creation.
 struct Request {
     api: &'static str,
     out: Out<u64>,
@@ -36,13 +36,15 @@ struct Request {
     flags: c_uint,
 }
 
+/// Creates an array through the driver and records the call.
+///
 /// # Safety
-/// The pointers are null or can be used.
+/// `request.desc` is null or points to a valid descriptor.
 unsafe fn create(request: Request, work: impl FnOnce(&Driver, Out<u64>, &Array3dDescriptor) -> c_int) -> c_int {
     let Request { api, out, desc, extent, levels, flags } = request;
     let told = Call { api, size: Some(0), handle: Some(0), flags: Some(flags.into()), ..Call::default() };
     take(told, |d, told| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `desc` is null or points to a valid descriptor.
         let Some((format, channels)) = unsafe { desc.as_ref() }.and_then(format_of).filter(|_| !out.is_null()) else {
             return Error::InvalidValue.code();
         };
@@ -82,7 +84,7 @@ unsafe extern "C" fn cudaMallocArray(
 ) -> c_int {
     let extent = Extent3 { width, height, depth: 0 };
     let request = Request { api: "cudaMallocArray", out, desc, extent, levels: 1, flags };
-    // SAFETY: null or a structure of that type, by the interface's contract.
+    // SAFETY: by CUDA's contract the caller passes null or a pointer to a structure of that type.
     unsafe {
         create(request, |d, handle, a| {
             if a.flags == 0 {
@@ -104,7 +106,7 @@ unsafe extern "C" fn cudaMalloc3DArray(
     flags: c_uint,
 ) -> c_int {
     let request = Request { api: "cudaMalloc3DArray", out, desc, extent, levels: 1, flags };
-    // SAFETY: null or a structure of that type, by the interface's contract.
+    // SAFETY: by CUDA's contract the caller passes null or a pointer to a structure of that type.
     unsafe { create(request, |d, handle, a| (d.array_3d_create)(handle, a)) }
 }
 
@@ -117,7 +119,7 @@ unsafe extern "C" fn cudaMallocMipmappedArray(
     flags: c_uint,
 ) -> c_int {
     let request = Request { api: "cudaMallocMipmappedArray", out, desc, extent, levels, flags };
-    // SAFETY: null or a structure of that type, by the interface's contract.
+    // SAFETY: by CUDA's contract the caller passes null or a pointer to a structure of that type.
     unsafe { create(request, |d, handle, a| (d.mipmapped_array_create)(handle, a, levels)) }
 }
 

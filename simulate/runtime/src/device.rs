@@ -80,13 +80,13 @@ extern "C" fn cudaDeviceGetAttribute(value: Out<c_int>, attribute: c_int, device
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaDeviceGetPCIBusId(text: *mut c_char, length: c_int, device: c_int) -> c_int {
-    // SAFETY: a C string, by the interface's contract.
+    // SAFETY: by CUDA's contract `text` is a buffer of `length` bytes.
     ret(unsafe { (driver().device_get_pci_bus_id)(text, length, device) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaDeviceGetByPCIBusId(device: Out<c_int>, text: *const c_char) -> c_int {
-    // SAFETY: a C string, by the interface's contract.
+    // SAFETY: by CUDA's contract `text` is a NUL-terminated string.
     ret(unsafe { (driver().device_get_by_pci_bus_id)(device, text) })
 }
 
@@ -141,7 +141,7 @@ extern "C" fn cudaGetErrorName(error: c_int) -> *const c_char {
     describe(error).2.as_ptr()
 }
 
-/// A device's attributes, by number.
+/// Reads the attributes of a device by their number.
 struct Attributes<'a> {
     driver: &'a Driver,
     device: c_int,
@@ -174,7 +174,8 @@ impl Attributes<'_> {
             max_grid_size: [self.get(5), self.get(6), self.get(7)],
             clock_rate: self.get(13),
         };
-        // SAFETY: the out-pointers are ours, the name's room is told.
+        // SAFETY: `head.name` has the 256 bytes that are passed as its length. The other out-pointers refer to fields
+        // of `head`.
         unsafe {
             (self.driver.device_get_name)(head.name.as_mut_ptr(), 256, self.device);
             (self.driver.device_get_uuid)(Out::from(&mut head.uuid), self.device);
@@ -307,7 +308,7 @@ impl Attributes<'_> {
     }
 }
 
-/// CUDA 12's name for CUDA 12's structure.
+/// CUDA 12's function, which fills CUDA 12's structure.
 #[unsafe(no_mangle)]
 extern "C" fn cudaGetDeviceProperties_v2(out: Out<DeviceProp12>, device: c_int) -> c_int {
     if out.is_null() || device < 0 || device >= count() {
@@ -317,7 +318,7 @@ extern "C" fn cudaGetDeviceProperties_v2(out: Out<DeviceProp12>, device: c_int) 
     0
 }
 
-/// In CUDA 13 its own structure; in CUDA 12 that of CUDA 11, which is the beginning of CUDA 12's.
+/// In CUDA 13 this fills CUDA 13's structure. In CUDA 12 it fills that of CUDA 11, which is a prefix of CUDA 12's.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaGetDeviceProperties(out: Out<DeviceProp13>, device: c_int) -> c_int {
     const CUDA_11_BYTES: usize = offset_of!(DeviceProp12, tail) + offset_of!(DevicePropTail, host_register_supported);
@@ -329,14 +330,15 @@ unsafe extern "C" fn cudaGetDeviceProperties(out: Out<DeviceProp13>, device: c_i
         out.put(attributes.cuda_13());
     } else {
         let value = attributes.cuda_12();
-        // SAFETY: as many bytes as the value's beginning, any bit pattern of which is some bytes.
+        // SAFETY: `value` is longer than `CUDA_11_BYTES`. An array of bytes needs no alignment and accepts any bit
+        // pattern.
         let bytes = unsafe { (&raw const value).cast::<[u8; CUDA_11_BYTES]>().read() };
         out.cast().put(bytes);
     }
     0
 }
 
-/// Makes sure there is a context, for calls that do nothing else.
+/// Creates a context if there is none, for calls that do nothing else.
 #[unsafe(no_mangle)]
 extern "C" fn cudaProfilerStart() -> c_int {
     ret(ready().err().unwrap_or(0))

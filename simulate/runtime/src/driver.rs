@@ -1,4 +1,4 @@
-//! The driver's functions, found as the real runtime finds them.
+//! The driver's functions, found in the same way as the real runtime finds them.
 
 use simcuda::abi::{AccessDesc, Array3dDescriptor, ArrayDescriptor, IpcHandle, PoolProps};
 use simcuda::bridge::{Bridge, ID};
@@ -16,13 +16,13 @@ type StreamCallback = Option<unsafe extern "C" fn(u64, c_int, *mut c_void)>;
 const PER_THREAD: u64 = 2;
 
 unsafe extern "C" {
-    /// The CUDA version this library is linked as, 1000 * major + 10 * minor.
+    /// The CUDA version of this library: 1000 * major + 10 * minor.
     pub(crate) static simcuda_cudart_version: c_int;
 }
 
-/// The CUDA version this library is linked as.
+/// The CUDA version of this library: 1000 * major + 10 * minor.
 pub(crate) fn version() -> c_int {
-    // SAFETY: a constant that `simcuda-build` links in.
+    // SAFETY: `simcuda-build` links in a constant of this name and type, which is never written.
     unsafe { simcuda_cudart_version }
 }
 
@@ -31,18 +31,19 @@ fn die(what: &str) -> ! {
     std::process::abort()
 }
 
-/// Declares the table: the field, the name it is asked for by, the flags, and the arguments. Those under `unsafe` follow
-/// pointers of the program's that are no out-pointers.
+/// Declares the table: the field, the name of the function, the flags of the lookup, and the arguments.
+///
+/// The functions under `unsafe` dereference pointers of the program other than out-pointers.
 macro_rules! functions {
     (
         safe { $($safe:ident = $safe_name:literal, $safe_flags:expr, ($($safe_argument:ty),*);)* }
         unsafe { $($field:ident = $name:literal, $flags:expr, ($($argument:ty),*);)* }
     ) => {
-        /// The driver's functions the runtime needs.
+        /// The driver's functions that the runtime needs.
         pub(crate) struct Driver {
-            /// The entry point all others were found through.
+            /// The entry point through which all others are found.
             pub(crate) get_proc_address: GetProcAddress,
-            /// The private table.
+            /// The driver's private table.
             pub(crate) bridge: &'static Bridge,
             $(pub(crate) $safe: extern "C" fn($($safe_argument),*) -> c_int,)*
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> c_int,)*
@@ -54,18 +55,21 @@ macro_rules! functions {
                 let look = |name: &CStr, flags: u64| -> *mut c_void {
                     let mut found = ptr::null_mut();
                     let out = Out::from(&mut found);
-                    // SAFETY: the entry point takes a C string and an out-pointer.
+                    // SAFETY: `name` is a NUL-terminated string, `out` refers to a local variable, and the status
+                    // pointer may be null.
                     unsafe { get_proc_address(name.as_ptr(), out, version(), flags, Out::NONE) };
                     if found.is_null() { die(&name.to_string_lossy()) } else { found }
                 };
                 Driver {
                     get_proc_address,
                     bridge: bridge(look(c"cuGetExportTable", 0)),
-                    // SAFETY: the driver's function of that name has that type: both are built from these sources.
+                    // SAFETY: the driver's function of that name has that type, because one build compiles both from
+                    // these sources.
                     $($safe: unsafe {
                         transmute::<*mut c_void, extern "C" fn($($safe_argument),*) -> c_int>(look($safe_name, $safe_flags))
                     },)*
-                    // SAFETY: as above.
+                    // SAFETY: the driver's function of that name has that type, because one build compiles both from
+                    // these sources.
                     $($field: unsafe {
                         transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(look($name, $flags))
                     },)*
@@ -164,9 +168,10 @@ functions! {
     }
 }
 
-/// `cuGetProcAddress_v2` of the driver, by the dynamic linker.
+/// The driver's `cuGetProcAddress_v2`, found through the dynamic linker.
 fn entry_point() -> GetProcAddress {
-    // SAFETY: C strings; loading the driver runs its initializers, which it is made for.
+    // SAFETY: both names are NUL-terminated strings. The initializers of the simulated driver are safe to run at any
+    // time.
     let found = unsafe {
         let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL);
         if library.is_null() {
@@ -177,15 +182,15 @@ fn entry_point() -> GetProcAddress {
     if found.is_null() {
         die("cuGetProcAddress_v2");
     }
-    // SAFETY: the driver's function of that name has that type.
+    // SAFETY: `found` is not null, and the driver's function of that name has that type.
     unsafe { transmute::<*mut c_void, GetProcAddress>(found) }
 }
 
 fn bridge(get_export_table: *mut c_void) -> &'static Bridge {
     type GetExportTable = unsafe extern "C" fn(*mut *const Bridge, *const [u8; 16]) -> c_int;
     let mut table = ptr::null();
-    // SAFETY: the driver's function of that name has that type, and the table under this identifier is a Bridge that
-    // lives as long as the driver, which is never unloaded.
+    // SAFETY: the driver's function of that name has that type. The table under this identifier is a `Bridge`. It lives
+    // as long as the driver, which is never unloaded.
     let bridge = unsafe {
         transmute::<*mut c_void, GetExportTable>(get_export_table)(&mut table, &ID);
         table.as_ref()

@@ -1,16 +1,16 @@
-//! The driver's functions by name, for programs that do not link the driver.
+//! Lookups of driver functions by name, for programs that do not link the driver.
 
 use crate::driver::{driver, version};
 use simcuda::out::Out;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// Asks the driver. A name it does not know is told in the status, not as an error.
+/// Looks a driver function up. An unknown name is reported in the status and is not an error.
 ///
 /// # Safety
-/// CUDA's contract, see the crate.
+/// `name` is a NUL-terminated string, as CUDA's contract says.
 unsafe fn ask(name: *const c_char, out: Out<*mut c_void>, version: c_int, flags: u64, status: Out<c_int>) -> c_int {
     let mut told = 0;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `name` is a NUL-terminated string. The status refers to a local variable.
     unsafe {
         (driver().get_proc_address)(name, out, version, flags, Out::from(&mut told));
         status.put(told);
@@ -26,7 +26,7 @@ unsafe extern "C" fn cudaGetDriverEntryPointByVersion(
     flags: u64,
     status: Out<c_int>,
 ) -> c_int {
-    // SAFETY: a C string, by the interface's contract.
+    // SAFETY: by CUDA's contract `name` is a NUL-terminated string.
     unsafe { ask(name, out, version as c_int, flags, status) }
 }
 
@@ -37,11 +37,11 @@ unsafe extern "C" fn cudaGetDriverEntryPoint(
     flags: u64,
     status: Out<c_int>,
 ) -> c_int {
-    // SAFETY: a C string, by the interface's contract.
+    // SAFETY: by CUDA's contract `name` is a NUL-terminated string.
     unsafe { ask(name, out, version(), flags, status) }
 }
 
-/// Per-thread default streams: flag 2 where the caller named no kind itself.
+/// The flags of a `_ptsz` function: the per-thread default stream (2) unless the caller chose a stream kind itself.
 fn per_thread(flags: u64) -> u64 {
     if flags == 0 { 2 } else { flags }
 }
@@ -54,7 +54,7 @@ unsafe extern "C" fn cudaGetDriverEntryPointByVersion_ptsz(
     flags: u64,
     status: Out<c_int>,
 ) -> c_int {
-    // SAFETY: a C string, by the interface's contract.
+    // SAFETY: by CUDA's contract `name` is a NUL-terminated string.
     unsafe { ask(name, out, version as c_int, per_thread(flags), status) }
 }
 
@@ -65,6 +65,6 @@ unsafe extern "C" fn cudaGetDriverEntryPoint_ptsz(
     flags: u64,
     status: Out<c_int>,
 ) -> c_int {
-    // SAFETY: a C string, by the interface's contract.
+    // SAFETY: by CUDA's contract `name` is a NUL-terminated string.
     unsafe { ask(name, out, version(), per_thread(flags), status) }
 }

@@ -47,7 +47,7 @@ extern "C" fn cudaStreamGetCaptureInfo_v3(
     call(|d| (d.stream_get_capture_info)(stream, status, id, graph, dependencies, edges, count))
 }
 
-/// Seven arguments in CUDA 13, three in CUDA 12: there the others are not looked at.
+/// CUDA 13 has seven arguments. CUDA 12 has three, so the others must not be read there.
 #[unsafe(no_mangle)]
 extern "C" fn cudaStreamGetCaptureInfo(
     stream: u64,

@@ -1,4 +1,4 @@
-//! What nvcc's code calls: registration, launches, symbols. Kernels are counted, never run.
+//! The functions that nvcc's code calls: registration, launches, symbols. Kernels are counted and never run.
 
 use crate::driver::driver;
 use crate::state::call;
@@ -7,10 +7,10 @@ use simcuda::out::Out;
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// Bytes given to each `__device__` variable: its real size is not known here.
+/// The size in bytes of each `__device__` variable. Its real size is not known here.
 const SYMBOL_BYTES: u64 = 1 << 20;
 
-/// The `<<<grid, block, shared, stream>>>` of launches under way on a thread.
+/// The `<<<grid, block, shared, stream>>>` of a launch whose arguments are being evaluated.
 #[derive(Clone, Copy, Default)]
 struct Configuration {
     grid: Dim3,
@@ -19,7 +19,7 @@ struct Configuration {
     stream: u64,
 }
 
-/// How deep configurations may be nested: a launch's arguments may launch.
+/// The maximum nesting of configurations: the arguments of a launch may launch kernels.
 const DEEPEST: usize = 8;
 
 thread_local! {
@@ -135,7 +135,7 @@ unsafe extern "C" fn cudaLaunchKernelExC(
     _function: *const c_void,
     _arguments: *const c_void,
 ) -> c_int {
-    // SAFETY: null or a structure of that type, by the interface's contract.
+    // SAFETY: by CUDA's contract the caller passes null or a pointer to a structure of that type.
     launch(unsafe { config.as_ref() }.map_or(0, |c| c.stream))
 }
 
@@ -200,7 +200,7 @@ extern "C" fn cudaGetSymbolAddress(out: Out<u64>, name: u64) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemcpyToSymbol(name: u64, from: u64, size: usize, offset: usize, _kind: c_int) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     call(|d| unsafe { (d.memcpy)(symbol(name) + offset as u64, from, size) })
 }
 
@@ -213,19 +213,19 @@ unsafe extern "C" fn cudaMemcpyToSymbolAsync(
     _kind: c_int,
     stream: u64,
 ) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     call(|d| unsafe { (d.memcpy_async)(symbol(name) + offset as u64, from, size, stream) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemcpyFromSymbol(to: u64, name: u64, size: usize, offset: usize, _kind: c_int) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     call(|d| unsafe { (d.memcpy)(to, symbol(name) + offset as u64, size) })
 }
 
-/// The generated stubs call this with their name.
+/// Counts a call of a generated stub. The stub passes its name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn simcuda_stub(name: *const c_char) {
-    // SAFETY: the stubs pass string literals.
+    // SAFETY: the generated stubs pass string literals, which are NUL-terminated and live forever.
     unsafe { (driver().bridge.stub)(name) };
 }

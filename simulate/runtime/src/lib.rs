@@ -1,15 +1,15 @@
 //! The simulated `libcudart.so.12` and `libcudart.so.13`: CUDA's runtime interface over the simulated driver.
 //!
-//! As in the real runtime, driver functions are found at run time ([`driver`]): `dlopen("libcuda.so.1")`,
-//! `dlsym("cuGetProcAddress_v2")`, and every other function through that. So a tool that interposes `cu*` by symbol
-//! name is not called for `cudaMalloc`, and one that answers `dlsym` is.
+//! [`driver`] finds the driver's functions at run time, as the real runtime does: `dlopen("libcuda.so.1")`,
+//! `dlsym("cuGetProcAddress_v2")`, and every other function through that. A tool that interposes `cu*` by symbol name
+//! therefore does not see `cudaMalloc`. A tool that answers `dlsym` does.
 //!
 //! One archive serves both CUDA versions. Where they differ under one symbol name, the linked-in constant
 //! `simcuda_cudart_version` decides ([`device`], [`graph`]).
 //!
-//! Safety, for all exported functions: the caller keeps the interface's contract. Results are written through
-//! [`simcuda::out::Out`], which relies on it in one place; where other pointers are followed, the function is unsafe and says
-//! what it relies on.
+//! Safety, for all exported functions: the caller keeps CUDA's contract. Results are written through
+//! [`simcuda::out::Out`], the only place that relies on it for out-pointers. A function that dereferences other
+//! pointers is unsafe and states its requirement.
 
 mod array;
 mod device;

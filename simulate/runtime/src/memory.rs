@@ -11,7 +11,7 @@ fn invalid() -> c_int {
     Error::InvalidValue.code()
 }
 
-/// Allocates through a driver function with an out-pointer; null for 0 bytes, as the real runtime gives.
+/// Allocates through a driver function with an out-pointer. Returns null for 0 bytes, as the real runtime does.
 fn allocate(
     mut told: Call,
     out: Out<u64>,
@@ -58,7 +58,7 @@ extern "C" fn cudaHostAlloc(out: Out<u64>, size: usize, flags: c_uint) -> c_int 
     allocate(told, out, size, |d, base| (d.mem_host_alloc)(base, size, flags))
 }
 
-/// Allocates rows; gives their address and pitch.
+/// Allocates pitched memory and passes its address and pitch to `done`.
 fn pitched(api: &'static str, width: usize, rows: usize, done: impl FnOnce(u64, usize)) -> c_int {
     let told = Call { api, addr: Some(0), size: Some(0), ..Call::default() };
     take(told, |d, told| {
@@ -165,13 +165,13 @@ extern "C" fn cudaPointerGetAttributes(out: Out<PointerAttributes>, address: u64
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemcpy(to: u64, from: u64, size: usize, _kind: c_int) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     call(|d| unsafe { (d.memcpy)(to, from, size) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemcpyAsync(to: u64, from: u64, size: usize, _kind: c_int, stream: u64) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     call(|d| unsafe { (d.memcpy_async)(to, from, size, stream) })
 }
 
@@ -184,13 +184,13 @@ unsafe extern "C" fn cudaMemcpyPeerAsync(
     size: usize,
     stream: u64,
 ) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     call(|d| unsafe { (d.memcpy_async)(to, from, size, stream) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemcpyPeer(to: u64, _to_device: c_int, from: u64, _from_device: c_int, size: usize) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes ranges of `size` bytes that it may access.
     call(|d| unsafe { (d.memcpy)(to, from, size) })
 }
 
@@ -210,7 +210,7 @@ unsafe extern "C" fn cudaMemcpy2DAsync(
         (0..height as u64)
             .map(|row| {
                 let (to, from) = (to + row * to_pitch as u64, from + row * from_pitch as u64);
-                // SAFETY: the program names ranges it may access.
+                // SAFETY: by CUDA's contract the program passes rows of `width` bytes that it may access.
                 unsafe { (d.memcpy_async)(to, from, width, stream) }
             })
             .find(|&code| code != 0)
@@ -228,18 +228,18 @@ unsafe extern "C" fn cudaMemcpy2D(
     height: usize,
     kind: c_int,
 ) -> c_int {
-    // SAFETY: the program names ranges it may access.
+    // SAFETY: by CUDA's contract the program passes rows of `width` bytes that it may access.
     unsafe { cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, 0) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemsetAsync(to: u64, value: c_int, size: usize, stream: u64) -> c_int {
-    // SAFETY: the program names a range it may write.
+    // SAFETY: by CUDA's contract the program passes a range of `size` bytes that it may write.
     call(|d| unsafe { (d.memset_async)(to, value as u8, size, stream) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemset(to: u64, value: c_int, size: usize) -> c_int {
-    // SAFETY: the program names a range it may write.
+    // SAFETY: by CUDA's contract the program passes a range of `size` bytes that it may write.
     unsafe { cudaMemsetAsync(to, value, size, 0) }
 }

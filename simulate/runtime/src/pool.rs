@@ -93,7 +93,7 @@ extern "C" fn cudaDeviceSetMemPool(device: c_int, pool: u64) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemPoolCreate(pool: Out<u64>, props: *const PoolProps) -> c_int {
-    // SAFETY: null or a structure of that type, by the interface's contract.
+    // SAFETY: by CUDA's contract the caller passes null or a pointer to a structure of that type.
     call(|d| unsafe { (d.mem_pool_create)(pool, props) })
 }
 
@@ -109,13 +109,13 @@ extern "C" fn cudaMemPoolTrimTo(pool: u64, keep: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemPoolSetAccess(pool: u64, access: *const AccessDesc, count: usize) -> c_int {
-    // SAFETY: as many descriptions as `count`, by the interface's contract.
+    // SAFETY: by CUDA's contract `access` points to `count` descriptors.
     call(|d| unsafe { (d.mem_pool_set_access)(pool, access, count) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemPoolSetAttribute(pool: u64, attribute: c_int, value: *const c_void) -> c_int {
-    // SAFETY: the attribute's value, of the type the interface gives it.
+    // SAFETY: by CUDA's contract `value` points to a value of the attribute's type.
     call(|d| unsafe { (d.mem_pool_set_attribute)(pool, attribute, value) })
 }
 

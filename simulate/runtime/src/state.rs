@@ -1,4 +1,5 @@
-//! What the runtime adds to the driver: a last error and a current device for each thread, and its own ledger lines.
+//! The state that the runtime adds to the driver: a last error for each thread, a default context, and its own ledger
+//! lines.
 
 use crate::driver::{Driver, driver};
 use simcuda::error::Error;
@@ -11,7 +12,7 @@ thread_local! {
     static LAST: Cell<c_int> = const { Cell::new(0) };
 }
 
-/// Remembers an error (except "not ready", which is none) and gives it back.
+/// Stores an error as the thread's last error and returns it. "Not ready" is not stored.
 pub(crate) fn ret(code: c_int) -> c_int {
     if code != 0 && code != Error::NotReady.code() {
         LAST.set(code);
@@ -19,12 +20,12 @@ pub(crate) fn ret(code: c_int) -> c_int {
     code
 }
 
-/// The last error, forgotten if `clear`.
+/// The thread's last error. `clear` resets it.
 pub(crate) fn last(clear: bool) -> c_int {
     if clear { LAST.replace(0) } else { LAST.get() }
 }
 
-/// The driver, with a context current on this thread: device 0's primary one where there is none yet.
+/// The driver, with a context current on this thread. Without one, device 0's primary context becomes current.
 pub(crate) fn ready() -> Result<&'static Driver, c_int> {
     let d = driver();
     let mut context = 0;
@@ -47,7 +48,7 @@ pub(crate) fn make_current(d: &Driver, device: c_int) -> Result<(), c_int> {
     }
 }
 
-/// The thread's current device; 0 where no context is current.
+/// The thread's current device. 0 when no context is current.
 pub(crate) fn current_device() -> c_int {
     let mut device = 0;
     match (driver().ctx_get_device)(Out::from(&mut device)) {
@@ -56,7 +57,7 @@ pub(crate) fn current_device() -> c_int {
     }
 }
 
-/// Calls the driver with a context current and remembers an error.
+/// Calls the driver with a context current and stores an error.
 pub(crate) fn call(work: impl FnOnce(&Driver) -> c_int) -> c_int {
     ret(match ready() {
         Ok(d) => work(d),
@@ -64,7 +65,7 @@ pub(crate) fn call(work: impl FnOnce(&Driver) -> c_int) -> c_int {
     })
 }
 
-/// Marks the driver calls of a runtime function as nested ones, as long as it lives.
+/// Marks the thread's driver calls as nested in a runtime function, until it is dropped.
 struct Nested<'a>(&'a Driver);
 
 impl<'a> Nested<'a> {
@@ -82,19 +83,20 @@ impl Drop for Nested<'_> {
 
 fn record(d: &Driver, number: u64, call: &Call, code: c_int) {
     let fields = call.fields(Layer::Runtime, false, code);
-    // SAFETY: text and its length.
+    // SAFETY: the pointer and the length describe `fields`, which is UTF-8 and outlives the call.
     unsafe { (d.bridge.append)(number, fields.as_ptr(), fields.len()) };
 }
 
-/// Serves an allocation: fails it if that is asked for, does the work, tells the ledger. It takes its number after the
-/// nested driver call, because only then the address is the caller's.
+/// Serves an allocation: fails it on demand or does the work, then writes the ledger line.
+///
+/// The call takes its number after the nested driver call, because only then it owns the address.
 pub(crate) fn take(mut call: Call, work: impl FnOnce(&Driver, &mut Call) -> c_int) -> c_int {
     let d = match ready() {
         Ok(d) => d,
         Err(code) => return ret(code),
     };
     call.device = Some(current_device() as usize);
-    // SAFETY: a name and its length.
+    // SAFETY: the pointer and the length describe a static UTF-8 string.
     let struck = unsafe { (d.bridge.strikes)(call.api.as_ptr(), call.api.len()) };
     let code = if struck {
         Error::OutOfMemory.code()
@@ -108,7 +110,7 @@ pub(crate) fn take(mut call: Call, work: impl FnOnce(&Driver, &mut Call) -> c_in
     ret(code)
 }
 
-/// Serves a free. It takes its number before the nested driver call, because afterwards another thread may be given
+/// Serves a free. The call takes its number before the nested driver call, because afterwards another thread may get
 /// the same address.
 pub(crate) fn give(mut call: Call, work: impl FnOnce(&Driver) -> c_int) -> c_int {
     let d = match ready() {

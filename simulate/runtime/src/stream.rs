@@ -61,7 +61,7 @@ unsafe extern "C" fn cudaStreamAddCallback(
     data: *mut c_void,
     flags: c_uint,
 ) -> c_int {
-    // SAFETY: the program gives a function and the data it takes.
+    // SAFETY: by CUDA's contract the program passes a function and the data that it accepts.
     call(|d| unsafe { (d.stream_add_callback)(stream, callback, data, flags) })
 }
 
@@ -71,7 +71,7 @@ unsafe extern "C" fn cudaLaunchHostFunc(
     function: Option<unsafe extern "C" fn(*mut c_void)>,
     data: *mut c_void,
 ) -> c_int {
-    // SAFETY: the program gives a function and the data it takes.
+    // SAFETY: by CUDA's contract the program passes a function and the data that it accepts.
     call(|d| unsafe { (d.launch_host_func)(stream, function, data) })
 }
 
@@ -115,7 +115,7 @@ extern "C" fn cudaEventElapsedTime(milliseconds: Out<f32>, start: u64, end: u64)
     call(|d| (d.event_elapsed_time)(milliseconds, start, end))
 }
 
-/// CUDA 12.8's name for it.
+/// The name of `cudaEventElapsedTime` in CUDA 12.8.
 #[unsafe(no_mangle)]
 extern "C" fn cudaEventElapsedTime_v2(milliseconds: Out<f32>, start: u64, end: u64) -> c_int {
     cudaEventElapsedTime(milliseconds, start, end)
