@@ -1,8 +1,8 @@
 //! Matches the lines of two recordings: by file, function and line. Files match by the end of their path, because
 //! folders differ between machines.
 //!
-//! An edit can move lines. Then the lines of a function are aligned in order: by their text if both versions are
-//! available, else by their callees and their distance from the start of the function.
+//! An edit can move lines. Then the lines of a function are aligned in order. The criterion is their text if both
+//! versions are available, else their callees and their distance from the start of the function.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -3,9 +3,9 @@
 //! A long run has many steps. The first steps, the last steps and the step with the peak are kept row by row. All
 //! others count only in the sums.
 //!
-//! Some frees are tied to a phase only by their position: a free while no Python frame runs, or a free of an older
-//! block by user code. They are held back until the next allocation. If none follows, the program was ending, and its
-//! teardown does not count for the last step.
+//! Some frees are tied to a phase only by their position. These are frees while no Python frame runs, and frees of
+//! older blocks by user code. They are held back until the next allocation. If none follows, the program was ending,
+//! and its teardown does not count for the last step.
 
 use std::collections::VecDeque;
 

@@ -187,8 +187,8 @@ impl Growing {
         }
         let live =
             if key & NODE == 0 { self.stacks.get(key as usize) } else { self.nodes.get((key & !NODE) as usize) }?;
-        // The growth must go on to the end of the recording, or to the end of its loop: all of it was freed and nothing
-        // was allocated since.
+        // The growth must reach the end of the recording, or the end of its loop. At the end of its loop all of it was
+        // freed, and nothing was allocated since.
         let ended = bytes[top..].iter().position(|b| *b <= lowest).map(|at| top + at);
         let until = match ended {
             Some(at) if live.last_seq < self.samples[at].seq => at,
