@@ -73,7 +73,7 @@ pub struct ActionRule {
 }
 
 impl ActionRule {
-    /// The saving in bytes; `None` if the action does not apply or saves less than one part in [`WORTH_DOING`].
+    /// The saving in bytes; `None` if the action does not apply or saves less than one part in `WORTH_DOING`.
     pub fn saves(&self, facts: &MomentFacts) -> Option<u64> {
         (self.formula)(facts).filter(|bytes| *bytes > 0 && *bytes >= facts.allocated / WORTH_DOING)
     }
