@@ -78,8 +78,8 @@ impl RunFolder {
         Ok(rustix::fs::openat(&self.dir, entry(name.as_ref())?, flags, Mode::RUSR | Mode::WUSR)?.into())
     }
 
-    /// Creates a new file for writing and removes any existing file of that name: a leftover of a killed process, or
-    /// one placed there on purpose. A link is removed, not followed.
+    /// Creates a new file for writing and removes any existing file of that name. That can be a leftover of a killed
+    /// process, or a file placed there on purpose. A link is removed, not followed.
     pub fn create_in_place(&self, name: impl AsRef<Path>) -> io::Result<File> {
         let name = name.as_ref();
         match self.create(name) {

@@ -4,8 +4,8 @@
 
 use std::borrow::Cow;
 
-/// Whether this character must not reach a terminal: control characters (including C1, which some terminals obey), line
-/// separators, and characters that change the order of text.
+/// Whether this character must not reach a terminal. These are control characters (including C1, which some terminals
+/// obey), line separators, and characters that change the order of text.
 fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

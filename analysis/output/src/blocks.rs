@@ -1,5 +1,5 @@
-//! A table of all blocks, one line per block, in the order in which their lifetimes end: time, size, source, category,
-//! and the rule that decided it.
+//! A table of all blocks, one line per block, in the order in which their lifetimes end. It has their times, size,
+//! source and category, and the rule that decided the category.
 
 use std::io::{BufWriter, Write};
 

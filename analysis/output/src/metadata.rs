@@ -1,7 +1,8 @@
 //! The `user_metadata` of a block in a snapshot, which viewers show beside its stack.
 //!
-//! It has the names of the block's tensors with data type and shape (`layer1.0.conv1.weight float32[64, 64, 3, 3]`),
-//! else the module that was being called (`in layer1.0.conv1`). Each text is written once and referred to afterwards.
+//! It has the names of the block's tensors with data type and shape: `layer1.0.conv1.weight float32[64, 64, 3, 3]`. A
+//! block without names has the module that was being called: `in layer1.0.conv1`. Each text is written once and
+//! referred to afterwards.
 
 use std::collections::HashMap;
 use std::io::Write;

@@ -208,11 +208,8 @@ impl Allocator {
         &self.anomalies
     }
 
-    /// A block.
-    ///
-    /// # Panics
-    ///
-    /// If the id comes from another allocator. An id whose block has been released since gives a wrong block.
+    /// A block. The id must come from this allocator, and the block must not have been released since. Otherwise this
+    /// panics or returns a wrong block.
     pub fn block(&self, id: BlockId) -> &Block {
         &self.blocks[id.index()]
     }
@@ -608,8 +605,8 @@ impl Allocator {
         id
     }
 
-    /// Takes an allocation that is its own segment: `cudaMalloc` without a caching allocator, a CPU tensor, or one of
-    /// the fallback source, which does not report segments.
+    /// Takes an allocation that is its own segment. That is `cudaMalloc` without a caching allocator, a CPU tensor, or
+    /// an event of the fallback source, which does not report segments.
     pub fn alloc_alone(&mut self, e: &Event) -> BlockId {
         self.drop_block_at(e.addr);
         self.imply_silently(e, e.size.max(1));

@@ -164,8 +164,8 @@ pub(crate) fn compare(object: &Path, all: &[u64]) -> Compared {
             if our.0 == their.0 {
                 compared.named += 1;
             } else {
-                // If DWARF has no linkage name, binutils uses the symbol's name for the innermost frame, inlined or
-                // not. memtrace uses it for the outermost frame, because the symbol belongs to it.
+                // DWARF does not always have a linkage name. Then binutils uses the symbol's name for the innermost
+                // frame, inlined or not. We use it for the outermost frame, because the symbol belongs to it.
                 let inlined = i == 0 && ours.len() > 1;
                 let outermost = i + 1 == ours.len();
                 assert!(inlined && is_symbol(&their.0) || outermost && is_symbol(&our.0), "{}", shown());

@@ -7,7 +7,7 @@
 //! 2. A rule about the frames that allocated the block.
 //! 3. The block's lifetime:
 //! - A block from a forward pass is an activation, unless the call that allocated it also frees it.
-//! - A block from a backward pass is a gradient if the optimizer still finds it, and autograd detail if it goes from
+//! - A block from a backward pass is a gradient if the optimizer still finds it. It is autograd detail if it goes from
 //!   one node to the next.
 //! - A block that the optimizer allocates is optimizer state if the next step still finds it.
 //!

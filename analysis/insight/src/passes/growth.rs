@@ -1,8 +1,8 @@
 //! What grew and what was freed, by phase. It explains the net change of each phase.
 //!
 //! A phase *keeps* a block that it allocates if the block outlives the phase. It *gives back* a block that it frees and
-//! that another phase had kept. The sums are separate for the time before the first step, the first step, and the later
-//! steps, because optimizers allocate their state in the first step.
+//! that another phase had kept. Optimizers allocate their state in the first step. So the sums are separate for the
+//! time before the first step, the first step, and the later steps.
 
 use std::collections::HashMap;
 

@@ -9,8 +9,8 @@
 //! A step is one iteration of the loop that the program's optimizers drive. PyTorch marks calls of optimizers from 2.1
 //! on, with profiler ranges. These ranges give the exact end of each step, even where the optimizer allocates nothing
 //! ([`super::steps`]). What follows the last optimizer of a step still belongs to it: clearing gradients, metrics, an
-//! evaluation without gradients. The next step begins with the first block that one of these allocates: a forward pass
-//! with gradients, a backward pass, or data loading with gradients enabled.
+//! evaluation without gradients. The next step begins with the first block of a forward pass with gradients, of a
+//! backward pass, or of data loading with gradients enabled.
 //!
 //! Without such ranges, the end of a step is derived from the best evidence in the recording:
 //!

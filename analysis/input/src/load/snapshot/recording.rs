@@ -1,5 +1,5 @@
-//! A snapshot as a recording: first what existed before, then the events of all devices by time, then the totals of the
-//! state at the end.
+//! A snapshot as a recording. First comes what existed before, then the events of all devices by time, then the totals
+//! of the state at the end.
 
 use std::collections::{HashMap, HashSet};
 
