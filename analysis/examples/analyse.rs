@@ -1,4 +1,4 @@
-//! Analyses a run folder as the launcher does, with the time each part took:
+//! Analyzes a run folder as the launcher does, and prints the time of each part:
 //!
 //! ```text
 //! cargo run --release -p memtrace-analysis --example analyse -- RUN

@@ -1,5 +1,5 @@
-//! Writes the inputs that the corpora of tests/fuzz began with: `cargo run -p memtrace-analysis --example fuzz_seeds`. Objects are made by
-//! `tests/fuzz/seeds.py` from what the C compiler gives.
+//! Writes the initial inputs of the corpora in tests/fuzz: `cargo run -p memtrace-analysis --example fuzz_seeds`.
+//! `tests/fuzz/seeds.py` makes the objects from the output of the C compiler.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn put(target: &str, name: &str, bytes: &[u8]) {
     fs::write(folder.join(name), bytes).expect("a file");
 }
 
-/// The frames of a trace as the target `frames` takes them.
+/// The frames of a trace in the format of the fuzz target `frames`.
 fn frames(trace: &[u8]) -> Vec<u8> {
     let (mut out, mut at) = (Vec::new(), 16);
     while at < trace.len() {
@@ -38,7 +38,7 @@ fn frames(trace: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A segment as the target `ring` takes it: all slots in ring 1.
+/// A shared-memory segment in the format of the fuzz target `ring`, with all slots in ring 1.
 fn ring(slots: &[[u64; 8]]) -> Vec<u8> {
     let mut out = vec![2];
     for word in [1_000, 0, 0, slots.len() as u64, 0] {

@@ -1,4 +1,4 @@
-//! Prints what the allocations of a run are called: the number of the event, what it is, its names, data type and shape; and its modules.
+//! Prints the names of a run's allocations: event number, kind, names, data type and shape, and the modules.
 //!
 //! ```text
 //! cargo run --release -p memtrace-analysis --example names -- RUN

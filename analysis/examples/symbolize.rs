@@ -4,8 +4,8 @@
 //! cargo run --release -p memtrace-analysis --example symbolize -- OBJECT < ADDRESSES
 //! ```
 //!
-//! Addresses are those of instructions, in hexadecimal digits, one a line. For each: the address, then function and file:line of
-//! every frame, innermost first.
+//! Addresses are those of instructions, in hexadecimal digits, one per line. The output has the address, then function
+//! and file:line of every frame, innermost first.
 
 use std::io::Read;
 use std::path::Path;

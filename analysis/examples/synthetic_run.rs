@@ -1,11 +1,12 @@
-//! Writes a trace of a made-up training run, for benchmarks of everything that reads traces:
+//! Writes a trace of a synthetic training run, for benchmarks of everything that reads traces:
 //!
 //! ```text
 //! cargo run --release -p memtrace-analysis --example synthetic_run -- FOLDER EVENTS
 //! ```
 //!
-//! One process, one device; a loop of forward (activations kept), backward (activations freed, gradients kept), optimizer
-//! (state in the first step) over a few thousand live blocks, every call from one of a few thousand stacks.
+//! It has one process, one device and a loop of forward (activations kept), backward (activations freed, gradients
+//! kept) and optimizer (state in the first step). A few thousand blocks are in use at a time, and calls come from a few
+//! thousand stacks.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -56,11 +57,11 @@ impl<W: Write> Run<W> {
         self.writer.event(&event).expect("write");
     }
 
-    /// First fit, as much of the front of a free range as a block takes.
+    /// First fit: a block takes the front of a free range.
     fn alloc(&mut self, size: u64, stack: u32, context: u32) -> u64 {
         if self.free.is_empty() {
             let base = self.next_segment;
-            // A gap keeps ranges of different segments apart.
+            // The gap keeps ranges of different segments separate.
             self.next_segment += SEGMENT + BLOCK;
             self.event(Action::SegmentAlloc, base, SEGMENT, stack, context);
             self.free.insert(base, SEGMENT);

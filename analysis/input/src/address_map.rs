@@ -1,12 +1,13 @@
-//! A hash map keyed by device address.
+//! A hash map with device addresses as keys.
 //!
-//! Addresses are multiples of 512: one multiplication spreads them; the standard hasher's protection against chosen
-//! keys is not needed, because the addresses come from an allocator, and costs more than all the rest of the replay.
+//! Addresses are multiples of 512, and one multiplication spreads them. The standard hasher protects against chosen
+//! keys. That protection is not needed, because the addresses come from an allocator, and it costs more than the rest
+//! of the replay.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// See the module.
+/// A fast hasher for device addresses and small integers. Not safe against chosen keys.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct AddressHasher(u64);
 
@@ -29,13 +30,13 @@ impl Hasher for AddressHasher {
         self.write_u64(u64::from(value));
     }
 
-    // The variants of an enumeration are hashed as this.
+    // Enum variants are hashed as `isize`.
     fn write_isize(&mut self, value: isize) {
         self.write_u64(value as u64);
     }
 
     fn write_u64(&mut self, value: u64) {
-        // The golden ratio in 64 bits; the fold brings the well-mixed high half down to where the table looks.
+        // The golden ratio in 64 bits. The shift moves the well-mixed high half to the low bits, which the table uses.
         let mixed = (self.0.rotate_left(5) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = mixed ^ (mixed >> 32);
     }
@@ -44,5 +45,5 @@ impl Hasher for AddressHasher {
 /// Makes [`AddressHasher`]s.
 pub type AddressHashing = BuildHasherDefault<AddressHasher>;
 
-/// A map from address to `T`.
+/// A map from an address to `T`.
 pub type AddressMap<T, K = u64> = HashMap<K, T, AddressHashing>;

@@ -1,4 +1,4 @@
-//! What can go wrong between a run folder and its report. Every message names the file and says what to do next.
+//! The errors between a run folder and its report. Every message names the file and says what to do next.
 
 use std::path::PathBuf;
 
@@ -10,10 +10,10 @@ pub enum Error {
     Io {
         /// What was being done, with the path.
         what: String,
-        /// The system's answer.
+        /// The error of the operating system.
         cause: std::io::Error,
     },
-    /// There is nothing at this path.
+    /// Nothing exists at this path.
     #[error("{} does not exist; give a run folder, a .mtr file or a PyTorch snapshot", path.display())]
     NoSuchRun {
         /// The path that was given.
@@ -33,10 +33,10 @@ pub enum Error {
     Trace {
         /// The trace.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: memtrace_trace::error::Error,
     },
-    /// A PyTorch snapshot could not be read, or the file is none.
+    /// A PyTorch snapshot could not be read, or the file is not a snapshot.
     #[error("{}: {why}", path.display())]
     Snapshot {
         /// The file.
@@ -49,21 +49,21 @@ pub enum Error {
     NoReadableTrace {
         /// The run folder.
         path: PathBuf,
-        /// How many there are.
+        /// The number of traces.
         count: usize,
-        /// What is wrong with the first.
+        /// What is wrong with the first trace.
         first: String,
     },
-    /// A window of an export that nothing lies in.
+    /// An export window without any event.
     #[error("{what}")]
     EmptyWindow {
-        /// Whose it is, what was asked for and what there is.
+        /// The process, the requested window and the available range.
         what: String,
     },
 }
 
 impl Error {
-    /// An I/O error with what was being done.
+    /// Makes an I/O error. `what`: what was being done, with the path.
     pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
         let what = what.into();
         move |cause| Error::Io { what, cause }

@@ -1,8 +1,9 @@
-//! The folder of a run. Everything in it is reached through one descriptor, never through the folder's path again: who moves the folder
-//! away and puts something else in its place, a link say, finds that nothing is read from there or written to there.
+//! The folder of a run. Everything in it is accessed through one descriptor, never again through the folder's path. If
+//! someone moves the folder away and puts something else (such as a link) in its place, nothing is read from there or
+//! written there.
 //!
-//! What is written is readable by its owner only, is always a new file, and gets its good name when it is whole. What is read is a
-//! regular file and no link.
+//! Every written file is new and readable only by its owner, and gets its final name when it is complete. Only regular
+//! files are read, never links.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 use memtrace_trace::file::foreign;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
-/// A run folder, open.
+/// An open run folder.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
@@ -22,28 +23,28 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Opens a folder that is there.
+    /// Opens an existing folder.
     pub fn open(path: &Path) -> io::Result<RunFolder> {
         let dir = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         Ok(RunFolder { path: path.to_owned(), dir })
     }
 
-    /// The path it was opened by: for people.
+    /// The path by which it was opened, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The folder itself.
+    /// The descriptor of the folder.
     pub fn descriptor(&self) -> impl AsFd {
         self.dir.as_fd()
     }
 
-    /// Who owns it and who may do what.
+    /// The owner and the permissions of the folder.
     pub fn status(&self) -> io::Result<Stat> {
         Ok(rustix::fs::fstat(&self.dir)?)
     }
 
-    /// The names in it, in order.
+    /// The names in the folder, sorted.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.dir)? {
@@ -56,10 +57,10 @@ impl RunFolder {
         Ok(names)
     }
 
-    /// Opens a regular file in it for reading.
+    /// Opens a regular file in the folder for reading. Fails for links, devices and other special files.
     pub fn read(&self, name: impl AsRef<Path>) -> io::Result<File> {
         let name = entry(name.as_ref())?;
-        // Asked before opening, since opening some devices has effects.
+        // The type is checked before opening, because opening some devices has side effects.
         match FileType::from_raw_mode(rustix::fs::statat(&self.dir, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode) {
             FileType::RegularFile => {}
             FileType::Symlink => return Err(io::Error::other("is a symbolic link, and those are not followed")),
@@ -71,14 +72,14 @@ impl RunFolder {
         Ok(file)
     }
 
-    /// Makes a file in it that was not there, for writing.
+    /// Creates a new file for writing. Fails if the name exists.
     pub fn create(&self, name: impl AsRef<Path>) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(rustix::fs::openat(&self.dir, entry(name.as_ref())?, flags, Mode::RUSR | Mode::WUSR)?.into())
     }
 
-    /// The same, whatever has that name already: left by somebody who was killed, or put there on purpose. A link is removed, not
-    /// followed.
+    /// Creates a new file for writing and removes any existing file of that name. That can be a leftover of a killed
+    /// process, or a file placed there on purpose. A link is removed, not followed.
     pub fn create_in_place(&self, name: impl AsRef<Path>) -> io::Result<File> {
         let name = name.as_ref();
         match self.create(name) {
@@ -90,7 +91,7 @@ impl RunFolder {
         }
     }
 
-    /// Opens a file of ours in it, for adding to its end.
+    /// Opens one of our own files for appending.
     pub fn append(&self, name: impl AsRef<Path>) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::openat(&self.dir, entry(name.as_ref())?, flags, Mode::empty())?);
@@ -98,13 +99,13 @@ impl RunFolder {
         Ok(file)
     }
 
-    /// Takes so much space in it, by a file without a name: it is given back when the file is closed, also by the kernel.
+    /// Reserves disk space with an unnamed file. The space is released when the file is closed, also by the kernel.
     pub fn reserve(&self, bytes: u64) -> io::Result<File> {
         const NAME: &str = ".reserve";
         let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
         let file = match rustix::fs::openat(&self.dir, ".", flags, Mode::RUSR | Mode::WUSR) {
             Ok(file) => file.into(),
-            // Not every file system has files without a name from the start.
+            // Not every file system supports `O_TMPFILE`.
             Err(_) => {
                 let file = self.create_in_place(NAME)?;
                 self.remove(NAME)?;
@@ -115,7 +116,7 @@ impl RunFolder {
         Ok(file)
     }
 
-    /// Begins a file that shall be called `name`, whatever was called so before.
+    /// Begins a file that will get the name `name` and replace any file of that name.
     pub fn begin(&self, name: &str) -> io::Result<NewFile<'_>> {
         let partial = format!(".{name}.part");
         let file = self.create_in_place(&partial)?;
@@ -128,7 +129,7 @@ impl RunFolder {
     }
 }
 
-/// A name of something in the folder itself.
+/// Checks that this is the name of an entry of the folder itself, without any path.
 fn entry(name: &Path) -> io::Result<&Path> {
     let mut components = name.components();
     match (components.next(), components.next()) {
@@ -137,7 +138,7 @@ fn entry(name: &Path) -> io::Result<&Path> {
     }
 }
 
-/// A file that is being written. Without [`Self::place`] nothing of it stays.
+/// A file that is being written. It is removed unless [`Self::place`] is called.
 #[derive(Debug)]
 pub struct NewFile<'a> {
     folder: &'a RunFolder,
@@ -148,12 +149,12 @@ pub struct NewFile<'a> {
 }
 
 impl NewFile<'_> {
-    /// What to write to.
+    /// The file to write to.
     pub fn file(&mut self) -> &mut File {
         &mut self.file
     }
 
-    /// Gives the file its name.
+    /// Gives the file its final name.
     pub fn place(mut self) -> io::Result<()> {
         rustix::fs::renameat(&self.folder.dir, &self.partial, &self.folder.dir, &self.name)?;
         self.placed = true;
@@ -164,7 +165,7 @@ impl NewFile<'_> {
 impl Drop for NewFile<'_> {
     fn drop(&mut self) {
         if !self.placed {
-            // The space may be what the next file needs.
+            // The next file can need the disk space. A failure changes nothing.
             let _ = self.folder.remove(&self.partial);
         }
     }
@@ -198,7 +199,7 @@ mod tests {
         let mut new = folder.begin("summary.json").unwrap();
         new.file().write_all(b"ours").unwrap();
         new.place().unwrap();
-        // The folder is moved away, and a link put in its place.
+        // The folder is moved away, and a link takes its place.
         std::fs::rename(&path, outside.path().join("moved")).unwrap();
         std::fs::create_dir(outside.path().join("other")).unwrap();
         symlink(outside.path().join("other"), &path).unwrap();

@@ -1,4 +1,4 @@
-//! From paths to streams of events: run folders, traces and PyTorch snapshots, and the names of native code in them.
+//! Turns paths into streams of events: run folders, traces and PyTorch snapshots, and the names of native code in them.
 
 mod address_map;
 pub mod error;

@@ -1,22 +1,23 @@
-//! What the recorded program says (names of threads, files and functions, its command line) may hold anything, and a terminal does what
-//! it is told: moves the cursor, changes its title, answers as if somebody had typed. Nothing of that reaches a terminal raw.
+//! Makes text safe to display. Names of threads, files and functions and the command line come from the recorded
+//! program and can contain anything. A terminal obeys control sequences: it moves the cursor, changes its title, or
+//! answers as if the user had typed. None of them reaches a terminal unescaped.
 
 use std::borrow::Cow;
 
-/// Whether this must not reach a terminal: control characters (C1 ones too, which some terminals obey), line separators, and what
-/// changes the order in which text is shown.
+/// Whether this character must not reach a terminal. These are control characters (including C1, which some terminals
+/// obey), line separators, and characters that change the order of text.
 fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// One line of text for people: what cannot be printed is shown as the replacement character.
+/// Makes one line of text for a terminal. Unprintable characters become the replacement character.
 pub fn line(text: &str) -> Cow<'_, str> {
     if text.contains(is_unprintable) { text.replace(is_unprintable, "\u{fffd}").into() } else { text.into() }
 }
 
-/// One line of text in HTML or XML, between tags or inside a quoted attribute: nothing of it is a tag, and what cannot be printed is
-/// shown as the replacement character.
+/// Makes one line of text for HTML or XML, between tags or inside a quoted attribute. Markup is escaped, and
+/// unprintable characters become the replacement character.
 pub fn html(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 16);
     for c in line(text).chars() {
@@ -26,7 +27,7 @@ pub fn html(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            // No XML 1.0 document may hold these.
+            // XML 1.0 does not allow these characters.
             '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
             c => out.push(c),
         }
@@ -34,7 +35,7 @@ pub fn html(text: &str) -> String {
     out
 }
 
-/// A JSON text with the same meaning: what cannot be printed can only stand inside strings, and is escaped there.
+/// Makes a JSON text with the same meaning. Unprintable characters can occur only inside strings and are escaped there.
 pub fn json(text: String) -> String {
     if !text.contains(|c| is_unprintable(c) && c != '\n') {
         return text;
@@ -42,7 +43,7 @@ pub fn json(text: String) -> String {
     let mut out = String::with_capacity(text.len() + 64);
     for c in text.chars() {
         if is_unprintable(c) && c != '\n' {
-            // All of them lie in the basic plane.
+            // All of them are in the Basic Multilingual Plane, so four digits suffice.
             out.push_str(&format!("\\u{:04x}", u32::from(c)));
         } else {
             out.push(c);

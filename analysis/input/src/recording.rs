@@ -1,32 +1,32 @@
-//! What everything is worked out from: the events of one process and what their numbers mean.
+//! The input of all analysis: the events of one process, and the definitions that their ids refer to.
 //!
-//! A recording can be streamed any number of times, block by block in order; nobody gets to hold all events at once.
+//! A recording can be streamed any number of times, block by block in order. No caller holds all events at once.
 
 use memtrace_trace::clock::{Calibration, ClockPoint};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::Event;
 use memtrace_trace::file::{Census, Damage, Definitions, End, LostBlock};
 
-/// What one streaming of a recording could not deliver.
+/// What one pass over a recording could not deliver.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LostEvents {
-    /// Blocks that could not be decoded.
+    /// The number of blocks that could not be decoded.
     pub blocks: u64,
-    /// Events in them.
+    /// The number of events in these blocks.
     pub events: u64,
-    /// What is wrong with the first.
+    /// What is wrong with the first block.
     pub first: Option<String>,
 }
 
 impl LostEvents {
-    /// Takes note of a block.
+    /// Counts a lost block.
     pub fn add(&mut self, block: &LostBlock) {
         self.blocks += 1;
         self.events += u64::from(block.events);
         self.first.get_or_insert_with(|| format!("block at byte {}: {}", block.offset, block.why));
     }
 
-    /// Takes over what was lost of a later part.
+    /// Adds the losses of a later part.
     pub fn append(&mut self, later: LostEvents) {
         self.blocks += later.blocks;
         self.events += later.events;
@@ -34,29 +34,30 @@ impl LostEvents {
     }
 }
 
-/// The events of one process and what their numbers mean.
+/// The events of one process, and the definitions that their ids refer to.
 pub trait Recording: Send + Sync {
-    /// The tables of frames, stacks, contexts, ...
+    /// The definitions: frames, stacks, contexts and others.
     fn definitions(&self) -> &Definitions;
-    /// Ticks to time.
+    /// The conversion from clock ticks to time.
     fn calibration(&self) -> Calibration;
-    /// A counter's last value.
+    /// The last value of a counter.
     fn counter(&self, counter: Counter) -> u64;
-    /// How the recording ended; `None` when the recorder was cut off.
+    /// How the recording ended; `None` if the recorder was cut off.
     fn end(&self) -> Option<&End>;
-    /// What the survey could not read.
+    /// What could not be read when the file was indexed.
     fn damage(&self) -> Damage;
-    /// One JSON object about the process, or nothing.
+    /// A JSON object about the process, or an empty text.
     fn info(&self) -> &str;
-    /// Events there should be.
+    /// The expected number of events.
     fn event_count(&self) -> u64;
-    /// Those of them that nobody recorded: they say what was there before, or at the end.
+    /// The number of events that were not recorded but derived: they describe the state before the recording or at its
+    /// end.
     fn added_events(&self) -> u64 {
         0
     }
-    /// Hands every block of events to `sink`, in order.
+    /// Passes every block of events to `sink`, in order. Returns what could not be delivered.
     fn stream(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents;
-    /// What kinds of events there are: the same as counting what is streamed, where that can be had for less.
+    /// Counts the events by kind. The result equals that of streaming all events; implementations can be faster.
     fn census(&self) -> (Census, LostEvents) {
         let mut census = Census::default();
         let lost = self.stream(&mut |events| events.iter().for_each(|e| census.count(e)));
@@ -64,18 +65,18 @@ pub trait Recording: Send + Sync {
     }
 }
 
-/// Events in memory.
+/// A recording in memory.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryRecording {
-    /// The tables.
+    /// The definitions.
     pub definitions: Definitions,
     /// The events, in order of `seq`.
     pub events: Vec<Event>,
-    /// Clock points; without two of them a tick is a nanosecond.
+    /// The clock points. With fewer than two of them, a tick is a nanosecond.
     pub clock: Vec<ClockPoint>,
-    /// How it ended.
+    /// How the recording ended.
     pub end: Option<End>,
-    /// JSON about the process.
+    /// A JSON object about the process.
     pub info: String,
 }
 

@@ -1,7 +1,8 @@
-//! A first look over a recording: which devices there are and whose events tell about each.
+//! Indexes a recording: its devices, and the event source that describes each.
 //!
-//! A device's blocks are told by the best source it has: PyTorch's own tracker, else PyTorch's reporter, else the CUDA
-//! calls themselves. CPU tensors are a "device" of their own, which counts only where there is no other.
+//! The best available source describes a device's blocks: PyTorch's allocator tracker, else PyTorch's profiler
+//! reporter, else the CUDA calls. CPU tensors form a "device" of their own, which counts only if there is no other
+//! device.
 
 use std::collections::BTreeMap;
 
@@ -10,16 +11,16 @@ use memtrace_trace::event::{Action, Event, Source};
 
 use super::recording::{LostEvents, Recording};
 
-/// Whose events tell about a device.
+/// The event source that describes a device. Later variants are better sources.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Lane {
     /// CPU tensors.
     Cpu,
-    /// CUDA calls, whoever makes them: every allocation is its own segment.
+    /// CUDA calls of any caller. Every allocation is its own segment.
     Cuda,
-    /// PyTorch's profiler reporter: block sizes, no segments.
+    /// PyTorch's profiler reporter: sizes of blocks, but no segments.
     Reporter,
-    /// PyTorch's allocator tracker: everything.
+    /// PyTorch's allocator tracker: blocks and segments.
     Torch,
 }
 
@@ -34,16 +35,16 @@ impl Lane {
         }
     }
 
-    /// The lane an event belongs to, with its device; `None` for events that make no lane. Looks at what a
-    /// [`Census`](memtrace_trace::file::Census) tells of an event, and at nothing else.
+    /// The device and the source of an event; `None` for events that describe no device. Uses only fields that a
+    /// [`Census`](memtrace_trace::file::Census) keeps.
     #[inline]
     pub fn of(e: &Event) -> Option<(i16, Lane)> {
         match e.source {
             Source::Torch => Some((e.device, Lane::Torch)),
             Source::TorchReporter => Some((e.device, Lane::Reporter)),
             Source::TorchCpu => Some((-1, Lane::Cpu)),
-            // A call of PyTorch's allocator counts too: there is no better source on a device where its tracker and its
-            // reporter are silent (cudaMallocAsync, pluggable allocators).
+            // A CUDA call of PyTorch's allocator also counts. If the tracker and the reporter see nothing on a device
+            // (cudaMallocAsync, pluggable allocators), there is no better source.
             Source::Label => None,
             Source::Driver | Source::Runtime => {
                 let device_memory = !matches!(
@@ -57,23 +58,23 @@ impl Lane {
     }
 }
 
-/// See the module.
+/// The index of a recording.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Survey {
-    /// The lane of each device; -1 is the CPU.
+    /// The event source of each device; -1 is the CPU.
     pub lanes: BTreeMap<i16, Lane>,
-    /// Events on each lane.
+    /// The number of events by device and source.
     pub events: BTreeMap<(i16, Lane), u64>,
-    /// All events.
+    /// The number of all events.
     pub total_events: u64,
-    /// Earliest and latest moment, in ticks.
+    /// The time of the earliest and the latest event, in clock ticks. `None` without events.
     pub ticks: Option<(u64, u64)>,
     /// What could not be decoded.
     pub lost: LostEvents,
 }
 
 impl Survey {
-    /// Counts a recording's events by kind; none is decoded for it.
+    /// Counts a recording's events by kind, without decoding them if the recording supports that.
     pub fn of(recording: &dyn Recording) -> Survey {
         let (census, lost) = recording.census();
         let mut survey = Survey { total_events: census.events(), ticks: census.ticks, lost, ..Survey::default() };

@@ -1,4 +1,4 @@
-//! Conclusions from a replayed recording: [`passes`] draw them, each by a named rule of [`rules`].
+//! Conclusions from a replayed recording: the [`passes`] draw them, each by a named rule of [`rules`].
 
 pub mod passes;
 pub mod rules;

@@ -1,14 +1,14 @@
-//! A sink on a thread of its own: the next events are written out while the system takes the last ones. Into a file that takes about
-//! as long as making them.
+//! A writer on its own thread: the next events are encoded while the system writes the previous ones. Writing to a file
+//! takes about as long as encoding.
 
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{Scope, ScopedJoinHandle};
 
-/// Buffers under way at most, which bounds the memory they take.
+/// The maximum number of buffers in flight, which bounds their memory.
 const UNDER_WAY: usize = 4;
 
-/// See the module.
+/// The writer and its thread.
 pub(super) struct Background<'scope> {
     full: Option<SyncSender<Vec<u8>>>,
     empty: Receiver<Vec<u8>>,
@@ -16,7 +16,7 @@ pub(super) struct Background<'scope> {
 }
 
 impl<'scope> Background<'scope> {
-    /// Starts the thread that writes to `out`. What is not flushed when this is dropped may be lost.
+    /// Starts the thread that writes to `out`. Data that is not flushed before the drop can be lost.
     pub(super) fn new<W: Write + Send + 'scope>(scope: &'scope Scope<'scope, '_>, mut out: W) -> Background<'scope> {
         let (full, to_write) = sync_channel::<Vec<u8>>(UNDER_WAY);
         let (written, empty) = sync_channel::<Vec<u8>>(UNDER_WAY);
@@ -25,7 +25,7 @@ impl<'scope> Background<'scope> {
                 out.write_all(&bytes)?;
                 bytes.clear();
                 match written.try_send(bytes) {
-                    // Nobody needs the buffer again.
+                    // The buffer is not needed again.
                     Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
                 }
             }
@@ -34,7 +34,7 @@ impl<'scope> Background<'scope> {
         Background { full: Some(full), empty, thread: Some(thread) }
     }
 
-    /// Waits for the thread; what it has to say is said once.
+    /// Waits for the thread. Returns its result once, and `Ok` afterwards.
     fn join(&mut self) -> io::Result<()> {
         self.full = None;
         match self.thread.take().map(ScopedJoinHandle::join) {
@@ -52,7 +52,7 @@ impl Write for Background<'_> {
         if self.full.as_ref().is_some_and(|full| full.send(buffer).is_ok()) {
             return Ok(bytes.len());
         }
-        // The thread has ended early, so something went wrong.
+        // The thread has ended early, so an error occurred.
         Err(self.join().err().unwrap_or_else(|| io::ErrorKind::BrokenPipe.into()))
     }
 

@@ -1,4 +1,5 @@
-//! A table of all blocks, one line each in the order in which they ended: when, how large, from where, what for and by which rule.
+//! A table of all blocks, one line per block, in the order in which their lifetimes end. It has their times, size,
+//! source and category, and the rule that decided the category.
 
 use std::io::{BufWriter, Write};
 
@@ -13,14 +14,16 @@ use memtrace_input::load::Process;
 use memtrace_insight::passes::{Birth, Judged, Lives, Story};
 use memtrace_replay::{Names, Usage};
 
-/// The columns. Times in nanoseconds since 1970, sizes in bytes; `free_ns` and `free_seq` are empty for what was there at the end.
+/// The columns. Times are nanoseconds since 1970, sizes are bytes. `free_ns` and `free_seq` are empty for blocks that
+/// are still allocated at the end.
 const COLUMNS: &str = "device,address,size,requested,alloc_ns,free_ns,alloc_seq,free_seq,step,phase,category,rule,evidence,name,module,node,frame\n";
 
-/// Writes the blocks of one process that a window shows as CSV (RFC 4180). `progress` hears how many of the process's events have been read.
+/// Writes the blocks of one process in a window as CSV (RFC 4180). `progress` receives the number of events read so
+/// far.
 ///
 /// # Errors
 ///
-/// The sink's.
+/// The errors of `out`.
 pub fn blocks_csv(process: &Process, window: &Window, out: impl Write, progress: &mut dyn FnMut(u64)) -> Result<()> {
     let recording = process.recording();
     let names = Names::of(recording);
@@ -54,7 +57,7 @@ impl<W: Write> Table<'_, W> {
         }
     }
 
-    /// `train.py:61 step`
+    /// Formats a frame: `train.py:61 step`.
     fn frame(&self, frame: FrameId) -> String {
         match self.definitions.frame(frame) {
             Some(frame) if frame.line > 0 => format!("{}:{} {}", frame.filename, frame.line, frame.name),
@@ -64,7 +67,7 @@ impl<W: Write> Table<'_, W> {
     }
 }
 
-/// A field, in quotes where it needs them.
+/// A field, quoted if necessary.
 fn quoted(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }
@@ -76,7 +79,7 @@ impl<W: Write> Lives for Table<'_, W> {
         let Some(free) = self.window.shows(device, birth, free) else { return };
         let context = self.definitions.contexts.get(birth.context.index());
         let node = context.map_or("", |context| &*context.node);
-        // What a backward node allocates has the frame of the forward call.
+        // A block of a backward node gets the frame of the forward call.
         let stack = match context {
             Some(context) if !context.forward.is_none() => context.forward,
             _ => birth.stack,

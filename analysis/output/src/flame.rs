@@ -1,8 +1,9 @@
-//! Flame graphs of bytes by call stack: for speedscope, and folded stacks for everything that reads Brendan Gregg's format.
+//! Flame graphs of bytes by call stack: for speedscope, and folded stacks for all tools that read Brendan Gregg's
+//! format.
 //!
-//! What a backward node allocates stands under the forward call that made the node, with the node as the innermost frame. The weights of a
-//! device add up to what the summary says: of the peak to its allocated bytes, of leaks to what is there at the end, of everything to
-//! all bytes allocated.
+//! Allocations of a backward node appear under the forward call that made the node, with the node as the innermost
+//! frame. The weights of a device add up to figures of the summary. `Peak` adds up to its allocated bytes at the peak,
+//! `Leaks` to the bytes allocated at the end, `Total` to all bytes ever allocated.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufWriter, Write};
@@ -19,15 +20,15 @@ use memtrace_input::load::Process;
 use memtrace_insight::passes::{Birth, Judged, Lives, Story};
 use memtrace_replay::{Contexts, Names, Usage};
 
-/// Which bytes.
+/// Which bytes to show.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum FlameOf {
-    /// What was there when most was allocated within the window.
+    /// The blocks allocated at the window's peak of allocated bytes.
     #[default]
     Peak,
-    /// What was allocated within the window and is there when it ends.
+    /// Blocks allocated within the window and still allocated at its end.
     Leaks,
-    /// All that was allocated within the window.
+    /// All allocations within the window.
     Total,
 }
 
@@ -41,20 +42,20 @@ impl FlameOf {
     }
 }
 
-/// The file's form.
+/// The format of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FlameForm {
-    /// <https://www.speedscope.app/file-format-schema.json>: a profile for each device.
+    /// <https://www.speedscope.app/file-format-schema.json>: one profile per device.
     Speedscope,
-    /// `outermost;...;innermost bytes` a line; with several devices each is a frame around all.
+    /// One line `outermost;...;innermost bytes` per stack. With several devices, each device is the outermost frame.
     Folded,
 }
 
-/// Writes a flame graph of what a window shows. `progress` hears how many of the process's events have been read.
+/// Writes a flame graph of a window. `progress` receives the number of events read so far.
 ///
 /// # Errors
 ///
-/// The sink's.
+/// The errors of `out`.
 pub fn flame(
     process: &Process,
     window: &Window,
@@ -75,16 +76,16 @@ pub fn flame(
     written.map_err(Error::io("cannot write the flame graph"))
 }
 
-/// Where bytes come from.
+/// The source of bytes.
 pub(super) type Place = (StackId, ContextId);
 
-/// One device's bytes by place.
+/// The bytes of one device by source.
 #[derive(Default)]
 struct Bytes {
     level: u64,
-    /// The number of the event that reached the peak, and its level.
+    /// `seq` of the event that reached the peak, and its allocated bytes.
     peak: Option<(u64, u64)>,
-    /// What was added for an older peak is void.
+    /// Entries of an older generation belong to an older peak and are invalid.
     generation: u64,
     by_place: HashMap<Place, (u64, u64), AddressHashing>,
 }
@@ -98,14 +99,14 @@ impl Bytes {
         *bytes += birth.size;
     }
 
-    /// The level is about to change by an event of the window.
+    /// Prepares for an event of the window, before it changes the level.
     fn begin(&mut self, window: &Window) {
         if self.peak.is_none() {
             self.peak = Some((window.first().saturating_sub(1), self.level));
         }
     }
 
-    /// Most first.
+    /// The bytes by source, most first.
     fn finish(self) -> Vec<(Place, u64)> {
         let now = self.generation;
         let all = self.by_place.into_iter().filter(|(_, (generation, bytes))| *generation == now && *bytes > 0);
@@ -115,7 +116,7 @@ impl Bytes {
     }
 }
 
-/// Adds up bytes by place, over blocks' lives.
+/// Sums up bytes by source over block lifetimes.
 pub(super) struct Sums<'a> {
     window: &'a Window,
     of: FlameOf,
@@ -123,13 +124,13 @@ pub(super) struct Sums<'a> {
 }
 
 impl<'a> Sums<'a> {
-    /// Of the devices that the window is about.
+    /// Takes the devices of the window.
     pub(super) fn new(process: &Process, window: &'a Window, of: FlameOf) -> Sums<'a> {
         let devices = window.lanes(process).keys().map(|device| (*device, Bytes::default())).collect();
         Sums { window, of, devices }
     }
 
-    /// Each device's bytes by place, most first.
+    /// The bytes of each device by source, most first.
     pub(super) fn finish(self) -> impl Iterator<Item = (i16, Vec<(Place, u64)>)> {
         self.devices.into_iter().map(|(device, bytes)| (device, bytes.finish()))
     }
@@ -167,19 +168,19 @@ impl Lives for Sums<'_> {
         let Some(free) = self.window.shows(device, birth, free) else { return };
         match self.of {
             FlameOf::Leaks if free.is_none() && self.window.holds(birth.seq) => bytes.add(birth),
-            // Where nothing happens in the window it is as it was all along.
+            // Without an event in the window, all its blocks were allocated all the time.
             FlameOf::Peak if bytes.peak.is_none_or(|(peak, _)| birth.seq <= peak) => bytes.add(birth),
             _ => {}
         }
     }
 }
 
-/// `GPU 0`, or the CPU.
+/// Formats a device: `GPU 0`, or `CPU tensors`.
 pub(super) fn device_name(device: i16) -> String {
     if device < 0 { "CPU tensors".to_owned() } else { format!("GPU {device}") }
 }
 
-/// The stack that what was allocated there is accounted to: a node's forward call, where it is known.
+/// The stack that an allocation counts for: the forward call of a node if known, else the allocating stack.
 pub(super) fn accounted(definitions: &Definitions, stack: StackId, context: ContextId) -> StackId {
     match definitions.context(context) {
         Some(context) if !context.forward.is_none() => context.forward,
@@ -187,7 +188,7 @@ pub(super) fn accounted(definitions: &Definitions, stack: StackId, context: Cont
     }
 }
 
-/// One step of a path.
+/// One element of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Step<'a> {
     Frame(FrameId),
@@ -196,7 +197,7 @@ pub(super) enum Step<'a> {
 }
 
 impl Step<'_> {
-    /// `forward (model.py:12)`, `[autograd] MmBackward0`.
+    /// Formats an element: `forward (model.py:12)` or `[autograd] MmBackward0`.
     pub(super) fn text(&self, definitions: &Definitions) -> String {
         match self {
             Step::Frame(id) => definitions.frame(*id).map_or(String::new(), |frame| match frame.line {
@@ -209,7 +210,7 @@ impl Step<'_> {
     }
 }
 
-/// A place's path, outermost first; never empty.
+/// The path of a source, outermost first; never empty.
 pub(super) fn path<'a>(definitions: &'a Definitions, contexts: &Contexts, (stack, context): Place) -> Vec<Step<'a>> {
     let accounted = accounted(definitions, stack, context);
     let frames = definitions.walk_ids(accounted).filter(|(_, id)| definitions.frame(*id).is_some());
@@ -230,10 +231,10 @@ fn folded(
     mut out: impl Write,
 ) -> std::io::Result<()> {
     let contexts = Contexts::of(definitions);
-    // Semicolons and line ends are the format's own.
+    // Semicolons and line ends are separators of the format.
     let clean = |text: &str| text.replace(';', ":").replace(['\n', '\r'], " ");
     for (device, places) in devices {
-        // Places that read the same are one line.
+        // Sources with the same text share a line.
         let mut lines: BTreeMap<String, u64> = BTreeMap::new();
         for (place, bytes) in places {
             let mut line = if devices.len() > 1 { vec![device.clone()] } else { Vec::new() };

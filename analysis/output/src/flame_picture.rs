@@ -1,4 +1,5 @@
-//! A flame graph as a drawing: the outermost frames on top, each as wide as its bytes; what a box is comes up under the pointer.
+//! A flame graph as an SVG drawing. The outermost frames are on top, and each box is as wide as its bytes. A tooltip
+//! shows the details of a box.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -10,22 +11,22 @@ use super::flame::{Place, Step, path};
 use memtrace_input::printable;
 use memtrace_replay::Contexts;
 
-/// The picture's width, a level's height, a letter's width, in CSS pixels.
+/// The width of the drawing, the height of a level and the width of a character, in CSS pixels.
 const WIDTH: f64 = 1200.0;
 const LEVEL: f64 = 18.0;
 const LETTER: f64 = 6.7;
-/// Levels drawn.
+/// The maximum number of levels drawn.
 const LEVELS: usize = 96;
-/// Narrower boxes are not drawn.
+/// Boxes narrower than this are not drawn, in CSS pixels.
 const NARROWEST: f64 = 1.0;
-/// Letters of a frame that the text under the pointer has.
+/// The maximum length of a frame in the tooltip, in characters.
 const LONGEST: usize = 400;
 
-/// How the picture's parts look.
+/// The style of the drawing's parts.
 pub(super) const STYLE: &str = ".flame text { font: 11px ui-monospace, monospace; fill: #111; pointer-events: none; } \
     .flame rect { stroke: #fff; stroke-width: 0.5; } .flame g:hover rect { stroke: #000; }";
 
-/// A frame below those that called it.
+/// A frame below its callers.
 #[derive(Debug)]
 struct Node<'a> {
     step: Option<Step<'a>>,
@@ -34,7 +35,7 @@ struct Node<'a> {
     children: Vec<usize>,
 }
 
-/// All paths as one tree; the first node is the root.
+/// All paths as one tree. The first node is the root.
 fn tree<'a>(definitions: &'a Definitions, places: &[(Place, u64)]) -> Vec<Node<'a>> {
     let contexts = Contexts::of(definitions);
     let mut nodes = vec![Node { step: None, bytes: 0, level: 0, children: Vec::new() }];
@@ -57,7 +58,7 @@ fn tree<'a>(definitions: &'a Definitions, places: &[(Place, u64)]) -> Vec<Node<'
     nodes
 }
 
-/// The drawing of one device's bytes; `size` puts bytes in words, `whole` names all of them.
+/// The drawing of one device's bytes. `size` formats bytes, `whole` is the label of the root.
 pub(super) fn svg(
     definitions: &Definitions,
     places: &[(Place, u64)],
@@ -118,7 +119,7 @@ fn share(bytes: u64, total: u64) -> String {
     format!("{:.1} %", bytes as f64 * 100.0 / total as f64)
 }
 
-/// One box, its text as far as there is room.
+/// Adds one box, with as much of its text as fits.
 fn put(out: &mut String, node: &Node<'_>, (x, wide): (f64, f64), text: &str, bytes: &str) {
     let y = node.level as f64 * LEVEL;
     let told: String = text.chars().take(LONGEST).collect();
@@ -140,7 +141,7 @@ fn put(out: &mut String, node: &Node<'_>, (x, wide): (f64, f64), text: &str, byt
     out.push_str("</g>\n");
 }
 
-/// `forward (model.py:12)` of a frame whose file has folders.
+/// Formats a frame without the folders of its file: `forward (model.py:12)`.
 fn short(text: &str) -> String {
     match text.strip_suffix(')').and_then(|text| text.rsplit_once(" (")) {
         Some((name, file)) => {
@@ -151,14 +152,15 @@ fn short(text: &str) -> String {
     }
 }
 
-/// By the file, so that what lies in one file looks alike; nodes of the backward are blue, what is no frame is grey.
+/// The color of a box. Frames of one file have the same color, backward nodes are blue, and boxes without a frame are
+/// gray.
 fn colour(step: Option<Step<'_>>, text: &str) -> String {
     match step {
         None | Some(Step::Unknown) => "#d0d0d0".to_owned(),
         Some(Step::Node(_)) => "#9ec5f4".to_owned(),
         Some(Step::Frame(_)) => {
             let file = text.rsplit_once(" (").map_or(text, |(_, file)| file.split(':').next().unwrap_or(file));
-            // FNV-1a.
+            // The hash function is FNV-1a.
             let hash = file
                 .bytes()
                 .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));

@@ -1,6 +1,7 @@
-//! Frames of the snapshot, each written once and referred to afterwards.
+//! The frames of a snapshot. Each is written once and referred to afterwards.
 //!
-//! A block of the backward pass has no Python stack of its own, or only the one that called `backward()`. It is shown as
+//! A block of the backward pass has no Python stack of its own, or only the one that called `backward()`. It is shown
+//! as
 //!
 //! ```text
 //! [autograd] runs the backward of the call below : 0 : ConvolutionBackward0
@@ -10,8 +11,8 @@
 //! train.py : 12 : <module>
 //! ```
 //!
-//! Frames whose file name begins with [`SYNTHETIC`] are ours; what lies between the two is the forward call, what comes after
-//! the second (or everything, where there is no synthetic frame) is what PyTorch itself would have recorded.
+//! Frames whose file name begins with [`SYNTHETIC`] are synthetic. The frames between the two are the forward call. The
+//! frames after the second are what PyTorch itself would have recorded. Without synthetic frames, all frames are.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -24,14 +25,14 @@ use super::sources::Sources;
 use memtrace_input::AddressHashing;
 use memtrace_replay::Contexts;
 
-/// How the file names of synthetic frames begin.
+/// The prefix of the file names of synthetic frames.
 pub const SYNTHETIC: &str = "[autograd]";
 
 const NODE_FILE: &str = "[autograd] runs the backward of the call below";
 const NODE_ALONE_FILE: &str = "[autograd] runs";
 const CALLER_FILE: &str = "[autograd] was called from";
 
-/// See the module.
+/// The writer of frames.
 pub(super) struct Frames<'a> {
     definitions: &'a Definitions,
     contexts: Contexts,
@@ -59,7 +60,7 @@ impl<'a> Frames<'a> {
         }
     }
 
-    /// Writes the keys `frames` and, where autograd ran a node whose forward call is known, `forward_frames`.
+    /// Writes the key `frames`. If the forward call of an autograd node is known, also writes `forward_frames`.
     #[inline]
     pub(super) fn put_keys<W: Write>(
         &mut self,
@@ -79,9 +80,9 @@ impl<'a> Frames<'a> {
 
     #[inline]
     fn put<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words, stack: StackId, context: ContextId) {
-        // The call of a module is no frame: its stack says as much.
+        // The call of a module adds no frame, because its stack already contains it.
         if !self.contexts.is_node(context) {
-            // A stack that was never defined shares the place of "none".
+            // A stack that was never defined uses the index of the empty stack.
             let index = if stack.index() < self.stacks.len() { stack.index() } else { 0 };
             match self.stacks[index] {
                 Some(memo) => out.get(memo),
@@ -101,7 +102,7 @@ impl<'a> Frames<'a> {
         }
     }
 
-    /// Writes a node's forward call as PyTorch's anomaly mode does: traceback-formatted strings, outermost
+    /// Writes a node's forward call as PyTorch's anomaly mode does: strings in the format of a traceback, outermost
     /// call first.
     fn put_forward<W: Write>(&mut self, out: &mut Pickle<W>, stack: StackId) {
         if let Some(memo) = self.forward.get(&stack) {
@@ -110,7 +111,7 @@ impl<'a> Frames<'a> {
         }
         let (mut list, memo) = out.begin_shared_list();
         self.forward.insert(stack, memo);
-        // Anomaly mode's frames are a Python traceback.
+        // The frames of anomaly mode are a Python traceback.
         let python = self.definitions.walk(stack).filter_map(|(_, frame)| frame).filter(|frame| !frame.native);
         let mut frames: Vec<_> = python.collect();
         frames.reverse();

@@ -1,4 +1,4 @@
-//! Files for other programs.
+//! Exports recordings to files for other programs.
 
 mod background;
 mod blocks;

@@ -1,7 +1,8 @@
-//! What a snapshot says of a block besides its stack: `user_metadata`, which viewers show.
+//! The `user_metadata` of a block in a snapshot, which viewers show beside its stack.
 //!
-//! The names of its tensors with data type and shape (`layer1.0.conv1.weight float32[64, 64, 3, 3]`), else the module that was being called
-//! when it was made (`in layer1.0.conv1`). Each text is written once and referred to afterwards.
+//! It has the names of the block's tensors with data type and shape: `layer1.0.conv1.weight float32[64, 64, 3, 3]`. A
+//! block without names has the module that was being called: `in layer1.0.conv1`. Each text is written once and
+//! referred to afterwards.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -13,7 +14,7 @@ use super::pickle::{Memo, Pickle};
 use memtrace_input::{AddressHashing, Recording};
 use memtrace_replay::Names;
 
-/// See the module.
+/// The texts of a recording's blocks.
 pub(super) struct Metadata {
     names: Names,
     written: HashMap<Box<str>, Memo>,
@@ -25,7 +26,7 @@ impl Metadata {
         Metadata { names: Names::of(recording), written: HashMap::new(), modules: HashMap::default() }
     }
 
-    /// Writes what there is to say of the block that this event allocated; false where there is nothing.
+    /// Writes the text of the block that this event allocated. Returns false if there is none; then nothing is written.
     #[inline]
     pub(super) fn put<W: Write>(&mut self, out: &mut Pickle<W>, e: &Event, begin: impl FnOnce(&mut Pickle<W>)) -> bool {
         let named;

@@ -1,13 +1,13 @@
-//! What is the same in every event of a snapshot, kept as the bytes it comes out as.
+//! Caches the encoded bytes that are the same in every event of a snapshot.
 //!
-//! An event is four numbers and a reference between words that repeat a million times. Looking each word up would cost more than
-//! anything else in an export, so a phrase is put together when it occurs the first time and copied from then on.
+//! An event is four numbers and a reference between words that repeat millions of times. Looking up each word would
+//! cost more than the rest of an export. So a phrase is encoded when it first occurs, and copied afterwards.
 
 use std::io::Write;
 
 use super::pickle::{Pickle, Piece, Word, Words};
 
-/// Where in a dictionary a phrase stands.
+/// The position of a phrase in a dictionary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     Begin,
@@ -15,7 +15,7 @@ enum Place {
     End,
 }
 
-/// A run of words that always come together.
+/// A sequence of words that always occur together.
 #[derive(Debug)]
 pub(super) struct Phrase {
     place: Place,
@@ -39,7 +39,7 @@ impl Phrase {
         Phrase { place: Place::End, ..Phrase::middle(words) }
     }
 
-    /// Writes it.
+    /// Writes the phrase.
     #[inline(always)]
     pub(super) fn put<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words) {
         match &self.ready {
@@ -51,7 +51,7 @@ impl Phrase {
     #[cold]
     fn put_first<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words) {
         self.put_slowly(out, words);
-        // Once more, now that every word is known: what comes out is what will always come out.
+        // Encoded a second time, because now every word is known, and the result stays the same from here on.
         self.ready = Piece::of(|scratch| self.put_slowly(scratch, words));
     }
 

@@ -1,21 +1,21 @@
-//! Writing pickles of protocol 4, with nothing but the opcodes that memory_viz's own reader knows.
+//! Writes pickles of protocol 4 with only the opcodes that memory_viz's own reader supports.
 //!
-//! That reader counts MEMOIZE opcodes and nothing else, spreads each APPENDS batch into one call (so batches stay at
-//! 1000, as Python's), and makes Numbers of integers: exact up to 2^53. Values go out as they
-//! come; only memo numbers are kept.
+//! That reader counts MEMOIZE opcodes only. It passes each APPENDS batch to one call, so batches have at most 1000
+//! items, as Python's have. It converts integers to JavaScript numbers, which are exact up to 2^53. Values are written
+//! as they come; only memo numbers are kept.
 
 use std::io::{self, Write};
 
-/// Python's own batch size.
+/// Python's own batch size, in items.
 const BATCH: usize = 1000;
-/// Bytes gathered before they are written.
+/// The number of bytes buffered before a write.
 const BUFFER: usize = 256 * 1024;
 
-/// A value that was memoised and can be referred to again.
+/// A memoized value that can be referred to again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Memo(u32);
 
-/// A few bytes that come out again and again. Copied whole, which is faster than copying no more than there are.
+/// A few bytes that are written repeatedly. The whole array is copied, which is faster than copying a variable length.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     bytes: [u8; Piece::ROOM],
@@ -25,7 +25,7 @@ pub(super) struct Piece {
 impl Piece {
     const ROOM: usize = 32;
 
-    /// What `write` writes; `None` when it is too long.
+    /// The bytes that `write` writes; `None` if they are too long.
     pub(super) fn of(write: impl FnOnce(&mut Pickle<io::Sink>)) -> Option<Piece> {
         let mut scratch = Pickle::new(io::sink());
         scratch.len = 0;
@@ -35,17 +35,17 @@ impl Piece {
     }
 }
 
-/// See the module.
+/// The writer of a pickle.
 pub(super) struct Pickle<W: Write> {
     out: W,
-    /// Written up to `len`; the rest is room.
+    /// Valid up to `len`; the rest is spare capacity.
     buffer: Vec<u8>,
     len: usize,
     memos: u32,
     written: u64,
 }
 
-/// A list being written.
+/// A list that is being written.
 #[derive(Debug)]
 pub(super) struct List {
     in_batch: usize,
@@ -59,7 +59,7 @@ impl<W: Write> Pickle<W> {
         pickle
     }
 
-    /// Ends it; gives the number of bytes.
+    /// Ends the pickle and returns its size in bytes.
     pub(super) fn finish(mut self) -> io::Result<u64> {
         self.put(b".");
         self.flush()?;
@@ -67,7 +67,7 @@ impl<W: Write> Pickle<W> {
         Ok(self.written)
     }
 
-    /// Hands what has gathered to the sink, when it is enough to be worth a call.
+    /// Writes the buffer to the output if it is large enough.
     #[inline]
     pub(super) fn drain(&mut self) -> io::Result<()> {
         if self.len >= BUFFER { self.flush() } else { Ok(()) }
@@ -81,7 +81,7 @@ impl<W: Write> Pickle<W> {
         Ok(())
     }
 
-    /// Writes bytes of which only the first `len` count: what comes next goes over the others.
+    /// Appends `bytes`, of which only the first `len` count. The next write overwrites the others.
     #[inline(always)]
     fn put_cut<const N: usize>(&mut self, bytes: &[u8; N], len: usize) {
         if self.buffer.len() < self.len + N {
@@ -110,13 +110,13 @@ impl<W: Write> Pickle<W> {
         self.buffer.resize(wanted, 0);
     }
 
-    /// Something put together before.
+    /// Writes bytes that were encoded before.
     #[inline(always)]
     pub(super) fn piece(&mut self, piece: &Piece) {
         self.put_cut(&piece.bytes, piece.len);
     }
 
-    /// Opens a dictionary: key and value alternate until [`Self::end_dict`].
+    /// Opens a dictionary: keys and values alternate until [`Self::end_dict`].
     #[inline]
     pub(super) fn begin_dict(&mut self) {
         self.put(b"}(");
@@ -148,7 +148,7 @@ impl<W: Write> Pickle<W> {
         (list, self.memoize())
     }
 
-    /// Goes before each item of a list.
+    /// Must be called before each item of a list.
     #[inline]
     pub(super) fn item(&mut self, list: &mut List) {
         if list.in_batch == BATCH {
@@ -168,7 +168,7 @@ impl<W: Write> Pickle<W> {
         }
     }
 
-    /// An integer; the viewer is exact up to 2^53.
+    /// Writes an integer. The viewer is exact up to 2^53.
     #[inline]
     pub(super) fn int(&mut self, value: i64) {
         let b = value.to_le_bytes();
@@ -177,7 +177,7 @@ impl<W: Write> Pickle<W> {
             0x100..=0xffff => self.put(&[b'M', b[0], b[1]]),
             -0x8000_0000..=0x7fff_ffff => self.put(&[b'J', b[0], b[1], b[2], b[3]]),
             _ => {
-                // LONG1: as few bytes of two's complement as hold the value and its sign.
+                // LONG1: the minimum number of two's complement bytes that hold the value and its sign.
                 let bits = 65 - if value < 0 { (!value).leading_zeros() } else { value.leading_zeros() };
                 let len = bits.div_ceil(8) as u8;
                 self.put_cut(&[0x8a, len, b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]], 2 + usize::from(len));
@@ -185,25 +185,26 @@ impl<W: Write> Pickle<W> {
         }
     }
 
-    /// An unsigned integer. What does not fit 63 bits (no address or size does) is cut to the largest that does.
+    /// Writes an unsigned integer. A value above 63 bits becomes the largest one of 63 bits; no address or size is that
+    /// large.
     #[inline]
     pub(super) fn uint(&mut self, value: u64) {
         self.int(i64::try_from(value).unwrap_or(i64::MAX));
     }
 
-    /// A truth value.
+    /// Writes a boolean.
     pub(super) fn bool(&mut self, value: bool) {
         self.put(&[if value { 0x88 } else { 0x89 }]);
     }
 
-    /// A pair of integers, as a tuple.
+    /// Writes a pair of integers as a tuple.
     pub(super) fn pair(&mut self, first: u64, second: u64) {
         self.uint(first);
         self.uint(second);
         self.put(&[0x86]);
     }
 
-    /// A string that is not referred to again.
+    /// Writes a string that is not referred to again.
     pub(super) fn str(&mut self, text: &str) {
         if let Ok(len) = u8::try_from(text.len()) {
             self.put(&[0x8c, len]);
@@ -214,13 +215,13 @@ impl<W: Write> Pickle<W> {
         self.put_slice(text.as_bytes());
     }
 
-    /// A string that will be referred to again.
+    /// Writes a string that will be referred to again.
     pub(super) fn shared_str(&mut self, text: &str) -> Memo {
         self.str(text);
         self.memoize()
     }
 
-    /// Something memoised before.
+    /// Writes a reference to a memoized value.
     #[inline]
     pub(super) fn get(&mut self, memo: Memo) {
         let b = memo.0.to_le_bytes();
@@ -234,7 +235,7 @@ impl<W: Write> Pickle<W> {
     }
 }
 
-/// Words that occur in every event: written out once, then referred to.
+/// Words that occur in every event: written once, then referred to.
 #[derive(Debug)]
 pub(super) struct Words {
     memos: Vec<Option<Memo>>,
@@ -254,7 +255,7 @@ macro_rules! words {
                 [$(Word::$name),*].into_iter()
             }
 
-            /// The word that is written so.
+            /// The word with this text; `None` if there is none.
             pub(super) fn of(text: &str) -> Option<Word> {
                 match text { $($text => Some(Word::$name),)* _ => None }
             }

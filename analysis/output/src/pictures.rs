@@ -1,4 +1,5 @@
-//! What a report's page draws of a process: the timeline and the peak's flame graph of each device, in one pass over the recording.
+//! The pictures of a process for a report page: the timeline and the peak's flame graph of each device, from one pass
+//! over the recording.
 
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::FrameId;
@@ -13,17 +14,17 @@ use memtrace_input::printable;
 use memtrace_insight::passes::{Birth, Judged, Lives, Story};
 use memtrace_replay::{Names, Usage};
 
-/// How the pictures' parts look: for the page's style sheet.
+/// The styles of the pictures' parts, for the page's style sheet.
 pub const PICTURE_STYLE: [&str; 2] = [page::STYLE, flame_picture::STYLE];
 
-/// One device's pictures, as HTML.
+/// The pictures of one device, as HTML.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Picture {
-    /// The ordinal, -1 for the CPU.
+    /// The device ordinal; -1 for the CPU.
     pub device: i16,
     /// Bytes by category over time.
     pub timeline: String,
-    /// The bytes at the peak by call stack.
+    /// Bytes at the peak by call stack.
     pub flame: String,
 }
 
@@ -48,8 +49,8 @@ impl Lives for Watch<'_> {
     }
 }
 
-/// The pictures of the devices that a window is about, in order of ordinal. `size` puts bytes in words; `progress` hears how many of the
-/// process's events have been read.
+/// The pictures of the window's devices, by ordinal. `size` formats bytes; `progress` receives the number of events
+/// read so far.
 pub fn pictures(
     process: &Process,
     window: &Window,

@@ -1,12 +1,16 @@
-//! The memory_viz snapshot: a pickle that pytorch.org/memory_viz, `python -m torch.cuda._memory_viz` and their kin open.
+//! The memory_viz snapshot: a pickle for pytorch.org/memory_viz, `python -m torch.cuda._memory_viz` and similar tools.
 //!
-//! Events are streamed from the recording into the file, one device after the other; the segments follow from the replay. What
-//! the readers demand: every event, block and segment is a dictionary of its own; times grow strictly on a device; a live
-//! block always lies in a live segment; the final segments hold exactly what is live; and, if any event has a category, one has
-//! the category `unknown` (or the viewer throws).
+//! Events are streamed from the recording into the file, one device after the other. The segments come from the replay.
+//! Readers require that:
 //!
-//! Where PyTorch's allocator was not in charge (CUDA calls, CPU tensors), every allocation is a segment of its own. CPU
-//! tensors, which are written only where a process used no device, appear as device 0.
+//! - every event, block and segment is a dictionary of its own;
+//! - times increase strictly on each device;
+//! - an allocated block is always inside an existing segment;
+//! - the final segments contain exactly the blocks that are allocated;
+//! - if any event has a category, one has the category `unknown`. Otherwise the viewer throws.
+//!
+//! Memory that PyTorch's allocator does not manage (CUDA calls, CPU tensors) gets one segment per allocation. CPU
+//! tensors are written only if a process used no device, and then as device 0.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -27,32 +31,33 @@ use memtrace_input::load::Process;
 use memtrace_insight::passes::{Phase, PhaseTracker, RangeNames};
 use memtrace_replay::{Allocator, Block, BlockState, Change, Replay, Segment};
 
-/// What a snapshot is to hold.
+/// The content of a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SnapshotOptions {
-    /// Leave source lines out of backward blocks' forward frames (they are read from the program's files otherwise).
+    /// Whether to omit source lines from the forward frames of backward blocks. Otherwise they are read from the
+    /// program's files.
     pub no_sources: bool,
-    /// The part of the recording: its events, and the segments as they are when it ends. Readers work out from both what there was when it
-    /// began.
+    /// The part of the recording: its events, and the segments at its end. From both, readers derive what existed at
+    /// its beginning.
     pub window: Window,
 }
 
 /// What was written.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SnapshotReport {
-    /// Events written, over all devices.
+    /// The number of events, over all devices.
     pub events: u64,
-    /// Segments written.
+    /// The number of segments.
     pub segments: u64,
-    /// Bytes written.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
-/// Writes the snapshot of one process as a pickle. `progress` hears how many of the process's events have been read.
+/// Writes the snapshot of one process as a pickle. `progress` receives the number of events read so far.
 ///
 /// # Errors
 ///
-/// The sink's.
+/// The errors of `out`.
 pub fn snapshot(
     process: &Process,
     out: impl Write + Send,
@@ -72,14 +77,14 @@ struct Writer<'a, W: Write> {
     frames: Frames<'a>,
     metadata: Metadata,
     calibration: Calibration,
-    /// PyTorch's pool ids, by ours; the default one is there where the allocator tells events' pools.
+    /// By our pool ids: PyTorch's pool ids. The default pool is included if the allocator reports the pools of events.
     pools: &'a BTreeMap<u16, (u64, u64)>,
     window: Window,
     unknown_written: bool,
     report: SnapshotReport,
 }
 
-/// One device's events on their way into the file.
+/// The events of one device while they are written.
 struct Trace {
     list: List,
     time_us: u64,
@@ -87,7 +92,7 @@ struct Trace {
     last_free: Event,
 }
 
-/// One event as it goes into the file.
+/// One event as it is written.
 struct Row<'e> {
     action: Word,
     e: &'e Event,
@@ -96,7 +101,7 @@ struct Row<'e> {
     category: Option<Phase>,
 }
 
-/// What is the same in many events.
+/// The parts that are the same in many events.
 struct Phrases {
     /// By action.
     heads: Vec<Phrase>,
@@ -182,7 +187,7 @@ impl<'a, W: Write> Writer<'a, W> {
         Ok(self.report)
     }
 
-    /// Streams one device's events; gives its segments at the end.
+    /// Writes one device's events and returns its segments at the end.
     fn write_trace(
         &mut self,
         process: &Process,
@@ -213,7 +218,7 @@ impl<'a, W: Write> Writer<'a, W> {
                 replay.apply(e, |replay, slot, e, change| {
                     self.put_change(&mut trace, &replay.devices()[slot].allocator, e, change);
                 });
-                // A block of events can be some megabytes of pickle.
+                // A block of events can become several megabytes of pickle.
                 if let Err(e) = self.pickle.drain() {
                     failed = Some(e);
                     return;
@@ -232,10 +237,10 @@ impl<'a, W: Write> Writer<'a, W> {
     #[inline]
     fn put_change(&mut self, trace: &mut Trace, allocator: &Allocator, e: &Event, change: Change) {
         if e.flags.contains(Flags::BEFORE) {
-            // Nothing happened: readers see it in the segments, or by its free.
+            // Nothing happened: readers find such a block in the segments or by its free.
             return;
         }
-        // What is not shown still says where the program is.
+        // Events outside the window still move the program's position.
         let phase = match change {
             Change::Alloc(_) | Change::FreeRequested(_) | Change::Oom => Some(trace.tracker.observe(e).phase),
             _ => None,
@@ -293,7 +298,7 @@ impl<'a, W: Write> Writer<'a, W> {
     fn put_row(&mut self, trace: &mut Trace, row: Row<'_>) {
         let Row { action, e, stack, context, category } = row;
         let (out, words, phrases) = (&mut self.pickle, &mut self.words, &mut self.phrases);
-        // Two events of one microsecond: readers key events by time.
+        // Two events in one microsecond get different times, because readers use the time as a key.
         trace.time_us = (self.calibration.epoch_ns(e.ticks) / 1000).max(trace.time_us + 1);
         out.item(&mut trace.list);
         phrases.heads[action as usize].put(out, words);
@@ -382,8 +387,8 @@ impl<'a, W: Write> Writer<'a, W> {
         out.end_dict();
     }
 
-    /// The ends of the ranges that the program or PyTorch has named, as PyTorch's recorder has them under `global_record_annotations`: on
-    /// the device on which the process allocated last.
+    /// Writes the starts and ends of ranges that the program or PyTorch has named. PyTorch's recorder writes them under
+    /// `global_record_annotations`: for the device of the latest allocation.
     fn put_annotations(&mut self, process: &Process) -> std::io::Result<()> {
         self.pickle.str("external_annotations");
         let mut list = self.pickle.begin_list();

@@ -1,6 +1,6 @@
-//! Source lines of the traced program.
+//! Reads source lines of the traced program.
 //!
-//! A file is only quoted when it is certainly the one that ran: it exists and has not been changed since the recording began.
+//! A file is quoted only if it is certainly the one that ran: it exists and has not changed since the recording ended.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use memtrace_trace::file::foreign;
 
 use memtrace_input::load::Process;
 
-/// Files larger than this are no Python source anybody wrote.
+/// The maximum size of a source file, in bytes. Real Python sources are smaller.
 const MAX_FILE: u64 = 16 << 20;
 
-/// See the module.
+/// The source files of one process.
 #[derive(Debug)]
 pub struct Sources {
     directory: Option<PathBuf>,
@@ -23,7 +23,8 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Relative names are looked up in `directory`; files changed after `recording_ended_ns` are not quoted.
+    /// Resolves relative names in `directory`. Files that changed after `recording_ended_ns` (since the epoch) are not
+    /// quoted. `off`: quote nothing.
     pub fn new(directory: Option<&Path>, recording_ended_ns: Option<u64>, off: bool) -> Sources {
         Sources {
             directory: directory.map(Path::to_owned),
@@ -33,14 +34,15 @@ impl Sources {
         }
     }
 
-    /// Those of a process; where the recording has no times, whatever is there now.
+    /// Takes the folder and the end of a process's recording. If the recording has no times, existing files are quoted
+    /// whenever they changed.
     pub fn of(process: &Process) -> Sources {
         let calibration = process.recording().calibration();
         let ended = process.survey().ticks.filter(|(_, last)| *last > 0).map(|(_, last)| calibration.epoch_ns(last));
         Sources::new(process.directory(), ended, false)
     }
 
-    /// The line, stripped, where it is known and not blank.
+    /// The line without surrounding white space; `None` if it is unknown or blank.
     pub fn line(&mut self, filename: &str, line: u32) -> Option<&str> {
         if self.off || line == 0 {
             return None;
@@ -49,7 +51,7 @@ impl Sources {
         (!text.is_empty()).then_some(text)
     }
 
-    /// All lines of a file, without what is blank at their ends, where it is known.
+    /// All lines of a file without trailing white space; `None` if the file is unknown.
     pub fn lines(&mut self, filename: &str) -> Option<&[String]> {
         if self.off {
             return None;

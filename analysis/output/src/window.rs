@@ -1,8 +1,9 @@
-//! Which part of a process's recording an export shows: steps, a stretch of time, the newest events, one device, blocks of some size.
+//! Selects the part of a process's recording that an export shows: steps, a time range, the newest events, one device,
+//! blocks of some size.
 //!
-//! Every target takes a [`Window`], and a window is a consistent view: what was alive when it begins is there, what is freed after its
-//! end is still there at its end, and a block that is too small for it is nowhere. Categories, phases and steps are those of the whole
-//! recording. [`LeftOut`] says what a window does not show.
+//! Every export takes a [`Window`], and a window is a consistent view. Blocks allocated before its start are there.
+//! Blocks freed after its end are still allocated at its end. Blocks below the minimum size do not occur. Categories,
+//! phases and steps are those of the whole recording. [`LeftOut`] counts what a window does not show.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,37 +16,38 @@ use memtrace_input::load::{Process, Run};
 use memtrace_insight::passes::{Birth, Judged, Lives, Story};
 use memtrace_replay::{Allocator, Block, BlockState, Change, Names, Replay, Segment, Usage};
 
-/// What is asked for; the default is everything.
+/// What to select. The default selects everything.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Selection {
-    /// From the first block that the first of these steps allocates to the event before the first block of the step after the last.
+    /// From the first block of the first of these steps to the event before the first block after the last of these
+    /// steps.
     pub steps: Option<(u32, u32)>,
-    /// From, to: nanoseconds since 1970, both included.
+    /// Start and end in nanoseconds since 1970, both inclusive.
     pub epoch_ns: Option<(u64, u64)>,
-    /// Blocks smaller than so many bytes are left out.
+    /// Blocks smaller than this many bytes are left out.
     pub min_size: u64,
-    /// Only the newest events, so many at most over the chosen devices, as PyTorch's ring keeps them.
+    /// The maximum number of events over all selected devices. The newest are kept, as in PyTorch's ring buffer.
     pub max_events: Option<u64>,
     /// Only this device; -1 is the CPU.
     pub device: Option<i16>,
 }
 
-/// What a window does not show of the devices that it is about.
+/// What a window does not show of its devices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LeftOut {
-    /// Events before its steps or its stretch of time.
+    /// Events before its steps or its time range.
     pub before: u64,
-    /// Events inside of them that are older than the newest that were asked for.
+    /// Events inside its steps or time range that are older than the newest ones requested.
     pub older: u64,
     /// Events after it.
     pub after: u64,
-    /// Blocks that are too small and would be there otherwise.
+    /// Blocks that are left out only because of their size.
     pub small_blocks: u64,
     /// Their bytes.
     pub small_bytes: u64,
 }
 
-/// Part of a recording. Events are known by their numbers (`seq`).
+/// A part of a recording. Events are identified by `seq`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Window {
     first: u64,
@@ -61,14 +63,14 @@ impl Default for Window {
     }
 }
 
-/// When the first event of a run was recorded, in nanoseconds since 1970; `None` where nothing was.
+/// The time of a run's first event in nanoseconds since 1970; `None` without events.
 pub fn run_began_ns(run: &Run) -> Option<u64> {
     let began = |p: &Process| p.survey().ticks.map(|(first, _)| p.recording().calibration().epoch_ns(first));
     run.processes().iter().filter_map(began).min()
 }
 
 impl Window {
-    /// Everything.
+    /// The whole recording.
     pub const WHOLE: Window = Window {
         first: 0,
         last: u64::MAX,
@@ -77,8 +79,8 @@ impl Window {
         left_out: LeftOut { before: 0, older: 0, after: 0, small_blocks: 0, small_bytes: 0 },
     };
 
-    /// The part of a process's recording that is asked for. `progress` hears how many of the process's events have been read; the recording
-    /// is read anew for each bound that has to be found, and once more for what is left out.
+    /// The selected part of a process's recording. `progress` receives the number of events read so far. The recording
+    /// is read once for each bound that must be found, and once more for what is left out.
     ///
     /// # Errors
     ///
@@ -122,12 +124,12 @@ impl Window {
         &self.left_out
     }
 
-    /// The number of its first event, which need not exist.
+    /// `seq` of its first event. The event itself need not exist.
     pub(super) fn first(&self) -> u64 {
         self.first
     }
 
-    /// The number of its last event, which need not exist.
+    /// `seq` of its last event. The event itself need not exist.
     pub(super) fn last(&self) -> u64 {
         self.last
     }
@@ -144,26 +146,26 @@ impl Window {
         seq > self.last
     }
 
-    /// Whether it is about a device.
+    /// Whether it includes a device.
     #[inline]
     pub(super) fn has_device(&self, device: i16) -> bool {
         self.device.is_none_or(|only| only == device)
     }
 
-    /// Whether blocks of so many bytes are in it.
+    /// Whether it includes blocks of this many bytes.
     #[inline]
     pub(super) fn has_size(&self, size: u64) -> bool {
         size >= self.min_size
     }
 
-    /// The devices that it is about, with their lanes.
+    /// Its devices, with their event sources.
     pub(super) fn lanes(&self, process: &Process) -> BTreeMap<i16, Lane> {
         let lanes = &process.survey().lanes;
         lanes.iter().filter(|(device, _)| self.has_device(**device)).map(|(device, lane)| (*device, *lane)).collect()
     }
 
-    /// A block as the window shows it: its free, or `None` where it is still there when the window ends. `None` altogether where the
-    /// window does not show it.
+    /// A block as the window shows it: `Some` with its free, or with `None` if the block is still allocated at the
+    /// window's end. `None` if the window does not show it.
     #[inline]
     pub(super) fn shows<'e>(&self, device: i16, birth: &Birth, free: Option<&'e Event>) -> Option<Option<&'e Event>> {
         let free = free.filter(|free| !self.is_past(free.seq));
@@ -171,11 +173,11 @@ impl Window {
         (is_there && self.has_size(birth.size) && self.has_device(device)).then_some(free)
     }
 
-    /// Whether a change of a device's memory is told, its place in time apart.
+    /// Whether a change of a device's memory is shown, regardless of its time.
     #[inline]
     pub(super) fn tells(&self, allocator: &Allocator, e: &Event, change: &Change) -> bool {
         if e.flags.contains(Flags::BEFORE) {
-            // Nothing happened: readers see it in the segments, or by its free.
+            // Nothing happened: readers find such a block in the segments or by its free.
             return false;
         }
         match change {
@@ -186,7 +188,7 @@ impl Window {
         }
     }
 
-    /// A device's segments as the window shows them: where a block is too small, there is free memory.
+    /// A device's segments as the window shows them. Blocks below the minimum size become free memory.
     pub(super) fn segments(&self, allocator: &Allocator) -> Vec<Segment> {
         let mut segments = allocator.segments();
         if self.min_size == 0 {
@@ -305,7 +307,7 @@ impl Window {
         Ok(())
     }
 
-    /// Counts; `bounds` is where the window would begin with all of its events.
+    /// Counts what is left out. `bounds`: `seq` of the window's first event if it had all of its events.
     fn count_left_out(&mut self, process: &Process, bounds: u64, progress: &mut dyn FnMut(u64)) {
         let mut left = LeftOut::default();
         let mut latest = 0;
@@ -313,7 +315,7 @@ impl Window {
         let is_small = |size: u64| !self.has_size(size);
         let all = Window { min_size: 0, ..self.clone() };
         all.each_change(process, progress, &mut |window, allocator, e, change| {
-            // Small blocks that are there: those from before the window count when it begins.
+            // Small blocks in the window. Those allocated before it count at its start.
             match change {
                 Change::Alloc(id) if is_small(allocator.block(id).size) && !window.is_past(e.seq) => {
                     let block = allocator.block(id);
@@ -349,7 +351,7 @@ impl Window {
         self.left_out = left;
     }
 
-    /// Every change of the devices' memory, with the device's allocator.
+    /// Passes every change of the devices' memory to `sink`, with the device's allocator.
     fn each_change(
         &self,
         process: &Process,
@@ -377,7 +379,7 @@ fn empty(process: &Process, what: &str) -> Error {
     Error::EmptyWindow { what: format!("{who} {what}") }
 }
 
-/// Finds where steps begin: with their first blocks.
+/// Finds where steps begin: at their first blocks.
 struct Steps {
     from: u32,
     to: u32,

@@ -1,48 +1,48 @@
-//! The state of PyTorch's CUDA caching allocator on one device, rebuilt from its events.
+//! The state of PyTorch's CUDA caching allocator on one device, reconstructed from its events.
 //!
-//! The bookkeeping is that of `NativeCachingAllocator` (c10/cuda/CUDACachingAllocator.cpp): blocks of a segment form a
-//! doubly linked list that tiles it; a freed block absorbs free neighbours and keeps its own `requested_size`; a split
-//! leaves the old block object with the remainder. Repeating exactly this, stale fields included, makes
-//! [`Allocator::segments`] equal PyTorch's own `_snapshot()["segments"]`.
+//! The bookkeeping is that of `NativeCachingAllocator` (c10/cuda/CUDACachingAllocator.cpp). The blocks of a segment
+//! form a doubly linked list that tiles it. A freed block absorbs free neighbors and keeps its own `requested_size`. A
+//! split leaves the old block object with the remainder. Reproducing exactly this, stale fields included, makes
+//! [`Allocator::segments`] equal to PyTorch's own `_snapshot()["segments"]`.
 //!
-//! Events may be missing (lost, or older than the recording): nothing here panics, each oddity is counted in
-//! [`Anomalies`] and the state stays a tiling.
+//! Events can be missing: they were lost, or are older than the recording. Nothing here panics. Each inconsistency is
+//! counted in [`Anomalies`], and the blocks always tile their segments.
 
 use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::ids::{ContextId, StackId};
 
 use memtrace_input::AddressMap;
 
-/// Requests are rounded up to multiples of this (`kMinBlockSize`).
+/// Requests are rounded up to multiples of this many bytes (`kMinBlockSize`).
 const MIN_BLOCK: u64 = 512;
-/// The largest rounded request that goes to the small pool (`kSmallSize`).
+/// The largest rounded request that goes to the small pool (`kSmallSize`), in bytes.
 const SMALL_SIZE: u64 = 1 << 20;
-/// The size of small-pool segments (`kSmallBuffer`).
+/// The size of small-pool segments (`kSmallBuffer`), in bytes.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// How far an expandable segment of unknown reservation may reach.
+/// The assumed maximum length of an expandable segment whose reservation is unknown, in bytes.
 const UNKNOWN_RESERVATION: u64 = 1 << 46;
 
-/// A block's place in the allocator: stable from its allocation to its release.
+/// The index of a block in the allocator. It is valid from the block's allocation to its release.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BlockId(u32);
 
 impl BlockId {
     const NONE: BlockId = BlockId(u32::MAX);
 
-    /// The id as an index into a table beside the allocator.
+    /// The id as an index into a table kept beside the allocator.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// What a block is doing.
+/// The state of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BlockState {
     /// Free: cached.
     Inactive,
     /// In use by the program.
     Allocated,
-    /// Given back, but streams still use it.
+    /// Freed by the program, but still used by streams.
     PendingFree,
     /// Address space of an expandable segment without memory.
     Unmapped,
@@ -51,33 +51,34 @@ pub enum BlockState {
 /// A block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block {
-    /// Where it starts.
+    /// The start address.
     pub addr: u64,
-    /// Its (rounded) size.
+    /// The size in bytes, rounded as the allocator rounds.
     pub size: u64,
-    /// What was asked for; stale in a free block, as PyTorch's is.
+    /// The requested size in bytes. Stale in a free block, as in PyTorch.
     pub requested: u64,
-    /// The stream it belongs to.
+    /// The stream that it belongs to.
     pub stream: u64,
     /// The stack of its allocation.
     pub stack: StackId,
     /// The autograd node or module call of its allocation.
     pub context: ContextId,
-    /// The stack of its segment's allocation, where PyTorch's bookkeeping still has it on this block.
+    /// The stack of its segment's allocation, if PyTorch's bookkeeping still has it on this block.
     pub segment_stack: StackId,
-    /// The autograd node or module call of its segment's allocation, likewise.
+    /// The autograd node or module call of its segment's allocation, if PyTorch's bookkeeping still has it on this
+    /// block.
     pub segment_context: ContextId,
     /// `seq` of its allocation.
     pub seq: u64,
-    /// What it is doing.
+    /// Its state.
     pub state: BlockState,
-    /// The private pool, 0 for the default one.
+    /// The private pool; 0 for the default pool.
     pub pool: u16,
     /// Whether it is in the pool of small blocks.
     pub small: bool,
     /// Whether its segment is expandable.
     pub expandable: bool,
-    /// Whether its segment was never announced: it exists as long as this one block.
+    /// Whether no event announced its segment. Such a segment consists of this one block and exists as long as it.
     pub implied: bool,
     prev: BlockId,
     next: BlockId,
@@ -90,20 +91,20 @@ impl Block {
     }
 }
 
-/// Running totals, in bytes, as `torch.cuda.memory_stats` counts them.
+/// Running totals in bytes, as `torch.cuda.memory_stats` counts them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
-    /// Blocks in use by the program, rounded.
+    /// Blocks in use by the program, rounded as the allocator rounds.
     pub allocated: u64,
-    /// The same and blocks that streams still use.
+    /// `allocated` plus the blocks that streams still use.
     pub active: u64,
     /// Segments.
     pub reserved: u64,
-    /// What was asked for, for active blocks.
+    /// Requested bytes of active blocks.
     pub requested: u64,
 }
 
-/// The highest value of each total.
+/// The highest value of each total. The totals can reach them at different times.
 pub type Peak = Usage;
 
 impl Usage {
@@ -115,27 +116,27 @@ impl Usage {
     }
 }
 
-/// What did not fit together. All zero when the recording is whole.
+/// Inconsistencies between the events and the replayed state. All are zero for a complete recording.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Anomalies {
     /// Frees of blocks that were not allocated in the recording.
     pub unmatched_frees: u64,
-    /// Allocations where a live block already was: its free is missing.
+    /// Allocations at the address of a block in use. The free of that block is missing.
     pub missing_frees: u64,
     /// Allocations outside every known segment.
     pub outside_segments: u64,
     /// Allocations that do not fit the free block they start in.
     pub misfits: u64,
-    /// Segment frees and unmaps of memory that was not a known, free range.
+    /// Segment frees and unmaps of memory that was not a known free range.
     pub unmatched_segment_frees: u64,
-    /// The allocator's own totals, compared with the replay.
+    /// Comparisons of the allocator's own totals with the replay.
     pub totals_checked: u64,
     /// Comparisons that disagreed.
     pub totals_mismatched: u64,
 }
 
 impl Anomalies {
-    /// Everything that did not fit, in one number.
+    /// The sum of all inconsistencies.
     pub fn total(&self) -> u64 {
         self.unmatched_frees
             + self.missing_frees
@@ -146,30 +147,30 @@ impl Anomalies {
     }
 }
 
-/// A segment at one moment: the blocks that tile it, in order.
+/// A segment at one point in time: the blocks that tile it, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Segment {
-    /// Where it starts.
+    /// The start address.
     pub addr: u64,
-    /// Its size.
+    /// The size in bytes.
     pub size: u64,
-    /// The stream it belongs to.
+    /// The stream that it belongs to.
     pub stream: u64,
     /// The stack of its allocation, as far as PyTorch would still know it.
     pub stack: StackId,
-    /// The autograd node, likewise.
+    /// The autograd node of its allocation, as far as PyTorch would still know it.
     pub context: ContextId,
-    /// The private pool.
+    /// The private pool; 0 for the default pool.
     pub pool: u16,
     /// Whether it serves small blocks.
     pub small: bool,
     /// Whether it is expandable.
     pub expandable: bool,
-    /// Its blocks.
+    /// Its blocks, in the order of their addresses.
     pub blocks: Vec<Block>,
 }
 
-/// See the module.
+/// The reconstructed allocator of one device.
 #[derive(Clone, Debug, Default)]
 pub struct Allocator {
     blocks: Vec<Block>,
@@ -180,14 +181,14 @@ pub struct Allocator {
     peak: Peak,
     live: u64,
     anomalies: Anomalies,
-    /// Part of what is reserved: memory that stream-ordered pools hold unused, at no known address.
+    /// The part of the reserved bytes that stream-ordered pools hold unused, at no known address.
     spare: u64,
-    /// The block given back last: nearly always the next whose memory is free.
+    /// The block that was freed last. The next completed free is nearly always that of this block.
     given_back: Option<BlockId>,
 }
 
 impl Allocator {
-    /// The totals now.
+    /// The current totals.
     pub fn usage(&self) -> &Usage {
         &self.usage
     }
@@ -197,57 +198,59 @@ impl Allocator {
         &self.peak
     }
 
-    /// Blocks in use now.
+    /// The number of blocks in use.
     pub fn live_blocks(&self) -> u64 {
         self.live
     }
 
-    /// What did not fit together so far.
+    /// The inconsistencies so far.
     pub fn anomalies(&self) -> &Anomalies {
         &self.anomalies
     }
 
-    /// A block. The id must come from this allocator and the block must not have been released since.
+    /// A block. The id must come from this allocator, and the block must not have been released since. Otherwise this
+    /// panics or returns a wrong block.
     pub fn block(&self, id: BlockId) -> &Block {
         &self.blocks[id.index()]
     }
 
-    /// The blocks before and behind it in its segment.
+    /// The blocks before and after it in its segment.
     pub fn neighbours(&self, id: BlockId) -> [Option<(BlockId, &Block)>; 2] {
         let block = &self.blocks[id.index()];
         [block.prev, block.next].map(|id| (id != BlockId::NONE).then(|| (id, &self.blocks[id.index()])))
     }
 
-    /// The block that starts at this address.
+    /// The block that starts at this address; `None` if there is none.
     pub fn find(&self, addr: u64) -> Option<BlockId> {
         self.at.get(&addr).copied()
     }
 
-    /// Every block that the program uses now.
+    /// Every block in use by the program or a stream.
     pub fn allocated(&self) -> impl Iterator<Item = (BlockId, &Block)> {
         self.blocks.iter().enumerate().filter(|(_, b)| b.is_active() && b.size > 0).map(|(i, b)| (BlockId(i as u32), b))
     }
 
-    /// The largest free block, in bytes.
+    /// The size of the largest free block, in bytes.
     pub fn largest_free(&self) -> u64 {
         self.blocks.iter().filter(|b| b.state == BlockState::Inactive).map(|b| b.size).max().unwrap_or(0)
     }
 
-    /// Where the reservation begins that this address of an expandable segment lies in.
+    /// The start of the reservation that contains this address of an expandable segment; `None` if no reservation is
+    /// known.
     pub fn reservation_start(&self, addr: u64) -> Option<u64> {
         let (start, size) = self.reservations.range(..=addr).next_back()?;
         (addr - start < *size).then_some(*start)
     }
 
-    /// Address space was reserved: the bounds of an expandable segment.
+    /// Takes a reservation of address space: the bounds of an expandable segment.
     pub fn reserve(&mut self, addr: u64, size: u64) {
         self.reservations.insert(addr, size);
     }
 
-    /// Address space was given back.
+    /// Takes the release of reserved address space.
     pub fn unreserve(&mut self, addr: u64) {
         self.reservations.remove(&addr);
-        // What is left of the segment is unmapped space; forget it.
+        // The rest of the segment is unmapped address space, which goes with the reservation.
         if let Some(id) = self.find(addr)
             && self.blocks[id.index()].state == BlockState::Unmapped
         {
@@ -259,7 +262,7 @@ impl Allocator {
         }
     }
 
-    /// `segment_alloc`.
+    /// Takes a `segment_alloc` event.
     pub fn segment_alloc(&mut self, e: &Event) {
         self.drop_block_at(e.addr);
         let id = self.insert(Block {
@@ -278,7 +281,7 @@ impl Allocator {
         self.peak.raise_to(&self.usage);
     }
 
-    /// `segment_free`.
+    /// Takes a `segment_free` event.
     pub fn segment_free(&mut self, e: &Event) {
         let Some(id) = self.find(e.addr) else {
             self.anomalies.unmatched_segment_frees += 1;
@@ -292,7 +295,7 @@ impl Allocator {
         self.drop_list(id);
     }
 
-    /// `segment_map`.
+    /// Takes a `segment_map` event.
     pub fn segment_map(&mut self, e: &Event) {
         let id = match self.find(e.addr).filter(|id| self.blocks[id.index()].state == BlockState::Unmapped) {
             Some(id) => id,
@@ -304,7 +307,7 @@ impl Allocator {
                 self.new_expandable(e)
             }
         };
-        // map_block(): the unmapped block's object becomes the mapped one; what is left over is a new object.
+        // As in `map_block()`: the unmapped block's object becomes the mapped one, and the remainder gets a new object.
         let to_map = self.blocks[id.index()];
         let size = e.size.min(to_map.size);
         if size < to_map.size {
@@ -339,13 +342,14 @@ impl Allocator {
         self.peak.raise_to(&self.usage);
     }
 
-    /// `segment_unmap`.
+    /// Takes a `segment_unmap` event.
     pub fn segment_unmap(&mut self, e: &Event) {
         let Some(id) = self.free_block_containing(e.addr, e.size) else {
             self.anomalies.unmatched_segment_frees += 1;
             return;
         };
-        // unmap_block(): what lies before and after the range become new objects; the block itself is the unmapped one.
+        // As in `unmap_block()`: the parts before and after the range get new objects, and the block's own object
+        // becomes the unmapped one.
         let block = self.blocks[id.index()];
         self.at.remove(&block.addr);
         let template = Block { stream: block.stream, pool: block.pool, small: block.small, ..Block::free(0, 0) };
@@ -380,7 +384,7 @@ impl Allocator {
         self.usage.reserved = self.usage.reserved.saturating_sub(e.size);
     }
 
-    /// `alloc`: the block. Its segment is implied when none is known there.
+    /// Takes an `alloc` event and returns the block. If no segment is known there, one is assumed.
     pub fn alloc(&mut self, e: &Event) -> BlockId {
         let found = match self.find(e.addr) {
             Some(id) if self.blocks[id.index()].is_active() => {
@@ -413,7 +417,8 @@ impl Allocator {
         id
     }
 
-    /// A block that was there before the recording: the part of free memory that it takes. Blocks of a segment come after it, by address.
+    /// Takes a block that existed before the recording, and splits the free memory around it. The blocks of a segment
+    /// must follow the segment in the order of their addresses.
     pub fn place(&mut self, e: &Event) -> BlockId {
         let size = if e.flags.contains(Flags::SLACK_KNOWN) { e.block_size() } else { round(e.size) };
         let holds = |id: &BlockId| {
@@ -424,7 +429,7 @@ impl Allocator {
         let Some(id) = self.given_back.take().filter(holds).or_else(|| self.find(e.addr).filter(holds)) else {
             return self.alloc(e);
         };
-        // What lies before it stays free, as a block of its own.
+        // The part before it stays free, as a block of its own.
         let free = self.blocks[id.index()];
         let before = e.addr - free.addr;
         if before > 0 {
@@ -444,13 +449,13 @@ impl Allocator {
             slack: u32::try_from(size.min(room).saturating_sub(e.size)).unwrap_or(u32::MAX),
             ..*e
         });
-        // The next one lies in what is left.
+        // The next block is in the remaining free part.
         let next = self.blocks[taken.index()].next;
         self.given_back = (next != BlockId::NONE).then_some(next);
         taken
     }
 
-    /// `free_requested`: `None` when nothing is allocated there.
+    /// Takes a `free_requested` event. `None` if nothing is allocated there.
     pub fn free_requested(&mut self, addr: u64) -> Option<BlockId> {
         let id = self.find(addr).filter(|id| self.blocks[id.index()].state == BlockState::Allocated);
         let Some(id) = id else {
@@ -464,7 +469,7 @@ impl Allocator {
         Some(id)
     }
 
-    /// `free_completed`: the block as it was; `None` when nothing is allocated there.
+    /// Takes a `free_completed` event. Returns the block as it was before; `None` if nothing is allocated there.
     pub fn free_completed(&mut self, addr: u64) -> Option<(BlockId, Block)> {
         let here = |id: &BlockId| {
             let block = &self.blocks[id.index()];
@@ -479,14 +484,14 @@ impl Allocator {
         Some((id, block))
     }
 
-    /// Stream-ordered pools hold so much more than their blocks.
+    /// Sets the bytes that stream-ordered pools reserve beyond their blocks.
     pub fn set_spare(&mut self, bytes: u64) {
         self.usage.reserved = self.usage.reserved.saturating_sub(self.spare).saturating_add(bytes);
         self.spare = bytes;
         self.peak.raise_to(&self.usage);
     }
 
-    /// Compares the allocator's own totals with the replay.
+    /// Compares the allocator's own totals with the replay. Sizes are in bytes.
     pub fn check_totals(&mut self, allocated: u64, reserved: u64) {
         self.anomalies.totals_checked += 1;
         if (allocated, reserved) != (self.usage.allocated, self.usage.reserved) {
@@ -494,7 +499,7 @@ impl Allocator {
         }
     }
 
-    /// The segments now, sorted by address: each with blocks that tile it.
+    /// The current segments by address, each with the blocks that tile it.
     pub fn segments(&self) -> Vec<Segment> {
         let is_head = |b: &Block| {
             b.size > 0
@@ -529,7 +534,7 @@ impl Allocator {
         segments
     }
 
-    /// Takes the front of a free block, splitting it where PyTorch would.
+    /// Takes the front of a free block and splits it where PyTorch would.
     fn take(&mut self, id: BlockId, e: &Event) -> BlockId {
         let free = self.blocks[id.index()];
         let size = self.size_to_take(&free, e);
@@ -539,7 +544,7 @@ impl Allocator {
         if size >= free.size {
             return id;
         }
-        // alloc_found_block(): the new object takes the front, the old one stays with the rest.
+        // As in `alloc_found_block()`: the new object takes the front, and the old one keeps the remainder.
         let new = self.insert(Block {
             stream: free.stream,
             pool: free.pool,
@@ -561,7 +566,7 @@ impl Allocator {
         new
     }
 
-    /// How much of a free block an allocation takes: what the recorder saw, else what PyTorch's policy says.
+    /// The bytes of a free block that an allocation takes: the recorded size, else the one of PyTorch's policy.
     fn size_to_take(&self, free: &Block, e: &Event) -> u64 {
         if free.implied {
             return free.size;
@@ -579,7 +584,7 @@ impl Allocator {
         if split { rounded } else { free.size }
     }
 
-    /// A segment nobody announced, for one block.
+    /// Makes a segment that no event announced, for one block.
     fn imply(&mut self, e: &Event) -> BlockId {
         self.anomalies.outside_segments += 1;
         self.imply_silently(e, if e.flags.contains(Flags::SLACK_KNOWN) { e.block_size() } else { e.size.max(1) })
@@ -600,15 +605,15 @@ impl Allocator {
         id
     }
 
-    /// An allocation that is its own segment: `cudaMalloc` without a caching allocator, CPU tensors, and the fallback
-    /// source that does not tell segments.
+    /// Takes an allocation that is its own segment. That is `cudaMalloc` without a caching allocator, a CPU tensor, or
+    /// an event of the fallback source, which does not report segments.
     pub fn alloc_alone(&mut self, e: &Event) -> BlockId {
         self.drop_block_at(e.addr);
         self.imply_silently(e, e.size.max(1));
         self.alloc(e)
     }
 
-    /// Gives a block back: merges it with its free neighbours.
+    /// Frees a block and merges it with its free neighbors.
     fn release(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.index()];
         self.live = self.live.saturating_sub(1);
@@ -628,7 +633,7 @@ impl Allocator {
         self.merge(id);
     }
 
-    /// `try_merge_blocks` with both neighbours: `id` survives.
+    /// Merges a block with both neighbors if they have the same state, as `try_merge_blocks` does. `id` stays valid.
     fn merge(&mut self, id: BlockId) {
         let Block { prev, next, state, .. } = self.blocks[id.index()];
         if prev != BlockId::NONE && self.blocks[prev.index()].state == state {
@@ -658,7 +663,7 @@ impl Allocator {
         }
     }
 
-    /// The unmapped space in which a new expandable segment begins.
+    /// Makes the unmapped address space in which a new expandable segment begins.
     fn new_expandable(&mut self, e: &Event) -> BlockId {
         let end = self
             .reservations
@@ -679,7 +684,7 @@ impl Allocator {
         id
     }
 
-    /// Unmapping is rare: a walk over all blocks finds the free one around the range.
+    /// The free block that contains the range. Searches all blocks, because unmapping is rare.
     fn free_block_containing(&self, addr: u64, size: u64) -> Option<BlockId> {
         let contains = |b: &Block| {
             b.state == BlockState::Inactive && b.expandable && b.addr <= addr && addr - b.addr + size <= b.size
@@ -690,7 +695,7 @@ impl Allocator {
         self.blocks.iter().position(contains).map(|i| BlockId(i as u32))
     }
 
-    /// The first allocation shows which pool a segment serves; its size at birth was only a guess.
+    /// Corrects the pool of a segment: its first allocation shows which pool it serves. Its size was only a guess.
     fn correct_pool(&mut self, id: BlockId, small: bool) {
         self.blocks[id.index()].small = small;
         for forward in [true, false] {
@@ -706,7 +711,7 @@ impl Allocator {
         }
     }
 
-    /// Removes whatever starts at this address, because something new is known to start there.
+    /// Removes any block that starts at this address, because a new one is known to start there.
     fn drop_block_at(&mut self, addr: u64) {
         if let Some(id) = self.find(addr) {
             self.anomalies.missing_frees += u64::from(self.blocks[id.index()].state != BlockState::Unmapped);
@@ -714,7 +719,7 @@ impl Allocator {
         }
     }
 
-    /// Removes a block and everything linked to it.
+    /// Removes a block and all blocks linked to it.
     fn drop_list(&mut self, id: BlockId) {
         let mut head = id;
         while self.blocks[head.index()].prev != BlockId::NONE {
@@ -785,7 +790,7 @@ impl Block {
     }
 }
 
-/// `round_size` without `roundup_power2_divisions`.
+/// Rounds as `round_size` does without `roundup_power2_divisions`.
 const fn round(size: u64) -> u64 {
     if size < MIN_BLOCK { MIN_BLOCK } else { size.div_ceil(MIN_BLOCK) * MIN_BLOCK }
 }

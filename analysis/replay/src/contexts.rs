@@ -3,15 +3,15 @@
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::ContextId;
 
-/// One look-up an event.
+/// A table that answers with one lookup per event.
 #[derive(Clone, Debug, Default)]
 pub struct Contexts {
-    /// Of a call: itself. Of a node: the call that made it.
+    /// For a call: the call itself. For a node: the call that made it.
     modules: Vec<ContextId>,
 }
 
 impl Contexts {
-    /// From a recording's definitions.
+    /// Takes the definitions of a recording.
     pub fn of(definitions: &Definitions) -> Contexts {
         let is_call = |id: &ContextId| !id.is_none() && definitions.nn_calls.contains_key(id);
         let made_by = |c: &memtrace_trace::file::Context| if is_call(&c.module) { c.module } else { ContextId::NONE };
@@ -24,7 +24,8 @@ impl Contexts {
         Contexts { modules }
     }
 
-    /// Whether an event of this context is of the backward pass. One whose definition was lost is.
+    /// Whether an event with this context belongs to the backward pass. A context whose definition was lost counts as a
+    /// node.
     #[inline]
     pub fn is_node(&self, context: ContextId) -> bool {
         !context.is_none() && self.module(context) != context
@@ -36,7 +37,7 @@ impl Contexts {
         if self.is_node(context) { context } else { ContextId::NONE }
     }
 
-    /// The module being called, or the one whose call made the node; `NONE` when unknown.
+    /// The module that is being called, or the one whose call made the node; `NONE` if unknown.
     #[inline]
     pub fn module(&self, context: ContextId) -> ContextId {
         self.modules.get(context.index()).copied().unwrap_or(ContextId::NONE)
@@ -57,7 +58,8 @@ mod tests {
         definitions.nn_calls.insert(ContextId(1), call);
         let contexts = Contexts::of(&definitions);
         let all = |of: &dyn Fn(ContextId) -> u32| (0..7).map(|id| of(ContextId(id))).collect::<Vec<_>>();
-        // None; a call; a node of the call; a node of nobody; a node that says a node had made it; two that were lost.
+        // No context; a call; a node of the call; a node without a module; a node that claims a node as its maker; two
+        // lost definitions.
         assert_eq!(all(&|id| contexts.is_node(id).into()), [0, 0, 1, 1, 1, 1, 1]);
         assert_eq!(all(&|id| contexts.node(id).0), [0, 0, 2, 3, 4, 5, 6]);
         assert_eq!(all(&|id| contexts.module(id).0), [0, 1, 1, 0, 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! The reference cycles that a trace shows (`--cycles`), and whose memory they held.
+//! The reference cycles that a trace contains (`--cycles`), and the allocations that they held.
 
 use memtrace_trace::file::Cycle;
 use memtrace_trace::ids::{ContextId, StackId};
@@ -9,15 +9,16 @@ use memtrace_input::Recording;
 /// A cycle, and the allocation of a tensor that it held.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HeldByCycle {
-    /// The file in the run's folder that shows the objects; empty where there is none.
+    /// The file in the run's folder that shows the objects; empty if there is none.
     pub file: Box<str>,
-    /// The cycle in one line.
+    /// A one-line description of the cycle.
     pub text: Box<str>,
-    /// The device, stack and autograd node or module call of the allocation; `None` where the recording has no such block.
+    /// The device, stack, and autograd node or module call of the allocation; `None` if the recording has no such
+    /// block.
     pub allocation: Option<(i16, StackId, ContextId)>,
 }
 
-/// All of a recording, in order of their moments. Streams it once more, if there are any.
+/// All cycles of a recording, in the order of their time. Streams the recording once more if there are any.
 pub fn held_by_cycles(recording: &dyn Recording) -> Vec<HeldByCycle> {
     let mut all = Vec::new();
     let cycles = recording.definitions().cycles.iter();

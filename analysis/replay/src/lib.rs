@@ -1,6 +1,6 @@
-//! What the events add up to: the allocators' state, replayed event by event.
+//! Replays a recording event by event, and keeps the state of the allocators.
 //!
-//! The state grows with live blocks, never with events.
+//! The state grows with the blocks in use, never with the number of events.
 
 mod allocator;
 mod contexts;

@@ -1,4 +1,5 @@
-//! Which block was at an address at a moment: for what a trace tells of memory by its address, beside the events.
+//! Finds the block at an address at one point in time. Some trace records name memory only by its address, and are not
+//! events.
 
 use memtrace_trace::event::Event;
 
@@ -7,8 +8,9 @@ use super::replay::Replay;
 use memtrace_input::Recording;
 use memtrace_input::Survey;
 
-/// Replays a recording up to the last of these moments and says of each which live block, of which device, held its address then; `None`
-/// where there was none. `at` gives a moment as the number of events so far, and the address. In order of moments.
+/// Replays a recording up to the last of these points in time, and calls `found` for each, in order of time. `at` gives
+/// the point in time as a number of events, and the address. `found` receives the device and the block in use that
+/// contained the address, or `None`.
 pub(super) fn locate<'a, T: 'a>(
     recording: &dyn Recording,
     sought: impl Iterator<Item = &'a T>,
@@ -43,15 +45,15 @@ pub(super) fn locate<'a, T: 'a>(
     waiting.for_each(|sought| found(sought, inside.find(&replay, at(sought).1)));
 }
 
-/// The blocks of one moment, where an address is not where one begins.
+/// The blocks of one point in time, for addresses at which no block begins.
 #[derive(Default)]
 struct Inside {
-    /// By device, in order of address.
+    /// Device and block, by address.
     blocks: Option<Vec<(i16, Block)>>,
 }
 
 impl Inside {
-    /// The live block that holds this address.
+    /// The block in use that contains this address.
     fn find(&mut self, replay: &Replay, address: u64) -> Option<(i16, Block)> {
         let begins = |device: &super::DeviceReplay| {
             let block = device.allocator.block(device.allocator.find(address)?);

@@ -1,7 +1,7 @@
-//! What tensors and modules are called: names of memory become names of allocations, calls of modules become paths.
+//! Names of tensors and modules. Names of memory become names of allocations; calls of modules become paths.
 //!
-//! A name says which address it was read at, and after how many events: it belongs to the block that was there then. So the recording is
-//! replayed up to the last name, where there are any; what is kept grows with the names.
+//! A name carries the address at which it was read, and the number of events so far. It belongs to the block that was
+//! there then. So the recording is replayed up to the last name, if there are any. Memory use grows with the names.
 
 use std::collections::HashMap;
 
@@ -13,14 +13,15 @@ use super::located::locate;
 use memtrace_input::AddressMap;
 use memtrace_input::Recording;
 
-/// What the memory of one allocation is called.
+/// The names of the memory of one allocation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Named {
-    /// What it is; where several tensors share it, the first of parameter, buffer, gradient, optimizer state.
+    /// The kind of tensor. If several tensors share the memory, the first kind in this order: parameter, buffer,
+    /// gradient, optimizer state.
     pub kind: TensorKind,
-    /// All names, sorted, without repetitions; at least one.
+    /// All distinct names, sorted; at least one.
     pub names: Vec<Box<str>>,
-    /// Data type and shape of one of the tensors of that kind, e.g. `float32[64, 3, 7, 7]`; empty when unknown.
+    /// Data type and shape of one of the tensors of that kind, for example `float32[64, 3, 7, 7]`; empty if unknown.
     pub shape: Box<str>,
 }
 
@@ -44,7 +45,7 @@ impl Named {
     }
 }
 
-/// What counts first where memory is several things.
+/// The precedence of a kind; the lowest value wins.
 fn rank(kind: TensorKind) -> u8 {
     match kind {
         TensorKind::Other => u8::MAX,
@@ -52,22 +53,23 @@ fn rank(kind: TensorKind) -> u8 {
     }
 }
 
-/// See the module.
+/// The names of a recording.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     allocs: AddressMap<Named>,
-    /// The allocations that have names, by stack and autograd node, each in the order in which names were read; some come twice.
+    /// By stack and autograd node: the allocations that have names, in the order in which the names were read. Some
+    /// occur twice.
     by_source: HashMap<(StackId, ContextId), Vec<u64>>,
     calls: HashMap<ContextId, NnCall>,
-    /// The module that made each autograd node, where known.
+    /// By autograd node: the module call that made it, if known.
     makers: HashMap<ContextId, ContextId>,
-    /// By object, in order of `seq`; within one `seq` the best first.
+    /// By object, in order of `seq`; for equal `seq`, the best name first.
     paths: HashMap<u64, Vec<NnName>>,
     unmatched: u64,
 }
 
 impl Names {
-    /// The names of a recording. Streams it once more, if it holds any of tensors.
+    /// Takes a recording. Streams it once more if it has names of tensors.
     pub fn of(recording: &dyn Recording) -> Names {
         let definitions = recording.definitions();
         let mut names = Names::of_modules(definitions);
@@ -75,12 +77,12 @@ impl Names {
         names
     }
 
-    /// What the memory is called that the event with this `seq` allocated.
+    /// The names of the memory that the event with this `seq` allocated; `None` if it has none.
     pub fn of_alloc(&self, seq: u64) -> Option<&Named> {
         self.allocs.get(&seq)
     }
 
-    /// The allocations of one stack and autograd node that have names, up to and with this `seq`, in order, without repetitions.
+    /// The named allocations of one stack and autograd node up to and including `until`, in order, without duplicates.
     pub fn of_source(&self, stack: StackId, context: ContextId, until: u64) -> Vec<(u64, &Named)> {
         let mut seqs = self.by_source.get(&(stack, context)).cloned().unwrap_or_default();
         seqs.retain(|seq| *seq <= until);
@@ -89,23 +91,25 @@ impl Names {
         seqs.into_iter().filter_map(|seq| Some((seq, self.allocs.get(&seq)?))).collect()
     }
 
-    /// How many allocations have names.
+    /// The number of allocations with names.
     pub fn named_allocs(&self) -> usize {
         self.allocs.len()
     }
 
-    /// Names of memory where the recording has no block.
+    /// The number of names at addresses where the recording has no block.
     pub fn unmatched(&self) -> u64 {
         self.unmatched
     }
 
-    /// The `nn.Module` that was being called in this context, or whose call made this autograd node: its path as `named_modules()` gives it,
-    /// at about this `seq`. The model itself is called by its class, e.g. `GPT`; a module that nobody named by its class behind the nearest
-    /// caller that has a name, e.g. `layers.0/Linear`, `GPT/Block/Linear`. `None` where the context tells of no module.
+    /// The path of the `nn.Module` that was being called in this context, or whose call made this autograd node. Paths
+    /// are those of `named_modules()` at about `at_seq`.
+    ///
+    /// The model itself has its class as its path: `GPT`. A module without a name has its class after the nearest named
+    /// caller: `layers.0/Linear`, `GPT/Block/Linear`. `None` if the context refers to no module.
     pub fn module_path(&self, context: ContextId, at_seq: u64) -> Option<String> {
         let mut at = self.makers.get(&context).copied().unwrap_or(context);
         let mut parts = Vec::new();
-        // A caller's id is smaller than its own (what the trace's reader demands): this ends.
+        // The trace reader requires that a caller's id is smaller than the id of its call. So the loop ends.
         while let Some(call) = self.calls.get(&at) {
             match self.path(call, at_seq) {
                 Some("") | None => parts.push(&*call.class),
@@ -123,10 +127,10 @@ impl Names {
         (!parts.is_empty()).then(|| parts.join("/"))
     }
 
-    /// The path of a called module, by the name that was read nearest to this moment.
+    /// The path of a called module, by the name that was read nearest to `at_seq`.
     fn path(&self, call: &NnCall, at_seq: u64) -> Option<&str> {
         let same = self.paths.get(&call.object)?.iter().filter(|name| name.class == call.class);
-        // The first of several that are as near is the best.
+        // `min_by_key` returns the first of equally near names, which is the best one.
         same.min_by_key(|name| name.seq.abs_diff(at_seq)).map(|name| &*name.name)
     }
 
@@ -141,7 +145,7 @@ impl Names {
             names.paths.entry(name.object).or_default().push(name.clone());
         }
         for known in names.paths.values_mut() {
-            // Within several models the one that is nearer to its root.
+            // If several models contain the module, the name nearest to its root is the best.
             let depth = |name: &NnName| name.name.split('.').count();
             known.sort_by(|a, b| {
                 (a.seq, depth(a), a.name.len(), &a.name).cmp(&(b.seq, depth(b), b.name.len(), &b.name))
@@ -215,7 +219,8 @@ mod tests {
         let names = Names::of(&recording(
             events,
             vec![
-                // Read later than others, told earlier; one name twice; inside of a block; at its end; where nothing is any more.
+                // A name read late but listed first; a duplicate; inside a block; at a block's end; where nothing is
+                // left.
                 name(0x10000, 8, Gradient, "w.grad"),
                 name(0x10000, 3, Parameter, "w"),
                 name(0x10000, 4, Parameter, "w"),
@@ -280,7 +285,7 @@ mod tests {
             name(0xb0, 10, "Block", "blocks.0"),
             name(0xb0, 90, "Block", "module.blocks.0"),
             name(0xc0, 10, "Linear", "blocks.0.proj"),
-            // Another module lies where one was.
+            // Another module reuses the object's address.
             name(0xf0, 10, "Linear", "blocks.7"),
         ];
         let names = Names::of(&MemoryRecording { definitions, ..MemoryRecording::default() });

@@ -1,8 +1,8 @@
-//! What the CUDA driver handed out to this process, by who asked for it.
+//! The memory that the CUDA driver allocated for this process, by owner.
 //!
-//! Bytes are counted once: a driver call nested in a runtime call counts, the runtime call only says who the caller was.
-//! Memory behind VMM handles counts from its creation until it is both released and unmapped, as the driver keeps it.
-//! A failed call counts nothing; a free that turns out to have failed is taken back.
+//! Bytes are counted once. A driver call nested in a runtime call counts; the runtime call only identifies the caller.
+//! Memory behind VMM handles counts from its creation until it is both released and unmapped, as the driver keeps it. A
+//! failed call counts nothing. A free that is later found to have failed is undone.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -12,11 +12,11 @@ use memtrace_trace::ids::ModuleId;
 
 use memtrace_input::AddressMap;
 
-/// Frees that may still be retracted. A retraction follows its free on the same thread, with at most a few events of
-/// other threads between.
+/// The maximum number of frees that can still be retracted. A retraction follows its free on the same thread, with at
+/// most a few events of other threads in between.
 const RETRACTABLE: usize = 256;
 
-/// Who holds memory.
+/// The owner of memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Owner {
     /// PyTorch's caching allocator: its segments.
@@ -25,29 +25,29 @@ pub enum Owner {
     Module(ModuleId),
 }
 
-/// One piece of memory.
+/// One allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Held {
-    /// The device, -1 for host memory.
+    /// The device ordinal; -1 for host memory.
     pub device: i16,
-    /// Its size.
+    /// The size in bytes.
     pub size: u64,
-    /// Who holds it.
+    /// The owner.
     pub owner: Owner,
-    /// What kind of memory it is.
+    /// The kind of memory.
     pub memory: Memory,
 }
 
-/// What an owner holds on a device.
+/// What an owner holds in one place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct OwnerUse {
     /// Bytes now.
     pub now: u64,
-    /// Bytes at most.
+    /// The highest number of bytes.
     pub peak: u64,
-    /// Pieces obtained.
+    /// The number of allocations.
     pub allocations: u64,
-    /// `peak` before the last piece.
+    /// The value of `peak` before the last allocation.
     peak_before: u64,
 }
 
@@ -63,7 +63,7 @@ impl OwnerUse {
         self.now = self.now.saturating_sub(size);
     }
 
-    /// The last piece was another's.
+    /// Undoes the last allocation, which belongs to another owner.
     fn take_back(&mut self, size: u64) {
         if self.peak == self.now {
             self.peak = self.peak_before.max(self.now.saturating_sub(size));
@@ -81,12 +81,12 @@ struct Handle {
     references: u32,
 }
 
-/// Device or host.
+/// Where memory is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Place {
-    /// A device, by ordinal.
+    /// The memory of a device, by ordinal.
     Device(i16),
-    /// Memory of another process on a device, opened here: that process's, and counted there.
+    /// Memory of another process on a device, opened by this process. It counts for the other process.
     Imported(i16),
     /// Page-locked host memory.
     Host,
@@ -95,28 +95,28 @@ pub enum Place {
 /// What an event did to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
-    /// Memory was obtained; the address of memory behind a VMM handle is the handle.
+    /// Memory was allocated. For memory behind a VMM handle, the address is the handle.
     Obtained(u64, Held),
-    /// Memory was given back.
+    /// Memory was freed.
     Released(u64, Held),
-    /// A free did not happen after all.
+    /// A free turned out to have failed.
     Restored(u64, Held),
 }
 
-/// See the module.
+/// The memory of this process, by place and owner.
 #[derive(Clone, Debug, Default)]
 pub struct Physical {
     held: AddressMap<Held>,
     handles: HashMap<u64, Handle>,
-    /// How often memory of another process was opened at an address.
+    /// By address: how often memory of another process was opened there.
     opened: HashMap<u64, u32>,
     mappings: BTreeMap<u64, (u64, u64)>,
     retractable: VecDeque<(u64, u64, Held)>,
     uses: BTreeMap<(Place, Owner), OwnerUse>,
     totals: BTreeMap<Place, OwnerUse>,
-    /// What each stream-ordered pool said last that it holds of its device.
+    /// By stream-ordered pool: its device, and the bytes that it last reported to hold.
     pools: BTreeMap<u64, (i16, u64)>,
-    /// Bytes of pools in use, by device.
+    /// By device: the bytes of pools in use.
     pooled: BTreeMap<i16, u64>,
     failed_calls: u64,
     unmatched_frees: u64,
@@ -124,24 +124,24 @@ pub struct Physical {
 }
 
 impl Physical {
-    /// What each owner holds.
+    /// What each owner holds, by place.
     pub fn uses(&self) -> &BTreeMap<(Place, Owner), OwnerUse> {
         &self.uses
     }
 
-    /// What is held altogether.
+    /// What all owners hold in a place.
     pub fn total(&self, place: Place) -> OwnerUse {
         self.totals.get(&place).copied().unwrap_or_default()
     }
 
-    /// Bytes that are held on a device outside PyTorch's caching allocator now.
+    /// Bytes on a device that are currently held outside PyTorch's caching allocator.
     pub fn outside_allocator(&self, device: i16) -> u64 {
         let place = Place::Device(device);
         let allocator = self.uses.get(&(place, Owner::CachingAllocator)).map_or(0, |u| u.now);
         self.total(place).now.saturating_sub(allocator)
     }
 
-    /// The same, by owner: those that hold anything.
+    /// The owners that currently hold memory outside PyTorch's caching allocator on a device, with their bytes.
     pub fn outside_now(&self, device: i16) -> Vec<(Owner, u64)> {
         let held = self.uses.iter().filter(|((place, owner), held)| {
             *place == Place::Device(device) && *owner != Owner::CachingAllocator && held.now > 0
@@ -149,28 +149,29 @@ impl Physical {
         held.map(|((_, owner), held)| (*owner, held.now)).collect()
     }
 
-    /// What the stream-ordered pools of a device hold of it and do not use, as far as they have told.
+    /// Bytes of a device that its stream-ordered pools hold but do not use, according to their last reports.
     pub fn pool_spare(&self, device: i16) -> u64 {
         let held: u64 = self.pools.values().filter(|(d, _)| *d == device).map(|(_, held)| held).sum();
         held.saturating_sub(self.pooled.get(&device).copied().unwrap_or(0))
     }
 
-    /// What is at an address.
+    /// The allocation at an address; `None` if there is none.
     pub fn find(&self, addr: u64) -> Option<&Held> {
         self.held.get(&addr)
     }
 
-    /// Calls that failed.
+    /// The number of calls that failed.
     pub fn failed_calls(&self) -> u64 {
         self.failed_calls
     }
 
-    /// Frees of memory whose allocation was not recorded.
+    /// The number of frees of memory whose allocation was not recorded.
     pub fn unmatched_frees(&self) -> u64 {
         self.unmatched_frees
     }
 
-    /// PyTorch's caching allocator says that the memory at this address is a segment of its own, whoever obtained it for it.
+    /// Assigns the memory at this address to PyTorch's caching allocator, which reported it as a segment. The caller of
+    /// CUDA can be another object.
     pub fn claim(&mut self, addr: u64) {
         let Some(held) = self.held.get_mut(&addr).filter(|held| held.owner != Owner::CachingAllocator) else { return };
         let before = std::mem::replace(&mut held.owner, Owner::CachingAllocator);
@@ -179,7 +180,7 @@ impl Physical {
         self.uses.entry((place, Owner::CachingAllocator)).or_default().add(size, 1);
     }
 
-    /// Takes one driver or runtime event and says what it did; events of others do nothing.
+    /// Takes one event and returns its effects. Only driver and runtime events have effects.
     pub fn apply(&mut self, e: &Event) -> &[Effect] {
         self.effects.clear();
         if e.source.is_torch() {
@@ -213,7 +214,8 @@ impl Physical {
     fn obtain(&mut self, e: &Event) {
         let memory = e.api.memory().unwrap_or(Memory::Device);
         if e.source == Source::Runtime && e.flags.contains(Flags::HAS_NESTED) {
-            // The same bytes; but this caller is who wanted them, not the runtime that called the driver.
+            // The nested driver call already counted these bytes. This caller owns them, not the runtime that called
+            // the driver.
             if let Some(held) = self.held.get_mut(&e.addr) {
                 let before = std::mem::replace(&mut held.owner, Self::owner(e));
                 let held = *held;
@@ -252,14 +254,15 @@ impl Physical {
         }
     }
 
-    /// Memory of another process was opened. Its bytes are never the device's or the allocator's: only its own place has them.
+    /// Takes the opening of another process's memory. Its bytes count only for [`Place::Imported`], never for the
+    /// device or the allocator.
     fn import(&mut self, e: &Event, held: Held) {
         if e.api == Api::cuMemImportFromShareableHandle {
-            // How large it is, its mapping tells.
+            // Its size becomes known when it is mapped.
             self.handles.entry(e.addr).or_insert(Handle { held, mappings: 0, references: 0 }).references += 1;
             return;
         }
-        // What is open already is opened once more at the same address.
+        // Memory that is already open is opened again at the same address.
         let opened = self.opened.entry(e.addr).or_default();
         *opened += 1;
         if *opened == 1 {
@@ -270,7 +273,7 @@ impl Physical {
 
     fn close_import(&mut self, e: &Event) {
         let Some(opened) = self.opened.get_mut(&e.addr) else {
-            // The runtime's call closed it before the driver call nested in it came.
+            // The runtime's call was recorded before the driver call nested in it, and has already closed it.
             self.unmatched_frees += u64::from(!e.flags.contains(Flags::NESTED));
             return;
         };
@@ -311,7 +314,7 @@ impl Physical {
                     self.retractable.pop_front();
                 }
             }
-            // The runtime's free took it before the driver call nested in it came.
+            // The runtime's free was recorded before the driver call nested in it, and has already released it.
             None if e.flags.contains(Flags::NESTED) => {}
             None => self.unmatched_frees += 1,
         }
@@ -362,7 +365,7 @@ impl Physical {
         }
     }
 
-    /// Where memory lies.
+    /// The place of an allocation.
     pub fn place_of(held: &Held) -> Place {
         match held.memory {
             Memory::Host | Memory::Registered => Place::Host,

@@ -1,50 +1,57 @@
-//! The policy of PyTorch's CUDA caching allocator: which block a request gets, and when memory is obtained and returned.
+//! The policy of PyTorch's CUDA caching allocator: which block a request gets, and when memory is obtained and
+//! released.
 //!
-//! [`super::Allocator`] follows what the allocator did; this decides what it *would* do. Facts of the public source
-//! (c10/cuda/CUDACachingAllocator.cpp, 2.4 to 2.15), written anew:
+//! [`super::Allocator`] follows what the allocator did. This module decides what it *would* do. The facts come from the
+//! public source (c10/cuda/CUDACachingAllocator.cpp, 2.4 to 2.15); the code is our own:
 //!
-//! - Requests are rounded up to 512 bytes, or by `roundup_power2_divisions`. Up to 1 MiB they come from segments of 2 MiB, below
-//!   10 MiB from segments of 20 MiB, else from segments of their own size, rounded up to 2 MiB.
-//! - The smallest free block of the same stream and pool is taken, the lowest address among equals. What is left over becomes a block
-//!   of its own: in small and expandable segments from 512 bytes on, else above 1 MiB and for requests below `max_split_size`.
-//! - Where there is none: with `garbage_collection_threshold` old unused segments are returned; then memory is asked of CUDA; where
-//!   that fails, oversize blocks are returned, then everything unused, and it is asked again.
-//! - Expandable segments are a range of addresses for each stream and pool, in which pages of 2 MiB (small) or 20 MiB are mapped.
+//! - Requests are rounded up to 512 bytes, or by `roundup_power2_divisions`. Requests up to 1 MiB use segments of 2
+//!   MiB, requests below 10 MiB use segments of 20 MiB. Larger requests use segments of their own size, rounded up to 2
+//!   MiB.
+//! - The smallest free block of the same stream and pool is taken; among equals the one with the lowest address. The
+//!   remainder becomes a block of its own: in small and expandable segments from 512 bytes on. Elsewhere it must exceed
+//!   1 MiB, and the request must be below `max_split_size`.
+//! - If there is no such block, old unused segments are released first (only with `garbage_collection_threshold`). Then
+//!   memory is requested from CUDA. If that fails, oversize blocks are released, then everything unused, and memory is
+//!   requested again after each.
+//! - Expandable segments are an address range per stream and pool, in which pages of 2 MiB (small) or 20 MiB are
+//!   mapped.
 //!
-//! What CUDA answers is a [`Device`]'s: that of a recording, to see whether the policy repeats it, or one with so much memory.
+//! A [`Device`] gives CUDA's answers. One device repeats a recording, to check whether the policy reproduces it. The
+//! other has a given amount of memory.
 
 use std::collections::BTreeSet;
 
 use memtrace_input::AddressMap;
 
-/// Requests are rounded up to multiples of this.
+/// Requests are rounded up to multiples of this many bytes.
 const MIN_BLOCK: u64 = 512;
-/// The largest rounded request of the pool of small blocks, and the largest rest of a large block that is not split off.
+/// The largest rounded request for the pool of small blocks. Also the largest remainder of a large block that is not
+/// split off.
 const SMALL: u64 = 1 << 20;
-/// Segments and pages of the pool of small blocks.
+/// The size of segments and pages in the pool of small blocks.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// From here on a request has a segment of its own size.
+/// Requests of at least this size get a segment of their own size.
 const LARGE: u64 = 10 << 20;
-/// Which is rounded up to this.
+/// A segment of its own size is rounded up to a multiple of this.
 const LARGE_ROUNDING: u64 = 2 << 20;
 const MIB: u64 = 1 << 20;
 
-/// The settings of `PYTORCH_CUDA_ALLOC_CONF` that the policy rests on.
+/// The settings of `PYTORCH_CUDA_ALLOC_CONF` that affect the policy.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Settings {
     /// `expandable_segments`.
     pub expandable: bool,
-    /// `max_split_size_mb`, in bytes; `u64::MAX` where it is not set.
+    /// `max_split_size_mb`, in bytes; `u64::MAX` if it is not set.
     pub max_split_size: u64,
     /// `max_non_split_rounding_mb`, in bytes.
     pub max_non_split_rounding: u64,
     /// `large_segment_size_mb`, in bytes.
     pub large_segment: u64,
-    /// `garbage_collection_threshold`; 0 where it is not set.
+    /// `garbage_collection_threshold`; 0 if it is not set.
     pub garbage_collection_threshold: f64,
-    /// `roundup_power2_divisions`, for requests from 1 MiB (index 0) to 32 GiB and more.
+    /// `roundup_power2_divisions`, for requests from 1 MiB (index 0) to 32 GiB and more (index 15).
     pub roundup_power2_divisions: [u64; 16],
-    /// Whether PyTorch's own caching allocator is at work, and not CUDA's.
+    /// Whether PyTorch's own caching allocator is the backend, not CUDA's.
     pub native: bool,
 }
 
@@ -63,12 +70,12 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// From the value of the environment variable. What it does not know it leaves alone.
+    /// Takes the value of the environment variable. Unknown settings are ignored.
     pub fn parse(text: &str) -> Settings {
         Settings::default().with(text)
     }
 
-    /// These settings with others of the same form added.
+    /// These settings, with settings in the same syntax added.
     pub fn with(&self, text: &str) -> Settings {
         let mut settings = self.clone();
         let mut rest = text;
@@ -91,7 +98,7 @@ impl Settings {
         settings
     }
 
-    /// The size of the block that a request gets, unless it gets more.
+    /// The rounded size of a request, in bytes. The block can be larger.
     pub fn round(&self, size: u64) -> u64 {
         if size < MIN_BLOCK {
             return MIN_BLOCK;
@@ -123,7 +130,7 @@ impl Settings {
     }
 }
 
-/// The first `key:value` of a list with commas, where a value may be a list in brackets.
+/// Splits the first `key:value` off a comma-separated list. A value can be a list in brackets.
 fn next_setting(text: &str) -> Option<(&str, &str, &str)> {
     let text = text.trim_start_matches([',', ' ']);
     let (key, value) = text.split_once(':')?;
@@ -135,7 +142,7 @@ fn next_setting(text: &str) -> Option<(&str, &str, &str)> {
     Some((key.trim(), value[..end].trim(), &value[end..]))
 }
 
-/// `4`, or `[256:1,512:2,1024:4,>:8]`.
+/// Parses `4` or `[256:1,512:2,1024:4,>:8]`.
 fn divisions(value: &str) -> [u64; 16] {
     let mut table = [0; 16];
     let Some(list) = value.strip_prefix('[') else {
@@ -156,24 +163,24 @@ fn divisions(value: &str) -> [u64; 16] {
     table
 }
 
-/// What stands for CUDA.
+/// Stands in for CUDA. Sizes are in bytes.
 pub trait Device {
-    /// `cudaMalloc`: the address of a new segment, or no memory.
+    /// `cudaMalloc`: the address of a new segment; `None` without memory.
     fn obtain(&mut self, size: u64) -> Option<u64>;
     /// `cudaFree` of a segment.
     fn release(&mut self, addr: u64, size: u64);
-    /// `cuMemAddressReserve` of addresses for a new expandable segment.
+    /// `cuMemAddressReserve`: the address of a new expandable segment.
     fn reserve(&mut self, size: u64) -> u64;
-    /// Maps memory into an expandable segment; whether there was any.
+    /// Maps memory into an expandable segment. Returns whether there was memory.
     fn map(&mut self, addr: u64, size: u64) -> bool;
-    /// Unmaps it.
+    /// Unmaps memory of an expandable segment.
     fn unmap(&mut self, addr: u64, size: u64);
 }
 
-/// A device with so much memory for the allocator, which hands out addresses upwards or downwards.
+/// A device with a fixed amount of memory for the allocator. Its addresses go up or down.
 #[derive(Clone, Debug)]
 pub struct Budget {
-    /// Bytes for segments.
+    /// The maximum bytes of segments.
     pub limit: u64,
     used: u64,
     next: u64,
@@ -181,8 +188,8 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Segments of `limit` bytes in all. Where one segment lies as compared with another decides which of two equal blocks is taken:
-    /// what holds for both orders does not rest on it.
+    /// A device for segments of `limit` bytes in total. The order of the segments' addresses decides which of two equal
+    /// blocks is taken. A result that is the same for both orders does not depend on it.
     pub fn new(limit: u64, downwards: bool) -> Budget {
         Budget { limit, used: 0, next: 1 << 60, downwards }
     }
@@ -238,9 +245,9 @@ struct Block {
     pool: u32,
     used: bool,
     mapped: bool,
-    /// The expandable segment it is part of: its first address and its length; 0 bytes for other segments.
+    /// The expandable segment that it is part of: start address and length; length 0 for other segments.
     range: (u64, u64),
-    /// How many searches its pool had seen when it became free.
+    /// The number of searches that its pool had seen when it became free.
     searches: u64,
     prev: Id,
     next: Id,
@@ -262,7 +269,7 @@ struct Pool {
     small: bool,
     /// By stream, size, address.
     free: BTreeSet<(u64, u64, u64, Id)>,
-    /// Addresses of expandable segments without memory, by stream and address.
+    /// Address ranges of expandable segments without memory, by stream and address.
     unmapped: BTreeSet<(u64, u64, Id)>,
     searches: u64,
 }
@@ -270,20 +277,20 @@ struct Pool {
 /// A block that was handed out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Granted {
-    /// Where it starts.
+    /// The start address.
     pub addr: u64,
-    /// Its size, as the allocator rounds.
+    /// The size in bytes, rounded as the allocator rounds.
     pub size: u64,
 }
 
-/// The allocator of one device.
+/// The policy of the allocator of one device.
 #[derive(Clone, Debug)]
 pub struct Policy<D> {
-    /// What it does.
+    /// The allocator settings.
     pub settings: Settings,
-    /// What CUDA answers.
+    /// The device that answers for CUDA.
     pub device: D,
-    /// `set_per_process_memory_fraction`, in bytes.
+    /// The limit of `set_per_process_memory_fraction`, in bytes.
     pub allowed: Option<u64>,
     blocks: Vec<Block>,
     unused: Vec<Id>,
@@ -291,12 +298,12 @@ pub struct Policy<D> {
     live: AddressMap<Id>,
     reserved: u64,
     peak_reserved: u64,
-    /// How large the range of a new expandable segment is.
+    /// The length of a new expandable segment's address range, in bytes.
     address_space: u64,
 }
 
 impl<D: Device> Policy<D> {
-    /// An empty one.
+    /// An allocator without any segments.
     pub fn new(settings: Settings, device: D) -> Policy<D> {
         Policy {
             settings,
@@ -317,12 +324,12 @@ impl<D: Device> Policy<D> {
         self.reserved
     }
 
-    /// Bytes of segments at most.
+    /// The highest number of bytes of segments.
     pub fn peak_reserved(&self) -> u64 {
         self.peak_reserved
     }
 
-    /// A request: the block, or `None` where there is no memory for it.
+    /// Serves a request of `requested` bytes. `None` if there is no memory for it.
     pub fn alloc(&mut self, requested: u64, stream: u64, private: u16) -> Option<Granted> {
         let size = self.settings.round(requested);
         let pool = self.pool(private, size <= SMALL);
@@ -353,7 +360,7 @@ impl<D: Device> Policy<D> {
         self.fit(pool, stream, size).is_some()
     }
 
-    /// A block is free again; whether one was handed out there.
+    /// Frees the block at this address. Returns whether a block was allocated there.
     pub fn free(&mut self, addr: u64) -> bool {
         let Some(id) = self.live.remove(&addr) else { return false };
         self.blocks[id as usize].used = false;
@@ -362,7 +369,8 @@ impl<D: Device> Policy<D> {
         true
     }
 
-    /// `torch.cuda.empty_cache()`, and what is done before CUDA is asked a second time.
+    /// Releases unused memory, as `torch.cuda.empty_cache()` does. The allocator also does this before it asks CUDA
+    /// again.
     pub fn release_cached(&mut self) {
         for small in [false, true] {
             let pool = self.pool(0, small);
@@ -370,7 +378,7 @@ impl<D: Device> Policy<D> {
         }
     }
 
-    /// What [`Self::release_cached`] would return, in its order: address and size, and whether by unmapping.
+    /// What [`Self::release_cached`] would release, in its order: address, bytes, and whether by unmapping.
     pub fn releasable_now(&mut self) -> Vec<(u64, u64, bool)> {
         let mut all = Vec::new();
         for small in [false, true] {
@@ -383,7 +391,8 @@ impl<D: Device> Policy<D> {
         all
     }
 
-    /// Returns a segment of a private pool, if it is one and unused: pools whose graphs are gone are emptied with the cache.
+    /// Releases a segment of a private pool if it is unused. Emptying the cache also empties pools whose graphs are
+    /// gone. Returns whether it did.
     pub fn release_private(&mut self, addr: u64, size: u64) -> bool {
         let found = self.pools.iter().filter(|p| p.private != 0).find_map(|p| {
             p.free.iter().find(|key| key.1 == size && key.2 == addr && !self.block(key.3).is_split()).map(|key| key.3)
@@ -404,7 +413,7 @@ impl<D: Device> Policy<D> {
         }) as u32
     }
 
-    /// The best block for a request.
+    /// The best free block for a request.
     fn fit(&self, pool: u32, stream: u64, size: u64) -> Option<Id> {
         let settings = &self.settings;
         let free = &self.pools[pool as usize].free;
@@ -413,7 +422,7 @@ impl<D: Device> Policy<D> {
         let mut id = candidates.next()?;
         if self.block(id).expandable() {
             if settings.expandable {
-                // A block at the end of what is mapped counts as large as it can become.
+                // A block at the end of the mapped range counts with the size to which it can grow.
                 let reach = |id: Id| {
                     let block = self.block(id);
                     let beyond = (block.next != NONE).then(|| self.block(block.next)).filter(|next| !next.mapped);
@@ -451,7 +460,7 @@ impl<D: Device> Policy<D> {
         self.ask(pool, stream, size)
     }
 
-    /// Asks CUDA for a segment, or for pages.
+    /// Asks CUDA for a segment or for pages.
     fn ask(&mut self, pool: u32, stream: u64, size: u64) -> Option<Id> {
         let bytes = self.settings.segment_size(size);
         if self.allowed.is_some_and(|allowed| self.reserved.saturating_add(bytes) > allowed) {
@@ -470,7 +479,7 @@ impl<D: Device> Policy<D> {
         self.peak_reserved = self.peak_reserved.max(self.reserved);
     }
 
-    /// Makes room at the lowest address of an expandable segment where the request fits.
+    /// Maps memory at the lowest address of an expandable segment where the request fits.
     fn expand(&mut self, pool: u32, stream: u64, size: u64) -> Option<Id> {
         let mut id = self.room(pool, stream, size);
         if !self.block(id).mapped && !self.map(id, size.min(self.block(id).size)) {
@@ -484,7 +493,7 @@ impl<D: Device> Policy<D> {
             if !self.map(block.next, (size - block.size).min(self.block(block.next).size)) {
                 return None;
             }
-            // What was mapped has taken up what lies before it.
+            // The newly mapped block has absorbed the free block before it.
             id = block.next;
         }
         self.remove_free(id);
@@ -514,7 +523,7 @@ impl<D: Device> Policy<D> {
         })
     }
 
-    /// Maps the front of a block without memory: whole pages.
+    /// Maps the front of a block without memory, in whole pages.
     fn map(&mut self, id: Id, size: u64) -> bool {
         let block = *self.block(id);
         let page = self.settings.page(self.pools[block.pool as usize].small);
@@ -542,7 +551,7 @@ impl<D: Device> Policy<D> {
         true
     }
 
-    /// Hands out the front of a block, which is in no list of free ones.
+    /// Hands out the front of a block. The block must not be in a free list.
     fn hand_out(&mut self, id: Id, size: u64) -> Granted {
         let block = *self.block(id);
         let rest = block.size.saturating_sub(size);
@@ -572,7 +581,7 @@ impl<D: Device> Policy<D> {
         granted
     }
 
-    /// Merges a block with its free neighbours, which are in their list. It is in none itself.
+    /// Merges a block with its free neighbors, which are in the free list. The block itself must not be in a free list.
     fn merge(&mut self, id: Id) {
         for before in [true, false] {
             let block = *self.block(id);
@@ -621,7 +630,7 @@ impl<D: Device> Policy<D> {
         }
     }
 
-    /// Returns an unused segment.
+    /// Releases an unused segment.
     fn release(&mut self, id: Id) {
         let block = *self.block(id);
         self.remove_free(id);
@@ -630,7 +639,7 @@ impl<D: Device> Policy<D> {
         self.unused.push(id);
     }
 
-    /// Returns blocks above `max_split_size`, as many as the request needs; whether that is enough.
+    /// Releases blocks above `max_split_size` until the request fits. Returns whether that was enough.
     fn release_oversize(&mut self, pool: u32, stream: u64, size: u64) -> bool {
         let oversize = self.settings.max_split_size;
         if oversize == u64::MAX {
@@ -660,7 +669,7 @@ impl<D: Device> Policy<D> {
         enough >= wanted
     }
 
-    /// Free blocks of a pool that can be returned: whole segments, and parts of expandable ones.
+    /// The free blocks of a pool that can be released: whole segments, and parts of expandable ones.
     fn releasable(&self, pool: u32) -> (Vec<Id>, Vec<Id>) {
         let free = self.pools[pool as usize].free.iter().map(|key| key.3);
         let (parts, whole): (Vec<Id>, Vec<Id>) = free.partition(|id| self.block(*id).expandable());
@@ -673,7 +682,7 @@ impl<D: Device> Policy<D> {
         parts.into_iter().for_each(|id| self.unmap(id));
     }
 
-    /// The whole pages of a free block of an expandable segment.
+    /// The whole pages in a free block of an expandable segment: address and bytes.
     fn whole_pages(&self, block: &Block) -> Option<(u64, u64)> {
         let page = self.settings.page(self.pools[block.pool as usize].small);
         let (base, _) = block.range;
@@ -712,12 +721,12 @@ impl<D: Device> Policy<D> {
         if self.block(id).is_split() {
             self.insert_free(id);
         } else {
-            // Nothing of the segment is left but addresses, which are returned, too.
+            // Only addresses are left of the segment, and they are released as well.
             self.unused.push(id);
         }
     }
 
-    /// Returns unused segments until the threshold is kept, those longest unused first.
+    /// Releases unused segments, longest unused first, until reserved memory is at the threshold.
     fn collect_garbage(&mut self) {
         let threshold = (self.settings.garbage_collection_threshold * self.allowed.unwrap_or(0) as f64) as u64;
         let Some(target) = self.reserved.checked_sub(threshold).filter(|target| *target > 0) else { return };
@@ -792,7 +801,7 @@ mod tests {
         policy.alloc(size, 0, 0).unwrap_or_else(|| panic!("no memory for {size}"))
     }
 
-    /// The examples of PyTorch's own tests of its settings.
+    /// The examples come from PyTorch's own tests of its settings.
     #[test]
     fn settings_are_read_as_pytorch_reads_them() {
         let s = Settings::parse(
@@ -823,7 +832,7 @@ mod tests {
         assert_eq!(four.round(1200 * MIB), 1280 * MIB);
         assert_eq!(four.round(1280 * MIB), 1280 * MIB);
         assert_eq!(four.round(1024 * MIB), 1024 * MIB);
-        // Up to 512 bytes times the divisions as ever.
+        // Requests of up to 512 bytes times the divisions are rounded to 512 bytes.
         assert_eq!([1000, 2048, 2600].map(|size| four.round(size)), [1024, 2048, 3072]);
     }
 
@@ -835,12 +844,12 @@ mod tests {
         [a, b, c].iter().for_each(|one| assert!(p.free(one.addr)));
         assert!(!p.free(a.addr), "twice");
         assert_eq!(alloc(&mut p, 11 * MIB).addr, b.addr);
-        // A MiB is left over, and stays with its block.
+        // 1 MiB is left over and stays with its block.
         assert_eq!(alloc(&mut p, 19 * MIB), Granted { addr: c.addr, size: 20 * MIB });
         assert_eq!(alloc(&mut p, 5 * MIB), Granted { addr: a.addr, size: 5 * MIB });
         assert_eq!(alloc(&mut p, 5 * MIB).addr, a.addr + 5 * MIB);
         assert_eq!(p.reserved(), 62 * MIB);
-        // Another stream has nothing of it.
+        // Another stream cannot use these segments.
         assert!(p.alloc(MIB, 7, 0).is_some());
         assert_eq!(p.reserved(), 64 * MIB);
     }
@@ -854,7 +863,7 @@ mod tests {
         assert_eq!(p.reserved(), 130 * MIB, "not out of the large one");
         assert_eq!(alloc(&mut p, 90 * MIB), large, "10 MiB more than asked for is near enough");
         p.free(large.addr);
-        // It is given up for what is 20 MiB smaller and does not fit beside it.
+        // The oversize block is released for a request that is 20 MiB smaller and does not fit beside it.
         alloc(&mut p, 80 * MIB);
         assert_eq!(p.reserved(), 110 * MIB);
     }
@@ -868,7 +877,7 @@ mod tests {
         assert_eq!((p.reserved(), p.peak_reserved()), (100 * MIB, 100 * MIB));
         p.free(b.addr);
         assert!(alloc(&mut p, 10 * MIB).addr == b.addr);
-        // What lives in it pins it.
+        // A block in use keeps the segment from being released.
         assert_eq!(p.alloc(31 * MIB, 0, 0), None);
         assert_eq!(p.reserved(), 100 * MIB);
     }
@@ -883,7 +892,7 @@ mod tests {
         p.free(a.addr);
         p.release_cached();
         assert_eq!(p.reserved(), 40 * MIB, "one of two pages holds a part of the other block");
-        // The hole is too small; the end grows.
+        // The hole is too small, so the segment grows at its end.
         let c = alloc(&mut p, 45 * MIB);
         assert_eq!((c.addr, p.reserved()), (a.addr + 50 * MIB, 80 * MIB));
         // The hole is filled again, together with the page that was kept.

@@ -1,9 +1,11 @@
-//! All allocators of one process, driven by its events.
+//! Drives all allocators of one process by its events.
 //!
-//! Every event goes to the physical ledger or to the device it belongs to; what happened to blocks comes back as
-//! [`Change`]s, the same whatever lane told it. A device told by CUDA calls has one segment for each allocation; what its
-//! stream-ordered pools hold beyond their allocations is reserved, at no known address. A stream-ordered free completes at once: the
-//! memory is there for whatever follows on its stream, which is what PyTorch's own allocator calls completed.
+//! Every event goes to the accounting of physical memory or to the device it belongs to. Changes of blocks are returned
+//! as [`Change`]s, the same for all event sources.
+//!
+//! A device that is known only from CUDA calls has one segment per allocation. The memory that its stream-ordered pools
+//! hold beyond their allocations is reserved, at no known address. A stream-ordered free completes at once, because
+//! later work on its stream can use the memory. PyTorch's own allocator calls that completed.
 
 use std::collections::BTreeMap;
 
@@ -14,42 +16,42 @@ use super::allocator::{Allocator, Block, BlockId};
 use super::physical::{Effect, Held, Physical, Place};
 use memtrace_input::{Lane, Survey};
 
-/// `CUDA_ERROR_OUT_OF_MEMORY`, `cudaErrorMemoryAllocation`
+/// The value of `CUDA_ERROR_OUT_OF_MEMORY` and `cudaErrorMemoryAllocation`.
 const OUT_OF_MEMORY: i32 = 2;
 
 /// What happened to a device's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// A block was handed out.
+    /// A block was allocated.
     Alloc(BlockId),
-    /// A block was given back; `FreeCompleted` follows, at once or later.
+    /// The program freed a block. `FreeCompleted` follows, at once or later.
     FreeRequested(BlockId),
-    /// A block's memory is free again: the block as it was.
+    /// A block's memory is free again. Carries the block as it was before.
     FreeCompleted(BlockId, Block),
-    /// A segment was obtained, or part of one mapped.
+    /// A segment was allocated, or a part of one was mapped.
     SegmentGained,
-    /// A segment was returned, or part of one unmapped.
+    /// A segment was freed, or a part of one was unmapped.
     SegmentLost,
     /// An allocation failed for good.
     Oom,
-    /// Somebody took a snapshot.
+    /// A PyTorch snapshot was taken.
     Snapshot,
     /// The allocator's totals were checked, or nothing changed.
     None,
 }
 
-/// One device (or the CPU).
+/// One device, or the CPU.
 #[derive(Clone, Debug)]
 pub struct DeviceReplay {
-    /// The ordinal, -1 for the CPU.
+    /// The device ordinal; -1 for the CPU.
     pub device: i16,
-    /// Whose events tell about it.
+    /// The event source that describes the device.
     pub lane: Lane,
-    /// Its blocks.
+    /// The device's blocks.
     pub allocator: Allocator,
 }
 
-/// See the module.
+/// The replayed state of one process.
 #[derive(Clone, Debug, Default)]
 pub struct Replay {
     devices: Vec<DeviceReplay>,
@@ -59,7 +61,7 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// For the devices of a survey, or only one of them.
+    /// Takes the devices of a trace index, or only the one in `only`.
     pub fn new(survey: &Survey, only: Option<i16>) -> Replay {
         let mut replay = Replay::default();
         for (&device, &lane) in &survey.lanes {
@@ -71,18 +73,18 @@ impl Replay {
         replay
     }
 
-    /// The devices, in order of ordinal.
+    /// The devices, by ordinal.
     pub fn devices(&self) -> &[DeviceReplay] {
         &self.devices
     }
 
-    /// The physical ledger.
+    /// The accounting of physical memory.
     pub fn physical(&self) -> &Physical {
         &self.physical
     }
 
-    /// Takes one event; `sink` gets what changed, with the index of the device in [`Self::devices`] and the event that
-    /// tells it (for a change that follows from a CUDA call, an event of that call with the block's address and size).
+    /// Takes one event. `sink` receives each change, with the index of the device in [`Self::devices`] and the event
+    /// that caused it. For a change that follows from a CUDA call, that event has the block's address and size.
     #[inline]
     pub fn apply(&mut self, e: &Event, mut sink: impl FnMut(&Replay, usize, &Event, Change)) {
         if e.source.is_torch() {
@@ -109,8 +111,8 @@ impl Replay {
             self.apply_effect(e, *effect, &mut sink);
         }
         self.effects = effects;
-        // Where PyTorch's tracker is silent its failed call is the error that it raises: there is no retry before it. Others may have
-        // asked only to see.
+        // Without events of PyTorch's tracker, its failed call is the error that it raises, because it does not retry
+        // before. Other callers can make a failing call only to probe.
         let asked =
             e.action == Action::Alloc && e.flags.contains(Flags::IN_ALLOCATOR) && !e.flags.contains(Flags::NESTED);
         if asked
@@ -126,7 +128,7 @@ impl Replay {
 
     #[inline]
     fn slot(&self, device: i16) -> Option<usize> {
-        // Nearly always one device.
+        // There is nearly always one device.
         match &self.devices[..] {
             [only] => (only.device == device).then_some(0),
             _ => self.slots.get(&device).copied(),
@@ -141,7 +143,7 @@ impl Replay {
         }
         let Some(slot) = self.slot(device).filter(|slot| self.devices[*slot].lane == Lane::Cuda) else { return };
         let pooled = memory == Memory::Pool;
-        // Where the call has no stream the field holds something else, or nothing.
+        // A call without a stream has another value, or none, in this field.
         let stream = if e.api.memory() == Some(Memory::Pool) {
             e.stream
         } else {
@@ -151,7 +153,7 @@ impl Replay {
         let told = Event { addr, size, device, stream, ..*e };
         match effect {
             Effect::Obtained(..) | Effect::Restored(..) => {
-                // What the pool had to spare becomes the block's, before the block counts.
+                // The pool's spare memory becomes the block's memory. So it is updated before the block counts.
                 if pooled {
                     self.note_spare(device);
                 }
@@ -173,14 +175,15 @@ impl Replay {
         }
     }
 
-    /// One event of a source that tells blocks only. A free is one event, whichever of the two it is called.
+    /// Takes one event of a source that reports only blocks. A free is a single event, requested or completed.
     fn apply_alone(&mut self, slot: usize, e: &Event, sink: &mut impl FnMut(&Replay, usize, &Event, Change)) {
         match e.action {
             Action::Alloc => self.alloc_alone(slot, e, sink),
             Action::FreeRequested | Action::FreeCompleted => self.free_alone(slot, e, sink),
             Action::Oom => sink(self, slot, e, Change::Oom),
             Action::Totals => {
-                // A source without segments reserves what PyTorch's caching allocator holds, which it cannot tell.
+                // A source without segments reports the bytes reserved by PyTorch's caching allocator, which the replay
+                // cannot check.
                 let reserved = self.devices[slot].allocator.usage().reserved;
                 self.devices[slot].allocator.check_totals(e.addr, reserved);
             }
@@ -201,7 +204,7 @@ impl Replay {
         }
     }
 
-    /// Reservations bound the expandable segments of the devices' caching allocators.
+    /// Takes reservations of addresses, which bound the expandable segments of the devices' caching allocators.
     fn note_reservation(&mut self, e: &Event) {
         match e.action {
             Action::Reserve if e.result == 0 => {
@@ -222,7 +225,7 @@ impl Replay {
 }
 
 impl Allocator {
-    /// One event of PyTorch's tracker.
+    /// Takes one event of PyTorch's tracker.
     #[inline]
     fn apply_torch(&mut self, e: &Event) -> Change {
         match e.action {

@@ -1,4 +1,4 @@
-//! From stories to a summary.
+//! Builds a summary from the analyses of all processes.
 
 use std::collections::BTreeMap;
 
@@ -33,21 +33,22 @@ use memtrace_insight::passes::{
 use memtrace_insight::rules::library_name;
 use memtrace_replay::{Names, Owner, Place, Usage, held_by_cycles};
 
-/// Sources named of one moment.
+/// The maximum number of sources listed for one point in time.
 const TOP: usize = 20;
-/// Modules named of the peak, and their least share of it: one so-many-eth.
+/// The maximum number of modules listed for the peak. A listed module has more than one in `LEAST_OF_A_MODULE` parts of
+/// the peak.
 const MODULES: usize = 500;
 const LEAST_OF_A_MODULE: u64 = 500;
 
-/// What the launcher counts and every trace tells itself: it is not counted twice.
+/// Losses that the launcher counts and that every trace also reports. They are not counted twice.
 const TOLD_BY_TRACES: [&str; 4] = ["events", "lost", "late", "dropped"];
 
-/// Reads every process of a run once and draws the conclusions.
+/// Reads every process of a run once and summarizes the run.
 pub fn summarize(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
     summarize_with(run, Replaying::default(), progress)
 }
 
-/// The same, saying how much is replayed.
+/// Summarizes a run as [`summarize`] does. `replaying` selects how much of the allocator's policy is replayed.
 pub fn summarize_with(run: &Run, replaying: Replaying, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
     let mut processes = Vec::new();
     for process in run.processes() {
@@ -119,7 +120,7 @@ fn native_object(object: &ObjectReport) -> NativeObjectSummary {
     }
 }
 
-/// What it means that recordings have no end.
+/// The remark for recordings without an end; `None` if all have one.
 fn endless(processes: &[ProcessSummary]) -> Option<String> {
     let endless = processes.iter().filter(|p| p.recording_ended.is_none()).count();
     (endless > 0).then(|| {
@@ -131,10 +132,11 @@ fn endless(processes: &[ProcessSummary]) -> Option<String> {
     })
 }
 
-/// First and last moment of a process.
+/// The time of the first and of the last event of a process, in nanoseconds since the epoch. `None` if the recording
+/// has no times.
 fn times(process: &Process) -> Option<(u64, u64)> {
     let calibration = process.recording().calibration();
-    // A recording without times has them all at 0.
+    // A recording without times has 0 in all its events.
     process
         .survey()
         .ticks
@@ -142,7 +144,7 @@ fn times(process: &Process) -> Option<(u64, u64)> {
         .map(|(first, last)| (calibration.epoch_ns(first), calibration.epoch_ns(last)))
 }
 
-/// What makes a process the one to look at: out-of-memory errors, then how full its device was.
+/// The key that puts the most interesting process first: out-of-memory errors, then the fullest device.
 fn worst(process: &ProcessSummary) -> (bool, u64) {
     let fatal = process.devices.iter().any(|d| d.oom_count > 0);
     let fullest = process.devices.iter().map(|d| d.highest.allocated_bytes).max().unwrap_or(0);
@@ -150,12 +152,12 @@ fn worst(process: &ProcessSummary) -> (bool, u64) {
 }
 
 fn outcome(exit: Exit, processes: &[ProcessSummary]) -> String {
-    // An error that a process did nothing after ended it, as far as its recording can tell.
+    // As far as the recording shows, an error ended the process if the process did nothing after it.
     let last_straw = processes
         .iter()
         .flat_map(|p| p.devices.iter().flat_map(move |d| d.ooms.iter().map(move |oom| (p, oom))))
         .filter(|(_, oom)| oom.fatal != Some(false))
-        // Of several processes the first: the others ran out of it, or were ended, because of that one.
+        // The first error across processes counts. Later errors are often a consequence of it.
         .min_by_key(|(_, oom)| (oom.fatal.is_none(), oom.there.time_ns));
     let end = match (exit.code, exit.signal) {
         (_, Some(signal)) => format!("killed by {}", signal_name(signal)),
@@ -176,12 +178,12 @@ fn outcome(exit: Exit, processes: &[ProcessSummary]) -> String {
     }
 }
 
-/// Whether all of it is a snapshot that was taken of a program, whose end it does not know.
+/// Whether every process is a PyTorch snapshot. A snapshot does not know how its program ended.
 pub(super) fn is_snapshot(processes: &[ProcessSummary]) -> bool {
     !processes.is_empty() && processes.iter().all(|p| p.recording_ended.as_deref() == Some(SNAPSHOT_END))
 }
 
-/// `at step 0, optimizer`.
+/// Formats a position: `at step 0, optimizer`.
 pub(super) fn when(step: Option<u32>, phase: Phase) -> String {
     match step {
         Some(step) => format!("at step {step}, {}", phase.name()),
@@ -256,7 +258,7 @@ fn process_summary(process: &Process, story: &Story, names: Names, found: &[Post
     }
 }
 
-/// Everything that is missing or does not fit, by name.
+/// Everything that is missing or inconsistent in a recording, by name.
 fn losses(process: &Process, story: &Story) -> BTreeMap<String, u64> {
     let mut losses = BTreeMap::new();
     let mut add = |name: &str, count: u64| {
@@ -278,7 +280,7 @@ fn losses(process: &Process, story: &Story) -> BTreeMap<String, u64> {
     add("unknown_frames", damage.unknown_frames);
     add("unknown_definitions", damage.unknown_definitions);
     add("malformed_definitions", damage.malformed_definitions);
-    // How many events a damaged block says it has may itself be damage.
+    // A damaged block's number of events can itself be damaged, so blocks are counted besides.
     add("undecodable_blocks", story.lost.blocks);
     add("undecodable_events", story.lost.events);
     add("unmatched_cuda_frees", story.unmatched_cuda_frees);
@@ -294,7 +296,7 @@ fn losses(process: &Process, story: &Story) -> BTreeMap<String, u64> {
     losses
 }
 
-/// What is needed to put a process into words.
+/// The inputs for summarizing one process.
 struct Context<'a> {
     process: &'a Process,
     definitions: &'a Definitions,
@@ -407,7 +409,7 @@ impl Context<'_> {
         ModuleTree::of(moment, &story.paths, self.definitions, &self.names, self.table.contexts())
     }
 
-    /// The peak, with what only it is asked for.
+    /// The peak, with the figures by module that only the peak has.
     fn peak(&self, story: &DeviceStory) -> MomentSummary {
         let mut peak = self.moment(&story.peak, true);
         let tree = self.modules(story, &story.peak);
@@ -474,15 +476,16 @@ impl Context<'_> {
         }
     }
 
-    /// What the memory that an event allocated is called.
+    /// The tensor name of the block that the event `seq` allocated.
     fn name(&self, seq: u64) -> Option<String> {
         self.names.of_alloc(seq).map(|named| named.text())
     }
 
-    /// What blocks of one origin that were alive at `seq` are called together, where as many names are known as there were blocks.
+    /// The common name of an origin's blocks that were allocated at `seq`. `None` unless each of the `blocks` blocks
+    /// has a name.
     fn common_name(&self, origin: &Origin, blocks: u64, seq: u64) -> Option<String> {
         let named = self.names.of_source(origin.stack, origin.context, seq);
-        // What a stack made of another kind beside them has names of its own.
+        // The same stack can allocate tensors of another kind, which have names of their own.
         let own = |kind: TensorKind| match kind {
             TensorKind::Parameter | TensorKind::Buffer => Category::Parameter,
             TensorKind::Gradient => Category::Gradient,
@@ -493,7 +496,7 @@ impl Context<'_> {
         let mut texts: Vec<String> = named.map(|(_, named)| named.text()).collect();
         texts.sort_unstable();
         texts.dedup();
-        // A gradient has its name again in each step.
+        // Names must be distinct, because a gradient gets the same name again in each step.
         (texts.len() as u64 == blocks).then(|| common(&texts))?
     }
 
@@ -625,7 +628,7 @@ impl Context<'_> {
                 oom.phase == Phase::Optimizer && there < *needed
             }),
             fatal: match self.process.exit().success() {
-                // The program went on to something else.
+                // The program went on after the error.
                 _ if !last || !story.ooms.unwound_to_the_end() => Some(false),
                 Some(success) => Some(!success),
                 None => None,
@@ -633,7 +636,7 @@ impl Context<'_> {
         }
     }
 
-    /// Who held memory outside the caching allocator, most first.
+    /// The owners of memory outside the caching allocator, most bytes first.
     fn outside(&self, held: &[(Owner, u64)]) -> Vec<OutsideSummary> {
         let mut all: Vec<OutsideSummary> = Vec::new();
         for (owner, bytes) in held {
@@ -650,7 +653,7 @@ impl Context<'_> {
         all
     }
 
-    /// Who held memory in a place, most first.
+    /// The owners of memory in one place, most bytes first.
     fn owners(&self, story: &Story, place: Place) -> Vec<OwnerSummary> {
         let mut owners: Vec<OwnerSummary> = Vec::new();
         for ((_, owner), held) in story.owners.iter().filter(|((p, _), held)| *p == place && held.peak > 0) {

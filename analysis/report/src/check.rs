@@ -1,7 +1,7 @@
-//! Limits and baselines: `CheckReport`, as `analysis/schema/check.schema.json` describes its JSON.
+//! Limits and baselines: `CheckReport`. `analysis/schema/check.schema.json` describes its JSON.
 //!
-//! What a recording cannot tell does not pass: a limit that it cannot be held to, events that were lost, a program that did not end well each fail the
-//! check with their reason, unless [`CheckWanted::allow_incomplete`] says that such a recording will do.
+//! An incomplete recording fails the check. Reasons are a limit that the recording cannot answer, lost events, or a
+//! program that did not end successfully. [`CheckWanted::allow_incomplete`] accepts such a recording.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ use memtrace_insight::rules::ILLNESSES;
 /// The version of the structure: major.minor.
 pub const CHECK_VERSION: &str = "1.0";
 
-/// Losses that no peak depends on.
+/// Losses that do not affect any peak.
 const HARMLESS: [&str; 13] = [
     "definitions_dropped",
     "forward_stacks_lost",
@@ -37,12 +37,12 @@ const HARMLESS: [&str; 13] = [
     "unwrapped_entry_points",
 ];
 
-/// How much more than its baseline a run may have.
+/// How far a run may exceed its baseline.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Tolerance {
     /// A share of the baseline: 0.02 is 2 %.
     Share(f64),
-    /// Bytes.
+    /// A number of bytes.
     Bytes(u64),
 }
 
@@ -55,26 +55,26 @@ impl Tolerance {
     }
 }
 
-/// What a run is held to. Sizes in bytes.
+/// The limits for a run. Sizes are in bytes; `None` means no limit.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CheckWanted {
-    /// The peak of allocated bytes of any device of any process (`torch.cuda.max_memory_allocated`) is at most this.
+    /// The maximum peak of allocated bytes of any device of any process (`torch.cuda.max_memory_allocated`).
     pub max_peak: Option<u64>,
-    /// The peak of reserved bytes (`torch.cuda.max_memory_reserved`) is at most this.
+    /// The maximum peak of reserved bytes (`torch.cuda.max_memory_reserved`).
     pub max_reserved: Option<u64>,
-    /// What is kept from step to step is at most this for each step, once the second step is over.
+    /// The maximum growth per step after the second step.
     pub max_leak: Option<u64>,
-    /// There is no out-of-memory error, caught or not.
+    /// Whether out-of-memory errors fail the check, caught or not.
     pub no_oom: bool,
-    /// There is no finding of these rules.
+    /// The rules whose findings fail the check.
     pub no_findings: Vec<String>,
-    /// With a baseline: how much more than it is fine.
+    /// How far a run may exceed its baseline, if there is one.
     pub tolerance: Tolerance,
-    /// Only processes of this rank.
+    /// Checks only processes of this rank.
     pub rank: Option<u32>,
-    /// Only this device.
+    /// Checks only this device.
     pub device: Option<i16>,
-    /// A recording that lacks something will do.
+    /// Whether an incomplete recording passes.
     pub allow_incomplete: bool,
 }
 
@@ -134,7 +134,7 @@ pub struct CheckResult {
     pub text: String,
 }
 
-/// What a run is compared with: the peaks of an earlier one.
+/// The peaks of an earlier run, to compare a run with.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 pub struct Baseline {
     version: String,
@@ -173,7 +173,7 @@ struct BaselineCategory {
 }
 
 impl Baseline {
-    /// Of a `summary.json`; the error says what is wrong with it.
+    /// Reads a `summary.json`. The error describes what is wrong with it.
     pub fn from_json(text: &str) -> Result<Baseline, String> {
         let baseline: Baseline =
             serde_json::from_str(text).map_err(|e| format!("this is no summary.json of memtrace: {e}"))?;
@@ -186,7 +186,7 @@ impl Baseline {
         }
     }
 
-    /// Of a run.
+    /// Takes the peaks of a run's summary. Fails only if its version is unknown.
     pub fn of(summary: &Summary) -> Result<Baseline, String> {
         Baseline::from_json(&summary.to_json())
     }
@@ -198,7 +198,8 @@ struct Checked<'a> {
     device: &'a DeviceSummary,
 }
 
-/// Holds a run to limits and to a baseline. `diff`: the run beside its baseline, where that can be read, says what grew.
+/// Checks a run against limits and a baseline. `diff`: the comparison with the baseline's recording if that can be
+/// read. It names what grew.
 pub fn check(
     summary: &Summary,
     baseline: Option<&Baseline>,
@@ -241,10 +242,10 @@ pub fn check(
     }
 }
 
-/// Stands for every rule.
+/// The name that stands for every rule.
 pub(super) const ANY: &str = "any";
 
-/// What the recording lacks.
+/// Adds a failed result or a note for each gap of the recording.
 fn incomplete(
     summary: &Summary,
     all: &[Checked<'_>],
@@ -281,7 +282,7 @@ fn incomplete(
             results.push(CheckResult { limit: "recording".into(), text, ..CheckResult::default() });
         }
     }
-    // Nothing to hold to any limit is no pass, whatever is accepted.
+    // A run without any memory to check never passes, even if incomplete recordings are accepted.
     if all.is_empty() {
         let text = "no memory was recorded on any device that was asked for".to_owned();
         results.push(CheckResult { limit: "recording".into(), text, ..CheckResult::default() });
@@ -289,7 +290,8 @@ fn incomplete(
 }
 
 impl Checked<'_> {
-    /// `GPU 0, step 3, backward, model.py:88 forward`, with the rank where there are several.
+    /// Formats the device and its peak: `GPU 0, step 3, backward, model.py:88 forward`. The process is included if it
+    /// has a rank.
     fn at_peak(&self) -> String {
         let mut parts = vec![self.name()];
         if let Some(peak) = &self.device.peak {
@@ -306,7 +308,7 @@ impl Checked<'_> {
         }
     }
 
-    /// A result about this device, at its peak.
+    /// Makes a result about this device, at its peak.
     fn result(&self, limit: &str, value: Option<u64>, allowed: Option<u64>, text: String) -> CheckResult {
         let peak = self.device.peak.as_ref();
         let (file, line) = own_line(peak.and_then(|peak| peak.by.as_ref()));
@@ -327,7 +329,7 @@ impl Checked<'_> {
     }
 }
 
-/// The program's own innermost line.
+/// The file and line of the innermost frame that is the program's own code.
 fn own_line(stack: Option<&StackSummary>) -> (Option<String>, Option<u32>) {
     let own = stack.and_then(|stack| stack.frames.iter().find(|f| !f.native && f.line > 0 && !is_library(&f.filename)));
     (own.map(|frame| frame.filename.clone()), own.map(|frame| frame.line))
@@ -344,7 +346,7 @@ fn limits(one: &Checked<'_>, wanted: &CheckWanted, results: &mut Vec<CheckResult
         ("max-reserved", "reserved", highest.reserved_bytes, wanted.max_reserved),
     ] {
         let Some(allowed) = allowed else { continue };
-        // What reserves is told of by segments alone.
+        // Reserved bytes are known only from segment events, which have no place in the program.
         let place = if limit == "max-peak" { one.at_peak() } else { one.name() };
         let text = format!("{what} {} {} {} ({place})", size_text(value), sign(value, allowed), size_text(allowed));
         results.push(one.result(limit, Some(value), Some(allowed), text));
@@ -394,12 +396,13 @@ fn limits(one: &Checked<'_>, wanted: &CheckWanted, results: &mut Vec<CheckResult
     }
 }
 
-/// What is kept with each step.
+/// Checks the growth per step.
 fn leak(one: &Checked<'_>, allowed: u64) -> CheckResult {
     let mut count = i64::from(one.device.later_steps_count);
     let mut net: i64 = one.device.later_steps.iter().map(|phase| phase.net_bytes).sum();
     let last = one.device.steps.saturating_sub(1);
-    // What a second step brings once (an optimizer's late state) is no leak, nor is what a program does when it has trained.
+    // The second and the last step are left out if at least two others remain. One-time allocations of the second step
+    // (lazy optimizer state) and work after training are no leak.
     for (step, least) in [(1, 3), (last, 3)] {
         let step = one.device.by_step.iter().find(|row| row.step == step);
         if let Some(step) = step.filter(|_| count >= least) {
@@ -511,7 +514,7 @@ fn beside(
     }
 }
 
-/// What grew most beside the baseline, and the line to look at.
+/// What grew most compared with the baseline, as text, and the line to look at.
 fn most(one: &Checked<'_>, before: &BaselineDevice, pair: Option<&DevicePair>) -> (String, Option<(String, u32)>) {
     if let Some(line) = pair.and_then(|pair| pair.by_line.first()).filter(|line| line.change.difference_bytes > 0) {
         let frame = line.b_frame.as_ref().filter(|frame| !is_library(&frame.filename) && !frame.native);
@@ -532,18 +535,18 @@ fn most(one: &Checked<'_>, before: &BaselineDevice, pair: Option<&DevicePair>) -
 }
 
 impl CheckReport {
-    /// The JSON Schema, made from these structures and their documentation.
+    /// The JSON Schema, generated from these structures and their documentation.
     pub fn json_schema() -> String {
         schema_text(&schemars::schema_for!(CheckReport))
     }
 
     /// The result as JSON.
     pub fn to_json(&self) -> String {
-        // Serialising these plain structures cannot fail.
+        // Serializing these plain structures cannot fail.
         printable::json(serde_json::to_string_pretty(self).unwrap_or_default() + "\n")
     }
 
-    /// The verdict in a line, what else failed in one each, and notes.
+    /// The result as text: the verdict, then one line for each further failure and each note.
     pub fn to_text(&self) -> String {
         let mut lines = vec![format!("memtrace check: {}", self.verdict)];
         let failed = self.results.iter().filter(|result| !result.ok);
@@ -552,8 +555,8 @@ impl CheckReport {
         lines.iter().map(|line| printable::line(line).into_owned() + "\n").collect()
     }
 
-    /// Workflow commands of GitHub Actions: an annotation for what failed and for each note; files below `root` are named from there,
-    /// others not at all.
+    /// The result as workflow commands of GitHub Actions: one annotation per failure and per note. Files below `root`
+    /// are named relative to it; other absolute paths are omitted.
     pub fn to_github(&self, root: &str) -> String {
         let root = format!("{}/", root.trim_end_matches('/'));
         let mut out = String::new();
@@ -576,13 +579,13 @@ impl CheckReport {
     }
 }
 
-/// As GitHub's runner reads the message of a command.
+/// Escapes the message of a workflow command, as GitHub's runner expects it.
 fn message(text: &str) -> String {
     let escaped = text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
     printable::line(&escaped).into_owned()
 }
 
-/// As GitHub's runner reads a property of a command.
+/// Escapes a property of a workflow command, as GitHub's runner expects it.
 fn property(text: &str) -> String {
     message(text).replace(':', "%3A").replace(',', "%2C")
 }

@@ -1,4 +1,4 @@
-//! From two runs to a [`DiffReport`].
+//! Builds a [`DiffReport`] from two runs.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -21,26 +21,27 @@ use memtrace_insight::passes::{Category, Composition, DeviceStory, ModuleTree, P
 use memtrace_output::Sources;
 use memtrace_replay::{Contexts, Names};
 
-/// A difference of one so-many-eth of the peak is noise.
+/// A difference below one in this many parts of the peak is noise.
 const NOISE: u64 = 1000;
-/// Frames of a stack that are told.
+/// The maximum number of frames reported per stack.
 const MAX_FRAMES: usize = 128;
 
-/// A process of one run, read.
+/// A process of one run and its analysis.
 struct Read<'a> {
     process: &'a Process,
     names: Names,
     story: Story,
 }
 
-/// A device's moment in one run.
+/// A device's peak in one run.
 struct Moment<'a> {
     read: &'a Read<'a>,
     story: &'a DeviceStory,
     peak: &'a Composition,
 }
 
-/// Compares the peaks of two runs. With the same run twice and [`DiffWanted::steps`], two of its steps.
+/// Compares the peaks of two runs. If `a` and `b` are the same run, [`DiffWanted::steps`] selects two of its steps to
+/// compare.
 pub fn diff(a: &Run, b: &Run, wanted: &DiffWanted, progress: &mut dyn FnMut(Progress<'_>)) -> DiffReport {
     let (step_a, step_b) = wanted.steps.unzip();
     let (read_a, read_b) = if std::ptr::eq(a, b) {
@@ -61,7 +62,7 @@ pub fn diff(a: &Run, b: &Run, wanted: &DiffWanted, progress: &mut dyn FnMut(Prog
         let mut of_a = a.map_or(Vec::new(), |read| moments(read, step_a, wanted));
         let mut of_b = b.map_or(Vec::new(), |read| moments(read, step_b, wanted));
         if let ([a], [b]) = (&of_a[..], &of_b[..]) {
-            // One GPU is as good as another.
+            // With one device on each side, the devices correspond even if their ordinals differ.
             report.pairs.push(pair(a, b));
             continue;
         }
@@ -114,7 +115,7 @@ fn read<'a>(run: &'a Run, steps: &[u32], wanted: &DiffWanted, progress: &mut dyn
     all
 }
 
-/// By rank; those of one rank, or of none, in their order.
+/// Pairs processes by rank. Processes with the same rank, or without one, are paired in order.
 fn pair_processes<'a>(a: &'a [Read<'a>], b: &'a [Read<'a>]) -> Vec<(Option<&'a Read<'a>>, Option<&'a Read<'a>>)> {
     if let ([a], [b]) = (a, b) {
         return vec![(Some(a), Some(b))];
@@ -146,10 +147,10 @@ fn moments<'a>(read: &'a Read<'a>, step: Option<u32>, wanted: &DiffWanted) -> Ve
     devices.filter_map(moment).collect()
 }
 
-/// What both of two recordings can tell: what only one knows is no difference.
+/// What both recordings know. A fact that only one recording knows is not a difference.
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// Autograd's nodes, and with them the forward calls of what backward allocates.
+    /// Autograd nodes, and with them the forward calls behind allocations of a backward pass.
     nodes: bool,
     /// Calls of modules.
     modules: bool,
@@ -162,7 +163,7 @@ impl Known {
 }
 
 impl Read<'_> {
-    /// Our own recordings have all that the program had.
+    /// Only PyTorch's snapshots can lack nodes or module calls. memtrace records all that the program had.
     fn is_snapshot(&self) -> bool {
         self.process.recording().end().is_some_and(|end| end.reason == SNAPSHOT_END)
     }
@@ -187,7 +188,8 @@ impl<'a> Moment<'a> {
         }
     }
 
-    /// The stack that stands for a block: of a node's, that of the forward call which made it, where both know nodes.
+    /// The stack that represents a block. For a block of an autograd node it is the forward call that made the node, if
+    /// both recordings know nodes.
     fn shown(&self, stack: StackId, context: memtrace_trace::ids::ContextId, known: Known) -> StackId {
         let node = self.read.process.definitions().context(context).filter(|_| known.nodes);
         node.map(|node| node.forward).filter(|forward| !forward.is_none()).unwrap_or(stack)
@@ -213,13 +215,13 @@ impl<'a> Moment<'a> {
         }
     }
 
-    /// Bytes of the peak that no block known accounts for.
+    /// Bytes of the peak that no known block accounts for.
     fn unaccounted(&self) -> u64 {
         let known = self.peak.origins().map(|(_, amount)| amount.bytes).sum();
         self.peak.usage.allocated.saturating_sub(known)
     }
 
-    /// The own bytes and blocks of each module.
+    /// The bytes and blocks of each module itself, by path.
     fn modules(&self) -> BTreeMap<String, (u64, u64)> {
         let definitions = self.read.process.definitions();
         let contexts = Contexts::of(definitions);
@@ -234,7 +236,7 @@ impl<'a> Moment<'a> {
     }
 }
 
-/// Sums in both, by a key.
+/// Sums for both runs, by key.
 struct Sums<K>(HashMap<K, Change>);
 
 impl<K: Eq + Hash + Ord + Clone> Sums<K> {
@@ -248,7 +250,7 @@ impl<K: Eq + Hash + Ord + Clone> Sums<K> {
         }
     }
 
-    /// What grew most first.
+    /// The sums, largest growth first.
     fn sorted(self) -> Vec<(K, Change)> {
         let mut all: Vec<(K, Change)> = self.0.into_iter().collect();
         all.sort_by(|(a, x), (b, y)| {
@@ -259,9 +261,9 @@ impl<K: Eq + Hash + Ord + Clone> Sums<K> {
     }
 }
 
-/// What a line's row is of: the line, or (without any frame) the node.
+/// The key of a line's row: the line, or the node if there is no frame, and the category.
 type OfLine = (Option<Line>, Option<Box<str>>, Option<Category>);
-/// What a stack's row is of.
+/// The key of a stack's row.
 type OfStack = (Vec<Line>, Option<Box<str>>, Option<Category>, Option<Phase>);
 
 fn pair(a: &Moment<'_>, b: &Moment<'_>) -> DevicePair {
@@ -273,7 +275,7 @@ fn pair(a: &Moment<'_>, b: &Moment<'_>) -> DevicePair {
     let mut lines: Sums<OfLine> = Sums::new();
     let mut stacks: Sums<OfStack> = Sums::new();
     let mut modules: Sums<Option<String>> = Sums::new();
-    // Of each stack's row its stack, in the second recording where it is there.
+    // For each stack's row: one of its stacks, from the second recording if it is there.
     let mut examples: HashMap<OfStack, (usize, StackId)> = HashMap::new();
     for (side, moment) in [a, b].into_iter().enumerate() {
         let definitions = moment.read.process.definitions();
@@ -389,13 +391,13 @@ fn verdict(pair: &DevicePair) -> Verdict {
     }
 }
 
-/// `activations at model.py:88 forward`
+/// Formats a line's content: `activations at model.py:88 forward`.
 pub(super) fn line_what(line: &LineChange) -> String {
     let what = line.category.map_or("that no event accounts for", Category::plural);
     if line.place.is_empty() { what.to_owned() } else { format!("{what} at {}", line.place) }
 }
 
-/// `+3.1 GiB activations at model.py:88 forward`
+/// Formats a line's change: `+3.1 GiB activations at model.py:88 forward`.
 pub(super) fn line_text(line: &LineChange) -> String {
     format!("{} {}", signed_size_text(line.change.difference_bytes), line_what(line))
 }

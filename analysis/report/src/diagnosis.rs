@@ -1,4 +1,4 @@
-//! From symptoms to findings: which of them amount to an illness, in words, with figures and lines.
+//! Turns signals into findings: decides which of them amount to an issue, and words them with figures and lines.
 
 use std::collections::HashMap;
 
@@ -14,22 +14,23 @@ use memtrace_insight::passes::{DeviceStory, Finding, Phase, StackTable, Story};
 use memtrace_insight::rules::illnesses as rules;
 use memtrace_replay::{HeldByCycle, Names};
 
-/// Less is not worth a line: bytes, and of the peak one in so many.
+/// The minimum size of a finding: this many bytes, and one in this many parts of the peak.
 const LEAST: u64 = 1 << 20;
 const SHARE: u64 = 50;
-/// Nobody's program is at fault for less fragmentation: bytes, and the share of what is reserved.
+/// The minimum fragmentation to report: this many bytes, and one in this many parts of the reserved memory. Less is no
+/// fault of the program.
 const PINNED: (u64, u64) = (16 << 20, 4);
-/// Lines named of one illness.
+/// The maximum number of lines listed for one issue.
 const PLACES: usize = 3;
 
-/// What is needed to put symptoms into words.
+/// The inputs for wording signals.
 pub(super) struct Doctor<'a> {
     pub(super) places: &'a Places<'a>,
     pub(super) table: &'a StackTable,
     pub(super) ns_per_tick: f64,
-    /// The names of memory, worked out when they are wanted.
+    /// Computes the tensor names. Called only if a finding needs them.
     pub(super) names: &'a dyn Fn() -> Names,
-    /// The reference cycles that the program was asked to show, worked out when they are wanted.
+    /// Computes the reference cycles that `memtrace --cycles` recorded. Called only if a finding needs them.
     pub(super) cycles: &'a dyn Fn() -> Vec<HeldByCycle>,
 }
 
@@ -70,12 +71,13 @@ impl Device<'_> {
         self.story.peak.usage.allocated
     }
 
-    /// Whether so many bytes are worth a line.
+    /// Whether this many bytes are worth a finding.
     fn matters(&self, bytes: u64) -> bool {
         bytes >= LEAST && bytes.saturating_mul(SHARE) >= self.peak()
     }
 
-    /// Whether the peak lies between the two events, so that what lived then was there.
+    /// Whether the peak is at or after the event with `seq` `from`, so that a block allocated there and kept counts for
+    /// it.
     fn at_peak(&self, from: u64) -> bool {
         self.story.peak.seq >= from
     }
@@ -94,23 +96,24 @@ impl Device<'_> {
         }
     }
 
-    /// Leaks; whether graphs are among them.
+    /// Adds leaks and growing graphs. Returns whether growing graphs are among them.
     fn growing(&self, findings: &mut Vec<Finding>) -> bool {
         let grown = self.story.symptoms.growing.grown();
         let (graph, others): (Vec<Grown>, Vec<Grown>) = grown.iter().partition(|g| g.bits & Mark::GRAPH != 0);
-        // A hook that stores one thing of every layer does so at one line.
+        // A hook that stores one tensor of every layer allocates at one line, so one line alone is no evidence of a
+        // graph.
         let mut lines: Vec<_> = graph.iter().map(|g| self.doctor.places.innermost(g.stack)).collect();
         lines.sort_unstable();
         lines.dedup();
-        // A backward that ran and freed more than stayed did consume its graph: what stayed is results.
+        // A backward pass that freed more than stayed did consume its graph. What stayed are results.
         let run: u64 = graph.iter().filter(|g| g.bits & Mark::RUN != 0).map(Grown::slope).sum();
         let consumed = self.story.symptoms.graphs.consumed_in_all / u64::from(self.story.table.steps().max(1));
         let bytes = graph.iter().map(|g| g.bytes).sum();
         let whole = graph.iter().all(|g| g.bits & Mark::RUN == 0) || run >= consumed;
-        // Or the graphs were seen to fall together.
+        // Graphs that were freed together are evidence as well.
         let fell = self.story.symptoms.graphs.found().iter().any(|(fate, _)| *fate == Fate::Kept);
         let kept = !graph.is_empty() && (lines.len() >= 2 && whole || fell) && self.matters(bytes);
-        // What graphs read goes with them.
+        // Tensors that grow together with a graph are inputs that the graph keeps.
         let with = |g: &Grown| {
             graph.iter().any(|of| of.first_step.abs_diff(g.first_step) <= 1 && of.blocks.abs_diff(g.blocks) <= 2)
         };
@@ -119,7 +122,7 @@ impl Device<'_> {
             findings.push(self.graph_grows(&graph, &read));
         }
         let leaks: Vec<Grown> = if kept { others } else { others.into_iter().chain(graph).collect() };
-        // One line may leak from several places below it.
+        // One line can leak at several places below it.
         let mut by_line: HashMap<String, Vec<Grown>> = HashMap::new();
         for leak in leaks {
             by_line.entry(self.doctor.line(leak.stack, leak.context)).or_default().push(leak);
@@ -298,7 +301,8 @@ impl Device<'_> {
 
     fn gradients(&self) -> Option<Finding> {
         let g = &self.story.symptoms.gradients;
-        // Half of the steps: a loop that is left and entered anew does it once.
+        // At least half of the steps. A loop that is left and entered again begins with gradients once, without an
+        // issue.
         if !self.matters(g.bytes) || g.forwards < 2 || g.forwards * 2 < g.chances {
             return None;
         }
@@ -326,7 +330,7 @@ impl Device<'_> {
                 ..self.finding(&rules::GRADIENTS_KEPT, kept)
             });
         }
-        // Where the peak is not reached with them they harm nobody.
+        // If the peak is elsewhere, these gradients cost nothing.
         (self.matters(saves) && g.cleared_late * 2 >= g.bytes).then(|| Finding {
             headline: format!(
                 "{} of gradients stay through the next forward and are freed before its backward",
@@ -362,7 +366,7 @@ impl Device<'_> {
                 self.doctor.line(*stack, *context)
             ));
         }
-        // The sources named above come first, in their order.
+        // The cycles of the sources named in the evidence come first, in the same order.
         let rank = |held: &HeldByCycle| {
             let (device, stack, context) = held.allocation?;
             let place = collected.iter().position(|(of, _)| *of == (stack, context))?;
@@ -397,7 +401,7 @@ impl Device<'_> {
         })
     }
 
-    /// `3.20 GiB·s`
+    /// Formats bytes times clock ticks as `3.20 GiB·s`.
     fn gib_seconds(&self, byte_ticks: u128) -> String {
         let seconds = byte_ticks as f64 * self.doctor.ns_per_tick / 1e9;
         format!("{}·s", size_text(seconds as u64))
@@ -468,7 +472,8 @@ impl Device<'_> {
         }
         let (source, _) = f.pins.first()?;
         let verb = if f.failed { "could not get" } else { "took" };
-        // The peak and an error have figures of their own: this is the worst moment at which it mattered.
+        // The peak and an out-of-memory error have their own figures. This is the worst point in time at which
+        // fragmentation had an effect.
         let when = match (f.failed, f.at.and_then(|at| at.step)) {
             (true, _) => " when a request failed".to_owned(),
             (false, Some(step)) => format!(" in step {step}"),
@@ -611,7 +616,7 @@ impl Device<'_> {
     }
 }
 
-/// Bytes, blocks and slope together.
+/// The sums of bytes, blocks and growth per step.
 fn sums(grown: &[Grown]) -> (u64, u64, u64) {
     (grown.iter().map(|g| g.bytes).sum(), grown.iter().map(|g| g.blocks).sum(), grown.iter().map(Grown::slope).sum())
 }

@@ -1,7 +1,7 @@
-//! What made one peak differ from another: `DiffReport`, as `analysis/schema/diff.schema.json` describes its JSON.
+//! The comparison of two peaks: `DiffReport`. `analysis/schema/diff.schema.json` describes its JSON.
 //!
-//! Every table divides the difference of two peaks without remainder: what was alive at each, by category, by phase of allocation, by line, by
-//! stack and by module. What no event accounts for has a row of its own.
+//! Every table divides the difference of the two peaks without remainder: by category, by phase of allocation, by line,
+//! by stack and by module. Bytes that no event accounts for have a row of their own.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -13,14 +13,14 @@ use memtrace_insight::passes::{Category, Phase};
 /// The version of the structure: major.minor.
 pub const DIFF_VERSION: &str = "1.0";
 
-/// What is compared.
+/// What to compare.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DiffWanted {
-    /// The peak of this step of the first run and of that one of the second, instead of the peaks of all.
+    /// A step of the first run and a step of the second. Compares the peaks of these steps instead of the runs' peaks.
     pub steps: Option<(u32, u32)>,
-    /// Only processes of this rank.
+    /// Compares only processes of this rank.
     pub rank: Option<u32>,
-    /// Only this device.
+    /// Compares only this device.
     pub device: Option<i16>,
 }
 
@@ -156,7 +156,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// Adds what one of the two has: the first (0) or the second (1).
+    /// Adds bytes and blocks to one side: 0 for the first peak, 1 for the second.
     pub(super) fn add(&mut self, side: usize, bytes: u64, blocks: u64) {
         let (of_bytes, of_blocks) =
             if side == 0 { (&mut self.a_bytes, &mut self.a_blocks) } else { (&mut self.b_bytes, &mut self.b_blocks) };
@@ -240,14 +240,14 @@ pub struct ModuleChange {
 }
 
 impl DiffReport {
-    /// The JSON Schema, made from these structures and their documentation.
+    /// The JSON Schema, generated from these structures and their documentation.
     pub fn json_schema() -> String {
         schema_text(&schemars::schema_for!(DiffReport))
     }
 
     /// The comparison as JSON.
     pub fn to_json(&self) -> String {
-        // Serialising these plain structures cannot fail.
+        // Serializing these plain structures cannot fail.
         printable::json(serde_json::to_string_pretty(self).unwrap_or_default() + "\n")
     }
 }

@@ -1,4 +1,4 @@
-//! The comparison of two runs for people: the answer first.
+//! The comparison of two runs as text, with the most important result first.
 
 use super::compare::line_what;
 use super::diff::{Change, DevicePair, DiffReport, DiffRun, Verdict};
@@ -6,13 +6,13 @@ use super::table::{Align, Table, wrap_words};
 use super::text::{Page, TextOptions, device_text};
 use super::units::{count_text, signed_size_text, size_text};
 
-/// Rows of a table.
+/// The maximum number of rows of a table.
 const ROWS: usize = 10;
-/// Devices listed beside the one that is told of in full.
+/// The maximum number of devices listed. One of them is shown in full.
 const PAIRS: usize = 16;
 
 impl DiffReport {
-    /// The comparison, for a terminal.
+    /// The comparison for a terminal.
     pub fn to_text(&self, options: &TextOptions) -> String {
         let mut page = Page::new(options);
         page.line(format!("memtrace diff    A: {}    B: {}", name(&self.a), name(&self.b)));
@@ -130,7 +130,7 @@ impl Page {
         }
     }
 
-    /// A table of what changed by more than noise.
+    /// Adds a table of the changes larger than noise.
     fn changes(&mut self, what: &str, pair: &DevicePair, rows: Vec<(&Change, String)>) {
         let noise = pair.noise_bytes;
         let changed = |change: &Change| change.difference_bytes.unsigned_abs() > noise;
@@ -138,7 +138,7 @@ impl Page {
         if told.is_empty() {
             return;
         }
-        // What shrank most is told, too.
+        // A truncated table keeps both ends: the largest growth and the largest decreases.
         if told.len() > ROWS {
             let half = ROWS / 2;
             let shrank = told.iter().filter(|(change, _)| change.difference_bytes < 0).count().min(half);

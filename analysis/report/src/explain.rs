@@ -1,20 +1,21 @@
-//! A phase's net, in words: what it kept, what it gave back, and for optimizers how that relates to the parameters.
+//! Explains a phase's net change as text: what it kept, what it freed, and for optimizers the relation to the
+//! parameters.
 //!
-//! Only measured figures are given. A relation ("two moments of each parameter") is stated when the measured bytes are within
-//! two per cent of it.
+//! All figures are measured. A relation ("two moments of each parameter") is stated only if the measured bytes are
+//! within two percent of it.
 
 use super::units::size_text;
 use memtrace_insight::passes::{Category, DeviceStory, Kept, Part, Phase, StackTable};
 
-/// How near a ratio must be to a whole number to be called one.
+/// The maximum relative distance of a ratio from a whole number to be stated as that number.
 const NEAR: f64 = 0.02;
-/// Parts of a net smaller than this share of it are not mentioned.
+/// Parts below this share of the largest part are omitted.
 const WORTH_SAYING: f64 = 0.02;
 
-/// States of one parameter, at most: more of them are those of several models.
+/// The maximum number of states per parameter. A higher ratio means states of several models.
 const MOST_STATES: f64 = 4.0;
 
-/// Explains one phase of one part of a run; `steps` is the number of steps its figures are sums over.
+/// Explains one phase of one part of a run. `steps`: the number of steps that the figures are summed over.
 pub(super) fn explain(story: &DeviceStory, table: &StackTable, part: Part, phase: Phase, steps: u64) -> String {
     let lasting = |category: &Category| !category.is_passing();
     let mut kept = story.growth.kept(part, phase);
@@ -40,7 +41,7 @@ pub(super) fn explain(story: &DeviceStory, table: &StackTable, part: Part, phase
     parts.join(", ")
 }
 
-/// `two moments of each parameter (Adam): 2 x 18.6 GiB`.
+/// Formats optimizer state: `two moments of each parameter (Adam): 2 x 18.6 GiB`.
 fn optimizer_state(story: &DeviceStory, table: &StackTable, part: Part, phase: Phase, kept: &Kept) -> String {
     let sources =
         story.growth.sources(|s| s.part == part && s.phase == phase && s.category == Category::OptimizerState);
@@ -72,7 +73,7 @@ fn optimizer_state(story: &DeviceStory, table: &StackTable, part: Part, phase: P
     format!("{number} {noun} of each {what}{name}: {whole} x {}", size_text(base))
 }
 
-/// `gradients 18.6 GiB, as large as the parameters`.
+/// Formats gradients: `gradients 18.6 GiB (one of each parameter)`.
 fn gradients(story: &DeviceStory, kept: &Kept, steps: u64) -> String {
     let text = format!("gradients {}", size_text(kept.amount.bytes / steps.max(1)));
     let parameters = story.growth.total(Category::Parameter).requested;
@@ -81,7 +82,8 @@ fn gradients(story: &DeviceStory, kept: &Kept, steps: u64) -> String {
     if near { format!("{text} (one of each parameter)") } else { text }
 }
 
-/// Bytes of what the optimizer works on: the gradients of the first step, else the parameters.
+/// The bytes that the optimizer works on: the gradients of the first step, else the parameters. `None` if neither is
+/// known.
 pub(super) fn parameter_bytes(story: &DeviceStory) -> Option<(u64, &'static str)> {
     let gradients: u64 = story
         .growth
@@ -90,14 +92,15 @@ pub(super) fn parameter_bytes(story: &DeviceStory) -> Option<(u64, &'static str)
         .map(|(_, kept)| kept.requested)
         .sum();
     let parameters = story.growth.total(Category::Parameter).requested;
-    // Accumulated or doubled gradients would not do: there is one for each parameter at most.
+    // Each parameter has at most one gradient. Accumulated or duplicated gradients exceed that and are not used.
     if gradients > 0 && (parameters == 0 || gradients <= parameters + parameters / 50) {
         return Some((gradients, "parameter"));
     }
     (parameters > 0).then_some((parameters, "parameter"))
 }
 
-/// What an optimizer that was interrupted while making its state would have needed in all.
+/// The total state that an optimizer needs, in bytes. Used if an error interrupted the optimizer while it allocated its
+/// state.
 pub(super) fn state_needed(story: &DeviceStory, table: &StackTable) -> Option<u64> {
     let sources = story.growth.sources(|s| s.category == Category::OptimizerState);
     let (_, each) = sources.iter().find_map(|(source, _)| table.facts(source.stack).optimizer)?.keeps?;

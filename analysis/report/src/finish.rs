@@ -1,7 +1,7 @@
-//! What happens when a run has ended: every file of the run folder is written.
+//! Writes every file of the run folder after a run has ended.
 //!
-//! A file is written beside its place and moved there when it is whole, so that a full disk or a second Ctrl-C leaves no half
-//! files under good names. The traces themselves are never touched.
+//! A file is written to a temporary path and moved to its name when it is complete. So a full disk or a second Ctrl-C
+//! leaves no partial files under the final names. The traces themselves are never modified.
 
 use std::fs::File;
 use std::io::Write;
@@ -17,28 +17,28 @@ use memtrace_input::load::{Problem, Process, open_folder};
 use memtrace_input::symbols::SYMBOLS_FILE;
 use memtrace_output::{SnapshotOptions, snapshot};
 
-/// The report as a page.
+/// The file name of the HTML report.
 const PAGE: &str = "report.html";
 
 /// What to write.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FinishOptions {
-    /// Do not write `<rank|pid>.pickle`.
+    /// Whether to skip `<rank|pid>.pickle`.
     pub no_snapshot: bool,
-    /// How snapshots are written.
+    /// Options of the snapshots.
     pub snapshot: SnapshotOptions,
-    /// How `summary.txt` is laid out.
+    /// Layout of `summary.txt`.
     pub text: TextOptions,
 }
 
-/// How far the work is, for a progress line.
+/// The progress of the work, for a progress line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress<'a> {
-    /// What is being done, e.g. `reading rank 3`.
+    /// The current task, for example `reading rank 3`.
     pub what: &'a str,
-    /// Events done; of a snapshot that is being read, bytes.
+    /// Events processed; bytes while a snapshot is being read.
     pub done: u64,
-    /// As many as there are.
+    /// The total number of events or bytes.
     pub total: u64,
 }
 
@@ -47,20 +47,21 @@ pub struct Progress<'a> {
 pub struct Written {
     /// The summary, for printing.
     pub summary: Summary,
-    /// The files, in the order in which people want them.
+    /// The files, those of most interest to users first.
     pub files: Vec<PathBuf>,
     /// What could not be read or written.
     pub problems: Vec<Problem>,
 }
 
-/// Analyses a run folder and writes `<rank|pid>.pickle`, `report.html`, `summary.txt` and `summary.json` into it, with native stacks
-/// also `symbols.json`: the names, for machines that have other libraries.
+/// Analyzes a run folder and writes `<rank|pid>.pickle`, `report.html`, `summary.txt` and `summary.json` into it. With
+/// native stacks it also writes `symbols.json`, so that other machines can name native code without the same libraries.
 ///
-/// A file that cannot be written (full disk) is a problem in [`Written`]; the others are written all the same.
+/// A file that cannot be written (full disk) becomes a problem in [`Written`]; the other files are written
+/// nevertheless.
 ///
 /// # Errors
 ///
-/// When the folder holds no readable trace.
+/// If the folder contains no readable trace.
 pub fn finish_run(
     folder: &RunFolder,
     options: &FinishOptions,
@@ -73,7 +74,7 @@ pub fn finish_run(
         let result = write_whole(folder, SYMBOLS_FILE, |file| {
             file.write_all(symbols.to_json().as_bytes()).map_err(Error::io(format!("cannot write {SYMBOLS_FILE}")))
         });
-        // It goes without saying where it is fine: nobody opens it.
+        // The symbol file is not listed among the files, because users never open it. Only a failure is reported.
         if let Err(e) = result {
             written.problems.push(Problem { path: folder.path().join(SYMBOLS_FILE), text: e.to_string() });
         }
@@ -118,7 +119,7 @@ pub fn finish_run(
 }
 
 impl Written {
-    /// Takes note of a file, or of why there is none; whether there is.
+    /// Records a file, or the reason why it is missing. Returns whether it was written.
     fn note(&mut self, folder: &RunFolder, name: &str, result: Result<()>) -> bool {
         let path = folder.path().join(name);
         match result {

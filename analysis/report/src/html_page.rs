@@ -1,6 +1,7 @@
-//! The report as a page of HTML that loads nothing: the closing page first, then pictures of each device, then every section in full.
+//! The report as an HTML page that loads nothing. It shows the end-of-run summary first, then pictures of each device,
+//! then every section in full.
 //!
-//! Its text is that of the closing page and of the sections, so that page, terminal and JSON cannot disagree.
+//! Its text is that of the end-of-run summary and of the sections, so HTML, terminal and JSON always agree.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -15,11 +16,11 @@ use memtrace_input::load::Process;
 use memtrace_input::printable;
 use memtrace_output::{PICTURE_STYLE, Picture, Selection, Window, pictures};
 
-/// Processes told in full, those first that the summary has first.
+/// The maximum number of processes shown in full, in the order of the summary.
 const TOLD: usize = 8;
-/// Columns of the text.
+/// The width of the text in columns.
 const WIDTH: usize = 132;
-/// The order of the sections, and which are open.
+/// The order of the sections, and which of them are open.
 const ORDER: [(&str, bool); SECTIONS.len()] = [
     ("oom", true),
     ("findings", true),
@@ -37,11 +38,11 @@ const STYLE: &str = ":root { color-scheme: light; } body { font: 14px system-ui,
     pre { font: 13px/1.35 ui-monospace, monospace; overflow-x: auto; margin: 6px 0; } .dim { color: #666; } \
     .bold { font-weight: bold; } .alarm { color: #b00020; font-weight: bold; } td, th { padding: 1px 8px; font-weight: normal; text-align: left; }";
 
-/// Writes the page about these processes of the run that `summary` is about, and of their devices about one alone where that is asked for.
+/// Writes the page about `processes` of the run that `summary` describes. `device` limits it to one device.
 ///
 /// # Errors
 ///
-/// The sink's; [`Error::EmptyWindow`] where a process has nothing of the device.
+/// The errors of `out`. [`Error::EmptyWindow`] if a process has no events of the device.
 pub fn html_page(
     summary: &Summary,
     processes: &[&Process],
@@ -118,12 +119,12 @@ fn drawn(process: &Process, device: Option<i16>, progress: &mut dyn FnMut(Progre
     Ok(pictures(process, &window, &size_text, &mut heard))
 }
 
-/// Whether a summary is about a process.
+/// Whether a summary describes this process.
 fn is(summary: &ProcessSummary, process: &Process) -> bool {
     process.path().file_name().is_some_and(|name| name.to_string_lossy() == summary.trace)
 }
 
-/// The summary of these processes, and of this device alone; whether something was left out.
+/// The summary of these processes and of this device alone, and whether anything was left out.
 fn narrowed(summary: &Summary, processes: &[&Process], device: Option<i16>) -> (Summary, bool) {
     let mut narrow = summary.clone();
     narrow.processes.retain(|one| processes.iter().any(|process| is(one, process)));
@@ -136,14 +137,14 @@ fn narrowed(summary: &Summary, processes: &[&Process], device: Option<i16>) -> (
     (narrow, left_out)
 }
 
-/// `rank 3, GPU 0`.
+/// Formats processes and device: `rank 3, GPU 0`.
 fn named(summary: &Summary, device: Option<i16>) -> String {
     let mut names: Vec<String> = summary.processes.iter().take(TOLD).map(process_name).collect();
     names.extend(device.map(|device| if device < 0 { "CPU tensors".to_owned() } else { format!("GPU {device}") }));
     names.join(", ")
 }
 
-/// Text of a coloured page as HTML: its marks become spans, all else is text.
+/// Converts colored text to HTML. ANSI sequences become spans; everything else is escaped text.
 fn marked(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 256);
     let mut open = false;

@@ -1,7 +1,7 @@
 //! Reports for people and programs.
 //!
-//! [`summarize`] turns a run into a [`Summary`], which is `summary.json` as a structure; the closing page is written from
-//! that structure alone, so that text and JSON cannot disagree.
+//! [`summarize`] turns a run into a [`Summary`], the structure of `summary.json`. The end-of-run summary uses only that
+//! structure, so text and JSON always agree.
 
 mod build;
 mod check;

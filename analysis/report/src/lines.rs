@@ -1,4 +1,5 @@
-//! The line table: what each source line of chosen functions did. `analysis/schema/lines.schema.json` describes its JSON.
+//! The line table: what each source line of selected functions did. `analysis/schema/lines.schema.json` describes its
+//! JSON.
 
 use memtrace_trace::counters::Counter;
 use schemars::JsonSchema;
@@ -16,25 +17,26 @@ use memtrace_output::Sources;
 /// The version of the structure: major.minor.
 pub const LINES_VERSION: &str = "1.0";
 
-/// Lines of source shown of one function; of a longer one only what is near a line with figures.
+/// The maximum number of source lines shown of one function. Of a longer function, only lines near a line with figures
+/// are shown.
 const LONGEST: u32 = 400;
-/// Lines shown around one with figures, of what is not shown whole.
+/// The number of lines shown before and after a line with figures, in a function that is not shown in full.
 const AROUND: u32 = 1;
 
-/// Which lines.
+/// Which lines to show.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LinesWanted {
     /// A function: its name, its qualified name or the end of it (`Block.forward`).
     pub function: Option<String>,
     /// A file: its path or the end of it.
     pub file: Option<String>,
-    /// At most so many functions, those with the highest peaks.
+    /// The maximum number of functions. Those with the highest peaks are chosen.
     pub top: usize,
-    /// Only the process of this rank.
+    /// Shows only the process of this rank.
     pub rank: Option<u32>,
-    /// Only this process.
+    /// Shows only the process with this id.
     pub pid: Option<u32>,
-    /// Only this device.
+    /// Shows only this device.
     pub device: Option<i16>,
 }
 
@@ -161,30 +163,31 @@ impl From<LineUse> for LineFigures {
 }
 
 impl LinesReport {
-    /// The JSON Schema, made from these structures and their documentation.
+    /// The JSON Schema, generated from these structures and their documentation.
     pub fn json_schema() -> String {
         super::summary::schema_text(&schemars::schema_for!(LinesReport))
     }
 
     /// The table as JSON.
     pub fn to_json(&self) -> String {
-        // Serialising these plain structures cannot fail.
+        // Serializing these plain structures cannot fail.
         printable::json(serde_json::to_string_pretty(self).unwrap_or_default() + "\n")
     }
 }
 
-/// Whether a path is another, or ends in it.
+/// Whether `end` is the path itself or its last components.
 pub(super) fn ends_in(path: &str, end: &str) -> bool {
     let end = end.trim_start_matches("./");
     path.strip_suffix(end).is_some_and(|rest| rest.is_empty() || end.starts_with('/') || rest.ends_with('/'))
 }
 
-/// Whether a qualified name is that one, or ends in it: `forward` and `Block.forward` are `model.Block.forward`.
+/// Whether `name` is the qualified name itself or its end: `forward` and `Block.forward` match `model.Block.forward`.
 fn is_called(qualname: &str, name: &str) -> bool {
     qualname.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// The line table of the fullest device that matches; `None` where no process or device does, or none of them has such functions.
+/// The line table of the matching device with the highest peak. `None` if no process or device matches, or if no device
+/// has such functions.
 pub fn lines(run: &Run, wanted: &LinesWanted, progress: &mut dyn FnMut(Progress<'_>)) -> Option<LinesReport> {
     let mut all: Vec<(&Process, DeviceLines)> = Vec::new();
     let mut undecoded = 0u64;
@@ -290,7 +293,8 @@ fn of_device(process: &Process, device: &DeviceLines, wanted: &LinesWanted) -> L
     }
 }
 
-/// Where it is not recorded where functions begin, those of one name are one; the source tells them apart.
+/// Splits functions with the same name by the source. Needed only if the recording does not contain the first lines of
+/// functions.
 fn apart(function: FunctionUse, sources: &mut Sources) -> Vec<FunctionUse> {
     if function.first_line > 0 || &*function.qualname == "<module>" {
         return vec![function];
@@ -321,7 +325,7 @@ fn rows(function: FunctionUse, sources: &mut Sources) -> FunctionLines {
     let first = function.lines.first().map_or(0, |(line, _)| *line);
     let last = function.lines.last().map_or(0, |(line, _)| *line);
     let body = match text {
-        // A module's lines may be far apart.
+        // The lines of module code can be far apart, so their range is not extended.
         Some(text) if &*function.qualname != "<module>" && function.first_line > 0 => {
             Body { first: function.first_line.min(first), last: end_of(text, function.first_line).max(last) }
         }

@@ -1,4 +1,4 @@
-//! The line table for people: text, and a page that needs nothing else.
+//! The line table as text and as a self-contained HTML page.
 
 use std::fmt::Write as _;
 
@@ -8,10 +8,10 @@ use super::text::{Page, TextOptions, device_text};
 use super::units::{count_text, signed_size_text, size_text};
 use memtrace_input::printable;
 
-/// Code is cut where a line gets longer than this, or than the page.
+/// The maximum width of the code column, if the report is not narrower.
 const WIDEST: usize = 160;
 
-/// What the figures are.
+/// The legend of the figures.
 const LEGEND: [&str; 3] = [
     "a line is current from an event (a block handed out or given back) in it or in what it calls to the next event: peaks are the \
      highest of active and reserved bytes meanwhile",
@@ -94,7 +94,7 @@ impl LinesReport {
         notes
     }
 
-    /// The table as a page of HTML that loads nothing.
+    /// The table as an HTML page that loads nothing.
     pub fn to_html(&self) -> String {
         let mut out = format!(
             "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{}</title>\n<style>{STYLE}</style></head><body>\n\
@@ -158,13 +158,13 @@ fn title(function: &FunctionLines) -> String {
     format!("{}    {place}    active at most {}", function.function, size_text(function.active_peak_bytes))
 }
 
-/// By how much all lines of a function are indented.
+/// The common indentation of a function's lines, in characters.
 fn margin(function: &FunctionLines) -> usize {
     let texts = function.lines.iter().filter_map(|line| line.text.as_deref()).filter(|text| !text.trim().is_empty());
     texts.map(|text| text.len() - text.trim_start_matches([' ', '\t']).len()).min().unwrap_or(0)
 }
 
-/// The seven figures.
+/// The seven figures of a line.
 fn cells(figures: Option<&LineFigures>) -> Vec<String> {
     let Some(f) = figures else { return vec![String::new(); 7] };
     let some = |bytes: u64| if bytes > 0 { size_text(bytes) } else { String::new() };
@@ -179,7 +179,7 @@ fn cells(figures: Option<&LineFigures>) -> Vec<String> {
     ]
 }
 
-/// Text as HTML shows it, without what moves or hides text.
+/// Escapes text for HTML, without the control characters that move or hide text.
 fn escaped(text: &str) -> String {
     printable::html(&cut(text, 2000))
 }

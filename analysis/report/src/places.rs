@@ -1,4 +1,4 @@
-//! Stacks as people name them: the program's own line first, the library's line where that is innermost.
+//! Formats stacks as places: the program's own line first, then the library's line if that is innermost.
 
 use memtrace_trace::file::{Definitions, Frame};
 use memtrace_trace::generated::is_inductor_file;
@@ -7,10 +7,10 @@ use memtrace_trace::ids::{ContextId, FrameId, StackId};
 use super::summary::{FrameSummary, StackSummary};
 use memtrace_insight::rules::plumbing_rule;
 
-/// Frames shown of one stack.
+/// The maximum number of frames shown of one stack.
 const MAX_FRAMES: usize = 128;
 
-/// Names places.
+/// Formats the stacks of one recording.
 #[derive(Debug)]
 pub(super) struct Places<'a> {
     definitions: &'a Definitions,
@@ -28,7 +28,8 @@ impl<'a> Places<'a> {
         Places { definitions, directory }
     }
 
-    /// A stack and, for a block of the backward pass, its node and the forward call.
+    /// The summary of a stack. For a block of the backward pass it shows the autograd node and the forward call that
+    /// made it.
     pub(super) fn stack(&self, stack: StackId, context: ContextId) -> StackSummary {
         let node = self.definitions.context(context);
         let shown = node.map(|c| c.forward).filter(|forward| !forward.is_none()).unwrap_or(stack);
@@ -41,8 +42,8 @@ impl<'a> Places<'a> {
         StackSummary { place, node: node.map(|c| c.node.to_string()), frames }
     }
 
-    /// `model.py:88 forward`, `optim/adam.py:94 _init_group, train.py:61`, without Python `libnccl.so.2 ncclMalloc [native]`;
-    /// empty when nothing is known.
+    /// Formats a stack: `model.py:88 forward`, `optim/adam.py:94 _init_group, train.py:61`. Without Python frames:
+    /// `libnccl.so.2 ncclMalloc [native]`. Empty if nothing is known.
     fn place(&self, stack: StackId) -> String {
         let frames = || self.definitions.walk(stack).filter_map(|(_, frame)| frame);
         let mut python = frames().filter(|frame| !frame.native && !explained(frame)).peekable();
@@ -58,7 +59,8 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// The frame by which a stack goes: the program's own innermost one, else Python's, else the native one responsible.
+    /// The frame that represents a stack. It is the program's own innermost frame, else the innermost Python frame,
+    /// else the responsible native frame.
     pub(super) fn own(&self, stack: StackId) -> Option<FrameId> {
         let frames = || {
             let ids = self.definitions.walk_ids(stack);
@@ -70,7 +72,7 @@ impl<'a> Places<'a> {
         own.or_else(native).map(|(id, _)| id)
     }
 
-    /// `model.py:88 forward`
+    /// Formats a frame: `model.py:88 forward`.
     pub(super) fn frame(&self, frame: &Frame) -> String {
         if frame.native { self.native(frame) } else { self.line(frame, true) }
     }
@@ -85,14 +87,14 @@ impl<'a> Places<'a> {
         let file = self.short(&frame.filename);
         let file = if frame.line > 0 { file } else { file.rsplit('/').next().unwrap_or(file) };
         match frame.line {
-            // `libfoo.so+0x1234` names its file itself.
+            // A name such as `libfoo.so+0x1234` already contains the file.
             0 if frame.qualname.starts_with(file) => format!("{} [native]", frame.qualname),
             0 => format!("{file} {} [native]", frame.qualname),
             line => format!("{file}:{line} {} [native]", frame.qualname),
         }
     }
 
-    /// Relative to the program's folder, else the last two components.
+    /// The path relative to the program's folder, else its last two components.
     pub(super) fn short<'f>(&self, filename: &'f str) -> &'f str {
         if let Some(rest) = self.directory.as_deref().and_then(|d| filename.strip_prefix(d))
             && !is_library(filename)
@@ -104,7 +106,7 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Where it is known what a generated line stands for, that is what people wrote.
+/// Whether a generated line has a known source line. The user wrote that source line, so it is shown instead.
 fn explained(frame: &Frame) -> bool {
     !frame.inlined_into.is_none() && is_inductor_file(&frame.filename)
 }

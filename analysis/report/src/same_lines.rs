@@ -1,7 +1,8 @@
-//! Which lines of one recording are which of another: by file (the end of its path: folders differ between machines), function, and line.
+//! Matches the lines of two recordings: by file, function and line. Files match by the end of their path, because
+//! folders differ between machines.
 //!
-//! Where an edit has moved lines, those of a function are put side by side in their order: by their text where both versions are there,
-//! else by what they call and how far they are into the function.
+//! An edit can move lines. Then the lines of a function are aligned in order. The criterion is their text if both
+//! versions are available, else their callees and their distance from the start of the function.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,39 +12,39 @@ use memtrace_trace::ids::{FrameId, StackId};
 
 use memtrace_output::Sources;
 
-/// Lines of a function that are put side by side; of longer ones only equal numbers match.
+/// The maximum number of lines per function to align. In longer functions only equal line numbers match.
 const MOST_LINES: usize = 400;
 
-/// A line in both recordings, or in one of them.
+/// A line that occurs in one recording or in both.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Line(u32);
 
-/// One recording's part.
+/// One of the two recordings.
 pub(super) struct Version<'a> {
     pub(super) definitions: &'a Definitions,
-    /// Where the program ran.
+    /// The folder in which the program ran.
     pub(super) directory: Option<&'a str>,
     pub(super) sources: Sources,
-    /// The stacks that matter.
+    /// The stacks whose lines are to be matched.
     pub(super) stacks: BTreeSet<StackId>,
 }
 
-/// See the module.
+/// The matched lines of two recordings.
 #[derive(Debug, Default)]
 pub(super) struct SameLines {
     of: [HashMap<FrameId, Line>; 2],
     frames: Vec<[FrameId; 2]>,
-    /// Lines whose number is another one in the second recording.
+    /// The number of lines with another number in the second recording.
     pub(super) moved: usize,
-    /// Of these, how many the text of the sources proves.
+    /// The number of moved lines that the text of both sources proves.
     pub(super) moved_by_text: usize,
 }
 
-/// A function's line in one version.
+/// A function's line in one recording.
 #[derive(Debug, Default)]
 struct Seen {
     frames: Vec<FrameId>,
-    /// What it calls; names, hashed.
+    /// Hashes of the names of the functions that the line calls.
     calls: BTreeSet<u64>,
 }
 
@@ -54,13 +55,13 @@ struct Function {
     lines: BTreeMap<u32, Seen>,
 }
 
-/// By file and name, in order of their first lines.
+/// Functions by file and name, then by first line.
 type Functions = BTreeMap<(String, Box<str>), BTreeMap<u32, Function>>;
 
 impl SameLines {
-    /// Of two recordings.
+    /// Matches the lines of two recordings.
     pub(super) fn of(a: &mut Version<'_>, b: &mut Version<'_>) -> SameLines {
-        // PyTorch's snapshots know neither qualified names nor where functions begin.
+        // PyTorch's snapshots contain neither qualified names nor first lines of functions.
         let bare = [&*a, &*b].iter().any(|version| version.is_bare());
         let (mut of_a, of_b) = (a.functions(bare), b.functions(bare));
         rename(&mut of_a, &of_b);
@@ -84,7 +85,7 @@ impl SameLines {
         self.of[side].get(&frame).copied()
     }
 
-    /// A frame of a line, in the first and in the second recording; `NONE` where it is not.
+    /// A frame of a line in each recording; `NONE` where the line is missing.
     pub(super) fn frames(&self, line: Line) -> [FrameId; 2] {
         self.frames.get(line.0 as usize).copied().unwrap_or_default()
     }
@@ -113,7 +114,7 @@ impl SameLines {
         let mut pairs: Vec<(Option<u32>, Option<u32>)> = Vec::new();
         let whole = ours.lines.keys().eq(theirs.lines.keys()) && ours.first_line == theirs.first_line;
         let long = ours.lines.len().max(theirs.lines.len()) > MOST_LINES;
-        // Where the same lines are there their numbers say enough, unless both texts are there to say more.
+        // Equal line numbers are enough to match, unless both texts are available and differ.
         let texts = |version: &mut Version<'_>, function: &Function| -> Vec<Option<String>> {
             let text = |line: &u32| version.sources.line(&function.filename, *line).map(str::to_owned);
             function.lines.keys().map(text).collect()
@@ -142,7 +143,7 @@ impl SameLines {
     }
 }
 
-/// How well two lines fit; `None` where they cannot be the same.
+/// The score for matching two lines; `None` if they cannot be the same line.
 fn fit(
     ours: (&Function, u32, &Seen, &Option<String>),
     theirs: (&Function, u32, &Seen, &Option<String>),
@@ -154,7 +155,7 @@ fn fit(
     let same_calls = ours.2.calls == theirs.2.calls;
     let score = match (same_text, other_text) {
         (true, _) => 100,
-        // A line that was edited still calls what it called, in its place.
+        // An edited line at the same place still calls the same functions.
         (_, true) if same_calls && away == 0 => 40,
         (_, true) => return None,
         _ if same_calls => 40,
@@ -164,7 +165,7 @@ fn fit(
     Some(score + if away == 0 { 20 } else { 0 } - away.min(15))
 }
 
-/// Puts the lines of a function side by side, in their order, so that as much as possible fits.
+/// Aligns the lines of a function in order, with the highest total score.
 fn aligned(
     ours: &Function,
     theirs: &Function,
@@ -214,7 +215,7 @@ impl Version<'_> {
     fn functions(&self, bare: bool) -> Functions {
         let mut functions = Functions::new();
         for stack in &self.stacks {
-            // What the frame before, further in, is called.
+            // The name of the next inner frame.
             let mut inner: Option<&str> = None;
             for (_, id) in self.definitions.walk_ids(*stack) {
                 let Some(frame) = self.definitions.frame(id) else { continue };
@@ -239,7 +240,8 @@ impl Version<'_> {
         functions
     }
 
-    /// The path without what differs between machines: from the folder of installed packages on, or from where the program ran.
+    /// The path without the parts that differ between machines. It starts after the folder of installed packages, or
+    /// after the program's folder.
     fn file(&self, frame: &Frame) -> String {
         let path = &*frame.filename;
         for folder in ["/site-packages/", "/dist-packages/"] {
@@ -259,7 +261,8 @@ impl Version<'_> {
     }
 }
 
-/// Gives files of the first recording that the second one lacks the name of the one there that ends most alike.
+/// Renames files of the first recording that the second lacks, to the second's unmatched file with the most common
+/// trailing components.
 fn rename(of_a: &mut Functions, of_b: &Functions) {
     let files = |functions: &Functions| functions.keys().map(|(file, _)| file.clone()).collect::<BTreeSet<String>>();
     let (files_a, files_b) = (files(of_a), files(of_b));
@@ -288,7 +291,7 @@ mod tests {
     use super::*;
     use memtrace_trace::file::StackNode;
 
-    /// `(line, what it calls)` of one function that begins at `first`, in a file.
+    /// The definitions of one function that begins at line `first` of `file`, with `(line, callee)` pairs.
     fn definitions(file: &str, first: u32, lines: &[(u32, &str)]) -> Definitions {
         let mut definitions = Definitions {
             frames: vec![Frame::default()],
@@ -316,7 +319,7 @@ mod tests {
             definitions,
             directory: None,
             sources: Sources::new(None, None, true),
-            // Those that end in the callee: nothing is allocated in `forward` itself.
+            // The stacks that end in the callee. `forward` itself allocates nothing.
             stacks: (1..=32).map(|callee| StackId(2 * callee)).collect(),
         };
         let same = SameLines::of(&mut version(a), &mut version(b));
@@ -330,7 +333,7 @@ mod tests {
     #[test]
     fn lines_that_an_edit_moved_are_found() {
         let before = definitions("/home/me/model.py", 10, &[(11, "linear"), (12, "relu"), (14, "norm")]);
-        // Two lines were put before the function, one more that allocates into it; on another machine.
+        // On another machine, after an edit: two more lines before the function and one more allocating line inside it.
         let after = definitions("/srv/job/model.py", 12, &[(13, "linear"), (14, "clone"), (15, "relu"), (17, "norm")]);
         assert_eq!(pairs(&before, &before), [(11, 11), (12, 12), (14, 14)]);
         assert_eq!(pairs(&before, &after), [(11, 13), (0, 14), (12, 15), (14, 17)]);

@@ -1,5 +1,5 @@
-//! The parts of a report, each in full: `memtrace report RUN --section peak`. Like the closing page they are written from the
-//! [`Summary`] alone.
+//! The sections of a report in full: `memtrace report RUN --section peak`. Like the end-of-run summary, they use only
+//! the [`Summary`].
 
 use std::collections::BTreeMap;
 
@@ -12,27 +12,28 @@ use super::table::{Align, Table, cut, cut_middle, place_in};
 use super::text::{Page, TextOptions, by_place, device_name, process_name};
 use super::units::{count_text, share_text, size_text};
 
-/// A part of the report.
+/// A section of the report.
 #[derive(Clone, Copy, Debug)]
 pub struct Section {
-    /// Its name on the command line.
+    /// The name on the command line.
     pub name: &'static str,
-    /// What it tells.
+    /// A description of its content.
     pub tells: &'static str,
     page: fn(&mut Page, &DeviceSummary),
 }
 
-/// Modules listed, and the least share of them: one so-many-th.
+/// The maximum number of modules listed. A listed module has at least one in `MODULES_WORTH` parts of the allocated
+/// bytes.
 const MODULES: usize = 3;
 const MODULES_WORTH: u64 = 50;
-/// Letters of a name that a line has room for.
+/// The maximum length of a name, in characters.
 const LONGEST_NAME: usize = 48;
-/// Sources listed.
+/// The maximum number of sources listed.
 const SOURCES: usize = 12;
-/// Origins listed that pin memory.
+/// The maximum number of origins listed that hold segments.
 const PINS: usize = 8;
 
-/// All of them.
+/// All sections, in the order of `--help`.
 pub static SECTIONS: &[Section] = &[
     Section { name: "peak", tells: "the peak: when, what was there, and what would lower it", page: Page::whole_peak },
     Section {
@@ -57,17 +58,17 @@ pub static SECTIONS: &[Section] = &[
 ];
 
 impl Section {
-    /// The section of this name.
+    /// The section with this name; `None` if there is none.
     pub fn named(name: &str) -> Option<&'static Section> {
         SECTIONS.iter().find(|section| section.name == name)
     }
 
-    /// Whether it rests on a replay of the allocator.
+    /// Whether the section needs a replay of the allocator's policy.
     pub fn replays(&self) -> bool {
         self.name == "fragmentation"
     }
 
-    /// Whether it has anything to tell of a process.
+    /// Whether the section has content for a process.
     pub(super) fn is_about(&self, process: &ProcessSummary) -> bool {
         let any = |has: fn(&DeviceSummary) -> bool| process.devices.iter().any(has);
         match self.name {
@@ -82,7 +83,7 @@ impl Section {
         }
     }
 
-    /// What it tells of one process, without the line about the run.
+    /// The section's text for one process, without the line about the run.
     pub(super) fn of_process(&self, process: &ProcessSummary, name: Option<&str>, options: &TextOptions) -> String {
         let mut page = Page::new(options);
         page.section(self, process, name);
@@ -91,7 +92,7 @@ impl Section {
 }
 
 impl Summary {
-    /// One section of the report, for people.
+    /// One section of the report as text.
     pub fn section_to_text(&self, section: &Section, options: &TextOptions) -> String {
         let mut page = Page::new(options);
         page.head(self);
@@ -122,7 +123,7 @@ impl Page {
         }
     }
 
-    /// The peak, explained.
+    /// The peak in full.
     fn whole_peak(&mut self, device: &DeviceSummary) {
         let Some(peak) = &device.peak else {
             return self.line("  nothing was allocated".to_owned());
@@ -142,7 +143,7 @@ impl Page {
         }
     }
 
-    /// Out of memory, explained.
+    /// The out-of-memory error in full.
     fn whole_oom(&mut self, device: &DeviceSummary) {
         let Some(oom) = device.explained_oom.and_then(|at| device.ooms.get(at)) else {
             return self.line("  no request failed".to_owned());
@@ -241,7 +242,7 @@ impl Page {
         }
     }
 
-    /// What was reserved, and what of that was not in use.
+    /// What was reserved, and which part of it was not in use.
     fn reserved_line(&mut self, moment: &MomentSummary, reserved: Option<&ReservedSummary>, device: &DeviceSummary) {
         let totals = &moment.totals;
         let idle = totals.reserved_bytes.saturating_sub(totals.active_bytes.max(totals.allocated_bytes));
@@ -269,7 +270,7 @@ impl Page {
         }
     }
 
-    /// The largest sources of what was alive.
+    /// The largest sources of the allocated blocks.
     pub(super) fn sources(&mut self, moment: &MomentSummary, count: usize) {
         for (i, source) in by_place(&moment.top).iter().take(count).enumerate() {
             let mut text = format!(
@@ -291,7 +292,7 @@ impl Page {
         }
     }
 
-    /// The largest modules, one line each; those of one class side by side as one.
+    /// The largest modules, one line each. Sibling modules of one class share a line.
     pub(super) fn modules(&mut self, moment: &MomentSummary) {
         let mut groups = module_groups(&moment.by_module);
         groups.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
@@ -305,7 +306,7 @@ impl Page {
         }
     }
 
-    /// One line with a label, cut to the page.
+    /// Adds one line with a label, cut to the width of the report.
     fn row(&mut self, label: &str, text: &str) {
         let label = self.style.dim(&format!("  {label:<9}"));
         let room = self.width.saturating_sub(11);
@@ -324,7 +325,7 @@ impl Page {
         self.labelled("later", &text);
     }
 
-    /// Which live blocks keep memory from being returned.
+    /// The blocks in use that keep memory from being returned.
     fn pins(&mut self, reserved: Option<&ReservedSummary>, count: usize) {
         for (i, pin) in reserved.iter().flat_map(|reserved| &reserved.pins).take(count).enumerate() {
             let label = if i == 0 { "pinned" } else { "" };
@@ -332,7 +333,7 @@ impl Page {
         }
     }
 
-    /// What would lower it: settings of the allocator as replayed, then changes to the program.
+    /// The suggestions: replayed allocator settings first, then changes to the program.
     pub(super) fn next(&mut self, device: &DeviceSummary) {
         let lines = next_steps(device);
         for (i, line) in lines.iter().enumerate() {
@@ -404,7 +405,7 @@ impl Page {
         self.lines.extend(lines);
     }
 
-    /// Who else holds device memory.
+    /// Other owners of device memory.
     fn whole_outside(&mut self, device: &DeviceSummary) {
         let before = self.lines.len();
         self.outside(device);
@@ -459,14 +460,14 @@ impl Page {
     }
 }
 
-/// A module, or several of one class side by side, as a line of the report.
+/// One line of the report: a module, or several sibling modules of one class.
 struct ModuleGroup {
     name: String,
     bytes: u64,
 }
 
-/// What to name of a tree of modules: a module is opened where modules of one class, side by side, have half of it, or another one module
-/// has; and one that no module called is always opened, into what is its own and what is in it.
+/// Groups the modules of a tree for listing. A module is divided further if sibling modules of one class hold at least
+/// half of it, or if one other module inside it does. A root is always divided, into its own memory and its modules.
 fn module_groups(tree: &[ModuleSummary]) -> Vec<ModuleGroup> {
     let mut groups = Vec::new();
     let mut at = 0;
@@ -478,7 +479,7 @@ fn module_groups(tree: &[ModuleSummary]) -> Vec<ModuleGroup> {
     groups
 }
 
-/// One module, before all that are in it.
+/// Groups one module and the modules inside it. `tree` starts with the module itself.
 fn open(tree: &[ModuleSummary], groups: &mut Vec<ModuleGroup>) {
     let Some((module, inside)) = tree.split_first() else { return };
     let class = module.class.as_deref().unwrap_or("");
@@ -517,7 +518,7 @@ fn open(tree: &[ModuleSummary], groups: &mut Vec<ModuleGroup>) {
     }
 }
 
-/// `200 MiB for Adam.exp_avg of head.weight`, `200 MiB (as large as head.weight)`.
+/// Formats the request: `200 MiB for Adam.exp_avg of head.weight` or `200 MiB (as large as head.weight)`.
 pub(super) fn wanted(oom: &OomSummary) -> String {
     let what = match (&oom.wanted_for, &oom.as_large_as) {
         (Some(name), _) => format!(" for {name}"),
@@ -545,10 +546,10 @@ fn pin_text(pin: &PinSummary) -> String {
     )
 }
 
-/// Actions told on a page.
+/// The maximum number of actions listed.
 const ACTIONS: usize = 3;
 
-/// What to do, most promising first: only what the replay and the figures of this run say.
+/// The suggestions, most promising first. They use only the replay and the figures of this run.
 fn next_steps(device: &DeviceSummary) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(what_if) = &device.what_if {
@@ -562,7 +563,7 @@ fn next_steps(device: &DeviceSummary) -> Vec<String> {
     lines
 }
 
-/// Less saved than this share of what was reserved is not worth a setting.
+/// A setting that saves less than one in this many parts of the reserved bytes is not suggested.
 const WORTH_SETTING: u64 = 20;
 
 fn settings_text(device: &DeviceSummary, what_if: &WhatIfSummary) -> Option<String> {
@@ -602,7 +603,7 @@ fn settings_text(device: &DeviceSummary, what_if: &WhatIfSummary) -> Option<Stri
     })
 }
 
-/// The name of a device, as a section's title.
+/// The title of a device's part of a section.
 impl Page {
     pub(super) fn device_title(&self, device: &DeviceSummary, process: Option<&str>) -> String {
         let mut title = device_name(device);

@@ -1,6 +1,6 @@
-//! Where functions begin and end in Python's source, by how it is indented.
+//! Finds where functions begin and end in Python source, by indentation.
 
-/// The lines of a function, from 1.
+/// The lines of a function, counted from 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Body {
     pub(super) first: u32,
@@ -16,14 +16,14 @@ fn is_def(line: &str) -> bool {
     line.strip_prefix("async ").unwrap_or(line).starts_with("def ") || line.starts_with("class ")
 }
 
-/// The line of the `def` of this name that `line` is in.
+/// The line of the `def` with this name that encloses `line`. `None` if there is none.
 pub(super) fn start_of(text: &[String], line: u32, name: &str) -> Option<u32> {
     let name = name.rsplit('.').next().unwrap_or(name);
     let mut within = usize::MAX;
     for number in (1..=line).rev() {
         let text = text.get(number as usize - 1)?;
         let code = text.trim_start();
-        // A bracket that ends a head of several lines stands as far out as the `def`.
+        // A closing bracket of a multi-line signature is indented like the `def`.
         if code.is_empty() || code.starts_with(['#', ')', ']', '}']) {
             continue;
         }
@@ -38,7 +38,7 @@ pub(super) fn start_of(text: &[String], line: u32, name: &str) -> Option<u32> {
     None
 }
 
-/// The last line of the function that begins (with its decorators) at `first`.
+/// The last line of the function that begins at `first`, which includes its decorators.
 pub(super) fn end_of(text: &[String], first: u32) -> u32 {
     let at = |number: u32| text.get((number as usize).checked_sub(1)?).map(String::as_str);
     let mut def = first;
@@ -48,7 +48,7 @@ pub(super) fn end_of(text: &[String], first: u32) -> u32 {
     let Some(head) = at(def).filter(|line| is_def(line)) else { return first };
     let depth = indent(head);
     let mut last = def;
-    // A signature over several lines ends with one that is no deeper than the `def`.
+    // A multi-line signature ends with a line that is not indented more than the `def`.
     let mut open = 0i64;
     let mut in_head = true;
     for number in def.. {

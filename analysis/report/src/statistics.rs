@@ -1,4 +1,4 @@
-//! The table of `torch.cuda.memory_summary`, from the recording.
+//! The table of `torch.cuda.memory_summary`, computed from the recording.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ const POOLS: [(&str, &str); 3] =
     [("all", ""), ("large_pool", "  from the large pool"), ("small_pool", "  from the small pool")];
 const COLUMNS: [&str; 4] = ["current", "peak", "allocated", "freed"];
 
-/// The figures, by the keys of `torch.cuda.memory_stats`.
+/// The figures by their keys in `torch.cuda.memory_stats`.
 pub(super) fn by_key(statistics: &Statistics, ooms: u64) -> BTreeMap<String, u64> {
     let mut keys = BTreeMap::from([("num_ooms".to_owned(), ooms)]);
     for ((pool, _), stats) in POOLS.iter().zip([&statistics.all, &statistics.large, &statistics.small]) {
@@ -25,7 +25,7 @@ pub(super) fn by_key(statistics: &Statistics, ooms: u64) -> BTreeMap<String, u64
     keys
 }
 
-/// What `torch.cuda.memory_summary` calls a figure.
+/// The label of a figure in `torch.cuda.memory_summary`.
 const fn title(figure: Figure) -> &'static str {
     match figure {
         Figure::AllocatedBytes => "Allocated memory",

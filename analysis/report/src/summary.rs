@@ -1,5 +1,5 @@
-//! `summary.json` as a structure. `analysis/schema/summary.schema.json` describes it for other programs; a field is never
-//! renamed or removed within a major version, new ones may appear.
+//! The structure of `summary.json`. `analysis/schema/summary.schema.json` describes it for other programs. Within a
+//! major version, fields are never renamed or removed; new fields can appear.
 
 use std::collections::BTreeMap;
 
@@ -701,7 +701,7 @@ pub struct CategoryReasonSummary {
     pub bytes: u64,
 }
 
-/// A schema as its file has it.
+/// A schema as text, exactly as its file stores it.
 pub(super) fn schema_text(schema: &schemars::Schema) -> String {
     let mut text = serde_json::to_string_pretty(schema).unwrap_or_default();
     text.push('\n');
@@ -709,14 +709,14 @@ pub(super) fn schema_text(schema: &schemars::Schema) -> String {
 }
 
 impl Summary {
-    /// The JSON Schema of `summary.json`, made from these structures and their documentation.
+    /// The JSON Schema of `summary.json`, generated from these structures and their documentation.
     pub fn json_schema() -> String {
         schema_text(&schemars::schema_for!(Summary))
     }
 
-    /// `summary.json`.
+    /// The content of `summary.json`.
     pub fn to_json(&self) -> String {
-        // Serialising these plain structures cannot fail.
+        // Serializing these plain structures cannot fail.
         let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
         text.push('\n');
         printable::json(text)

@@ -1,8 +1,8 @@
-//! Tables in plain text: columns as wide as their widest cell, the last one cut at the page's edge.
+//! Tables in plain text. Each column is as wide as its widest cell; the last column is cut at the right edge.
 
 use super::text::Style;
 
-/// How a column is aligned.
+/// The alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Align {
     Left,
@@ -33,22 +33,23 @@ impl Table {
         }
     }
 
-    /// The same with a last column of one line each, cut at the page's edge.
+    /// Makes a table whose last column never wraps. Its cells are cut at the right edge.
     pub(super) fn verbatim(head: &[(&str, Align)]) -> Table {
         Table { verbatim: true, ..Table::new(head) }
     }
 
-    /// A row of cells.
+    /// Adds a row of cells.
     pub(super) fn row(&mut self, cells: Vec<String>) {
         self.rows.push(Row::Cells(cells));
     }
 
-    /// A line of its own between rows.
+    /// Adds a line without columns between rows.
     pub(super) fn caption(&mut self, text: impl Into<String>) {
         self.rows.push(Row::Caption(text.into()));
     }
 
-    /// The lines, each indented by `indent`, none longer than `width`. The last column may take several lines.
+    /// The lines, each indented by `indent` and at most `width` characters long. The last column can take several
+    /// lines.
     pub(super) fn lines(&self, indent: usize, width: usize, style: Style) -> Vec<String> {
         let mut widths = vec![0; self.align.len()];
         for row in &self.rows {
@@ -93,7 +94,7 @@ impl Table {
     }
 }
 
-/// Breaks text after commas, and at spaces where there are none.
+/// Breaks text after commas, or at spaces if there are no commas.
 pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     wrap_after(if text.contains(", ") { ", " } else { " " }, text, width)
 }
@@ -117,7 +118,7 @@ fn wrap_after(separator: &str, text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// At most `width` characters; what is cut ends in an ellipsis.
+/// Cuts text to at most `width` characters. A cut text ends with an ellipsis.
 pub(super) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -128,7 +129,7 @@ pub(super) fn cut(text: &str, width: usize) -> String {
     short
 }
 
-/// At most `width` characters, where both ends tell: what is cut is in the middle.
+/// Cuts text to at most `width` characters in the middle, because both ends carry information.
 pub(super) fn cut_middle(text: &str, width: usize) -> String {
     let count = text.chars().count();
     if count <= width {
@@ -140,14 +141,15 @@ pub(super) fn cut_middle(text: &str, width: usize) -> String {
     format!("{begin}\u{2026}{end}")
 }
 
-/// A place in at most `width` characters: without folders where that is too long, then without functions, then cut in the middle, so that
-/// the program's own line stays.
+/// Shortens a place to at most `width` characters. It drops folders first, then functions, then cuts the middle, so
+/// that the program's own line stays.
 pub(super) fn place_in(place: &str, width: usize) -> String {
     let fits = |text: &str| text.chars().count() <= width;
     if fits(place) {
         return place.to_owned();
     }
-    // `tests/train.py:17 step, optim/adam.py:178 _init_group`, a node's `X of ` before it.
+    // A part has the form `tests/train.py:17 step` or `optim/adam.py:178 _init_group`, optionally with an autograd
+    // node's `X of ` before it.
     let bare = |part: &str| {
         let (node, at) = part.rsplit_once(" of ").map_or(("", part), |(node, at)| (node, at));
         let file = at.split(' ').next().unwrap_or(at);

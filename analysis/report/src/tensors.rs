@@ -1,22 +1,23 @@
-//! What is told of tensors by their names: what many are called together, and which one a request that failed was for.
+//! Derives text from tensor names: the common name of several tensors, and the tensor that a failed request was for.
 
 use memtrace_trace::definition::TensorKind;
 
 use memtrace_insight::passes::{Category, Oom, Phase};
 use memtrace_replay::{Named, Names};
 
-/// What names are made of: words, and what is between two.
+/// The words of a name, each with the separator after it.
 fn words(name: &str) -> Vec<&str> {
     name.split_inclusive(['.', ' ']).collect()
 }
 
-/// What several names have in common, with `*` for what differs: `blocks.*.weight`. None where nothing is in common.
+/// The common pattern of several names, with `*` for the differing parts: `blocks.*.weight`. `None` if the names have
+/// nothing in common.
 pub(super) fn common(names: &[String]) -> Option<String> {
     let (first, others) = names.split_first()?;
     let first = words(first);
     let others: Vec<Vec<&str>> = others.iter().map(|name| words(name)).collect();
     let same = |of: &dyn Fn(&[&str]) -> bool| others.iter().all(|other| of(other));
-    // Of one length: word by word, else what they begin and end with.
+    // Names of equal length are compared word by word. Other names keep their common start and end.
     let mut parts: Vec<String> = Vec::new();
     if same(&|other| other.len() == first.len()) {
         for (at, word) in first.iter().enumerate() {
@@ -44,7 +45,7 @@ pub(super) fn common(names: &[String]) -> Option<String> {
     text.chars().any(char::is_alphanumeric).then_some(text)
 }
 
-/// A state of a parameter: `Adam.exp_avg of 0.weight` as its kind and the parameter's name.
+/// Splits the name of optimizer state: `Adam.exp_avg of 0.weight` gives its kind and the parameter.
 fn state_of(named: &Named) -> Option<(&str, &str)> {
     match &named.names[..] {
         [only] if named.kind == TensorKind::OptimizerState => only.split_once(" of "),
@@ -52,9 +53,14 @@ fn state_of(named: &Named) -> Option<(&str, &str)> {
     }
 }
 
-/// Which state of which parameter an optimizer wanted to make when a request failed, where that is certain: the states it had made so far
-/// go parameter by parameter, each with the same kinds in the same order, a block of the kind that is next has been made by the very stack
-/// that asked now, and the request is as large as the parameter. `live` is what was alive, as `seq` and size, in order.
+/// The optimizer state that a failed request was for, if it is certain. `live`: the allocated blocks as `seq` and
+/// bytes, in order.
+///
+/// All of these must hold:
+///
+/// - The states so far go parameter by parameter, each with the same kinds in the same order.
+/// - The stack of the failed request has already allocated a state of the next kind.
+/// - The request is as large as the parameter.
 pub(super) fn wanted_for(oom: &Oom, live: &[(u64, u64)], names: &Names) -> Option<String> {
     if oom.phase != Phase::Optimizer {
         return None;
@@ -65,7 +71,7 @@ pub(super) fn wanted_for(oom: &Oom, live: &[(u64, u64)], names: &Names) -> Optio
             .find(|(.., n)| n.kind == TensorKind::Parameter && n.names.iter().any(|name| **name == *wanted))
             .map(|f| f.1)
     };
-    // Each parameter with the kinds of its states, in the order in which they were made.
+    // By parameter: the kinds of its states, in the order of their allocation.
     let mut made: Vec<(&str, Vec<&str>)> = Vec::new();
     for (kind, parameter) in named().filter_map(|(.., named)| state_of(named)) {
         match made.last_mut() {
@@ -94,8 +100,8 @@ pub(super) fn wanted_for(oom: &Oom, live: &[(u64, u64)], names: &Names) -> Optio
     (by_this_stack(kind) && sizes_of(parameter) == Some(oom.wanted)).then(|| format!("{kind} of {parameter}"))
 }
 
-/// The parameter after the last one that has state, in the order in which parameters that have gradients were allocated, if states were
-/// made in that order so far.
+/// The parameter after the last one that has state, in the order in which parameters with gradients were allocated.
+/// `None` if the states so far do not follow that order.
 fn next_parameter<'a>(made: &[(&str, Vec<&str>)], live: &[(u64, u64)], names: &'a Names) -> Option<&'a str> {
     let named = || live.iter().filter_map(|(seq, _)| names.of_alloc(*seq));
     let has_gradient = |parameter: &str| {

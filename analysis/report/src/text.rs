@@ -1,5 +1,5 @@
-//! The closing page: one screen, the answer first. Every figure on it comes from the [`Summary`]; what is not known is not
-//! printed.
+//! The end-of-run summary: one screen, the most important result first. All figures come from the [`Summary`]; unknown
+//! figures are omitted.
 
 use std::collections::BTreeMap;
 
@@ -15,24 +15,24 @@ use memtrace_input::load::SNAPSHOT_TOPIC;
 use memtrace_input::printable;
 use memtrace_insight::passes::Category;
 
-/// Processes listed of a job with many.
+/// The maximum number of processes listed.
 const LISTED_PROCESSES: usize = 12;
-/// Named ranges listed, and how much of their names.
+/// The maximum number of named ranges listed, and the maximum length of their names in characters.
 const LISTED_LABELS: usize = 8;
 const LONGEST_LABEL: usize = 28;
-/// Sources listed of the peak.
+/// The maximum number of sources listed for the peak.
 const TOP: usize = 4;
-/// Findings printed.
+/// The maximum number of findings printed.
 const FINDINGS: usize = 3;
-/// Categories and owners smaller than this share of the whole are summed up.
+/// Categories and owners below one in this many parts of the whole are summed up.
 const WORTH_SAYING: u64 = 200;
 
-/// How text is laid out.
+/// Layout options for text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TextOptions {
-    /// Columns to fill; 80 to 120 look best.
+    /// The width in columns. 80 to 120 looks best; the minimum is 40.
     pub width: usize,
-    /// Whether to use ANSI colours.
+    /// Whether to use ANSI colors.
     pub colour: bool,
 }
 
@@ -42,7 +42,7 @@ impl Default for TextOptions {
     }
 }
 
-/// Colours, or none.
+/// Paints text with ANSI colors, or leaves it plain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Style {
     colour: bool,
@@ -68,7 +68,7 @@ impl Style {
         self.paint("1;31", text)
     }
 
-    /// The line as it may reach a terminal: of all control sequences only those that [`Self::paint`] makes.
+    /// The line, safe for a terminal. It keeps only the control sequences that [`Self::paint`] makes.
     fn printable(self, line: &str) -> String {
         const OURS: [&str; 4] = ["\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[1;31m"];
         let (mut out, mut rest) = (String::with_capacity(line.len()), line);
@@ -85,7 +85,7 @@ impl Style {
 }
 
 impl Summary {
-    /// The closing page, for people.
+    /// The end-of-run summary as text.
     pub fn to_text(&self, options: &TextOptions) -> String {
         let mut page = Page::new(options);
         page.head(self);
@@ -112,14 +112,14 @@ impl Summary {
     }
 }
 
-/// What ran: its command; of a snapshot its file.
+/// The title of the run: its command, or the file name of a snapshot.
 pub(super) fn called(summary: &Summary) -> String {
     let run = &summary.run;
     let name = std::path::Path::new(&run.path).file_name().filter(|_| is_snapshot(&summary.processes));
     name.map_or_else(|| run.command.join(" "), |name| name.to_string_lossy().into_owned())
 }
 
-/// A page in the making.
+/// A report while its lines are collected.
 pub(super) struct Page {
     pub(super) lines: Vec<String>,
     pub(super) width: usize,
@@ -171,7 +171,7 @@ impl Page {
         }
     }
 
-    /// One line a process, worst first.
+    /// Adds one line per process, the worst first.
     fn processes(&mut self, processes: &[ProcessSummary]) {
         let mut table = Table::new(&[
             ("process", Align::Left),
@@ -224,7 +224,7 @@ impl Page {
         self.blank();
         self.second_step(device);
         self.next(device);
-        // Nothing was said.
+        // No suggestions were added, so the blank line before them is removed.
         if self.lines.last().is_some_and(String::is_empty) {
             self.lines.pop();
         }
@@ -303,7 +303,7 @@ impl Page {
         }
     }
 
-    /// Device memory that is not the caching allocator's.
+    /// Adds the device memory outside the caching allocator.
     pub(super) fn outside(&mut self, device: &DeviceSummary) {
         let owners = outside(device);
         let total: u64 = owners.iter().map(|(_, bytes)| bytes).sum();
@@ -367,7 +367,7 @@ impl Page {
         self.lines.extend(lines);
     }
 
-    /// What is wrong, largest first.
+    /// Adds the findings, largest first.
     pub(super) fn findings(&mut self, findings: &[FindingSummary], count: usize) {
         for finding in findings.iter().take(count) {
             self.blank();
@@ -440,7 +440,7 @@ impl Page {
         }
     }
 
-    /// Native code whose names are missing for a reason that somebody can do something about.
+    /// Adds native code whose symbols are missing for a reason that the user can fix.
     fn unnamed(&mut self, objects: &[NativeObjectSummary]) {
         let mut unnamed: Vec<_> = objects.iter().filter(|o| o.named < o.places && !o.notes.is_empty()).collect();
         unnamed.sort_by_key(|o| std::cmp::Reverse(o.places - o.named));
@@ -454,7 +454,7 @@ impl Page {
 
     fn plain_label(&mut self, label: &str, text: &str) {
         let text = format!("{label:<9}{text}");
-        // Paths are for copying: they are not cut.
+        // Paths are meant to be copied, so the line is not cut.
         self.lines.push(text);
     }
 }
@@ -470,7 +470,7 @@ pub(super) struct Source<'a> {
     native: bool,
 }
 
-/// The largest sources, most first; those that differ in native frames alone are one.
+/// The largest sources first. Sources that differ only in native frames are merged.
 pub(super) fn by_place(top: &[TopEntry]) -> Vec<Source<'_>> {
     let mut all: Vec<Source<'_>> = Vec::new();
     for TopEntry { bytes, blocks, category, stack, name, names, .. } in top {
@@ -494,7 +494,7 @@ pub(super) fn by_place(top: &[TopEntry]) -> Vec<Source<'_>> {
     all
 }
 
-/// Losses that are events the trace does not have.
+/// Losses that are events missing from the trace.
 const LOST_EVENTS: [&str; 3] = ["events_dropped", "events_lost", "undecodable_events"];
 
 fn phase_cells(row: &PhaseSummary, indent: &str, steps: u64) -> Vec<String> {
@@ -510,7 +510,7 @@ fn phase_cells(row: &PhaseSummary, indent: &str, steps: u64) -> Vec<String> {
     ]
 }
 
-/// The ranges that the program named and in which memory changed, most bytes first.
+/// Adds the program's named ranges in which memory changed, most allocated bytes first.
 fn named_ranges(device: &DeviceSummary, table: &mut Table) {
     let mut own: Vec<&LabelSummary> = device.labels.iter().filter(|l| l.rule.is_none()).collect();
     own.retain(|label| label.allocations + label.frees > 0);
@@ -551,14 +551,14 @@ pub(super) fn device_name(device: &DeviceSummary) -> String {
     if device.device < 0 { "CPU tensors".to_owned() } else { format!("GPU {}", device.device) }
 }
 
-/// `rank 3, GPU 0`, `pid 7, CPU tensors`.
+/// Formats a device: `rank 3, GPU 0` or `pid 7, CPU tensors`.
 pub(super) fn device_text(rank: Option<u32>, pid: u32, device: i16) -> String {
     let process = rank.map_or_else(|| format!("pid {pid}"), |rank| format!("rank {rank}"));
     let device = if device < 0 { "CPU tensors".to_owned() } else { format!("GPU {device}") };
     format!("{process}, {device}")
 }
 
-/// What was alive, in words: the categories that matter.
+/// The largest categories as text.
 fn categories(moment: &MomentSummary) -> Vec<String> {
     let whole = moment.totals.allocated_bytes;
     let mut parts = Vec::new();
@@ -576,7 +576,7 @@ fn categories(moment: &MomentSummary) -> Vec<String> {
     parts
 }
 
-/// Memory that is not the caching allocator's, by owner, at its most.
+/// Memory outside the caching allocator, by owner. Each figure is the owner's peak in bytes.
 fn outside(device: &DeviceSummary) -> Vec<(&str, u64)> {
     let mut owners: Vec<(&str, u64)> = Vec::new();
     for owner in device.owners.iter().filter(|o| o.module.is_some()) {

@@ -1,8 +1,8 @@
-//! Numbers as people read them: binary units, three significant digits.
+//! Formats numbers for people: binary units, three significant digits.
 
 const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
-/// `18.6 GiB`, `512 B`, `0`.
+/// Formats bytes: `18.6 GiB`, `512 B`, `0`.
 pub fn size_text(bytes: u64) -> String {
     if bytes == 0 {
         return "0".to_owned();
@@ -17,7 +17,7 @@ pub fn size_text(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{} {}", digits(value), UNITS[unit]) }
 }
 
-/// The same with a sign: `+18.6 GiB`, `-3.00 MiB`, `0`.
+/// Formats signed bytes: `+18.6 GiB`, `-3.00 MiB`, `0`.
 pub(super) fn signed_size_text(bytes: i64) -> String {
     match bytes {
         0 => "0".to_owned(),
@@ -34,7 +34,7 @@ fn digits(value: f64) -> String {
     }
 }
 
-/// `1,234,567`.
+/// Formats a count: `1,234,567`.
 pub fn count_text(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
@@ -47,7 +47,7 @@ pub fn count_text(count: u64) -> String {
     text
 }
 
-/// `41 s`, `3 min 20 s`, `2 h 5 min`, `0.3 s`.
+/// Formats nanoseconds: `41 s`, `3 min 20 s`, `2 h 5 min`, `0.3 s`.
 pub fn duration_text(ns: u64) -> String {
     let seconds = ns / 1_000_000_000;
     match seconds {
@@ -58,7 +58,7 @@ pub fn duration_text(ns: u64) -> String {
     }
 }
 
-/// `3.2 %`.
+/// Formats a share as a whole percentage: `3 %`. 0 if `whole` is 0.
 pub(super) fn share_text(part: u64, whole: u64) -> String {
     if whole == 0 { "0 %".to_owned() } else { format!("{:.0} %", part as f64 * 100.0 / whole as f64) }
 }

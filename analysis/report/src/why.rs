@@ -1,4 +1,5 @@
-//! Why a moment is as high as it is, and what would lower it: from passes to a summary.
+//! Explains a point in time: why its memory use is high, and what would lower it. Converts the passes' results for the
+//! summary.
 
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::file::Definitions;
@@ -18,32 +19,33 @@ use memtrace_replay::{Names, Settings};
 /// How much is replayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Replaying {
-    /// Where there is something to explain: an out-of-memory error, or much reserved memory that is not in use; and not for minutes.
+    /// Replays if there is something to explain: an out-of-memory error, or much reserved memory that is not in use.
+    /// Never replays large recordings.
     #[default]
     WhereItTells,
-    /// Always.
+    /// Always replays.
     Always,
 }
 
-/// Of what is reserved at the peak, a part like this not in use calls for an explanation.
+/// Reserved memory at the peak is explained if at least one in this many parts is not in use.
 const WORTH_LOOKING: u64 = 20;
-/// A part like this for a replay of the allocator's policy.
+/// The allocator's policy is replayed if at least one in this many parts is not in use.
 const WORTH_REPLAYING: u64 = 8;
-/// And less than this for neither.
+/// Less unused reserved memory than this is never explained, in bytes.
 const SMALL: u64 = 64 << 20;
 /// Recordings with more events are replayed only on request.
 const MANY_EVENTS: u64 = 4_000_000;
-/// More free device memory than this beside a request that failed was not CUDA's to refuse.
+/// If more than this was free beside a failed request, CUDA did not refuse it. In bytes.
 const CUDA_KEEPS: u64 = 64 << 20;
 
-/// The error to explain: the first that ended the process, else the first.
+/// The error to explain: the last one if it ended the process, else the first. `None` without errors.
 pub(super) fn oom_to_explain<'a>(story: &'a DeviceStory, process: &Process) -> Option<&'a Oom> {
     let failed = process.exit().success() != Some(true);
     let last = story.ooms.last().filter(|oom| failed && story.ooms.unwound_to_the_end() && oom.there.seq > 0);
     last.or_else(|| story.ooms.all().next())
 }
 
-/// What is to be looked at again.
+/// The points in time that a second pass is to examine.
 pub(super) fn inquests(process: &Process, story: &Story, replaying: Replaying) -> Vec<Inquest> {
     let env = &process.info().env;
     let conf = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().find_map(|name| env.get(*name));
@@ -77,25 +79,26 @@ pub(super) fn inquests(process: &Process, story: &Story, replaying: Replaying) -
     devices.filter_map(inquest).collect()
 }
 
-/// Whether PyTorch itself refused: CUDA had the memory.
+/// Whether PyTorch's own limit refused the request. CUDA had the memory.
 pub(super) fn refused_by_pytorch(oom: &Oom) -> bool {
-    // The largest rounding: pages of expandable segments.
+    // The largest rounding: 20 MiB pages of expandable segments.
     let asked = oom.wanted.div_ceil(20 << 20).saturating_mul(20 << 20);
     oom.device_free.is_some_and(|free| free > asked.saturating_add(CUDA_KEEPS))
 }
 
-/// The memory that the caching allocator could have had at an error: what it had, and what was free.
+/// The memory that the caching allocator could have had at an error, in bytes: what it had reserved, and what was free.
 fn limit_at(oom: &Oom, device: &DeviceStory) -> u64 {
     let had = oom.there.usage.reserved;
     match oom.device_free {
-        // Its limit is not known; what it once had was within.
+        // PyTorch's limit is unknown. The highest reserved bytes were within it.
         _ if refused_by_pytorch(oom) => device.peaks.reserved.max(had),
         Some(free) => had.saturating_add(free),
         None => had,
     }
 }
 
-/// The same where nothing failed: the device less what was in use before, and what others in this process held at most.
+/// The memory that the caching allocator could have had without an error. It is the device's memory minus what was in
+/// use before and minus the peaks of other owners in this process. `u64::MAX` if the device's memory is unknown.
 fn without_error(process: &Process, device: &DeviceStory, story: &Story) -> u64 {
     let ordinal = u32::try_from(device.device).ok();
     let definition = ordinal.and_then(|ordinal| process.definitions().devices.get(&ordinal));
@@ -133,7 +136,7 @@ pub(super) fn reserved_summary(reserved: &Reserved, places: &Places<'_>, names: 
     }
 }
 
-/// `refused`: whether PyTorch refused the request by a limit of its own, which is only known from below.
+/// `refused`: whether a limit of PyTorch's refused the request. Only a lower bound of that limit is known.
 pub(super) fn what_if_summary(what_if: &WhatIf, refused: bool) -> WhatIfSummary {
     let agreement = &what_if.agreement;
     WhatIfSummary {
@@ -155,7 +158,7 @@ pub(super) fn what_if_summary(what_if: &WhatIf, refused: bool) -> WhatIfSummary 
     }
 }
 
-/// What the second step needs beyond the first, and what of that the optimizer made in the first: where that is most of it.
+/// The second step's growth over the first, if optimizer state allocated in the first step is at least half of it.
 pub(super) fn second_step(story: &DeviceStory) -> Option<SecondStepSummary> {
     let first = story.table.first()?.peak();
     let (later, steps) = story.table.later();
@@ -163,7 +166,7 @@ pub(super) fn second_step(story: &DeviceStory) -> Option<SecondStepSummary> {
     let kept = story.growth.kept(Part::First, Phase::Optimizer);
     let state: u64 =
         kept.iter().filter(|(c, _)| *c == Category::OptimizerState).map(|(_, kept)| kept.amount.bytes).sum();
-    // A cause is named where it is most of it.
+    // The cause is stated only if it explains at least half of the growth.
     (steps > 0 && later > first && state * 2 >= later - first).then_some(SecondStepSummary {
         first_peak_bytes: first,
         later_peak_bytes: later,
@@ -171,7 +174,7 @@ pub(super) fn second_step(story: &DeviceStory) -> Option<SecondStepSummary> {
     })
 }
 
-/// What would lower a moment, most first: only what holds for this run.
+/// What would lower a point in time, largest saving first. Includes only actions whose conditions hold for this run.
 pub(super) fn actions(
     story: &DeviceStory,
     moment: &Composition,
@@ -266,7 +269,8 @@ fn facts(
         float32_moments: keeps_moments && all_float32(definitions, TensorKind::OptimizerState),
         peak_outside_model: highest(&|phase| !in_model(phase), &parts),
         peak_outside_optimizer: highest(&|phase| phase != Phase::Optimizer, &parts),
-        // What a program does where it has caught an error is in the first step too, and after the state was made.
+        // Code that handles a caught error also counts for the first step, and runs after the state was allocated. So
+        // other phases are excluded.
         peak_before_state: highest(&|phase| in_model(phase) || phase == Phase::Load, &until_state),
         trains: story.table.total().phases[Phase::Backward as usize].allocations > 0,
         layer_activations: layers.map_or(0, |layers| layers.activations),
@@ -276,7 +280,7 @@ fn facts(
     }
 }
 
-/// Whether all tensors of a kind whose names were read are `float32`, scalars such as step counters aside.
+/// Whether all tensors of a kind whose names were read are `float32`. Scalars such as step counters are ignored.
 fn all_float32(definitions: &Definitions, kind: TensorKind) -> bool {
     let mut shapes = definitions
         .tensor_names

@@ -1,8 +1,8 @@
-//! Golden files beside the tests; `UPDATE_GOLDEN=1` rewrites them.
+//! Golden files beside the tests. `UPDATE_GOLDEN=1` rewrites them.
 
 use std::path::Path;
 
-/// Fails the test unless `text` is what the file says.
+/// Fails the test unless `text` equals the content of the file.
 #[track_caller]
 pub(crate) fn is(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);

@@ -7,7 +7,8 @@ use memtrace_analysis::report::CheckResult;
 use memtrace_analysis::{Baseline, CheckReport, CheckWanted, DiffWanted, Summary, Tolerance, check, diff, summarize};
 use memtrace_trace::file::End;
 
-/// The peak of [`crate::training::run`] of more than one step: see `figures_are_those_of_the_program` of lines.rs.
+/// The peak of [`crate::training::run`] with more than one step. `figures_are_those_of_the_program` in lines.rs derives
+/// it.
 const PEAK: u64 = 41 * MIB;
 
 fn nothing() -> CheckWanted {
@@ -78,11 +79,11 @@ fn what_the_recording_lacks_does_not_pass() {
     assert!(report.verdict.contains("12 events lost") && report.results[0].limit == "recording", "{}", report.verdict);
     let accepted = hold(&lossy, &CheckWanted { allow_incomplete: true, ..fine.clone() });
     assert!(accepted.ok && accepted.notes[0].contains("12 events lost"), "{accepted:?}");
-    // What no peak depends on is no loss here.
+    // A loss that no peak depends on does not make a recording incomplete.
     let mut unnamed = whole.clone();
     unnamed.losses.insert("names_cut".into(), 12);
     assert!(hold(&unnamed, &fine).ok);
-    // A recorder that was killed, a trace that cannot be read.
+    // A recorder that was killed, and a trace that cannot be read.
     let mut cut = crate::training::training(3, false);
     cut.recording.end = None;
     let run = memtrace_analysis::Run::from_processes("run".as_ref(), Default::default(), vec![cut.process()]);
@@ -90,7 +91,7 @@ fn what_the_recording_lacks_does_not_pass() {
     let mut broken = whole.clone();
     broken.problems.push("8.mtr: unreadable".into());
     assert!(hold(&broken, &fine).verdict.contains("8.mtr"));
-    // A program that failed, and nothing at all.
+    // A program that failed, and a recording without memory.
     assert!(
         hold(&summary(1, true), &CheckWanted { max_peak: Some(u64::MAX), ..nothing() })
             .verdict
@@ -112,7 +113,7 @@ fn errors_of_memory_fail() {
     assert!(hold(&summary(3, false), &wanted).ok);
 }
 
-/// So many steps that keep `bytes` each, and 8 MiB more in the second.
+/// A program with `steps` steps. Each step keeps `bytes` bytes, and the second keeps 8 MiB more.
 fn leaking(steps: u32, bytes: u64) -> Summary {
     let mut p = crate::training::Program::new();
     let s = crate::training::stacks(&mut p);
@@ -148,10 +149,10 @@ fn what_each_step_keeps_is_told_from_what_one_brings() {
     assert_eq!(value(&leaking(12, MIB)), Some(MIB));
     assert_eq!(value(&leaking(12, 0)), Some(0));
     assert!(hold(&leaking(12, MIB), &wanted(MIB)).ok && !hold(&leaking(12, MIB), &wanted(MIB - 1)).ok);
-    // With one step nothing can be told, and that is no pass.
+    // One step shows no growth per step, and that fails the check.
     let report = hold(&leaking(1, MIB), &wanted(MIB));
     assert!(!report.ok && report.verdict.contains("is not known"), "{}", report.verdict);
-    // The rule finds the same, and names the line.
+    // The leak rule finds the same growth and names the line.
     let found = hold(&leaking(12, MIB), &CheckWanted { no_findings: vec!["leak".into()], ..nothing() });
     assert!(!found.ok && found.verdict.contains("train.py:25"), "{}", found.verdict);
     assert!(hold(&leaking(12, 0), &CheckWanted { no_findings: vec!["any".into()], ..nothing() }).ok);
@@ -171,7 +172,7 @@ fn a_baseline_is_a_run_or_its_summary() {
     grown.processes[0].devices[0].highest.allocated_bytes += 1;
     let report = check(&grown, Some(&of_large), None, &nothing());
     assert!(!report.ok && report.results[0].limit == "baseline-peak", "{}", report.verdict);
-    // With the baseline's recording there is the line that grew.
+    // With the baseline's recording, the message names the line that grew.
     let (before, after) = (crate::training::run(0, false), crate::training::run(3, false));
     let beside = diff(&before, &after, &DiffWanted::default(), &mut |_| {});
     let baseline = Baseline::of(&summarize(&before, &mut |_| {}).unwrap()).unwrap();
@@ -179,7 +180,7 @@ fn a_baseline_is_a_run_or_its_summary() {
     assert!(report.verdict.contains("; the most: +16.0 MiB optimizer state at train.py:22"), "{}", report.verdict);
     let report = check(&large, Some(&baseline), None, &nothing());
     assert!(report.verdict.contains("; the most: +16.0 MiB optimizer state"), "{}", report.verdict);
-    // What is in one of the two only is not checked, and that is no pass.
+    // A device that only one of the runs has cannot be checked, and that fails the check.
     let other = Baseline::from_json(
         &large.to_json().replace("\"device\": 0", "\"device\": 1").replace("\"pid\": 7", "\"pid\": 8"),
     );

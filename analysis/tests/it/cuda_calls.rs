@@ -1,4 +1,5 @@
-//! Recordings of CUDA calls without PyTorch: the physical ledger, and snapshots in which every allocation is a segment.
+//! Recordings of CUDA calls without PyTorch: the accounting of physical memory, and snapshots in which every allocation
+//! is a segment.
 
 use std::path::Path;
 
@@ -44,7 +45,7 @@ fn nested_calls_count_once_and_belong_to_the_outer_caller() {
     let events = [
         Event { flags: Flags::NESTED, module: ModuleId(9), ..driver },
         Event { flags: Flags::HAS_NESTED, ..runtime },
-        // A free is recorded before it is made: the outer one comes first.
+        // A free is recorded before it is made, so the outer call comes first.
         call(3, Api::cudaFree, Action::FreeCompleted, 4096, 0),
         Event { flags: Flags::NESTED, ..call(4, Api::cuMemFree_v2, Action::FreeCompleted, 4096, 0) },
     ];
@@ -62,7 +63,7 @@ fn a_retained_handle_is_released_twice() {
     let handle = 77;
     let events = [
         call(1, Api::cuMemCreate, Action::Alloc, handle, 2 * MIB),
-        // As NCCL gives memory back: by its address it asks for the handle.
+        // NCCL frees memory this way: it asks for the handle of an address.
         call(2, Api::cuMemRetainAllocationHandle, Action::Alloc, handle, 0),
         call(3, Api::cuMemRelease, Action::FreeCompleted, handle, 0),
         call(4, Api::cuMemRelease, Action::FreeCompleted, handle, 0),
@@ -146,7 +147,7 @@ fn a_device_without_pytorch_is_told_by_its_calls() {
     assert_eq!(process.survey().lanes[&0], Lane::Cuda);
     let mut bytes = Vec::new();
     let report = snapshot(&process, &mut bytes, &SnapshotOptions::default(), &mut |_| {}).unwrap();
-    // Each allocation with its segment; the free as request and completion, with its segment.
+    // Each allocation has its segment. The free has a request, a completion and its segment.
     assert_eq!((report.events, report.segments), (3 * 2 + 3, 2));
     assert_eq!(report.bytes, bytes.len() as u64);
     let run = Run::from_processes(Path::new("run"), Manifest::default(), vec![process]);
@@ -195,9 +196,9 @@ fn a_pool_reserves_what_it_says() {
         alloc(6, 4 << 30, 4 * MIB),
         totals(7, 34 * MIB, 64 * MIB),
         call(8, Api::cuMemFreeAsync, Action::FreeCompleted, 2 << 30, 0),
-        // Trimmed.
+        // The pool is trimmed.
         totals(9, 14 * MIB, 16 * MIB),
-        // Beside the pool.
+        // An allocation outside the pool.
         call(10, Api::cuMemAlloc_v2, Action::Alloc, 5 << 30, MIB),
     ];
     let summary = one_device(events);

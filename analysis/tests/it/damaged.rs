@@ -1,5 +1,6 @@
-//! A damaged trace through everything that reads it: reader, summary, text, JSON, snapshot. Every prefix of a small, complete trace and
-//! every byte of it altered give an error or a partial result whose counts add up; what is there is what was recorded.
+//! A damaged trace through everything that reads it: reader, summary, text, JSON, snapshot. The input is every prefix
+//! of a small, complete trace, and the trace with each byte altered. The result is an error or a partial result with
+//! correct counts. Whatever is read was recorded.
 
 use std::collections::HashSet;
 use std::io;
@@ -9,16 +10,16 @@ use memtrace_analysis::export::{SnapshotOptions, snapshot};
 use memtrace_analysis::{TextOptions, open_run, summarize};
 use memtrace_trace::event::Event;
 
-/// What came of a file.
+/// The result of reading a file.
 struct Outcome {
     events: Vec<Event>,
-    /// Something is said to be missing.
+    /// Whether something is reported missing.
     told: bool,
-    /// How the recording ended is known.
+    /// Whether it is known how the recording ended.
     ended: bool,
 }
 
-/// Reads a folder with one trace in every way there is; `None` where it is refused.
+/// Reads a folder with one trace in every available way; `None` if it is refused.
 fn read(folder: &Path, bytes: &[u8]) -> Option<Outcome> {
     std::fs::write(folder.join("7.mtr"), bytes).unwrap();
     let run = match open_run(folder) {
@@ -53,7 +54,7 @@ fn read(folder: &Path, bytes: &[u8]) -> Option<Outcome> {
     Some(Outcome { events, told, ended: said.recording_ended.is_some() })
 }
 
-/// Calls `case` with every number below `count`, on a few threads, each with a folder of its own.
+/// Calls `case` with every number below `count`, on a few threads. Each thread has a folder of its own.
 fn for_all(count: usize, case: impl Fn(&Path, usize) + Sync) {
     const THREADS: usize = 2;
     std::thread::scope(|scope| {
@@ -90,7 +91,7 @@ fn every_prefix_gives_what_was_complete() {
         Some(found) => {
             assert!(!found.ended, "a trace cut at {cut} seems whole");
             assert!(found.events == all[..found.events.len()], "cut at {cut}: other events");
-            // A block more or less: what is complete is there.
+            // All complete blocks are read; the tolerance is one block.
             let complete = all.len().saturating_sub(5) * cut / bytes.len();
             assert!(found.events.len() + 25 >= complete, "cut at {cut}: {} events", found.events.len());
         }
@@ -115,7 +116,7 @@ fn every_altered_byte_is_noticed_and_costs_its_frame() {
     });
 }
 
-/// The checksums are right and the contents are not: a writer with a fault, or one who means harm.
+/// The checksums are right and the contents are wrong, as from a faulty or malicious writer.
 #[test]
 fn every_byte_altered_under_right_checksums_is_survived() {
     const HEADER: usize = 24;

@@ -1,4 +1,5 @@
-//! Two hand-made training programs beside each other: what is said of a known change, to the byte; golden text and JSON, the schema.
+//! Compares two hand-made training programs: the report of a known change, to the byte; golden text and JSON, the
+//! schema.
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it diff` rewrites the golden files and the schema.
 
@@ -10,8 +11,8 @@ use memtrace_analysis::report::{Change, DevicePair, Verdict};
 use memtrace_analysis::{DiffReport, DiffWanted, TextOptions, diff};
 use memtrace_trace::ids::ContextId;
 
-/// One step: parameters, activations by two lines of the model, and in the second version a tensor that line 9 keeps, after an edit
-/// that put two lines before all of it. `root` is where the program is.
+/// One step with parameters and with activations by two lines of the model. The edited version also has a tensor that
+/// line 9 keeps, and two more lines at the beginning. `root` is the folder of the program.
 fn version(root: &str, edited: bool) -> Program {
     let mut p = Program::new();
     let down = if edited { 2 } else { 0 };
@@ -55,7 +56,7 @@ fn compare(a: &Run, b: &Run) -> DiffReport {
     diff(a, b, &DiffWanted::default(), &mut |_| {})
 }
 
-/// Every table adds up to the difference of the peaks.
+/// Checks that every table adds up to the difference of the peaks.
 fn adds_up(pair: &DevicePair) {
     let sums: [(&str, Vec<&Change>); 5] = [
         ("category", pair.by_category.iter().map(|row| &row.change).collect()),
@@ -101,7 +102,7 @@ fn a_line_that_keeps_a_tensor_is_named_on_another_machine_after_an_edit() {
         &serde_json::from_str(&schema).unwrap(),
         &serde_json::from_str(&report.to_json()).unwrap(),
     );
-    // The other way round the same line shrinks.
+    // With the runs swapped, the same line shrinks.
     let back = compare(&b, &a);
     adds_up(&back.pairs[0]);
     assert_eq!((back.pairs[0].difference_bytes, back.pairs[0].verdict), (-5 * MIB as i64, Verdict::Shrank));
@@ -145,7 +146,8 @@ fn a_step_against_a_step() {
     let pair = &report.pairs[0];
     adds_up(pair);
     assert_eq!((pair.a.step, pair.b.step), (Some(0), Some(2)));
-    // Adam's state is made in the first step, whose peak it is part of: both peaks are in the optimizer.
+    // Adam allocates its state in the first step, and the state is part of that step's peak. Both peaks are in the
+    // optimizer.
     let summary = memtrace_analysis::summarize(&run, &mut |_| {}).unwrap();
     let steps = &summary.processes[0].devices[0].by_step;
     let peak = |step: usize| steps[step].phases.iter().map(|phase| phase.peak_bytes).max().unwrap();

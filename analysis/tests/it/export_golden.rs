@@ -1,4 +1,4 @@
-//! Every form that a recording is exported in, as text that stays: what changes in a file for another program is seen here first.
+//! Golden text for every export format, so that any change to a file for other programs shows up here first.
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it export_golden` rewrites the golden files.
 
@@ -72,7 +72,7 @@ fn timeline_page() {
     crate::golden::is("export.timeline.html", &String::from_utf8(drawn(TimelineForm::Html)).unwrap());
 }
 
-/// The picture in letters: of a grid of points each one's colour.
+/// The picture as letters: the color of each point of a grid.
 #[test]
 fn timeline_picture() {
     let mut reader = png::Decoder::new(std::io::Cursor::new(drawn(TimelineForm::Png))).read_info().unwrap();
@@ -86,7 +86,7 @@ fn timeline_picture() {
         for x in (0..width).step_by(9) {
             let at = 3 * (y * width + x);
             let colour = [pixels[at], pixels[at + 1], pixels[at + 2]];
-            // Letters of text are shades of grey.
+            // The letters of text are shades of gray.
             let is_text = colour[0] == colour[1] && colour[1] == colour[2] && colour != [255; 3];
             let next = char::from(b'A' + (letters.len() - 1) as u8);
             line.push(if is_text { '.' } else { *letters.entry(colour).or_insert(next) });
@@ -121,7 +121,8 @@ fn parquet_rows() {
     crate::golden::is("export.parquet.txt", &all);
 }
 
-/// Fields of Perfetto's `protos/perfetto/trace` by their path from `Trace`: their names. Those whose names end in a dot are messages.
+/// The names of the fields of Perfetto's `protos/perfetto/trace` by their path from `Trace`. A name with a dot at its
+/// end is a message.
 const FIELDS: [(&str, &str); 39] = [
     ("1", "packet."),
     ("1.8", "timestamp"),
@@ -177,7 +178,7 @@ fn varint(bytes: &mut &[u8]) -> u64 {
     value
 }
 
-/// A message of the wire format, one field a line; packets are one line each.
+/// Decodes a message of the wire format, one field per line. Each packet is one line.
 fn decode(mut bytes: &[u8], path: &str, out: &mut String) {
     while !bytes.is_empty() {
         let key = varint(&mut bytes);

@@ -1,4 +1,4 @@
-//! The report's page: golden text, that nothing a program says becomes a tag, and that it tells of what is asked for.
+//! The HTML report: golden text; no text of the recorded program becomes a tag; the page shows what was requested.
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it html_page` rewrites the golden file.
 
@@ -19,7 +19,7 @@ fn whole(run: &Run) -> String {
     page(run, &run.processes().iter().collect::<Vec<_>>(), None).unwrap()
 }
 
-/// The page's tags: (name, attributes); every one that is opened is closed, and `<` is nowhere else.
+/// The tags of the page as (name, attributes). Checks that every opened tag is closed and that `<` occurs nowhere else.
 #[track_caller]
 fn tags(page: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
@@ -47,7 +47,7 @@ fn a_page_is_what_it_was() {
     let page = whole(&run);
     tags(&page);
     crate::golden::is("report.html", &page);
-    // The answer is the closing page's, and it comes first.
+    // The end-of-run summary comes first.
     let text = page.split_once("</h1>").unwrap().1;
     assert!(text.trim_start().starts_with("<pre id=\"answer\">"), "{text}");
     assert!(text.contains("ran out of memory: wanted 4.00 MiB"), "{text}");
@@ -77,7 +77,8 @@ fn nothing_a_program_says_is_a_tag() {
         assert!(!attributes.contains("http") || name == "svg" || name == "meta", "{name} {attributes} loads something");
     }
     assert!(!page.contains(['\u{202e}', '\x1b']));
-    // All of them were on the page, as text: of frames, the module, the range, the node, the device and the command line.
+    // All names are on the page, as text: those of frames, the module, the range, the node, the device and the command
+    // line.
     assert!(page.matches("&lt;script&gt;").count() >= 6, "{}", page.matches("&lt;script&gt;").count());
 }
 
@@ -90,7 +91,8 @@ fn every_device_and_process_has_its_pictures() {
     }
     let count = |tag: &str| tags(&page).iter().filter(|(name, _)| name == tag).count();
     assert_eq!(count("svg"), 8, "a timeline and a flame graph each");
-    // By hand: at the peak of GPU 0 there are 4 of parameters, 1 of batch, 2 kept, 4 of a gradient and 4 of state, less the kept ones.
+    // Computed by hand for the peak of GPU 0: 4 MiB of parameters, 1 of batch, 4 of a gradient and 4 of state. The 2
+    // kept MiB were already freed.
     assert!(page.contains("13.0 MiB (100.0 %)"), "{page}");
     assert!(page.contains("<title>attend (model.py:6)"), "{page}");
     assert!(page.contains("<title>[autograd] BmmBackward0\n4.00 MiB (30.8 %)"), "{page}");

@@ -1,4 +1,4 @@
-//! The line table of a hand-made training program: figures worked out by hand, golden text, HTML and JSON, the schema.
+//! The line table of a hand-made training program: figures computed by hand, golden text, HTML and JSON, the schema.
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it lines` rewrites the golden files and the schema.
 
@@ -22,7 +22,7 @@ fn figures(function: &FunctionLines, line: u32) -> LineFigures {
 fn figures_are_those_of_the_program() {
     let report = report(&wanted());
     let module = report.functions.iter().find(|f| f.function == "<module>").expect("the module");
-    // 8 MiB of parameters; then, in the first step, batch 1, activations 4, scratch 3.
+    // 8 MiB of parameters. Then, in the first step, the batch (1), activations (4) and scratch memory (3).
     assert_eq!(figures(module, 10).active_peak_bytes, 8 * MIB);
     assert_eq!((figures(module, 10).net_bytes, figures(module, 10).allocations), (8 * MIB as i64, 2));
     let forward = figures(module, 20);
@@ -30,9 +30,9 @@ fn figures_are_those_of_the_program() {
     assert_eq!(forward.active_peak_bytes, (8 + 16 + 1 + 4 + 3) * MIB);
     assert_eq!((forward.allocations, forward.frees, forward.net_bytes), (9, 3, 12 * MIB as i64));
     assert_eq!((forward.times, forward.backward_allocations, forward.backward_bytes), (3, 12, 36 * MIB));
-    // The backward is no part of the line whose nodes it runs.
+    // The backward pass does not count for the line whose nodes it runs.
     assert_eq!(forward.allocated_bytes, 3 * 7 * MIB);
-    // Everything lies in segments of its own that are never returned.
+    // Every block is in a segment of its own, and the segments are never freed.
     assert_eq!(report.reserved_peak_bytes, module.reserved_peak_bytes.max(report.reserved_peak_bytes));
     let model = report.functions.iter().find(|f| f.function == "forward").expect("the model");
     assert_eq!(figures(model, 6), LineFigures { ..forward });

@@ -1,4 +1,4 @@
-//! The analysis, from recordings made here: what it reads, concludes and writes.
+//! Tests of the analysis on recordings made here: what it reads, concludes and writes.
 
 mod check;
 mod cuda_calls;

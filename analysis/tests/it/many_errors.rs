@@ -1,4 +1,4 @@
-//! A program that runs out of memory again and again: the page is for the error that ended it.
+//! A program that repeatedly runs out of memory. The report explains the error that ended it.
 
 use std::path::Path;
 
@@ -35,7 +35,7 @@ fn the_page_is_for_the_error_that_ended_it() {
         assert_eq!(device.oom_count, errors);
         let oom = &device.ooms[device.explained_oom.unwrap()];
         assert_eq!(oom.wanted_bytes, (200 + explained) * MIB, "{errors} errors, status {code}");
-        // One block more for each error before it.
+        // Each error leaves one more block than the previous one.
         assert_eq!(oom.there.totals.allocated_bytes, (explained + 1) * MIB);
         assert_eq!(oom.there.by_category.iter().map(|c| c.bytes).sum::<u64>(), (explained + 1) * MIB);
         assert_eq!(oom.short_bytes, Some((197 + explained) * MIB));

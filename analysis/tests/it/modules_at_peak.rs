@@ -1,4 +1,5 @@
-//! The peak by `nn.Module`, and what checkpointing repeated ones would save, on a program whose every number is known.
+//! The peak by `nn.Module`, and the savings of checkpointing repeated modules, on a program whose figures are all
+//! known.
 
 use crate::training::{MIB, Program};
 use memtrace_analysis::load::Run;
@@ -14,14 +15,14 @@ const MODULE: &str = "/site-packages/torch/nn/modules/module.py";
 const LINEAR: &str = "/site-packages/torch/nn/modules/linear.py";
 const CHECKPOINT: &str = "/site-packages/torch/utils/checkpoint.py";
 
-/// The calls of a model of four blocks, each with a linear layer, and a head.
+/// The calls of a model with four blocks, each with a linear layer, and a head.
 struct Model {
     root: ContextId,
     blocks: Vec<(ContextId, ContextId)>,
     head: ContextId,
 }
 
-/// A call of a module that has this path.
+/// Adds a call of the module with this path.
 fn call(p: &mut Program, caller: ContextId, class: &str, path: &str) -> ContextId {
     let definitions = &mut p.recording.definitions;
     definitions.contexts.push(Context::default());
@@ -43,7 +44,7 @@ fn model(p: &mut Program) -> Model {
     Model { root, blocks, head: call(p, root, "Linear", "head") }
 }
 
-/// An allocation in the call of a module: of the forward, though it has a context.
+/// Adds an allocation in the call of a module. It belongs to the forward pass although it has a context.
 fn alloc_in_call(p: &mut Program, size: u64, stack: StackId, call: ContextId) -> u64 {
     let addr = p.alloc_in(size, stack, call);
     p.recording.events.iter_mut().rev().take(2).for_each(|e| {
@@ -52,8 +53,8 @@ fn alloc_in_call(p: &mut Program, size: u64, stack: StackId, call: ContextId) ->
     addr
 }
 
-/// The forward of a block keeps `4 + i` MiB of its layer and 2 MiB of its own, which it hands on; the peak is 3 MiB more, in the backward of
-/// the head. With `checkpointed`, blocks are called under activation checkpointing.
+/// The forward pass of block `i` keeps `4 + i` MiB of its layer and 2 MiB of its own, which is its output. The peak is
+/// 3 MiB higher, in the backward pass of the head. With `checkpointed`, the blocks run under activation checkpointing.
 fn trained(checkpointed: bool) -> (Program, Vec<ContextId>) {
     let mut p = Program::new();
     let s = crate::training::stacks(&mut p);
@@ -122,16 +123,16 @@ fn the_peak_is_divided_among_modules() {
     let peak = device.peak.unwrap();
     // Parameters, batch, embeddings, blocks, logits and their gradient.
     assert_eq!(peak.totals.allocated_bytes, (5 + 1 + 1 + (6 + 7 + 8 + 9) + 3 + 3) * MIB);
-    // What is in no module: parameters without names, and the batch.
+    // Outside all modules: parameters without names, and the batch.
     let own: u64 = peak.by_module.iter().map(|m| m.own_bytes).sum();
     assert_eq!(own + (5 + 1) * MIB, peak.totals.allocated_bytes);
     assert_eq!(module(&peak, "").bytes, own);
     assert_eq!((module(&peak, "blocks").bytes, module(&peak, "blocks").own_bytes), (30 * MIB, 0));
     assert_eq!((module(&peak, "blocks.2").bytes, module(&peak, "blocks.2").own_bytes), (8 * MIB, 2 * MIB));
     assert_eq!(module(&peak, "blocks.2.fc").class.as_deref(), Some("Linear"));
-    // Logits, and what the node has made that the head's call made.
+    // The logits, and what the node of the head's call has allocated.
     assert_eq!(module(&peak, "head").bytes, 6 * MIB);
-    // By category the same as the whole, where all of it is in modules.
+    // The categories of the root equal the totals where all memory is in modules.
     let of = |amounts: &[memtrace_analysis::report::CategoryAmount], category| {
         amounts.iter().find(|a| a.category == category).map_or((0, 0), |a| (a.bytes, a.blocks))
     };
@@ -140,7 +141,7 @@ fn the_peak_is_divided_among_modules() {
     for category in [Category::Activation, Category::Gradient, Category::AutogradDetail] {
         assert_eq!(of(&root.by_category, category), of(&peak.by_category, category), "{category:?}");
     }
-    // Each as the names say, and what only holds others.
+    // Every named module, and the module that only contains others.
     let mut told: Vec<String> = peak.by_module.iter().map(|m| m.path.clone()).collect();
     paths.iter_mut().filter(|path| *path == "GPT").for_each(String::clear);
     paths.push("blocks".to_owned());
@@ -157,7 +158,7 @@ fn what_checkpointing_of_repeated_modules_would_save() {
     let peak = device.peak.as_ref().unwrap();
     let blocks = peak.repeated_modules.iter().find(|r| r.path == "blocks").unwrap();
     assert_eq!((blocks.class.as_str(), blocks.count, blocks.activation_bytes), ("Block", 4, 30 * MIB));
-    // Each hands 2 MiB on; the moment is in the head.
+    // Each block outputs 2 MiB. The peak is in the head.
     assert_eq!(blocks.checkpointing_saves_at_most_bytes, (30 - 4 * 2) * MIB);
     let action = device.actions.iter().find(|a| a.rule == "checkpoint_layers").unwrap();
     assert_eq!((action.saves_bytes, action.at_most), (22 * MIB, true));

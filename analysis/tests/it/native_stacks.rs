@@ -1,4 +1,4 @@
-//! Native frames in everything a run becomes: phases, reports, JSON, snapshots; on the machine where it ran and on others.
+//! Native frames in all results of a run: phases, reports, JSON, snapshots; on the recording machine and on others.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +16,7 @@ use memtrace_trace::file::{End, Writer};
 use memtrace_trace::ids::{FrameId, ModuleId, StackId, ThreadId};
 use serde_json::Value;
 
-/// A library that allocates through functions of PyTorch's names.
+/// A library that allocates through functions with PyTorch's names.
 const LIBRARY: &str = r#"
 #include <cstdlib>
 namespace c10 { namespace cuda { namespace CUDACachingAllocator {
@@ -59,7 +59,7 @@ impl Recorded {
     }
 }
 
-/// An address in `function` (after a call), in whose place `inlined` lies as well, or nothing.
+/// An address in `function` (after a call) where `inlined` is inlined, or nothing if it is `None`.
 fn address_in(library: &Path, function: &str, inlined: Option<&str>) -> u64 {
     let (range, _) =
         symbols(library).into_iter().find(|(_, raw)| FunctionName::of(raw).full.contains(function)).unwrap();
@@ -72,7 +72,8 @@ fn address_in(library: &Path, function: &str, inlined: Option<&str>) -> u64 {
     all.iter().rev().find(fits).unwrap_or_else(|| panic!("no such place in {function}: {frames:?}")) + 1
 }
 
-/// Python calls a module's forward, which allocates through native code; a thread without Python does so, too.
+/// A recording in which Python calls a module's forward, which allocates through native code. A thread without Python
+/// also allocates through it.
 fn recorded() -> Recorded {
     let folder = tempfile::tempdir().unwrap();
     let library = compile(folder.path(), "app.cpp", LIBRARY, &[]);
@@ -128,7 +129,7 @@ fn recorded() -> Recorded {
     event(2, Action::Alloc, 1 << 30, 8 << 20, 4);
     event(3, Action::Alloc, (1 << 30) + (8 << 20), 4 << 20, 8);
     event(4, Action::Alloc, (1 << 30) + (16 << 20), 1 << 20, 9);
-    // Freed by a thread without Python: nothing ties it to the forward.
+    // Freed by a thread without Python. Nothing ties it to the forward pass.
     event(5, Action::FreeRequested, 1 << 30, 8 << 20, 8);
     event(6, Action::FreeCompleted, 1 << 30, 8 << 20, 0);
     event(7, Action::FreeRequested, (1 << 30) + (16 << 20), 1 << 20, 8);
@@ -139,7 +140,7 @@ fn recorded() -> Recorded {
     recorded
 }
 
-/// Where a string stands in the library's source, as a line.
+/// The line number of a text in the library's source.
 fn line_of(text: &str) -> u32 {
     LIBRARY.lines().position(|line| line.contains(text)).unwrap() as u32 + 1
 }
@@ -152,7 +153,7 @@ fn reports_show_native_frames_and_name_whose_they_are() {
     let peak = device.peak.as_ref().unwrap();
     let place = |bytes: u64| &peak.top.iter().find(|entry| entry.bytes == bytes).unwrap().stack;
 
-    // Python's line is responsible where there is one.
+    // If there is a Python frame, its line is responsible.
     let mixed = place(8 << 20);
     assert_eq!(mixed.place, "me/train.py:5, modules/linear.py:134 forward");
     let source = recorded.folder.path().join("app.cpp").to_str().unwrap().to_owned();
@@ -170,7 +171,7 @@ fn reports_show_native_frames_and_name_whose_they_are() {
     assert_eq!(python, ["forward", "<module>"]);
     assert!(mixed.frames[..3].iter().all(|f| f.native), "innermost first: {:?}", mixed.frames);
 
-    // Else the innermost native one that does not merely allocate.
+    // Otherwise the innermost native frame that does more than allocate is responsible.
     let alone = place(4 << 20);
     let file = source.rsplit('/').take(2).collect::<Vec<_>>();
     let expected = format!("{}/{}:{} app::buffer [native]", file[1], file[0], native[1].1);
@@ -180,7 +181,7 @@ fn reports_show_native_frames_and_name_whose_they_are() {
     let library = recorded.library.file_name().unwrap().to_str().unwrap();
     assert_eq!(outer, [("0x7f001234", "<generated code>"), (&*format!("{library}+0x10"), library)]);
 
-    // On the page, what differs in native frames alone is one source.
+    // In the end-of-run summary, sources that differ only in native frames are one source.
     let page = summary.to_text(&TextOptions::default());
     assert!(page.contains("9.00 MiB  activations in 2 blocks  me/train.py:5, modules/linear.py:134 forward"), "{page}");
     assert!(page.contains("4.00 MiB  activations  ") && page.contains("app::buffer [native]"), "{page}");
@@ -192,7 +193,7 @@ fn reports_show_native_frames_and_name_whose_they_are() {
     assert_eq!(frames[0]["native"], true);
     assert_eq!(frames.last().unwrap().get("native"), None);
 
-    // Phases come from Python's frames, looked at through native ones.
+    // Phases come from Python frames; native frames are ignored.
     let forward = device.first_step.iter().find(|p| p.phase == Phase::Forward).unwrap();
     assert_eq!((forward.allocations, forward.freed_bytes), (2, 0), "{forward:?}");
     assert_eq!(device.steps, 2, "the model is called anew");
@@ -239,11 +240,11 @@ fn a_run_is_read_the_same_without_its_libraries() {
     let elsewhere = (recorded.summary(), recorded.snapshot());
     assert!(here == elsewhere);
     assert!(elsewhere.0.to_text(&TextOptions::default()).contains("app::buffer [native]"));
-    // A trace by itself has its symbols beside it.
+    // A single trace uses the symbols beside it.
     let trace = summarize(&open_run(recorded.run().join("7.mtr")).unwrap(), &mut |_| {}).unwrap();
     assert_eq!(trace.processes, here.0.processes);
 
-    // Symbols of another build of the library say nothing about this one.
+    // Symbols of another build of the library are not used.
     let symbols = recorded.run().join(SYMBOLS_FILE);
     let text = std::fs::read_to_string(&symbols).unwrap();
     let build_id = &here.0.native_objects[0].build_id;
@@ -268,7 +269,7 @@ fn symbols_that_cannot_be_read_are_found_again() {
         summary.problems.clear();
         assert_eq!(summary, expected);
     }
-    // Whatever else it holds: numbers of texts that are not there, addresses that are none.
+    // Other damage in the file: invalid indices of texts, and invalid addresses.
     let mangled = text.replace("[[", "[[4000000000,4000000001,3],[").replace("\"10\":", "\"zz\":");
     assert_ne!(mangled, text);
     std::fs::write(&symbols, mangled).unwrap();

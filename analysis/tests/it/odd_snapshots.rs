@@ -1,5 +1,5 @@
-//! Snapshots that somebody's program, editor or disk has made odd: each is read as far as it can be, and what could not be used is
-//! counted in words. What is no snapshot at all: `snapshots.rs`.
+//! Unusual snapshots, as made by other programs, editors or damaged disks. Each is read as far as possible, and the
+//! report counts what could not be used. Files that are not snapshots: `snapshots.rs`.
 
 use crate::snapshot_files::*;
 use memtrace_analysis::{Run, open_run, summarize};
@@ -7,7 +7,7 @@ use memtrace_analysis::{Run, open_run, summarize};
 const MIB: i128 = 1 << 20;
 const BASE: i128 = 0x7f00_0000_0000;
 
-/// 8 MiB come and go, 2 MiB stay.
+/// A valid snapshot: 8 MiB are allocated and freed, 2 MiB stay.
 fn sound() -> V {
     let trace = vec![
         event("segment_alloc", BASE, 20 * MIB, 1000, &["f", "main"]),
@@ -24,7 +24,7 @@ fn sound() -> V {
     snapshot(vec![segment(0, BASE, 20 * MIB, false, blocks)], vec![trace])
 }
 
-/// What lies at `device_traces.0.1.size`.
+/// The value at a path such as `device_traces.0.1.size`.
 fn at<'v>(value: &'v mut V, path: &str) -> &'v mut V {
     path.split('.').fold(value, |value, step| match value {
         V::List(items) => &mut items[step.parse::<usize>().unwrap()],
@@ -33,14 +33,14 @@ fn at<'v>(value: &'v mut V, path: &str) -> &'v mut V {
     })
 }
 
-/// The sound one, with this in that place.
+/// The valid snapshot with the value at `path` replaced.
 fn with(path: &str, new: V) -> V {
     let mut value = sound();
     *at(&mut value, path) = new;
     value
 }
 
-/// Without this.
+/// The valid snapshot without a key.
 fn without(path: &str, key: &str) -> V {
     let mut value = sound();
     let place = if path.is_empty() { &mut value } else { at(&mut value, path) };
@@ -51,7 +51,7 @@ fn without(path: &str, key: &str) -> V {
     value
 }
 
-/// With one more in that list.
+/// The valid snapshot with one more item in a list.
 fn and(path: &str, place: usize, new: V) -> V {
     let mut value = sound();
     let V::List(items) = at(&mut value, path) else { panic!("{path} is no list") };
@@ -59,7 +59,7 @@ fn and(path: &str, place: usize, new: V) -> V {
     value
 }
 
-/// What a run says of what it could not use: problems, losses, remarks.
+/// What a run reports as unusable: problems, losses, remarks.
 fn said(run: &Run) -> (u64, u64, String) {
     let summary = summarize(run, &mut |_| {}).unwrap();
     let process = &summary.processes[0];
@@ -74,7 +74,7 @@ fn int(n: i128) -> V {
     V::Int(n)
 }
 
-/// What is read: how many events, the peak in MiB, and what is said. As a pickle and as JSON.
+/// For each case: the number of events, the peak in MiB, and the remark. Each case is read as a pickle and as JSON.
 #[test]
 fn odd_values() {
     const NONE: &str = "";
@@ -86,7 +86,7 @@ fn odd_values() {
     let deep: Vec<&str> = vec!["f"; 3000];
     let cases: Vec<(&str, V, u64, u64, &str)> = vec![
         ("sound", sound(), 5, 10, NONE),
-        // Of the whole.
+        // The whole snapshot.
         ("segments are a dictionary", with("segments", V::Dict(vec![])), 5, 10, SEGMENTS),
         ("segments are none", with("segments", V::None), 5, 10, SEGMENTS),
         ("no segments", without("", "segments"), 5, 10, "it holds no segments"),
@@ -98,7 +98,7 @@ fn odd_values() {
         ("no settings", with("allocator_settings", V::None), 5, 10, NONE),
         ("settings are a number", with("allocator_settings", int(1)), 5, 10, NONE),
         ("ranges are numbers", with("external_annotations", V::List(vec![int(1), V::None])), 5, 10, NONE),
-        // Of an event.
+        // Events.
         ("an event is none", and("device_traces.0", 1, V::None), 5, 10, EVENTS),
         ("an event is a list", and("device_traces.0", 1, V::List(vec![int(1), int(2), int(3)])), 5, 10, EVENTS),
         ("an event is a text", and("device_traces.0", 5, "alloc".into()), 5, 10, EVENTS),
@@ -121,12 +121,12 @@ fn odd_values() {
         ("the size is 2 to the 70", with("device_traces.0.1.size", int(1 << 70)), 4, 8, EVENTS),
         ("the size is a float", with("device_traces.0.1.size", V::Float(8388608.0)), 5, 10, NONE),
         ("the size is none", with("device_traces.0.1.size", V::None), 4, 8, EVENTS),
-        // Of time.
+        // Times.
         ("time goes back", with("device_traces.0.3.time_us", int(5)), 5, 10, NONE),
         ("time is negative", with("device_traces.0.0.time_us", int(-100)), 5, 10, TIME),
         ("time is far", with("device_traces.0.4.time_us", int(1 << 63)), 5, 10, TIME),
         ("time is a text", with("device_traces.0.4.time_us", "now".into()), 5, 10, TIME),
-        // Of stacks.
+        // Stacks.
         ("no frames", without("device_traces.0.1", "frames"), 5, 10, "1 of 2 allocations have no stack"),
         ("frames are none", with("device_traces.0.1.frames", V::None), 5, 10, "1 of 2 allocations have no stack"),
         (
@@ -148,7 +148,7 @@ fn odd_values() {
         ),
         ("a name has escapes", with("device_traces.0.1.frames.0.name", "f\x1b[31m\r\n\0".into()), 5, 10, NONE),
         ("a stack is deep", with("device_traces.0.1.frames", frames(&deep)), 5, 10, NONE),
-        // Of the state.
+        // The state.
         ("a segment is none", and("segments", 0, V::None), 5, 10, SEGMENTS),
         ("a segment has no address", without("segments.0", "address"), 5, 10, SEGMENTS),
         ("a segment wraps", with("segments.0.address", int((1 << 64) - MIB)), 5, 10, SEGMENTS),
@@ -160,7 +160,7 @@ fn odd_values() {
         ("a block is too long", with("segments.0.blocks.1", other_block()), 5, 10, "totals_mismatched: 1"),
         ("a block sleeps", with("segments.0.blocks.1.state", "sleeping".into()), 5, 10, "totals_mismatched: 1"),
         ("a pool is a text", with("segments.0.segment_pool_id", "x".into()), 5, 10, NONE),
-        // Of what happened.
+        // The sequence of events.
         (
             "a free of nothing",
             and("device_traces.0", 0, event("free_completed", 4096, 512, 999, &["f"])),
@@ -244,7 +244,7 @@ fn odd_bytes() {
     }
 }
 
-/// PyTorch 2.0: what a block holds stands in its history. Every block has one.
+/// PyTorch 2.0: each block has a history, which contains the block's data.
 #[test]
 fn blocks_with_histories() {
     let with_history = |addr: i128, size: i128, name: &str| {

@@ -1,5 +1,5 @@
-//! However a trace is read, by one thread or by several, whole or damaged: the summary and the snapshot are the same, byte for
-//! byte. What they must be comes from events that never were in a file.
+//! The summary and the snapshot do not depend on how a trace is read: with one thread or several, complete or damaged.
+//! They are equal byte for byte. The reference comes from events that were never written to a file.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ const BLOCK: u64 = 1 << 20;
 /// Short blocks, so that there are many.
 const FLUSH_EVERY: usize = 50;
 
-/// A training loop beside CUDA calls of other libraries, some of which fail; two devices.
+/// A training loop and CUDA calls of other libraries, some of which fail, on two devices.
 fn events() -> Vec<Event> {
     let mut events: Vec<Event> = Vec::new();
     let mut add = |e: Event| {

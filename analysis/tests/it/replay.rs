@@ -1,8 +1,8 @@
-//! The replay against a naive model of PyTorch's caching allocator that makes its own events: random programs of
-//! allocations, frees, streams that keep blocks, returned segments and expandable segments.
+//! Tests the replay against a naive model of PyTorch's caching allocator that makes its own events. The input is random
+//! programs of allocations, frees, streams that keep blocks, freed segments and expandable segments.
 //!
-//! The model holds blocks in plain vectors, one a segment, and does everything by searching; it shares no code and no
-//! structure with the replay.
+//! The model keeps blocks in plain vectors, one per segment, and finds everything by searching. It shares no code and
+//! no data structure with the replay.
 
 use memtrace_analysis::model::{Allocator, BlockState, Change, Lane, Replay, Survey};
 use memtrace_trace::event::{Action, Event, Flags, Source};
@@ -101,7 +101,7 @@ impl Model {
         self.emit(Action::Alloc, addr, requested, stream, block);
     }
 
-    /// Best fit, then lowest address.
+    /// Best fit, then the lowest address.
     fn find_free(&self, size: u64, small: bool, stream: u64) -> Option<(usize, usize)> {
         let mut best: Option<(u64, u64, usize, usize)> = None;
         for (a, area) in self.areas.iter().enumerate().filter(|(_, a)| a.small == small && a.stream == stream) {
@@ -129,7 +129,7 @@ impl Model {
         (self.areas.len() - 1, 0)
     }
 
-    /// Maps as much behind the last free piece (or at the first unmapped one) as the request needs.
+    /// Maps as much after the last free piece (or from the first unmapped one) as the request needs.
     fn grow(&mut self, size: u64, small: bool, stream: u64) -> (usize, usize) {
         let granule = if small { SMALL_SEGMENT } else { LARGE_SEGMENT };
         let found = self.areas.iter().position(|a| a.small == small && a.stream == stream && a.room_at_end() >= size);
@@ -202,7 +202,7 @@ impl Model {
         }
     }
 
-    /// Gives back the whole granules of the last free piece of an expandable segment.
+    /// Unmaps the whole granules of the last free piece of an expandable segment.
     fn unmap(&mut self, a: usize) {
         let area = &self.areas[a];
         let granule = if area.small { SMALL_SEGMENT } else { LARGE_SEGMENT };
@@ -211,7 +211,7 @@ impl Model {
         let piece = area.pieces[at];
         let from = start + (piece.addr - start).div_ceil(granule) * granule;
         let to = start + (piece.addr + piece.size - start) / granule * granule;
-        // Only at the end: the model keeps one unmapped piece a segment.
+        // Unmaps only at the end, because the model keeps one unmapped piece per segment.
         if to <= from || to != piece.addr + piece.size || at + 2 != area.pieces.len() {
             return;
         }
@@ -252,7 +252,7 @@ impl Model {
         }
     }
 
-    /// (addr, size, requested, state) of every mapped piece, by segment.
+    /// Every mapped piece, by segment.
     fn segments(&self) -> Vec<(u64, bool, u64, Vec<Piece>)> {
         let mut segments: Vec<_> = self
             .areas
@@ -282,7 +282,7 @@ impl Area {
         room
     }
 
-    /// The freed piece absorbs its free neighbours and keeps its own stale request.
+    /// The freed piece absorbs its free neighbors and keeps its own stale request.
     fn merge(&mut self, at: usize) {
         if at + 1 < self.pieces.len() && self.pieces[at + 1].state == State::Free {
             self.pieces[at].size += self.pieces.remove(at + 1).size;
@@ -349,7 +349,7 @@ proptest! {
         prop_assert_eq!(allocator.usage().reserved, sum(&[State::Used, State::Pending, State::Free]));
     }
 
-    /// Whatever is missing: nothing panics, segments stay tiled, and the totals are those of the blocks.
+    /// With any events missing, nothing panics, segments stay tiled, and the totals are those of the blocks.
     #[test]
     fn lost_events_leave_a_sound_state(steps in steps(), expandable: bool, lost in prop::collection::vec(any::<prop::sample::Index>(), 1..20)) {
         let mut model = Model { expandable, ..Model::default() };
@@ -379,7 +379,7 @@ proptest! {
         prop_assert_eq!(allocator.usage().allocated, allocated);
     }
 
-    /// Events of any content at all.
+    /// Events with arbitrary content.
     #[test]
     fn nothing_panics(words in prop::collection::vec((0u8..5, 0u8..22, 0u64..40, 0u64..40, -1i16..2, any::<u16>()), 0..200)) {
         let events: Vec<Event> = words

@@ -1,4 +1,4 @@
-//! What memtrace writes beside the traces, `run.json` and `symbols.json`, is read as it was written, whatever is in it.
+//! `run.json` and `symbols.json` are read exactly as they were written, whatever their content.
 
 use std::collections::BTreeMap;
 
@@ -79,12 +79,12 @@ proptest! {
             all.native_frames.insert(FrameId(index as u32 + 1), place);
         }
         read.name_frames(&mut all);
-        // Of each place the innermost frame, as the file says.
+        // The innermost frame of each place is the one in the file.
         for (index, (address, frames)) in places.iter().enumerate() {
             let Some(frame) = all.frame(FrameId(index as u32 + 1)) else { panic!("{address:x} has no frame") };
             let text = |at: u32| strings.get(at as usize).map(String::as_str);
             let name = frames.first().and_then(|(name, ..)| text(*name)).map_or(format!("a.so+{address:#x}"), str::to_owned);
-            // Names that are none of C++'s or Rust's stay as they are.
+            // Names that are neither C++ nor Rust names stay unchanged.
             if !name.starts_with('_') {
                 prop_assert_eq!(&*frame.name, &*name);
             }

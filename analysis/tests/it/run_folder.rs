@@ -1,4 +1,4 @@
-//! Run folders: what is written, and what is said when something is wrong.
+//! Run folders: the files written, and the messages when something is wrong.
 
 use std::path::Path;
 

@@ -1,5 +1,6 @@
-//! PyTorch snapshots as recordings: every form of the same snapshot tells the same, what was there before the first event is found, and
-//! damage, foreign files and hostile ones give a sentence or a part, never more.
+//! PyTorch snapshots as recordings. Every format of the same snapshot gives the same result, and what existed before
+//! the first event is found. Damaged, foreign and malicious files give an error message or a part of the result, never
+//! more.
 
 use std::path::{Path, PathBuf};
 
@@ -42,7 +43,7 @@ fn events(process: &Process) -> Vec<Event> {
     found
 }
 
-/// Every event in words, with its stack by name.
+/// Every event as text, with its stack by name.
 fn told(process: &Process) -> Vec<String> {
     let definitions = process.definitions();
     let line = |e: &Event| {
@@ -84,7 +85,8 @@ fn remarks(summary: &Summary) -> String {
     said.join("\n")
 }
 
-/// A program that was recorded from its first allocation: two devices, a recursive stack, an address of the upper half, an oom.
+/// A program that was recorded from its first allocation. It has two devices, a recursive stack, an address in the
+/// upper half and an out-of-memory error.
 fn whole() -> V {
     let high = 0xffff_8000_0000_0000_u64 as i128;
     let first = vec![
@@ -150,7 +152,7 @@ fn every_hand_and_form_tells_the_same() {
         assert_eq!(peaks, [(0, 10 << 20), (1, 1024)], "{name}");
         assert_eq!(summary.processes[0].devices[0].oom_count, 1);
     }
-    // The two devices by time: 999 of the second comes first, and of 1003 the first device's.
+    // The events of both devices by time: 999 of the second device comes first. At 1003 the first device comes first.
     let first = first.unwrap();
     let order: Vec<_> = first.iter().map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" ")).collect();
     assert_eq!(
@@ -172,11 +174,12 @@ fn every_hand_and_form_tells_the_same() {
     assert!(first[0].contains("0xffff800000000000"), "{}", first[0]);
 }
 
-/// What is left of [`whole`] when its ring has overwritten the beginning, or it was begun late.
+/// What remains of [`whole`] if its ring buffer has overwritten the beginning, or if it was started late.
 #[test]
 fn what_was_there_before_is_found() {
     let trace = vec![
-        // An older block is freed, another given back before is completed, an expandable range grows, then shrinks.
+        // An older block is freed, and the free of another, requested before, is completed. An expandable range grows,
+        // then shrinks.
         event("free_requested", BASE, 8 * MIB, 2000, &["main"]),
         event("free_completed", BASE, 8 * MIB, 2001, &["main"]),
         event("free_completed", BASE + 10 * MIB, MIB, 2002, &["main"]),
@@ -221,7 +224,7 @@ fn what_was_there_before_is_found() {
     let summary = summary(&run);
     assert_eq!(summary.losses, Default::default());
     let device = &summary.processes[0].devices[0];
-    // 8 + 2 MiB, and 1 MiB that only waited for a stream; reserved: 20 + 2 + 20, and 2 more that were mapped.
+    // 8 + 2 MiB, and 1 MiB that only waited for a stream. Reserved: 20 + 2 + 20 MiB, and 2 MiB more that were mapped.
     assert_eq!(device.highest.allocated_bytes, 11 << 20, "before its free was requested");
     assert_eq!(device.highest.reserved_bytes, 44 << 20);
     assert_eq!(device.end.as_ref().unwrap().totals.allocated_bytes, 2 << 20);
@@ -233,7 +236,7 @@ fn what_was_there_before_is_found() {
         "{said}"
     );
 
-    // Nothing of it becomes an event of a snapshot, and what is written is read as the same.
+    // None of it becomes an event of an exported snapshot, and the exported snapshot reads the same.
     let mut bytes = Vec::new();
     export(process, &mut bytes, &SnapshotOptions::default(), &mut |_| {}).unwrap();
     let again = folder.open("again.pickle", &bytes).unwrap();
@@ -243,7 +246,7 @@ fn what_was_there_before_is_found() {
     assert!(bytes == twice, "exporting what was exported changes nothing");
 }
 
-/// What memtrace recorded, exported and read back: the same blocks, stacks, nodes and verdicts.
+/// A memtrace recording that is exported and read back has the same blocks, stacks, nodes and verdicts.
 #[test]
 fn our_own_snapshot_comes_back() {
     let recorded = crate::training::run(3, true);
@@ -270,7 +273,7 @@ fn our_own_snapshot_comes_back() {
     assert!(bytes == twice, "reading and writing changes nothing");
 }
 
-/// The events that a part of a snapshot gives, but for those that its missing state would add.
+/// The events of a truncated snapshot, without those that its missing state would add.
 fn recorded(process: &Process) -> Vec<(Action, u64, u64, u64)> {
     let events = events(process).into_iter().filter(|e| !e.flags.contains(Flags::BEFORE) && e.action != Action::Totals);
     events.map(|e| (e.action, e.addr, e.size, e.ticks)).collect()
@@ -293,11 +296,11 @@ fn a_file_that_was_cut_gives_what_came_before() {
             match folder.open(name, &bytes[..len]) {
                 Ok(run) => {
                     let found = recorded(&run.processes()[0]);
-                    // Only of the first device there are whole lists before the second begins.
+                    // Only the first device's list is complete before the second begins.
                     assert!(found.iter().all(|e| all.contains(e)), "{name} cut at {len}: {found:?}");
                     let said = summary(&run).problems.join(" ");
                     let count = format!("{} events", found.len());
-                    // JSON may lack nothing but white space, a gzip file its last checksum.
+                    // Only white space can be missing from JSON, and only the last checksum from a gzip file.
                     let whole = said.contains("checksum is missing") && found.len() == all.len();
                     assert!(whole || said.contains(&count) && said.contains("cut off"), "{name} cut at {len}: {said}");
                     most = most.max(found.len());
@@ -354,7 +357,7 @@ fn bytes_that_were_changed_give_a_part_or_a_reason() {
     assert!(parts > 500 && refused > 500, "{parts} read, {refused} refused");
 }
 
-/// What is no snapshot says what it is, and what to do.
+/// The error for another kind of file says what the file is, and what to do.
 #[test]
 fn other_files_are_told_apart() {
     let folder = Folder::new();
@@ -393,13 +396,13 @@ fn other_files_are_told_apart() {
     assert!(open_run(Path::new("/nowhere/a.pickle")).unwrap_err().to_string().contains("does not exist"));
 }
 
-/// What nobody's pickler writes.
+/// Pickles that no pickler writes.
 #[test]
 fn hostile_files_are_refused_or_harmless() {
     let folder = Folder::new();
     let head = b"\x80\x04";
     let with = |body: &[u8]| [head, body].concat();
-    // Lists of lists of lists by memo: 2 to the power of 30 if anybody followed them.
+    // Nested lists that share memos: 2^30 items if they were expanded.
     let mut laughs = with(b"]\x94");
     for level in 0..30u8 {
         laughs.extend([b']', 0x94, b'(', b'h', level, b'h', level, b'e']);
@@ -447,14 +450,14 @@ fn hostile_files_are_refused_or_harmless() {
         "{}",
         remarks(&summary(&run))
     );
-    // A megabyte that unpacks to a gigabyte of memos.
+    // A small file that decompresses to 200 MiB of memo opcodes.
     let mut bomb = with(b"N");
     bomb.resize(200 << 20, 0x94);
     let said = folder.open("bomb.gz", &gzip(&bomb)).map(|_| ()).unwrap_err();
     assert!(said.contains("more memory than any snapshot of its size needs"), "{said}");
 }
 
-/// PyTorch 2.0 and 2.1 tell less, PyTorch 2.14 more.
+/// PyTorch 2.0 and 2.1 have fewer keys, PyTorch 2.14 has more.
 #[test]
 fn old_and_new_keys() {
     let folder = Folder::new();
@@ -514,7 +517,7 @@ fn old_and_new_keys() {
         ])
     };
     let ranges = [("START", "step", 1001), ("START", "inner", 1002), ("END", "inner", 1003), ("END", "step", 1004)];
-    // Each is told once, of the device that was the current one.
+    // Each range is recorded once, for the device that was current.
     let both =
         ranges.iter().zip([0, 1, 1, 0]).map(|((stage, name, time), device)| annotation(stage, name, device, *time));
     pairs.iter_mut().find(|(key, _)| *key == "external_annotations").unwrap().1 = V::List(both.collect());
@@ -542,7 +545,7 @@ fn old_and_new_keys() {
             (Action::RangeEnd, 0, "step")
         ]
     );
-    // The range holds what happens in the microseconds of its ends.
+    // A range includes the events in the microseconds of its start and its end.
     let place = |action: Action, ticks: u64| found.iter().position(|e| e.action == action && e.ticks == ticks).unwrap();
     assert!(place(Action::RangeStart, 1_001_000) < place(Action::Alloc, 1_001_000));
     assert!(place(Action::RangeEnd, 1_004_000) > place(Action::FreeCompleted, 1_004_000));
@@ -553,7 +556,7 @@ fn old_and_new_keys() {
     assert!(said.contains("1 segments and 2 events of page-locked host memory"), "{said}");
 }
 
-/// A list of segments without events, as `torch.cuda.memory_snapshot()` gives it.
+/// A list of segments without events, as `torch.cuda.memory_snapshot()` returns it.
 #[test]
 fn a_state_alone() {
     let folder = Folder::new();

@@ -1,7 +1,7 @@
-//! `analysis/schema/summary.schema.json` is what the structures say, and what summaries are.
+//! `analysis/schema/summary.schema.json` matches the structures and the summaries.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it summary_schema` rewrites the file; a change that removes or
-//! renames anything needs a new major version.
+//! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it summary_schema` rewrites the file. A change that removes
+//! or renames anything needs a new major version.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Names of native code: against binutils, from every place a debug file may lie, and from files that are not what they should be.
+//! Names of native code: compared with binutils, with debug files in every possible place, and with invalid files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use crate::native_objects::{C, CPP, Frames, RUST, addresses, compare, compile, id_of, look_up, tool};
 use memtrace_analysis::symbols::Search;
 
-/// Compares with binutils wherever there is code.
+/// Compares with binutils at addresses all over the object's code.
 fn agree(object: &Path, step: u64) {
     let all = addresses(object, step);
     let compared = compare(object, &all);
     assert!(all.len() > 50 && compared.inlined > all.len() / 20, "{}: {compared:?}", object.display());
     assert_eq!(compared.other_files, 0, "{}", object.display());
-    // The rest is named by symbols, which binutils and we do differently.
+    // The rest is named by symbols, and there binutils and memtrace differ.
     assert!(compared.named * 10 > compared.frames * 9, "{}: {compared:?}", object.display());
 }
 
@@ -31,7 +31,7 @@ fn functions_and_lines_of_rust_agree_with_addr2line() {
     agree(&compile(folder.path(), "rust.rs", RUST, &[]), 61);
 }
 
-/// An object without anything but its dynamic symbols, and the file with all it lost.
+/// An object with only its dynamic symbols, and the debug file with all that was removed.
 fn stripped(folder: &Path) -> (PathBuf, PathBuf, PathBuf) {
     let whole = compile(folder, "cpp.cpp", CPP, &[]);
     let (debug, object) = (folder.join("away.debug"), folder.join("stripped.so"));
@@ -81,7 +81,7 @@ fn debug_files_are_found_where_gdb_finds_them() {
         let (ours, report) = look_up(object, &id, &all, &search);
         assert!(ours == expected && report.notes.is_empty(), "{}: {report:?}", place.display());
         assert_eq!(report.file, place.to_str().unwrap());
-        // Without the object it tells as much, but for links: they are in the object.
+        // Without the object the result is the same, except for debug links, which are in the object.
         if object.ends_with("stripped.so") {
             let (ours, _) = look_up(Path::new("/nowhere/libx.so"), &id, &all, &search);
             assert_eq!(ours, expected);
@@ -101,7 +101,7 @@ fn a_file_with_another_build_id_is_refused() {
     let (id, all) = (id_of(&whole), addresses(&whole, 7));
     let other = compile(folder, "c.c", C, &[]);
 
-    // The library was replaced since.
+    // The library has been replaced since the recording.
     let (ours, report) = look_up(&other, &id, &all, &Search::default());
     let file = other.file_name().unwrap().to_str().unwrap();
     for (address, frames) in &ours {
@@ -111,24 +111,24 @@ fn a_file_with_another_build_id_is_refused() {
     assert_eq!((report.named, report.notes.len()), (0, 1));
     assert!(report.notes[0].contains(&id) && report.notes[0].contains(&id_of(&other)), "{report:?}");
 
-    // A debug file in the right place is another's.
+    // The debug file in the right place belongs to another object.
     let search = Search { debug_roots: vec![folder.join("root")], ..Search::default() };
     let (head, tail) = id.split_at(2);
     put(&other, &folder.join(format!("root/.build-id/{head}/{tail}.debug")));
     let (_, report) = look_up(&object, &id, &all, &search);
     assert!(report.with_line == 0 && report.notes.len() == 1 && report.notes[0].contains("another file"), "{report:?}");
 
-    // What debuginfod's clients note where there is none is nothing to tell.
+    // debuginfod clients store an empty file to record that there is none; it causes no note.
     let search = Search { debuginfod_cache: Some(folder.join("cache")), ..Search::default() };
     std::fs::create_dir_all(folder.join("cache").join(&id)).unwrap();
     std::fs::write(folder.join("cache").join(&id).join("debuginfo"), "").unwrap();
     assert_eq!(look_up(&object, &id, &all, &search).1.notes, Vec::<String>::new());
 
-    // A recorded build id that is none becomes no path.
+    // An invalid build id becomes no path.
     let (_, report) = look_up(&object, "../../etc", &all, &search);
     assert_eq!((report.named, report.notes.len()), (0, 1));
 
-    // No file, no regular file, no ELF file.
+    // A missing file, a file that is not regular, and a file that is not ELF.
     std::fs::write(folder.join("text.so"), "text").unwrap();
     for path in [folder.join("gone.so"), folder.to_owned(), "/dev/zero".into(), folder.join("text.so")] {
         let (_, report) = look_up(&path, &id, &all, &Search::default());
@@ -148,7 +148,7 @@ fn an_object_without_a_build_id_is_known_by_its_path() {
     assert!(report.named == 0 && report.notes[0].contains("changed after the run"), "{report:?}");
     let with_id = compile(folder.path(), "cpp.cpp", CPP, &[]);
     assert_eq!(look_up(&with_id, "", &all, &Search::default()).1.named, 0);
-    // By its link, a debug file without a build id must have the right checksum.
+    // A debug file without a build id is found by its link, and must have the right checksum.
     let (debug, linked) = (folder.path().join("c.debug"), folder.path().join("linked.so"));
     tool("objcopy", &["--only-keep-debug".as_ref(), object.as_os_str(), debug.as_os_str()]);
     let mut link = std::ffi::OsString::from("--add-gnu-debuglink=");
@@ -186,7 +186,7 @@ fn symbol_tables_name_what_dwarf_does_not() {
     let (ours, _) = look_up(&object, &id_of(&object), &all, &Search::default());
     let names: Vec<&str> = all.iter().map(|a| ours[a][0].0.split('+').next().unwrap()).collect();
     let file = object.file_name().unwrap().to_str().unwrap();
-    // A symbol with a size ends there; one without holds what follows, up to the next.
+    // A symbol with a size ends there. A symbol without one covers what follows, up to the next symbol.
     let expected = [["sized"; 4], [file; 4], ["bare"; 4], ["also_sized", "also_sized", file, file]];
     assert_eq!(names, expected.as_flattened());
 }
@@ -206,7 +206,7 @@ fn mini_debug_info_is_read() {
     tool("objcopy", &[&section, object.as_os_str(), packed.as_os_str()]);
     let (ours, report) = look_up(&packed, &id, &all, &Search::default());
     assert!(report.named == report.places && report.with_line == 0 && report.notes.is_empty(), "{report:?}");
-    // The outermost function of each place is the one that DWARF tells.
+    // The outermost function of each place is that of DWARF.
     let (expected, _) = look_up(&whole, &id, &all, &Search::default());
     let pieces = |name: &str| name.split(" [clone").next().unwrap().trim_end_matches(".cold").to_owned();
     for address in &all {
@@ -214,7 +214,7 @@ fn mini_debug_info_is_read() {
     }
 }
 
-/// Bytes of the section with this name: offset and length.
+/// Offset and length of the section with this name.
 fn section(object: &Path, name: &str) -> (usize, usize) {
     let listing = tool("readelf", &["-SW".as_ref(), object.as_os_str()]);
     let line = listing.lines().find(|l| l.contains(&format!(" {name} "))).unwrap_or_else(|| panic!("no {name}"));
@@ -243,7 +243,7 @@ fn a_cut_or_changed_file_costs_names_only() {
         }
     }
     assert!(explained > 32, "{explained}");
-    // Changed bytes may change names; they may not do anything else.
+    // Changed bytes can change names, but nothing else.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = move |below: usize| {
         state ^= state << 13;
@@ -286,7 +286,7 @@ fn what_a_file_claims_of_itself_costs_nothing() {
 #[test]
 fn dwarf_that_refers_to_itself_over_and_over_is_given_up() {
     let folder = tempfile::tempdir().unwrap();
-    // 20,000 units share one line program of 200,000 rows: 4 * 10^9 rows when read as told.
+    // 20,000 units share one line program of 200,000 rows: 4 * 10^9 rows if each unit is read.
     let text = "
         .text
         .globl f
@@ -328,7 +328,7 @@ fn dwarf_that_refers_to_itself_over_and_over_is_given_up() {
 
 #[test]
 fn looking_up_twice_is_looking_up_once() {
-    // Two processes of a run name the same object: strings and places are merged.
+    // Two processes of a run use the same object: strings and places are merged.
     use memtrace_analysis::symbols::Symbols;
     let folder = tempfile::tempdir().unwrap();
     let object = compile(folder.path(), "cpp.cpp", CPP, &[]);

@@ -1,4 +1,4 @@
-//! The passes on a hand-made training program, whose every number is known.
+//! The passes on a hand-made training program whose figures are all known.
 
 use crate::training::{MIB, PARAMETERS, Program};
 use memtrace_analysis::passes::{Category, Phase};
@@ -34,13 +34,13 @@ fn the_well_known_question_is_answered() {
     assert_eq!((backward.allocated_bytes, backward.net_bytes), (12 * MIB, 4 * MIB as i64));
     assert_eq!(backward.explanation, "gradients 8.00 MiB (one of each parameter), activations freed 4.00 MiB");
     let optimizer = phase(&device.first_step, Phase::Optimizer);
-    // The batch goes where the program drops it: after the optimizer's step.
+    // The program drops the batch after the optimizer's step.
     assert_eq!(optimizer.net_bytes, (16 - 8 - 1) * MIB as i64);
     let told = "two moments of each parameter (Adam): 2 x 8.00 MiB, gradients freed 8.00 MiB, inputs freed 1.00 MiB";
     assert_eq!(optimizer.explanation, told);
     assert_eq!(phase(&device.later_steps, Phase::Data).explanation, "inputs 1.00 MiB");
     assert_eq!(device.later_steps_count, 2);
-    // Nothing is left over in the steady state.
+    // In the steady state nothing accumulates.
     assert_eq!(device.later_steps.iter().map(|row| row.net_bytes).sum::<i64>(), 0);
 }
 

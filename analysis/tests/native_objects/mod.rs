@@ -1,4 +1,4 @@
-//! Objects made with the system's compilers, what binutils says of them, and what we say.
+//! Objects made with the system's compilers, and how binutils and memtrace symbolize them.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -15,7 +15,7 @@ use memtrace_trace::ids::{FrameId, ModuleId, StackId};
 /// Name, file and line of each frame, innermost first.
 pub(crate) type Frames = Vec<(String, String, u32)>;
 
-/// A program with inlined functions, templates, lambdas and a namespace without a name.
+/// A program with inlined functions, templates, lambdas and an anonymous namespace.
 pub(crate) const CPP: &str = r#"
 #include <algorithm>
 #include <cstdio>
@@ -39,7 +39,7 @@ extern "C" __attribute__((noinline)) int work(const std::vector<int>& v) {
 int main(int argc, char**) { return work({argc, 2, 3}) + deep::er::more(argc); }
 "#;
 
-/// The same in C.
+/// A C program with inlined functions.
 pub(crate) const C: &str = r#"
 #include <stdlib.h>
 #include <string.h>
@@ -58,7 +58,7 @@ int outer(const char* s) {
 int main(int argc, char** argv) { return outer(argv[argc - 1]); }
 "#;
 
-/// The same in Rust.
+/// A Rust program with inlined functions.
 pub(crate) const RUST: &str = r#"
 use std::collections::BTreeMap;
 pub struct Counter { map: BTreeMap<u64, Vec<String>> }
@@ -74,14 +74,14 @@ pub extern "C" fn count(n: u64) -> usize {
 }
 "#;
 
-/// Runs a tool to its good end.
+/// Runs a tool and returns its output. Panics if it fails.
 pub(crate) fn tool(name: &str, arguments: &[&OsStr]) -> String {
     let output = Command::new(name).args(arguments).output().unwrap_or_else(|e| panic!("{name}: {e}"));
     assert!(output.status.success(), "{name} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Compiles a shared object from source text; the compiler follows from `source_name`.
+/// Compiles a shared object from source text. The extension of `source_name` selects the compiler.
 pub(crate) fn compile(folder: &Path, source_name: &str, text: &str, options: &[&str]) -> PathBuf {
     let source = folder.join(source_name);
     std::fs::write(&source, text).unwrap();
@@ -101,7 +101,7 @@ pub(crate) fn compile(folder: &Path, source_name: &str, text: &str, options: &[&
     object
 }
 
-/// The functions that `nm` lists: where they lie and their names, in order of address.
+/// The functions that `nm` lists: address ranges and names, in order of address.
 pub(crate) fn symbols(object: &Path) -> Vec<(Range<u64>, String)> {
     let listing = tool("nm", &["-S".as_ref(), "-n".as_ref(), "--defined-only".as_ref(), object.as_os_str()]);
     let mut all = Vec::new();
@@ -117,7 +117,7 @@ pub(crate) fn symbols(object: &Path) -> Vec<(Range<u64>, String)> {
     all
 }
 
-/// Addresses all over those functions, every `step` bytes.
+/// Addresses in all these functions, every `step` bytes.
 pub(crate) fn addresses(object: &Path, step: u64) -> Vec<u64> {
     let mut all: Vec<u64> = symbols(object).into_iter().flat_map(|(range, _)| range.step_by(step as usize)).collect();
     all.sort_unstable();
@@ -125,21 +125,22 @@ pub(crate) fn addresses(object: &Path, step: u64) -> Vec<u64> {
     all
 }
 
-/// What a comparison with binutils found; see [`compare`].
+/// The result of [`compare`].
 #[derive(Debug, Default)]
 pub(crate) struct Compared {
     /// Places with inlined functions.
     pub(crate) inlined: usize,
-    /// Frames at all.
+    /// All frames.
     pub(crate) frames: usize,
     /// Frames with the same name on both sides.
     pub(crate) named: usize,
-    /// Frames whose lines are the same and whose files are not.
+    /// Frames with the same line but another file.
     pub(crate) other_files: usize,
 }
 
-/// Compares what we say of these addresses with what binutils says: as many frames, the same lines, and the same names but
-/// where one of us takes the name of the symbol that holds the address. Files count only where binutils knows the line.
+/// Compares memtrace's frames for these addresses with those of binutils. Both must have the same number of frames and
+/// the same lines. Names can differ only if one side uses the name of the symbol that contains the address. Files count
+/// only if binutils knows the line.
 #[track_caller]
 pub(crate) fn compare(object: &Path, all: &[u64]) -> Compared {
     let (ours, report) = look_up(object, &id_of(object), all, &Search::default());
@@ -151,7 +152,7 @@ pub(crate) fn compare(object: &Path, all: &[u64]) -> Compared {
         let (ours, theirs) = (&ours[address], &theirs[address]);
         let shown = || format!("{}: {address:#x}\n ours   {ours:?}\n theirs {theirs:?}", object.display());
         assert_eq!(ours.len(), theirs.len(), "{}", shown());
-        // Several names of one function lie side by side.
+        // A function can have several names at the same address.
         let before = symbols.partition_point(|(range, _)| range.start <= *address);
         let is_symbol = |name: &str| {
             let near = symbols[..before].iter().rev().take(64);
@@ -163,8 +164,8 @@ pub(crate) fn compare(object: &Path, all: &[u64]) -> Compared {
             if our.0 == their.0 {
                 compared.named += 1;
             } else {
-                // Where DWARF has no linkage name, binutils takes the symbol's name for the innermost frame, inlined or not;
-                // we take it for the outermost, whose symbol it is.
+                // DWARF does not always have a linkage name. Then binutils uses the symbol's name for the innermost
+                // frame, inlined or not. We use it for the outermost frame, because the symbol belongs to it.
                 let inlined = i == 0 && ours.len() > 1;
                 let outermost = i + 1 == ours.len();
                 assert!(inlined && is_symbol(&their.0) || outermost && is_symbol(&our.0), "{}", shown());
@@ -177,7 +178,7 @@ pub(crate) fn compare(object: &Path, all: &[u64]) -> Compared {
     compared
 }
 
-/// The same path however it is spelled.
+/// A canonical spelling of a path.
 fn normal(path: &str) -> PathBuf {
     let mut normal = PathBuf::new();
     for part in Path::new(path).components() {
@@ -192,7 +193,7 @@ fn normal(path: &str) -> PathBuf {
     normal
 }
 
-/// What binutils' `addr2line -i -f` says: linkage names, demangled by us.
+/// The output of binutils' `addr2line -i -f`: linkage names, demangled by memtrace.
 pub(crate) fn addr2line(object: &Path, addresses: &[u64]) -> BTreeMap<u64, Frames> {
     let input = tempfile::NamedTempFile::new().unwrap();
     let lines: Vec<String> = addresses.iter().map(|a| format!("{a:#x}\n")).collect();
@@ -221,7 +222,7 @@ pub(crate) fn addr2line(object: &Path, addresses: &[u64]) -> BTreeMap<u64, Frame
     all
 }
 
-/// The definitions of a trace with one native frame, alone in its stack, for each return address.
+/// The definitions of a trace with one stack per return address. Each stack has one native frame.
 pub(crate) fn definitions(path: &Path, build_id: &str, addresses: &[u64]) -> Definitions {
     let module = Module { path: path.to_str().unwrap().into(), build_id: build_id.into() };
     let mut all = Definitions {
@@ -247,7 +248,7 @@ pub(crate) fn frames(definitions: &Definitions, addresses: &[u64]) -> BTreeMap<u
     addresses.iter().enumerate().map(|(i, address)| (*address, of(i as u32 + 1))).collect()
 }
 
-/// What we say of the code at these addresses (of instructions) of an object that had this build id.
+/// memtrace's frames for these addresses (of instructions) of an object with this recorded build id.
 pub(crate) fn look_up(
     path: &Path,
     build_id: &str,
@@ -261,7 +262,7 @@ pub(crate) fn look_up(
     (frames(&all, addresses), symbols.report([&all]).remove(0))
 }
 
-/// The build id an object has.
+/// The build id of an object; empty if it has none.
 pub(crate) fn id_of(object: &Path) -> String {
     build_id(object).unwrap().unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! A short program in which everything is that an export can show: two devices, a named range, a module, a backward node, two threads, a
-//! failed request; and all of its names can be chosen.
+//! A short program with everything that an export can show: two devices, a named range, a module, a backward node, two
+//! threads, a failed request. All of its names can be chosen.
 
 #![allow(dead_code)]
 
@@ -13,7 +13,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use crate::training::{self, MIB, Program};
 
-/// What the program calls things.
+/// The names in the program.
 pub(crate) struct Words {
     pub(crate) file: &'static str,
     pub(crate) function: &'static str,
@@ -38,7 +38,7 @@ pub(crate) const PLAIN: Words = Words {
     device: "Test GPU",
 };
 
-/// What the last events are made of besides.
+/// Changes the last `events` events.
 fn mend(p: &mut Program, events: usize, change: impl Fn(&mut memtrace_trace::event::Event)) {
     p.recording.events.iter_mut().rev().take(events).for_each(change);
 }
@@ -54,7 +54,7 @@ fn alloc_on_1(p: &mut Program, size: u64, stack: StackId) -> u64 {
     addr
 }
 
-/// The program, as this rank of two.
+/// The program as this rank of two.
 pub(crate) fn program(words: &Words, rank: u32) -> Program {
     let mut p = Program::new();
     let argument = serde_json::to_string(words.argument).unwrap();
@@ -106,7 +106,7 @@ pub(crate) fn program(words: &Words, rank: u32) -> Program {
     p
 }
 
-/// A run of some of its ranks.
+/// A run with some of its ranks.
 pub(crate) fn run(words: &Words, ranks: std::ops::Range<u32>) -> Run {
     let manifest = Manifest {
         command: vec!["python".into(), words.argument.into()],

@@ -1,5 +1,5 @@
-//! A trace that is small and has everything in it: every kind of frame, definition, source and action, an autograd node, native frames,
-//! a private pool, two devices, calls that failed, an error of memory, a step of training.
+//! A small trace that contains everything. It has every kind of frame, definition, source and action, an autograd node
+//! and native frames. It has a private pool, two devices, failed calls, an out-of-memory error and a training step.
 
 use memtrace_trace::api::Api;
 use memtrace_trace::clock::ClockPoint;
@@ -9,12 +9,12 @@ use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::{End, Writer};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 
-/// Who recorded.
+/// The process that recorded.
 pub(crate) const INFO: &str =
     r#"{"pid":7,"argv":["python","train.py"],"cwd":"/home/me","env":{"RANK":"0","WORLD_SIZE":"1"},"host":"h"}"#;
 const MIB: u64 = 1 << 20;
 
-/// What the ids mean, encoded.
+/// The definitions that the ids refer to, encoded.
 pub(crate) fn definitions() -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut add = |definition: Definition<'_>| definition.encode(&mut bytes);
@@ -45,7 +45,8 @@ pub(crate) fn definitions() -> Vec<u8> {
     bytes
 }
 
-/// A segment for each device; three steps of forward, backward and optimizer; CUDA calls beside; the end for want of memory.
+/// A segment for each device; three steps of forward, backward and optimizer; CUDA calls; an out-of-memory error at the
+/// end.
 pub(crate) fn events() -> Vec<Event> {
     let mut events: Vec<Event> = Vec::new();
     let mut add = |e: Event| {

@@ -1,7 +1,7 @@
-//! Snapshots written by other hands than the exporter's: the same value as Python's pickler writes it, as PyTorch's C++ does, as somebody
-//! who knows no batches would, and as JSON.
+//! Snapshots in the styles of other writers: Python's pickler, PyTorch's C++ pickler, a writer that does not know
+//! batches, and JSON.
 
-// Each test program uses a part of this.
+// Each test uses a part of this module.
 #![allow(dead_code)]
 
 use std::fmt::Write;
@@ -31,14 +31,14 @@ impl From<&str> for V {
     }
 }
 
-/// Who writes.
+/// The style of a writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Hand {
-    /// Python's pickler of this protocol: everything has a memo, batches but for single items.
+    /// Python's pickler with this protocol: it memoizes everything and writes batches except for single items.
     Python(u8),
-    /// `torch::jit::Pickler`: protocol 2, memos behind what they are of, one batch a list.
+    /// `torch::jit::Pickler`: protocol 2, memos after their values, one batch per list.
     Torch,
-    /// Items one by one, tuples for lists, dictionaries and lists from marks, values thrown away and taken twice.
+    /// Items one by one, tuples for lists, dictionaries and lists from marks, discarded and duplicated values.
     Odd,
 }
 
@@ -136,7 +136,7 @@ impl Writer {
                 self.memoize();
             }
             V::List(items) if self.hand == Hand::Odd => {
-                // A list that is thrown away, then a tuple or a list from a mark.
+                // A list that is discarded, then a tuple or a list from a mark.
                 self.out.extend(b"]K\x01a0(");
                 items.iter().for_each(|item| self.value(item));
                 self.out.push(if items.len() % 2 == 0 { b't' } else { b'l' });
@@ -232,7 +232,7 @@ fn put_json(value: &V, out: &mut String) {
     }
 }
 
-/// Gzipped.
+/// Compresses bytes with gzip.
 pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
     use std::io::Write;
     let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -248,7 +248,7 @@ pub(crate) fn frames(names: &[&str]) -> V {
     V::List(names.iter().enumerate().map(frame).collect())
 }
 
-/// An event; `addr` of an oom is what was free.
+/// An event. In an `oom` event, `addr` is the free memory.
 pub(crate) fn event(action: &str, addr: i128, size: i128, time: i128, stack: &[&str]) -> V {
     V::Dict(vec![
         ("action", action.into()),
@@ -273,7 +273,7 @@ pub(crate) fn block(addr: i128, size: i128, requested: i128, state: &str, stack:
     ])
 }
 
-/// A segment of these blocks.
+/// A segment with these blocks.
 pub(crate) fn segment(device: i128, addr: i128, size: i128, expandable: bool, blocks: Vec<V>) -> V {
     V::Dict(vec![
         ("device", V::Int(device)),
@@ -288,7 +288,7 @@ pub(crate) fn segment(device: i128, addr: i128, size: i128, expandable: bool, bl
     ])
 }
 
-/// A snapshot of segments and each device's events.
+/// A snapshot of segments and the events of each device.
 pub(crate) fn snapshot(segments: Vec<V>, traces: Vec<Vec<V>>) -> V {
     V::Dict(vec![
         ("segments", V::List(segments)),

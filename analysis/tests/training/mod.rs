@@ -1,7 +1,7 @@
-//! A hand-made recording of a training program: a model moved to the device, steps of forward, backward and Adam, gradients
-//! cleared, and at will an out-of-memory error in the first optimizer step.
+//! A hand-made recording of a training program. It has a model moved to the device, steps of forward, backward and
+//! Adam, and cleared gradients. On request, the first optimizer step has an out-of-memory error.
 //!
-//! Sizes: two parameters of 4 MiB; activations of 2 MiB; everything in segments of its own.
+//! Sizes: two parameters of 4 MiB and activations of 2 MiB. Every block is in a segment of its own.
 
 #![allow(dead_code)]
 
@@ -15,7 +15,7 @@ use memtrace_trace::ids::{ContextId, FrameId, StackId, ThreadId};
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const PARAMETERS: u64 = 8 * MIB;
 
-/// Builds recordings by saying what the program does.
+/// Builds recordings from the actions of a program.
 pub(crate) struct Program {
     pub(crate) recording: MemoryRecording,
     next: u64,
@@ -39,7 +39,7 @@ impl Program {
         Program { recording, next: 1 << 32, thread: 1, grad: true }
     }
 
-    /// A stack, outermost frame first: (file, line, function).
+    /// Adds a stack, outermost frame first: (file, line, function).
     pub(crate) fn stack(&mut self, frames: &[(&str, u32, &str)]) -> StackId {
         let definitions = &mut self.recording.definitions;
         let mut parent = StackId::NONE;
@@ -107,7 +107,7 @@ impl Program {
         });
     }
 
-    /// An allocation in a segment of its own.
+    /// Adds an allocation in a segment of its own.
     pub(crate) fn alloc(&mut self, size: u64, stack: StackId) -> u64 {
         self.alloc_in(size, stack, ContextId::NONE)
     }
@@ -185,7 +185,7 @@ pub(crate) fn stacks(p: &mut Program) -> Stacks {
     }
 }
 
-/// `steps` steps; with `oom` the first optimizer step fails half-way, and the program ends.
+/// A program with `steps` steps. With `oom`, the first optimizer step fails half-way, and the program ends.
 pub(crate) fn training(steps: u32, oom: bool) -> Program {
     let mut p = Program::new();
     let s = stacks(&mut p);

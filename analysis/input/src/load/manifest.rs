@@ -1,5 +1,5 @@
-//! `run.json`: what the launcher knows of a run. The launcher writes it through [`Manifest`]; every field may be absent,
-//! because a run folder outlives the launcher that was writing it.
+//! `run.json`: what the launcher records about a run, written through [`Manifest`]. Every field can be absent, because
+//! a run folder can outlive the launcher that was writing it.
 
 use memtrace_trace::file::foreign;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use crate::folder::RunFolder;
 
 /// The manifest's file name in the run folder.
 pub const RUN_MANIFEST: &str = "run.json";
-/// The largest that is read: a run of 65,536 processes makes about this much.
+/// The largest manifest that is read, in bytes: about that of a run with 65,536 processes.
 const MAX_FILE: u64 = 256 << 20;
 
 /// How a process ended.
@@ -25,16 +25,16 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// From `waitpid`'s status word.
+    /// Takes the status word of `waitpid`.
     pub fn from_wait_status(status: i32) -> Exit {
-        // WIFEXITED, WEXITSTATUS, WTERMSIG of wait(2).
+        // As WIFEXITED, WEXITSTATUS and WTERMSIG of wait(2).
         match status & 0x7f {
             0 => Exit { code: Some((status >> 8) & 0xff), signal: None },
             signal => Exit { code: None, signal: Some(signal) },
         }
     }
 
-    /// Whether the process ended well; `None` when it is not known how it ended.
+    /// Whether the process succeeded; `None` if it is unknown how it ended.
     pub fn success(&self) -> Option<bool> {
         match (self.code, self.signal) {
             (_, Some(_)) => Some(false),
@@ -55,9 +55,9 @@ pub struct ManifestProcess {
     pub ppid: Option<u32>,
     /// The command line.
     pub argv: Vec<String>,
-    /// The environment of interest: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `SLURM_*`, ...
+    /// The recorded environment variables: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `SLURM_*`, ...
     pub env: BTreeMap<String, String>,
-    /// How it ended, where the launcher saw it.
+    /// How it ended, if the launcher saw it.
     pub exit: Exit,
     /// The trace's file name in the run folder.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -68,7 +68,7 @@ pub struct ManifestProcess {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Manifest {
-    /// The version of memtrace that ran.
+    /// The version of memtrace that recorded the run.
     pub memtrace: String,
     /// The command and its arguments.
     pub command: Vec<String>,
@@ -81,26 +81,30 @@ pub struct Manifest {
     /// The process id of the command itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// When the command was started, nanoseconds since the epoch.
+    /// Start time of the command, in nanoseconds since the epoch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started_ns: Option<u64>,
-    /// When it ended.
+    /// End time of the command, in nanoseconds since the epoch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_ns: Option<u64>,
     /// How the command ended.
     pub exit: Exit,
-    /// Every process that recorded anything, and others worth knowing.
+    /// Every process that recorded anything, and other processes of interest.
     pub processes: Vec<ManifestProcess>,
-    /// What the launcher itself lost, by name.
+    /// Losses of the launcher itself, by name.
     pub losses: BTreeMap<String, u64>,
-    /// Whatever else the launcher wrote: kept, not interpreted.
+    /// Other fields that the launcher wrote. They are kept but not interpreted.
     #[serde(flatten)]
     pub more: BTreeMap<String, serde_json::Value>,
 }
 
 impl Manifest {
-    /// Reads the manifest of a run folder. `Ok(None)` when there is none; an unreadable one is a message for the report,
-    /// because the traces beside it are still good.
+    /// Reads the manifest of a run folder; `Ok(None)` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// If the manifest cannot be read. That is only a problem for the report, because the traces beside it remain
+    /// usable.
     pub fn read(folder: &RunFolder) -> Result<Option<Manifest>> {
         let fail = |e| Error::io(format!("cannot read {}", folder.path().join(RUN_MANIFEST).display()))(e);
         let text = match folder.read(RUN_MANIFEST).and_then(|file| foreign::read(&file, MAX_FILE)) {
@@ -111,7 +115,7 @@ impl Manifest {
         serde_json::from_slice(&text).map(Some).map_err(|e| fail(e.into()))
     }
 
-    /// What is said of the process with this id.
+    /// The entry of the process with this id.
     pub fn process(&self, pid: u32) -> Option<&ManifestProcess> {
         self.processes.iter().find(|p| p.pid == pid)
     }

@@ -1,4 +1,4 @@
-//! From paths to streams of events: run folders, their manifests, and the recordings of single processes.
+//! Turns paths into streams of events: run folders, their manifests, and the recordings of single processes.
 
 mod manifest;
 mod names;

@@ -1,26 +1,26 @@
-//! What a run's processes are called, in file names and in words: `rank3`, or the process id.
+//! Names a run's processes, for file names and for text: `rank3`, or the process id.
 //!
-//! A rank is inherited like any variable of the environment, so that several processes may claim one: it belongs to the one that told
-//! PyTorch so, else to the one that started the others. The others are named by both, `rank3-4242`, and so are all where that leaves
-//! more than one (a worker that was started anew).
+//! Processes inherit a rank like any environment variable, so several can claim the same rank. It belongs to the
+//! process that reported it to PyTorch, else to the process that started the others. The others get both numbers:
+//! `rank3-4242`. If several owners remain (such as a restarted worker), all get both numbers.
 
 use std::collections::BTreeMap;
 
 use super::process::Process;
 
-/// What is asked of a process; the tests' own.
+/// The facts about a process that decide its name. Tests construct them directly.
 #[derive(Clone, Copy)]
 struct Claim {
     rank: Option<u32>,
-    /// Whether it told PyTorch its rank.
+    /// Whether it reported its rank to PyTorch.
     told: bool,
     pid: u32,
     parent: Option<u32>,
 }
 
-/// A name for each, all different.
+/// A unique name for each process.
 pub(super) fn names(processes: &[Process]) -> Vec<String> {
-    // A snapshot says of which process it is by its file's name only.
+    // A snapshot identifies its process only by its file name.
     if let [only] = processes
         && only.pid() == 0
         && let Some(name) = only.path().file_name()
@@ -45,7 +45,7 @@ fn of_claims(claims: &[Claim]) -> Vec<String> {
         let [told, starters] = [all.iter().filter(|c| c.told).collect::<Vec<_>>(), all.iter().filter(first).collect()];
         match (&told[..], &starters[..]) {
             ([one], _) | ([], [one]) => Some(one.pid),
-            // All told: forked children keep what their parent told.
+            // All reported it: forked children inherit what their parent reported.
             (several, [one]) if several.len() == all.len() => Some(one.pid),
             _ => None,
         }
@@ -57,7 +57,7 @@ fn of_claims(claims: &[Claim]) -> Vec<String> {
             Some(rank) => format!("rank{rank}-{}", claim.pid),
             None => claim.pid.to_string(),
         };
-        // A process that replaced itself (exec) has several recordings.
+        // A process that replaced itself (`exec`) has several recordings.
         let earlier = taken.entry(name.clone()).or_default();
         *earlier += 1;
         if *earlier == 1 { name } else { format!("{name}.{}", *earlier - 1) }

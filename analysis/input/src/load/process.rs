@@ -1,4 +1,4 @@
-//! One recorded process: its recording and who it was.
+//! One recorded process: its recording and its identity.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use super::manifest::{Exit, Manifest};
 use crate::recording::Recording;
 use crate::survey::Survey;
 
-/// What the recorder noted about a process; every field may be missing.
+/// What the recorder stored about a process. Every field can be missing.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ProcessInfo {
@@ -22,7 +22,7 @@ pub struct ProcessInfo {
     pub ppid: Option<u32>,
     /// The command line.
     pub argv: Vec<String>,
-    /// The environment of interest.
+    /// The recorded environment variables.
     pub env: BTreeMap<String, String>,
     /// The host's name.
     pub host: Option<String>,
@@ -46,7 +46,8 @@ impl fmt::Debug for Process {
 }
 
 impl Process {
-    /// A process from its recording and, where there is one, its entry in the run's manifest.
+    /// Makes a process from its recording and its entry in the run's manifest, if there is one. Facts of the recording
+    /// take precedence.
     pub fn new(path: &Path, recording: Box<dyn Recording>, manifest: &Manifest) -> Process {
         let mut info: ProcessInfo = serde_json::from_str(recording.info()).unwrap_or_default();
         if info.pid == 0 {
@@ -85,38 +86,39 @@ impl Process {
         self.info.pid
     }
 
-    /// Who it was.
+    /// The identity of the process.
     pub fn info(&self) -> &ProcessInfo {
         &self.info
     }
 
-    /// The folder it ran in, where that is known.
+    /// The folder it ran in; `None` if unknown.
     pub fn directory(&self) -> Option<&Path> {
         self.info.cwd.as_deref()
     }
 
-    /// Which devices there are and whose events tell about each: one quick pass over the events, the first time.
+    /// The devices and the event source of each. The first call makes one quick pass over the events.
     pub fn survey(&self) -> &Survey {
         self.survey.get_or_init(|| Survey::of(self.recording()))
     }
 
-    /// How it ended, where that is known.
+    /// How the process ended. Empty if unknown.
     pub fn exit(&self) -> Exit {
         self.exit
     }
 
-    /// The rank in a distributed job: what the process told PyTorch, else `RANK`, `SLURM_PROCID`, `OMPI_COMM_WORLD_RANK`, `PMI_RANK`.
+    /// The rank in a distributed job: the one reported to PyTorch, else the value of `RANK`, `SLURM_PROCID`,
+    /// `OMPI_COMM_WORLD_RANK` or `PMI_RANK`.
     pub fn rank(&self) -> Option<u32> {
         let told = self.definitions().rank.map(|(rank, _)| rank);
         told.or_else(|| self.number(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]))
     }
 
-    /// The rank on its host.
+    /// The rank on its host; `None` if unknown.
     pub fn local_rank(&self) -> Option<u32> {
         self.number(&["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"])
     }
 
-    /// The number of ranks of the job.
+    /// The number of ranks of the job; `None` if unknown.
     pub fn world_size(&self) -> Option<u32> {
         let told = self.definitions().rank.map(|(_, size)| size);
         told.or_else(|| self.number(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"]))
@@ -126,12 +128,12 @@ impl Process {
         names.iter().find_map(|name| self.info.env.get(*name)?.parse().ok())
     }
 
-    /// The events and their tables.
+    /// The events and their definitions.
     pub fn recording(&self) -> &dyn Recording {
         &*self.recording
     }
 
-    /// The tables.
+    /// The definitions: frames, stacks, contexts and others.
     pub fn definitions(&self) -> &Definitions {
         self.recording.definitions()
     }

@@ -14,7 +14,7 @@ use crate::folder::RunFolder;
 use crate::recording::{LostEvents, Recording};
 use crate::symbols::Symbols;
 
-/// Blocks decoded ahead of the one that is being worked on.
+/// The maximum number of blocks that are decoded ahead.
 const DECODED_AHEAD: usize = 4;
 
 /// A `.mtr` file.
@@ -26,12 +26,12 @@ pub struct TraceRecording {
 }
 
 impl TraceRecording {
-    /// Opens and surveys a trace file.
+    /// Opens a trace file and indexes it.
     pub fn open(path: &Path) -> Result<TraceRecording> {
         Reader::open(path).map(TraceRecording::of).map_err(|cause| Error::Trace { path: path.to_owned(), cause })
     }
 
-    /// The same of a trace in a run folder.
+    /// Opens and indexes a trace in a run folder.
     pub(super) fn open_in(folder: &RunFolder, name: &OsStr) -> Result<TraceRecording> {
         let path = folder.path().join(name);
         let file = folder.read(name).map_err(Error::io(format!("cannot open {}", path.display())))?;
@@ -44,12 +44,12 @@ impl TraceRecording {
         TraceRecording { reader, calibration, threads }
     }
 
-    /// Gives the frames of native code their names.
+    /// Sets the names of native frames.
     pub(super) fn name_frames(&mut self, symbols: &Symbols) {
         symbols.name_frames(self.reader.definitions_mut());
     }
 
-    /// Reads with this many threads, the caller's included, instead of one for each core. What is read is the same.
+    /// Sets the number of threads, including the caller's, instead of one per core. The result does not depend on it.
     pub fn with_threads(mut self, threads: usize) -> TraceRecording {
         self.threads = threads.max(1);
         self
@@ -98,8 +98,8 @@ impl Recording for TraceRecording {
         self.reader.event_count()
     }
 
-    /// Decodes on a second thread, a few blocks ahead, so that decoding and replay share two cores. More threads would
-    /// wait: replay, which has to go in order, takes longer than decoding.
+    /// Decodes on a second thread, a few blocks ahead, so that decoding and replay use two cores. More threads would
+    /// only wait. Replay must go in order and takes longer than decoding.
     fn stream(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents {
         if self.threads == 1 {
             return self.stream_alone(sink);
@@ -122,7 +122,7 @@ impl Recording for TraceRecording {
                 match block {
                     Ok(events) => {
                         sink(&events);
-                        // A full channel only means that this buffer is not needed again.
+                        // If the channel is full, the buffer is not needed again.
                         let _ = empty.try_send(events);
                     }
                     Err(block) => lost.add(&block),
@@ -132,7 +132,7 @@ impl Recording for TraceRecording {
         lost
     }
 
-    /// Each thread counts a stretch of the blocks.
+    /// Each thread counts one range of the blocks.
     fn census(&self) -> (Census, LostEvents) {
         let blocks = self.reader.blocks();
         let count = |stretch: &[BlockInfo]| {

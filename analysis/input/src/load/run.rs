@@ -17,16 +17,16 @@ use crate::symbols::{ObjectReport, SYMBOLS_FILE, Search, Symbols};
 /// The extension of trace files.
 const TRACE_EXTENSION: &str = "mtr";
 
-/// A file of the run that could not be used, and why.
+/// A file of the run that could not be used, and the reason.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Problem {
     /// The file.
     pub path: PathBuf,
-    /// What is wrong and what to do.
+    /// What is wrong, and what to do.
     pub text: String,
 }
 
-/// A run, opened.
+/// An open run.
 #[derive(Debug)]
 pub struct Run {
     path: PathBuf,
@@ -36,27 +36,27 @@ pub struct Run {
     native: NativeCode,
 }
 
-/// What is known of the native code that stacks name.
+/// What is known about the native code in stacks.
 #[derive(Debug, Default)]
 struct NativeCode {
     symbols: Symbols,
     objects: Vec<ObjectReport>,
-    /// Something was found out that the run folder does not hold.
+    /// Whether it contains symbols that the run folder does not have.
     is_news: bool,
 }
 
 impl Run {
-    /// A run made of processes at hand.
+    /// Makes a run from processes in memory.
     pub fn from_processes(path: &Path, manifest: Manifest, processes: Vec<Process>) -> Run {
         Run { path: path.to_owned(), manifest, processes, problems: Vec::new(), native: NativeCode::default() }
     }
 
-    /// The path that was opened: a run folder or a trace.
+    /// The path that was opened: a run folder, a trace or a snapshot.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the launcher noted; empty when there is no `run.json`.
+    /// The manifest that the launcher wrote; empty without `run.json`.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -66,7 +66,7 @@ impl Run {
         &self.processes
     }
 
-    /// A name for each of [`Self::processes`], all different: `rank3`, or the process id.
+    /// A unique name for each of [`Self::processes`]: `rank3`, or the process id.
     pub fn names(&self) -> Vec<String> {
         names::names(&self.processes)
     }
@@ -76,12 +76,12 @@ impl Run {
         &self.problems
     }
 
-    /// The objects whose code stacks name, and how much is known of each.
+    /// The objects whose code occurs in stacks, and how much is known about each.
     pub fn native_objects(&self) -> &[ObjectReport] {
         &self.native.objects
     }
 
-    /// What was found out about native code, where the run folder does not hold it already.
+    /// The symbols of native code, if the run folder does not have all of them. Else `None`.
     pub fn new_symbols(&self) -> Option<&Symbols> {
         self.native.is_news.then_some(&self.native.symbols)
     }
@@ -89,12 +89,12 @@ impl Run {
 
 /// Opens a run folder, a `.mtr` file or a PyTorch snapshot.
 ///
-/// A folder opens when at least one of its traces does; the others are listed in [`Run::problems`].
+/// A folder opens if at least one of its traces does. The others are listed in [`Run::problems`].
 pub fn open_run(path: impl AsRef<Path>) -> Result<Run> {
     open_run_heard(path, &mut |_, _| {})
 }
 
-/// The same; `progress` hears how many of how many bytes of a snapshot have been read.
+/// Opens a run as [`open_run`] does. While a snapshot is read, `progress` receives the bytes read so far and the total.
 pub fn open_run_heard(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64)) -> Result<Run> {
     let path = path.as_ref();
     let metadata = std::fs::metadata(path).map_err(|e| match e.kind() {
@@ -111,7 +111,7 @@ pub fn open_run_heard(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64)
         return Ok(Run { problems, ..Run::from_processes(path, Manifest::default(), vec![process]) });
     }
     let mut recording = TraceRecording::open(path)?;
-    // A trace inside a run folder still has its manifest and symbols beside it.
+    // A trace inside a run folder has its manifest and symbols beside it.
     let folder = path.parent().map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
     let folder = folder.and_then(|folder| RunFolder::open(folder).ok());
     let manifest = folder.as_ref().and_then(|folder| Manifest::read(folder).ok().flatten()).unwrap_or_default();
@@ -121,8 +121,8 @@ pub fn open_run_heard(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64)
     Ok(Run { path: path.to_owned(), manifest, processes: vec![process], problems, native })
 }
 
-/// Whether a file is to be read as a trace: by its first bytes, else by its name. What is neither, nor named as snapshots are, is told
-/// so by the trace's reader.
+/// Whether to read a file as a trace: by its first bytes, else by its extension. Other files are read as snapshots,
+/// whose reader reports what is wrong.
 fn is_trace(path: &Path) -> Result<bool> {
     let cannot = || Error::io(format!("cannot open {}", path.display()));
     let mut file = memtrace_trace::file::foreign::open(path).map_err(cannot())?;
@@ -134,7 +134,7 @@ fn is_trace(path: &Path) -> Result<bool> {
     Ok(head == &memtrace_trace::file::MAGIC[..4] || path.extension().is_some_and(|e| e == TRACE_EXTENSION))
 }
 
-/// The same for a folder that is open.
+/// Opens a run folder that already has a descriptor.
 pub fn open_folder(folder: &RunFolder) -> Result<Run> {
     let path = folder.path();
     let mut problems = Vec::new();
@@ -173,8 +173,8 @@ pub fn open_folder(folder: &RunFolder) -> Result<Run> {
     Ok(Run { path: path.to_owned(), manifest, processes, problems, native })
 }
 
-/// Names the native frames of all traces: as the run folder tells, else from the objects' own files. Without such frames
-/// nothing is opened.
+/// Names the native frames of all traces: from the run folder's symbols, else from the objects' own files. Opens no
+/// file if there are no native frames.
 fn name_native_code(
     folder: Option<&RunFolder>,
     manifest: &Manifest,

@@ -1,4 +1,4 @@
-//! Functions, inlined ones too, and lines of code addresses, from DWARF.
+//! Finds functions (including inlined ones) and lines of code addresses in DWARF.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -11,24 +11,28 @@ use super::elf::Elf;
 use super::metered::Metered;
 use super::object_symbols::{MAX_INLINED, MAX_TEXT};
 
-/// One function at one address, as DWARF tells.
+/// One function at one address, according to DWARF.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct DwarfFrame {
-    /// The linkage name, else the plain one; empty when unknown.
+    /// The linkage name, else the plain name; empty if unknown.
     pub(super) name: String,
-    /// The source file; empty when unknown.
+    /// The source file; empty if unknown.
     pub(super) file: String,
-    /// The line, 0 when unknown.
+    /// The line; 0 if unknown.
     pub(super) line: u32,
 }
 
-/// Reads that are granted for each byte of DWARF: reading everything once takes less than one.
+/// The number of reads allowed per byte of DWARF. Reading everything once takes less than one read per byte.
 const READS_PER_BYTE: u64 = 4;
-/// Reads that are granted to the smallest file.
+/// The minimum number of reads allowed, for small files.
 const READS_AT_LEAST: u64 = 1 << 20;
 
-/// Looks up every address (of instructions) and hands each that DWARF knows to `sink` with its frames, innermost first.
-/// The error says what could not be read; what was found until then has been handed over.
+/// Looks up every address of an instruction. Passes each one that DWARF knows to `sink`, with its frames, innermost
+/// first.
+///
+/// # Errors
+///
+/// What could not be read, as text. Addresses found before the error have been passed to `sink`.
 pub(super) fn look_up(
     elf: &Elf<'_>,
     alternative: Option<&Elf<'_>>,
@@ -50,7 +54,7 @@ pub(super) fn look_up(
     let mut failed = 0_u64;
     let mut first = None;
     for address in addresses {
-        // Split DWARF lies in files of its own, whose names remain: what is in this one is used.
+        // Split DWARF is in files of its own, which are not loaded. The parts in this file are used.
         let found = context.find_frames(*address).skip_all_loads().and_then(frames);
         match found {
             Ok(frames) if frames.is_empty() => {}
@@ -92,7 +96,7 @@ fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_TEXT)]
 }
 
-/// The sections that functions and lines are in. What one of them lacks is an error: the others alone would mislead.
+/// Loads the sections for functions and lines. A damaged section is an error, because the others alone would mislead.
 fn load<'a>(elf: &Elf<'a>, bytes: &mut u64) -> Result<DwarfSections<Cow<'a, [u8]>>, String> {
     DwarfSections::load(|id| match id {
         SectionId::DebugAbbrev

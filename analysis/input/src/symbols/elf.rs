@@ -1,7 +1,7 @@
-//! One ELF file, mapped and read in place: its identity, its debug sections, its symbol tables.
+//! Reads one ELF file in place from a mapping: its identity, its debug sections, its symbol tables.
 //!
-//! Nothing in a file is believed. What cannot be read is an error of that part alone, and what a file says of its own sizes
-//! never decides how much memory is taken.
+//! The file's content is not trusted. An unreadable part is an error of that part alone. Sizes that the file claims
+//! never decide how much memory is allocated.
 
 use std::borrow::Cow;
 use std::io::Read;
@@ -17,28 +17,29 @@ use object::elf::{
 use object::read::elf::{CompressionHeader, FileHeader, NoteIterator, ProgramHeader, SectionHeader};
 use object::read::elf::{SectionTable, SymbolTable};
 
-/// No section that is stored compressed may become larger.
+/// The maximum decompressed size of a section, in bytes.
 const MAX_DECOMPRESSED: u64 = 2 << 30;
-/// No linker makes longer ones: it has 20 bytes, or 8 or 16.
+/// The maximum length of a build id, in bytes. Linkers make 20, 8 or 16 bytes.
 const MAX_BUILD_ID: usize = 64;
 
 type Header = FileHeader64<Endianness>;
 
-/// A file's bytes.
+/// The bytes of a file.
 #[derive(Debug)]
 pub(super) enum Bytes {
-    /// Read by the kernel as they are touched.
+    /// Mapped: the kernel reads pages on access.
     Mapped(memmap2::Mmap),
-    /// Unpacked from another file.
+    /// Decompressed from another file.
     Owned(Vec<u8>),
 }
 
 impl Bytes {
-    /// Maps a regular file; the error is in words.
+    /// Maps a regular file. The error is a text.
     pub(super) fn map(path: &Path) -> Result<Bytes, String> {
         let file = foreign::open(path).map_err(|e| reason(&e))?;
-        // SAFETY: sound as long as nobody changes the file under us. Installers replace libraries and do not rewrite them: the
-        // loader itself maps them on the same terms.
+        // SAFETY: `Mmap::map` requires that nobody modifies or truncates the file while it is mapped. We cannot enforce
+        // that; whoever installs libraries upholds it. Installers replace libraries by new files and do not rewrite
+        // them in place. The dynamic loader maps libraries under the same assumption.
         unsafe { memmap2::Mmap::map(&file) }.map(Bytes::Mapped).map_err(|e| reason(&e))
     }
 }
@@ -62,7 +63,7 @@ impl Deref for Bytes {
     }
 }
 
-/// An ELF file's tables.
+/// The tables of an ELF file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Elf<'a> {
     data: &'a [u8],
@@ -73,7 +74,7 @@ pub(super) struct Elf<'a> {
 }
 
 impl<'a> Elf<'a> {
-    /// Reads the headers. A file whose section table is missing (cut off) still has its identity.
+    /// Parses the headers. A truncated file without its section table still has its identity.
     pub(super) fn parse(data: &'a [u8]) -> Result<Elf<'a>, String> {
         let header = Header::parse(data).map_err(|_| "is no 64-bit ELF file".to_owned())?;
         let endian = header.endian().map_err(|e| e.to_string())?;
@@ -91,9 +92,9 @@ impl<'a> Elf<'a> {
         self.endian
     }
 
-    /// The GNU build id in lower-case hexadecimal digits.
+    /// The GNU build id in lower-case hexadecimal digits; `None` if the file has none.
     pub(super) fn build_id(&self) -> Option<String> {
-        // The program headers of a separate debug file describe another file's contents: sections come first.
+        // Sections come first, because the program headers of a separate debug file describe another file's contents.
         let in_sections = self
             .sections
             .iter()
@@ -112,12 +113,12 @@ impl<'a> Elf<'a> {
         (section.sh_type(self.endian) != SHT_NOBITS).then_some(section)
     }
 
-    /// Whether there is such a section with contents.
+    /// Whether there is a section with this name and with contents.
     pub(super) fn has(&self, name: &str) -> bool {
         self.find(name).is_some_and(|section| section.sh_size(self.endian) > 0)
     }
 
-    /// A section's contents, unpacked where they are stored compressed; nothing where there is none.
+    /// The contents of a section, decompressed if necessary. Empty if there is no such section.
     pub(super) fn section(&self, name: &str) -> Result<Cow<'a, [u8]>, String> {
         let Some(section) = self.find(name) else { return Ok(Cow::Borrowed(&[])) };
         let outside = || format!("its section {name} lies outside the file");
@@ -140,20 +141,20 @@ impl<'a> Elf<'a> {
         unpacked.map(Cow::Owned).map_err(|e| format!("its section {name} cannot be unpacked: {e}"))
     }
 
-    /// The first symbol table of a kind: `.symtab` (dynamic: no) or `.dynsym`.
+    /// The first symbol table of a kind: `.dynsym` if `dynamic`, else `.symtab`.
     pub(super) fn symbols(&self, dynamic: bool) -> Result<SymbolTable<'a, Header>, String> {
         let (kind, name) = if dynamic { (SHT_DYNSYM, ".dynsym") } else { (SHT_SYMTAB, ".symtab") };
         self.sections.symbols(self.endian, self.data, kind).map_err(|e| format!("its {name} cannot be read: {e}"))
     }
 
-    /// First and last address of the section with this index.
+    /// The start and the end address of the section with this index. The end is exclusive.
     pub(super) fn section_range(&self, index: u16) -> Option<(u64, u64)> {
         let section = self.sections.section(object::SectionIndex(index.into())).ok()?;
         let start: u64 = section.sh_addr(self.endian);
         Some((start, start.checked_add(section.sh_size(self.endian))?))
     }
 
-    /// The name and CRC-32 of the debug file that `.gnu_debuglink` tells.
+    /// The name and the CRC-32 of the debug file in `.gnu_debuglink`; `None` without one.
     pub(super) fn debug_link(&self) -> Option<(String, u32)> {
         let section = self.section(".gnu_debuglink").ok()?;
         let end = section.iter().position(|byte| *byte == 0)?;
@@ -161,11 +162,12 @@ impl<'a> Elf<'a> {
         // The checksum is at the next multiple of four.
         let crc = section.get((end + 4) & !3..)?.first_chunk::<4>()?;
         let crc = if self.endian == Endianness::Little { u32::from_le_bytes(*crc) } else { u32::from_be_bytes(*crc) };
-        // A name, not a way to somewhere else.
+        // The name must be a plain file name, so that it cannot point elsewhere.
         (!name.is_empty() && !name.contains('/')).then_some((name, crc))
     }
 
-    /// The path and build id of the file that `.gnu_debugaltlink` tells: what `dwz` moved out of several debug files.
+    /// The path and the build id of the file in `.gnu_debugaltlink`: what `dwz` moved out of several debug files.
+    /// `None` without one.
     pub(super) fn alternative_link(&self) -> Option<(String, String)> {
         let section = self.section(".gnu_debugaltlink").ok()?;
         let end = section.iter().position(|byte| *byte == 0)?;
@@ -189,7 +191,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Exactly `expected` bytes, taken as they come: a false claim costs no memory.
+/// Decompresses exactly `expected` bytes. The buffer grows as they arrive, so a false size costs no memory.
 fn unpack(from: impl Read, expected: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(expected.saturating_add(1)).read_to_end(&mut bytes)?;
@@ -199,9 +201,10 @@ fn unpack(from: impl Read, expected: u64) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Unpacks `.gnu_debugdata` ("MiniDebugInfo"): an ELF file, compressed with xz, whose only use is its symbol table.
+/// Decompresses `.gnu_debugdata` ("MiniDebugInfo"): an ELF file in xz format that is used only for its symbol table.
+/// `None` without one.
 pub(super) fn mini_debug_data(elf: &Elf<'_>) -> Result<Option<Bytes>, String> {
-    /// Fedora's largest are a few megabytes.
+    /// The maximum decompressed size, in bytes. Fedora's largest have a few megabytes.
     const MAX_UNPACKED: u64 = 256 << 20;
     const MAX_DICTIONARY_KIB: u32 = 128 << 10;
     let packed = elf.section(".gnu_debugdata")?;

@@ -1,18 +1,18 @@
-//! Reading DWARF with an allowance.
+//! Reads DWARF with a limited number of reads.
 //!
-//! DWARF refers to itself: many functions may name one long list of ranges, many units one long line program. A file of a
-//! megabyte can be made so that reading it as told takes hours and all memory. Every read costs one; when the allowance is
-//! spent every read fails, and so whatever loop it was in ends.
+//! DWARF refers to itself: many functions can share one long list of ranges, and many units one long line program. A
+//! malicious file of one megabyte can take hours and all memory to read. Every read costs one unit. When the allowance
+//! is used up, every read fails, and that ends any loop around it.
 
 use std::borrow::Cow;
 use std::cell::Cell;
 
 use addr2line::gimli::{EndianSlice, Error, Reader, ReaderOffsetId, Result, RunTimeEndian};
 
-/// So many bytes of text cost as much as one read.
+/// This many bytes of text cost as much as one read.
 const TEXT_PER_READ: u64 = 16;
 
-/// A section, read on account of an allowance that all sections of the file share.
+/// A section that is read with an allowance shared by all sections of the file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Metered<'a> {
     section: EndianSlice<'a, RunTimeEndian>,
@@ -20,7 +20,7 @@ pub(super) struct Metered<'a> {
 }
 
 impl<'a> Metered<'a> {
-    /// Reads `bytes` until `allowance` is spent.
+    /// Reads `bytes` until `allowance` is used up.
     pub(super) fn new(bytes: &'a [u8], endian: RunTimeEndian, allowance: &'a Cell<u64>) -> Metered<'a> {
         Metered { section: EndianSlice::new(bytes, endian), allowance }
     }
@@ -39,7 +39,7 @@ impl<'a> Metered<'a> {
         }
     }
 
-    /// What is handed out whole is copied: it costs by its length.
+    /// Text that is handed out whole is copied, so it costs by its length.
     fn pay_for_text(&self) -> Result<()> {
         self.pay(1 + self.section.len() as u64 / TEXT_PER_READ)
     }

@@ -1,12 +1,13 @@
-//! Names of native code, found afterwards: functions, inlined ones too, files and lines of the addresses that a trace holds.
+//! Names native code after the recording: functions (including inlined ones), files and lines of the addresses in a
+//! trace.
 //!
-//! Recording keeps an object's build id and an address; here they become frames. [`Symbols::complete`] looks up what the
-//! run's own `symbols.json` does not have, in files that have the recorded build id and in no others, and
-//! [`Symbols::name_frames`] puts the result into a trace's definitions, from where everything reads frames: no pass, report or
-//! export knows of symbols.
+//! A recording stores an object's build id and an address. This module turns them into frames. [`Symbols::complete`]
+//! looks up what the run's own `symbols.json` lacks, only in files with the recorded build id. [`Symbols::name_frames`]
+//! puts the result into a trace's definitions, where all other code reads frames. So no pass, report or export deals
+//! with symbols.
 //!
-//! Files are mapped one object at a time, only when frames name them, and every address of an object is looked up in one go.
-//! What is wrong with a file is told and costs at most the names.
+//! Files are mapped one object at a time, and only if frames refer to them. All addresses of an object are looked up
+//! together. Problems with a file are reported and cost at most its names.
 
 mod dwarf;
 mod elf;

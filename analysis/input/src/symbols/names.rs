@@ -1,29 +1,29 @@
-//! Linkage names as people write them, and short.
+//! Demangles linkage names, in full and shortened.
 
 use std::fmt::{self, Write};
 
 use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
 
-/// Names longer than this are cut: some kernels of PyTorch have several kilobytes of template arguments.
+/// The maximum length of a name in bytes. Some PyTorch kernels have several kilobytes of template arguments.
 const MAX_NAME: usize = 16 << 10;
-/// Deeper nesting than this is refused: it would need too much stack.
+/// The maximum nesting depth. A deeper name would need too much stack.
 const MAX_DEPTH: u32 = 160;
 
-/// A function's name.
+/// The name of a function.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FunctionName {
-    /// As declared, with template arguments, parameters and the rest.
+    /// As declared, with template arguments, parameters and qualifiers.
     pub full: String,
-    /// Without them: `at::native::add` of `at::Tensor at::native::add<float>(at::Tensor const&)`.
+    /// Without arguments and qualifiers: `at::native::add` for `at::Tensor at::native::add<float>(at::Tensor const&)`.
     pub short: String,
 }
 
 impl FunctionName {
-    /// From the name that is in an object: C++ and Rust names are demangled, others stay as they are.
+    /// Takes a name as it is in an object. C++ and Rust names are demangled; others stay unchanged.
     pub fn of(raw: &str) -> FunctionName {
-        // `memcpy@@GLIBC_2.14`
+        // A versioned name such as `memcpy@@GLIBC_2.14`.
         let raw = raw.split_once('@').map_or(raw, |(name, _)| if name.is_empty() { raw } else { name });
-        // What nvcc makes for the host to launch a kernel by.
+        // nvcc generates such host functions to launch kernels.
         const STUB: &str = "__device_stub_";
         if let Some(kernel) = raw.strip_prefix(STUB).filter(|rest| rest.starts_with("_Z")) {
             let FunctionName { full, short } = FunctionName::of(kernel);
@@ -53,12 +53,12 @@ impl FunctionName {
     }
 }
 
-/// Whether a name tells its namespace and parameters.
+/// Whether a name contains its namespace and parameters.
 pub(super) fn is_mangled(raw: &str) -> bool {
     raw.starts_with("_Z") || raw.starts_with("_R")
 }
 
-/// `_R...` is Rust's; its older names look like C++ but for the hash at their end.
+/// Rust names begin with `_R`. Older Rust names look like C++ names except for the hash at their end.
 fn is_rust(raw: &str) -> bool {
     let hash =
         |tail: &str| tail.len() == 17 && tail.starts_with('h') && tail[1..].bytes().all(|b| b.is_ascii_hexdigit());
@@ -67,7 +67,7 @@ fn is_rust(raw: &str) -> bool {
             && raw.strip_suffix('E').and_then(|r| r.rsplit_once("17")).is_some_and(|(_, tail)| hash(tail))
 }
 
-/// `f.part.0` and `f.cold` are pieces of `f` that the compiler moved away.
+/// Splits off a compiler suffix: `f.part.0` and `f.cold` are parts of `f` that the compiler moved away.
 fn split_suffix(raw: &str) -> (&str, &str) {
     match raw.find('.') {
         Some(at) if at > 0 => raw.split_at(at),
@@ -82,7 +82,7 @@ impl Write for Bounded {
         let room = MAX_NAME - self.0.len();
         if text.len() > room {
             self.0.push_str(&text[..text.floor_char_boundary(room)]);
-            // Names may refer to their own parts and so grow without end.
+            // Names can refer to their own parts and so grow without bound.
             return Err(fmt::Error);
         }
         self.0.push_str(text);
@@ -90,7 +90,7 @@ impl Write for Bounded {
     }
 }
 
-/// What `write` writes, cut where it becomes too long, nothing where it fails.
+/// What `write` writes, cut at the maximum length. Empty if it fails otherwise.
 fn bounded(write: impl FnOnce(&mut Bounded) -> fmt::Result) -> String {
     let mut out = Bounded(String::new());
     match write(&mut out) {
@@ -100,13 +100,13 @@ fn bounded(write: impl FnOnce(&mut Bounded) -> fmt::Result) -> String {
     }
 }
 
-/// `Type::method` of Rust's `<Type as Trait>::method`, and no type arguments.
+/// Shortens Rust's `<Type as Trait>::method` to `Type::method`, without type arguments.
 fn without_trait(name: &str) -> String {
     let mut depth = 0_usize;
     let end = name.char_indices().find(|(at, c)| {
         match c {
             '<' => depth += 1,
-            // The arrow of a function's type.
+            // The arrow of a function type.
             '>' if !name[..*at].ends_with('-') => depth = depth.saturating_sub(1),
             _ => {}
         }
@@ -121,7 +121,7 @@ fn without_trait(name: &str) -> String {
     }
 }
 
-/// The rest of a name, which begins with `::`.
+/// Shortens the rest of a name, which begins with `::`.
 fn without_arguments_after(rest: &str) -> String {
     match rest.strip_prefix("::") {
         Some(rest) => format!("::{}", without_arguments(rest)),
@@ -129,7 +129,7 @@ fn without_arguments_after(rest: &str) -> String {
     }
 }
 
-/// A demangled name without template arguments, parameters and qualifiers; `(anonymous namespace)` goes too.
+/// A demangled name without template arguments, parameters and qualifiers. `(anonymous namespace)` is removed, too.
 fn without_arguments(name: &str) -> String {
     const OPERATOR: &str = "operator";
     let mut short = String::with_capacity(name.len().min(256));
@@ -139,12 +139,12 @@ fn without_arguments(name: &str) -> String {
         let mut taken = c.len_utf8();
         match c {
             _ if depth == 0 && rest.starts_with(OPERATOR) && !short.ends_with(is_word) => {
-                // `operator<`, `operator()`, `operator->`: signs that are no brackets here.
+                // In `operator<`, `operator()` or `operator->`, these characters are not brackets.
                 let after = &rest[OPERATOR.len()..];
                 let signs = ["()", "<=>", "<<=", ">>=", "->*", "<<", ">>", "<=", ">=", "->", "<", ">"];
                 let sign = signs.iter().find(|sign| after.starts_with(**sign)).map_or("", |sign| *sign);
-                // `operator<<int>(...)` is `operator<` of `int` only where no parameter list follows at once; rare, and
-                // then merely longer.
+                // `operator<<int>(...)` is read as `operator<<`, although it can be `operator<` of `int`. That is rare
+                // and only makes the name longer.
                 short.push_str(OPERATOR);
                 short.push_str(sign);
                 taken = OPERATOR.len() + sign.len();
@@ -167,7 +167,7 @@ fn without_arguments(name: &str) -> String {
         }
         rest = &rest[taken..];
     }
-    // What stood after the parameters: `const`, `&`, `volatile`.
+    // Removes qualifiers after the parameters: `const`, `&`, `volatile`.
     let mut kept = short.trim_end_matches([' ', '&']);
     for qualifier in [" const", " volatile", " noexcept"] {
         kept = kept.strip_suffix(qualifier).unwrap_or(kept);
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_name_that_repeats_itself_without_end_is_cut() {
-        // Each parameter is a pair of the one before it: 2^30 letters when written out.
+        // Each parameter is a pair of the previous one: 2^30 letters in full.
         let mut raw = "_Z1f1a1bIS_S_E".to_owned();
         for pair in 1..30_u32 {
             let digit = char::from_digit(pair, 36).unwrap().to_ascii_uppercase();

@@ -1,4 +1,4 @@
-//! What is known of the code of one object.
+//! Symbols of the code of one object.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -9,51 +9,51 @@ use super::names::is_mangled;
 use super::search::Search;
 use super::symbol_table;
 
-/// Inlining deeper than this is no compiler's.
+/// The maximum inlining depth. No compiler exceeds it.
 pub(super) const MAX_INLINED: usize = 256;
-/// Names and paths longer than this are no program's.
+/// The maximum length of names and paths in bytes. No real program exceeds it.
 pub(super) const MAX_TEXT: usize = 64 << 10;
 
 /// An object as a process had it loaded.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct ObjectId {
-    /// Its path, as the loader had it.
+    /// The path, as the loader had it.
     pub path: Box<str>,
-    /// Its GNU build id in lower-case hexadecimal digits; empty where it has none.
+    /// The GNU build id in lower-case hexadecimal digits; empty if the object has none.
     pub build_id: Box<str>,
 }
 
-/// One function at one place of the code.
+/// One function at one code address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PlaceFrame {
-    /// Index of the name, as the object has it.
+    /// The index of the name in the object's strings.
     pub(super) name: u32,
-    /// Index of the source file; of an empty text where unknown.
+    /// The index of the source file; refers to an empty text if unknown.
     pub(super) file: u32,
-    /// The line, 0 when unknown.
+    /// The line; 0 if unknown.
     pub(super) line: u32,
 }
 
-/// What is known of the code of one object: the frames of every place that was looked up.
+/// The known symbols of one object: the frames of every address that was looked up.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ObjectSymbols {
-    /// The file the names are from: the object's own or its debug file; empty when there was none.
+    /// The file that the names come from: the object's own or its debug file; empty if there was none.
     pub(super) file: String,
-    /// Why something is missing; empty when nothing is.
+    /// Why symbols are missing; empty if none are.
     pub(super) notes: Vec<String>,
     pub(super) strings: Vec<Box<str>>,
-    /// By return address: frames, innermost first, all but the last inlined into the next; none where the object's file was
-    /// read and knows no function.
+    /// By return address: the frames, innermost first; all but the last are inlined into the next. Empty if the
+    /// object's file was read and has no function there.
     pub(super) places: BTreeMap<u64, Box<[PlaceFrame]>>,
 }
 
 impl ObjectSymbols {
-    /// A text by index; empty where a file tells of one that it does not have.
+    /// The text with this index. Empty if the index is invalid, which a damaged file can cause.
     pub(super) fn text(&self, index: u32) -> &str {
         self.strings.get(index as usize).map_or("", |text| text)
     }
 
-    /// Takes over what another look-up of the same object found.
+    /// Adds the result of another lookup for the same object.
     pub(super) fn absorb(&mut self, other: ObjectSymbols) {
         if self.places.is_empty() {
             *self = other;
@@ -80,7 +80,7 @@ impl ObjectSymbols {
     }
 }
 
-/// Texts, each once.
+/// Stores each text once.
 #[derive(Default)]
 struct Interner {
     strings: Vec<Box<str>>,
@@ -99,7 +99,7 @@ impl Interner {
     }
 }
 
-/// Looks up return addresses (ascending) of an object in its files. Without a file nothing is known of any place; the notes
+/// Looks up return addresses (ascending) of an object in its files. Without a file no symbol is known, and the notes
 /// say why.
 pub(super) fn resolve(id: &ObjectId, addresses: &[u64], search: &Search) -> ObjectSymbols {
     let mut symbols = ObjectSymbols::default();
@@ -111,7 +111,7 @@ pub(super) fn resolve(id: &ObjectId, addresses: &[u64], search: &Search) -> Obje
         search.debug_file(&id.build_id, own.as_ref().map(|(path, elf)| (*path, elf)), &mut symbols.notes)
     };
     if let Err(why) = &object {
-        // The debug file tells as much.
+        // The debug file has the same information.
         if debug.is_none() {
             symbols.notes.insert(0, format!("{} {why}", id.path));
             return symbols;
@@ -156,8 +156,8 @@ pub(super) fn resolve(id: &ObjectId, addresses: &[u64], search: &Search) -> Obje
     symbols
 }
 
-/// Names what DWARF left without a function, and completes what it names without its namespace, from the symbol tables there
-/// are, the fullest first.
+/// Adds names from the symbol tables, the most complete table first. It names functions that DWARF does not know, and
+/// completes names that lack their namespace.
 fn name_by_tables(
     files: &[&(&Path, Elf<'_>)],
     calls: &[u64],
@@ -192,7 +192,7 @@ fn name_by_table(
     found: &mut BTreeMap<u64, Vec<DwarfFrame>>,
     notes: &mut Vec<String>,
 ) {
-    // DWARF has no linkage name of functions in a namespace without a name.
+    // DWARF has no linkage name for functions in an anonymous namespace.
     let has_all = |call: &u64| found.get(call).and_then(|f| f.last()).is_some_and(|f| is_mangled(&f.name));
     let mut wanted: Vec<u64> = calls.iter().copied().filter(|call| !has_all(call)).collect();
     wanted.dedup();

@@ -1,23 +1,23 @@
-//! Where the file of an object is, and the one with its debug information: by build id, in gdb's order.
+//! Finds the file of an object and the file with its debug information: by build id, in gdb's order.
 //!
-//! A file counts only when its build id is the recorded one. Objects without a build id have nothing but their path: then
-//! the file there must have none either, and not be newer than the run.
+//! A file is used only if its build id is the recorded one. For an object without a build id, the file at its path must
+//! have none either, and must not be newer than the run.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::elf::{Bytes, Elf};
 
-/// Where to look. The default looks nowhere but at the object's own path.
+/// Where to search. The default searches only at the object's own path.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Search {
-    /// Roots of separate debug files: what gdb calls `debug-file-directory`.
+    /// Roots of separate debug files, gdb's `debug-file-directory`.
     pub debug_roots: Vec<PathBuf>,
-    /// The cache of debuginfod's clients. Nothing is ever fetched.
+    /// The cache of debuginfod clients. Nothing is ever downloaded.
     pub debuginfod_cache: Option<PathBuf>,
-    /// The folder that relative paths are relative to: where the program ran.
+    /// The folder for resolving relative paths: where the program ran.
     pub directory: Option<PathBuf>,
-    /// When the run ended: files without a build id that are newer are others. Nanoseconds since the epoch.
+    /// The end of the run, in nanoseconds since the epoch. A newer file without a build id is a different file.
     pub ended_ns: Option<u64>,
 }
 
@@ -32,7 +32,7 @@ impl Search {
         Search { debug_roots: vec!["/usr/lib/debug".into()], debuginfod_cache: cache, directory: None, ended_ns: None }
     }
 
-    /// The object's own file, or the same from debuginfod's cache; the error says why there is none.
+    /// The object's own file, or a copy from debuginfod's cache. The error says why there is none.
     pub(super) fn object(&self, path: &str, build_id: &str) -> Result<(PathBuf, Bytes), String> {
         let own = self.absolute(path);
         let why = match self.matching(&own, build_id) {
@@ -46,9 +46,9 @@ impl Search {
         cached.ok_or(why)
     }
 
-    /// The separate file with an object's debug information: from the debug roots by build id, by the object's debug link,
-    /// from debuginfod's cache. `object` is the object's own file, where there is one. Files that would have been it but for
-    /// their identity are told in `refused`.
+    /// The separate file with an object's debug information: from the debug roots by build id, by the object's debug
+    /// link, or from debuginfod's cache. `object` is the object's own file, if there is one. `refused` gets a text for
+    /// each candidate with another identity.
     pub(super) fn debug_file(
         &self,
         build_id: &str,
@@ -72,8 +72,8 @@ impl Search {
         }
         candidates.extend(self.cached(build_id, "debuginfo").map(|path| (path, None)));
         for (path, crc) in candidates {
-            // debuginfod's clients note with an empty file that there is none. The link of a file that holds its own debug
-            // information names that file.
+            // debuginfod clients store an empty file to record that there is none. The debug link of a file with its
+            // own debug information refers to that file itself.
             let is_file = std::fs::metadata(&path).is_ok_and(|m| m.is_file() && m.len() > 0);
             if !is_file || object.is_some_and(|(own, _)| own == path) {
                 continue;
@@ -89,7 +89,7 @@ impl Search {
         None
     }
 
-    /// The file that `dwz` moved common parts of debug files into.
+    /// The file into which `dwz` moved common parts of debug files. `None` if the file has no such link.
     pub(super) fn alternative(&self, debug_file: &Path, elf: &Elf<'_>) -> Option<Result<Bytes, String>> {
         let (path, build_id) = elf.alternative_link()?;
         let beside = debug_file.parent().map(|folder| folder.join(&path));
@@ -111,7 +111,7 @@ impl Search {
         Some(self.debuginfod_cache.as_ref()?.join(build_id).join(what))
     }
 
-    /// The file, if it is the one meant.
+    /// Maps the file if its identity matches. The error says why it does not.
     fn matching(&self, path: &Path, build_id: &str) -> Result<Bytes, String> {
         let bytes = Bytes::map(path)?;
         let found = Elf::parse(&bytes)?.build_id().unwrap_or_default();
@@ -132,16 +132,16 @@ impl Search {
     }
 }
 
-/// The GNU build id of an ELF file, in lower-case hexadecimal digits.
+/// The GNU build id of an ELF file, in lower-case hexadecimal digits; `None` if it has none.
 ///
 /// # Errors
 ///
-/// When the file cannot be read or is no 64-bit ELF file, in words.
+/// If the file cannot be read or is not a 64-bit ELF file. The error is a text.
 pub fn build_id(path: &Path) -> Result<Option<String>, String> {
     Ok(Elf::parse(&Bytes::map(path)?)?.build_id())
 }
 
-/// A build id as folder and name; `None` for what is none and must become no path.
+/// Splits a build id into folder and name. `None` for an invalid one, which must not become a path.
 fn split(build_id: &str) -> Option<(&str, &str)> {
     let sound = build_id.len() > 2 && build_id.bytes().all(|b| b.is_ascii_hexdigit());
     sound.then(|| build_id.split_at(2))

@@ -1,6 +1,6 @@
-//! `symbols.json` in a run folder: what was found out where the program ran, for machines that do not have its libraries.
+//! `symbols.json` in a run folder: the symbols found where the program ran, for machines without its libraries.
 //!
-//! `trace/FORMAT.md` describes it. Names are kept as objects have them, and demangled when read.
+//! `trace/FORMAT.md` describes the format. Names are stored as objects have them, and demangled when they are read.
 
 use memtrace_trace::file::foreign;
 use serde::{Deserialize, Serialize};
@@ -15,9 +15,9 @@ use crate::printable;
 /// The file's name in the run folder.
 pub const SYMBOLS_FILE: &str = "symbols.json";
 
-/// Raised when a field changes its meaning.
+/// The version of the format. It increases when a field changes its meaning.
 const VERSION: u32 = 1;
-/// A larger file is not this.
+/// The maximum size of the file, in bytes.
 const MAX_FILE: u64 = 256 << 20;
 
 #[derive(Serialize, Deserialize)]
@@ -43,7 +43,11 @@ struct Object {
 }
 
 impl Symbols {
-    /// Reads the run folder's file. `Ok(None)` when there is none; an unreadable one is a message for the report.
+    /// Reads the symbols of a run folder; `Ok(None)` if there is no such file.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or has another version.
     pub fn read(folder: &RunFolder) -> Result<Option<Symbols>> {
         let fail = |e| Error::io(format!("cannot read {}", folder.path().join(SYMBOLS_FILE).display()))(e);
         let text = match folder.read(SYMBOLS_FILE).and_then(|file| foreign::read(&file, MAX_FILE)) {
@@ -64,7 +68,7 @@ impl Symbols {
         Ok(Some(symbols))
     }
 
-    /// The file's content.
+    /// The content of the file.
     pub fn to_json(&self) -> String {
         let objects = self.objects.iter().map(|(id, symbols)| Object {
             path: id.path.clone(),
@@ -81,7 +85,7 @@ impl Symbols {
                 .collect(),
         });
         let file = File { version: VERSION, objects: objects.collect() };
-        // Serialising these plain structures cannot fail.
+        // Serializing these plain structures cannot fail.
         let mut text = serde_json::to_string(&file).unwrap_or_default();
         text.push('\n');
         printable::json(text)

@@ -1,33 +1,33 @@
-//! Functions of code addresses, from symbol tables: what there is where DWARF is not.
+//! Finds the functions of code addresses in symbol tables, for objects without DWARF.
 //!
-//! One pass over a table, however large, for all addresses; the table itself is not copied.
+//! One pass over the table serves all addresses. The table is not copied.
 
 use object::elf::{STB_LOCAL, STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE};
 use object::read::elf::Sym;
 
 use super::elf::Elf;
 
-/// Symbols that lie over an address are looked at so often, all in all: real ones hardly overlap.
+/// The maximum total number of matches between symbols and addresses. Real symbols hardly overlap.
 const MAX_MATCHES: u64 = 64 << 20;
-/// A name longer than this is no compiler's.
+/// The maximum length of a name in bytes. No compiler exceeds it.
 const MAX_NAME: usize = 64 << 10;
 
-/// Where a symbol lies and how good it is, best last.
+/// The position of a symbol and its quality. The best one compares greatest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Fit {
-    /// Of those that hold an address the one that begins last.
+    /// Of the symbols that contain an address, the one with the highest start is best.
     start: u64,
-    /// A function rather than a label.
+    /// A function is better than a label.
     function: bool,
-    /// A name that others see rather than a local one.
+    /// A global or weak name is better than a local one.
     visible: bool,
-    /// Of several names of one place the shorter code, then the first.
+    /// Of several names at one place, the one with the smaller size is best, then the first.
     size: std::cmp::Reverse<u64>,
     order: std::cmp::Reverse<usize>,
 }
 
-/// The names of the functions that hold `addresses` (ascending, of instructions); `None` where there is none. The error
-/// says what could not be read; what was found is there all the same.
+/// The names of the functions that contain `addresses` (ascending, of instructions); `None` where there is none. The
+/// error says what could not be read; names found are returned nevertheless.
 pub(super) fn look_up(elf: &Elf<'_>, dynamic: bool, addresses: &[u64]) -> (Vec<Option<String>>, Result<(), String>) {
     let mut names = vec![None; addresses.len()];
     let table = match elf.symbols(dynamic) {
@@ -36,7 +36,7 @@ pub(super) fn look_up(elf: &Elf<'_>, dynamic: bool, addresses: &[u64]) -> (Vec<O
     };
     let endian = elf.endianness();
     let mut holding: Vec<Option<Fit>> = vec![None; addresses.len()];
-    // The last symbol that begins at or before each address and after the one before it.
+    // For each address: the last symbol that starts at or before it and after the previous address.
     let mut before: Vec<Option<Fit>> = vec![None; addresses.len()];
     let mut matches = 0_u64;
     for (index, symbol) in table.enumerate() {
@@ -70,7 +70,7 @@ pub(super) fn look_up(elf: &Elf<'_>, dynamic: bool, addresses: &[u64]) -> (Vec<O
     for (i, name) in names.iter_mut().enumerate() {
         latest = latest.max(before[i]);
         let fit = holding[i].or_else(|| {
-            // Assembly often tells no sizes: such a symbol holds what follows it in its section, up to the next symbol.
+            // Assembly code often has symbols without sizes. Such a symbol covers its section up to the next symbol.
             let unsized_fit = latest.filter(|fit| fit.size.0 == 0)?;
             let symbol = table.symbol(object::SymbolIndex(unsized_fit.order.0)).ok()?;
             let (start, end) = elf.section_range(symbol.st_shndx(endian))?;

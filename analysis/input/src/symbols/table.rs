@@ -1,4 +1,4 @@
-//! The symbols of a run, and how they become frames.
+//! The symbols of a run, and their conversion to frames.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::catch_unwind;
@@ -12,37 +12,37 @@ use crate::printable;
 
 /// The file name of code that belongs to no object.
 const GENERATED: &str = "<generated code>";
-/// The names of all native frames of a process are not longer together, in bytes. Real ones take a few hundred each; files can tell of
-/// names that take a thousand times their own size.
+/// The maximum total length of the names of all native frames of a process, in bytes. Real names have a few hundred
+/// bytes each. A malicious file can contain names that expand to a thousand times its own size.
 const MAX_NAMES: usize = 256 << 20;
-/// What the kernel maps into every process is an object without a file.
+/// Objects without a file that the kernel maps into every process.
 const KERNEL_OBJECTS: [&str; 2] = ["linux-vdso.so.1", "linux-gate.so.1"];
 
-/// What is known of the native code of a run.
+/// The symbols of a run's native code.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Symbols {
     pub(super) objects: BTreeMap<ObjectId, ObjectSymbols>,
 }
 
-/// How much is known of the code of one object.
+/// How much is known about the code of one object.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ObjectReport {
-    /// Which.
+    /// The object.
     pub id: ObjectId,
-    /// The file the names are from; empty when there was none.
+    /// The file that the names come from; empty if there was none.
     pub file: String,
-    /// Places in its code that stacks name.
+    /// The number of its code addresses in stacks.
     pub places: u64,
-    /// Those whose function is known.
+    /// The number of these addresses whose function is known.
     pub named: u64,
-    /// Those whose line is known.
+    /// The number of these addresses whose line is known.
     pub with_line: u64,
-    /// Why something is missing.
+    /// Why symbols are missing.
     pub notes: Vec<String>,
 }
 
 impl Symbols {
-    /// Looks up every native frame of `all` that is not known yet. Whether there was anything to look up.
+    /// Looks up every native frame of `all` that is not known yet. Returns whether there was any to look up.
     pub fn complete<'a>(&mut self, all: impl IntoIterator<Item = &'a Definitions>, search: &Search) -> bool {
         let mut wanted: BTreeMap<ObjectId, BTreeSet<u64>> = BTreeMap::new();
         for definitions in all {
@@ -59,7 +59,8 @@ impl Symbols {
             let addresses: Vec<u64> = addresses.iter().copied().collect();
             let found = match KERNEL_OBJECTS.contains(&&*id.path) {
                 true => ObjectSymbols::default(),
-                // The readers of other people's formats promise not to panic; a promise broken costs one object's names.
+                // The parsers for foreign formats are documented not to panic. If one panics nevertheless, only one
+                // object's names are lost.
                 false => catch_unwind(|| object_symbols::resolve(id, &addresses, search)).unwrap_or_else(|_| {
                     let notes = vec![format!("{} has what no reader of symbols expects", id.path)];
                     ObjectSymbols { notes, ..ObjectSymbols::default() }
@@ -70,7 +71,7 @@ impl Symbols {
         !wanted.is_empty()
     }
 
-    /// Gives the native frames of a trace their names; where nothing is known `libfoo.so+0x1234`.
+    /// Names the native frames of a trace. Unknown code is named like `libfoo.so+0x1234`.
     pub fn name_frames(&self, definitions: &mut Definitions) {
         if definitions.native_frames.is_empty() {
             return;
@@ -101,7 +102,7 @@ impl Symbols {
         });
     }
 
-    /// How much is known of the native frames of `all`.
+    /// How much is known about the native frames of `all`, by object.
     pub fn report<'a>(&self, all: impl IntoIterator<Item = &'a Definitions>) -> Vec<ObjectReport> {
         let mut seen: BTreeMap<ObjectId, BTreeSet<u64>> = BTreeMap::new();
         for definitions in all {
@@ -131,7 +132,7 @@ impl Symbols {
         seen.into_iter().map(report).collect()
     }
 
-    /// Whether nothing is known.
+    /// Whether no symbols are known.
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }

@@ -1,13 +1,21 @@
-//! What a block was for, told from its name, from where it was allocated, and from how long it lived.
+//! Classifies each block by purpose, from its name, its allocation site and its lifetime.
 //!
-//! A block's category is settled when it is freed, when its fate is known. In order of trust: a name that was read in the process (a
-//! parameter, a gradient, what an optimizer keeps); a rule about the frames that allocated it; its fate: what a forward makes is
-//! an activation unless the very call that made it gives it back, what a backward makes and the optimizer still finds is a gradient, what
-//! a backward node hands to the next is autograd's detail, what an optimizer allocates and the next step still finds is its state. Blocks whose life was cut short (an
-//! out-of-memory error unwinding the program, the end of the recording) are judged by where they came from.
+//! A block's category is decided when the block is freed, because only then is its whole lifetime known. The evidence,
+//! in order of trust:
 //!
-//! The first seven categories and what is between them are those of PyTorch's own memory timeline (`torch.profiler._memory_profiler`),
-//! against which they are measured: see `docs/accuracy.md`.
+//! 1. A tensor name that was read in the traced process: a parameter, a gradient or optimizer state.
+//! 2. A rule about the frames that allocated the block.
+//! 3. The block's lifetime:
+//! - A block from a forward pass is an activation, unless the call that allocated it also frees it.
+//! - A block from a backward pass is a gradient if the optimizer still finds it. It is autograd detail if it goes from
+//!   one node to the next.
+//! - A block that the optimizer allocates is optimizer state if the next step still finds it.
+//!
+//! An out-of-memory error that unwinds the program, or the end of the recording, cuts lifetimes short. Such blocks are
+//! classified by allocation site.
+//!
+//! The first seven categories, and the distinctions between them, are those of PyTorch's own memory timeline
+//! (`torch.profiler._memory_profiler`). `docs/accuracy.md` measures the agreement with it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -60,7 +68,7 @@ pub enum Category {
 }
 
 impl Category {
-    /// All categories, in the order of a report.
+    /// All categories, in the order in which reports list them.
     pub const ALL: [Category; 14] = [
         Category::Parameter,
         Category::Gradient,
@@ -98,7 +106,7 @@ impl Category {
         }
     }
 
-    /// The name for people, in the plural.
+    /// The plural name in reports.
     pub const fn plural(self) -> &'static str {
         match self {
             Category::Parameter => "parameters",
@@ -118,63 +126,63 @@ impl Category {
         }
     }
 
-    /// Whether it is meant to go within the phase that made it.
+    /// Whether blocks of this category are normally freed within the phase that allocated them.
     pub const fn is_passing(self) -> bool {
         matches!(self, Category::Temporary | Category::AutogradDetail)
     }
 }
 
-/// A category and why.
+/// A category and the rule that decided it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Judged {
     /// The category.
     pub category: Category,
-    /// The rule that gave it.
+    /// The name of the rule that decided it.
     pub rule: &'static str,
 }
 
-/// How a block came to be.
+/// What is known about a block at its allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Birth {
-    /// `seq` of its allocation.
+    /// `seq` of the allocation event.
     pub seq: u64,
-    /// When it was allocated.
+    /// Time of the allocation, in clock ticks.
     pub ticks: u64,
-    /// Its address.
+    /// The block's address.
     pub addr: u64,
-    /// Its (rounded) size.
+    /// The block's size in bytes, rounded as the allocator rounds.
     pub size: u64,
-    /// What was asked for.
+    /// The requested size in bytes.
     pub requested: u64,
-    /// The stack.
+    /// The stack that allocated the block.
     pub stack: StackId,
-    /// The autograd node.
+    /// The autograd node that was running; `NONE` without one.
     pub context: ContextId,
-    /// What the event itself says: the autograd node, or the call of a module.
+    /// The context that the event itself carries: an autograd node or a module's call.
     pub within: ContextId,
-    /// Where the program was.
+    /// The program's position at the allocation.
     pub at: Moment,
-    /// In which phase it was allocated: the program's, but for other threads.
+    /// The phase of the allocation event. On other threads it can differ from the program's phase in `at`.
     pub phase: Phase,
-    /// Out-of-memory errors before it.
+    /// The number of out-of-memory errors before the allocation.
     pub ooms: u32,
-    /// What the stack proves.
+    /// What the name, stack, size or pool proves.
     pub proof: Proof,
-    /// Which of the consecutive events from one place it belongs to.
+    /// The number of the run of consecutive events from one place that the allocation belongs to.
     call: u32,
-    /// Calls of the model before it, its own included.
+    /// The number of calls of the model so far, including the one that allocates this block.
     model_calls: u32,
 }
 
 impl Birth {
-    /// The first block of a forward, with nothing known: for tests, here and in the crates above.
+    /// A 512-byte block of step 0's forward pass without stack or proof. Only for tests, here and in the crates above.
     #[doc(hidden)]
     pub fn for_tests(seq: u64) -> Birth {
         let at = Moment { phase: Phase::Forward, step: Some(0), run: 0, backwards: 0, optimizers: 0 };
         Birth::of_forward(seq, 512, StackId::NONE, at)
     }
 
-    /// A block of a forward, for the tests of passes that look at blocks' lives.
+    /// A block of a forward pass without context or proof. Only for tests of passes that examine block lifetimes.
     pub(super) fn of_forward(seq: u64, size: u64, stack: StackId, at: Moment) -> Birth {
         Birth {
             seq,
@@ -195,126 +203,130 @@ impl Birth {
     }
 }
 
-/// What a name, a stack, a size or a pool proves about a block, whatever becomes of it.
+/// What a name, a stack, a size or a pool proves about a block, whatever its lifetime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Proof {
     /// Nothing.
     #[default]
     None,
-    /// It has a name.
+    /// The block has a tensor name of this kind.
     Named(TensorKind),
-    /// It is a buffer whose name says that it is a cache.
+    /// The block is a buffer, and its name is one that people give to a key/value cache.
     NamedCache,
-    /// A rule about the frames that allocated it.
+    /// A category rule matches the frames that allocated the block.
     Made(&'static CategoryRule),
-    /// A rule about building, moving or filling models.
+    /// A phase rule for building, moving or filling models matches.
     Model,
-    /// The rule about a module's being moved.
+    /// The phase rule for moving a module matches.
     Moved,
-    /// A rule about an optimizer's making its state.
+    /// A phase rule for the optimizer's state initialization matches.
     State,
-    /// An optimizer's step.
+    /// An optimizer's step allocated the block.
     Step,
-    /// Work on gradients beside an optimizer's step.
+    /// Work on gradients outside an optimizer's step allocated the block.
     GradientWork,
-    /// It lies in a private pool.
+    /// The block is in a private pool.
     Pool,
-    /// The node that hands gradients to parameters.
+    /// The autograd node `AccumulateGrad`, which passes gradients to parameters, was running.
     AccumulatesGradient,
-    /// It is as large as a library's workspace: one, should it outlive its step.
+    /// The block is as large as a library's workspace. It is a workspace if it outlives its step.
     WorkspaceSized,
-    /// It is as large as a workspace of cuBLASLt: one, should it be there to the end, and cuBLAS have one.
+    /// The block is as large as a cuBLASLt workspace. It is one if it is never freed and cuBLAS has a workspace.
     LtWorkspaceSized,
-    /// It is as large as a parameter: a gradient, should it come from a backward that was cut short.
+    /// The block is as large as a parameter. It is a gradient if it comes from a backward pass that was cut short.
     ParameterSized,
-    /// It is half as large as a parameter, and its stack casts: a weight for autocast.
+    /// The block is half as large as a parameter, and its stack casts tensors. It is a weight that autocast casts.
     WeightCast,
 }
 
-/// How a block ended.
+/// How a block's lifetime ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct End<'a> {
-    /// Where the program was.
+    /// The program's position at the end.
     pub now: &'a Moment,
-    /// Something ended the program's course, not the block's.
+    /// Whether an out-of-memory error or the end of the recording ended the lifetime, not the program's own logic.
     pub cut: bool,
-    /// The free; `None` where the block is still there.
+    /// The event that frees the block; `None` if the block is still allocated.
     pub free: Option<&'a Event>,
 }
 
-/// Judges blocks: what their stacks say, worked out once, and what the recording has shown so far.
+/// Classifies blocks. Facts about stacks are computed once; facts about the program accumulate as the recording
+/// streams.
 #[derive(Clone, Debug)]
 pub struct Categorizer {
-    /// By stack: the innermost frame that a category rule knows.
+    /// By stack: the category rule of the innermost frame that has one.
     rules: Vec<Option<&'static CategoryRule>>,
-    /// That frame.
+    /// By stack: the frame that this rule matched.
     frames: Vec<FrameId>,
-    /// By stack: whether attention is among the frames, and whether a model may keep keys and values that were made there.
+    /// By stack: whether one of the frames is attention code. `may_cache`: whether a model can keep keys and values
+    /// that this stack allocates.
     attends: Vec<bool>,
     may_cache: Vec<bool>,
-    /// Stacks that made a node which casts.
+    /// Stacks whose forward call made an autograd node that casts (`ToCopyBackward`).
     casts: HashSet<StackId, AddressHashing>,
-    /// Stacks of the end of an autocast region.
+    /// Stacks at the end of an autocast region.
     ends_autocast: HashSet<StackId, AddressHashing>,
     accumulates: Vec<bool>,
     has_nodes: bool,
-    /// Something as large as cuBLAS's workspace was allocated.
+    /// Whether a block as large as cuBLAS's workspace has been allocated.
     has_workspace: bool,
-    /// Whether parameters have names, so that what has none is no parameter.
+    /// Whether parameters have names. If so, a block without a name is not a parameter.
     has_names: bool,
     place: (StackId, ContextId),
     call: u32,
     model_calls: u32,
     in_model: bool,
-    /// Sizes of what building, moving and filling models made.
+    /// Requested sizes of the blocks that building, moving and filling models allocated.
     parameter_sizes: HashSet<u64, AddressHashing>,
-    /// Sizes of gradients.
+    /// Requested sizes of the gradients so far.
     gradient_sizes: HashSet<u64, AddressHashing>,
-    /// Stacks that brought data.
+    /// By stack: whether it loads data.
     data_stacks: Vec<bool>,
-    /// By stack, in inference-only programs.
+    /// By stack: allocations per call of the model. Filled only for inference-only programs.
     growing: HashMap<StackId, Growing, AddressHashing>,
-    /// How many of these several calls of the model have allocated at, and at how many of them always as much.
+    /// `often`: the number of stacks that allocated in [`SEVERAL_CALLS`] calls of the model. `steady`: those of them
+    /// whose requested size never changed.
     often: u32,
     steady: u32,
-    /// How many blocks of a size plain code made before the first forward.
+    /// By requested size: how many blocks user code that no rule matches allocated before the first forward pass.
     made_at_load: HashMap<u64, u32, AddressHashing>,
 }
 
-/// The rule about frames that `model.to()` and its kin run in.
+/// The name of the phase rule for `model.to()` and similar methods of `nn.Module`.
 const MODULE_MOVED: &str = "load: Module moved";
-/// The rule about what an inference-only program's model makes larger from call to call.
+/// The name of the rule for blocks that an inference-only program's model enlarges from call to call.
 const GROWS: &str = "kv cache: grows from call to call";
 
-/// What a stack of an inference-only program's model allocates from call to call.
+/// The allocations of one stack across the model's calls, in an inference-only program.
 #[derive(Clone, Copy, Debug)]
 struct Growing {
-    /// The first call of the model that allocated there, and how many did.
+    /// The first call of the model in which the stack allocated, and the number of calls in which it did.
     first: u32,
     calls: u32,
-    /// The latest, and what was asked for there first.
+    /// The latest call in which the stack allocated, and the requested bytes of the first allocation in it.
     call: u32,
     size: u64,
-    /// How often that grew, without a stop, and whether it was ever another size.
+    /// How often in a row the size has grown, and whether it has ever changed.
     grown: u32,
     varies: bool,
-    /// Whether one was found to be kept across calls.
+    /// Whether a block of this stack was already classified as a cache that grows.
     kept: bool,
 }
 
-/// Calls of the model that a block must outlive to be called a cache: its results live until the next ones replace them.
+/// A block must outlive this many calls of the model to count as a cache. A plain result is freed as soon as the next
+/// calls replace it.
 const CACHED_CALLS: u32 = 3;
-/// Calls that a cache is replaced within, where it grows with each.
+/// A cache that grows with each call is replaced within this many calls.
 const GROWN_CALLS: u32 = 2;
-/// Calls after which it counts whether a stack always allocates as much, and the least part of the stacks, one in so many, that must where
-/// there is a cache that grows.
+/// A stack counts in [`Categorizer::often`] and [`Categorizer::steady`] once it has allocated in this many calls of the
+/// model. `STEADY_PART`: a growing cache needs at least one in this many of these stacks to have a constant size.
 const SEVERAL_CALLS: u32 = 3;
 const STEADY_PART: u32 = 4;
-/// Blocks of one size that plain code must have made to be called one: keys and values of two layers.
+/// The minimum number of equal-sized blocks from user code that count as a cache: keys and values of two layers.
 const CACHE_BLOCKS: u32 = 4;
 
 impl Categorizer {
-    /// For a recording with these definitions; `has_names`: parameters have names.
+    /// Takes the definitions of a recording. `has_names`: whether the recording names parameters.
     pub fn new(definitions: &Definitions, has_names: bool) -> Categorizer {
         let known: Vec<_> = definitions.frames.iter().map(category_rule).collect();
         let ends: Vec<bool> = definitions.frames.iter().map(ends_autocast).collect();
@@ -325,7 +337,8 @@ impl Categorizer {
         let mut frames: Vec<FrameId> = Vec::with_capacity(definitions.stacks.len());
         let mut attends: Vec<bool> = Vec::with_capacity(definitions.stacks.len());
         let mut may_cache: Vec<bool> = Vec::with_capacity(definitions.stacks.len());
-        // By frame: whether it is native, attention's, or of a module of PyTorch's.
+        // By frame: whether it is native, whether it is attention code, and whether it belongs to a module of
+        // PyTorch's.
         let kinds = definitions.frames.iter().map(|f| (f.native, is_attention(f), is_library_module(f)));
         let kinds: Vec<(bool, bool, bool)> = kinds.collect();
         for (i, node) in definitions.stacks.iter().enumerate() {
@@ -333,7 +346,7 @@ impl Categorizer {
             let (attended, might) = if caller < i { (attends[caller], may_cache[caller]) } else { (false, true) };
             let (native, attention, library) = kinds.get(node.frame.index()).copied().unwrap_or_default();
             attends.push(attended || attention);
-            // The innermost frame of Python's says it.
+            // The innermost Python frame decides.
             may_cache.push(if native { might } else { attended || attention || !library });
             let inherited = if caller < i { (rules[caller], frames[caller]) } else { (None, FrameId::NONE) };
             let (rule, frame) = match known.get(node.frame.index()).copied().flatten() {
@@ -369,7 +382,7 @@ impl Categorizer {
         }
     }
 
-    /// The frame that a rule about frames rests on.
+    /// The frame that decided `judged`. `NONE` if no category rule about frames decided it.
     #[inline]
     pub fn evidence(&self, birth: &Birth, judged: &Judged) -> FrameId {
         match birth.proof {
@@ -380,7 +393,7 @@ impl Categorizer {
         }
     }
 
-    /// Takes an event of a block's life. Consecutive ones from one place belong to one call.
+    /// Takes an allocation or a free. Consecutive events with the same Python stack and context belong to one call.
     #[inline]
     fn note_place(&mut self, tracker: &PhaseTracker, e: &Event) {
         let place = (tracker.stacks().python(e.stack), e.context);
@@ -390,7 +403,7 @@ impl Categorizer {
         }
     }
 
-    /// A block is allocated; `name` is what it is called, `ooms` how many out-of-memory errors there were.
+    /// Takes an allocation. `name` is the block's tensor name, `ooms` the number of out-of-memory errors so far.
     #[inline]
     pub fn born(
         &mut self,
@@ -469,7 +482,7 @@ impl Categorizer {
         }
     }
 
-    /// What this allocation tells of others.
+    /// Records what this allocation shows about other blocks.
     #[inline]
     fn learn(&mut self, tracker: &PhaseTracker, e: &Event, requested: u64, verdict: &Verdict, proof: Proof) {
         match (verdict.phase, proof) {
@@ -477,7 +490,7 @@ impl Categorizer {
             (_, Proof::Model | Proof::Moved | Proof::Named(TensorKind::Parameter)) => {
                 self.parameter_sizes.insert(requested);
             }
-            // Between a backward and the next forward plain code brings the next batch.
+            // Between a backward pass and the next forward pass, user code that no rule matches loads the next batch.
             (Phase::Data, _) | (Phase::Other, Proof::None)
                 if verdict.meaning().is_none() || verdict.phase == Phase::Data =>
             {
@@ -509,13 +522,14 @@ impl Categorizer {
         }
     }
 
-    /// A free is observed before it is judged.
+    /// Takes a free. Call this before the block's lifetime is classified.
     #[inline]
     pub fn freed(&mut self, tracker: &PhaseTracker, e: &Event) {
         self.note_place(tracker, e);
     }
 
-    /// The recording ends: what is still there and what its end will show.
+    /// Takes the blocks that are still allocated at the end of the recording, and records the sizes of the gradients
+    /// among them.
     pub fn ending<'a>(&mut self, tracker: &PhaseTracker, births: impl Iterator<Item = &'a Birth>, end: &End<'_>) {
         for birth in births.filter(|b| b.phase == Phase::Backward) {
             self.learn_gradient(birth, &self.backward(tracker, birth, end));
@@ -529,7 +543,7 @@ impl Categorizer {
         }
     }
 
-    /// The category of a block whose end is observed, in the order in which blocks end.
+    /// The category of a block whose lifetime ends. Blocks must come in the order in which their lifetimes end.
     #[inline]
     pub fn ended(&mut self, tracker: &PhaseTracker, birth: &Birth, end: &End<'_>) -> Judged {
         let judged = self.judge(tracker, birth, end);
@@ -543,7 +557,7 @@ impl Categorizer {
         judged
     }
 
-    /// The category of a block that ends, or would end, like this.
+    /// The category of a block whose lifetime ends, or would end, with `end`.
     #[inline]
     pub fn judge(&self, tracker: &PhaseTracker, birth: &Birth, end: &End<'_>) -> Judged {
         let now = end.now;
@@ -584,7 +598,7 @@ impl Categorizer {
         self.data_stacks.get(stack.index()).is_some_and(|brings| *brings)
     }
 
-    /// Whether the call that made a block gave it back: an operator's scratch memory.
+    /// Whether the call that allocated the block also frees it. Such a block is an operator's scratch memory.
     #[inline]
     fn in_one_call(&self, birth: &Birth, end: &End<'_>) -> bool {
         end.free.is_some() && birth.call == self.call
@@ -599,7 +613,7 @@ impl Categorizer {
             Makes::KvCache => Category::KvCache,
             Makes::Workspace => Category::Workspace,
             Makes::Parameter => Category::Parameter,
-            // What was loaded is the model, unless there is another.
+            // A loaded checkpoint is the model itself, unless the program has another copy of the parameters.
             Makes::Checkpoint if self.has_names => Category::Checkpoint,
             Makes::Checkpoint if self.parameter_sizes.contains(&birth.requested) => Category::Checkpoint,
             Makes::Checkpoint => Category::Parameter,
@@ -647,14 +661,14 @@ impl Categorizer {
         if end.free.is_some_and(|e| self.ends_autocast.contains(&e.stack)) {
             return is(Category::AutocastCache, "autocast cache: freed when autocast ends");
         }
-        // What only the collector frees was not kept to be read again.
+        // A block that only the garbage collector frees was not kept for later calls to read.
         let collected = end.free.is_some_and(|e| e.flags.contains(Flags::IN_GC));
         if tracker.is_inference() && !collected {
             let outlives = self.model_calls.saturating_sub(birth.model_calls);
             let may_cache = self.may_cache.get(birth.stack.index()).is_some_and(|may| *may);
             let growing = self.growing.get(&birth.stack);
-            // A model that has a cache computes as much for each token. The last cache is there when the program ends, not when the next
-            // replaces it.
+            // A model with a cache does constant work per token, so most of its stacks allocate a constant size. The
+            // last version of a cache is never replaced: it is still allocated at the end. `kept` covers that version.
             let replaced = end.free.is_some() && (1..=GROWN_CALLS).contains(&outlives);
             let grows = |g: &Growing| g.kept || replaced && g.grown >= 2 && STEADY_PART * self.steady >= self.often;
             if may_cache && growing.is_some_and(grows) {
@@ -662,7 +676,8 @@ impl Categorizer {
             }
             let inside = !tracker.stacks().facts(birth.stack).outermost_compute.is_none();
             if inside && outlives >= CACHED_CALLS {
-                // A cache is made once, or in attention; what every call makes anew and the program keeps are results.
+                // A cache is allocated once, or in attention. A block that every call allocates anew and that the
+                // program keeps is a result.
                 let often = growing.is_some_and(|g| 2 * g.calls > self.model_calls.saturating_sub(g.first));
                 let attends = self.attends.get(birth.stack.index()).is_some_and(|attends| *attends);
                 if attends || may_cache && !often {
@@ -720,7 +735,7 @@ impl Categorizer {
     }
 }
 
-/// Whether the backward that made a block is over.
+/// Whether the backward pass that allocated the block has ended.
 fn outlives_backward(birth: &Birth, now: &Moment) -> bool {
     now.optimizers > birth.at.optimizers || now.backwards > birth.at.backwards
 }
@@ -742,17 +757,17 @@ const fn is(category: Category, rule: &'static str) -> Judged {
 /// How often one rule decided a category.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CategoryReason {
-    /// The rule and its category.
+    /// The category and its rule.
     pub judged: Judged,
-    /// A frame it rested on, where it rests on frames.
+    /// A frame that the rule matched; `NONE` if the rule is not about frames.
     pub evidence: FrameId,
-    /// Blocks it decided.
+    /// The number of blocks that the rule decided.
     pub blocks: u64,
-    /// Their bytes.
+    /// The sum of their sizes in bytes.
     pub bytes: u64,
 }
 
-/// How often each rule decided, over how many bytes.
+/// For each rule: how many blocks and bytes it decided.
 #[derive(Clone, Debug, Default)]
 pub struct CategoryReasons {
     rules: Vec<CategoryReason>,
@@ -760,10 +775,11 @@ pub struct CategoryReasons {
 }
 
 impl CategoryReasons {
-    /// A block was judged.
+    /// Counts one classified block of `bytes` bytes. `evidence` is called only for a rule's first block.
     #[inline]
     pub fn add(&mut self, judged: &Judged, bytes: u64, evidence: impl FnOnce() -> FrameId) {
-        // By address: one literal may have several, which only costs another entry.
+        // The name is compared by address, which is cheap. A literal can have several addresses; that only adds an
+        // entry, and `all` merges entries.
         let is = |r: &CategoryReason| std::ptr::eq(r.judged.rule, judged.rule) && r.judged.category == judged.category;
         if !self.rules.get(self.latest).is_some_and(is) {
             self.latest = self.rules.iter().position(is).unwrap_or_else(|| {
@@ -777,7 +793,8 @@ impl CategoryReasons {
         }
     }
 
-    /// Every rule that decided, most bytes first. Rules of one name are one rule.
+    /// Every rule that decided a block, by bytes in descending order. Entries with the same name and category are
+    /// merged.
     pub fn all(&self) -> Vec<CategoryReason> {
         let mut all: Vec<CategoryReason> = Vec::new();
         for reason in &self.rules {
@@ -811,7 +828,7 @@ mod tests {
         let definitions = Definitions::default();
         let tracker = PhaseTracker::new(StackTable::new(&definitions), StepEnds::default(), LabelRules::default());
         let mut categorizer = Categorizer::new(&definitions, false);
-        // Something happened elsewhere since.
+        // An event from another place has passed since the allocation.
         categorizer.call = 1;
         let later = Moment { phase: Phase::Optimizer, step: Some(0), run: 3, backwards: 1, optimizers: 1 };
         let free = Event { flags: Flags::IN_BACKWARD, ..Event::EMPTY };
@@ -838,7 +855,7 @@ mod tests {
         let forward = Proof::Named(TensorKind::Buffer);
         assert_eq!(is(Phase::Forward, forward, later, false), Category::Parameter);
         assert_eq!(is(Phase::Load, Proof::Named(TensorKind::OptimizerState), later, true), Category::OptimizerState);
-        // The call that made it gives it back.
+        // The call that allocated the block also frees it.
         categorizer.call = 0;
         let judged = categorizer.judge(
             &tracker,

@@ -1,9 +1,9 @@
-//! What was alive at the peak, without remembering every peak on the way up.
+//! What was allocated at the peak, without storing every peak on the way up.
 //!
-//! A block belongs to the peak when it was allocated before it and freed after it. So nothing needs to be done when a new
-//! peak is reached, only when a block is freed: if it was alive at the latest peak, it is added to that peak's
-//! composition; a newer peak makes all that was added before void. At the end the blocks still alive are added. Each free
-//! costs one addition, and by then the block's category is known.
+//! A block belongs to the peak if it was allocated before it and freed after it. So a new peak needs no work; only a
+//! free does. A freed block that was allocated at the latest peak is added to that peak's composition. A newer peak
+//! invalidates everything added before. At the end the remaining blocks are added. Each free costs one addition, and by
+//! then the block's category is known.
 
 use std::collections::HashMap;
 
@@ -15,33 +15,33 @@ use super::phase::{Moment, Phase};
 use memtrace_input::AddressHashing;
 use memtrace_replay::Usage;
 
-/// Bytes and blocks.
+/// A number of bytes and of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Amount {
     /// Bytes, rounded as the allocator rounds.
     pub bytes: u64,
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
 }
 
 impl Amount {
-    /// Adds one block.
+    /// Adds one block of `bytes` bytes.
     pub fn add(&mut self, bytes: u64) {
         self.bytes += bytes;
         self.blocks += 1;
     }
 }
 
-/// Where blocks came from.
+/// The source of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Origin {
-    /// The stack.
+    /// The stack that allocated them.
     pub stack: StackId,
-    /// The autograd node.
+    /// The autograd node that allocated them.
     pub context: ContextId,
-    /// The phase.
+    /// The phase of their allocation.
     pub phase: Phase,
-    /// What they were for.
+    /// Their category.
     pub category: Category,
 }
 
@@ -49,36 +49,36 @@ pub struct Origin {
 struct Entry {
     generation: u64,
     amount: Amount,
-    /// Bytes of the largest block, and the `seq` of its allocation.
+    /// The largest block: its bytes and the `seq` of its allocation.
     largest: (u64, u64),
 }
 
-/// What belongs to a module, of one category.
+/// The blocks of one category that belong to a module.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Part {
     generation: u64,
-    /// All of it.
+    /// All of them.
     pub amount: Amount,
-    /// The block that was made last: the `seq` of its allocation, and its bytes.
+    /// The block that was allocated last: the `seq` of its allocation and its bytes.
     pub last: (u64, u64),
-    /// Whether any of it was made under activation checkpointing.
+    /// Whether any of them was allocated under activation checkpointing.
     pub checkpointed: bool,
 }
 
-/// A moment and what was alive then.
+/// A point in time and the blocks that were allocated then.
 #[derive(Clone, Debug, Default)]
 pub struct Composition {
-    /// `seq` of the event that reached it; 0 when there was none.
+    /// `seq` of the event that reached it; 0 without one.
     pub seq: u64,
-    /// When.
+    /// The time, in clock ticks.
     pub ticks: u64,
-    /// Where the program was.
+    /// The program's position.
     pub at: Option<Moment>,
     /// The phase of the allocation that reached it.
     pub phase: Phase,
-    /// The stack and node of that allocation.
+    /// The stack and the context of that allocation.
     pub by: (StackId, ContextId),
-    /// The totals.
+    /// The totals at that time.
     pub usage: Usage,
     by_origin: HashMap<Origin, Entry, AddressHashing>,
     by_module: HashMap<(Belongs, Category), Part, AddressHashing>,
@@ -86,19 +86,20 @@ pub struct Composition {
 }
 
 impl Composition {
-    /// A new, higher moment.
+    /// Moves to a new, higher point in time and invalidates all blocks added so far.
     pub fn restart(&mut self, seq: u64, ticks: u64, at: Moment, phase: Phase, by: (StackId, ContextId), usage: Usage) {
         self.generation += 1;
         (self.seq, self.ticks, self.at, self.phase, self.by, self.usage) = (seq, ticks, Some(at), phase, by, usage);
     }
 
-    /// Whether a block allocated at `seq` was alive then, given that it still is.
+    /// Whether a block allocated at `seq` was allocated at this point in time. Only valid for a block that has not been
+    /// freed before.
     #[inline]
     pub fn includes(&self, seq: u64) -> bool {
         seq <= self.seq
     }
 
-    /// Adds a block that was alive then, allocated by the event with this `seq`.
+    /// Adds a block of `bytes` bytes that was allocated then. `seq`: the number of its allocation event.
     #[inline]
     pub fn add(&mut self, origin: Origin, bytes: u64, seq: u64) {
         let entry = self.by_origin.entry(origin).or_default();
@@ -111,7 +112,7 @@ impl Composition {
         }
     }
 
-    /// Adds a block, allocated by the event with this `seq`, to the module it belongs to.
+    /// Adds a block of `bytes` bytes to the module that it belongs to. `seq`: the number of its allocation event.
     #[inline]
     pub fn add_to_module(&mut self, belongs: Belongs, category: Category, bytes: u64, seq: u64, checkpointed: bool) {
         let part = self.by_module.entry((belongs, category)).or_default();
@@ -123,7 +124,7 @@ impl Composition {
         part.checkpointed |= checkpointed;
     }
 
-    /// What the blocks belong to that belong to a module.
+    /// The parts that belong to modules.
     pub fn modules(&self) -> impl Iterator<Item = (Belongs, Category, &Part)> {
         self.by_module
             .iter()
@@ -131,7 +132,7 @@ impl Composition {
             .map(|((belongs, category), part)| (*belongs, *category, part))
     }
 
-    /// Where the blocks came from.
+    /// The blocks by origin.
     pub fn origins(&self) -> impl Iterator<Item = (&Origin, &Amount)> {
         self.by_origin
             .iter()
@@ -139,12 +140,12 @@ impl Composition {
             .map(|(origin, entry)| (origin, &entry.amount))
     }
 
-    /// The largest block of an origin: its bytes, and the `seq` of its allocation.
+    /// The largest block of an origin: its bytes and the `seq` of its allocation. `None` if the origin has no blocks.
     pub fn largest_of(&self, origin: &Origin) -> Option<(u64, u64)> {
         self.by_origin.get(origin).filter(|entry| entry.generation == self.generation).map(|entry| entry.largest)
     }
 
-    /// Bytes by category.
+    /// The amounts by category.
     pub fn by_category(&self) -> [Amount; Category::ALL.len()] {
         let mut sums = [Amount::default(); Category::ALL.len()];
         for (origin, amount) in self.origins() {
@@ -155,7 +156,7 @@ impl Composition {
         sums
     }
 
-    /// Bytes by phase of allocation.
+    /// The amounts by phase of allocation.
     pub fn by_phase(&self) -> [Amount; Phase::ALL.len()] {
         let mut sums = [Amount::default(); Phase::ALL.len()];
         for (origin, amount) in self.origins() {
@@ -166,7 +167,7 @@ impl Composition {
         sums
     }
 
-    /// The largest origins, stacks first: (origin, amount), at most `count`.
+    /// The origins with the most bytes, at most `count`. Ties are broken by origin.
     pub fn top(&self, count: usize) -> Vec<(Origin, Amount)> {
         let mut all: Vec<_> = self.origins().map(|(o, a)| (*o, *a)).collect();
         all.sort_by_key(|(o, a)| (std::cmp::Reverse(a.bytes), *o));

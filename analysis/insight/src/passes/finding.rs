@@ -1,36 +1,37 @@
-//! Something wrong with a run: what, how much, on what evidence, and what mends it.
+//! An issue of a run: what it is, how large it is, the evidence, and the fix.
 //!
-//! A pass that knows of an illness makes a [`Finding`]; whoever streams collects them in `Story::findings`. The report puts places into
-//! words and prints findings, largest first. What a finding says is measured or computed from the run.
+//! A pass that detects an issue makes a [`Finding`]. The caller that streams collects findings in `Story::findings`.
+//! The report turns places into text and prints findings, largest first. Everything in a finding is measured or
+//! computed from the run.
 
 use memtrace_trace::ids::{ContextId, StackId};
 
 use crate::rules::IllnessRule;
 
-/// One thing that is wrong.
+/// One issue.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Finding {
-    /// The rule that says so.
+    /// The rule that detected it.
     pub rule: &'static IllnessRule,
-    /// On which device; -1 is the CPU.
+    /// The device ordinal; -1 for the CPU.
     pub device: i16,
-    /// What it costs: bytes held that need not be, at most or at the end, as the headline says.
+    /// The cost in bytes: bytes held needlessly, at the maximum or at the end, as the headline states.
     pub bytes: u64,
-    /// What is wrong, in one line, figures included, the place not: the report appends it.
+    /// The issue in one line, with figures but without the place, which the report appends.
     pub headline: String,
-    /// What it rests on: measured facts, one line each.
+    /// Measured facts, one per line.
     pub evidence: Vec<String>,
-    /// The line to change, or whose allocations these are: a stack and the autograd node.
+    /// The line to change, or the source of the allocations: a stack and an autograd node.
     pub place: Option<(StackId, ContextId)>,
-    /// What to do about it, in the program's terms.
+    /// The fix, in terms of the program's code.
     pub mend: String,
-    /// Bytes by which the peak would be lower; `None` where this run does not tell.
+    /// Bytes by which the fix would lower the peak; `None` if this run does not show it.
     pub saves: Option<u64>,
-    /// Files in the run's folder that show more, most telling first.
+    /// Files in the run's folder that show more, most informative first.
     pub files: Vec<String>,
 }
 
-/// Largest first; the order of equals does not depend on how they were found.
+/// Sorts by bytes in descending order. The order of equal findings does not depend on how they were found.
 pub fn sort_findings(findings: &mut [Finding]) {
     findings.sort_by(|a, b| {
         let key = |f: &Finding| (std::cmp::Reverse(f.bytes), f.rule.name, f.device, f.place);

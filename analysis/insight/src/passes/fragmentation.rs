@@ -1,8 +1,9 @@
-//! What the reserved memory of one moment was: in use, lost to rounding, free and returnable, or free and pinned by what lives beside
-//! it.
+//! Divides the reserved memory at one point in time: in use, lost to rounding, free and returnable, or free and blocked
+//! by blocks in use.
 //!
-//! A segment goes back to CUDA as a whole, and serves one stream; an expandable one page by page (2 MiB for small blocks, 20 MiB for
-//! large ones). What is free beside a live block can serve requests that are not larger than it, and nothing else.
+//! A segment goes back to CUDA as a whole and serves a single stream. An expandable segment goes back page by page: 2
+//! MiB for small blocks, 20 MiB for large ones. A free block beside a block in use can only serve requests that fit
+//! into it.
 
 use std::collections::HashMap;
 
@@ -10,54 +11,54 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use memtrace_replay::{Allocator, Block, BlockState, Segment};
 
-/// Pages of expandable segments.
+/// The page sizes of expandable segments, in bytes.
 const SMALL_PAGE: u64 = 2 << 20;
 const LARGE_PAGE: u64 = 20 << 20;
 
-/// Live blocks of one origin, and the free memory that they keep from being returned.
+/// The blocks in use of one origin, and the free memory that they keep from being returned. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pin {
-    /// Whose blocks: the stack and the autograd node.
+    /// The origin: the stack and the autograd node.
     pub by: (StackId, ContextId),
-    /// `seq` of the allocation of the largest of the blocks.
+    /// `seq` of the allocation of the largest block in the first of the segments.
     pub seq: u64,
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// Their bytes.
+    /// The bytes of the blocks.
     pub live: u64,
-    /// Segments in which nothing else lives.
+    /// The number of segments that contain no other blocks in use.
     pub segments: u64,
     /// The size of these segments.
     pub reserved: u64,
-    /// What is free in them.
+    /// The free bytes in these segments.
     pub free: u64,
 }
 
-/// See the module. Bytes.
+/// The division of an allocator's reserved memory. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Reserved {
-    /// Blocks in use, rounded.
+    /// Blocks in use, rounded as the allocator rounds.
     pub allocated: u64,
-    /// Of that, what nobody asked for.
+    /// The part of `allocated` that is rounding, not requested.
     pub rounding: u64,
-    /// Given back, but streams still use it.
+    /// Blocks that the program freed but streams still use.
     pub waiting: u64,
-    /// Free: unused segments and unused pages, which can be returned.
+    /// Free and returnable: unused segments and unused pages.
     pub returnable: u64,
-    /// Free beside live blocks.
+    /// Free, but in segments or pages with blocks in use.
     pub pinned: u64,
     /// The largest free block.
     pub largest_free: u64,
-    /// Segments.
+    /// The number of segments.
     pub segments: u64,
-    /// Of these, segments with live blocks and pinned memory.
+    /// The number of segments with both blocks in use and blocked free memory.
     pub pinned_segments: u64,
-    /// Who alone pins segments, most free bytes first.
+    /// The origins that alone block whole segments, by free bytes in descending order.
     pub pins: Vec<Pin>,
 }
 
 impl Reserved {
-    /// Of an allocator now; `pins` at most.
+    /// Measures an allocator's current state. Lists at most `pins` origins.
     pub fn of(allocator: &Allocator, pins: usize) -> Reserved {
         let mut reserved = Reserved::default();
         let mut by: HashMap<(StackId, ContextId), Pin> = HashMap::new();
@@ -100,7 +101,7 @@ impl Reserved {
         }
         self.pinned += free;
         self.pinned_segments += u64::from(free > 0 && !live.is_empty());
-        // Expandable segments are one for all.
+        // An expandable segment serves all origins, so no single origin blocks it.
         let Some(first) = live.first().filter(|_| free > 0 && !segment.expandable) else { return };
         let origin = |block: &Block| (block.stack, block.context);
         if live.iter().any(|block| origin(block) != origin(first)) {
@@ -118,7 +119,8 @@ impl Reserved {
     }
 }
 
-/// The pages of a free block of an expandable segment that hold nothing else.
+/// Bytes of the pages that a free block of an expandable segment covers completely. `base`: the start of the segment's
+/// address reservation.
 fn whole_pages(segment: &Segment, base: Option<u64>, block: &Block) -> u64 {
     let page = if segment.small { SMALL_PAGE } else { LARGE_PAGE };
     let Some(start) = block.addr.checked_sub(base.unwrap_or(segment.addr)) else { return 0 };
@@ -144,7 +146,7 @@ mod tests {
         a.segment_alloc(&event(1, Action::SegmentAlloc, 100 * MIB, 40 * MIB, 0));
         a.segment_alloc(&event(2, Action::SegmentAlloc, 200 * MIB, 30 * MIB, 0));
         a.segment_alloc(&event(3, Action::SegmentAlloc, 300 * MIB, 20 * MIB, 0));
-        // Alone in the first; with another in the second; the third is unused.
+        // Alone in the first segment; beside another origin in the second; the third is unused.
         a.alloc(&event(4, Action::Alloc, 100 * MIB, 8 * MIB - 100, 7));
         a.alloc(&event(5, Action::Alloc, 200 * MIB, 10 * MIB, 7));
         a.alloc(&event(6, Action::Alloc, 210 * MIB, 10 * MIB, 8));
@@ -168,7 +170,8 @@ mod tests {
         a.alloc(&event(4, Action::Alloc, base + 60 * MIB, 5 * MIB, 1));
         a.free_requested(base + 25 * MIB);
         a.free_completed(base + 25 * MIB);
-        // 25 to 60 is free: the page from 40 to 60. 65 to 100 is free: the page from 80 to 100.
+        // 25 to 60 MiB is free: the page from 40 to 60 is whole. 65 to 100 MiB is free: the page from 80 to 100 is
+        // whole.
         let found = Reserved::of(&a, 9);
         assert_eq!((found.returnable, found.pinned), (40 * MIB, 30 * MIB));
         assert!(found.pins.is_empty());

@@ -1,8 +1,8 @@
-//! What grew and what was given back, by phase: the explanation of a phase's net.
+//! What grew and what was freed, by phase. It explains the net change of each phase.
 //!
-//! A block is *kept* by the phase that allocated it when it outlives that phase, and *given back* by the phase that frees it
-//! when another had kept it. The sums are held apart for the time before the first step, the first step, and the later
-//! steps, because optimizers make their state in the first.
+//! A phase *keeps* a block that it allocates if the block outlives the phase. It *gives back* a block that it frees and
+//! that another phase had kept. Optimizers allocate their state in the first step. So the sums are separate for the
+//! time before the first step, the first step, and the later steps.
 
 use std::collections::HashMap;
 
@@ -20,12 +20,12 @@ pub enum Part {
     Before,
     /// The first step.
     First,
-    /// All steps after it.
+    /// All steps after the first.
     Later,
 }
 
 impl Part {
-    /// The part a step lies in.
+    /// The part that a step belongs to.
     pub const fn of(step: Option<u32>) -> Part {
         match step {
             None => Part::Before,
@@ -38,28 +38,28 @@ impl Part {
 /// A source of growth.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Source {
-    /// When.
+    /// The part of the run of the allocation.
     pub part: Part,
-    /// In which phase.
+    /// The phase of the allocation.
     pub phase: Phase,
-    /// What for.
+    /// The category of the blocks.
     pub category: Category,
-    /// From where.
+    /// The stack of the allocation.
     pub stack: StackId,
-    /// By which autograd node.
+    /// The autograd node of the allocation.
     pub context: ContextId,
 }
 
-/// Kept bytes.
+/// Kept memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Kept {
-    /// In blocks.
+    /// Blocks and their rounded bytes.
     pub amount: Amount,
-    /// As asked for, without rounding.
+    /// Requested bytes, without rounding.
     pub requested: u64,
 }
 
-/// See the module.
+/// Collects what each phase kept and gave back.
 #[derive(Clone, Debug, Default)]
 pub struct Growth {
     kept: HashMap<Source, Kept, AddressHashing>,
@@ -67,7 +67,8 @@ pub struct Growth {
 }
 
 impl Growth {
-    /// A block has ended: it was freed in `phase` at `now`, or (`None`) the recording ended.
+    /// Takes the end of a block's lifetime. The block was freed at `now` in phase `freed_in`, or the recording ended
+    /// (`None`).
     #[inline]
     pub fn ended(&mut self, birth: &Birth, category: Category, now: &Moment, freed_in: Option<Phase>) {
         if birth.at.run == now.run && birth.phase == now.phase && freed_in.is_some() {
@@ -88,7 +89,7 @@ impl Growth {
         }
     }
 
-    /// What a phase kept, by category, most first.
+    /// What a phase kept, by category, most bytes first.
     pub fn kept(&self, part: Part, phase: Phase) -> Vec<(Category, Kept)> {
         let mut sums: HashMap<Category, Kept> = HashMap::new();
         for (source, kept) in self.kept.iter().filter(|(s, _)| s.part == part && s.phase == phase) {
@@ -102,7 +103,7 @@ impl Growth {
         sums
     }
 
-    /// What a phase gave back of what others had kept, by category, most first.
+    /// What a phase freed of the blocks that others had kept, by category, most bytes first.
     pub fn given_back(&self, part: Part, phase: Phase) -> Vec<(Category, Amount)> {
         let mut all: Vec<_> = self
             .given_back
@@ -114,14 +115,14 @@ impl Growth {
         all
     }
 
-    /// The sources of what was kept, most first.
+    /// The sources of kept memory that `wanted` selects, most bytes first.
     pub fn sources(&self, wanted: impl Fn(&Source) -> bool) -> Vec<(Source, Kept)> {
         let mut all: Vec<_> = self.kept.iter().filter(|(s, _)| wanted(s)).map(|(s, k)| (*s, *k)).collect();
         all.sort_by_key(|(source, kept)| (std::cmp::Reverse(kept.amount.bytes), *source));
         all
     }
 
-    /// Bytes kept in a category over the whole run.
+    /// The memory kept in a category over the whole run.
     pub fn total(&self, category: Category) -> Kept {
         let mut sum = Kept::default();
         for (_, kept) in self.kept.iter().filter(|(s, _)| s.category == category) {

@@ -1,9 +1,10 @@
-//! What happened inside of the ranges that the program named (`record_function`, NVTX), one row for each name.
+//! What happened inside the ranges that the program named (`record_function`, NVTX), with one row per name.
 //!
-//! A range is a stretch of time: all that the device's memory did between its beginning and its end, on whichever thread (a backward runs
-//! on autograd's). Names that differ only in the number that they end in (`ProfilerStep#3`, `step_17`) share a row. A range inside of
-//! another of the same row is counted, and its bytes are not counted twice. A range that is still open when the recording ends ends
-//! there; an end without a beginning is that of a range older than the recording, and says nothing.
+//! A range is a time range. It covers all changes to the device's memory between its start and its end, on any thread,
+//! because a backward pass runs on autograd's threads. Names that differ only in a trailing number (`ProfilerStep#3`,
+//! `step_17`) share a row. A range inside another range of the same row counts as one entry, but its bytes count only
+//! once. A range that is still open when the recording ends, ends there. An end without a start belongs to a range
+//! older than the recording, and is ignored.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,43 +15,43 @@ use memtrace_trace::ids::ThreadId;
 
 use crate::rules::label_rule;
 
-/// Rows; further names are counted.
+/// The maximum number of rows. Further names are only counted.
 const MOST_ROWS: usize = 256;
-/// Ranges open at once; those opened beyond are counted and not measured.
+/// The maximum number of open ranges. Further ranges are counted but not measured.
 const MOST_OPEN: usize = 1024;
 
-/// What happened inside of the ranges of one name.
+/// What happened inside the ranges of one name.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LabelRow {
-    /// The name; `#*`, `_*` and so on for several that differ in the number at their end.
+    /// The name. A trailing `*` stands for the number if several names share the row: `ProfilerStep#*`, `step_*`.
     pub name: Box<str>,
-    /// Whether it came through NVTX.
+    /// Whether the range came from NVTX.
     pub nvtx: bool,
-    /// The rule that knows it as a range of PyTorch's own.
+    /// The rule that identifies it as one of PyTorch's own ranges.
     pub rule: Option<&'static str>,
-    /// How often it was entered.
+    /// The number of times that a range was entered.
     pub times: u64,
-    /// Blocks allocated.
+    /// The number of blocks allocated inside.
     pub allocations: u64,
-    /// Bytes allocated.
+    /// The number of bytes allocated inside.
     pub allocated: u64,
-    /// Blocks freed.
+    /// The number of blocks freed inside.
     pub frees: u64,
-    /// Bytes freed.
+    /// The number of bytes freed inside.
     pub freed: u64,
-    /// Bytes allocated inside of a range that were there when it ended.
+    /// Bytes allocated inside a range and still allocated when it ended.
     pub kept: u64,
     /// The highest number of allocated bytes inside.
     pub peak: u64,
-    /// Allocated bytes at the end of the last one.
+    /// Allocated bytes at the end of the last range.
     pub after: u64,
-    /// How long it was open, in ticks.
+    /// The total time inside, in clock ticks.
     pub ticks: u64,
-    /// When it was first entered, in ticks.
+    /// The time of the first entry, in clock ticks.
     pub began: u64,
 }
 
-/// Running totals of a device.
+/// The running totals of a device.
 #[derive(Clone, Copy, Debug, Default)]
 struct Totals {
     allocations: u64,
@@ -59,7 +60,7 @@ struct Totals {
     freed: u64,
 }
 
-/// A range that has begun and not ended.
+/// A range that has started and not ended.
 #[derive(Clone, Debug)]
 struct Open {
     label: u64,
@@ -68,31 +69,31 @@ struct Open {
     domain: u64,
     number: u64,
     row: usize,
-    /// Another of the same row is open around it.
+    /// Whether another range of the same row was already open.
     inner: bool,
     seq: u64,
     ticks: u64,
     before: Totals,
     peak: u64,
-    /// Bytes freed of what was allocated inside.
+    /// Bytes allocated inside and freed again.
     own_freed: u64,
 }
 
-/// See the module.
+/// Builds the rows while a recording streams. Events must come in the order of `seq`.
 #[derive(Clone, Debug, Default)]
 pub struct LabelTable {
-    /// By label: its row, and whether it is of NVTX.
+    /// By label: its row, and whether it comes from NVTX.
     labels: HashMap<u64, (usize, bool)>,
     rows: Vec<LabelRow>,
     left_out: u64,
     open: Vec<Open>,
     totals: Totals,
     level: u64,
-    /// The highest level since a range last began or ended.
+    /// The highest number of allocated bytes since a range last started or ended.
     highest: u64,
 }
 
-/// Which label a range's event is about, also where the end of a range of NVTX does not say it.
+/// Finds the label of a range event. The end of an NVTX range does not carry its label; the matching start does.
 #[derive(Clone, Debug)]
 pub struct RangeNames<'a> {
     labels: &'a BTreeMap<u32, Label>,
@@ -100,12 +101,13 @@ pub struct RangeNames<'a> {
 }
 
 impl<'a> RangeNames<'a> {
-    /// For a recording with these labels.
+    /// Takes the labels of a recording.
     pub fn new(definitions: &'a Definitions) -> RangeNames<'a> {
         RangeNames { labels: &definitions.labels, open: Vec::new() }
     }
 
-    /// The label of this event; to be asked of each in turn. `None` for an end whose beginning is not in the recording.
+    /// The label of this event. Call it for every range event in order. `None` for an end whose start is not in the
+    /// recording.
     pub fn label(&mut self, e: &Event) -> Option<&'a Label> {
         let label = |id: u64| self.labels.get(&u32::try_from(id).ok()?);
         if e.addr != 0 {
@@ -126,14 +128,15 @@ impl<'a> RangeNames<'a> {
     }
 }
 
-/// A name without the number that it ends in; the name itself where it ends in none, or is nothing else.
+/// The name with its trailing number replaced by `*`. A name without such a number, or that is only a number, stays
+/// unchanged.
 pub(crate) fn folded(text: &str) -> String {
     let stem = text.trim_end_matches(|c: char| c.is_ascii_digit());
     if stem.len() == text.len() || stem.is_empty() { text.to_owned() } else { format!("{stem}*") }
 }
 
 impl LabelTable {
-    /// For a recording with these labels.
+    /// Takes the labels of a recording.
     pub fn new(definitions: &Definitions) -> LabelTable {
         let mut table = LabelTable::default();
         let mut places: HashMap<(bool, String), usize> = HashMap::new();
@@ -157,7 +160,7 @@ impl LabelTable {
             };
             table.labels.insert((*id).into(), (row, nvtx));
         }
-        // A row of one label has its name.
+        // A row of a single label carries that label's full name.
         let mut alone: Vec<Option<&str>> = vec![None; table.rows.len()];
         let mut shared = vec![false; table.rows.len()];
         for (id, label) in &definitions.labels {
@@ -173,7 +176,7 @@ impl LabelTable {
         table
     }
 
-    /// A block was allocated; `level` bytes are now.
+    /// Takes an allocation of `bytes` bytes. `level`: allocated bytes after it.
     #[inline]
     pub fn alloc(&mut self, bytes: u64, level: u64) {
         self.totals.allocations += 1;
@@ -182,7 +185,8 @@ impl LabelTable {
         self.highest = self.highest.max(level);
     }
 
-    /// A block was freed that was allocated by the event of number `birth`; `level` bytes are left.
+    /// Takes a free of `bytes` bytes. `birth`: `seq` of the block's allocation. `level`: allocated bytes after the
+    /// free.
     #[inline]
     pub fn free(&mut self, birth: u64, bytes: u64, level: u64) {
         self.totals.frees += 1;
@@ -195,7 +199,7 @@ impl LabelTable {
         }
     }
 
-    /// A range begins or ends.
+    /// Takes the start or the end of a range.
     pub fn observe(&mut self, e: &Event) {
         for open in &mut self.open {
             open.peak = open.peak.max(self.highest);
@@ -210,7 +214,7 @@ impl LabelTable {
             (0, number) => open.number == number,
             (label, _) => open.label == label && open.thread == e.thread,
         };
-        // A range of `record_function` may end on another thread, when a future is done.
+        // A `record_function` range can end on another thread, when a future completes.
         let elsewhere = |open: &Open| e.addr != 0 && open.label == e.addr;
         let index = self.open.iter().rposition(is_it).or_else(|| self.open.iter().rposition(elsewhere));
         if let Some(index) = index {
@@ -259,7 +263,7 @@ impl LabelTable {
         row.peak = row.peak.max(open.peak);
         row.after = self.level;
         row.ticks += ticks.saturating_sub(open.ticks);
-        // One that goes on measures from here.
+        // Another open range of the same row measures from here on.
         let (totals, level, seq) = (now, self.level, open.seq);
         if let Some(next) = self.open.iter_mut().find(|other| other.row == open.row) {
             *next = Open {
@@ -274,7 +278,7 @@ impl LabelTable {
         }
     }
 
-    /// No more events come.
+    /// Ends all open ranges at `ticks`, the time of the last event.
     pub fn finish(&mut self, ticks: u64) {
         for open in &mut self.open {
             open.peak = open.peak.max(self.highest);
@@ -286,12 +290,12 @@ impl LabelTable {
         self.rows.retain(|row| row.times > 0);
     }
 
-    /// The rows, in the order in which the names came up.
+    /// The rows, in the order in which the names appeared.
     pub fn rows(&self) -> &[LabelRow] {
         &self.rows
     }
 
-    /// How many names have no row.
+    /// The number of names without a row.
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
@@ -328,7 +332,7 @@ mod tests {
         table.observe(&event(START, 4, 2, 1));
         table.alloc(7, 157); // 5
         table.free(3, 50, 107); // 6
-        table.observe(&event(END, 7, 0, 2)); // of another thread: nothing of ours
+        table.observe(&event(END, 7, 0, 2)); // another thread's range: ignored
         table.observe(&event(END, 8, 0, 1));
         table.free(1, 100, 7); // 9
         table.observe(&event(END, 10, 1, 1));
@@ -351,7 +355,7 @@ mod tests {
             table.free(seq + 1, 5, 0);
             table.observe(&event(END, seq + 5, label, 1));
         }
-        // One in the other, and the outer one ends first.
+        // The ranges overlap, and the one that started first ends first.
         table.observe(&event(START, 20, 1, 1));
         table.alloc(1, 1);
         table.observe(&event(START, 22, 2, 1));

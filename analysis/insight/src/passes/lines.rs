@@ -1,13 +1,15 @@
-//! What each source line did to a device's memory: the figures of a line profiler, from events.
+//! What each source line did to a device's memory: the figures of a line profiler, computed from events.
 //!
-//! A line is current from an event whose stack has it to the next event of that thread; between events nothing of a program is seen. What an
-//! event does belongs to every line in its stack, of a function that calls itself to the innermost one. The level before an event counts
-//! for its lines, too: it is what was there when they began.
+//! A line is current from an event whose stack contains it to the next event of that thread. Between events the
+//! recording shows nothing. An event counts for every line in its stack; in a recursive function, only for the
+//! innermost line. The level before an event also counts for its lines, because it is the level at which they began.
 //!
-//! What autograd's own threads do while a line waits for the engine (`loss.backward()`) belongs to that line and all its callers, where an event showed
-//! the call: a stackless event after one inside the engine. The lines whose forward call made the nodes have it as `backward`, beside their own.
+//! Autograd's own threads work while a line waits for the engine (`loss.backward()`). That work counts for this line
+//! and its callers, if an event showed the call. Such work is a stackless event that follows one inside the engine. The
+//! forward lines that made the nodes also have it, as a separate figure: `backward`.
 //!
-//! Per event a few sums at its stack; lines are put together at the end, so memory grows with distinct stacks.
+//! Each event updates a few sums at its stack. Lines are assembled at the end, so memory grows with the number of
+//! distinct stacks.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -20,30 +22,30 @@ use super::stacks::StackTable;
 use memtrace_input::{LostEvents, Recording, Survey};
 use memtrace_replay::{Change, Replay, Usage};
 
-/// Remembered answers of [`Entries::common`].
+/// The size of the cache for [`Entries::common`], in entries.
 const REMEMBERED: usize = 4096;
-/// Threads whose last stack is remembered.
+/// The maximum number of threads whose last stack is remembered.
 const THREADS: usize = 1 << 16;
 
 /// What a line did. Bytes are rounded as the allocator rounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LineUse {
-    /// How often events showed it entered anew: at least so often it ran. 0 where threads are unknown.
+    /// How often events showed that the line was entered: a lower bound of its executions. 0 if threads are unknown.
     pub times: u64,
-    /// Blocks allocated by it and what it called.
+    /// Blocks allocated by the line and the functions it calls.
     pub allocated: Amount,
-    /// Blocks given back.
+    /// Blocks freed.
     pub freed: Amount,
-    /// The highest number of active bytes while it was current.
+    /// The highest number of active bytes while the line was current.
     pub active_peak: u64,
-    /// The highest number of reserved bytes.
+    /// The highest number of reserved bytes while the line was current.
     pub reserved_peak: u64,
-    /// What the backward of its calls allocated.
+    /// Blocks that the backward pass of the line's calls allocated.
     pub backward: Amount,
 }
 
 impl LineUse {
-    /// Bytes it added to what is allocated, or took from it.
+    /// Allocated minus freed bytes.
     pub fn net(&self) -> i64 {
         self.allocated.bytes as i64 - self.freed.bytes as i64
     }
@@ -69,35 +71,36 @@ impl LineUse {
     }
 }
 
-/// A function of the program and its lines that did anything.
+/// A function of the program and those of its lines that did anything.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FunctionUse {
-    /// The qualified name, where known; else the name.
+    /// The qualified name if known, else the name.
     pub qualname: Box<str>,
-    /// As the code object has it.
+    /// The file name, as the code object has it.
     pub filename: Box<str>,
-    /// The first line of the function; 0 when unknown.
+    /// The first line of the function; 0 if unknown.
     pub first_line: u32,
-    /// All of it: each event once.
+    /// The whole function. Each event counts once.
     pub whole: LineUse,
-    /// By line, in order.
+    /// By line number, in order.
     pub lines: Vec<(u32, LineUse)>,
 }
 
 /// The lines of one device.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceLines {
-    /// The ordinal, -1 for the CPU.
+    /// The device ordinal; -1 for the CPU.
     pub device: i16,
-    /// Its highest totals.
+    /// The device's highest totals.
     pub peak: Usage,
     stacks: Vec<LineUse>,
     entries: Entries,
     before: Usage,
 }
 
-/// Which stacks were entered how often. In the tree of stacks a change from one to another enters what lies below their common
-/// caller: one more at the stack, one less at the caller; sums over subtrees are the entries.
+/// Counts how often each stack was entered. When the current stack changes, everything below the common caller of the
+/// old and the new stack is entered. So `at` gets one more at the new stack and one less at the common caller; sums
+/// over subtrees are the entries.
 #[derive(Clone, Debug, Default)]
 struct Entries {
     at: Vec<i64>,
@@ -128,7 +131,7 @@ impl Entries {
         }
     }
 
-    /// The innermost stack that both came through.
+    /// The innermost stack that is a caller of both, or one of them.
     #[inline]
     fn common(&mut self, definitions: &Definitions, a: StackId, b: StackId) -> StackId {
         if self.remembered.is_empty() {
@@ -140,7 +143,7 @@ impl Entries {
             return known;
         }
         let (mut x, mut y) = (a, b);
-        // A caller has a smaller id than what it calls.
+        // A caller has a smaller id than the stacks it calls.
         while x != y {
             let deeper = if x > y { &mut x } else { &mut y };
             let parent = definitions.stacks.get(deeper.index()).map_or(StackId::NONE, |node| node.parent);
@@ -166,14 +169,14 @@ impl Entries {
 /// The lines of a process.
 #[derive(Clone, Debug, Default)]
 pub struct Lines {
-    /// By device, in order of ordinal.
+    /// By device, by ordinal.
     pub devices: Vec<DeviceLines>,
-    /// What could not be decoded.
+    /// Events that could not be decoded.
     pub lost: LostEvents,
 }
 
 impl Lines {
-    /// Streams a recording once. `progress` hears how many events have been read.
+    /// Streams a recording once. `progress` receives the number of events read so far.
     pub fn of(recording: &dyn Recording, survey: &Survey, progress: &mut dyn FnMut(u64)) -> Lines {
         let definitions = recording.definitions();
         let table = StackTable::new(definitions);
@@ -193,7 +196,8 @@ impl Lines {
                 replay.apply(e, |replay, slot, e, change| {
                     let Some(device) = devices.get_mut(slot) else { return };
                     let usage = replay.devices()[slot].allocator.usage();
-                    // Whoever completes a free did not ask for it; PyTorch's snapshots give it the stack of the allocation.
+                    // The code that completes a free did not request it. PyTorch's snapshots give a completion the
+                    // stack of the allocation.
                     if matches!(change, Change::FreeCompleted(..)) {
                         device.before = *usage;
                         return;
@@ -212,14 +216,14 @@ impl Lines {
     }
 }
 
-/// Which stack last called the autograd engine and waits for it.
+/// The stack that last called the autograd engine and waits for it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Engine {
     called: Option<(ThreadId, StackId)>,
 }
 
 impl Engine {
-    /// The stack that waits while this event happens on a thread of the engine; `NONE` where there is none.
+    /// The stack that waits while this event happens on a thread of the engine; `NONE` without one.
     #[inline]
     fn caller(&mut self, table: &StackTable, e: &Event) -> StackId {
         let facts = table.facts(e.stack);
@@ -230,7 +234,7 @@ impl Engine {
         }
         let Some((thread, stack)) = self.called else { return StackId::NONE };
         let in_backward = e.flags.contains(Flags::IN_BACKWARD) || table.contexts().is_node(e.context);
-        // A snapshot of PyTorch's knows no threads: there what has no stack is the engine's.
+        // PyTorch's snapshots have no thread ids. There, an event without a stack belongs to the engine.
         if in_backward || without && e.thread.is_none() {
             return stack;
         }
@@ -262,7 +266,7 @@ impl DeviceLines {
         };
         if !e.stack.is_none() && e.stack.index() < self.stacks.len() {
             self.stacks[e.stack.index()].absorb(&did);
-            // Snapshots of PyTorch's know no threads: what follows what on one is unknown.
+            // PyTorch's snapshots have no thread ids, so the order of events on one thread is unknown.
             if !e.thread.is_none() {
                 self.entries.observe(definitions, e.thread, e.stack);
             }
@@ -279,11 +283,11 @@ impl DeviceLines {
         }
     }
 
-    /// The functions whose frames `wanted` chooses, in order of file and place.
+    /// The functions with at least one frame that `wanted` selects, in the order of their first frames.
     pub fn functions(&self, definitions: &Definitions, wanted: &dyn Fn(FrameId) -> bool) -> Vec<FunctionUse> {
         let mut found: Vec<Found> = Vec::new();
         let mut numbers: HashMap<(&str, &str, u32), usize> = HashMap::new();
-        // Of each frame its function, where it is wanted.
+        // By frame: the index of its function; `None` if it is not selected.
         let mut of: Vec<Option<usize>> = vec![None; definitions.frames.len()];
         for (index, place) in of.iter_mut().enumerate() {
             let id = FrameId(index as u32);
@@ -307,7 +311,7 @@ impl DeviceLines {
             let id = StackId(index as u32);
             let idle = *did == LineUse::default();
             for (stack, frame) in definitions.walk_ids(id) {
-                // Only its own frames are entered with it.
+                // Without other figures, a stack contributes only the entries of its own frame.
                 if idle && stack != id {
                     break;
                 }
@@ -320,7 +324,7 @@ impl DeviceLines {
     }
 }
 
-/// A function in the making.
+/// A function while its lines are collected.
 #[derive(Default)]
 struct Found {
     function: FunctionUse,
@@ -329,12 +333,13 @@ struct Found {
 }
 
 impl Found {
-    /// What a stack did; its frames come innermost first.
+    /// Adds what a stack did to one of its frames' lines. The frames of a stack come innermost first.
     fn add(&mut self, stack: StackId, line: u32, did: &LineUse, entered: i64) {
         let known = self.function.first_line > 0;
         let (sum, seen) = self.lines.entry(line).or_default();
         sum.times += entered.max(0) as u64;
-        // Functions whose first line is unknown may be several of one name, and then each line speaks for itself.
+        // Functions whose first line is unknown can be several functions with one name. Their lines are treated as
+        // independent.
         let again = if known { self.seen == stack } else { *seen == stack };
         if !again {
             sum.absorb(did);

@@ -1,5 +1,5 @@
-//! Conclusions: one file, one result each. Passes take events and changes one by one and keep what grows with live blocks
-//! and distinct stacks; [`Story`] drives them all in one streaming pass.
+//! Conclusions: one file per result. Passes take events and changes one by one. Their memory grows with allocated
+//! blocks and distinct stacks, not with events. [`Story`] drives them all in one streaming pass.
 
 mod category;
 mod composition;

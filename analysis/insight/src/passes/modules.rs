@@ -1,9 +1,10 @@
-//! Memory by the `nn.Module` it belongs to: the one that was being called when a block was made, whose call made the autograd node that
-//! made it, or that holds the parameter which a block has its name from.
+//! Assigns memory to `nn.Module`s. A block belongs to the module that was being called when the block was allocated, or
+//! whose call made the autograd node that allocated it. A block with a parameter's name belongs to the module that
+//! holds the parameter.
 //!
-//! A module's path is that of `named_modules()` where the recording has names, else the chain of classes by which it was called. A
-//! module that no module called is a root; what is known by a parameter's name alone belongs to the root that has called a module of that
-//! path, or to the only one.
+//! A module's path is the one from `named_modules()` if the recording has names, else the chain of classes through
+//! which it was called. A module that no other module called is a root. A block known only by a parameter's name
+//! belongs to the root that called a module with that path. If there is only one root, it belongs to that root.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -16,9 +17,9 @@ use super::composition::{Amount, Composition};
 use super::phase::Phase;
 use memtrace_replay::{Contexts, Named, Names};
 
-/// The most levels of a path; what lies deeper belongs to its ancestor there.
+/// The maximum depth of a path. Deeper modules count for their ancestor at this depth.
 const DEEPEST: usize = 32;
-/// The fewest modules of a class, side by side, that are looked at as repeated.
+/// The minimum number of sibling modules of one class that count as repeated.
 const REPEATED: usize = 2;
 
 /// What a block belongs to.
@@ -26,11 +27,11 @@ const REPEATED: usize = 2;
 pub enum Belongs {
     /// The call of a module.
     Call(ContextId),
-    /// The module of a path, by its number in [`Paths`].
+    /// The module with this path, by its number in [`Paths`].
     Path(u32),
 }
 
-/// Paths of modules that hold parameters.
+/// The paths of modules that hold parameters.
 #[derive(Clone, Debug, Default)]
 pub struct Paths {
     all: Vec<Box<str>>,
@@ -38,8 +39,8 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// The number of the module that a name is of: `blocks.0.fc.weight`, `blocks.0.fc.weight.grad` and `Adam.exp_avg of
-    /// blocks.0.fc.weight` are all of `blocks.0.fc`.
+    /// The number of the module that holds the named tensor; `None` without a name. The names `blocks.0.fc.weight`,
+    /// `blocks.0.fc.weight.grad` and `Adam.exp_avg of blocks.0.fc.weight` all belong to `blocks.0.fc`.
     pub fn number(&mut self, named: &Named) -> Option<u32> {
         let path = path_of(named.kind, named.names.first()?);
         if let Some(number) = self.numbers.get(path) {
@@ -58,75 +59,77 @@ fn path_of(kind: TensorKind, name: &str) -> &str {
     of.rsplit_once('.').map_or("", |(module, _)| module)
 }
 
-/// One module and what is in it.
+/// One module and its memory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ModuleMemory {
     /// The path; empty for a root.
     pub path: String,
-    /// Its class; empty where nothing was made in a call of its own.
+    /// The class; empty if none of the module's own calls allocated anything.
     pub class: String,
-    /// How many levels it is below its root, which is 0.
+    /// The number of levels below its root; 0 for the root.
     pub depth: usize,
-    /// What belongs to it and to all modules in it.
+    /// The memory of the module and of all modules inside it, by category.
     pub whole: [Amount; Category::ALL.len()],
-    /// What belongs to it alone.
+    /// The memory of the module alone, by category.
     pub own: [Amount; Category::ALL.len()],
 }
 
 impl ModuleMemory {
-    /// All of its bytes.
+    /// The sum of all categories, in bytes.
     pub fn bytes(&self) -> u64 {
         self.whole.iter().map(|amount| amount.bytes).sum()
     }
 
-    /// Bytes of what backward needs of its forward.
+    /// Bytes that the backward pass needs from the module's forward pass.
     pub fn activations(&self) -> u64 {
         self.whole[Category::Activation as usize].bytes
     }
 }
 
-/// Modules of one class, side by side, e.g. `blocks.0` to `blocks.11`.
+/// Sibling modules of one class, for example `blocks.0` to `blocks.11`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Repeated {
-    /// Their common path, e.g. `blocks`; empty where they are children of the root.
+    /// Their common path, for example `blocks`; empty if they are children of the root.
     pub path: String,
     /// Their class.
     pub class: String,
-    /// How many have activations at the moment, those under activation checkpointing left out.
+    /// The number of siblings that have activations at this point in time. Siblings under activation checkpointing are
+    /// left out.
     pub count: usize,
-    /// The activations of all of them.
+    /// The activations of all of them, in bytes.
     pub activations: u64,
-    /// Of the one that has most.
+    /// The activations of the largest one, in bytes.
     pub most: u64,
-    /// Of the one in the backward of whose call the moment is, which needs all of them; 0 where it is in none. In a forward it is
-    /// not known how many of those made so far would be there still.
+    /// The activations of the module in whose backward pass the point in time is, in bytes. That backward pass needs
+    /// all of them. 0 outside a backward pass: in a forward pass it is unknown how many activations would remain.
     pub here: u64,
-    /// What each made itself after all modules in it: what the next is called with, which stays. Modules whose own forward does not
-    /// end so do not tell, and count nothing.
+    /// The output bytes that each sibling itself allocated after all modules inside it. The next sibling needs them as
+    /// input, so they stay. A sibling whose own forward pass does not end this way counts as 0.
     pub outputs: u64,
 }
 
 impl Repeated {
-    /// What stands for all of them: `blocks.*`.
+    /// The pattern that covers all of them: `blocks.*`.
     pub fn pattern(&self) -> String {
         if self.path.is_empty() { "*".to_owned() } else { format!("{}.*", self.path) }
     }
 
-    /// By how much activation checkpointing of each of them would lower this moment, at most: all of their activations but what each
-    /// hands to the next, and those of the one whose backward the moment is in, which has to be recomputed.
+    /// The maximum number of bytes that activation checkpointing of each sibling would save at this point in time. Two
+    /// parts stay: the outputs, and the activations of the sibling whose backward pass is running, which must be
+    /// recomputed.
     pub fn checkpointing_saves(&self) -> u64 {
         self.activations.saturating_sub(self.outputs).saturating_sub(self.here)
     }
 }
 
-/// Memory by module at one moment.
+/// Memory by module at one point in time.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ModuleTree {
-    /// A parent before its children, which follow it by path; roots have depth 0.
+    /// The modules. A parent comes before its children, children are ordered by path, and roots have depth 0.
     pub modules: Vec<ModuleMemory>,
-    /// Modules of one class, side by side: those with most activations first.
+    /// Repeated sibling modules, most activations first.
     pub repeated: Vec<Repeated>,
-    /// What belongs to no module.
+    /// Bytes that belong to no module.
     pub outside: u64,
 }
 
@@ -135,25 +138,25 @@ struct Node {
     class: String,
     own: [Amount; Category::ALL.len()],
     children: BTreeMap<Key, Node>,
-    /// The activation that it made last itself: `seq` and bytes.
+    /// The last activation that the module itself allocated: `seq` and bytes.
     last: (u64, u64),
     checkpointed: bool,
-    /// Whether the moment is in it, not in a module in it.
+    /// Whether the point in time is in this module and not in a module inside it.
     here: bool,
 }
 
-/// A module that was put into the tree.
+/// A module that was added to the tree.
 struct Put {
     place: usize,
-    /// `seq` of the last activation of it and all in it.
+    /// `seq` of the last activation of the module and the modules inside it.
     last: u64,
-    /// Bytes of its own that it made after all modules in it; 0 where another made the last.
+    /// Bytes that the module itself allocated after all modules inside it; 0 if one of those allocated last.
     output: u64,
     checkpointed: bool,
     here: bool,
 }
 
-/// A component of a path: numbers in order of their value.
+/// A component of a path. Numbers sort by value.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Key(Option<u64>, String);
 
@@ -176,7 +179,7 @@ fn add(to: &mut [Amount; Category::ALL.len()], category: Category, amount: &Amou
 }
 
 impl ModuleTree {
-    /// The modules of what was alive at a moment.
+    /// The modules of the blocks that were allocated at one point in time.
     pub fn of(
         composition: &Composition,
         paths: &Paths,
@@ -188,10 +191,10 @@ impl ModuleTree {
         let mut owned: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
         let mut inside = 0;
         let mut by_path = Vec::new();
-        // The place of each call, of which several have what they have of many categories.
+        // By call: its module. The cache avoids a new lookup for each category of a call.
         let mut places: HashMap<ContextId, Option<Place>> = HashMap::new();
         let path_set: BTreeMap<&str, ()> = paths.all.iter().map(|path| (&**path, ())).collect();
-        // A workspace is the process's, whoever needed it first.
+        // A workspace belongs to the process, not to the module that first needed it.
         let of_modules = composition.modules().filter(|(_, category, _)| *category != Category::Workspace);
         for (belongs, category, part) in of_modules {
             let amount = &part.amount;
@@ -243,7 +246,7 @@ impl ModuleTree {
         tree
     }
 
-    /// Adds a module and what is in it.
+    /// Adds a module and the modules inside it.
     fn put(&mut self, node: Node, path: String, depth: usize) -> Put {
         let place = self.modules.len();
         let memory = ModuleMemory { path: path.clone(), class: node.class, depth, whole: node.own, own: node.own };
@@ -283,11 +286,11 @@ impl ModuleTree {
     }
 }
 
-/// Where a call's module is.
+/// The module of a call.
 struct Place {
     /// The class of the root.
     root: String,
-    /// The path below it.
+    /// The path below the root.
     path: String,
     class: String,
 }
@@ -296,13 +299,13 @@ impl Place {
     fn of(id: ContextId, at_seq: u64, definitions: &Definitions, names: &Names) -> Option<Place> {
         let call = definitions.nn_calls.get(&id)?;
         let mut outermost = call;
-        // A caller's id is smaller than its own: this ends.
+        // The loop ends, because a caller's id is smaller than the id of the call.
         while let Some(caller) = definitions.nn_calls.get(&outermost.caller) {
             outermost = caller;
         }
         let (root, class) = (outermost.class.to_string(), call.class.to_string());
         let path = names.module_path(id, at_seq).unwrap_or_default();
-        // The root's own path is its class, and a class chain begins with it.
+        // The root's own path is its class, and a chain of classes begins with it.
         let path = match path.strip_prefix(&*root) {
             Some("") if outermost == call => String::new(),
             Some(rest) if rest.starts_with('/') => rest[1..].to_owned(),

@@ -1,4 +1,4 @@
-//! Out-of-memory errors: what was asked for, and what was there.
+//! Out-of-memory errors: what was requested, and what was allocated at that time.
 
 use memtrace_trace::ids::{ContextId, StackId};
 
@@ -7,9 +7,9 @@ use super::fragmentation::Reserved;
 use super::phase::{Moment, Phase};
 use memtrace_replay::Owner;
 
-/// Errors kept, and the last; programs that try batch sizes may have hundreds.
+/// The number of errors kept in full, besides the last one. Programs that try batch sizes can have hundreds.
 const DETAILED: usize = 16;
-/// What was alive is worked out for so many: any of them may turn out to be the last.
+/// The allocated blocks are determined for this many errors, because any of them can be the last one.
 const LOOKED_AT: u64 = 1000;
 
 /// One out-of-memory error.
@@ -17,29 +17,29 @@ const LOOKED_AT: u64 = 1000;
 pub struct Oom {
     /// `seq` of its event.
     pub seq: u64,
-    /// When.
+    /// The time, in clock ticks.
     pub ticks: u64,
-    /// The (rounded) request.
+    /// The requested bytes, rounded as the allocator rounds.
     pub wanted: u64,
-    /// Free bytes of the device, as CUDA said.
+    /// Free bytes of the device as CUDA reported them; `None` if unknown.
     pub device_free: Option<u64>,
-    /// Who asked.
+    /// The stack and the context of the request.
     pub by: (StackId, ContextId),
-    /// In which phase.
+    /// The phase of the request.
     pub phase: Phase,
-    /// The rule that says so.
+    /// The name of the rule that decided the phase.
     pub rule: &'static str,
-    /// Where the program was.
+    /// The program's position.
     pub at: Moment,
-    /// What was alive.
+    /// The blocks that were allocated.
     pub there: Composition,
     /// What the caching allocator had reserved.
     pub reserved: Reserved,
-    /// What this process held outside the caching allocator, by owner.
+    /// By owner: bytes that this process held outside the caching allocator.
     pub outside: Vec<(Owner, u64)>,
 }
 
-/// All of a device.
+/// All out-of-memory errors of a device.
 #[derive(Clone, Debug, Default)]
 pub struct OomLog {
     detailed: Vec<Oom>,
@@ -50,44 +50,44 @@ pub struct OomLog {
 }
 
 impl OomLog {
-    /// Takes one.
+    /// Takes one error at the program's position `now`.
     pub fn add(&mut self, oom: Oom, now: &Moment) {
         self.count += 1;
         self.run = Some(now.run);
         if self.detailed.len() < DETAILED { self.detailed.push(oom) } else { self.last = Some(oom) }
     }
 
-    /// Whether the next one is told in full.
+    /// Whether the next error is to be recorded with its allocated blocks.
     pub fn wants_details(&self) -> bool {
         self.count < LOOKED_AT
     }
 
-    /// How many there were.
+    /// The number of errors.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Those told.
+    /// The errors that are kept in full.
     pub fn all(&self) -> impl Iterator<Item = &Oom> {
         self.detailed.iter().chain(&self.last)
     }
 
-    /// The last one.
+    /// The last error.
     pub fn last(&self) -> Option<&Oom> {
         self.last.as_ref().or(self.detailed.last())
     }
 
-    /// The recording ends at `now`.
+    /// Ends the recording at the position `now`.
     pub fn finish(&mut self, now: &Moment) {
         self.to_the_end = self.count > 0 && self.run == Some(now.run);
     }
 
-    /// Whether nothing but unwinding followed the last one.
+    /// Whether nothing but unwinding followed the last error.
     pub fn unwound_to_the_end(&self) -> bool {
         self.to_the_end
     }
 
-    /// Whether the program is still unwinding from an error that happened after `before` others.
+    /// Whether the program is still unwinding from an error that came after the first `before` errors.
     #[inline]
     pub fn unwinding(&self, before: u32, now: &Moment) -> bool {
         self.count > u64::from(before) && self.run == Some(now.run)

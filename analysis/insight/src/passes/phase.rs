@@ -1,19 +1,26 @@
-//! Phases and steps: what the program was doing at each event.
+//! Assigns a phase and a step to each event.
 //!
-//! Most events say it themselves: an autograd node is running (backward), or the stack has a frame that a rule knows.
-//! Such verdicts depend on the stack, the node and the flags only. What is left, plain user code, is judged by its place
-//! in the program: before the first forward it is loading, between forward and backward it belongs to the forward (the
-//! loss), before the forward of a step it brings data.
+//! Most events prove their phase on their own: an autograd node is running (backward), or the stack has a frame that a
+//! rule matches. Such a verdict depends only on the stack, the node and the flags. The remaining events come from user
+//! code that no rule matches. Their position in the program decides. Before the first forward pass they are loading.
+//! Between forward and backward they belong to the forward pass (the loss). Before a step's forward pass they load
+//! data.
 //!
-//! A step is one turn of the loop that the program's optimizers drive. Where PyTorch marks the calls of optimizers, as it does from 2.1
-//! on, they say exactly where a step ends, also where they allocate nothing: see [`super::steps`]. What follows on the last of
-//! them (clearing gradients, figures about the step, an evaluation without gradients) still belongs to the step; the next one begins with
-//! the first block that is allocated by a forward with gradients, by a backward, or to bring data while gradients are on.
+//! A step is one iteration of the loop that the program's optimizers drive. PyTorch marks calls of optimizers from 2.1
+//! on, with profiler ranges. These ranges give the exact end of each step, even where the optimizer allocates nothing
+//! ([`super::steps`]). What follows the last optimizer of a step still belongs to it: clearing gradients, metrics, an
+//! evaluation without gradients. The next step begins with the first block of a forward pass with gradients, of a
+//! backward pass, or of data loading with gradients enabled.
 //!
-//! Where no optimizer is marked, frames say it: a step ends when an optimizer's step has run and the program goes on to something that is
-//! not the optimizer. Where no optimizer ever shows in the recording, a step ends when gradients were cleared after a backward; where
-//! there is not even that, with each backward; and without any backward, each time the program calls its model anew. An optimizer
-//! that allocates in its first step only (SGD with momentum) is then taken to step after as many backward passes as the first time.
+//! Without such ranges, the end of a step is derived from the best evidence in the recording:
+//!
+//! 1. A step ends when an optimizer's step has run and the program goes on to something else.
+//! 2. Without any optimizer frames, a step ends when gradients are cleared after a backward pass.
+//! 3. Without cleared gradients, each backward pass ends a step.
+//! 4. Without a backward pass, each new call of the model begins a step.
+//!
+//! Some optimizers (SGD with momentum) allocate in their first step only. Such an optimizer is assumed to step after as
+//! many backward passes as the first time.
 
 use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::ids::{FrameId, StackId, ThreadId};
@@ -47,7 +54,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// All phases, in the order of a report.
+    /// All phases, in the order in which reports list them.
     pub const ALL: [Phase; 8] = [
         Phase::Load,
         Phase::Data,
@@ -74,47 +81,47 @@ impl Phase {
     }
 }
 
-/// A phase and why.
+/// A phase and the evidence for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Verdict {
     /// The phase.
     pub phase: Phase,
-    /// The rule that gave it.
+    /// The name of the rule that decided it.
     pub rule: &'static str,
-    /// The frame it rests on; `NONE` where the evidence is a node, a flag or the place in the program.
+    /// The frame that the rule matched; `NONE` if a node, a flag or the position in the program decided.
     pub evidence: FrameId,
     meaning: Option<Meaning>,
-    /// Whether it depends on the stack, node and flags only.
+    /// Whether the verdict depends on the stack, the node and the flags only.
     by_itself: bool,
 }
 
-/// The rule for what is freed while no Python frame runs: by destructors at the program's end, mostly.
+/// The rule for blocks that are freed while no Python frame runs, mostly by destructors when the program ends.
 const FRAMELESS_FREE: &str = "free: no Python frame runs";
-/// The rule for what plain user code frees.
+/// The rule for frees by user code that no other rule matches.
 const FREE_IN_PLACE: &str = "free: where the program is";
 
-/// The rule for what is older than the recording and has no stack that says more.
+/// The rule for blocks that are older than the recording and whose stack proves no phase.
 const OLDER: &str = "older than the recording";
 
 impl Verdict {
-    /// Whether it is about a free that nothing but its place ties to a phase, of a block that is `older` than the step: if
-    /// nothing is allocated after it, the program was ending.
+    /// Whether this is a free that only the position in the program ties to a phase. `older`: the block is older than
+    /// the current step. If no allocation follows such a free, the program was ending.
     pub fn is_loose_free(&self, older: bool) -> bool {
         self.rule == FRAMELESS_FREE || self.rule == FREE_IN_PLACE && older
     }
 
-    /// What the deciding frame means, where a frame decided.
+    /// The meaning of the deciding frame; `None` if no frame decided.
     pub fn meaning(&self) -> Option<Meaning> {
         self.meaning
     }
 }
 
-/// Where the program is.
+/// The program's position at one event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Moment {
     /// The phase.
     pub phase: Phase,
-    /// The step, from 0; `None` before the first one.
+    /// The step, counted from 0; `None` before the first step.
     pub step: Option<u32>,
     /// How often the phase has changed.
     pub run: u32,
@@ -124,15 +131,15 @@ pub struct Moment {
     pub optimizers: u32,
 }
 
-/// Whether autograd was certainly not recording.
+/// Whether the event reports autograd's gradient mode and the mode is off.
 fn is_grad_off(e: &Event) -> bool {
     e.flags.contains(Flags::GRAD_KNOWN) && !e.flags.contains(Flags::GRAD_ENABLED)
 }
 
-/// What ends a step in this recording.
+/// The kind of evidence that ends a step in this recording.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum StepEnd {
-    /// Where [`StepEnds`] says so.
+    /// The ranges that [`StepEnds`] evaluates.
     Told,
     Optimizer,
     ZeroGrad,
@@ -140,7 +147,7 @@ enum StepEnd {
     ModelCall,
 }
 
-/// See the module.
+/// Tracks phase and step while a recording streams. Events must come in the order of `seq`.
 #[derive(Clone, Debug)]
 pub struct PhaseTracker {
     table: StackTable,
@@ -156,18 +163,18 @@ pub struct PhaseTracker {
     outside_model: bool,
     last: Verdict,
     ends: StepEnds,
-    /// Which of them comes next, and where it is; `u64::MAX` where there is none.
+    /// The index of the next end of a step and its `seq`; `u64::MAX` if there is none.
     next_end: (usize, u64),
     rules: LabelRules,
-    /// Open ranges that mean something, innermost last.
+    /// Open ranges that a rule matches, innermost last.
     ranges: Vec<(ThreadId, &'static LabelRule)>,
     /// The optimizer has stepped, and the data loader has not been called since.
     loader_awaited: bool,
-    /// Backward passes when an optimizer last began to step.
+    /// The number of backward passes when an optimizer last began to step.
     backwards_at_optimizer: Option<u32>,
 }
 
-/// Ranges kept open at once: what a program leaves open without end is none of PyTorch's.
+/// The maximum number of ranges that are open at once. Only a program's own ranges stay open without end.
 const MOST_RANGES: usize = 1024;
 
 const START: Verdict = Verdict {
@@ -179,13 +186,13 @@ const START: Verdict = Verdict {
 };
 
 impl PhaseTracker {
-    /// For a recording.
+    /// Takes a recording. Streams it once if PyTorch marks optimizer steps in it.
     pub fn of(recording: &dyn Recording) -> PhaseTracker {
         let table = StackTable::new(recording.definitions());
         PhaseTracker::new(table, StepEnds::of(recording), LabelRules::of(recording.definitions()))
     }
 
-    /// For a recording with these stacks, steps and labels.
+    /// Takes the stacks, the ends of steps and the label rules of a recording.
     pub fn new(table: StackTable, ends: StepEnds, rules: LabelRules) -> PhaseTracker {
         let step_end = if !ends.all().is_empty() {
             StepEnd::Told
@@ -220,17 +227,18 @@ impl PhaseTracker {
         }
     }
 
-    /// Where the program is.
+    /// The program's position after the last event.
     pub fn now(&self) -> &Moment {
         &self.now
     }
 
-    /// Whether the recording shows a model that is called, and neither backward nor optimizer.
+    /// Whether the recording shows calls of a model but no backward pass and no optimizer.
     pub fn is_inference(&self) -> bool {
         self.step_end == StepEnd::ModelCall
     }
 
-    /// Whether an event is beside the autograd engine, by its thread and stack: plain code does it, and a backward that began is over.
+    /// Whether user code outside the autograd engine caused the event, by its thread and stack. If so, a backward pass
+    /// that began is over.
     #[inline]
     pub fn is_beside_engine(&self, e: &Event) -> bool {
         let facts = self.table.facts(e.stack);
@@ -238,7 +246,7 @@ impl PhaseTracker {
         plain && !facts.in_engine && !e.flags.contains(Flags::IN_BACKWARD)
     }
 
-    /// How many steps have ended, where that is told.
+    /// How many steps have ended according to profiler ranges; 0 in a recording without them.
     pub fn steps_told(&self) -> u32 {
         u32::try_from(self.ends.all().len()).unwrap_or(u32::MAX)
     }
@@ -248,7 +256,7 @@ impl PhaseTracker {
         &self.table
     }
 
-    /// Takes an event of a block's life and says in which phase it happened.
+    /// Takes an allocation, a free or an out-of-memory event, and returns its phase.
     #[inline]
     pub fn observe(&mut self, e: &Event) -> Verdict {
         if e.seq > self.next_end.1 {
@@ -256,7 +264,8 @@ impl PhaseTracker {
         }
         let verdict = self.judge(e);
         if e.flags.contains(Flags::BEFORE) {
-            // Nothing happens now, and who says nothing by himself was called from nobody knows where.
+            // The event only states that the block existed before the recording. Without evidence of its own, its phase
+            // is unknown.
             let unknown =
                 Verdict { phase: Phase::Other, rule: OLDER, evidence: FrameId::NONE, meaning: None, by_itself: false };
             return if verdict.by_itself { verdict } else { unknown };
@@ -268,7 +277,7 @@ impl PhaseTracker {
         verdict
     }
 
-    /// Takes the beginning or the end of a range that the program or PyTorch has named.
+    /// Takes the start or the end of a range that the program or PyTorch has named.
     pub fn observe_label(&mut self, e: &Event) {
         let Some(rule) = self.rules.get(e) else { return };
         if e.action != Action::RangeStart {
@@ -303,7 +312,7 @@ impl PhaseTracker {
         self.now.phase = phase;
     }
 
-    /// Steps have ended before this event.
+    /// Advances the step past all ends before this event.
     #[cold]
     fn pass_ends(&mut self, seq: u64) {
         while seq > self.next_end.1 {
@@ -317,7 +326,7 @@ impl PhaseTracker {
         }
     }
 
-    /// The verdict about one event where the program is now.
+    /// The verdict about one event at the program's current position.
     fn judge(&self, e: &Event) -> Verdict {
         let facts = self.table.facts(e.stack);
         let is_node = self.table.contexts().is_node(e.context);
@@ -333,7 +342,7 @@ impl PhaseTracker {
         };
         let by_itself = |phase, rule| Verdict { phase, rule, evidence: FrameId::NONE, meaning, by_itself: true };
         match meaning {
-            // An optimizer's step makes no nodes; a closure that it calls does.
+            // An optimizer's step makes no autograd nodes. A closure that the optimizer calls does.
             Some(Meaning::OptimizerStep) if facts.made_node && !in_backward => {
                 return by_itself(Phase::Forward, "forward: made an autograd node");
             }
@@ -359,7 +368,7 @@ impl PhaseTracker {
         match meaning {
             Some(Meaning::Engine) => by_rule(Phase::Backward),
             Some(Meaning::Load) => by_rule(Phase::Load),
-            // A reentrant checkpoint runs its forward without gradients, inside the node that it makes.
+            // A reentrant checkpoint runs its forward pass without gradients, inside the node that it makes.
             Some(Meaning::Compute | Meaning::Checkpoint) if grad_off && !facts.inside_node => by_rule(Phase::Eval),
             Some(Meaning::Compute | Meaning::Checkpoint) => by_rule(Phase::Forward),
             Some(Meaning::Aside) => by_rule(Phase::Other),
@@ -368,12 +377,12 @@ impl PhaseTracker {
         }
     }
 
-    /// Plain user code: its place in the program decides.
+    /// Decides by the position in the program. For user code that no rule matches.
     fn judge_by_place(&self, e: &Event, grad_off: bool) -> Verdict {
         let place = |phase, rule| Verdict { phase, rule, evidence: FrameId::NONE, meaning: None, by_itself: false };
         if let Some((_, rule)) = self.ranges.iter().rev().find(|(thread, _)| *thread == e.thread) {
             match rule.meaning {
-                // With gradients on it is a closure.
+                // Inside an optimizer's step with gradients enabled, a closure runs.
                 Meaning::OptimizerStep if grad_off => return place(Phase::Optimizer, rule.name),
                 Meaning::ZeroGrad => return place(Phase::Optimizer, rule.name),
                 Meaning::Data => return place(Phase::Data, rule.name),
@@ -406,10 +415,10 @@ impl PhaseTracker {
         }
     }
 
-    /// Moves on to what an event shows.
+    /// Moves the position on to what the event shows.
     fn advance(&mut self, e: &Event, verdict: &Verdict) {
         let phase = verdict.phase;
-        // Loaders on their own threads do not move the program.
+        // Data loaders on other threads do not change the program's position.
         if phase == Phase::Data && e.thread != self.main_thread && !self.main_thread.is_none() {
             return;
         }
@@ -428,7 +437,7 @@ impl PhaseTracker {
                 self.step_over = true;
                 self.now.optimizers += u32::from(self.step_end == StepEnd::Optimizer);
             }
-            // Data for an evaluation is no beginning.
+            // Data for an evaluation does not begin a step.
             let evaluates = phase == Phase::Data && self.step_end == StepEnd::Told && is_grad_off(e);
             let begins =
                 matches!(phase, Phase::Forward | Phase::Data | Phase::Backward) && self.step_over && !evaluates;
@@ -453,14 +462,14 @@ impl PhaseTracker {
         }
     }
 
-    /// The optimizer showed, by its step or by clearing gradients after a backward.
+    /// Takes an event of the optimizer: its step, or clearing gradients after a backward pass.
     fn advance_optimizer(&mut self, meaning: Option<Meaning>) {
         if self.step_end == StepEnd::Told {
             return;
         }
         let shows = match meaning {
             Some(Meaning::OptimizerStep | Meaning::OptimizerState) => true,
-            // Gradients that are cleared before the first backward of a step say nothing.
+            // Clearing gradients before the first backward pass of a step is no evidence of an optimizer.
             Some(Meaning::ZeroGrad) => self.backwards_in_step > 0,
             _ => false,
         };
@@ -474,7 +483,7 @@ impl PhaseTracker {
         self.backwards_of_first_step.get_or_insert(self.backwards_in_step.max(1));
     }
 
-    /// Whether a forward that begins now belongs to a new step although no optimizer was seen.
+    /// Whether a forward pass that begins now belongs to a new step although no optimizer was seen.
     fn step_ended_unseen(&self) -> bool {
         match self.step_end {
             StepEnd::Optimizer => {
@@ -486,8 +495,8 @@ impl PhaseTracker {
         }
     }
 
-    /// Whether an inference-only program calls its model anew: from the line of the first call, after it had allocated
-    /// something outside.
+    /// Whether an inference-only program calls its model again. True if the stack is that of the first call and an
+    /// allocation outside the model came before.
     fn model_called(&mut self, e: &Event) -> bool {
         if self.step_end != StepEnd::ModelCall || e.action != Action::Alloc {
             return false;

@@ -1,42 +1,43 @@
-//! What each phase of each step allocated, freed, kept and reached at most.
+//! What each phase of each step allocated, freed and kept, and its peak.
 //!
-//! Steps are many in a long run: the first and the last ones and the one with the peak are kept row by row, all others only
-//! in the sums.
+//! A long run has many steps. The first steps, the last steps and the step with the peak are kept row by row. All
+//! others count only in the sums.
 //!
-//! What only its place ties to a phase (a free while no Python frame runs, or of an older block by plain user code) is held back
-//! until something is allocated: if nothing is, the program was ending, and its teardown is no part of the last step.
+//! Some frees are tied to a phase only by their position. These are frees while no Python frame runs, and frees of
+//! older blocks by user code. They are held back until the next allocation. If none follows, the program was ending,
+//! and its teardown does not count for the last step.
 
 use std::collections::VecDeque;
 
 use super::phase::Phase;
 
-/// Steps kept at each end.
+/// The number of first and of last steps that are kept row by row.
 const KEPT_STEPS: usize = 16;
 
-/// One phase of one step (or of many).
+/// One phase of one step, or of many steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PhaseRow {
-    /// Blocks allocated.
+    /// The number of blocks allocated.
     pub allocations: u64,
-    /// Bytes allocated.
+    /// The number of bytes allocated.
     pub allocated: u64,
-    /// Blocks freed.
+    /// The number of blocks freed.
     pub frees: u64,
-    /// Bytes freed.
+    /// The number of bytes freed.
     pub freed: u64,
-    /// The highest number of allocated bytes seen during the phase.
+    /// The highest number of allocated bytes during the phase.
     pub peak: u64,
-    /// Allocated bytes after its last event.
+    /// Allocated bytes after the last event of the phase.
     pub after: u64,
 }
 
 impl PhaseRow {
-    /// Whether nothing happened.
+    /// Whether the phase allocated and freed nothing.
     pub fn is_empty(&self) -> bool {
         self.allocations == 0 && self.frees == 0
     }
 
-    /// Bytes it added to (or took from) what is allocated.
+    /// Allocated minus freed bytes.
     pub fn net(&self) -> i64 {
         self.allocated as i64 - self.freed as i64
     }
@@ -57,11 +58,11 @@ impl PhaseRow {
 /// All phases of one step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StepRows {
-    /// The step; `None` before the first.
+    /// The step; `None` before the first step.
     pub step: Option<u32>,
-    /// By [`Phase`].
+    /// Indexed by [`Phase`].
     pub phases: [PhaseRow; Phase::ALL.len()],
-    /// First and last moment, in ticks.
+    /// The time of the first and of the last event, in clock ticks.
     pub ticks: (u64, u64),
 }
 
@@ -78,7 +79,7 @@ impl StepRows {
     }
 }
 
-/// See the module.
+/// Collects the rows while a recording streams. Events must come in order.
 #[derive(Clone, Debug, Default)]
 pub struct PhaseTable {
     current: StepRows,
@@ -95,7 +96,7 @@ pub struct PhaseTable {
 }
 
 impl PhaseTable {
-    /// An allocation of `bytes`, after which `level` bytes are allocated.
+    /// Takes an allocation of `bytes` bytes. `level`: allocated bytes after it.
     #[inline]
     pub fn alloc(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
         self.settle_loose();
@@ -107,20 +108,20 @@ impl PhaseTable {
         self.level = level;
     }
 
-    /// A free of `bytes`, after which `level` bytes are allocated.
+    /// Takes a free of `bytes` bytes. `level`: allocated bytes after it.
     #[inline]
     pub fn free(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
         let before = self.level;
         let row = self.row(step, phase, ticks);
         row.frees += 1;
         row.freed += bytes;
-        // A phase that only frees was at its highest when it began.
+        // A phase that only frees has its peak at its beginning.
         row.peak = row.peak.max(before);
         row.after = level;
         self.level = level;
     }
 
-    /// A free that only its place ties to `phase`.
+    /// Takes a free that only its position ties to `phase`. It is held back until the next allocation.
     pub fn free_loose(&mut self, phase: Phase, bytes: u64, level: u64) {
         self.any_loose = true;
         let row = &mut self.loose[phase as usize];
@@ -131,7 +132,7 @@ impl PhaseTable {
         self.level = level;
     }
 
-    /// What was freed so after the last allocation.
+    /// Bytes of the frees that are still held back: the teardown after the last allocation.
     pub fn freed_at_exit(&self) -> u64 {
         self.loose.iter().map(|row| row.freed).sum()
     }
@@ -183,8 +184,8 @@ impl PhaseTable {
         }
     }
 
-    /// No more events come. What only fetched or arranged after the last step (a barrier, a report) began no step: it is "other" of
-    /// the last one.
+    /// Ends the recording. If nothing was computed after the last step (only a barrier or a report ran), that work
+    /// began no step. It counts as phase "other" of the last step.
     pub fn finish(&mut self) {
         let computes = [Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Eval, Phase::Recompute];
         let computed = computes.iter().any(|phase| !self.current.phases[*phase as usize].is_empty());
@@ -204,12 +205,12 @@ impl PhaseTable {
         }
     }
 
-    /// There were at least so many steps, whether or not anything was allocated in each.
+    /// States that there were at least `steps` steps, even if some of them allocated nothing.
     pub fn at_least(&mut self, steps: u32) {
         self.steps = self.steps.max(steps);
     }
 
-    /// Steps seen.
+    /// The number of steps.
     pub fn steps(&self) -> u32 {
         self.steps
     }
@@ -224,17 +225,17 @@ impl PhaseTable {
         self.first.first()
     }
 
-    /// The steps after the first, summed, and how many they are. Peaks are the highest; levels are the last step's.
+    /// The sum of the steps after the first, and their number. Peaks are maxima; levels are those of the last step.
     pub fn later(&self) -> (&StepRows, u32) {
         (&self.later, self.steps.saturating_sub(1))
     }
 
-    /// Everything, summed.
+    /// The sum of everything.
     pub fn total(&self) -> &StepRows {
         &self.total
     }
 
-    /// The steps kept row by row, in order.
+    /// The steps that are kept row by row, in order.
     pub fn kept(&self) -> Vec<&StepRows> {
         let mut all: Vec<&StepRows> = self.first.iter().chain(&self.last).collect();
         if let Some(highest) = &self.highest

@@ -1,5 +1,5 @@
-//! A second look at a recording, where the first one found something to explain: what the reserved memory was at a moment, and what
-//! other settings of the allocator would have done.
+//! A second pass over a recording, for points in time that the first pass left to explain. It divides the reserved
+//! memory at that point, and replays other allocator settings.
 
 use memtrace_trace::event::Event;
 
@@ -8,34 +8,35 @@ use super::what_if::{PolicyReplay, Question, WhatIf};
 use memtrace_input::{Recording, Survey};
 use memtrace_replay::Replay;
 
-/// Origins named that pin memory.
+/// The maximum number of origins to list that block segments.
 const PINS: usize = 10;
-/// Blocks named that are as large as a request that failed.
+/// The maximum number of blocks to list that are as large as a failed request.
 const SAME_SIZE: usize = 2;
 
-/// What is to be found out about a device.
+/// One query about a device.
 #[derive(Clone, Debug)]
 pub struct Inquest {
-    /// The device.
+    /// The device ordinal.
     pub device: i16,
-    /// The event after which the moment is looked at.
+    /// `seq` of the last event before the point in time.
     pub at: u64,
-    /// A size (rounded) whose like are looked for among what is alive then.
+    /// The rounded size in bytes of the allocated blocks to look for; `None` to look for none.
     pub size: Option<u64>,
-    /// What other settings would have done, where that is to be replayed.
+    /// Other allocator settings to replay; `None` to replay none.
     pub question: Option<Question>,
 }
 
-/// What was found.
+/// The answer to one query.
 #[derive(Clone, Debug)]
 pub struct PostMortem {
-    /// The device.
+    /// The device ordinal.
     pub device: i16,
-    /// What was reserved at the moment.
+    /// The reserved memory at the point in time.
     pub reserved: Reserved,
-    /// Live blocks of the size, by the `seq` of their allocation: two at most.
+    /// Blocks of the requested size, by the `seq` of their allocation. At most two.
     pub same_size: Vec<u64>,
-    /// Where `size` was asked for: all live blocks, as `seq` of their allocation and their size, in order.
+    /// All allocated blocks as the `seq` of their allocation and their bytes, in order. Empty without
+    /// [`Inquest::size`].
     pub live: Vec<(u64, u64)>,
     /// What other settings would have done.
     pub what_if: Option<WhatIf>,
@@ -49,7 +50,8 @@ struct Case {
 }
 
 impl PostMortem {
-    /// Streams a recording once for all inquests.
+    /// Streams a recording once and answers all queries, in their order. `progress` receives the number of events read
+    /// so far.
     pub fn of(
         recording: &dyn Recording,
         survey: &Survey,

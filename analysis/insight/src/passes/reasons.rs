@@ -1,25 +1,25 @@
-//! How often each rule decided, over how many bytes, and on what evidence: no verdict without its reason.
+//! Counts how often each rule decided a phase, for how many bytes, and on what evidence. Every verdict keeps its rule.
 
 use memtrace_trace::ids::FrameId;
 
 use super::phase::{Phase, Verdict};
 
-/// One rule's work.
+/// What one rule decided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reason {
-    /// The rule.
+    /// The name of the rule.
     pub rule: &'static str,
-    /// The phase it gave.
+    /// The phase that it decided.
     pub phase: Phase,
-    /// A frame it rested on, where it rests on frames.
+    /// A frame that the rule matched; `NONE` if the rule is not about frames.
     pub evidence: FrameId,
-    /// Allocations it decided.
+    /// The number of allocations that it decided.
     pub allocations: u64,
-    /// Their bytes.
+    /// The bytes of these allocations.
     pub bytes: u64,
 }
 
-/// See the module.
+/// The counts of all rules.
 #[derive(Clone, Debug, Default)]
 pub struct Reasons {
     rules: Vec<Reason>,
@@ -27,12 +27,13 @@ pub struct Reasons {
 }
 
 impl Reasons {
-    /// An allocation was judged.
+    /// Counts one classified allocation of `bytes` bytes.
     #[inline]
     pub fn add(&mut self, verdict: &Verdict, bytes: u64) {
-        // By address first: one literal may have several, which only costs another entry.
+        // The name is compared by address, which is cheap. A literal can have several addresses; that only adds an
+        // entry, and `all` merges entries.
         let is = |r: &Reason| std::ptr::eq(r.rule, verdict.rule) && r.phase == verdict.phase;
-        // The rule that decided last mostly decides again.
+        // The rule that decided last usually decides again.
         if !self.rules.get(self.latest).is_some_and(is) {
             self.latest = self.rules.iter().position(is).unwrap_or_else(|| {
                 let Verdict { rule, phase, evidence, .. } = *verdict;
@@ -45,7 +46,7 @@ impl Reasons {
         reason.bytes += bytes;
     }
 
-    /// Every rule that decided, most bytes first. Rules of one name are one rule.
+    /// Every rule that decided, by bytes in descending order. Entries with the same name and phase are merged.
     pub fn all(&self) -> Vec<Reason> {
         let mut all: Vec<Reason> = Vec::new();
         for reason in &self.rules {

@@ -1,7 +1,7 @@
-//! What each stack of a recording says by itself, worked out once before the events are streamed.
+//! What each stack of a recording proves on its own, computed once before the events are streamed.
 //!
-//! A parent has a smaller id than its child, so one walk over the table settles every stack from its caller's facts.
-//! Native frames are looked through: stacks that differ in them alone say the same.
+//! A parent has a smaller id than its child, so one pass over the table computes each stack from its caller's facts.
+//! Native frames are ignored: stacks that differ only in native frames have the same facts.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,26 +11,26 @@ use memtrace_trace::ids::{ContextId, FrameId, StackId};
 use crate::rules::{FrameRule, Meaning, OptimizerRule, frame_rule, optimizer_of};
 use memtrace_replay::Contexts;
 
-/// What a stack says.
+/// The facts about a stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StackFacts {
-    /// The rule of the innermost frame that any rule knows.
+    /// The rule of the innermost frame that any rule matches.
     pub rule: Option<&'static FrameRule>,
-    /// That frame: the evidence.
+    /// The frame that this rule matched.
     pub frame: FrameId,
-    /// An activation checkpoint is running, with no engine call further in.
+    /// An activation checkpoint is running, with no engine call below it.
     pub in_checkpoint: bool,
-    /// The autograd engine was called somewhere in this stack.
+    /// The autograd engine was called in this stack.
     pub in_engine: bool,
-    /// Autograd later ran a node that this very stack had made: forward, by proof.
+    /// Autograd later ran a node that this same stack had made. This proves a forward pass.
     pub made_node: bool,
-    /// The same is true of one of its callers: the call of an `autograd.Function`, whose inside runs without gradients.
+    /// One of the callers has `made_node`: the call of an `autograd.Function`, which runs its body without gradients.
     pub inside_node: bool,
     /// The optimizer whose code runs.
     pub optimizer: Option<&'static OptimizerRule>,
-    /// The outermost frame that computes: where the program calls its model.
+    /// The stack at the outermost frame that computes, where the program calls its model.
     pub outermost_compute: StackId,
-    /// There are frames, and none is Python's.
+    /// The stack has frames, and none is a Python frame.
     pub native_only: bool,
 }
 
@@ -46,11 +46,11 @@ static NOTHING: StackFacts = StackFacts {
     native_only: false,
 };
 
-/// Facts of every stack and node.
+/// The facts of every stack and node.
 #[derive(Clone, Debug, Default)]
 pub struct StackTable {
     stacks: Vec<StackFacts>,
-    /// For each stack the first one with the same Python frames; nothing where every stack is of Python frames only.
+    /// By stack: the first stack with the same Python frames. `None` if all frames of the recording are Python frames.
     same_python: Option<Vec<StackId>>,
     recomputing_nodes: HashSet<ContextId>,
     contexts: Contexts,
@@ -58,7 +58,7 @@ pub struct StackTable {
 }
 
 impl StackTable {
-    /// From a recording's definitions.
+    /// Takes the definitions of a recording.
     pub fn new(definitions: &Definitions) -> StackTable {
         let rules: Vec<_> = definitions.frames.iter().map(|f| (frame_rule(f), optimizer_of(f))).collect();
         let same_python = same_python(definitions);
@@ -73,7 +73,7 @@ impl StackTable {
             let (rule, optimizer) = rules.get(node.frame.index()).copied().unwrap_or_default();
             let id = python(StackId(i as u32));
             let made_node = !id.is_none() && made_nodes.contains(&id);
-            // A native frame is no call further in.
+            // A native frame is not a call of its own.
             let called = definitions.native_frames.is_empty() || !definitions.native_frames.contains_key(&node.frame);
             let inside_node = parent.inside_node || called && parent.made_node;
             let mut facts = StackFacts { made_node, inside_node, native_only: i > 0 && id.is_none(), ..parent };
@@ -100,23 +100,23 @@ impl StackTable {
             .filter(|(_, c)| c.node.contains("CheckpointFunction"))
             .map(|(i, _)| ContextId(i as u32))
             .collect();
-        // A node's definition has its name; what has none is nothing, or the call of a module.
+        // An autograd node's definition has a name. A context without a name is empty or the call of a module.
         let has_nodes = definitions.contexts.iter().any(|c| !c.node.is_empty());
         StackTable { stacks, same_python, recomputing_nodes, contexts: Contexts::of(definitions), has_nodes }
     }
 
-    /// Whether no Python frame runs; an unknown stack may hold any.
+    /// Whether no Python frame runs. False for an id that was never defined, because such a stack can have any frames.
     pub fn is_without_python(&self, stack: StackId) -> bool {
         stack.is_none() || self.facts(stack).native_only
     }
 
-    /// What a stack says; nothing for a stack that was never defined.
+    /// The facts about a stack. Default values for a stack that was never defined.
     #[inline]
     pub fn facts(&self, stack: StackId) -> &StackFacts {
         self.stacks.get(stack.index()).unwrap_or(&NOTHING)
     }
 
-    /// The stack that stands for all with these Python frames; `NONE` where there are none.
+    /// The representative of all stacks with these Python frames; `NONE` if there are none.
     #[inline]
     pub fn python(&self, stack: StackId) -> StackId {
         match &self.same_python {
@@ -131,7 +131,7 @@ impl StackTable {
         !context.is_none() && !self.recomputing_nodes.is_empty() && self.recomputing_nodes.contains(&context)
     }
 
-    /// What contexts are.
+    /// What each context is.
     #[inline]
     pub fn contexts(&self) -> &Contexts {
         &self.contexts
@@ -148,8 +148,8 @@ impl StackTable {
     }
 }
 
-/// For each stack the first one with the same Python frames, `NONE` where there are none; nothing where every stack is of
-/// Python frames only.
+/// By stack: the first stack with the same Python frames, `NONE` if it has none. `None` for the whole table if all
+/// frames are Python frames.
 fn same_python(definitions: &Definitions) -> Option<Vec<StackId>> {
     if definitions.native_frames.is_empty() {
         return None;

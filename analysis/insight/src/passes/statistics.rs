@@ -1,8 +1,9 @@
-//! What `torch.cuda.memory_stats` counts, from events: each figure now, at its highest, and all that came and went, for the allocator as
-//! a whole and for its pools of large and of small blocks.
+//! The figures of `torch.cuda.memory_stats`, computed from events. Each figure has its current value, its peak, and the
+//! totals added and removed. There is one set for the whole allocator, one for its pool of large blocks and one for its
+//! pool of small blocks.
 //!
-//! The bookkeeping is that of `DeviceCachingAllocator` (c10/cuda/CUDACachingAllocator.cpp): `alloc_found_block`, `free`, `free_block`,
-//! `map_block` and `unmap_block` say when which figure changes.
+//! The accounting follows `DeviceCachingAllocator` (c10/cuda/CUDACachingAllocator.cpp): `alloc_found_block`, `free`,
+//! `free_block`, `map_block` and `unmap_block` define when which figure changes.
 
 use std::collections::BTreeMap;
 
@@ -13,28 +14,28 @@ use memtrace_replay::{Allocator, Block, BlockId, Change};
 /// A figure, named as in `torch.cuda.memory_stats`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Figure {
-    /// Bytes of blocks in use by the program, rounded.
+    /// Bytes of blocks in use by the program, rounded as the allocator rounds.
     AllocatedBytes,
-    /// The same and blocks that streams still use.
+    /// `AllocatedBytes` plus the blocks that streams still use.
     ActiveBytes,
-    /// Bytes that were asked for, of active blocks.
+    /// Requested bytes of active blocks.
     RequestedBytes,
     /// Bytes of segments.
     ReservedBytes,
-    /// Bytes of free blocks that share their segment, so that it cannot be given back.
+    /// Bytes of free blocks that share their segment, so that it cannot be released.
     InactiveSplitBytes,
     /// Blocks in use by the program.
     Allocation,
-    /// The same and blocks that streams still use.
+    /// `Allocation` plus the blocks that streams still use.
     Active,
-    /// Segments that `cudaMalloc` gave.
+    /// Segments that `cudaMalloc` returned.
     Segment,
     /// Free blocks that share their segment.
     InactiveSplit,
 }
 
 impl Figure {
-    /// All, in the order of `torch.cuda.memory_summary`.
+    /// All figures, in the order of `torch.cuda.memory_summary`.
     pub const ALL: [Figure; 9] = [
         Figure::AllocatedBytes,
         Figure::ActiveBytes,
@@ -47,7 +48,7 @@ impl Figure {
         Figure::InactiveSplit,
     ];
 
-    /// Its key in `torch.cuda.memory_stats`.
+    /// The key in `torch.cuda.memory_stats`.
     pub const fn name(self) -> &'static str {
         match self {
             Figure::AllocatedBytes => "allocated_bytes",
@@ -66,13 +67,13 @@ impl Figure {
 /// One figure over time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stat {
-    /// At the end.
+    /// The value at the end.
     pub current: u64,
-    /// At its highest.
+    /// The highest value.
     pub peak: u64,
-    /// All that was added.
+    /// The sum of all increases.
     pub allocated: u64,
-    /// All that was taken away.
+    /// The sum of all decreases.
     pub freed: u64,
 }
 
@@ -91,21 +92,22 @@ impl Stat {
     }
 }
 
-/// The figures of a pool, or of all, in the order of [`Figure::ALL`].
+/// The figures of one pool, or of all pools, in the order of [`Figure::ALL`].
 pub type Stats = [Stat; Figure::ALL.len()];
 
-/// See the module.
+/// The statistics of one device.
 #[derive(Clone, Debug, Default)]
 pub struct Statistics {
-    /// Of everything.
+    /// The whole allocator.
     pub all: Stats,
-    /// Of blocks larger than 1 MiB.
+    /// Blocks larger than 1 MiB.
     pub large: Stats,
-    /// Of blocks of up to 1 MiB.
+    /// Blocks of at most 1 MiB.
     pub small: Stats,
-    /// Whether memory was obtained for small blocks, by its address.
+    /// By the address of obtained memory: whether it serves small blocks.
     obtained: BTreeMap<u64, bool>,
-    /// Memory obtained since the last allocation, which shows what for: address, size, whether a whole segment.
+    /// Memory obtained since the last allocation: address, bytes, and whether it is a whole segment. The next
+    /// allocation shows which pool it serves.
     gained: Vec<(u64, u64, bool)>,
 }
 
@@ -129,7 +131,7 @@ impl Statistics {
         }
     }
 
-    /// An event and what it changed.
+    /// Takes an event and what it changed.
     #[inline]
     pub fn observe(&mut self, allocator: &Allocator, e: &Event, change: &Change) {
         match change {
@@ -145,13 +147,14 @@ impl Statistics {
                 self.all[Figure::ReservedBytes as usize].add(e.size);
                 self.all[Figure::Segment as usize].add(u64::from(whole));
                 self.gained.push((e.addr, e.size, whole));
-                // Of older memory nobody knows what came first: its size tells.
+                // For memory older than the recording, no allocation shows which pool it serves. The size of its block
+                // decides.
                 if e.flags.contains(Flags::BEFORE) {
                     self.settle(allocator.find(e.addr).is_some_and(|id| allocator.block(id).small));
                 }
             }
             Change::SegmentLost => {
-                // What was obtained for a request that failed all the same.
+                // Memory obtained for a request that failed nevertheless counts for the large pool.
                 self.settle(false);
                 let small = self.obtained.range(..=e.addr).next_back().is_some_and(|(_, small)| *small);
                 self.take(small, Figure::ReservedBytes, e.size);
@@ -164,7 +167,7 @@ impl Statistics {
         }
     }
 
-    /// Memory was obtained for blocks of this kind.
+    /// Assigns the obtained memory to the pool of small or of large blocks.
     #[cold]
     fn settle(&mut self, small: bool) {
         let pool = if small { &mut self.small } else { &mut self.large };
@@ -192,7 +195,8 @@ impl Statistics {
         if block.expandable {
             return;
         }
-        // No two free blocks touch: a free one behind it is what was left of the block it was cut from.
+        // Two free blocks are never adjacent. A free block behind this one is therefore the rest of the block that this
+        // one was split from.
         let [before, behind] = allocator.neighbours(id);
         let rest = behind.filter(|(_, block)| !block.is_active());
         let beyond = match rest {
@@ -223,7 +227,7 @@ impl Statistics {
         if block.expandable || block.implied {
             return;
         }
-        // What it was merged with was free and, beside it, a split block.
+        // The blocks that this block was merged with were free split blocks beside it.
         let merged = allocator.block(id);
         let before = block.addr.saturating_sub(merged.addr);
         let behind = merged.size.saturating_sub(before + block.size);
@@ -234,7 +238,7 @@ impl Statistics {
         self.change(small, Figure::InactiveSplitBytes, came.1, before + behind);
     }
 
-    /// What came and what went at once is counted as the one change that it is.
+    /// Counts a simultaneous increase and decrease as one change: their difference.
     #[inline]
     fn change(&mut self, small: bool, figure: Figure, came: u64, gone: u64) {
         match came.cmp(&gone) {

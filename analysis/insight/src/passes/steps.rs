@@ -1,19 +1,21 @@
-//! Where steps end, as the ranges say that PyTorch marks itself: `Optimizer.step#...`, `Optimizer.zero_grad#...`,
+//! Finds where steps end, from the ranges that PyTorch itself marks: `Optimizer.step#...`, `Optimizer.zero_grad#...`,
 //! `enumerate(DataLoader)#...`.
 //!
-//! An optimizer is known by the class in its range's name and by the stack that calls it. A step is the shortest stretch of the program in
-//! which no optimizer steps twice:
+//! An optimizer is identified by the class in its range's name and by the stack that calls it. A step is the shortest
+//! part of the program in which no optimizer steps twice:
 //!
-//! - it ends with the last call of an optimizer before one that has stepped in it steps again, with a backward or a data loader's call
-//!   in between (an optimizer that steps group by group steps once); two networks that are trained in turn, each with its own
-//!   optimizer, share a step;
-//! - an optimizer that is called for the first time where others went on belongs to their step, unless it is the next to be called,
-//!   too: then the program has turned to other work;
-//! - where gradients are cleared at a place for the second time, with a backward and no optimizer's step in between, a step was skipped
-//!   (a `GradScaler` that found infinities does that): it ends there, or where a data loader was called in between after the backward;
-//! - optimizers that step inside of the backward, parameter by parameter, say nothing.
+//! - A step ends with the last optimizer call before an optimizer of this step steps again. A backward pass or a data
+//!   loader call must come in between, so an optimizer that steps group by group steps once. Two networks that are
+//!   trained in turn, each with its own optimizer, share a step.
+//! - An optimizer that is called for the first time, after other optimizers of the step, belongs to that step. If it is
+//!   also the next one to be called, the program has turned to other work, and it begins a step of its own.
+//! - If gradients are cleared twice at one place, with a backward pass and no optimizer step in between, a step was
+//!   skipped. A `GradScaler` that finds infinities does that. The skipped step ends at the second clearing. It ends
+//!   earlier if a data loader was called after the backward pass: there.
+//! - Optimizers that step inside the backward pass, parameter by parameter, do not end steps.
 //!
-//! The next step begins with what follows; see [`super::phase`]. Takes one streaming of the recording, where it has such ranges.
+//! [`super::phase`] decides where the next step begins. This pass streams the recording once if it has such ranges,
+//! else not at all.
 
 use std::collections::HashMap;
 
@@ -24,22 +26,22 @@ use memtrace_trace::ids::{StackId, ThreadId};
 use crate::rules::{LabelRule, Meaning, label_rule};
 use memtrace_input::Recording;
 
-/// Optimizers and places that clear gradients told apart in a step.
+/// The maximum number of distinct optimizers in a step, and of places that clear gradients.
 const MOST_SITES: usize = 256;
 
-/// Where steps end. Eight bytes a step.
+/// The ends of steps. Needs eight bytes per step.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct StepEnds {
     ends: Vec<u64>,
     loaders: bool,
 }
 
-/// What each label means; nothing for the program's own.
+/// The meaning of each label; `None` for the program's own labels.
 #[derive(Clone, Debug, Default)]
 pub struct LabelRules(Vec<Option<&'static LabelRule>>);
 
 impl LabelRules {
-    /// Of a recording's labels.
+    /// Takes the labels of a recording.
     pub fn of(definitions: &Definitions) -> LabelRules {
         let mut rules = Vec::new();
         for (id, label) in &definitions.labels {
@@ -52,7 +54,7 @@ impl LabelRules {
         LabelRules(rules)
     }
 
-    /// The rule for the label of a range's event.
+    /// The rule for the label of a range event.
     #[inline]
     pub fn get(&self, e: &Event) -> Option<&'static LabelRule> {
         *self.0.get(usize::try_from(e.addr).ok()?)?
@@ -64,7 +66,7 @@ impl LabelRules {
 }
 
 impl StepEnds {
-    /// From a recording; nothing where no optimizer says that it steps.
+    /// Takes a recording. Empty if the recording has no range of an optimizer's step.
     pub fn of(recording: &dyn Recording) -> StepEnds {
         let rules = LabelRules::of(recording.definitions());
         if !rules.any(Meaning::OptimizerStep) {
@@ -84,7 +86,7 @@ impl StepEnds {
         finder.finish()
     }
 
-    /// The places in the recording after which a step has ended: each is the number of an event.
+    /// The event numbers (`seq`) after which a step has ended, in order.
     pub fn all(&self) -> &[u64] {
         &self.ends
     }
@@ -95,10 +97,10 @@ impl StepEnds {
     }
 }
 
-/// An optimizer, or a place where gradients are cleared.
+/// An optimizer, or a place where gradients are cleared: label and stack.
 type Site = (u64, StackId);
 
-/// Where gradients were cleared.
+/// The last time that one place cleared gradients.
 struct Cleared {
     site: Site,
     seq: u64,
@@ -109,14 +111,14 @@ struct Cleared {
 struct Finder {
     rules: LabelRules,
     has_nodes: bool,
-    /// Open ranges of optimizers, by thread.
+    /// By thread: the number of open optimizer ranges.
     depths: HashMap<ThreadId, u32>,
     ends: Vec<u64>,
-    /// Which optimizers have stepped in the present step.
+    /// The optimizers that have stepped in the current step.
     stepped: Vec<Site>,
-    /// How many had in the one before.
+    /// The number of optimizers that stepped in the previous step.
     stepped_before: usize,
-    /// Where the last of them began and ended.
+    /// `seq` of the start and the end of the last optimizer range.
     last_start: u64,
     last_end: u64,
     /// An optimizer that has joined a step, and where that step would have ended without it.
@@ -148,7 +150,7 @@ impl Finder {
                     }
                 }
             }
-            // A closure that an optimizer calls clears gradients as often as it likes.
+            // A closure that an optimizer calls can clear gradients any number of times.
             Meaning::ZeroGrad if starts && self.depths.values().all(|depth| *depth == 0) => {
                 self.clears((e.addr, e.stack), e.seq);
             }
@@ -166,7 +168,8 @@ impl Finder {
 
     fn begins(&mut self, site: Site, seq: u64) {
         self.calls += 1;
-        // A backward that is replayed as a CUDA graph is not seen; the batch for it may be.
+        // The recording does not show a backward pass that is replayed as a CUDA graph. It can show the data loader's
+        // call for it.
         let worked = self.backward_since(self.last_start) || self.last_loader > self.last_start;
         let joined = self.joined.take();
         if !self.stepped.contains(&site) {
@@ -217,7 +220,7 @@ impl Finder {
     }
 
     fn finish(mut self) -> StepEnds {
-        // A program that ended between two optimizers of a step was still in it.
+        // A program that ended between two optimizers of a step had not finished that step.
         let whole = self.stepped.len() >= self.stepped_before;
         if !self.stepped.is_empty() && whole && self.depths.values().all(|depth| *depth == 0) {
             self.end(self.last_end);
@@ -233,9 +236,10 @@ mod tests {
     use memtrace_trace::definition::LabelOrigin;
     use memtrace_trace::file::{Context, Label};
 
-    /// Letters, one event each: `A` to `C` optimizers' steps (of one class, called at three places), `z` and `y` two places that clear
-    /// gradients, `b` a backward's event, `l` a call of the data loader, `(` and `)` a step that calls a closure, `h` a step in a
-    /// backward. Gives the letters, and a bar wherever a step has ended.
+    /// Runs a program of one letter per event and returns it with a `|` at each end of a step. `A` to `C`: steps of
+    /// optimizers of one class, called at three places. `z` and `y`: two places that clear gradients. `b`: an event of
+    /// a backward pass. `l`: a call of the data loader. `(` and `)`: a step that calls a closure. `h`: a step inside a
+    /// backward pass.
     fn steps(program: &str) -> String {
         let names =
             ["Optimizer.step#Adam.step", "Optimizer.zero_grad#Adam.zero_grad", "enumerate(DataLoader)#X.__next__"];
@@ -288,31 +292,31 @@ mod tests {
     #[test]
     fn each_turn_of_a_loop_is_a_step() {
         let cases = [
-            // plain; with gradients cleared behind or before; accumulation
+            // a plain loop; gradients cleared after or before; gradient accumulation
             ("bAbAbA", "bA|bA|bA|"),
             ("bAzbAzbAz", "bA|zbA|zbA|z"),
             ("lzbAlzbAlzbA", "lzbA|lzbA|lzbA|"),
             ("bbbAbbbA", "bbbA|bbbA|"),
-            // two optimizers after one backward; two networks in turn
+            // two optimizers after one backward pass; two networks trained in turn
             ("bABbAB", "bAB|bAB|"),
             ("zbAybBzbAybB", "zbAybB|zbAybB|"),
             ("bAbAbAbBbAbAbAbB", "bA|bA|bAbB|bA|bA|bAbB|"),
-            // group by group; the same optimizer, then another
+            // an optimizer that steps group by group; one optimizer first, then another
             ("bAAAbAAA", "bAAA|bAAA|"),
             ("bAbAbBbBbB", "bA|bA|bB|bB|bB|"),
-            // closures; steps inside of a backward
+            // closures; steps inside a backward pass
             ("(zbzb)(zbzb)", "(zbzb)|(zbzb)|"),
             ("bhbhbhbh", "bhbhbhbh"),
-            // a step that is skipped
+            // a skipped step
             ("zbAzbzbAzbA", "zbA|zbz|bA|zbA|"),
             ("bAzbzbAz", "bA|zbz|bA|z"),
             ("lzbAlzblzbA", "lzbA|lzbl|zbA|"),
-            // gradients cleared one optimizer after the other
+            // gradients cleared for one optimizer after the other
             ("zzbABzzbAB", "zzbAB|zzbAB|"),
-            // an end in the middle
+            // a recording that ends in the middle of a step
             ("bAbBbAbBbA", "bAbB|bAbB|bA"),
             ("bAbAb", "bA|bA|b"),
-            // backwards that are replayed as CUDA graphs
+            // backward passes that are replayed as CUDA graphs
             ("lbAlAlA", "lbA|lA|lA|"),
         ];
         for (program, expected) in cases {

@@ -1,4 +1,4 @@
-//! The whole analysis of one process in one streaming pass: replay, phases, and every conclusion that rests on them.
+//! Analyzes one process in a single streaming pass: replay, phases, and every conclusion that depends on them.
 
 use std::collections::BTreeMap;
 
@@ -23,43 +23,43 @@ use super::statistics::Statistics;
 use memtrace_input::{Lane, LostEvents, Recording, Survey};
 use memtrace_replay::{Allocator, BlockId, Change, Names, Owner, OwnerUse, Peak, Place, Replay, Usage};
 
-/// Origins named that pin memory at an error.
+/// The maximum number of origins to report that hold segments at an out-of-memory error.
 const PINS: usize = 10;
 
-/// What is concluded about one device.
+/// The results for one device.
 #[derive(Clone, Debug)]
 pub struct DeviceStory {
-    /// The ordinal, -1 for the CPU.
+    /// The device ordinal; -1 for the CPU.
     pub device: i16,
-    /// Whose events tell about it.
+    /// The event source that describes this device.
     pub lane: Lane,
-    /// What was alive at the peak of allocated bytes.
+    /// The blocks that were allocated at the peak of allocated bytes.
     pub peak: Composition,
-    /// What was alive at the end.
+    /// The blocks that were allocated at the end.
     pub end: Composition,
-    /// What was alive at the peaks of the steps that were asked for; of one that never came, nothing.
+    /// The blocks that were allocated at the peaks of the requested steps. Empty for a step that never came.
     pub watched: Vec<(u32, Composition)>,
-    /// The highest totals, each at its own moment.
+    /// The highest totals, each at its own point in time.
     pub peaks: Peak,
     /// What each phase did.
     pub table: PhaseTable,
     /// What happened in the ranges that the program named.
     pub labels: LabelTable,
-    /// What grew.
+    /// What grew after the first step.
     pub growth: Growth,
-    /// Out-of-memory errors.
+    /// The out-of-memory errors.
     pub ooms: OomLog,
     /// Which rules decided phases.
     pub reasons: Reasons,
     /// Which rules decided categories.
     pub category_reasons: CategoryReasons,
-    /// What did not fit together.
+    /// Events that contradict the replayed state.
     pub anomalies: memtrace_replay::Anomalies,
-    /// What `torch.cuda.memory_stats` would say at the end.
+    /// The values that `torch.cuda.memory_stats` would return at the end.
     pub statistics: Statistics,
-    /// What the life of its blocks says about illnesses.
+    /// What the block lifetimes show about issues.
     pub symptoms: Symptoms,
-    /// Paths of modules, by which the moments here know them.
+    /// The paths of the modules that the compositions here refer to.
     pub paths: Paths,
     last_ticks: u64,
     births: Vec<Birth>,
@@ -67,19 +67,20 @@ pub struct DeviceStory {
     categorizer: Categorizer,
 }
 
-/// Where the program is, and what its memory is called.
+/// The program's position and the tensor names.
 struct Course<'a> {
     tracker: PhaseTracker,
     names: Option<&'a Names>,
 }
 
-/// Hears of every block of a recording; what a [`Story`] itself keeps grows with live blocks.
+/// Observes every block of a recording. A [`Story`] itself keeps only the blocks that are allocated.
 pub trait Lives {
-    /// A block was handed out; `usage` is what is there now, the block included.
+    /// A block was allocated; `usage` includes it.
     fn began(&mut self, device: i16, birth: &Birth, usage: &Usage);
-    /// A block was given back by `free`, or (`None`) was there at the end. `evidence`: the frame that a rule about frames rests on.
+    /// A block was freed by `free`, or, with `None`, was still allocated at the end. `evidence`: the frame that a frame
+    /// rule matched, else `NONE`.
     fn ended(&mut self, device: i16, birth: &Birth, judged: &Judged, evidence: FrameId, free: Option<&Event>);
-    /// An event has passed, of whatever kind; `replay` is as it left things, and the program is where `now` says.
+    /// An event of any kind has passed. `replay` is the state after it, `now` the program's position.
     #[inline]
     fn passed(&mut self, _replay: &Replay, _e: &Event, _now: &Moment) {}
 }
@@ -91,7 +92,7 @@ impl Lives for () {
     fn ended(&mut self, _: i16, _: &Birth, _: &Judged, _: FrameId, _: Option<&Event>) {}
 }
 
-/// A block that was freed by what may be the program's end; see [`Verdict::is_loose_free`].
+/// A block that was freed by what can be the program's end ([`Verdict::is_loose_free`]).
 #[derive(Clone, Copy, Debug)]
 struct LooseEnd {
     birth: Birth,
@@ -100,32 +101,33 @@ struct LooseEnd {
     phase: Option<Phase>,
 }
 
-/// What is concluded about one process.
+/// The results for one process.
 #[derive(Clone, Debug, Default)]
 pub struct Story {
-    /// Its devices, in order of ordinal.
+    /// The devices, by ordinal.
     pub devices: Vec<DeviceStory>,
     /// What each owner held of each device's memory and of page-locked host memory.
     pub owners: BTreeMap<(Place, Owner), OwnerUse>,
-    /// The same, altogether.
+    /// The sum over all owners, by place.
     pub places: BTreeMap<Place, OwnerUse>,
-    /// What is wrong, in no order.
+    /// The issues found, in no particular order.
     pub findings: Vec<Finding>,
     /// CUDA calls that failed.
     pub failed_calls: u64,
     /// CUDA frees of memory whose allocation was not recorded.
     pub unmatched_cuda_frees: u64,
-    /// What could not be decoded.
+    /// Events that could not be decoded.
     pub lost: LostEvents,
 }
 
 impl Story {
-    /// Streams a recording once. `progress` hears how many events have been read.
+    /// Streams a recording once. `progress` receives the number of events read so far.
     pub fn of(recording: &dyn Recording, survey: &Survey, progress: &mut dyn FnMut(u64)) -> Story {
         Story::with(recording, survey, &Names::of(recording), &mut (), progress)
     }
 
-    /// The same with names that are known already; `lives` hears of every block.
+    /// Takes `names` that the caller has already read. `lives` observes every block, `progress` the number of events
+    /// read so far.
     pub fn with(
         recording: &dyn Recording,
         survey: &Survey,
@@ -136,7 +138,7 @@ impl Story {
         Story::watching(recording, survey, names, &[], lives, progress)
     }
 
-    /// The same, watching the peaks of some steps, too: what was alive after the allocation of the step that reached most.
+    /// Also records, for each step in `steps`, the blocks that were allocated at the step's peak.
     pub fn watching(
         recording: &dyn Recording,
         survey: &Survey,
@@ -309,7 +311,7 @@ impl DeviceStory {
         self.categorizer.freed(tracker, e);
         let now = tracker.now();
         let Some(birth) = self.births.get(id.index()).copied() else { return };
-        // An error that unwinds the program frees what would have lived on.
+        // An error that unwinds the program frees blocks that would have stayed allocated.
         let cut = self.ooms.unwinding(birth.ooms, now);
         let end = End { now, cut, free: Some(e) };
         let judged = self.categorizer.ended(tracker, &birth, &end);
@@ -318,7 +320,7 @@ impl DeviceStory {
         self.symptoms.freed(&birth, id, tracker.stacks().facts(e.stack), verdict, &end);
         let phase = verdict.phase;
         self.labels.free(birth.seq, birth.size, usage.allocated);
-        // What follows an older block's free in the same way goes the same way.
+        // After a loose free, later frees by user code count as frees of older blocks, until the next allocation.
         let older = birth.at.step != now.step || !self.loose.is_empty();
         if verdict.is_loose_free(older) {
             self.table.free_loose(phase, birth.size, usage.allocated);
@@ -338,7 +340,7 @@ impl DeviceStory {
         }
     }
 
-    /// Adds a block to a moment.
+    /// Adds a block to a composition, and to the module that the block belongs to.
     fn add(to: &mut Composition, paths: &mut Paths, birth: &Birth, category: Category, course: &Course<'_>) {
         to.add(origin(birth, category), birth.size, birth.seq);
         let module = course.tracker.stacks().contexts().module(birth.within);
@@ -376,7 +378,7 @@ impl DeviceStory {
                 seq: e.seq,
                 ticks: e.ticks,
                 wanted: e.size,
-                // The fallback source does not tell what was free.
+                // The fallback event source does not report free device memory.
                 device_free: (e.source == memtrace_trace::event::Source::Torch).then_some(e.addr),
                 by: (e.stack, e.context),
                 phase: verdict.phase,
@@ -390,7 +392,7 @@ impl DeviceStory {
         );
     }
 
-    /// What is alive now.
+    /// The blocks that are allocated now.
     fn alive(&mut self, allocator: &Allocator, course: &Course<'_>, e: &Event, phase: Phase) -> Composition {
         let tracker = &course.tracker;
         let now = tracker.now();
@@ -428,7 +430,7 @@ impl DeviceStory {
         );
         for (id, block) in allocator.allocated() {
             let Some(birth) = self.births.get(id.index()).copied() else { continue };
-            // A block that waits for a stream was given back already.
+            // A block that waits for a stream was already freed by the program.
             if block.state != memtrace_replay::BlockState::Allocated {
                 continue;
             }

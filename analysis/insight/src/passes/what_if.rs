@@ -1,11 +1,14 @@
-//! The allocator's policy, replayed: does it repeat what was recorded, and what would other settings have done?
+//! Replays the allocator's policy: whether it reproduces the recording, and what other allocator settings would have
+//! done.
 //!
-//! The recorded requests and frees are given to a [`Policy`] with the run's own settings, whose CUDA answers as the recorded one did.
-//! It must make the recorded segments and hand out the recorded addresses, one by one; at the first difference it stops, and nothing
-//! is claimed of the run. (Which of two equal blocks is taken differs between versions of PyTorch: the one at the lower address, or
-//! the one whose segment is older. Both are tried.) The same requests go to policies with other settings, on a device with as much memory as the allocator
-//! had. Everything that the replay cannot know is held as recorded: the memory of other libraries and processes, and when streams
-//! were done with a block.
+//! A [`Policy`] with the run's own settings receives the recorded requests and frees. Its CUDA answers as the recorded
+//! CUDA did. The policy must make the recorded segments and hand out the recorded addresses, one by one. At the first
+//! difference the replay stops, and the result makes no claim about the run. PyTorch versions differ in which of two
+//! equal blocks they take: the one at the lower address, or the one whose segment is older. Both orders are tried.
+//!
+//! Policies with other settings receive the same requests, on a device with as much memory as the allocator had. What
+//! the replay cannot know stays as recorded: the memory of other libraries and processes, and when streams were done
+//! with a block.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,62 +20,63 @@ use memtrace_replay::{Budget, Device, Policy, Settings};
 
 type Addresses = std::collections::HashMap<u64, u64, AddressHashing>;
 
-/// How well the policy repeated the recording.
+/// How far the policy reproduced the recording.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Agreement {
-    /// Blocks that got the recorded address.
+    /// The number of blocks that got the recorded address.
     pub blocks: u64,
-    /// Segment events that were repeated one for one.
+    /// The number of segment events that were reproduced one for one.
     pub segments: u64,
-    /// The first difference: the number of its event, and what it was.
+    /// The first difference: the `seq` of its event (0 at the end of the recording), and a description.
     pub difference: Option<(u64, String)>,
-    /// The highest reserved bytes that came out.
+    /// The highest number of reserved bytes in the replay.
     pub peak_reserved: u64,
 }
 
-/// What a setting would have done.
+/// What one setting would have done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
     /// The setting.
     pub setting: &'static AllocatorSetting,
-    /// Whether the request that failed would have got its memory. `None` where none failed, or where it depends on where CUDA puts
-    /// segments.
+    /// Whether the failed request would have succeeded. `None` if no request failed, or if the answer depends on where
+    /// CUDA places segments.
     pub fits: Option<bool>,
-    /// The event at which it would have run out of memory before.
+    /// `seq` of an earlier event at which the setting would have run out of memory.
     pub fails_earlier: Option<u64>,
-    /// The highest reserved bytes, up to the error where there was one.
+    /// The highest number of reserved bytes. Counts up to the out-of-memory error where there was one.
     pub peak_reserved: u64,
-    /// Reserved bytes at the end, or with the request that failed.
+    /// Reserved bytes at the end, or at the failed request.
     pub reserved: u64,
 }
 
-/// What came of it.
+/// The result of the replay.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct WhatIf {
-    /// Whether the replay repeats the recording.
+    /// Whether the replay reproduces the recording.
     pub agreement: Agreement,
-    /// What other settings would have done; nothing where it does not.
+    /// What other settings would have done. Empty if the replay does not reproduce the recording.
     pub outcomes: Vec<Outcome>,
-    /// The memory that the other settings had.
+    /// The memory of the replayed device under other settings, in bytes.
     pub limit: u64,
 }
 
-/// What is asked.
+/// What to replay.
 #[derive(Clone, Debug)]
 pub struct Question {
-    /// The device.
+    /// The device ordinal.
     pub device: i16,
     /// The run's own settings.
     pub settings: Settings,
-    /// `set_per_process_memory_fraction`, in bytes, where it is known.
+    /// The limit of `set_per_process_memory_fraction`, in bytes; `None` if unknown.
     pub allowed: Option<u64>,
-    /// The memory that the allocator could have had.
+    /// The memory that the allocator could have had, in bytes.
     pub limit: u64,
-    /// The number of the out-of-memory event that is to be explained: the replay ends there.
+    /// `seq` of the out-of-memory event to explain. The replay ends there.
     pub oom: Option<u64>,
 }
 
-/// See the module. Takes the events of a recording one by one.
+/// Replays one device of a recording, under the run's own settings and under others. Takes the recording's events one
+/// by one.
 #[derive(Debug)]
 pub struct PolicyReplay {
     question: Question,
@@ -84,7 +88,7 @@ pub struct PolicyReplay {
     ended: bool,
 }
 
-/// What CUDA did.
+/// An operation of CUDA's: address and size in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     Obtained(u64, u64),
@@ -99,7 +103,7 @@ impl Step {
     }
 }
 
-/// The run's own policy, with one of the two ways to choose between equal blocks.
+/// The run's own policy, with one of the two orders between equal blocks.
 #[derive(Debug)]
 struct Own {
     policy: Policy<Recorded>,
@@ -108,16 +112,17 @@ struct Own {
     difference: Option<(u64, String)>,
 }
 
-/// The recorded device: what it did since the last request.
+/// The recorded device: its operations since the last request.
 #[derive(Debug, Default)]
 struct Recorded {
     steps: VecDeque<Step>,
     repeated: u64,
     difference: Option<String>,
-    /// Whether addresses are given out by age; else they are the recorded ones.
+    /// Whether the policy sees addresses that increase with the segments' age. Otherwise it sees the recorded
+    /// addresses.
     by_age: bool,
     next: u64,
-    /// Given-out address of a segment: the recorded one.
+    /// By the segment address that the policy sees: the recorded address.
     real: BTreeMap<u64, u64>,
 }
 
@@ -137,7 +142,7 @@ impl Recorded {
         self.difference.get_or_insert(what);
     }
 
-    /// The address that stands for a recorded one.
+    /// The address that the policy sees for a recorded one.
     fn place(&mut self, real: u64, size: u64) -> u64 {
         if !self.by_age {
             return real;
@@ -149,7 +154,7 @@ impl Recorded {
         at
     }
 
-    /// The recorded address.
+    /// The recorded address for one that the policy sees.
     fn real(&self, addr: u64) -> u64 {
         let segment = self.real.range(..=addr).next_back();
         segment.map_or(addr, |(at, real)| real.wrapping_add(addr - at))
@@ -160,7 +165,8 @@ impl Device for Recorded {
     fn obtain(&mut self, size: u64) -> Option<u64> {
         match self.steps.front() {
             Some(&Step::Obtained(real, _)) => self.expect(Step::Obtained(real, size)).then(|| self.place(real, size)),
-            // Nothing, or memory was returned first: CUDA had said no.
+            // The recording has no operation here, or a release of memory comes first. Either way CUDA had refused the
+            // request.
             _ => None,
         }
     }
@@ -174,7 +180,7 @@ impl Device for Recorded {
     fn reserve(&mut self, size: u64) -> u64 {
         match self.steps.front() {
             Some(&Step::Mapped(real, _)) => self.place(real, size),
-            // Mapping will fail; no address is known.
+            // The recorded mapping fails, so no address is known.
             _ => 1 << 62,
         }
     }
@@ -229,7 +235,7 @@ impl Own {
         self.all_repeated();
     }
 
-    /// CUDA's part of a request is over: nothing of it may be left.
+    /// Ends CUDA's part of a request. A recorded operation that the policy did not make is a difference.
     fn all_repeated(&mut self) {
         if let Some(step) = self.policy.device.steps.front() {
             let step = format!("recorded is {step:x?}, the policy has no cause for it");
@@ -237,8 +243,11 @@ impl Own {
         }
     }
 
-    /// Returns what was returned before this event, where all that was unused was; a part is returned by a request alone, which
-    /// will say so itself. Whether anything was, and whether it cannot have been for the sake of this event's request.
+    /// Releases the cache if the operations before this event released all unused memory. A partial release is left to
+    /// the request, whose policy must reproduce it.
+    ///
+    /// Returns `None` if nothing, or only a part, was released. Otherwise returns whether the release cannot be due to
+    /// this event's request.
     fn settle(&mut self, e: &Event, request: bool) -> Option<bool> {
         let steps = &self.policy.device.steps;
         let first = *steps.front()?;
@@ -308,14 +317,14 @@ impl OtherRun {
         if explained {
             self.fits = Some(granted.is_some());
         } else if let Some(granted) = granted {
-            // The program did without it.
+            // The program continued without this block.
             self.policy.free(granted.addr);
         }
     }
 }
 
 impl PolicyReplay {
-    /// For one device of one recording.
+    /// Takes the device, the settings and the limits to replay.
     pub fn new(question: Question) -> PolicyReplay {
         let other = |setting: &'static AllocatorSetting| {
             let own = &question.settings;
@@ -337,7 +346,7 @@ impl PolicyReplay {
         PolicyReplay { question, own, others, private: false, cuda_is_told: false, cuda_said_no: false, ended: false }
     }
 
-    /// Takes the next event.
+    /// Takes the next event of the recording.
     pub fn take(&mut self, e: &Event) {
         if self.ended || self.own.iter().all(|own| own.difference.is_some()) {
             return;
@@ -377,7 +386,7 @@ impl PolicyReplay {
             }
             own.difference = own.policy.device.difference.take().map(|what| (e.seq, what));
         }
-        // The program emptied the cache; memory that was returned for want of memory would not have been.
+        // The program emptied the cache. A release for lack of memory would not have happened under other settings.
         let empties = emptied.is_some_and(|unasked| unasked || (self.cuda_is_told && !self.cuda_said_no));
         self.cuda_said_no &= !asks;
         self.ended = e.action == Action::Oom && self.question.oom == Some(e.seq);
@@ -394,7 +403,7 @@ impl PolicyReplay {
         }
     }
 
-    /// What was found.
+    /// Ends the replay and returns its result.
     pub fn finish(mut self) -> WhatIf {
         if !self.ended {
             for own in self.own.iter_mut().filter(|own| own.difference.is_none()) {
@@ -402,7 +411,7 @@ impl PolicyReplay {
                 own.difference = own.policy.device.difference.take().map(|what| (0, what));
             }
         }
-        // What ranks first came further.
+        // The order that reproduced more of the recording counts.
         let [by_age, by_address] = &self.own;
         let rank = |own: &Own| (own.difference.is_none(), own.blocks);
         let best = if rank(by_age) >= rank(by_address) { by_age } else { by_address };
@@ -412,9 +421,9 @@ impl PolicyReplay {
             difference: best.difference.clone(),
             peak_reserved: best.policy.peak_reserved(),
         };
-        // When memory of private pools is returned, only their graphs know.
+        // The replay cannot know when memory of private pools is released: that depends on their CUDA graphs.
         let sound = agreement.difference.is_none() && !self.private && (self.ended || self.question.oom.is_none());
-        // Addresses that go up are those by age.
+        // Devices whose addresses go up correspond to the order by age.
         let orders = if by_address.difference.is_some() { 1 } else { 2 };
         let outcomes = if sound { self.others.iter().map(|other| other.outcome(orders)).collect() } else { Vec::new() };
         WhatIf { agreement, outcomes, limit: self.question.limit }

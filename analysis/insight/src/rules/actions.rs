@@ -1,8 +1,9 @@
-//! What can be done about a peak: each action with the condition under which it helps and the formula of what it saves.
+//! What can lower a peak: each action, the condition under which it helps, and the formula for its saving.
 //!
-//! A formula takes figures of this run and gives bytes, or nothing where its condition does not hold: then the action is not mentioned.
+//! A formula takes figures of this run and returns bytes. It returns `None` if its condition does not hold; then no
+//! report mentions the action.
 
-/// Figures of the moment that is to become smaller, in bytes.
+/// The figures of the point in time to improve, usually the peak. All are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MomentFacts {
     /// Allocated.
@@ -11,82 +12,82 @@ pub struct MomentFacts {
     pub parameters: u64,
     /// Gradients.
     pub gradients: u64,
-    /// What the optimizer keeps.
+    /// Optimizer state.
     pub optimizer_state: u64,
-    /// Buckets of DistributedDataParallel and its kin.
+    /// Buckets of DistributedDataParallel and similar wrappers.
     pub buckets: u64,
     /// Activations.
     pub activations: u64,
-    /// What backward nodes hand to each other.
+    /// Autograd temporaries: what backward nodes pass to each other.
     pub autograd_detail: u64,
-    /// Batches.
+    /// Input batches.
     pub inputs: u64,
-    /// What the optimizer's step works with and gives back: temporaries of the optimizer phase that are alive.
+    /// Temporaries of the optimizer phase that are allocated: what the optimizer's step works with and then frees.
     pub step_temporaries: u64,
-    /// The largest block of these.
+    /// The largest of these temporaries.
     pub largest_step_temporary: u64,
-    /// Whether the step runs over all parameters at once (`_multi_tensor_*`).
+    /// Whether the step processes all parameters at once (`_multi_tensor_*`).
     pub multi_tensor: bool,
-    /// Whether the moment is in the optimizer's step.
+    /// Whether the point in time is in the optimizer's step.
     pub in_optimizer: bool,
-    /// Whether the moment is in forward or backward.
+    /// Whether the point in time is in a forward or backward pass.
     pub in_model: bool,
-    /// Whether it is in a forward.
+    /// Whether the point in time is in a forward pass.
     pub in_forward: bool,
-    /// Whether parameters are known to be `float32`.
+    /// Whether the parameters are known to be `float32`.
     pub float32_parameters: bool,
     /// Whether the optimizer keeps `float32` moments of each parameter.
     pub float32_moments: bool,
-    /// The highest level that other phases than forward and backward reach; 0 where it is not known.
+    /// The peak of all phases other than forward and backward; 0 if unknown.
     pub peak_outside_model: u64,
-    /// The highest level that other phases than the optimizer's reach.
+    /// The peak of all phases other than the optimizer's.
     pub peak_outside_optimizer: u64,
-    /// The highest level before the optimizer first made its state.
+    /// The peak before the optimizer first allocated its state.
     pub peak_before_state: u64,
-    /// Whether a backward was seen in this run.
+    /// Whether the run has a backward pass.
     pub trains: bool,
-    /// Activations of modules of one class, side by side, that are not checkpointed: where there are two or more.
+    /// Activations of sibling modules of one class that are not checkpointed, if there are at least two.
     pub layer_activations: u64,
-    /// Of these, what each hands to the next, where the recording tells.
+    /// The part of `layer_activations` that each module passes to the next, if the recording shows it.
     pub layer_outputs: u64,
-    /// Of these, those of the module whose backward the moment is in.
+    /// The part of `layer_activations` of the module whose backward pass is running.
     pub layer_here: u64,
-    /// Those of the module that has most.
+    /// The activations of the module that has the most.
     pub largest_layer: u64,
 }
 
-/// What can be done.
+/// An action that can lower the peak.
 #[derive(Debug)]
 pub struct ActionRule {
-    /// Its name in reports, stable.
+    /// The stable name in reports.
     pub name: &'static str,
-    /// What to do, in the program's terms; `{layers}` stands for the modules that [`MomentFacts::layer_activations`] are of.
+    /// What to do, in the program's terms. `{layers}` stands for the modules of [`MomentFacts::layer_activations`].
     pub what: &'static str,
-    /// When it is mentioned.
+    /// When reports mention it.
     pub when: &'static str,
-    /// How its saving is worked out.
+    /// How its saving is computed.
     pub saving: &'static str,
-    /// Whether it is an upper bound: the run does not tell how much less it is.
+    /// Whether the saving is an upper bound, because the run does not show the exact value.
     pub at_most: bool,
     formula: fn(&MomentFacts) -> Option<u64>,
 }
 
 impl ActionRule {
-    /// What it saves of the moment; `None` where it does not apply or saves next to nothing.
+    /// The saving in bytes; `None` if the action does not apply or saves less than one part in `WORTH_DOING`.
     pub fn saves(&self, facts: &MomentFacts) -> Option<u64> {
         (self.formula)(facts).filter(|bytes| *bytes > 0 && *bytes >= facts.allocated / WORTH_DOING)
     }
 }
 
-/// Less than one part in this many of what is allocated is not worth a change to a program.
+/// A saving below one part in this many of the allocated bytes is not worth changing a program.
 const WORTH_DOING: u64 = 50;
 
-/// What is left of a saving when the highest level elsewhere becomes the peak.
+/// The part of a saving that remains effective until the peak `elsewhere` becomes the new peak.
 fn down_to(facts: &MomentFacts, saving: u64, elsewhere: u64) -> u64 {
     saving.min(facts.allocated.saturating_sub(elsewhere))
 }
 
-/// Less than one part in this many is not worth computing every layer twice.
+/// A saving below one part in this many of the allocated bytes is not worth computing every layer twice.
 const WORTH_RECOMPUTING: u64 = 20;
 
 fn checkpointing_saves(f: &MomentFacts) -> Option<u64> {
@@ -185,7 +186,7 @@ static ACTIONS: &[ActionRule] = &[
     },
 ];
 
-/// All of them.
+/// All actions.
 pub fn action_rules() -> &'static [ActionRule] {
     ACTIONS
 }
@@ -245,7 +246,7 @@ mod tests {
     fn buckets_beside_gradients_of_their_size() {
         let facts = MomentFacts { allocated: 1000, gradients: 200, buckets: 201, ..MomentFacts::default() };
         assert_eq!(said(&facts), [("gradients_in_buckets", 200)]);
-        // Views of the buckets are in them: what is left beside is something else.
+        // Gradients that are views of the buckets are inside them. What remains beside the buckets is something else.
         assert_eq!(said(&MomentFacts { gradients: 40, ..facts }), []);
     }
 

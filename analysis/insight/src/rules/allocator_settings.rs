@@ -1,9 +1,9 @@
-//! Settings of PyTorch's CUDA caching allocator that people try against fragmentation.
+//! Settings of PyTorch's CUDA caching allocator that users try against fragmentation.
 
-/// A setting worth replaying.
+/// A setting to replay.
 #[derive(PartialEq, Eq, Debug)]
 pub struct AllocatorSetting {
-    /// As `PYTORCH_CUDA_ALLOC_CONF` takes it.
+    /// The setting in the syntax of `PYTORCH_CUDA_ALLOC_CONF`.
     pub name: &'static str,
 }
 
@@ -14,7 +14,7 @@ const SETTINGS: &[AllocatorSetting] = &[
     AllocatorSetting { name: "roundup_power2_divisions:8" },
 ];
 
-/// All of them, the one with the fewest side effects first.
+/// All settings, the one with the fewest side effects first.
 pub fn allocator_settings() -> &'static [AllocatorSetting] {
     SETTINGS
 }

@@ -1,15 +1,17 @@
-//! Frames that say what a block is for, whatever becomes of it.
+//! Frames that prove the category of the blocks they allocate, whatever the blocks' lifetimes.
 //!
-//! The innermost frame that a rule knows decides. Files are known by the end of their path, or by a folder in it.
+//! The innermost frame that a rule matches decides. Rules match files by the end of their path or by a folder in it.
 
 use memtrace_trace::file::Frame;
 
-/// What the frame makes.
+/// What a frame allocates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Makes {
-    /// A bucket of gradients, or what collectives read and write; a gradient, where a backward makes it and it is there afterwards.
+    /// A bucket of gradients, or a buffer of collectives. It is a gradient if a backward pass allocates it and it
+    /// outlives that pass.
     Bucket,
-    /// What stands in the place of the module's parameter for a while, under its name: gathered of shards, or a copy for another device.
+    /// A temporary replacement for a module's parameter, under the same name: gathered from shards, or a copy for
+    /// another device.
     Gathered,
     /// Keys and values.
     KvCache,
@@ -17,32 +19,32 @@ pub enum Makes {
     Workspace,
     /// A parameter or buffer.
     Parameter,
-    /// What a file holds: the model's parameters, or a copy beside them.
+    /// The contents of a checkpoint file: the model's parameters, or a copy beside them.
     Checkpoint,
 }
 
 /// One rule.
 #[derive(PartialEq, Eq, Debug)]
 pub struct CategoryRule {
-    /// Its name, shown with every verdict it gives.
+    /// The name, shown with every verdict of the rule.
     pub name: &'static str,
-    /// What it makes.
+    /// What the frame allocates.
     pub makes: Makes,
     file: File,
-    /// Functions it is about; empty: all.
+    /// The functions that the rule is about; empty for all functions.
     functions: &'static [&'static str],
 }
 
-/// Which frames a rule is about.
+/// The frames that a rule is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum File {
-    /// Python's, of a file whose path ends so.
+    /// Python frames of a file whose path ends with this.
     Ends(&'static str),
-    /// Python's, of a file whose path holds this folder.
+    /// Python frames of a file whose path contains this folder.
     Has(&'static str),
-    /// Python's, whose qualified name begins with a class or function called so, in any case of letters.
+    /// Python frames with a class or function in the qualified name that begins with this, ignoring ASCII case.
     Named(&'static str),
-    /// Native functions whose qualified name begins so.
+    /// Native functions whose qualified name begins with this.
     Native(&'static str),
 }
 
@@ -126,7 +128,7 @@ static CATEGORY_RULES: &[CategoryRule] = &[
     rule("workspace: cuDNN", Workspace, Native("at::native::Workspace"), &[]),
 ];
 
-/// The rule that knows this frame.
+/// The rule that matches this frame; `None` without one.
 pub fn category_rule(frame: &Frame) -> Option<&'static CategoryRule> {
     CATEGORY_RULES.iter().find(|rule| {
         let known = match rule.file {
@@ -143,13 +145,13 @@ pub fn category_rule(frame: &Frame) -> Option<&'static CategoryRule> {
     })
 }
 
-/// Whether the frame is the end of an autocast region, which gives back the casts that it had kept.
+/// Whether the frame is the end of an autocast region, which frees the casts that autocast had kept.
 pub fn ends_autocast(frame: &Frame) -> bool {
     !frame.native && &*frame.name == "__exit__" && frame.filename.ends_with("torch/amp/autocast_mode.py")
 }
 
-/// Whether the frame is attention's, by what people call it: its class, its function or its file. What a model keeps there from call to
-/// call are keys and values.
+/// Whether the frame is attention code, by the usual names: of its class, its function or its file. Blocks that a model
+/// keeps there from call to call are keys and values.
 pub fn is_attention(frame: &Frame) -> bool {
     let file = frame.filename.rsplit('/').next().unwrap_or_default();
     !frame.native
@@ -159,12 +161,12 @@ pub fn is_attention(frame: &Frame) -> bool {
         })
 }
 
-/// Whether the frame is PyTorch's own module or function: what such a one makes is its result, and no cache.
+/// Whether the frame is a module or function of PyTorch itself. Such code allocates results, not caches.
 pub fn is_library_module(frame: &Frame) -> bool {
     !frame.native && frame.filename.contains("torch/nn/")
 }
 
-/// Whether a buffer of this name, as `named_buffers()` gives it, is a cache of keys and values by what people call them.
+/// Whether a buffer with this name, as `named_buffers()` gives it, is a key/value cache, by the usual names for caches.
 pub fn is_cache_name(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
     const NAMES: [&str; 10] = [

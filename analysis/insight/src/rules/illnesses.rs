@@ -1,16 +1,15 @@
-//! What can be wrong with a run's use of memory: one rule for each illness.
+//! The issues that a run's memory use can have, with one rule per issue.
 //!
-//! A rule is what a report cites and what docs/diagnosis.md explains; how evidence adds up to it is a pass's business
-//! (`passes/illness`).
+//! Reports cite the rule, and docs/diagnosis.md explains it. The passes in `passes/illness` collect the evidence.
 
-/// One illness.
+/// The rule for one issue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IllnessRule {
-    /// Its name in reports, stable: `leak`, `graph kept`.
+    /// The stable name in reports, for example `leak` or `graph kept`.
     pub name: &'static str,
-    /// What the verdict rests on.
+    /// The evidence that the rule requires.
     pub rests_on: &'static str,
-    /// What it cannot see, or may mistake.
+    /// What the rule cannot detect, or can mistake.
     pub blind_to: &'static str,
 }
 
@@ -18,14 +17,14 @@ const fn rule(name: &'static str, rests_on: &'static str, blind_to: &'static str
     IllnessRule { name, rests_on, blind_to }
 }
 
-/// Blocks of one place in the program become more from step to step.
+/// The blocks of one place in the program increase from step to step.
 pub static LEAK: IllnessRule = rule(
     "leak",
     "live blocks of one stack at each step's begin: more of them in at least four samples, never a quarter given back, to the end",
     "which object holds them; a buffer that the run ended before it was full; what grows within one step; programs without steps",
 );
 
-/// Graphs of several calls of a model are held at once.
+/// The graphs of several calls of a model are held at once.
 pub static GRAPH_KEPT: IllnessRule = rule(
     "graph kept",
     "what a forward made with autograd recording, of two places or more: it grows from step to step, or three blocks or more of a call fell at once, \
@@ -34,14 +33,14 @@ pub static GRAPH_KEPT: IllnessRule = rule(
      an error",
 );
 
-/// A backward left its graph.
+/// A backward pass retained its graph.
 pub static GRAPH_RETAINED: IllnessRule = rule(
     "graph retained",
     "what a forward kept for the backward fell as a whole after it, and was more than the backward had freed and three times as many blocks",
     "which of several backward calls was the last to need it; a graph of which a branch is left",
 );
 
-/// Forwards that nobody runs backward keep their activations.
+/// Forward passes without a backward pass keep their activations.
 pub static EVAL_WITH_GRAPH: IllnessRule = rule(
     "eval without no_grad",
     "three blocks or more that a model's call made with autograd recording, of two places or more, fell as a whole with no backward since, twice or \
@@ -49,7 +48,7 @@ pub static EVAL_WITH_GRAPH: IllnessRule = rule(
     "graphs that are dropped on purpose (a step that was skipped)",
 );
 
-/// Gradients stay through the next forward because nothing frees them.
+/// Gradients stay through the next forward pass because nothing frees them.
 pub static GRADIENTS_KEPT: IllnessRule = rule(
     "gradients not cleared",
     "what backward passes left was there when forwards began after an optimizer's step, and is never freed: for half of all steps and twelve of \
@@ -65,14 +64,14 @@ pub static GRADIENTS_LATE: IllnessRule = rule(
     "what would be gained within a backward",
 );
 
-/// Reference cycles held memory until the garbage collector came.
+/// Reference cycles held memory until the garbage collector ran.
 pub static CYCLE: IllnessRule = rule(
     "reference cycle",
     "blocks that were freed while CPython's cyclic garbage collector was at work, other than at the program's end",
     "since when they were garbage; which objects formed the cycle, unless `memtrace --cycles` was asked to show them",
 );
 
-/// A checkpoint stays beside the model it was copied into.
+/// A checkpoint stays beside the model that it was copied into.
 pub static CHECKPOINT_KEPT: IllnessRule = rule(
     "checkpoint kept",
     "blocks that torch.load, safetensors or torch.distributed.checkpoint allocated, there when the second step began, each of a size that the \
@@ -80,14 +79,14 @@ pub static CHECKPOINT_KEPT: IllnessRule = rule(
     "checkpoints that other code reads; without names of tensors, which of several of one size is the copy",
 );
 
-/// A checkpoint was read to a device that nothing computes on.
+/// A checkpoint was read to a device that computes nothing.
 pub static WRONG_DEVICE: IllnessRule = rule(
     "wrong device",
     "a checkpoint was read to a device on which this process computes nothing, while it computes on another",
     "a device on which it also computes a little",
 );
 
-/// Live blocks pin segments whose free memory the allocator could not use.
+/// Blocks in use hold segments whose free memory the allocator could not use.
 pub static FRAGMENTATION: IllnessRule = rule(
     "fragmentation",
     "the allocator asked CUDA for more although it had as much free, a quarter of what it had reserved or more, in segments with live blocks",
@@ -101,14 +100,14 @@ pub static BUCKETS: IllnessRule = rule(
     "hooks that need the buckets",
 );
 
-/// Workspaces of cuBLAS become many.
+/// cuBLAS has many workspaces.
 pub static WORKSPACES: IllnessRule = rule(
     "workspaces",
     "blocks of exactly a cuBLAS workspace's size, at least four at once, on three streams or more",
     "workspaces of another size (CUBLAS_WORKSPACE_CONFIG); other blocks that happen to be as large",
 );
 
-/// The optimizer's state does not fit.
+/// The optimizer state does not fit.
 pub static STATE_DOES_NOT_FIT: IllnessRule = rule(
     "optimizer state does not fit",
     "an out-of-memory error while an optimizer made its state; what it needs in all is told by the optimizer's kind and the parameters",

@@ -1,11 +1,11 @@
-//! Whose memory it is, by the shared object that called CUDA.
+//! Identifies the owner of memory by the shared object that called CUDA.
 
 /// One rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LibraryRule {
-    /// How the file's name begins, or a part of the path.
+    /// The start of the file's name, a part of it, or a folder in the path.
     pattern: &'static str,
-    /// The name for people.
+    /// The library's name in reports.
     pub name: &'static str,
 }
 
@@ -13,7 +13,7 @@ const fn rule(pattern: &'static str, name: &'static str) -> LibraryRule {
     LibraryRule { pattern, name }
 }
 
-/// Of those that match, the first counts: special before general.
+/// The first rule that matches decides. Specific rules come before general ones.
 static LIBRARIES: &[LibraryRule] = &[
     rule("libnccl", "NCCL"),
     rule("libnvshmem", "NVSHMEM"),
@@ -46,7 +46,7 @@ static LIBRARIES: &[LibraryRule] = &[
     rule("libcuda.so", "CUDA driver"),
 ];
 
-/// The name of the library at this path, by rule, else the file's own name.
+/// The name of the library at this path: by rule, else the file name. `unknown caller` for an empty path.
 pub fn library_name(path: &str) -> &str {
     if path.is_empty() {
         return "unknown caller";

@@ -1,5 +1,5 @@
-//! What is known of PyTorch's and other libraries' code, as data: every rule has a name, and every verdict names its
-//! rule. A rule says what a frame, a node or a library means; how verdicts combine is the passes' business.
+//! Facts about the code of PyTorch and other libraries, as data. Every rule has a name, and every verdict names its
+//! rule. A rule states what a frame, a node or a library means. The passes combine the verdicts.
 
 mod actions;
 mod allocator_settings;

@@ -1,22 +1,22 @@
-//! Native code that allocates for others: memory allocators, the CUDA libraries, the makers of empty tensors and what calls
-//! them. Where no Python frame says who is responsible, the innermost frame beyond these does.
+//! Native code that allocates on behalf of others: memory allocators, the CUDA libraries, functions that make empty
+//! tensors, and their callers. If no Python frame shows who is responsible, the innermost frame outside this code is.
 
 use memtrace_trace::file::Frame;
 
 /// One rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PlumbingRule {
-    /// What such code is.
+    /// What kind of code it is.
     pub name: &'static str,
     what: What,
 }
 
-/// What a rule is about.
+/// The frames that a rule is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum What {
-    /// Functions whose qualified name begins so.
+    /// Functions whose qualified name begins with this.
     Function(&'static str),
-    /// Functions without a known source in an object whose file name begins so.
+    /// Functions without a known source line, in an object whose file name begins with this.
     Object(&'static str),
 }
 
@@ -82,7 +82,8 @@ static PLUMBING: &[PlumbingRule] = &[
     rule("PyTorch's dispatcher", Function("c10::TypedOperatorHandle")),
 ];
 
-/// The rule by which a native frame only passes on an allocation; `None` for frames that may be responsible, and for Python's.
+/// The rule by which a native frame only passes on an allocation. `None` for frames that can be responsible, and for
+/// Python frames.
 pub fn plumbing_rule(frame: &Frame) -> Option<&'static PlumbingRule> {
     if !frame.native {
         return None;

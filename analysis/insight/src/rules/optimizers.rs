@@ -1,15 +1,16 @@
-//! Which optimizer a frame belongs to, and what its state is for each parameter.
+//! Identifies the optimizer of a frame, and the state that it keeps per parameter.
 
 use memtrace_trace::file::Frame;
 
-/// What is known of an optimizer.
+/// Facts about an optimizer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OptimizerRule {
-    /// The file's name without its extension, in `torch/optim/` or `bitsandbytes/optim/`.
+    /// The file name without extension, in `torch/optim/` or `bitsandbytes/optim/`.
     file: &'static str,
-    /// Its name for people.
+    /// The optimizer's name in reports.
     pub name: &'static str,
-    /// What it keeps, in the plural, and how many for each parameter; none where that depends on its options.
+    /// The state tensors, in the plural, and their number per parameter; `None` if the state depends on the optimizer's
+    /// options.
     pub keeps: Option<(&'static str, u32)>,
 }
 

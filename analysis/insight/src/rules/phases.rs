@@ -1,7 +1,7 @@
-//! What a Python frame says about the phase in which it allocates.
+//! What a Python frame shows about the phase in which it allocates.
 //!
-//! Frames are judged from the innermost outwards; the first frame that any rule knows decides. Files are known by the end of
-//! their path, so that site-packages may lie anywhere.
+//! Frames are examined from the innermost outwards; the first one that a rule matches decides. Rules match files by the
+//! end of their path, so that site-packages can be anywhere.
 
 use memtrace_trace::definition::LabelOrigin;
 use memtrace_trace::file::{Frame, Label};
@@ -11,44 +11,44 @@ use memtrace_trace::file::{Frame, Label};
 pub enum Meaning {
     /// The call into the autograd engine: backward.
     Engine,
-    /// Activation checkpointing: forward the first time, recomputation when the engine is running.
+    /// Activation checkpointing: forward the first time, recomputation while the engine is running.
     Checkpoint,
     /// An optimizer's step.
     OptimizerStep,
-    /// An optimizer's step makes its state, which lives as long as the optimizer.
+    /// An optimizer's step that allocates its state, which stays as long as the optimizer.
     OptimizerState,
     /// Work on gradients around the step: clipping, unscaling.
     GradientWork,
-    /// Gradients are cleared.
+    /// Clearing gradients.
     ZeroGrad,
     /// A data loader.
     Data,
-    /// A model is built, moved or filled.
+    /// Building, moving or filling a model.
     Load,
-    /// A module, a functional or a loss computes.
+    /// A module, a functional or a loss that computes.
     Compute,
-    /// A library whose frames say nothing by themselves and end the search: a learning-rate scheduler, averaging.
+    /// Library code that proves no phase and ends the search: a learning-rate scheduler, weight averaging.
     Aside,
 }
 
-/// Which paths a rule is about.
+/// The paths that a rule is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Path {
-    /// The path ends so.
+    /// The path ends with this.
     Ends(&'static str),
-    /// The path holds this folder.
+    /// The path contains this folder.
     Has(&'static str),
 }
 
 /// One rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameRule {
-    /// Its name, shown with every verdict it gives.
+    /// The name, shown with every verdict of the rule.
     pub name: &'static str,
     /// What the frame means.
     pub meaning: Meaning,
     path: Path,
-    /// Functions it is about; empty: all.
+    /// The functions that the rule is about; empty for all functions.
     functions: &'static [&'static str],
 }
 
@@ -59,7 +59,7 @@ const fn rule(name: &'static str, meaning: Meaning, path: Path, functions: &'sta
 use Meaning::{Aside, Checkpoint, Compute, Data, Engine, GradientWork, Load, OptimizerState, OptimizerStep, ZeroGrad};
 use Path::{Ends, Has};
 
-/// The rules; of those that know a frame the first counts.
+/// The rules. The first one that matches a frame decides.
 static FRAME_RULES: &[FrameRule] = &[
     // Autograd.
     rule("engine: torch.autograd", Engine, Ends("torch/autograd/graph.py"), &["_engine_run_backward"]),
@@ -170,7 +170,7 @@ static FRAME_RULES: &[FrameRule] = &[
     rule("compute: flash_attn", Compute, Has("flash_attn/"), &[]),
 ];
 
-/// The rule that knows this frame. What native code is called says nothing: the rules are about Python's files.
+/// The rule that matches this frame. `None` for native frames: the rules are about Python files.
 pub fn frame_rule(frame: &Frame) -> Option<&'static FrameRule> {
     if frame.native {
         return None;
@@ -184,14 +184,14 @@ pub fn frame_rule(frame: &Frame) -> Option<&'static FrameRule> {
     })
 }
 
-/// What a range means that PyTorch marks itself.
+/// The meaning of a range that PyTorch itself marks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LabelRule {
-    /// Its name, shown with every verdict it gives.
+    /// The name, shown with every verdict of the rule.
     pub name: &'static str,
-    /// What the program is doing inside.
+    /// What the program does inside the range.
     pub meaning: Meaning,
-    /// How the range's name begins.
+    /// The start of the range's name.
     prefix: &'static str,
 }
 
@@ -202,13 +202,13 @@ static LABEL_RULES: &[LabelRule] = &[
     LabelRule { name: "data: inside DataPipe", meaning: Data, prefix: "enumerate(DataPipe)#" },
 ];
 
-/// The rule that knows this range: PyTorch's own, marked with `record_function`.
+/// The rule that matches this range. Only ranges that PyTorch marks with `record_function` match.
 pub fn label_rule(label: &Label) -> Option<&'static LabelRule> {
     let ours = label.origin == LabelOrigin::RecordFunction;
     LABEL_RULES.iter().find(|rule| ours && label.text.starts_with(rule.prefix))
 }
 
-/// Whether a path ends in these components (and not merely in these characters).
+/// Whether a path ends with these components, and not merely with these characters.
 fn ends_with_path(path: &str, end: &str) -> bool {
     path.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
 }

@@ -1,9 +1,10 @@
-//! A trace that <https://ui.perfetto.dev> opens: what is allocated over time as counters, every block as a slice, beside the program's
-//! steps, phases and named ranges.
+//! A trace for <https://ui.perfetto.dev>. It shows allocated memory over time as counters and every block as a slice,
+//! beside the program's steps, phases and named ranges.
 //!
-//! Blocks overlap as they like, slices of one track must not: a block takes the lowest place that is free on its device for as long as it
-//! lives, and a track is a place and a category. Perfetto shows tracks of one name as one. The counters of a device are exact at every
-//! event; those of its categories, which are known only when blocks end, come from the curve of [`super::timeline`]: no peak is lost.
+//! Blocks overlap in any way, but slices of one track must not. So each block takes the lowest free place on its device
+//! while it is allocated, and each track holds one place and one category. Perfetto merges tracks with the same name.
+//! The counters of a device are exact at every event. The counters of its categories come from the curve of
+//! [`super::timeline`], because a category is known only when a block's lifetime ends. No peak is lost.
 
 mod packets;
 mod proto;
@@ -28,18 +29,18 @@ use memtrace_replay::{Names, Replay, Usage};
 use packets::{Packets, Track, Value};
 use proto::{ProcessDescriptor, TrackDescriptor};
 
-/// Points of a device's curve of categories.
+/// The maximum number of points of a device's curve of categories.
 const POINTS: u64 = 1 << 15;
-/// Frames of a stack that a slice tells.
+/// The maximum number of frames in a slice's stack.
 const FRAMES: usize = 32;
-/// Named ranges open at once.
+/// The maximum number of named ranges that are open at once.
 const MOST_OPEN: usize = 1024;
 
-/// Writes what a window shows of one process as a Perfetto trace. `progress` hears how many of the process's events have been read.
+/// Writes a window of one process as a Perfetto trace. `progress` receives the number of events read so far.
 ///
 /// # Errors
 ///
-/// The sink's.
+/// The errors of `out`.
 pub fn perfetto(process: &Process, window: &Window, out: impl Write, progress: &mut dyn FnMut(u64)) -> Result<()> {
     let recording = process.recording();
     let names = Names::of(recording);
@@ -48,7 +49,7 @@ pub fn perfetto(process: &Process, window: &Window, out: impl Write, progress: &
     scene.finish().map_err(Error::io("cannot write the Perfetto trace"))
 }
 
-/// Numbers that are given out lowest first and come back.
+/// A pool of numbers. The lowest free number is taken first.
 #[derive(Default)]
 struct Places {
     next: u32,
@@ -74,19 +75,19 @@ struct Device<'w> {
     told: Option<[u64; 3]>,
     parent: Track,
     places: Places,
-    /// By the number of the allocation.
+    /// By `seq` of the allocation: the block's place.
     taken: HashMap<u64, u32, AddressHashing>,
     tracks: HashMap<(Category, u32), Track>,
     curve: CurveBuilder<'w>,
 }
 
-/// A stretch of time that is not over.
+/// A time range that has not ended. `from` is in nanoseconds since 1970.
 struct Stretch<T> {
     what: T,
     from: u64,
 }
 
-/// A named range that has begun.
+/// A named range that has started.
 struct Open<'a> {
     event: Event,
     text: &'a str,
@@ -111,7 +112,7 @@ struct Scene<'a, W: Write> {
     range_places: HashMap<ThreadId, Places>,
     range_tracks: HashMap<(ThreadId, u32), Track>,
     stacks: HashMap<(StackId, ContextId), Box<str>, AddressHashing>,
-    /// When the window's first and last events were, in nanoseconds.
+    /// The times of the window's first and last event, in nanoseconds.
     began: Option<u64>,
     ended: u64,
 }
@@ -176,7 +177,7 @@ impl<'a, W: Write> Scene<'a, W> {
         self.calibration.epoch_ns(ticks)
     }
 
-    /// A stretch of what is not over yet, as far as the window shows it.
+    /// A time range cut to the start of the window.
     fn seen(&self, from: u64, to: u64) -> (u64, u64) {
         let began = self.began.unwrap_or(from);
         (from.max(began), to.max(began))
@@ -211,7 +212,7 @@ impl<'a, W: Write> Scene<'a, W> {
             (0, number) => open.event.size == number,
             (label, _) => open.event.addr == label && open.event.thread == e.thread,
         };
-        // A range of `record_function` may end on another thread, when a future is done.
+        // A `record_function` range can end on another thread, when a future completes.
         let elsewhere = |open: &Open<'_>| e.addr != 0 && open.event.addr == e.addr;
         let index = self.open.iter().rposition(is_it).or_else(|| self.open.iter().rposition(elsewhere));
         if let Some(index) = index {
@@ -242,7 +243,7 @@ impl<'a, W: Write> Scene<'a, W> {
         self.packets.slice(track, stretch, "range", open.text, &[]);
     }
 
-    /// A stack in one text, innermost frame first.
+    /// A stack as text, innermost frame first.
     fn stack_text(definitions: &Definitions, stack: StackId, context: ContextId) -> Box<str> {
         let frames = definitions.walk(accounted(definitions, stack, context)).filter_map(|(_, frame)| frame);
         let frames = frames.take(FRAMES).map(|frame| match frame.line {
@@ -295,7 +296,7 @@ impl<W: Write> Lives for Scene<'_, W> {
         let Some(known) = self.devices.get_mut(&device) else { return };
         known.curve.ended(device, birth, judged, evidence, free);
         let Some(place) = known.taken.remove(&birth.seq) else { return };
-        // What is freed after the window holds its place to the end of the window.
+        // A block that is freed after the window keeps its place until the end of the window.
         if free.is_some_and(|free| !self.window.is_past(free.seq)) {
             known.places.give_back(place);
         }
@@ -307,7 +308,7 @@ impl<W: Write> Lives for Scene<'_, W> {
             packets.track(&format!("blocks: {}", category.plural()), Some(parent), rank, TrackDescriptor::default())
         });
         let to = free.map_or(self.ended, |free| self.calibration.epoch_ns(free.ticks));
-        // The window's first event may be this very free.
+        // This free can be the window's first event.
         let began = self.began.unwrap_or(if free.is_some() { to } else { 0 });
         let from = self.calibration.epoch_ns(birth.ticks).max(began);
         let named = self.names.of_alloc(birth.seq).map(|name| name.text());

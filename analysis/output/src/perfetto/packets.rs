@@ -1,4 +1,4 @@
-//! Packets on their way into the file: tracks are described and texts written when they are first used, and referred to afterwards.
+//! Writes packets. Tracks are described, and texts defined, at their first use; later uses refer to them.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -10,14 +10,14 @@ use super::proto::{
     TrackDescriptor, TrackEvent, Type,
 };
 
-/// Everything is one sequence.
+/// All packets belong to one sequence.
 const SEQUENCE: u32 = 1;
 
 /// A track of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Track(pub(super) u64);
 
-/// What a text is for; each kind is numbered by itself.
+/// The purpose of a text. Each kind has its own numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Kind {
     Category,
@@ -26,18 +26,18 @@ enum Kind {
     Value,
 }
 
-/// See the module.
+/// The writer of packets.
 pub(super) struct Packets<W: Write> {
     out: W,
     failed: Option<io::Error>,
     buffer: Vec<u8>,
-    /// By kind.
+    /// By kind: the number of each text.
     texts: [HashMap<Box<str>, u64>; 4],
     new: InternedData,
     tracks: u64,
 }
 
-/// What a slice says of itself besides its name.
+/// The value of an annotation of a slice.
 pub(super) enum Value<'a> {
     Number(u64),
     Text(&'a str),
@@ -51,7 +51,7 @@ impl<W: Write> Packets<W> {
         packets
     }
 
-    /// A new track.
+    /// Defines a track.
     pub(super) fn track(&mut self, name: &str, parent: Option<Track>, rank: i32, describe: TrackDescriptor) -> Track {
         self.tracks += 1;
         let described = TrackDescriptor {
@@ -66,19 +66,20 @@ impl<W: Write> Packets<W> {
         Track(self.tracks)
     }
 
-    /// A new track of bytes over time.
+    /// Defines a counter track in bytes.
     pub(super) fn counter(&mut self, name: &str, parent: Track, rank: i32) -> Track {
         let counter = Some(CounterDescriptor { unit: Some(3) });
         self.track(name, Some(parent), rank, TrackDescriptor { counter, ..TrackDescriptor::default() })
     }
 
-    /// What a counter is from this moment on.
+    /// Sets a counter from this time on, in nanoseconds.
     pub(super) fn count(&mut self, track: Track, ns: u64, value: i64) {
         let event = TrackEvent { counter_value: Some(value), ..event(Type::Counter, track) };
         self.put_event(ns, event);
     }
 
-    /// A slice of a track. Slices of one track come in the order of their ends, and none begins before the one before it ended.
+    /// Writes a slice, with its times in nanoseconds. Slices of one track must come in the order of their ends and must
+    /// not overlap.
     pub(super) fn slice(
         &mut self,
         track: Track,
@@ -92,7 +93,7 @@ impl<W: Write> Packets<W> {
         self.put_event(to.max(from), event(Type::SliceEnd, track));
     }
 
-    /// A moment.
+    /// Writes an event at one point in time, in nanoseconds.
     pub(super) fn instant(&mut self, track: Track, ns: u64, name: &str, says: &[(&str, Value<'_>)]) {
         let told = self.told(event(Type::Instant, track), "event", name, says);
         self.put_event(ns, told);
@@ -116,7 +117,7 @@ impl<W: Write> Packets<W> {
         TrackEvent { debug_annotations, category_iids: vec![category], name_iid: Some(name), ..event }
     }
 
-    /// Everything is written; the error of the sink, where it had one.
+    /// Writes everything that is buffered. Returns the first error of the output.
     pub(super) fn finish(mut self) -> io::Result<()> {
         self.drain(0);
         match self.failed {
@@ -156,7 +157,7 @@ impl<W: Write> Packets<W> {
     fn put(&mut self, packet: TracePacket) {
         let packet = TracePacket { trusted_packet_sequence_id: Some(SEQUENCE), ..packet };
         let trace = Trace { packet: vec![packet] };
-        // A vector has room for everything.
+        // Encoding to a vector cannot fail for lack of space.
         let _ = trace.encode(&mut self.buffer);
         self.drain(1 << 18);
     }

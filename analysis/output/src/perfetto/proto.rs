@@ -1,6 +1,7 @@
-//! The messages of Perfetto's trace format that we write, by the field numbers of its `protos/perfetto/trace` (which never change).
+//! The messages of Perfetto's trace format that memtrace writes. Field numbers are those of `protos/perfetto/trace`,
+//! which never change.
 
-/// One piece of a `Trace` file: field 1 of it, repeated.
+/// A `Trace` file: its field 1, repeated.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Trace {
     #[prost(message, repeated, tag = "1")]
@@ -9,7 +10,7 @@ pub(super) struct Trace {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct TracePacket {
-    /// Nanoseconds.
+    /// In nanoseconds.
     #[prost(uint64, optional, tag = "8")]
     pub(super) timestamp: Option<u64>,
     #[prost(uint32, optional, tag = "10")]
@@ -24,12 +25,12 @@ pub(super) struct TracePacket {
     pub(super) track_descriptor: Option<TrackDescriptor>,
 }
 
-/// `SEQ_INCREMENTAL_STATE_CLEARED`
+/// The flag `SEQ_INCREMENTAL_STATE_CLEARED`.
 pub(super) const STATE_CLEARED: u32 = 1;
-/// `SEQ_NEEDS_INCREMENTAL_STATE`
+/// The flag `SEQ_NEEDS_INCREMENTAL_STATE`.
 pub(super) const NEEDS_STATE: u32 = 2;
 
-/// `TrackEvent.Type`
+/// The enum `TrackEvent.Type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 pub(super) enum Type {
@@ -77,7 +78,7 @@ pub(super) struct InternedData {
     pub(super) debug_annotation_string_values: Vec<Interned>,
 }
 
-/// `EventCategory`, `EventName`, `DebugAnnotationName` and `InternedString` are all alike.
+/// Covers `EventCategory`, `EventName`, `DebugAnnotationName` and `InternedString`, which have the same fields.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Interned {
     #[prost(uint64, optional, tag = "1")]
@@ -98,7 +99,7 @@ pub(super) struct TrackDescriptor {
     pub(super) parent_uuid: Option<u64>,
     #[prost(message, optional, tag = "8")]
     pub(super) counter: Option<CounterDescriptor>,
-    /// 3: by rank.
+    /// The value 3 sorts children by rank.
     #[prost(int32, optional, tag = "11")]
     pub(super) child_ordering: Option<i32>,
     #[prost(int32, optional, tag = "12")]
@@ -117,7 +118,7 @@ pub(super) struct ProcessDescriptor {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct CounterDescriptor {
-    /// 3: `UNIT_SIZE_BYTES`.
+    /// The value 3 is `UNIT_SIZE_BYTES`.
     #[prost(int32, optional, tag = "3")]
     pub(super) unit: Option<i32>,
 }

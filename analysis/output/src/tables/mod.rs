@@ -1,5 +1,6 @@
-//! A run as tables of Parquet files, for DuckDB, Polars, Spark and Ray Data: events, blocks, stacks, phases. `docs/parquet.md` says what
-//! every column is. Each row carries its run, rank and process, so that the files of any number of ranks are one table.
+//! A run as tables in Parquet files, for DuckDB, Polars, Spark and Ray Data: events, blocks, stacks, phases.
+//! `docs/parquet.md` describes every column. Each row has its run, rank and process, so the files of any number of
+//! ranks form one table.
 
 mod writer;
 
@@ -98,12 +99,12 @@ const PHASES: &Columns = &[
     ("peak", LONG),
 ];
 
-/// Writes the tables of what a window shows of one process, in the order of [`TABLES`]. `run` is what its rows call the run. `progress`
-/// hears how many events have been read; they are read twice.
+/// Writes the tables of one process in a window, in the order of [`TABLES`]. `run` is the value of the column `run`.
+/// `progress` receives the number of events read so far; the events are read twice.
 ///
 /// # Errors
 ///
-/// The sinks'.
+/// The errors of the outputs.
 pub fn tables<W: Write + Send>(
     process: &Process,
     run: &str,
@@ -157,14 +158,14 @@ pub fn tables<W: Write + Send>(
     write().map_err(|e| Error::io("cannot write the tables")(std::io::Error::other(e)))
 }
 
-/// Whose rows.
+/// The process that rows belong to.
 struct Who<'a> {
     run: &'a str,
     rank: Option<i32>,
     pid: i32,
 }
 
-/// What happened in one phase of one step.
+/// One phase of one step.
 #[derive(Clone, Copy, Default)]
 struct PhaseRow {
     began_ns: u64,
@@ -178,7 +179,7 @@ struct PhaseRow {
 
 type PhaseRows = BTreeMap<(i16, Option<u32>, Phase), PhaseRow>;
 
-/// The column of what a stack is known by, which is used from now on.
+/// The column with a stack's id. Marks the stack as used.
 fn stack_field(used: &mut [bool], stack: StackId) -> Field<'static> {
     match used.get_mut(stack.index()) {
         Some(used) if !stack.is_none() => {

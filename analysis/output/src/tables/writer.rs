@@ -1,4 +1,4 @@
-//! One Parquet file, written in groups of rows: what is kept is one group.
+//! One Parquet file, written in row groups. Only one group is in memory.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -11,7 +11,7 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 
-/// Rows in a group: what query engines hand to one thread.
+/// The number of rows per group: what query engines assign to one thread.
 const GROUP: usize = 1 << 17;
 
 /// A field of a row.
@@ -19,15 +19,15 @@ const GROUP: usize = 1 << 17;
 pub(super) enum Field<'a> {
     /// 64 bits.
     Long(u64),
-    /// 64 bits, or nothing.
+    /// 64 bits, or null.
     Maybe(Option<u64>),
-    /// 32 bits, or nothing.
+    /// 32 bits, or null.
     Int(Option<i32>),
-    /// Yes or no.
+    /// A boolean.
     Bool(bool),
     /// A text.
     Text(&'a str),
-    /// A text; nothing where it is empty.
+    /// A text; null if it is empty.
     Name(&'a str),
 }
 
@@ -41,20 +41,20 @@ enum Column {
     Name(Vec<ByteArray>, Vec<i16>),
 }
 
-/// What a column is: its name and a field of its kind.
+/// The definition of columns: a name and a field of the column's type.
 pub(super) type Columns = [(&'static str, Field<'static>)];
 
-/// See the module.
+/// The writer of one file.
 pub(super) struct Table<W: Write + Send> {
     writer: SerializedFileWriter<W>,
     columns: Vec<Column>,
     rows: usize,
-    /// Texts that come again share their bytes.
+    /// Equal texts share their bytes.
     texts: HashMap<Box<str>, ByteArray>,
 }
 
 impl<W: Write + Send> Table<W> {
-    /// A file without rows yet.
+    /// Begins a file without rows.
     pub(super) fn new(name: &str, columns: &Columns, out: W) -> Result<Table<W>> {
         let told: Vec<String> = columns
             .iter()
@@ -86,7 +86,7 @@ impl<W: Write + Send> Table<W> {
         })
     }
 
-    /// One row: a field for each column, of its kind.
+    /// Adds one row. Each column needs a field of its type.
     pub(super) fn row(&mut self, fields: &[Field<'_>]) -> Result<()> {
         debug_assert_eq!(fields.len(), self.columns.len());
         let texts = &mut self.texts;
@@ -122,7 +122,7 @@ impl<W: Write + Send> Table<W> {
         if self.rows >= GROUP { self.flush() } else { Ok(()) }
     }
 
-    /// No more rows come.
+    /// Ends the file and returns the output.
     pub(super) fn finish(mut self) -> Result<W> {
         if self.rows > 0 {
             self.flush()?;

@@ -1,9 +1,9 @@
-//! What every picture of a curve shares: the order and colours of the categories, and axes that are easy to read.
+//! Shared by all pictures of a curve: the order and the colors of the categories, and readable axes.
 
 use super::curve::{Curve, Point};
 use memtrace_insight::passes::Category;
 
-/// From the bottom of the stack to its top: what stays longest first, as PyTorch's picture has it.
+/// From the bottom of the stack to its top: longest-lived categories first, as in PyTorch's picture.
 pub(super) const ORDER: [(Category, u32); Category::ALL.len()] = [
     (Category::Parameter, 0x1b7837),
     (Category::OptimizerState, 0xdfa11b),
@@ -21,20 +21,20 @@ pub(super) const ORDER: [(Category, u32); Category::ALL.len()] = [
     (Category::Unknown, 0xbdbdbd),
 ];
 
-/// What is above zero at any moment.
+/// The categories above zero at any point.
 pub(super) fn shown(points: &[Point]) -> Vec<(Category, u32)> {
     let any = |category: Category| points.iter().any(|point| point.bytes[category as usize] > 0);
     ORDER.into_iter().filter(|(category, _)| any(*category)).collect()
 }
 
-/// Steps of an axis that are easy to read: at most `count` up to `most`, each 1, 2 or 5 times a power of ten.
+/// The distance between axis labels: 1, 2 or 5 times a power of ten, so that at most `count` steps reach `most`.
 pub(super) fn step(most: f64, count: f64) -> f64 {
     let rough = (most / count).max(f64::MIN_POSITIVE);
     let power = 10f64.powf(rough.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|digit| digit * power).find(|step| *step >= rough).unwrap_or(10.0 * power)
 }
 
-/// The unit in which a number of bytes is easy to read.
+/// A readable unit for a number of bytes.
 fn byte_unit(bytes: f64) -> (f64, &'static str) {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let fits = units.into_iter().find(|(_, power)| bytes >= f64::from(1u32 << power));
@@ -46,34 +46,34 @@ fn time_unit(ns: f64) -> (f64, &'static str) {
     units.into_iter().find(|(_, unit)| ns >= 2.0 * unit).map_or((1.0, "ns"), |(name, unit)| (unit, name))
 }
 
-/// As few digits after the point as tell ticks apart.
+/// Formats a label with just enough decimals to distinguish labels.
 pub(super) fn tick(value: f64, step: f64) -> String {
     format!("{value:.*}", (-step.log10().floor()).max(0.0) as usize)
 }
 
-/// The scales of a picture: what its axes say and where its highest moment is.
+/// The scales of a picture: its axes and its peak.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scales {
-    /// The highest moment; the last of several.
+    /// The peak; of several, the last.
     pub(super) peak: Point,
-    /// Nanoseconds since 1970 of the first moment.
+    /// The time of the first point, in nanoseconds since 1970.
     pub(super) begin: u64,
-    /// Nanoseconds to the last one, at least 1.
+    /// The time from the first to the last point in nanoseconds, at least 1.
     pub(super) span: f64,
-    /// What the time axis counts in, in nanoseconds.
+    /// The unit of the time axis, in nanoseconds.
     pub(super) second: (f64, &'static str),
-    /// Units between two ticks of it.
+    /// The distance between two labels of the time axis, in units.
     pub(super) time_step: f64,
-    /// What the memory axis counts in, in bytes.
+    /// The unit of the memory axis, in bytes.
     pub(super) byte: (f64, &'static str),
-    /// Units between two ticks of it.
+    /// The distance between two labels of the memory axis, in units.
     pub(super) byte_step: f64,
-    /// Ticks of the memory axis, above the one at zero.
+    /// The number of labels of the memory axis above zero.
     pub(super) byte_ticks: u32,
 }
 
 impl Scales {
-    /// None where nothing was ever allocated.
+    /// The scales of a curve; `None` if it has no points.
     pub(super) fn of(curve: &Curve) -> Option<Scales> {
         let points = &curve.points[..];
         let peak = *points.iter().max_by_key(|point| point.total())?;
@@ -86,42 +86,42 @@ impl Scales {
         Some(Scales { peak, begin, span, second, time_step: step(span / second.0, 10.0), byte, byte_step, byte_ticks })
     }
 
-    /// Bytes at the top of the picture.
+    /// The bytes at the top of the picture.
     pub(super) fn ceiling(&self) -> f64 {
         f64::from(self.byte_ticks) * self.byte_step * self.byte.0
     }
 
-    /// From 0 at the first moment to 1 at the last.
+    /// The horizontal position of a time: 0 at the first point, 1 at the last.
     pub(super) fn across(&self, time_ns: u64) -> f64 {
         time_ns.saturating_sub(self.begin) as f64 / self.span
     }
 
-    /// Ticks of the memory axis: (from 0 at the bottom to 1 at the top, label).
+    /// The labels of the memory axis, with positions from 0 at the bottom to 1 at the top.
     pub(super) fn byte_ticks(&self) -> impl Iterator<Item = (f64, String)> {
         let (count, step) = (self.byte_ticks, self.byte_step);
         (0..=count).map(move |i| (f64::from(i) / f64::from(count), tick(f64::from(i) * step, step)))
     }
 
-    /// Ticks of the time axis: (as [`Scales::across`], label).
+    /// The labels of the time axis, with positions as in [`Scales::across`].
     pub(super) fn time_ticks(&self) -> impl Iterator<Item = (f64, String)> {
         let (whole, step) = (self.span / self.second.0, self.time_step);
         (0..=(whole / step).floor() as u32).map(move |i| (f64::from(i) * step / whole, tick(f64::from(i) * step, step)))
     }
 
-    /// `peak 75.90 GiB at 12.34 s`.
+    /// Formats the peak: `peak 75.90 GiB at 12.34 s`.
     pub(super) fn peak(&self) -> String {
         let bytes = Digits(self.peak.total() as f64 / self.byte.0);
         let time = Digits((self.peak.time_ns.saturating_sub(self.begin)) as f64 / self.second.0);
         format!("peak {bytes} {} at {time} {}", self.byte.1, self.second.1)
     }
 
-    /// What a category has at the peak, for the legend.
+    /// The bytes of a category at the peak, for the legend.
     pub(super) fn at_peak(&self, category: Category) -> String {
         format!("{:.2} {}", self.peak.bytes[category as usize] as f64 / self.byte.0, self.byte.1)
     }
 }
 
-/// Four digits that count.
+/// A number with four significant digits.
 pub(super) struct Digits(pub(super) f64);
 
 impl std::fmt::Display for Digits {

@@ -1,17 +1,17 @@
-//! A picture of pixels, and what is drawn into it: rectangles, dashes and text in Noto Sans Mono, whose letters come as pictures.
+//! A pixel image with rectangles, dashed lines and text. The font is Noto Sans Mono, as bitmaps.
 
 use std::io::{self, Write};
 
 use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster, get_raster_width};
 
-/// Red, green and blue from the top byte but one down.
+/// A color as 0xRRGGBB.
 pub(super) type Colour = u32;
 
 /// The height of text, in pixels.
 pub(super) const TEXT: i32 = 20;
 const SIZE: RasterHeight = RasterHeight::Size20;
 
-/// Which of a text's ends its place names.
+/// Which point of a text its position refers to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Anchor {
     Start,
@@ -19,7 +19,7 @@ pub(super) enum Anchor {
     End,
 }
 
-/// A white picture at first. What lies outside it is not drawn.
+/// An image, white at first. Anything outside is not drawn.
 #[derive(Debug)]
 pub(super) struct Canvas {
     width: i32,
@@ -27,13 +27,13 @@ pub(super) struct Canvas {
     pixels: Vec<[u8; 3]>,
 }
 
-/// The bytes of a colour.
+/// The bytes of a color.
 fn rgb(colour: Colour) -> [u8; 3] {
     let [_, red, green, blue] = colour.to_be_bytes();
     [red, green, blue]
 }
 
-/// Pixels that a text is wide.
+/// The width of a text, in pixels.
 pub(super) fn text_width(text: &str) -> i32 {
     (text.chars().count() * get_raster_width(FontWeight::Regular, SIZE)) as i32
 }
@@ -48,7 +48,7 @@ impl Canvas {
         inside.then(|| &mut self.pixels[y as usize * self.width as usize + x as usize])
     }
 
-    /// Fills the pixels from `x` and `y` on, `wide` and `high` many.
+    /// Fills a rectangle from `x` and `y`, `wide` and `high` pixels large.
     pub(super) fn fill(&mut self, x: i32, y: i32, wide: i32, high: i32, colour: Colour) {
         for y in y..y + high {
             for x in x..x + wide {
@@ -59,14 +59,14 @@ impl Canvas {
         }
     }
 
-    /// A dashed line downwards.
+    /// Draws a vertical dashed line.
     pub(super) fn dashes(&mut self, x: i32, from: i32, to: i32, colour: Colour) {
         for y in (from..to).step_by(10) {
             self.fill(x, y, 1, 6.min(to - y), colour);
         }
     }
 
-    /// Writes a line of text whose letters' tops are at `y`.
+    /// Writes a line of text. `y` is the top of the letters.
     pub(super) fn text(&mut self, x: i32, y: i32, anchor: Anchor, bold: bool, text: &str) {
         let wide = text_width(text);
         let mut left = match anchor {
@@ -76,12 +76,12 @@ impl Canvas {
         };
         let weight = if bold { FontWeight::Bold } else { FontWeight::Regular };
         for letter in text.chars() {
-            // A letter that the font lacks keeps its place.
+            // A letter that the font lacks is drawn as `?`.
             if let Some(raster) = get_raster(letter, weight, SIZE).or_else(|| get_raster('?', weight, SIZE)) {
                 for (dy, row) in raster.raster().iter().enumerate() {
                     for (dx, ink) in row.iter().enumerate() {
                         if let Some(pixel) = self.pixel(left + dx as i32, y + dy as i32) {
-                            // Black ink over what is there.
+                            // Black ink over the existing pixel.
                             *pixel = pixel.map(|under| (u16::from(under) * u16::from(255 - ink) / 255) as u8);
                         }
                     }
@@ -91,7 +91,7 @@ impl Canvas {
         }
     }
 
-    /// The picture as a PNG file.
+    /// Writes the image as a PNG file.
     pub(super) fn png(&self, mut out: impl Write) -> io::Result<()> {
         let mut encoder = png::Encoder::new(&mut out, self.width as u32, self.height as u32);
         encoder.set_color(png::ColorType::Rgb);

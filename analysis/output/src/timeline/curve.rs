@@ -1,4 +1,4 @@
-//! The curve: moments and what was alive at each, by category.
+//! The curve: points in time, with the allocated bytes of each by category.
 
 use memtrace_trace::clock::Calibration;
 use memtrace_trace::event::Event;
@@ -12,26 +12,26 @@ use memtrace_replay::Usage;
 pub(crate) type Bytes = [i64; Category::ALL.len()];
 const NOTHING: Bytes = [0; Category::ALL.len()];
 
-/// A moment of the curve.
+/// A point of the curve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Point {
-    /// Nanoseconds since 1970.
+    /// The time in nanoseconds since 1970.
     pub(crate) time_ns: u64,
-    /// What was allocated, right after the event of that moment.
+    /// Allocated bytes right after the event of that time.
     pub(crate) bytes: Bytes,
 }
 
 impl Point {
-    /// All bytes.
+    /// The sum of all categories.
     pub(crate) fn total(&self) -> i64 {
         self.bytes.iter().sum()
     }
 }
 
-/// See the module.
+/// The points of one device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Curve {
-    /// In order of time.
+    /// The points, in order of time.
     pub(crate) points: Vec<Point>,
     /// Whether every event has a point.
     pub(crate) whole: bool,
@@ -40,35 +40,35 @@ pub(crate) struct Curve {
 /// One slice of the recording.
 #[derive(Clone, Copy, Debug)]
 struct Slice {
-    /// The event of its highest moment; 0: nothing happened on the device.
+    /// `seq` of the event of its peak; 0 if nothing happened on the device.
     seq: u64,
     ticks: u64,
-    /// What is alive at its moment, less what was at the moment before.
+    /// Allocated bytes at its peak, minus those at the peak of the previous slice.
     change: Bytes,
 }
 
-/// Builds a curve from blocks' lives.
+/// Builds a curve from block lifetimes.
 #[derive(Debug)]
 pub(crate) struct CurveBuilder<'w> {
     window: &'w Window,
     device: i16,
-    /// The number of the first event.
+    /// `seq` of the first event.
     first: u64,
-    /// Events in a slice.
+    /// The number of events per slice.
     width: u64,
     slices: Vec<Slice>,
-    /// The slice that events arrive in.
+    /// The slice of the current events.
     current: usize,
-    /// Bytes after the latest event, and at the highest moment of the current slice.
+    /// Allocated bytes after the latest event, and at the peak of the current slice.
     level: u64,
     highest: u64,
-    /// Blocks that ended in the current slice and were alive at its highest moment.
+    /// Blocks that were allocated at the peak of the current slice and freed later in it.
     ended_here: Bytes,
     latest_ticks: u64,
 }
 
 impl<'w> CurveBuilder<'w> {
-    /// For what a window shows of a recording of so many events; the curve has at most `points`.
+    /// Takes a window of a recording with `events` events. The curve has at most `points` points.
     pub(crate) fn new(window: &'w Window, device: i16, events: u64, points: u64) -> CurveBuilder<'w> {
         let first = window.first().max(1);
         let events = events.saturating_sub(first - 1).min(window.last() - (first - 1)).max(1);
@@ -88,12 +88,13 @@ impl<'w> CurveBuilder<'w> {
         }
     }
 
-    /// The slice of an event; lost events make numbers larger than their count: those beyond share the last slice.
+    /// The slice of an event. Lost events make `seq` larger than the number of events; the excess shares the last
+    /// slice.
     fn slice_of(&self, seq: u64) -> usize {
         ((seq.saturating_sub(self.first) / self.width) as usize).min(self.slices.len() - 2)
     }
 
-    /// An event after which `level` bytes are allocated.
+    /// Takes an event after which `level` bytes are allocated.
     fn advance(&mut self, seq: u64, ticks: u64, level: u64) {
         if !self.window.holds(seq) {
             if !self.window.is_past(seq) {
@@ -102,7 +103,7 @@ impl<'w> CurveBuilder<'w> {
             return;
         }
         if self.latest_ticks == 0 && self.level > 0 {
-            // What was there when the window began.
+            // Bytes that were allocated before the window began.
             self.highest = self.level;
             (self.slices[0].seq, self.slices[0].ticks) = (self.first - 1, ticks);
         }
@@ -121,7 +122,7 @@ impl<'w> CurveBuilder<'w> {
         self.latest_ticks = ticks;
     }
 
-    /// The current slice is over: its highest moment is settled.
+    /// Ends the current slice. Its peak is now final.
     fn close(&mut self) {
         let ended = std::mem::replace(&mut self.ended_here, NOTHING);
         for (category, bytes) in ended.into_iter().enumerate() {
@@ -130,7 +131,7 @@ impl<'w> CurveBuilder<'w> {
         }
     }
 
-    /// The curve.
+    /// Ends the recording and returns the curve.
     pub(crate) fn finish(mut self, calibration: &Calibration) -> Curve {
         self.close();
         let mut bytes = NOTHING;
@@ -164,7 +165,8 @@ impl Lives for CurveBuilder<'_> {
         }
         let Some(free) = self.window.shows(device, birth, free) else { return };
         let born = self.slice_of(birth.seq);
-        // Alive at the highest moment of the slice that it was born in, which is settled but for the current one.
+        // The block counts from its own slice if it was allocated at that slice's peak. All peaks but that of the
+        // current slice are final.
         let from = if birth.seq <= self.slices[born].seq { born } else { born + 1 };
         match free {
             None => self.slices[from].change[category] += size,
@@ -188,7 +190,8 @@ mod tests {
     use memtrace_insight::passes::{Birth, Proof};
     use proptest::prelude::*;
 
-    /// Blocks as (size, category, when freed), allocated and freed in an order of events; what is alive after each event, by counting.
+    /// The order of allocations and frees of blocks given as (size, category, lifetime): the index of the block, and
+    /// whether it is an allocation.
     fn events(blocks: &[(u64, usize, usize)]) -> Vec<(usize, bool)> {
         let mut order: Vec<(usize, usize, bool)> = Vec::new();
         for (i, (_, _, life)) in blocks.iter().enumerate() {
@@ -243,12 +246,12 @@ mod tests {
             }
             let width = builder.width as usize;
             let found: Vec<Bytes> = builder.finish(&Calibration::new(&[])).points.iter().map(|p| p.bytes).collect();
-            // Of each slice the first of its highest moments.
+            // The first of the highest points of each slice.
             let total = |bytes: &Bytes| bytes.iter().sum::<i64>();
             let there = if first > 1 { truth[first - 2].1 } else { NOTHING };
             let any = truth[first - 1..last].iter().any(|(shown, _)| *shown);
             let expected: Vec<Bytes> = truth[first - 1..last].chunks(width).enumerate().filter_map(|(i, slice)| {
-                // What was there when the window began is a moment of its first slice.
+                // The state before the window is a point of its first slice.
                 let began = (i == 0 && any && total(&there) > 0).then_some(there);
                 let shown = slice.iter().filter(|(shown, _)| *shown).map(|(_, bytes)| *bytes);
                 let moments: Vec<Bytes> = began.into_iter().chain(shown).collect();

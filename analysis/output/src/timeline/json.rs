@@ -5,14 +5,14 @@ use std::io::{self, BufWriter, Write};
 use super::curve::{Curve, Point};
 use memtrace_insight::passes::Category;
 
-/// PyTorch's categories, by their numbers in its files.
+/// The number of PyTorch's categories in these files, and the number of its category for unknown memory.
 const CATEGORIES: usize = 8;
 const UNKNOWN: usize = 7;
 /// PyTorch's numbers of actions.
 const CREATE: u8 = 2;
 const DESTROY: u8 = 4;
 
-/// The number that `torch.profiler._memory_profiler` gives a category; what it does not know is unknown to it.
+/// The number of a category in `torch.profiler._memory_profiler`. Categories that it does not have become unknown.
 const fn number(category: Category) -> usize {
     match category {
         Category::Parameter => 0,
@@ -34,7 +34,7 @@ fn sizes(point: &Point) -> [i64; CATEGORIES] {
     sizes
 }
 
-/// `[[times in us], [[0, bytes by category], ...]]`; what happens within one microsecond is one entry.
+/// Writes `[[times in us], [[0, bytes by category], ...]]`. All points of one microsecond become one entry.
 pub(super) fn coalesced(curve: &Curve, out: impl Write) -> io::Result<()> {
     let mut out = BufWriter::new(out);
     let mut entries: Vec<(u64, [i64; CATEGORIES])> = Vec::with_capacity(curve.points.len());
@@ -42,7 +42,7 @@ pub(super) fn coalesced(curve: &Curve, out: impl Write) -> io::Result<()> {
         let entry = (point.time_ns / 1000, sizes(point));
         match entries.last_mut() {
             Some(last) if last.0 == entry.0 => {
-                // As PyTorch does, unless a maximum would be lost that the curve was cut down to.
+                // As in PyTorch, the last point wins, unless the curve was reduced and its maximum would be lost.
                 if curve.whole || entry.1.iter().sum::<i64>() > last.1.iter().sum() {
                     *last = entry;
                 }
@@ -66,7 +66,7 @@ pub(super) fn coalesced(curve: &Curve, out: impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// `[[time in ns, action, bytes, category], ...]`: adding up the bytes gives the curve.
+/// Writes `[[time in ns, action, bytes, category], ...]`. The running sum of the bytes is the curve.
 pub(super) fn raw(curve: &Curve, out: impl Write) -> io::Result<()> {
     let mut out = BufWriter::new(out);
     let mut before = [0; CATEGORIES];

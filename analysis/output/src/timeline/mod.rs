@@ -1,9 +1,12 @@
-//! Bytes by category over time: what PyTorch's deprecated `export_memory_timeline` writes, and pictures.
+//! Bytes by category over time: the files of PyTorch's deprecated `export_memory_timeline`, and pictures.
 //!
-//! The curve is built in one pass. The recording is cut into slices of equally many events; of each slice the moment with most bytes is kept,
-//! so that no peak is lost however few the points. With at most as many events as points every slice holds one, and nothing is left out. A
-//! block's category is known when it ends: then it is added to the moments that it was alive at. Only the last slice's moment may still move;
-//! what ended in that slice is held apart and forgotten when it does.
+//! The curve is built in one pass. The recording is divided into slices with equal numbers of events. Each slice keeps
+//! its peak, so no peak is lost even with few points. If there are at most as many events as points, every slice has
+//! one event, and nothing is left out.
+//!
+//! A block's category is known at the end of its lifetime. Then the block is added to all peaks at which it was
+//! allocated. Only the peak of the last slice can still move. Blocks that were freed in that slice are kept separately
+//! and dropped if it moves.
 
 mod axes;
 mod canvas;
@@ -23,23 +26,23 @@ use memtrace_replay::Names;
 
 use curve::CurveBuilder;
 
-/// What to write.
+/// The format to write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TimelineForm {
     /// `[times in microseconds, [0, bytes by PyTorch's categories]]`.
     Json,
-    /// `[time in nanoseconds, action, bytes, category]` of every change, by PyTorch's numbers.
+    /// `[time in nanoseconds, action, bytes, category]` of every change, with PyTorch's numbers.
     RawJson,
-    /// The same, compressed.
+    /// `RawJson`, compressed with gzip.
     RawJsonGz,
-    /// A page with a picture in it.
+    /// An HTML page with a picture.
     Html,
-    /// A picture.
+    /// A PNG picture.
     Png,
 }
 
 impl TimelineForm {
-    /// By the ending of the file's name.
+    /// The format for a file name, by its ending. `None` for an unknown ending.
     pub fn of(path: &Path) -> Option<TimelineForm> {
         let name = path.file_name()?.to_str()?;
         let forms = [
@@ -52,7 +55,7 @@ impl TimelineForm {
         forms.into_iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, form)| form)
     }
 
-    /// Points at most: what a program reads may have more than what is seen.
+    /// The maximum number of points.
     pub(super) const fn points(self) -> u64 {
         match self {
             TimelineForm::Json | TimelineForm::RawJson | TimelineForm::RawJsonGz | TimelineForm::Png => 100_000,
@@ -61,11 +64,11 @@ impl TimelineForm {
     }
 }
 
-/// Writes one device's timeline, as far as a window shows it. `progress` hears how many of the process's events have been read.
+/// Writes one device's timeline within a window. `progress` receives the number of events read so far.
 ///
 /// # Errors
 ///
-/// The sink's.
+/// The errors of `out`.
 pub fn timeline(
     process: &Process,
     window: &Window,
@@ -92,7 +95,7 @@ pub fn timeline(
     written.map_err(Error::io("cannot write the timeline"))
 }
 
-/// `GPU 0, rank 3`.
+/// Formats a title: `GPU 0, rank 3`.
 pub(super) fn title(process: &Process, device: i16) -> String {
     let place = if device < 0 { "CPU tensors".to_owned() } else { format!("GPU {device}") };
     match process.rank() {

@@ -1,4 +1,4 @@
-//! The page: areas by category over time, as a drawing that a browser scales; it needs nothing else.
+//! The timeline as an HTML page: areas by category over time, as an SVG drawing. The page loads nothing.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -7,7 +7,7 @@ use super::axes::{Scales, shown};
 use super::curve::{Curve, Point};
 use memtrace_input::printable;
 
-/// The picture's size and the room around the plot, in CSS pixels.
+/// The size of the picture and the margins of the plot, in CSS pixels.
 const WIDTH: f64 = 1200.0;
 const HEIGHT: f64 = 560.0;
 const LEFT: f64 = 90.0;
@@ -15,12 +15,12 @@ const RIGHT: f64 = 30.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = 60.0;
 
-/// How the picture's parts look.
+/// The style of the picture's parts.
 pub(crate) const STYLE: &str = "svg { max-width: 100%; height: auto; } svg text { font: 13px system-ui, sans-serif; fill: #222; } \
     .grid { stroke: #ddd; } .axis { stroke: #444; } .peak { stroke: #000; stroke-dasharray: 5 4; } .end { text-anchor: end; } \
     .mid { text-anchor: middle; }";
 
-/// A page with the picture.
+/// Writes a page with the picture.
 pub(super) fn html(curve: &Curve, title: &str, mut out: impl Write) -> io::Result<()> {
     let title = printable::html(title);
     write!(
@@ -33,7 +33,7 @@ pub(super) fn html(curve: &Curve, title: &str, mut out: impl Write) -> io::Resul
     out.flush()
 }
 
-/// The picture and its legend, for a page that has [`STYLE`]; `title` is XML already.
+/// The picture and its legend, for a page with [`STYLE`]. `title` must be escaped already.
 pub(crate) fn svg(curve: &Curve, title: &str) -> String {
     let points = &curve.points[..];
     let Some(scales) = Scales::of(curve) else {
@@ -99,7 +99,7 @@ pub(crate) fn svg(curve: &Curve, title: &str) -> String {
         "<text class=\"mid\" transform=\"translate(22 {centre}) rotate(-90)\">memory, {}</text>\n</svg>\n",
         scales.byte.1
     ));
-    // The legend, from the top of the stack down, with what each has at the peak.
+    // The legend, from the top of the stack down, with each category's bytes at the peak.
     put(format_args!("<table><tr><th></th><th></th><th>at the peak</th></tr>\n"));
     for (category, colour) in shown.iter().rev() {
         put(format_args!(
@@ -112,7 +112,7 @@ pub(crate) fn svg(curve: &Curve, title: &str) -> String {
     svg
 }
 
-/// The outline of what lies between two stacks: bytes stay what they are until the next moment.
+/// The outline between two stacks. Bytes stay constant until the next point.
 fn area(points: &[Point], under: &[i64], over: &[i64], x: impl Fn(u64) -> f64, y: impl Fn(f64) -> f64) -> String {
     let mut path = String::new();
     let mut edge = |levels: &[i64], reverse: bool| {

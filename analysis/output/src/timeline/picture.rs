@@ -1,4 +1,4 @@
-//! The picture of pixels: areas by category over time, for a chat, a ticket or a page that takes no HTML.
+//! The timeline as a pixel image: areas by category over time, for chats, tickets and pages that do not accept HTML.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,7 @@ use super::canvas::{Anchor, Canvas, TEXT, text_width};
 use super::curve::{Bytes, Curve, Point};
 use memtrace_insight::passes::Category;
 
-/// The picture's size and the room around the plot, in pixels.
+/// The size of the picture and the margins of the plot, in pixels.
 const WIDTH: i32 = 1600;
 const HEIGHT: i32 = 800;
 const LEFT: i32 = 110;
@@ -21,7 +21,7 @@ const GRID: u32 = 0xdddddd;
 const AXIS: u32 = 0x444444;
 const PEAK: u32 = 0x000000;
 
-/// A PNG file.
+/// Writes a PNG file.
 pub(super) fn png(curve: &Curve, title: &str, out: impl Write) -> io::Result<()> {
     let mut canvas = Canvas::new(WIDTH, HEIGHT);
     draw(curve, title, &mut canvas);
@@ -46,7 +46,7 @@ fn draw(curve: &Curve, title: &str, canvas: &mut Canvas) {
     for (across, label) in scales.time_ticks() {
         let x = LEFT + (f64::from(WIDE) * across).round() as i32;
         canvas.fill(x, bottom, 1, 6, AXIS);
-        // Labels keep a letter's distance.
+        // Labels keep a distance of one letter.
         if x - text_width(&label) / 2 >= free_from {
             canvas.text(x, bottom + 10, Anchor::Middle, false, &label);
             free_from = x + text_width(&label) / 2 + text_width(" ");
@@ -59,7 +59,7 @@ fn draw(curve: &Curve, title: &str, canvas: &mut Canvas) {
     canvas.dashes(peak, TOP - 12, bottom, PEAK);
     canvas.fill(LEFT - 1, TOP, 1, HIGH + 1, AXIS);
     canvas.fill(LEFT - 1, bottom, WIDE + 1, 1, AXIS);
-    // The legend, from the top of the stack down, with what each has at the peak.
+    // The legend, from the top of the stack down, with each category's bytes at the peak.
     canvas.text(WIDTH - 20, TOP - TEXT - 12, Anchor::End, false, "at the peak");
     for (place, (category, colour)) in shown.iter().rev().enumerate() {
         let y = TOP + place as i32 * (TEXT + 14);
@@ -69,18 +69,18 @@ fn draw(curve: &Curve, title: &str, canvas: &mut Canvas) {
     }
 }
 
-/// The column of pixels that a moment falls into.
+/// The pixel column of a time.
 fn column(scales: &Scales, time_ns: u64) -> usize {
     ((scales.across(time_ns) * f64::from(WIDE)) as usize).min(WIDE as usize - 1)
 }
 
-/// Each column shows the highest moment of its time, so that no peak is lost between two of them.
+/// Each column shows the peak of its time range, so that no peak between two columns is lost.
 fn columns(points: &[Point], scales: &Scales) -> Vec<Bytes> {
     let mut columns: Vec<Bytes> = Vec::with_capacity(WIDE as usize);
     let mut now = [0; Category::ALL.len()];
     for point in points {
         let at = column(scales, point.time_ns);
-        // Bytes stay what they are until the next moment.
+        // Bytes stay constant until the next point.
         while columns.len() <= at {
             columns.push(now);
         }

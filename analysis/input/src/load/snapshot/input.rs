@@ -1,4 +1,4 @@
-//! The bytes of a snapshot: a file, unpacked where it is gzipped, a piece at a time.
+//! The bytes of a snapshot file, read in pieces and decompressed if the file is gzipped.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -9,12 +9,12 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::Stop;
 
-/// Bytes asked for at once.
+/// The number of bytes that one read requests.
 const PIECE: usize = 256 * 1024;
-/// The longest text that is kept; what is longer is cut, and counted.
+/// The longest text that is kept, in bytes. Longer texts are cut and counted.
 const LONGEST_TEXT: usize = 64 * 1024;
 
-/// Counts what is read of the file itself.
+/// Counts the bytes read from the file itself.
 struct Counted {
     file: File,
     read: Rc<Cell<u64>>,
@@ -28,28 +28,28 @@ impl Read for Counted {
     }
 }
 
-/// See the module.
+/// A buffered reader of a snapshot file.
 pub(super) struct Input<'a> {
     source: Box<dyn Read>,
     /// Whether the file is gzipped.
     pub(super) packed: bool,
     buffer: Vec<u8>,
     at: usize,
-    /// How many bytes lie before the buffer.
+    /// The number of decompressed bytes before the buffer.
     before: u64,
     ended: bool,
-    /// Why no more comes; what came before is there all the same.
+    /// The error that ended reading. Bytes read before it are still delivered.
     failed: Option<io::Error>,
     read: Rc<Cell<u64>>,
     progress: &'a mut dyn FnMut(u64),
-    /// Texts that were cut.
+    /// The number of texts that were cut.
     pub(super) cut_texts: u64,
-    /// How often more was read.
+    /// How often the buffer was refilled.
     pub(super) refills: u32,
 }
 
 impl<'a> Input<'a> {
-    /// Of an open file, at its beginning. `progress` hears how many of its bytes have been read.
+    /// Takes an open file, positioned at its beginning. `progress` receives the number of file bytes read so far.
     pub(super) fn new(file: File, progress: &'a mut dyn FnMut(u64)) -> io::Result<Input<'a>> {
         let read = Rc::new(Cell::new(0));
         let mut head = [0; 2];
@@ -82,35 +82,35 @@ impl<'a> Input<'a> {
         })
     }
 
-    /// How many bytes have been taken, unpacked ones.
+    /// The number of decompressed bytes consumed so far.
     pub(super) fn position(&self) -> u64 {
         self.before + self.at as u64
     }
 
-    /// How many bytes of the file have been read.
+    /// The number of file bytes read so far.
     pub(super) fn file_position(&self) -> u64 {
         self.read.get()
     }
 
-    /// What is there without reading more.
+    /// The buffered bytes.
     #[inline(always)]
     pub(super) fn here(&self) -> &[u8] {
         &self.buffer[self.at..]
     }
 
-    /// Whether it has ended: what is [`Self::here`] is all.
+    /// Whether the file has ended, so that [`Self::here`] is all that is left.
     pub(super) fn ended(&self) -> bool {
         self.ended
     }
 
-    /// Takes so many of the bytes that are here.
+    /// Consumes `n` of the buffered bytes. The caller ensures that there are enough.
     #[inline(always)]
     pub(super) fn skip_here(&mut self, n: usize) {
         self.at += n;
         debug_assert!(self.at <= self.buffer.len());
     }
 
-    /// Reads more, behind what is here. An error only where nothing is.
+    /// Reads more bytes behind the buffered ones. Fails only if none are buffered.
     #[cold]
     pub(super) fn refill(&mut self) -> Result<(), Stop> {
         if self.failed.is_some() && self.here().is_empty() {
@@ -133,7 +133,7 @@ impl<'a> Input<'a> {
         if self.failed.is_some() && self.buffer.is_empty() { Err(self.short()) } else { Ok(()) }
     }
 
-    /// Why there are fewer bytes than are wanted.
+    /// The reason for a premature end.
     #[cold]
     fn short(&self) -> Stop {
         let Some(cause) = &self.failed else { return Stop::End };
@@ -144,7 +144,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// The next bytes.
+    /// Consumes the next `N` bytes.
     #[inline(always)]
     pub(super) fn take<const N: usize>(&mut self) -> Result<[u8; N], Stop> {
         if self.buffer.len() - self.at < N {
@@ -156,7 +156,7 @@ impl<'a> Input<'a> {
         Ok(bytes)
     }
 
-    /// A text of so many bytes: handed over as it is, without what is beyond [`LONGEST_TEXT`].
+    /// Consumes a text of `len` bytes and passes it to `then`, cut to [`LONGEST_TEXT`].
     #[inline(always)]
     pub(super) fn text<T>(&mut self, len: u64, then: impl FnOnce(&[u8]) -> T) -> Result<T, Stop> {
         let n = len as usize;
@@ -178,7 +178,8 @@ impl<'a> Input<'a> {
         Ok(then(&kept))
     }
 
-    /// Passes over all there is: how many bytes of it are no white space. Only at its end does a gzip file say whether it is whole.
+    /// Consumes everything, and returns how many bytes are not white space. A gzip file reveals only at its end whether
+    /// it is complete.
     pub(super) fn pass_all(&mut self) -> Result<u64, Stop> {
         let mut more = 0;
         loop {
@@ -191,12 +192,12 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Passes over so many bytes.
+    /// Consumes `len` bytes.
     pub(super) fn pass(&mut self, len: u64) -> Result<(), Stop> {
         self.pieces(len, |_| {})
     }
 
-    /// Goes through so many bytes, piece by piece as they come.
+    /// Consumes `len` bytes and passes them to `each` in pieces.
     fn pieces(&mut self, len: u64, mut each: impl FnMut(&[u8])) -> Result<(), Stop> {
         let mut left = len;
         while left > 0 {
@@ -215,7 +216,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Fills as much of `out` as there is, and says why there is no more.
+/// Fills as much of `out` as possible. Returns the number of bytes and the error that ended reading.
 fn read_up_to(source: &mut impl Read, out: &mut [u8]) -> (usize, Option<io::Error>) {
     let mut n = 0;
     while n < out.len() {
@@ -229,7 +230,7 @@ fn read_up_to(source: &mut impl Read, out: &mut [u8]) -> (usize, Option<io::Erro
     (n, None)
 }
 
-/// The longest text that JSON hands over; what is longer is cut.
+/// The longest text that the JSON reader delivers, in bytes. Longer texts are cut.
 pub(super) const fn longest_text() -> usize {
     LONGEST_TEXT
 }

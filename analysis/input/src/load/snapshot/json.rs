@@ -1,15 +1,15 @@
-//! The same snapshot as JSON, token by token on the same [`Machine`].
+//! Reads a snapshot in JSON, token by token, on the same [`Machine`] as pickles.
 
 use super::Stop;
 use super::input::{Input, longest_text};
 use super::machine::{Machine, Value};
 
-/// Containers in containers; a snapshot has six.
+/// The maximum nesting depth. A snapshot has a depth of six.
 const DEEPEST: usize = 256;
-/// Items gathered before a list takes them in.
+/// The number of items that are collected before they are added to their list.
 const BATCH: usize = 1000;
 
-/// What is being read.
+/// A container that is being read.
 enum Inside {
     List { gathered: usize },
     Dict,
@@ -19,7 +19,7 @@ fn wrong(input: &Input<'_>, what: &str) -> Stop {
     Stop::Refused(format!("it is no JSON: {what} at byte {}", input.position()))
 }
 
-/// Reads one value, and whatever is in it.
+/// Reads one value with everything inside it. Fails with [`Stop::Memory`] above `room` bytes.
 pub(super) fn read(input: &mut Input<'_>, machine: &mut Machine, room: usize) -> Result<Value, Stop> {
     let mut refills = 0;
     let mut inside: Vec<Inside> = Vec::new();
@@ -73,7 +73,7 @@ pub(super) fn read(input: &mut Input<'_>, machine: &mut Machine, room: usize) ->
             }
             _ => return Err(wrong(input, "something that is no value")),
         }
-        // What follows a value: a comma, or ends.
+        // A value is followed by a comma, or by the ends of containers.
         loop {
             let Some(container) = inside.last_mut() else { return machine.finish() };
             if let Inside::List { gathered } = container {
@@ -101,7 +101,7 @@ fn close(input: &Input<'_>, machine: &mut Machine, inside: &mut Vec<Inside>, end
     }
 }
 
-/// The next byte that is no white space.
+/// The next byte that is not white space.
 fn next(input: &mut Input<'_>) -> Result<u8, Stop> {
     loop {
         let [byte] = input.take()?;
@@ -157,7 +157,7 @@ fn number(input: &mut Input<'_>, first: u8) -> Result<Value, Stop> {
     }
 }
 
-/// A text, whose opening quote has been taken.
+/// Reads a text whose opening quote has been consumed.
 fn text(input: &mut Input<'_>, out: &mut Vec<u8>) -> Result<(), Stop> {
     out.clear();
     let mut cut = false;

@@ -1,9 +1,11 @@
-//! What both forms of a snapshot, pickle and JSON, are made into, as it is read: a stack of values, as Python's own unpickler has it, of
-//! which nothing is kept as it comes. A dictionary that is complete becomes what its keys say it is (an event, a frame, a block, a segment,
-//! a range), a list of frames a stack, a list of events a range of rows.
+//! Builds events, stacks and segments from a snapshot while it is read, for both formats, pickle and JSON. It has a
+//! stack of values, as Python's unpickler has, but keeps no containers. A complete dictionary becomes an event, a
+//! frame, a block, a segment or a range, according to its keys. A list of frames becomes a stack, and a list of events
+//! a range of rows.
 //!
-//! A container is complete when something else takes it in, or refers to it by its memo. Whoever changes it afterwards, or refers to one
-//! from within itself, is refused: no writer of snapshots does, and nothing here can be made to follow itself.
+//! A container is complete when another container takes it, or when a memo refers to it. A file that changes a complete
+//! container, or refers to one from within itself, is refused. No writer of snapshots does that, and it ensures that no
+//! value here can contain itself.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +16,10 @@ use super::Stop;
 use super::rows::{Row, Rows};
 use super::tables::{Tables, TextId, text};
 
-/// A memo may be so much farther than there are memos.
+/// The maximum distance of a memo number beyond twice the number of memos.
 const MEMO_GAP: usize = 1 << 16;
 
-/// What there are many of.
+/// The kinds of items that occur in large numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Event,
@@ -25,16 +27,16 @@ pub(super) enum Kind {
     Segment,
 }
 
-/// No memory is as large: sums of what is smaller are numbers still.
+/// The largest size of one allocation, in bytes. Sums of valid sizes cannot overflow.
 const LARGEST: u64 = 1 << 44;
-/// An error's request may be absurd.
+/// The largest size of an out-of-memory request, which can be absurd, and of totals.
 const LARGEST_SUM: u64 = 1 << 53;
-/// Addresses above are none: there is room for the largest reservation behind an address.
+/// The highest valid address. The largest reservation still fits behind it.
 const HIGHEST: u64 = u64::MAX - (1 << 46) - LARGEST;
-/// In microseconds: in some centuries.
+/// The latest valid time in microseconds, some centuries away.
 const LATEST: u64 = 1 << 53;
 
-/// Whether memory can be there.
+/// Whether memory of this size can be at this address.
 fn is_place(addr: u64, size: u64) -> bool {
     addr <= HIGHEST && size <= LARGEST
 }
@@ -46,32 +48,32 @@ pub(super) enum Value {
     Absent,
     None,
     Bool(bool),
-    /// An integer; what is larger, up to 64 bits, by its bits.
+    /// An integer. An unsigned value of 64 bits keeps its bits.
     Int(i64),
     Float(f64),
     Text(TextId),
-    /// A container that is being filled, by its place in [`Machine::opens`].
+    /// A container that is being filled, by its index in [`Machine::opens`].
     Open(u32),
-    /// Two integers, by number.
+    /// Two integers, by index.
     Pair(u32),
     Frame(u32),
     /// A list of frames.
     Stack(StackId, ContextId),
-    /// A list of texts, by its place in [`Machine::lists`].
+    /// A list of texts, by its index in [`Machine::lists`].
     Texts(u32),
-    /// An event, a block, a segment, by number.
+    /// An event, a block or a segment, by number.
     One(Kind, u32),
-    /// Several in a list, one after another: the first, and how many.
+    /// Consecutive items in a list: the first number and the count.
     Run(Kind, u32, u32),
-    /// A list of such, one after another.
+    /// A whole list of consecutive items: the first number and the count.
     Many(Kind, u32, u32),
     List(u32),
     Dict(u32),
     /// A snapshot.
     Top,
-    /// Something that no snapshot needs.
+    /// A value that no snapshot needs.
     Other,
-    /// Something that should be of use and is not: counted.
+    /// An item that should be usable and is not. It has been counted.
     Unusable,
 }
 
@@ -85,20 +87,20 @@ struct Open {
     position: usize,
 }
 
-/// A block of the final state.
+/// A block of the state at the end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FinalBlock {
-    /// Where it is; `None` in the oldest snapshots: behind the one before it.
+    /// The address. `None` in the oldest snapshots, where a block starts at the end of the previous one.
     pub(super) addr: Option<u64>,
     pub(super) size: u64,
     pub(super) requested: Option<u64>,
     pub(super) stack: StackId,
     pub(super) context: ContextId,
-    /// [`text::ACTIVE_ALLOCATED`], ...
+    /// The state as a text: [`text::ACTIVE_ALLOCATED`] and others.
     pub(super) state: TextId,
 }
 
-/// A segment of the final state.
+/// A segment of the state at the end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FinalSegment {
     pub(super) device: i64,
@@ -109,11 +111,11 @@ pub(super) struct FinalSegment {
     pub(super) expandable: bool,
     pub(super) stack: StackId,
     pub(super) context: ContextId,
-    /// First and number.
+    /// The first block and the number of blocks.
     pub(super) blocks: (u32, u32),
 }
 
-/// An end of a range that the program named.
+/// The start or the end of a range that the program named.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Annotation {
     pub(super) name: TextId,
@@ -121,7 +123,7 @@ pub(super) struct Annotation {
     pub(super) time: u64,
 }
 
-/// The keys of a snapshot.
+/// The keys of a snapshot's top-level dictionary.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Top {
     pub(super) segments: Option<Value>,
@@ -130,21 +132,21 @@ pub(super) struct Top {
     pub(super) host: [Option<Value>; 2],
 }
 
-/// What could not be used, counted.
+/// Counts of what could not be used.
 #[derive(Debug, Default)]
 pub(super) struct Oddities {
-    /// Events without an address, a size, ...
+    /// Events without a valid address, size or other required field.
     pub(super) malformed_events: u64,
-    /// By what they call themselves.
+    /// By action name.
     pub(super) unknown_actions: BTreeMap<TextId, u64>,
     pub(super) malformed_segments: u64,
-    /// Events whose time is none.
+    /// Events with an invalid time.
     pub(super) times: u64,
-    /// Private pools beyond as many as there are ids.
+    /// Private pools beyond the number of available ids.
     pub(super) pools: u64,
 }
 
-/// See the module.
+/// The machine that builds a snapshot's contents.
 pub(super) struct Machine {
     stack: Vec<Value>,
     marks: Vec<usize>,
@@ -157,7 +159,7 @@ pub(super) struct Machine {
     pub(super) blocks: Vec<FinalBlock>,
     pub(super) segments: Vec<FinalSegment>,
     pub(super) annotations: Vec<Annotation>,
-    /// Texts attached to events, by row.
+    /// By row: texts attached to events.
     pub(super) metadata: Vec<(u32, TextId)>,
     pub(super) lists: Vec<Box<[Value]>>,
     pub(super) dicts: Vec<Box<[(TextId, Value)]>>,
@@ -165,14 +167,14 @@ pub(super) struct Machine {
     by_pair: std::collections::HashMap<(u64, u64), u32>,
     pub(super) top: Option<Top>,
     pub(super) odd: Oddities,
-    /// Whether any event has a time, and its pool.
+    /// Whether any event has a time, and whether any has a pool.
     pub(super) has_times: bool,
     pub(super) has_pools: bool,
     /// Lists of blocks that have been copied.
     blocks_taken: std::collections::HashSet<u32>,
-    /// That of the event before.
+    /// The time of the previous event.
     last_time: u64,
-    /// Whether any event was compiled code's.
+    /// The number of events of compiled code.
     pub(super) compiled: u64,
     kept_bytes: usize,
     frames: Vec<u32>,
@@ -213,7 +215,7 @@ impl Machine {
         }
     }
 
-    /// Bytes of memory taken, roughly.
+    /// The approximate memory in use, in bytes.
     pub(super) fn bytes(&self) -> usize {
         let values = (self.stack.len() + self.memo.len()) * size_of::<Value>();
         values + self.rows.bytes() + self.tables.bytes + self.kept_bytes + self.opens.len() * size_of::<Open>()
@@ -224,14 +226,14 @@ impl Machine {
         self.stack.push(value);
     }
 
-    /// A text, known or new.
+    /// Pushes a text, known or new.
     #[inline]
     pub(super) fn push_text(&mut self, bytes: &[u8]) {
         let id = self.tables.text(bytes);
         self.stack.push(Value::Text(id));
     }
 
-    /// An empty container.
+    /// Pushes an empty container.
     #[inline]
     pub(super) fn open(&mut self, is_dict: bool) {
         let position = self.stack.len();
@@ -260,12 +262,12 @@ impl Machine {
         }
     }
 
-    /// The lowest place that may be taken from the stack: what lies below belongs to a batch that is being filled.
+    /// The lowest stack position that may be popped. Values below it belong to a batch that is being filled.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
 
-    /// Takes the topmost value, complete.
+    /// Pops the topmost value and completes it.
     fn pop(&mut self) -> Result<Value, Stop> {
         if self.stack.len() <= self.floor() {
             return refuse("a value that was never given");
@@ -274,7 +276,7 @@ impl Machine {
         Ok(self.complete(value))
     }
 
-    /// Throws the topmost value away, or the topmost mark.
+    /// Discards the topmost value, or the topmost mark.
     pub(super) fn drop_top(&mut self) -> Result<(), Stop> {
         if self.marks.last() == Some(&self.stack.len()) {
             self.marks.pop();
@@ -283,7 +285,7 @@ impl Machine {
         self.pop().map(|_| ())
     }
 
-    /// Throws away what is above the topmost mark.
+    /// Discards everything above the topmost mark.
     pub(super) fn drop_batch(&mut self) -> Result<(), Stop> {
         let mark = self.pop_mark()?;
         while self.stack.len() > mark {
@@ -292,7 +294,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The topmost value again.
+    /// Duplicates the topmost value.
     pub(super) fn again(&mut self) -> Result<(), Stop> {
         let value = self.pop()?;
         self.stack.push(value);
@@ -300,7 +302,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Gives the topmost value a memo: the next number, or this one.
+    /// Stores the topmost value in the memo, under the next number or under `number`.
     #[inline]
     pub(super) fn memoize(&mut self, number: Option<u32>) -> Result<(), Stop> {
         let Some(&value) = self.stack.last() else { return refuse("a memo of nothing") };
@@ -319,7 +321,7 @@ impl Machine {
         Ok(())
     }
 
-    /// What has this memo.
+    /// Pushes the value of a memo.
     #[inline]
     pub(super) fn recall(&mut self, number: u32) -> Result<(), Stop> {
         let mut value = self.memo.get(number as usize).copied().unwrap_or(Value::Absent);
@@ -335,7 +337,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The open container at this place.
+    /// The open container at this stack position. Fails if there is none, or if it is complete.
     #[inline]
     fn open_at(&self, position: usize, is_dict: bool) -> Result<usize, Stop> {
         match self.stack.get(position) {
@@ -344,7 +346,7 @@ impl Machine {
         }
     }
 
-    /// `container[key] = value`
+    /// Does `container[key] = value`.
     pub(super) fn set_item(&mut self) -> Result<(), Stop> {
         let (value, key) = (self.pop()?, self.pop()?);
         let open = self.open_at(self.stack.len().wrapping_sub(1), true)?;
@@ -352,7 +354,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The same for all above the topmost mark.
+    /// Does `container[key] = value` for all pairs above the topmost mark.
     #[inline]
     pub(super) fn set_items(&mut self) -> Result<(), Stop> {
         let mark = self.pop_mark()?;
@@ -372,12 +374,12 @@ impl Machine {
     fn put_pair(&mut self, open: usize, key: Value, value: Value) {
         match key {
             Value::Text(key) => self.opens[open].pairs.push((key, value)),
-            // A key that is no text is none of a snapshot's.
+            // All keys of a snapshot are texts, so other keys are ignored.
             other => drop(self.complete(other)),
         }
     }
 
-    /// `list.append(value)`
+    /// Does `list.append(value)`.
     pub(super) fn append(&mut self) -> Result<(), Stop> {
         let value = self.pop()?;
         let open = self.open_at(self.stack.len().wrapping_sub(1), false)?;
@@ -385,7 +387,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The same for all above the topmost mark.
+    /// Does `list.append(value)` for all values above the topmost mark.
     #[inline]
     pub(super) fn append_all(&mut self) -> Result<(), Stop> {
         let mark = self.pop_mark()?;
@@ -410,13 +412,13 @@ impl Machine {
         }
     }
 
-    /// A list of all above the topmost mark.
+    /// Makes a list of all values above the topmost mark.
     pub(super) fn list_of_batch(&mut self) -> Result<(), Stop> {
         let mark = self.pop_mark()?;
         self.take_batch(mark, false)
     }
 
-    /// A tuple of as many values as there are above the topmost mark, or of so many.
+    /// Makes a tuple of the topmost `len` values, or of all values above the topmost mark.
     pub(super) fn tuple(&mut self, len: Option<usize>) -> Result<(), Stop> {
         let mark = match len {
             Some(len) if self.stack.len() >= self.floor() + len => self.stack.len() - len,
@@ -432,7 +434,7 @@ impl Machine {
         self.take_batch(mark, false)
     }
 
-    /// A dictionary of all above the topmost mark.
+    /// Makes a dictionary of all values above the topmost mark.
     pub(super) fn dict_of_batch(&mut self) -> Result<(), Stop> {
         let mark = self.pop_mark()?;
         self.take_batch(mark, true)
@@ -466,12 +468,13 @@ impl Machine {
         Value::Pair(id)
     }
 
-    /// What is left when all is read.
+    /// Pops the result when everything has been read.
     pub(super) fn finish(&mut self) -> Result<Value, Stop> {
         self.pop()
     }
 
-    /// The value, and if it is a container, what that is: it takes no more.
+    /// Completes a container and returns what it represents; other values are returned unchanged. A complete container
+    /// takes no more items.
     #[inline]
     fn complete(&mut self, value: Value) -> Value {
         let Value::Open(id) = value else { return value };
@@ -584,7 +587,7 @@ impl Machine {
             return Value::Unusable;
         };
         let place = match known {
-            // What these say are totals.
+            // In these events, the fields are totals.
             Action::Snapshot | Action::Oom => Some((addr.unwrap_or(0), size.unwrap_or(0))),
             _ => addr.zip(size).filter(|(addr, size)| is_place(*addr, *size)),
         };
@@ -642,7 +645,7 @@ impl Machine {
             match key {
                 text::NAME => name = text_of(value).unwrap_or(text::EMPTY),
                 text::FILENAME => filename = text_of(value).unwrap_or(text::EMPTY),
-                // Of a frame of C++ this may be an address in its object.
+                // In a C++ frame, this can be an address in its object.
                 text::LINE => line = number(value).and_then(|line| u32::try_from(line).ok()).unwrap_or(0),
                 _ => {}
             }
@@ -650,7 +653,7 @@ impl Machine {
         Value::Frame(self.tables.frame(name, filename, line))
     }
 
-    /// A block, or what the oldest snapshots say of what was in one.
+    /// Makes a block, or what the oldest snapshots record about the contents of one.
     fn block(&mut self, pairs: &[(TextId, Value)]) -> Value {
         let mut block = FinalBlock {
             addr: None,
@@ -702,7 +705,7 @@ impl Machine {
         }
     }
 
-    /// The blocks of a segment: first and number.
+    /// The blocks of a segment: the first number and the count.
     fn blocks_of(&mut self, value: Value) -> (u32, u32) {
         let list = match value {
             Value::Many(Kind::Block, first, len) => return (first, len),
@@ -713,7 +716,8 @@ impl Machine {
                 return (0, 0);
             }
         };
-        // The oldest snapshots have others between them, in their histories. No list is copied twice, however often it is named.
+        // In the oldest snapshots, blocks of histories lie between the blocks of a segment. Each list is copied at most
+        // once, however often it occurs.
         if !self.blocks_taken.insert(list) {
             self.odd.malformed_segments += 1;
             return (0, 0);
@@ -798,19 +802,19 @@ impl Machine {
         Value::Other
     }
 
-    /// Makes a snapshot of what is there when the file ends, or turns out to be damaged, in the middle: of what was being read the events,
-    /// segments and lists that are complete. Whether there is one.
+    /// Builds a snapshot from a file that ends early or is damaged. It keeps the events, segments and lists that are
+    /// complete. Returns whether there is a snapshot.
     pub(super) fn salvage(&mut self) -> bool {
         if !matches!(self.stack.first(), Some(Value::Open(_))) {
             return false;
         }
-        // A batch for each container that was being filled, from the outermost; of those, lists in lists in the dictionary are whole but
-        // for their ends.
+        // There is one batch per container that was being filled, from the outermost. Lists in lists in the top-level
+        // dictionary are valid, only their ends are missing.
         let is_list = |machine: &Machine, mark: usize| machine.open_at(mark.wrapping_sub(1), false).is_ok();
         let outer = (1..self.marks.len().min(3)).take_while(|level| is_list(self, self.marks[*level])).count() + 1;
         if let Some(inner) = self.marks.get(outer).copied() {
             self.marks.truncate(outer);
-            // The container itself goes too: it is not whole.
+            // The incomplete container itself is also discarded.
             self.stack.truncate(inner.saturating_sub(1).max(self.floor()));
         }
         while self.marks.len() > 1 {
@@ -828,7 +832,8 @@ impl Machine {
         while let Some(Value::Text(key)) = self.stack.get(at).copied() {
             let first = at + 1;
             at = first;
-            // A single value of a list has no batch: it lies behind its list, still to be taken in, and so on.
+            // A single value of a list has no batch. It lies behind its list on the stack, not yet added, and the list
+            // can itself be such a value.
             while self.stack.get(at).is_some_and(|value| !matches!(value, Value::Text(_))) {
                 at += 1;
             }
@@ -846,7 +851,7 @@ impl Machine {
         true
     }
 
-    /// The two texts on top, joined: what a `STACK_GLOBAL` would import.
+    /// The two topmost texts, joined with a dot: what `STACK_GLOBAL` would import.
     pub(super) fn named(&self) -> String {
         let names: Vec<&str> = self
             .stack
@@ -859,7 +864,7 @@ impl Machine {
         crate::printable::line(&names.join(".")).chars().take(160).collect()
     }
 
-    /// What a dictionary that is no snapshot has for keys.
+    /// The keys of a dictionary that is not a snapshot.
     pub(super) fn keys(&self, value: Value) -> Vec<&str> {
         match value {
             Value::Dict(id) => self.dicts[id as usize].iter().map(|(key, _)| self.tables.str(*key)).collect(),
@@ -868,7 +873,7 @@ impl Machine {
     }
 }
 
-/// A number, by its bits.
+/// A non-negative number; a negative integer by its bits.
 #[inline(always)]
 pub(super) fn number(value: Value) -> Option<u64> {
     match value {

@@ -1,10 +1,11 @@
-//! Any PyTorch memory snapshot as a recording: pickles of protocols 2 to 5 and JSON, gzipped or not, of PyTorch 2.0 and later, of any
-//! device's allocator, or of our own.
+//! Reads any PyTorch memory snapshot as a recording: pickles of protocols 2 to 5 and JSON, gzipped or not. It reads
+//! snapshots of PyTorch 2.0 and later, of any device's allocator, and our own.
 //!
-//! [`input`] unpacks, [`pickle`] and [`json`] read tokens, [`machine`] makes them into events, stacks and segments as they come, and
-//! [`state`] works out what was there before the first event. A file that ends too early, or is damaged in the middle, gives what came
-//! before, and says so. Nothing in a file can make the reader run anything, follow itself, or take more memory than
-//! in proportion to the file.
+//! [`input`] decompresses. [`pickle`] and [`json`] read tokens. [`machine`] builds events, stacks and segments from
+//! them. [`state`] reconstructs what existed before the first event. A file that ends early, or is damaged in the
+//! middle, gives what came before the damage, and a problem reports it.
+//!
+//! No file can make the reader run code or recurse without bound. Memory use is proportional to the size of the file.
 
 mod input;
 mod json;
@@ -29,8 +30,8 @@ pub use self::remarks::TOPIC as SNAPSHOT_TOPIC;
 use super::Problem;
 use crate::error::{Error, Result};
 
-/// Memory that any file may take, and how much more for each of its bytes: a snapshot packs to a thirtieth, and takes as much as it has
-/// bytes when it is not packed.
+/// The memory limit of the reader, in bytes: a base and an allowance per file byte. gzip compresses a snapshot to a
+/// thirtieth. Decompressed, it needs about as much memory as it has bytes.
 const ROOM: usize = 256 << 20;
 const ROOM_PER_BYTE: usize = 128;
 
@@ -39,31 +40,32 @@ const ROOM_PER_BYTE: usize = 128;
 enum Stop {
     /// The file ends.
     End,
-    /// The gzip layer is damaged.
+    /// The gzip stream is damaged.
     Gzip,
-    /// The system's answer.
+    /// The operating system reported an error.
     Io(io::Error),
-    /// It is not what it should be: what is wrong, and what to do.
+    /// The content is invalid. Says what is wrong, and what to do.
     Refused(String),
-    /// It wants more memory than a file of its size may have.
+    /// The file needs more memory than its size allows.
     Memory,
 }
 
-/// What some editors write before a text.
+/// The UTF-8 byte order mark, which some editors write at the beginning.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// What a file is by its first bytes.
+/// The format of a file according to its first bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Form {
     Pickle,
     Json,
 }
 
-/// Reads a snapshot. `progress` hears how many of how many bytes of the file have been read.
+/// Reads a snapshot. `progress` receives the file bytes read so far and the total.
 ///
 /// # Errors
 ///
-/// When it is no snapshot, or so damaged that nothing can be read of it: what is wrong, and what to do.
+/// If the file is not a snapshot, or is too damaged to read anything from it. The message says what is wrong, and what
+/// to do.
 pub(super) fn open(path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<(SnapshotRecording, Vec<Problem>)> {
     let file = foreign::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
     read(path, file, progress)
@@ -75,7 +77,7 @@ fn read(path: &Path, file: File, progress: &mut dyn FnMut(u64, u64)) -> Result<(
     let mut heard = |done: u64| progress(done, size);
     let cannot = || Error::io(format!("cannot read {}", path.display()));
     let mut input = Input::new(file, &mut heard).map_err(cannot())?;
-    // Damage may lie anywhere: what comes before it says what the file is.
+    // Damage can be anywhere. The bytes before it still identify the format.
     let began = input.refill();
     let form = match form(input.here()) {
         Ok(form) => form,
@@ -99,7 +101,7 @@ fn read(path: &Path, file: File, progress: &mut dyn FnMut(u64, u64)) -> Result<(
     let (value, stop) = match value {
         Ok(value) => (value, None),
         Err(stop) => {
-            // What is there may be a snapshot without its end.
+            // The contents so far can be a snapshot without its end.
             let value = if machine.salvage() { machine.finish().unwrap_or(Value::None) } else { Value::None };
             (value, Some(stop))
         }
@@ -145,7 +147,7 @@ fn read(path: &Path, file: File, progress: &mut dyn FnMut(u64, u64)) -> Result<(
     Ok((SnapshotRecording::of(machine, value, facts), problems))
 }
 
-/// `torch.cuda.memory_snapshot()` is the list of segments without anything around.
+/// `torch.cuda.memory_snapshot()` returns the bare list of segments.
 fn segments_alone(machine: &Machine, value: Value) -> bool {
     match value {
         Value::Many(Kind::Segment, ..) => true,
@@ -154,7 +156,7 @@ fn segments_alone(machine: &Machine, value: Value) -> bool {
     }
 }
 
-/// What the bytes begin as; else what they are, and what to do.
+/// The format that the bytes begin with. The error says what the file is instead, and what to do.
 fn form(bytes: &[u8]) -> Result<Form, String> {
     const GIVE: &str = "give the file that torch.cuda.memory._dump_snapshot wrote";
     let text = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
@@ -180,7 +182,7 @@ fn form(bytes: &[u8]) -> Result<Form, String> {
     }
 }
 
-/// Why a file that can be read is no snapshot.
+/// Why a readable file is not a snapshot.
 fn other_kind(machine: &Machine, value: Value, form: Form) -> String {
     const GIVE: &str = "give the file that torch.cuda.memory._dump_snapshot wrote";
     let keys = machine.keys(value);
@@ -196,7 +198,7 @@ fn other_kind(machine: &Machine, value: Value, form: Form) -> String {
     if has("command") && has("processes") {
         return "it is the manifest of a memtrace run: give the run folder".to_owned();
     }
-    // The first thing in a file of torch.save before 1.6, and a state_dict of it.
+    // Files of torch.save before 1.6 begin with such a value, and so does a state_dict in one.
     if matches!(value, Value::Other | Value::Int(_)) && form == Form::Pickle {
         return format!("it is a pickle of something else (an old torch.save file begins so): {GIVE}");
     }

@@ -1,14 +1,14 @@
-//! Pickles of protocols 2 to 5: the opcodes, each done on the [`Machine`]. None of them runs anything: those that would name or call
-//! something are refused.
+//! Reads pickles of protocols 2 to 5: each opcode is executed on the [`Machine`]. No opcode runs code. Opcodes that
+//! would import or call something are refused.
 
 use super::Stop;
 use super::input::Input;
 use super::machine::{Machine, Value};
 
-/// No opcode with what belongs to it is longer, but for texts.
+/// The maximum length of an opcode with its arguments, in bytes, except for texts.
 const LONGEST: usize = 16;
 
-/// Reads to the end of the pickle; gives what it is of.
+/// Reads to the end of the pickle and returns its value. Fails with [`Stop::Memory`] above `room` bytes.
 pub(super) fn read(input: &mut Input<'_>, machine: &mut Machine, room: usize) -> Result<Value, Stop> {
     let mut refills = 0;
     loop {
@@ -74,7 +74,7 @@ pub(super) fn read(input: &mut Input<'_>, machine: &mut Machine, room: usize) ->
             b'N' => machine.push(Value::None),
             0x88 => machine.push(Value::Bool(true)),
             0x89 => machine.push(Value::Bool(false)),
-            // Texts, and of Python 2 strings.
+            // Texts, and byte strings of Python 2.
             0x8c | b'U' => {
                 let [len] = input.take()?;
                 input.text(len.into(), |bytes| machine.push_text(bytes))?;
@@ -101,7 +101,7 @@ pub(super) fn read(input: &mut Input<'_>, machine: &mut Machine, room: usize) ->
             b'0' => machine.drop_top()?,
             b'1' => machine.drop_batch()?,
             b'2' => machine.again()?,
-            // Bytes say nothing in a snapshot.
+            // No field of a snapshot is bytes.
             b'C' => {
                 let [len] = input.take()?;
                 input.pass(len.into())?;
@@ -117,7 +117,7 @@ pub(super) fn read(input: &mut Input<'_>, machine: &mut Machine, room: usize) ->
                 input.pass(len)?;
                 machine.push(Value::Other);
             }
-            // Nor do sets.
+            // No field of a snapshot is a set.
             0x8f => machine.open(false),
             0x90 => machine.append_all()?,
             0x91 => machine.list_of_batch()?,
@@ -163,7 +163,7 @@ pub(super) fn read(input: &mut Input<'_>, machine: &mut Machine, room: usize) ->
     }
 }
 
-/// What Python would have to import and call.
+/// The error for an opcode that would make Python import and call something.
 fn runs(at: u64, what: &str) -> Stop {
     Stop::Refused(format!(
         "to load it, Python would have to call {what} (at byte {at}), which no memory snapshot needs, and memtrace calls \
@@ -171,13 +171,13 @@ fn runs(at: u64, what: &str) -> Stop {
     ))
 }
 
-/// An integer of so many bytes, signed; one of more than 64 bits is nothing.
+/// A little-endian signed integer. One of more than 64 bits becomes [`Value::Other`].
 fn long(bytes: &[u8]) -> Value {
     let negative = bytes.last().is_some_and(|last| last & 0x80 != 0);
     let mut word = if negative { [0xff; 8] } else { [0; 8] };
     let (low, high) = bytes.split_at(bytes.len().min(8));
     word[..low.len()].copy_from_slice(low);
-    // An address of the upper half takes a ninth byte, for the sign.
+    // An unsigned 64-bit address with the highest bit set has a ninth byte for the sign.
     if high.iter().any(|byte| *byte != if negative { 0xff } else { 0 }) {
         Value::Other
     } else {
@@ -185,7 +185,7 @@ fn long(bytes: &[u8]) -> Value {
     }
 }
 
-/// A line, for a message: what is not printable in it is replaced, what is long cut.
+/// Reads a line for a message. Unprintable characters are replaced, and a long line is cut.
 fn line(input: &mut Input<'_>) -> Result<String, Stop> {
     let mut text = Vec::new();
     loop {

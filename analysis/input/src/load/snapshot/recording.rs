@@ -1,4 +1,5 @@
-//! A snapshot as a recording: what was there before, then the events of all devices by time, then what the state at the end adds up to.
+//! A snapshot as a recording. First comes what existed before, then the events of all devices by time, then the totals
+//! of the state at the end.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,13 +16,13 @@ use super::state::{Frame, Known, Stretches, frame, indices};
 use super::tables::{Tables, TextId, text};
 use crate::recording::{LostEvents, Recording};
 
-/// Events handed over at once.
+/// The number of events delivered at once.
 const BLOCK: usize = 4096;
 
-/// How such a recording ends.
+/// The end reason of such a recording.
 pub const SNAPSHOT_END: &str = "a snapshot was taken";
 
-/// See the module.
+/// A PyTorch snapshot as a recording.
 #[derive(Debug)]
 pub struct SnapshotRecording {
     definitions: Definitions,
@@ -29,7 +30,7 @@ pub struct SnapshotRecording {
     rows: Rows,
     devices: Vec<Device>,
     labels: Vec<Event>,
-    /// The first moment, in microseconds.
+    /// The time of the first event, in microseconds.
     began: u64,
     last: u64,
     end: End,
@@ -68,7 +69,7 @@ impl SnapshotRecording {
         if let Some(top) = top {
             facts.host = top.host.map(|value| value.map_or(0, |value| things(&machine, value, 0)));
         }
-        // Segments of the host's memory come first or last, and belong to no device here.
+        // Segments of host memory come first or last and belong to no device here.
         let on_devices: Vec<usize> = match top {
             None => (0..machine.segments.len()).collect(),
             Some(top) => {
@@ -139,7 +140,7 @@ impl SnapshotRecording {
         recording
     }
 
-    /// First and last moment, and how many events there are of each kind.
+    /// Computes the time of the first and last event, and counts the events by kind.
     fn measure(&mut self) {
         let (mut first, mut last) = (u64::MAX, 0);
         let mut kinds: HashMap<(i16, Action, Flags), u64> = HashMap::new();
@@ -178,7 +179,7 @@ impl SnapshotRecording {
         self.census.ticks = (self.events > 0).then(|| (moment(self.began), moment(self.last)));
     }
 
-    /// Texts that were attached to allocations are names of their memory.
+    /// Texts attached to allocations become names of their memory.
     fn name_blocks(&mut self, named: &HashMap<u32, String>) {
         if named.is_empty() {
             return;
@@ -194,7 +195,7 @@ impl SnapshotRecording {
         self.definitions.tensor_names = names;
     }
 
-    /// Every event in order, with its row where it has one.
+    /// Passes every event in order to `sink`, with its row if it has one.
     fn each(&self, sink: &mut dyn FnMut(Option<u32>, &Event)) {
         let mut seq = 0;
         let mut put = |row: Option<u32>, e: Event| {
@@ -232,7 +233,7 @@ impl SnapshotRecording {
         }
     }
 
-    /// The events of all devices and the labels by time; those of a device stay in their order.
+    /// Merges the events of all devices and the labels by time. Events of one device keep their order.
     fn merged(&self, put: &mut dyn FnMut(Option<u32>, Event)) {
         let mut sources: Vec<_> = self
             .devices
@@ -246,7 +247,7 @@ impl SnapshotRecording {
         let time = |index: &Option<u32>| index.and_then(|index| self.rows.get(index as usize)).map(|row| row.time);
         loop {
             let next = (0..sources.len()).filter_map(|i| Some((time(&sources[i].0)?, i))).min();
-            // A range holds what happens in the microsecond in which it begins, and in which it ends.
+            // A range includes the events of the microsecond in which it starts, and of the one in which it ends.
             if let Some(label) = labels.next_if(|label| {
                 let at = label.ticks / 1000;
                 next.is_none_or(|(row, _)| if label.action == Action::RangeStart { at <= row } else { at < row })
@@ -272,7 +273,8 @@ impl Recording for SnapshotRecording {
     }
 
     fn calibration(&self) -> Calibration {
-        // A tick is a nanosecond. From the first moment on, since there is no telling them apart as far from 0 as today.
+        // A tick is a nanosecond. Ticks count from the first event, because the calibration loses nanosecond precision
+        // this far from 0.
         let began = self.began.saturating_mul(1000);
         Calibration::new(&[ClockPoint { ticks: began, monotonic_ns: 0, realtime_ns: began }])
     }
@@ -322,7 +324,7 @@ impl Recording for SnapshotRecording {
     }
 }
 
-/// What a text attached to a block says of it. Our own end with data type and shape where it is the name of a tensor.
+/// The tensor name in a text attached to a block. In our own snapshots, a tensor's text ends with data type and shape.
 fn named_tensor(e: &Event, text: &str) -> TensorName {
     let is_shape = |shape: &str| {
         let (dtype, dims) = shape.split_once('[').unwrap_or((shape, ""));
@@ -349,9 +351,9 @@ fn named_tensor(e: &Event, text: &str) -> TensorName {
 #[derive(Default)]
 struct Lists {
     traces: Vec<Stretches>,
-    /// Lists that stand there more than once.
+    /// Lists that occur more than once.
     repeated: u64,
-    /// Things where an event should be, or a list of them.
+    /// Items of another kind where an event, or a list of events, should be.
     strangers: u64,
 }
 
@@ -365,7 +367,7 @@ impl Lists {
                     lists.take(machine, *item, &mut seen);
                 }
             }
-            // A list of events alone: of one device.
+            // A bare list of events belongs to one device.
             other => lists.take(machine, other, &mut seen),
         }
         lists
@@ -387,7 +389,7 @@ impl Lists {
     }
 }
 
-/// The things of a kind in a list, and how many others it holds.
+/// The items of one kind in a list, and the number of other items.
 #[derive(Default)]
 struct Runs {
     runs: Stretches,
@@ -414,7 +416,7 @@ fn runs(machine: &Machine, list: Value, kind: Kind) -> Runs {
     found
 }
 
-/// How many things a list holds, or the lists in it.
+/// The number of items in a list or in the lists inside it.
 fn things(machine: &Machine, value: Value, depth: u32) -> u64 {
     match value {
         Value::Many(_, _, len) | Value::Run(_, _, len) => len.into(),
@@ -426,7 +428,7 @@ fn things(machine: &Machine, value: Value, depth: u32) -> u64 {
     }
 }
 
-/// What the program was told of the allocator, as it was told.
+/// The allocator configuration exactly as the program received it.
 fn settings(machine: &Machine, value: Value) -> Option<String> {
     let Value::Dict(id) = value else { return None };
     let of = |wanted: TextId| {
@@ -438,11 +440,11 @@ fn settings(machine: &Machine, value: Value) -> Option<String> {
     of(text::CONF).filter(|conf| !conf.is_empty()).or(of(text::NEW_CONF)).map(str::to_owned)
 }
 
-/// Ends of ranges as events, in order of time.
+/// The starts and ends of ranges as events, in order of time.
 fn labels(annotations: &[Annotation]) -> Vec<Event> {
     let mut ends: Vec<&Annotation> = annotations.iter().collect();
     ends.sort_by_key(|annotation| annotation.time);
-    // Ranges that do not nest are of several threads: each has a number then.
+    // Ranges that do not nest come from several threads. Then each range gets a number.
     let mut open = Vec::new();
     let nest = ends.iter().all(|end| {
         if end.starts {

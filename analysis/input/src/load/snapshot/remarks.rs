@@ -1,38 +1,38 @@
-//! What a snapshot cannot tell, or did not, in sentences with counts.
+//! Reports what a snapshot cannot show, or did not, as sentences with counts.
 
 use memtrace_trace::definition::Verdict;
 use memtrace_trace::file::Notice;
 
-/// What was found out while reading.
+/// What was found while reading.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
-    /// Nothing of the file is missing.
+    /// Whether the file is complete.
     pub(super) whole: bool,
-    /// Texts too long to be kept.
+    /// Texts that were cut because of their length.
     pub(super) cut_texts: u64,
-    /// Events, over all devices.
+    /// The number of events of all devices.
     pub(super) events: u64,
     pub(super) allocations: u64,
     pub(super) without_stack: u64,
-    /// Frees of allocations in the recording whose stack is that of the allocation, and all that have a stack.
+    /// Of the frees of allocations in the recording: those with the allocation's stack, and all that have a stack.
     pub(super) frees_of_allocation: u64,
     pub(super) frees_with_stack: u64,
-    /// Blocks, bytes and segments older than the first event; blocks of which only the free is known.
+    /// Blocks, bytes and segments older than the first event, and blocks of which only the free is known.
     pub(super) before_blocks: u64,
     pub(super) before_bytes: u64,
     pub(super) before_segments: u64,
     pub(super) before_unseen: u64,
-    /// Blocks that were allocated when the events had been written, before the state was.
+    /// Blocks that were allocated after the events had been captured and before the state was.
     pub(super) after_blocks: u64,
     pub(super) no_times: bool,
     pub(super) has_state: bool,
-    /// Devices with segments and no events.
+    /// Devices with segments but without events.
     pub(super) silent_devices: Vec<i64>,
     pub(super) host: [u64; 2],
     pub(super) malformed_events: u64,
     pub(super) malformed_segments: u64,
     pub(super) malformed_times: u64,
-    /// Bytes behind the snapshot's end.
+    /// Bytes after the snapshot's end.
     pub(super) trailing: u64,
     pub(super) unknown_actions: Vec<(String, u64)>,
     pub(super) repeated_traces: u64,
@@ -40,11 +40,11 @@ pub(super) struct Facts {
     pub(super) compiled: u64,
 }
 
-/// The topic of the notices that say what a snapshot cannot tell, or did not.
+/// The topic of the notices about what a snapshot cannot show, or did not.
 pub const TOPIC: &str = "snapshot";
 
 impl Facts {
-    /// The sentences, the weightiest first.
+    /// The sentences, most important first.
     pub(super) fn notices(&self) -> Vec<Notice> {
         let mut said = Vec::new();
         let mut say = |text: String| {

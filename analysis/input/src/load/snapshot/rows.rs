@@ -1,34 +1,34 @@
-//! Events as a snapshot tells them, small: they are kept, since a recording is streamed more than once.
+//! The events of a snapshot in a compact form. They are kept in memory, because a recording is streamed more than once.
 
 use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::ids::{ContextId, StackId};
 
-/// Rows of a piece: no vector that grows is ever copied.
+/// The number of rows per piece. Rows are stored in pieces so that no growing vector is ever copied.
 const PIECE: usize = 1 << 14;
 
 /// An event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
-    /// The address; of `oom` what was free.
+    /// The address; in an `oom` event, the free bytes of the device.
     pub(super) addr: u64,
     pub(super) size: u64,
-    /// Microseconds; without times the place in the file.
+    /// Time in microseconds. Without times, the position in the file.
     pub(super) time: u64,
     pub(super) stack: StackId,
     pub(super) context: ContextId,
-    /// By number, see [`super::tables::Tables::streams`].
+    /// The number of the stream in [`super::tables::Tables::streams`].
     pub(super) stream: u32,
-    /// Bytes of the block beyond the request; [`u32::MAX`] where nobody told.
+    /// Bytes of the block beyond the request; [`u32::MAX`] if unknown.
     pub(super) slack: u32,
     pub(super) pool: u16,
     pub(super) action: Action,
 }
 
 impl Row {
-    /// Nobody told how large the block is.
+    /// The value of `slack` if the block's size is unknown.
     pub(super) const NO_SLACK: u32 = u32::MAX;
 
-    /// The row as an event, but for its number.
+    /// The row as an event without its `seq`.
     #[inline]
     pub(super) fn event(&self, device: i16, streams: &[u64]) -> Event {
         let known = self.slack != Row::NO_SLACK;
@@ -49,19 +49,19 @@ impl Row {
     }
 }
 
-/// All of them, in the order of the file.
+/// All rows, in the order of the file.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
     pieces: Vec<Vec<Row>>,
 }
 
 impl Rows {
-    /// How many.
+    /// The number of rows.
     pub(super) fn len(&self) -> usize {
         self.pieces.last().map_or(0, |last| (self.pieces.len() - 1) * PIECE + last.len())
     }
 
-    /// Bytes taken.
+    /// The memory in use, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.pieces.len() * PIECE * size_of::<Row>()
     }
@@ -71,7 +71,7 @@ impl Rows {
         match self.pieces.last_mut() {
             Some(last) if last.len() < PIECE => last.push(row),
             _ => {
-                // The first is as large as need be.
+                // The first piece grows as needed, so that small snapshots stay small.
                 let mut piece = if self.pieces.is_empty() { Vec::new() } else { Vec::with_capacity(PIECE) };
                 piece.push(row);
                 self.pieces.push(piece);

@@ -1,4 +1,5 @@
-//! What was there before the first event of a device: worked out backwards, from the state at the end and what the events say went before.
+//! Reconstructs what existed on a device before its first event. It works backwards from the state at the end and from
+//! the events.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -11,7 +12,7 @@ use super::rows::{Row, Rows};
 use super::tables::text;
 use crate::address_map::AddressHashing;
 
-/// The events of one device, as stretches of rows: the first, and how many.
+/// The events of one device as ranges of rows: the first row and the count.
 pub(super) type Stretches = Vec<(u32, u32)>;
 
 /// A block that is older than the first event.
@@ -19,17 +20,17 @@ pub(super) type Stretches = Vec<(u32, u32)>;
 struct Older {
     addr: u64,
     requested: u64,
-    /// The block's size, where the state at the end has it.
+    /// The size of the block in bytes, if the state at the end has it.
     size: Option<u64>,
     stack: StackId,
     context: ContextId,
     stream: u32,
     pool: u16,
-    /// It was given back before the first event.
+    /// Whether it was freed before the first event and still waited for streams.
     pending: bool,
 }
 
-/// A segment, or a mapped range of an expandable one.
+/// A segment, or a mapped range of an expandable segment.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     size: u64,
@@ -40,35 +41,36 @@ struct Range {
     context: ContextId,
 }
 
-/// A live block of the recording.
+/// A block in use. `row`: its allocation, if the recording has it.
 struct Live {
     row: Option<u32>,
     stack: StackId,
 }
 
-/// What is known of a device beside its events.
+/// What is known about a device besides its events.
 #[derive(Debug, Default)]
 pub(super) struct Frame {
-    /// What was there before: events that put it there, without numbers and times.
+    /// Events that recreate what existed before, without numbers and times.
     pub(super) before: Vec<Event>,
-    /// What the allocator held at the end, as the file's state has it: allocated and reserved bytes.
+    /// Allocated and reserved bytes at the end, from the file's state. `None` if the file has no state.
     pub(super) totals: Option<(u64, u64)>,
 }
 
-/// What a file says of a device beside its events.
+/// What a file records about a device besides its events.
 #[derive(Clone, Copy)]
 pub(super) struct Known<'a> {
     pub(super) device: i16,
-    /// Its segments at the end; `None` where the file does not tell.
+    /// Its segments at the end; `None` if the file does not have them.
     pub(super) segments: Option<&'a [FinalSegment]>,
     /// The blocks of all segments.
     pub(super) blocks: &'a [FinalBlock],
     pub(super) streams: &'a [u64],
-    /// Whether events tell their pools.
+    /// Whether events carry their pools.
     pub(super) has_pools: bool,
 }
 
-/// Works it out; rows learn from the state what events do not tell: how large blocks are, and which pool segments belong to.
+/// Reconstructs the device's prior state. Rows also get what only the state at the end knows: the size of blocks and
+/// the pools of segments.
 pub(super) fn frame(rows: &mut Rows, stretches: &Stretches, known: &Known<'_>, facts: &mut Facts) -> Frame {
     let Known { device, segments, blocks, streams, has_pools } = *known;
     let mut live: HashMap<u64, Live, AddressHashing> = HashMap::default();
@@ -146,7 +148,9 @@ pub(super) fn frame(rows: &mut Rows, stretches: &Stretches, known: &Known<'_>, f
             }
         }
         totals = Some((allocated, reserved));
-        // The events are taken before the state is: what is in neither came in between.
+        // The events are captured before the state. A block at an address without any allocation event was there before
+        // the first event. At an address with one, the recorded block was freed, so the block at the end was allocated
+        // in between.
         let asked: HashSet<u64> = unmatched.iter().map(|block| block.addr).collect();
         let mut came: HashSet<u64> = HashSet::new();
         if !asked.is_empty() {
@@ -198,7 +202,7 @@ pub(super) fn frame(rows: &mut Rows, stretches: &Stretches, known: &Known<'_>, f
     let mut rest = older.as_slice();
     let stream = |number: u32| streams.get(number as usize).copied().unwrap_or(0);
     for (addr, range) in &ranges {
-        // Blocks in no known segment come where they lie.
+        // Blocks outside every known segment come at their addresses.
         let (outside, others) = rest.split_at(rest.partition_point(|block| block.addr < *addr));
         let (inside, others) = others.split_at(others.partition_point(|block| block.addr - addr < range.size));
         outside.iter().for_each(|block| block.put(&mut before, device, &stream));
@@ -221,19 +225,19 @@ pub(super) fn frame(rows: &mut Rows, stretches: &Stretches, known: &Known<'_>, f
     Frame { before, totals }
 }
 
-/// The numbers of rows, in order.
+/// The numbers of the rows, in order.
 pub(super) fn indices(stretches: &Stretches) -> impl Iterator<Item = u32> {
     stretches.iter().flat_map(|(first, len)| *first..first.saturating_add(*len))
 }
 
 impl Older {
-    /// One of which the free is known.
+    /// A block of which only the free is known.
     fn freed(row: &Row, pending: bool) -> Older {
         Older {
             addr: row.addr,
             requested: row.size,
             size: None,
-            // The stack is that of the free, or of the allocation: nobody can say which.
+            // The stack can be that of the free or of the allocation, which PyTorch does not distinguish.
             stack: StackId::NONE,
             context: ContextId::NONE,
             stream: row.stream,
@@ -242,7 +246,7 @@ impl Older {
         }
     }
 
-    /// One that was there at the end.
+    /// A block that was there at the end.
     fn at_end(addr: u64, block: &FinalBlock, segment: &FinalSegment, pending: bool) -> Older {
         Older {
             addr,
@@ -291,7 +295,7 @@ impl Range {
     }
 }
 
-/// Takes a range out of those that are there; gives the pool it was in.
+/// Removes a range from the existing ones and returns its pool. `None` if no range contains it.
 fn take_out(ranges: &mut BTreeMap<u64, Range>, addr: u64, size: u64) -> Option<u16> {
     let (start, range) = ranges.range(..=addr).next_back().map(|(start, range)| (*start, *range))?;
     let (offset, end) = (addr - start, addr.checked_add(size)?);
@@ -309,7 +313,7 @@ fn take_out(ranges: &mut BTreeMap<u64, Range>, addr: u64, size: u64) -> Option<u
     Some(range.pool)
 }
 
-/// Puts a range in; one of an expandable segment grows together with its neighbours.
+/// Adds a range. A range of an expandable segment merges with adjacent ones.
 fn put_in(ranges: &mut BTreeMap<u64, Range>, addr: u64, range: Range) {
     let (mut start, mut whole) = (addr, range);
     if range.expandable {

@@ -1,4 +1,4 @@
-//! What events share: texts, frames, stacks, autograd nodes, streams and pools, each once.
+//! What events share, each stored once: texts, frames, stacks, autograd nodes, streams and pools.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -8,12 +8,12 @@ use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use crate::address_map::AddressHashing;
 
-/// A text of the file, by number.
+/// The number of a text of the file.
 pub(super) type TextId = u32;
 
 macro_rules! texts {
     ($($name:ident $text:literal),* $(,)?) => {
-        /// Texts that the format knows, by number.
+        /// The numbers of the texts that the format defines.
         pub(super) mod text {
             #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
             #[repr(u32)]
@@ -42,19 +42,20 @@ texts! {
     CONF "PYTORCH_CUDA_ALLOC_CONF", NEW_CONF "PYTORCH_ALLOC_CONF",
 }
 
-/// Numbers beyond the tables' ids are never given out.
+/// The highest number of entries in a table, so that ids never overflow.
 const MOST: usize = 1 << 30;
 
-/// What the frames of our own snapshots say of autograd: see the frames of memtrace-output.
+/// The file name of the first frame in our own snapshots that carries an autograd node. `memtrace-output` writes such
+/// frames.
 pub(super) const NODE_FILE: &str = "[autograd] runs the backward of the call below";
-/// The same without a forward call.
+/// The file name of such a frame for a node without a forward call.
 pub(super) const NODE_ALONE_FILE: &str = "[autograd] runs";
-/// What follows is the stack that called backward.
+/// The file name of the frame before the stack that called backward.
 pub(super) const CALLER_FILE: &str = "[autograd] was called from";
 /// The name of a node of which only the forward call is known.
 const UNKNOWN_NODE: &str = "unknown node";
 
-/// See the module.
+/// The tables of one snapshot.
 pub(super) struct Tables {
     texts: Vec<Box<str>>,
     by_text: HashMap<u64, TextId, AddressHashing>,
@@ -67,19 +68,19 @@ pub(super) struct Tables {
     whole: HashMap<u64, u32, AddressHashing>,
     contexts: Vec<(TextId, StackId)>,
     by_context: HashMap<(TextId, u32), u32>,
-    /// Lists of texts: the stacks they stand for.
+    /// By list of traceback lines: the stack they describe.
     pub(super) forward: HashMap<Box<[TextId]>, u32>,
     numbers: HashMap<u64, u32>,
-    /// Streams, by number in rows.
+    /// Streams, by their number in rows.
     pub(super) streams: Vec<u64>,
     pools: HashMap<(u64, u64), u16>,
-    /// Bytes taken, roughly.
+    /// The approximate memory in use, in bytes.
     pub(super) bytes: usize,
     scratch: Vec<u32>,
     synthetic: [TextId; 3],
 }
 
-/// Hashes pairs of small numbers that somebody else chose.
+/// Hashes pairs of small numbers. The file controls them, so the hash has a random seed.
 #[derive(Clone, Copy)]
 struct Seeded(u64);
 
@@ -147,7 +148,7 @@ impl Tables {
         tables
     }
 
-    /// A text by its bytes; what is no UTF-8 in it is replaced.
+    /// The number of a text given as bytes. Invalid UTF-8 is replaced.
     pub(super) fn text(&mut self, bytes: &[u8]) -> TextId {
         let mut hash = self.keys.hash_one(bytes);
         let lossy;
@@ -173,12 +174,12 @@ impl Tables {
         id
     }
 
-    /// What a number of a text stands for.
+    /// The text with this number; empty if there is none.
     pub(super) fn str(&self, id: TextId) -> &str {
         self.texts.get(id as usize).map_or("", |t| t)
     }
 
-    /// A frame.
+    /// The number of a frame.
     pub(super) fn frame(&mut self, name: TextId, filename: TextId, line: u32) -> u32 {
         let next = self.frame_texts.len() as u32;
         let id = *self.frames.entry((name, filename, line)).or_insert(next);
@@ -189,7 +190,7 @@ impl Tables {
         id
     }
 
-    /// The stack of these frames, innermost first, and the node that our own snapshots' frames tell of.
+    /// The stack of these frames, innermost first, and the autograd node that frames of our own snapshots carry.
     pub(super) fn stack(&mut self, frames: &[u32]) -> (StackId, ContextId) {
         let file = |at: usize| frames.get(at).map(|f| self.frame_texts[*f as usize].1);
         let [node_file, alone, caller] = self.synthetic;
@@ -207,7 +208,7 @@ impl Tables {
         if frames.is_empty() {
             return StackId::NONE;
         }
-        // Nearly every list of frames has come before, whole.
+        // Nearly every list of frames has occurred before, so the whole list is looked up first.
         let mut hash = frames.iter().fold(self.seed, |hash, frame| mix(hash, u64::from(*frame)));
         let place = loop {
             match self.whole.get(&hash) {
@@ -243,7 +244,7 @@ impl Tables {
         at == 0
     }
 
-    /// A node and the call that made it.
+    /// The context of a node and the forward call that made it.
     pub(super) fn context(&mut self, node: TextId, forward: StackId) -> ContextId {
         let next = self.contexts.len() as u32;
         let id = *self.by_context.entry((node, forward.0)).or_insert(next);
@@ -254,7 +255,8 @@ impl Tables {
         ContextId(id)
     }
 
-    /// A node of which the forward call is known: a traceback's lines, outermost first.
+    /// The context of a node of which only the forward call is known. `lines`: the lines of a traceback, outermost
+    /// first.
     pub(super) fn forward_context(&mut self, lines: &[TextId]) -> ContextId {
         let stack = match self.forward.get(lines) {
             Some(stack) => StackId(*stack),
@@ -281,7 +283,7 @@ impl Tables {
         self.context(node, stack)
     }
 
-    /// A stream's number in rows.
+    /// The number of a stream in rows.
     #[inline]
     pub(super) fn stream(&mut self, stream: u64) -> u32 {
         if stream == 0 {
@@ -296,7 +298,7 @@ impl Tables {
         id
     }
 
-    /// A pool's id in events; `None` for more pools than there are ids.
+    /// The id of a pool in events; `None` if there are more pools than ids.
     #[inline]
     pub(super) fn pool(&mut self, pool: (u64, u64)) -> Option<u16> {
         if pool == (0, 0) {
@@ -312,7 +314,7 @@ impl Tables {
         }
     }
 
-    /// The tables as a recording has them; `default_pool`: whether events tell their pools.
+    /// The tables as definitions, and the streams. `default_pool`: whether events carry their pools.
     pub(super) fn into_definitions(self, default_pool: bool) -> (Definitions, Vec<u64>) {
         let mut definitions = Definitions::default();
         for (id, (name, filename, line)) in self.frame_texts.iter().enumerate() {
@@ -324,7 +326,7 @@ impl Tables {
             definitions.frames.push(Frame {
                 name: name.into(),
                 qualname: name.into(),
-                // A frame without any name would be no frame.
+                // A frame needs a file name to be recognized as a frame.
                 filename: if filename.is_empty() && id > 0 { "??".into() } else { filename.into() },
                 line: *line,
                 native,
@@ -348,8 +350,8 @@ impl Tables {
     }
 }
 
-/// Whether a frame is of C++ rather than of Python: by its file, which PyTorch takes from debug information (`x.cpp`), from the loader
-/// (`libtorch.so`), or does not know (`??`, or nothing).
+/// Whether a frame is C++ rather than Python, by its file. PyTorch takes a C++ file from debug information (`x.cpp`) or
+/// from the loader (`libtorch.so`), or does not know it (`??`, or empty).
 fn is_native(name: &str, filename: &str) -> bool {
     const ENDS: [&str; 11] = [".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".cuh", ".cu", ".S", ".rs", ".inc"];
     if filename.ends_with(".py") || filename.starts_with('<') {
@@ -365,7 +367,7 @@ fn is_native(name: &str, filename: &str) -> bool {
         || name == "??"
 }
 
-/// A line of a traceback as Python formats it: the file, the line's number and the function's name.
+/// Parses a line of a traceback as Python formats it: file, line number and function name.
 fn traceback_line(text: &str) -> Option<(&str, u32, &str)> {
     let rest = text.trim_start().strip_prefix("File \"")?;
     let (first, _) = rest.split_once('\n').unwrap_or((rest, ""));

@@ -1,10 +1,10 @@
-//! Buckets of DistributedDataParallel: a second copy of the gradients, unless gradients are views of them.
+//! Buckets of DistributedDataParallel: a second copy of the gradients, unless the gradients are views of the buckets.
 
 use memtrace_trace::ids::{ContextId, StackId};
 
 use crate::passes::category::Birth;
 
-/// The rules that mean making buckets: by the constructor, and anew once the order of gradients is known.
+/// The rules for making buckets. The constructor makes them; they are rebuilt once the order of gradients is known.
 const BUILT: &str = "load: DistributedDataParallel built";
 const REBUILT: &str = "compute: DistributedDataParallel's buckets";
 
@@ -12,20 +12,20 @@ pub(super) fn is_bucket(rule: &str) -> bool {
     rule == BUILT || rule == REBUILT
 }
 
-/// See the module.
+/// The buckets of one device.
 #[derive(Clone, Debug, Default)]
 pub struct Buckets {
     /// Bytes now.
     pub bytes: u64,
-    /// Bytes at one moment, at most.
+    /// The highest number of bytes at one point in time.
     pub most: u64,
-    /// Blocks now.
+    /// The number of blocks now.
     blocks: u64,
-    /// How many they were.
+    /// The number of blocks at the latest optimizer step.
     pub blocks_in_use: u64,
-    /// Bytes when the latest backward had left its gradients.
+    /// Bytes at the latest optimizer step, after the backward pass has left its gradients.
     pub in_use: u64,
-    /// Where the program wrapped its model.
+    /// The stack and context that wrapped the model.
     pub by: Option<(StackId, ContextId)>,
 }
 
@@ -44,7 +44,7 @@ impl Buckets {
         self.blocks = self.blocks.saturating_sub(1);
     }
 
-    /// An optimizer's step begins or goes on.
+    /// Takes an event of an optimizer's step.
     #[inline]
     pub(super) fn at_step(&mut self) {
         (self.in_use, self.blocks_in_use) = (self.bytes, self.blocks);

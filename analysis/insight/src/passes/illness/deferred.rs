@@ -1,5 +1,5 @@
-//! Deferred frees: blocks that the program gave back and that other streams still used (`record_stream`), so that nobody could have
-//! their memory.
+//! Deferred frees: blocks that the program freed while other streams still used them (`record_stream`). Until the
+//! streams are done, no allocation can reuse their memory.
 
 use std::collections::HashMap;
 
@@ -8,14 +8,14 @@ use memtrace_trace::ids::{ContextId, StackId};
 use crate::passes::category::Birth;
 use memtrace_replay::{Block, BlockId};
 
-/// Deferred frees of one source on one stream.
+/// The deferred frees of one source on one stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DeferredBy {
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// Bytes.
+    /// Their bytes.
     pub bytes: u64,
-    /// Bytes times ticks between request and completion.
+    /// The sum over the blocks of bytes times clock ticks between request and completion.
     pub byte_ticks: u128,
 }
 
@@ -28,16 +28,16 @@ struct Waiting {
     ticks: u64,
 }
 
-/// See the module.
+/// The deferred frees of one device.
 #[derive(Clone, Debug, Default)]
 pub struct Deferred {
     now: u64,
     latest: Option<Waiting>,
     open: HashMap<BlockId, Waiting>,
     by_source: HashMap<(StackId, ContextId, u64), DeferredBy>,
-    /// Bytes that waited at one moment, at most.
+    /// The highest number of bytes that waited at one point in time.
     pub most: u64,
-    /// Blocks whose completion was not recorded.
+    /// The number of blocks whose completion was not recorded.
     pub never_completed: u64,
 }
 
@@ -49,7 +49,7 @@ impl Deferred {
         self.latest = Some(Waiting { id, stack, context, size, ticks });
     }
 
-    /// The latest request was not completed at once.
+    /// Marks the latest request as deferred. Its completion did not follow at once.
     #[inline]
     fn defer(&mut self) {
         if let Some(earlier) = self.latest.take() {
@@ -59,7 +59,7 @@ impl Deferred {
 
     #[inline]
     pub(super) fn completed(&mut self, id: BlockId, block: &Block, ticks: u64) {
-        // Nearly always at once.
+        // Nearly all frees complete at once.
         self.now = ticks;
         if self.latest.is_some_and(|latest| latest.id == id) {
             self.latest = None;
@@ -77,14 +77,14 @@ impl Deferred {
         by.byte_ticks += u128::from(waiting.size) * u128::from(until.saturating_sub(waiting.ticks));
     }
 
-    /// The program goes on to an allocation, and so many bytes wait: active, but not allocated.
+    /// Takes the next allocation. `bytes`: bytes that wait, that is, are active but not allocated.
     #[inline]
     pub(super) fn go_on(&mut self, bytes: u64) {
         self.defer();
         self.most = self.most.max(bytes);
     }
 
-    /// What still waits has waited to the end.
+    /// Ends the recording. Blocks that still wait count as waiting until `now`.
     pub(super) fn finish(&mut self, stream_of: impl Fn(BlockId) -> u64, now: u64) {
         self.defer();
         for waiting in std::mem::take(&mut self.open).into_values() {
@@ -93,7 +93,7 @@ impl Deferred {
         }
     }
 
-    /// By source and stream, most bytes times time first.
+    /// By source and stream, by bytes times time in descending order.
     pub fn by_source(&self) -> Vec<((StackId, ContextId, u64), DeferredBy)> {
         let mut all: Vec<_> = self.by_source.iter().map(|(source, by)| (*source, *by)).collect();
         all.sort_by_key(|(source, by)| (std::cmp::Reverse(by.byte_ticks), *source));

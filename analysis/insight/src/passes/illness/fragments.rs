@@ -1,5 +1,5 @@
-//! Fragmentation: free memory in segments that live blocks pin, looked at when the allocator had to ask CUDA for more although it had as
-//! much free.
+//! Fragmentation: free memory in segments that contain blocks in use. It is measured when the allocator asks CUDA for
+//! memory although it has as much free memory reserved.
 
 use std::collections::HashMap;
 
@@ -9,51 +9,51 @@ use memtrace_trace::ids::{ContextId, StackId};
 use crate::passes::phase::Moment;
 use memtrace_replay::{Allocator, BlockState, Segment};
 
-/// A segment for small blocks (`kSmallBuffer`).
+/// The size of a segment for small blocks (`kSmallBuffer`), in bytes.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// Looked at again only when so much more is free, in hundredths.
+/// The segments are measured again only when free memory exceeds the last maximum by this factor, in hundredths.
 const MORE: u64 = 105;
 
-/// What pins free memory.
+/// The blocks of one source that keep free memory from use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pin {
-    /// Free bytes in segments with such blocks; shared with what else lies there.
+    /// Free bytes in segments with such blocks, divided equally among the sources in a segment.
     pub pinned: u64,
-    /// Bytes of the blocks.
+    /// The bytes of the blocks.
     pub bytes: u64,
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
 }
 
-/// See the module.
+/// The worst fragmentation of one device so far.
 #[derive(Clone, Debug, Default)]
 pub struct Fragments {
-    /// How often more was wanted although as much was free.
+    /// How often the allocator wanted more memory although as much was free.
     pub times: u64,
-    /// Free bytes in pinned segments, at most.
+    /// The highest number of free bytes in segments with blocks in use. The other fields describe this point in time.
     pub pinned: u64,
-    /// Segments they were in.
+    /// The number of these segments.
     pub segments: u64,
-    /// The largest free piece then.
+    /// The size of the largest free block, in bytes.
     pub largest: u64,
-    /// What was wanted then.
+    /// The requested bytes.
     pub wanted: u64,
-    /// Reserved then, with what was wanted.
+    /// Reserved bytes, including the request if it succeeded.
     pub reserved: u64,
-    /// Where the program was then.
+    /// The program's position.
     pub at: Option<Moment>,
-    /// `seq` of that event.
+    /// `seq` of the event.
     pub seq: u64,
-    /// Whether it failed then.
+    /// Whether the request failed.
     pub failed: bool,
-    /// By the source of the live blocks, most pinned first.
+    /// By the source of the blocks in use, by free bytes in descending order. At most eight.
     pub pins: Vec<((StackId, ContextId), Pin)>,
 }
 
 impl Fragments {
     pub(super) fn wanted(&mut self, allocator: &Allocator, e: &Event, at: &Moment) {
         let (bytes, failed) = (e.size, e.action == Action::Oom);
-        // Small blocks have segments of their own, which large ones do not share; so do streams and private pools.
+        // Small and large blocks never share segments. Streams and private pools do not share segments either.
         if bytes <= SMALL_SEGMENT || e.pool != 0 {
             return;
         }

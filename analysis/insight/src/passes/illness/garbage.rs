@@ -1,4 +1,4 @@
-//! What only CPython's cyclic garbage collector freed: memory that reference cycles held when nobody could reach it any more.
+//! Blocks that only CPython's cyclic garbage collector freed: memory that unreachable reference cycles held.
 
 use std::collections::HashMap;
 
@@ -7,31 +7,32 @@ use memtrace_trace::ids::{ContextId, StackId};
 use crate::passes::category::Birth;
 use crate::passes::phase::Moment;
 
-/// What it freed of one source.
+/// What the collector freed of one source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Collected {
-    /// Bytes.
+    /// The number of bytes.
     pub bytes: u64,
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// Bytes of one collection, at most.
+    /// The highest number of bytes in one collection.
     pub at_once: u64,
-    /// Bytes times ticks from the allocation to the collection: when in between it became garbage nobody knows.
+    /// The sum over the blocks of bytes times clock ticks from allocation to collection. When a block became garbage in
+    /// between is unknown.
     pub byte_ticks: u128,
-    /// Steps from one to the other, at most.
+    /// The highest number of steps from allocation to collection.
     pub steps: u32,
     run: u64,
     latest: u64,
 }
 
-/// See the module.
+/// What the collector freed on one device.
 #[derive(Clone, Debug, Default)]
 pub struct Garbage {
     by_source: HashMap<(StackId, ContextId), Collected>,
     pending: Vec<(Birth, u64, Option<u32>)>,
-    /// Collections that freed device memory.
+    /// The number of collections that freed device memory.
     pub collections: u64,
-    /// Bytes of one collection, at most.
+    /// The highest number of bytes in one collection.
     pub at_once: u64,
 }
 
@@ -40,7 +41,8 @@ impl Garbage {
         self.pending.push((*birth, ticks, now.step));
     }
 
-    /// The program goes on after a collection; one that it does not go on after is its end.
+    /// Takes the next allocation, which counts the collection before it. A collection without an allocation after it
+    /// belongs to the program's end.
     #[inline]
     pub(super) fn settle(&mut self) {
         if !self.pending.is_empty() {
@@ -68,7 +70,7 @@ impl Garbage {
         self.at_once = self.at_once.max(sum);
     }
 
-    /// What was freed, most bytes at once first.
+    /// What was freed by source, largest collection first.
     pub fn collected(&self) -> Vec<((StackId, ContextId), Collected)> {
         let mut all: Vec<_> = self.by_source.iter().map(|(source, c)| (*source, *c)).collect();
         all.sort_by_key(|(source, c)| (std::cmp::Reverse((c.at_once, c.bytes)), *source));

@@ -1,4 +1,5 @@
-//! Gradients that the optimizer has used and that stay through the next forward, where nobody needs them.
+//! Gradients that the optimizer has already used and that stay allocated through the next forward pass, where nothing
+//! needs them.
 
 use memtrace_trace::ids::StackId;
 
@@ -6,47 +7,49 @@ use super::Mark;
 use crate::passes::category::Birth;
 use crate::passes::phase::{Moment, Phase};
 
-/// Optimizer's steps after which a gradient that nothing has freed to the end is old: programs with several optimizers clear those of one
-/// after many steps of another (a critic's five for one of a generator's).
+/// A gradient that was never freed counts as old after this many optimizer steps. Programs with several optimizers
+/// clear the gradients of one after many steps of another: a generator's after five steps of the critic.
 const OLD: u32 = 12;
-/// The same where no gradient that an optimizer had used was ever freed.
+/// The same limit if no gradient that an optimizer had used was ever freed.
 const OLD_ALONE: u32 = 3;
 
-/// See the module.
+/// The gradients of one device.
 #[derive(Clone, Debug, Default)]
 pub struct StaleGradients {
     /// The latest call of backward.
     pub backward: StackId,
-    /// Bytes that waited, at most.
+    /// The highest number of gradient bytes at the start of a forward pass.
     pub bytes: u64,
-    /// Forwards that began with such.
+    /// The number of forward passes that began with at least half of these bytes.
     pub forwards: u64,
-    /// Forwards that followed an optimizer's step.
+    /// The number of forward passes that followed an optimizer's step.
     pub chances: u64,
-    /// Bytes that an optimizer had used and that were freed while another step was to come.
+    /// Bytes that an optimizer had used and that were freed with another optimizer step to come.
     cleared: u64,
-    /// The same of the time since the latest step and of what is there at the end: all, and what was there for [`OLD_ALONE`] and for [`OLD`]
-    /// steps and for half of all.
+    /// Bytes freed, or left at the end, since the latest optimizer step. `last`: all that an optimizer had used.
+    /// `last_alone` and `last_old`: those that existed for [`OLD_ALONE`] or [`OLD`] steps and for at least half of all
+    /// steps.
     last: u64,
     last_alone: u64,
     last_old: u64,
     last_step: u32,
-    /// Bytes freed that an optimizer had used less than [`OLD`] times, and more often; of the latter those since the latest step, and for how
-    /// many steps.
+    /// `young` and `aged`: bytes freed that an optimizer had used less than [`OLD`] times, and more often. `last_aged`:
+    /// those of `aged` since the latest optimizer step. `last_age`: their age in optimizer steps.
     young: u64,
     aged: u64,
     last_aged: u64,
     last_age: u32,
-    /// How often most gradients were freed at such an age, all at once, and the latest age.
+    /// `epochs`: how often most gradients were freed at such an age, all at once. `epoch`: the latest such age, in
+    /// optimizer steps.
     epochs: u32,
     epoch: u32,
-    /// Bytes freed between forward and backward, at most.
+    /// The highest number of bytes freed between forward and backward.
     pub cleared_late: u64,
-    /// Who freed them last.
+    /// The stack that last freed them.
     pub cleared_by: StackId,
-    /// The highest number of allocated bytes, had they not waited.
+    /// The highest number of allocated bytes if these gradients had not stayed.
     pub peak_without: u64,
-    /// Bytes of what backward passes left, at most, when an optimizer's step followed.
+    /// The highest number of gradient bytes at an optimizer's step.
     pub gradients: u64,
     live: u64,
     waiting: u64,
@@ -85,18 +88,20 @@ impl StaleGradients {
         (if alone { self.last_alone } else { self.last_old }).min(self.bytes)
     }
 
-    /// After how many steps gradients are freed, where all are, again and again, and an optimizer uses them meanwhile: once an epoch.
+    /// The number of optimizer steps after which gradients are freed; `None` if they are not freed this way. It
+    /// requires that the program frees all gradients together, repeatedly, and that an optimizer uses them in between,
+    /// as in clearing once per epoch.
     pub fn freed_after(&self) -> Option<u32> {
         (self.epochs >= 2 && self.young.saturating_mul(20) <= self.aged).then_some(self.epoch)
     }
 
-    /// The recording has come so far.
+    /// Takes the program's current position.
     #[inline]
     pub(super) fn at(&mut self, now: &Moment) {
         if now.optimizers != self.last_step {
             self.last_step = now.optimizers;
             self.cleared += std::mem::take(&mut self.last);
-            // Models that are trained in turn free theirs one after the other.
+            // Models that are trained in turn free their gradients one model after the other.
             if std::mem::take(&mut self.last_aged) * 2 > self.bytes {
                 self.epochs += 1;
                 self.epoch = self.last_age;

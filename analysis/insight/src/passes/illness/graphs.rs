@@ -1,8 +1,9 @@
-//! Graphs that no backward consumed: what a forward kept for the backward, freed all at once by something else.
+//! Autograd graphs that no backward pass consumed: activations that a forward pass kept for the backward pass and that
+//! something else freed all at once.
 //!
-//! A backward frees activations one by one as it goes. A graph that is dropped falls as a whole: many blocks, from many places of the
-//! forward, with no allocation in between. Whether a backward had run since, and the graphs of how many calls fell together, says what
-//! was wrong.
+//! A backward pass frees activations one by one. A dropped graph is freed as a whole: many blocks, from many places of
+//! the forward pass, with no allocation in between. Two facts identify the issue: whether a backward pass ran since,
+//! and how many calls' graphs were freed together.
 
 use std::collections::BTreeMap;
 
@@ -12,54 +13,56 @@ use super::Mark;
 use crate::passes::category::Birth;
 use crate::passes::phase::{Moment, Phase};
 
-/// Blocks of a model's call that a graph must have at least, and of how many stacks (a loop over layers has one); a program's own variables
-/// hold fewer.
+/// A graph has at least this many blocks of one call of the model, from at least this many stacks. A loop over layers
+/// has one stack. A program's own variables hold fewer.
 const BLOCKS: usize = 3;
 const STACKS: usize = 2;
-/// Graphs that fall together when they had been collected; one more at the end, where the last ones fall with it.
+/// Graphs of this many calls that are freed together had been collected. At the end one more is required, because the
+/// current graph is freed with them.
 const CALLS: usize = 3;
 
-/// A backward that leaves its graph frees nothing of it: so many blocks must be left for each that one frees. What a program itself holds of a
-/// forward (a list of features, what a hook put away) is left, too, but what autograd alone had kept beside it goes.
+/// A backward pass that retains its graph frees nothing of it. So at least this many blocks must be left for each block
+/// that one frees. Tensors that the program itself holds from a forward pass (a list of features, what a hook stored)
+/// are left, too. Memory that only autograd had kept beside them is freed.
 const LEFT: u64 = 3;
-/// And so many for each call of the model, whatever backward passes free.
+/// At least this many blocks must also be left per call of the model, regardless of what backward passes free.
 const LEFT_OF_CALL: usize = 2;
 
-/// What became of graphs.
+/// What happened to graphs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Fate {
-    /// Dropped without a backward.
+    /// The graph was dropped without a backward pass.
     Unused,
-    /// A backward ran and left them.
+    /// A backward pass ran and left the graph.
     Retained,
-    /// Those of several calls were held at once.
+    /// The graphs of several calls were held at once.
     Kept,
 }
 
-/// Graphs of one fate and place.
+/// The graphs of one fate and place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Abandoned {
     /// How often it happened.
     pub times: u64,
-    /// Bytes of the largest.
+    /// The bytes of the largest graph.
     pub bytes: u64,
-    /// Blocks of the largest.
+    /// The blocks of the largest graph.
     pub blocks: u64,
-    /// The largest without the block that was made last: the result, which was wanted.
+    /// The bytes of the largest graph without its last block, the result that the program wanted.
     pub beside_result: u64,
-    /// Calls of the model in the largest.
+    /// The number of calls of the model in the largest graph.
     pub calls: u64,
-    /// Steps in which they had been made.
+    /// The number of steps in which they were allocated.
     pub steps: u64,
-    /// The call of the model, to the frame that computes.
+    /// The stack of the model's call, up to the frame that computes.
     pub site: StackId,
-    /// The latest allocation in the largest: the loss, mostly.
+    /// The latest allocation in the largest graph, usually the loss.
     pub last: (StackId, ContextId),
-    /// Who freed the largest.
+    /// The stack that freed the largest graph.
     pub freed_by: StackId,
     /// The latest call of backward before.
     pub backward: StackId,
-    /// `seq` of the first and of the last allocation of the largest.
+    /// `seq` of the first and of the last allocation of the largest graph.
     pub seqs: (u64, u64),
     /// Whether autograd ran nodes of these places.
     pub run: bool,
@@ -79,7 +82,7 @@ struct Fallen {
     freed_by: StackId,
 }
 
-/// See the module.
+/// The unconsumed graphs of one device.
 #[derive(Clone, Debug, Default)]
 pub struct Graphs {
     /// The latest call of backward.
@@ -88,10 +91,10 @@ pub struct Graphs {
     unwound: Vec<Fallen>,
     consumed: u64,
     consumed_blocks: u64,
-    /// The same since the beginning, and the calls of backward.
+    /// The number of blocks consumed since the beginning, and the number of backward passes.
     consumed_blocks_in_all: u64,
     backwards: u32,
-    /// Bytes that backward passes freed of what forwards had kept.
+    /// Bytes of the forward passes that backward passes freed, since the beginning.
     pub consumed_in_all: u64,
     found: BTreeMap<(Fate, StackId), Abandoned>,
 }
@@ -125,7 +128,7 @@ impl Graphs {
         self.unwound.push(fallen(birth, mark, StackId::NONE, now));
     }
 
-    /// The program goes on: what fell since the last allocation fell together.
+    /// Takes the next allocation. The blocks that were freed since the previous allocation were freed together.
     #[inline]
     pub(super) fn settle(&mut self) {
         if !self.fallen.is_empty() {
@@ -133,9 +136,10 @@ impl Graphs {
         }
     }
 
-    /// The recording ends. One graph that is there now may be at work; several that were collected are not.
+    /// Ends the recording. One graph that exists now can be in use; several collected graphs cannot.
     pub(super) fn finish(&mut self) {
-        // What unwinding or the end took may be one step's, unless it is of calls that never had a backward, where others had.
+        // Blocks freed by unwinding or by the end can belong to one step in progress. They count if a backward pass ran
+        // since. They also count if their calls never had a backward pass and other calls had one.
         let unwound = std::mem::take(&mut self.unwound);
         let had = self.consumed_in_all > 0;
         self.fallen.extend(unwound.into_iter().filter(|f| f.backward_since || had && !f.run));
@@ -147,7 +151,8 @@ impl Graphs {
         let consumed = std::mem::take(&mut self.consumed);
         let consumed_blocks = std::mem::take(&mut self.consumed_blocks);
         if fallen.len() >= BLOCKS {
-            // After a backward, what it left is a graph only where that is most of it: a program's variables hold some.
+            // What a backward pass left counts as a graph only if it is most of the graph. A program's variables hold a
+            // part.
             let (left, unused): (Vec<Fallen>, Vec<Fallen>) = fallen.iter().partition(|f| f.backward_since);
             let bytes: u64 = left.iter().map(|f| f.size).sum();
             let (run, never): (Vec<Fallen>, Vec<Fallen>) = left.into_iter().partition(|f| f.run);
@@ -216,7 +221,7 @@ impl Graphs {
         }
     }
 
-    /// What was found, most bytes first.
+    /// What was found, by bytes in descending order.
     pub fn found(&self) -> Vec<(Fate, Abandoned)> {
         let mut found: Vec<(Fate, Abandoned)> = self.found.iter().map(|((fate, _), a)| (*fate, *a)).collect();
         found.sort_by_key(|(fate, a)| (std::cmp::Reverse(a.bytes), *fate, a.site));

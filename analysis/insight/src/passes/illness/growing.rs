@@ -1,8 +1,8 @@
-//! What grows from step to step, by where it is allocated.
+//! What grows from step to step, by allocation site.
 //!
-//! At each step's begin the live bytes of every source are noted (at most 64 such samples: then every other is dropped, and only every
-//! other step is looked at). A source that has more blocks in ever so many of them, to the end, grows; one whose bytes level out
-//! (a warm-up, a bounded buffer, a cache that is full) does not.
+//! At the start of each step the allocated bytes of every source are sampled. At most 64 samples are kept: then every
+//! other sample is dropped, and only every other step is sampled. A source grows if its number of blocks increases in
+//! several samples, up to the end. A source whose bytes level out does not: a warm-up, a bounded buffer, a full cache.
 
 use std::collections::HashMap;
 
@@ -12,16 +12,16 @@ use super::Mark;
 use crate::passes::category::Birth;
 use crate::passes::phase::Phase;
 
-/// Samples kept.
+/// The maximum number of samples.
 const SAMPLES: usize = 64;
-/// Samples in which a source must have grown.
+/// The number of samples in which a source must have grown.
 const INCREASES: usize = 4;
-/// Blocks by which it must have grown.
+/// The number of blocks by which a source must have grown.
 const BLOCKS: u64 = 4;
-/// The growth must reach into this last part of the samples since it began.
+/// The growth must reach into the last one in this many parts of the samples since it began.
 const LAST_PART: usize = 5;
 
-/// A source by number: a stack, or (with the highest bit) an autograd node.
+/// The number of a source: a stack, or an autograd node if the highest bit is set.
 type Key = u32;
 const NODE: Key = 1 << 31;
 
@@ -44,36 +44,36 @@ struct Sample {
 /// One source that grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grown {
-    /// The stack; `NONE` for what a node allocates without one.
+    /// The stack; `NONE` for what a node allocates without a stack.
     pub stack: StackId,
-    /// The autograd node, or what was going on.
+    /// The autograd node or other context.
     pub context: ContextId,
-    /// [`Mark`]'s bits of its latest block.
+    /// The [`Mark`] bits of the latest block.
     pub bits: u8,
-    /// By how many bytes.
+    /// The growth in bytes.
     pub bytes: u64,
-    /// By how many blocks.
+    /// The growth in blocks.
     pub blocks: u64,
     /// The first step after which there was more.
     pub first_step: u32,
-    /// Steps from there to the last that was looked at.
+    /// The number of steps from there to the last sampled increase.
     pub steps: u32,
-    /// Samples in which there was more than before, of [`Self::looked`].
+    /// The number of samples with an increase, out of [`Self::looked`].
     pub increases: u32,
-    /// Samples since the growth began.
+    /// The number of samples since the growth began.
     pub looked: u32,
-    /// `seq` of its latest allocation.
+    /// `seq` of the latest allocation.
     pub last_seq: u64,
 }
 
 impl Grown {
-    /// Mean bytes a step.
+    /// The mean growth per step, in bytes.
     pub fn slope(&self) -> u64 {
         self.bytes / u64::from(self.steps.max(1))
     }
 }
 
-/// See the module.
+/// The allocated bytes of each source and their samples, for one device.
 #[derive(Clone, Debug)]
 pub struct Growing {
     stacks: Vec<Live>,
@@ -146,7 +146,7 @@ impl Growing {
         }
     }
 
-    /// The sources that grow, most bytes first.
+    /// The sources that grow, by bytes in descending order.
     pub fn grown(&self) -> Vec<Grown> {
         let mut series: HashMap<Key, Vec<(usize, u64, u32)>> = HashMap::new();
         for (at, sample) in self.samples.iter().enumerate() {
@@ -168,9 +168,9 @@ impl Growing {
         for &(at, b, n) in series {
             (bytes[at], blocks[at]) = (b, u64::from(n));
         }
-        // The end of the growth: the highest sample, the last of those that are as high.
+        // The end of the growth: the highest sample; of equal ones, the last.
         let (top, &highest) = bytes.iter().enumerate().max_by_key(|(at, b)| (**b, *at))?;
-        // Its begin: the last sample before it that is as low as any.
+        // The start of the growth: the lowest sample before its end; of equal ones, the last.
         let lowest = bytes[..=top].iter().copied().min()?;
         let from = bytes[..=top].iter().rposition(|b| *b == lowest)?;
         let rises: Vec<usize> =
@@ -180,14 +180,15 @@ impl Growing {
         if rises.len() < INCREASES || more < BLOCKS {
             return None;
         }
-        // What is given back now and then was not forgotten; nor is what came and went before.
+        // A source that frees blocks now and then does not leak. Neither does one that grew and shrank before.
         let given_back: u64 = (1..=top).map(|at| bytes[at - 1].saturating_sub(bytes[at])).sum();
         if given_back * 4 > highest - lowest {
             return None;
         }
         let live =
             if key & NODE == 0 { self.stacks.get(key as usize) } else { self.nodes.get((key & !NODE) as usize) }?;
-        // It goes on to the end, or to where the loop ended: all of it went, and no more came.
+        // The growth must reach the end of the recording, or the end of its loop. At the end of its loop all of it was
+        // freed, and nothing was allocated since.
         let ended = bytes[top..].iter().position(|b| *b <= lowest).map(|at| top + at);
         let until = match ended {
             Some(at) if live.last_seq < self.samples[at].seq => at,
@@ -223,7 +224,7 @@ mod tests {
         Birth::of_forward(seq, 512, StackId(stack), at)
     }
 
-    /// What `alive(step)` blocks at each step's begin amount to.
+    /// The growing sources of a program with `alive(step)` blocks at the start of each step.
     fn grown(steps: u32, alive: impl Fn(u32) -> u32) -> Vec<Grown> {
         let (mut growing, mut live, mut seq) = (Growing::default(), Vec::new(), 0);
         for step in 0..steps {
@@ -246,13 +247,13 @@ mod tests {
     fn what_never_comes_back_grows() {
         let [leak] = grown(40, |step| step * 3)[..] else { panic!("one source") };
         assert_eq!((leak.stack, leak.slope(), leak.first_step), (StackId(2), 3 * 512, 1));
-        // Thousands of steps are looked at now and then.
+        // Of thousands of steps, only some are sampled.
         let [leak] = grown(5000, |step| step)[..] else { panic!("one source") };
         assert!((508..=512).contains(&leak.slope()), "{leak:?}");
-        // Every tenth step, as an evaluation does.
+        // Every tenth step, as in an evaluation.
         let [leak] = grown(63, |step| step / 10)[..] else { panic!("one source") };
         assert_eq!(leak.blocks, 6);
-        // In the first loop of two, which gave all back at its end.
+        // In the first of two loops, which freed everything at its end.
         assert_eq!(grown(20, |step| if step < 14 { step } else { 0 }).len(), 1);
     }
 

@@ -1,4 +1,4 @@
-//! What was read from checkpoints, and whether it stays beside the model that it was copied into.
+//! Blocks that were read from checkpoints, and whether they stay beside the model that they were copied into.
 
 use std::collections::HashMap;
 
@@ -7,38 +7,38 @@ use memtrace_trace::ids::{ContextId, StackId};
 use super::Mark;
 use crate::passes::category::Birth;
 
-/// The rules of [`crate::rules::frame_rule`] that mean reading a checkpoint.
+/// The rules of [`crate::rules::frame_rule`] for reading a checkpoint.
 const CHECKPOINTS: [&str; 3] = ["load: torch.load", "load: safetensors", "load: checkpoint"];
 
 pub(super) fn is_checkpoint(rule: &str) -> bool {
     CHECKPOINTS.contains(&rule)
 }
 
-/// A block that was read.
+/// A block that was read from a checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LoadedBlock {
-    /// `seq` of its allocation.
+    /// `seq` of the allocation.
     pub seq: u64,
-    /// Its (rounded) size.
+    /// The size in bytes, rounded as the allocator rounds.
     pub size: u64,
-    /// What was asked for.
+    /// The requested size in bytes.
     pub requested: u64,
-    /// The stack.
+    /// The stack of the allocation.
     pub stack: StackId,
-    /// What was going on.
+    /// The context of the allocation.
     pub context: ContextId,
 }
 
-/// See the module.
+/// The checkpoint blocks of one device.
 #[derive(Clone, Debug, Default)]
 pub struct Loaded {
-    /// Bytes read that were alive at one moment, at most.
+    /// The highest number of bytes from checkpoints at one point in time.
     pub most: u64,
-    /// The source of most of it.
+    /// The source of the allocation that reached it.
     pub by: Option<(StackId, ContextId)>,
-    /// What was read and still there when the second step began (or, with fewer steps, at the end).
+    /// The blocks read that were still allocated when the second step began, or at the end if there was no second step.
     pub kept: Vec<LoadedBlock>,
-    /// The requested sizes of the model's other blocks then, and how many of each.
+    /// By requested size: the number of the model's other blocks at that time.
     pub model: HashMap<u64, u64>,
     live: HashMap<u64, LoadedBlock>,
     others: HashMap<u64, u64>,
@@ -87,8 +87,8 @@ impl Loaded {
         (self.live, self.others) = (HashMap::new(), HashMap::new());
     }
 
-    /// Those blocks that a checkpoint keeps beside the model: each block of the model accounts for one of its size. `named`: the
-    /// program uses this block itself, as a parameter or as an optimizer's state.
+    /// The blocks that a checkpoint keeps beside the model. Each block of the model accounts for one checkpoint block
+    /// of its size. `named`: whether the block with this `seq` is itself a parameter or optimizer state of the program.
     pub fn beside_the_model(&self, named: impl Fn(u64) -> bool) -> Vec<LoadedBlock> {
         let mut model = self.model.clone();
         let unused = self.kept.iter().filter(|block| !named(block.seq));

@@ -1,7 +1,9 @@
-//! Symptoms: what the life of blocks says about illnesses. One file, one symptom; the report makes findings of them.
+//! Signals: what block lifetimes show about issues. Each file computes one signal; the report turns signals into
+//! findings.
 //!
-//! Everything here is fed by one stream of births and deaths and keeps what grows with live blocks and distinct stacks. A teardown
-//! at the program's end (frees after the last allocation) is told apart: it says nothing about what the program would have kept.
+//! All signals come from one stream of allocations and frees. Their memory grows with allocated blocks and distinct
+//! stacks. Frees after the last allocation (the teardown at the program's end) are kept apart: they do not show what
+//! the program would have kept.
 
 mod buckets;
 mod deferred;
@@ -32,25 +34,25 @@ use super::stacks::StackFacts;
 use crate::rules::Meaning;
 use memtrace_replay::{Allocator, Block, BlockId, Usage};
 
-/// What is remembered of a live block beside its birth.
+/// What is remembered of an allocated block besides its [`Birth`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Mark {
-    /// See the constants.
+    /// A combination of the constants.
     pub bits: u8,
-    /// The number of the call of a model it was made in, at its place.
+    /// The number of the call of a model that allocated the block, counted over all places.
     pub call: u32,
-    /// The stack down to where the program calls its model; `NONE` outside.
+    /// The stack up to the place where the program calls its model; `NONE` outside a model.
     pub site: StackId,
 }
 
 impl Mark {
-    /// Made by a forward while autograd recorded.
+    /// Allocated by a forward pass while autograd recorded.
     pub const GRAPH: u8 = 1;
-    /// Autograd has run a node that this very stack made.
+    /// Autograd ran a node that this same stack made.
     pub const RUN: u8 = 2;
     /// Read from a checkpoint.
     pub const LOADED: u8 = 4;
-    /// Made by a backward.
+    /// Allocated by a backward pass.
     pub const BACKWARD: u8 = 8;
     /// A bucket of DistributedDataParallel.
     pub const BUCKET: u8 = 16;
@@ -59,20 +61,20 @@ impl Mark {
     /// Belongs to a model.
     pub const MODEL: u8 = 64;
 
-    /// Whether this holds.
+    /// Whether any of the given bits is set.
     pub const fn is(self, bit: u8) -> bool {
         self.bits & bit != 0
     }
 }
 
-/// See the module.
+/// All signals of one device.
 #[derive(Clone, Debug, Default)]
 pub struct Symptoms {
     /// What grows from step to step.
     pub growing: Growing,
-    /// Graphs that no backward consumed.
+    /// Graphs that no backward pass consumed.
     pub graphs: Graphs,
-    /// Gradients that wait through the next forward.
+    /// Gradients that stay through the next forward pass.
     pub gradients: StaleGradients,
     /// What only the garbage collector freed.
     pub garbage: Garbage,
@@ -80,13 +82,13 @@ pub struct Symptoms {
     pub deferred: Deferred,
     /// What was read from checkpoints.
     pub loaded: Loaded,
-    /// Free memory that live blocks pin.
+    /// Free memory in segments with blocks in use.
     pub fragments: Fragments,
     /// Workspaces of libraries.
     pub workspaces: Workspaces,
     /// Buckets of DistributedDataParallel.
     pub buckets: Buckets,
-    /// Blocks that computing allocated.
+    /// The number of blocks that computations allocated.
     pub computed: u64,
     marks: Vec<Mark>,
     calls: u32,
@@ -94,7 +96,7 @@ pub struct Symptoms {
 }
 
 impl Symptoms {
-    /// A block was allocated.
+    /// Takes an allocation.
     #[inline]
     pub fn born(
         &mut self,
@@ -145,7 +147,7 @@ impl Symptoms {
             self.calls += u32::from(!site.is_none());
         }
         let recorded = e.flags.contains(Flags::GRAD_KNOWN) && e.flags.contains(Flags::GRAD_ENABLED);
-        // No graph holds a workspace, and no step.
+        // A workspace belongs to no graph and to no step.
         if crate::rules::is_workspace_size(birth.requested) && verdict.meaning() != Some(Meaning::Load) {
             return Mark { bits: Mark::WORKSPACE, call: self.calls, site };
         }
@@ -168,7 +170,7 @@ impl Symptoms {
         Mark { bits, call: self.calls, site }
     }
 
-    /// A block was given back.
+    /// Takes the program's free of a block.
     #[inline]
     pub fn freed(&mut self, birth: &Birth, id: BlockId, facts: &StackFacts, verdict: &Verdict, end: &End<'_>) {
         let End { now, cut, free: Some(e) } = *end else { return };
@@ -197,18 +199,18 @@ impl Symptoms {
         self.deferred.requested(id, birth, e.ticks);
     }
 
-    /// A block's memory is free again.
+    /// Takes the completion of a free: the block's memory is free again.
     #[inline]
     pub fn completed(&mut self, id: BlockId, block: &Block, ticks: u64) {
         self.deferred.completed(id, block, ticks);
     }
 
-    /// The caching allocator took a segment of so many bytes, or could not.
+    /// Takes a request of the caching allocator to CUDA for a segment, whether it succeeded or not.
     pub fn wanted_more(&mut self, allocator: &Allocator, e: &Event, at: &Moment) {
         self.fragments.wanted(allocator, e, at);
     }
 
-    /// The recording ends; `alive` is what was not given back.
+    /// Ends the recording. `alive`: the blocks that were not freed.
     pub fn finish<'a>(
         &mut self,
         allocator: &Allocator,

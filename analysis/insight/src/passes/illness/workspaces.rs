@@ -1,4 +1,4 @@
-//! Workspaces of cuBLAS: PyTorch gives each handle one for each stream and never takes it back.
+//! Workspaces of cuBLAS. PyTorch allocates one per handle and stream and never frees it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,18 +6,18 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use crate::passes::category::Birth;
 
-/// See the module.
+/// The workspaces of one device.
 #[derive(Clone, Debug, Default)]
 pub struct Workspaces {
-    /// Blocks as large as a workspace at one moment, at most.
+    /// The highest number of workspace-sized blocks at one point in time.
     pub most: u64,
-    /// Their bytes then.
+    /// Their bytes at that time.
     pub bytes: u64,
-    /// Streams they were for, and how many were made on each.
+    /// By stream: the number of workspaces allocated on it.
     pub streams: BTreeMap<u64, u64>,
-    /// Who made any.
+    /// The stacks that allocated any.
     pub stacks: BTreeSet<StackId>,
-    /// Who made the latest that was one more than before.
+    /// The stack and context of the allocation that last raised the highest number.
     pub latest: (StackId, ContextId),
     live: u64,
     live_bytes: u64,
