@@ -1,4 +1,4 @@
-"""Allocations of sizes that nothing else has, under grad modes that change on several threads; prints (size, mode) as PyTorch has it."""
+"""Allocations with unique sizes, under grad modes that change on several threads; prints (size, mode) as PyTorch reports it."""
 
 import json
 import random
