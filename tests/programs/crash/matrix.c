@@ -55,7 +55,7 @@ static void child(char *self) {
     }
     int status;
     if (waitpid(pid, &status, 0) != pid) _exit(72);
-    printf("child %x\n", status & 0xff7f); // whether a core was dumped is the machine's affair
+    printf("child %x\n", status & 0xff7f); // without the core dump flag, which depends on the machine
 }
 
 int main(int argc, char **argv) {

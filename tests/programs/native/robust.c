@@ -175,12 +175,12 @@ static uint64_t garbage(int kind, uint64_t *at) {
     case 4: return (uintptr_t)allocate + state % 64;                  // code
     case 5: return (uintptr_t)(at + state % 64 - 32) & ~(uint64_t)7;  // pointers into the stack, up and down
     case 6: return state % 2 ? (uintptr_t)allocate + 30 : (uintptr_t)(at + state % 8);
-    default: return state >> 17;                                      // addresses, most of them of nothing
+    default: return state >> 17;                                      // random addresses, most of them unmapped
     }
 }
 
 static int spared;
-static void (*volatile leave)(int) = _exit; // the compiler need not know that nobody returns
+static void (*volatile leave)(int) = _exit; // volatile: hides from the compiler that _exit does not return
 
 ALONE static void overwrite(int kind) {
     uint64_t *at = __builtin_frame_address(0), *end = at + OVERWRITTEN / 8;
@@ -197,7 +197,7 @@ ALONE static void deeper(int depth, int kind) {
     if (depth > 0) {
         deeper(depth - 1, kind);
     } else {
-        allocate(); // while the stack is whole, so that it is known
+        allocate(); // before the stack is overwritten, so that a recorder knows it
         overwrite(kind);
     }
     room[1] = room[0];

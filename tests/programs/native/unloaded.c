@@ -1,4 +1,4 @@
-// A library with functions named OUTER and INNER and frames of ROOM bytes. `allocate` points to its entry.
+// A library with functions named OUTER and INNER and frames of ROOM bytes. `allocate` points to OUTER.
 #include <stddef.h>
 
 int cudaMalloc(void **, size_t);

@@ -74,7 +74,7 @@ def odd():
     second.__enter__()
     first.__exit__(None, None, None)
     second.__exit__(None, None, None)
-    # A name that is as long as possible.
+    # A name of 1024 characters.
     with named("x" * 1024):
         pass
     # A range that libraries mark in C++.

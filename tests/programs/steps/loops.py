@@ -141,7 +141,7 @@ def closure():
 
 
 def skipped():
-    """A gradient scaler that skips steps with gradients that are not finite. Nothing is computed over the simulated CUDA. So the
+    """A gradient scaler that skips steps with non-finite gradients. Nothing is computed over the simulated CUDA. So the
     program itself decides, as the scaler would, and does not call `optimizer.step`."""
     model = net()
     o = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -74,7 +74,7 @@ def train(model, optimizer, set_to_none, batches=1, steps=3):
 
 
 def training():
-    """Accumulation in place, gradients set to None and to zero, foreach, for-loop and fused optimizers, checkpointing, frozen layers."""
+    """Accumulation in place, gradients set to None and zero, all kinds of optimizer step, checkpointing, frozen layers."""
     for foreach, fused, batches, none in ((True, False, 3, True), (False, False, 1, False), (False, True, 2, False)):
         model = Net(repeated=fused).cuda()
         model.deep[0].requires_grad_(False)
