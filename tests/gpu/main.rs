@@ -46,7 +46,7 @@ fn by_module_of(traces: &[Reader]) -> BTreeMap<String, u64> {
             }
             let module = trace.definitions().module(e.module).unwrap_or("?");
             let module = module.rsplit('/').next().unwrap_or(module).to_owned();
-            // A runtime call belongs to its caller. The flag marks calls inside PyTorch's allocator.
+            // `IN_ALLOCATOR` marks calls inside PyTorch's allocator. They belong to it, whichever library made them.
             let owner = if e.flags.contains(Flags::IN_ALLOCATOR) { "PyTorch's allocator".to_owned() } else { module };
             match e.action {
                 Action::Alloc => {

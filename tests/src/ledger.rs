@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::victim::events;
 
-/// A call in the form that the trace and the ledger share.
+/// A call in the format that the trace and the ledger share.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Call {
     /// The exported symbol.
@@ -88,13 +88,13 @@ pub fn pid(reader: &Reader) -> u32 {
     info["pid"].as_u64().expect("a process id") as u32
 }
 
-/// The driver and runtime calls of a trace in the ledger's form. Panics when the trace is damaged or incomplete.
+/// The driver and runtime calls of a trace in the ledger's format. Panics when the trace is damaged or incomplete.
 #[track_caller]
 pub fn ours(reader: &Reader) -> Calls {
     calls_of(reader, &events(reader))
 }
 
-/// The driver and runtime calls among these events of a trace, in the ledger's form.
+/// The driver and runtime calls among these events of a trace, in the ledger's format.
 pub fn calls_of(reader: &Reader, events: &[Event]) -> Calls {
     let mut failed: BTreeMap<u64, i64> = BTreeMap::new();
     for e in events {

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::victim::{Run, Victim, events};
 
-/// An event in the form that both sides share.
+/// An event in the format that both sides share.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
     /// PyTorch's name of the action.

@@ -140,7 +140,7 @@ fn this_machine() {
         assert!(supported || stacks["mend"].is_string(), "{python:#}");
     }
 
-    // The text output says the same as the JSON, without terminal escapes.
+    // The text output agrees with the JSON, without terminal escapes.
     let page = Command::new(memtrace()).arg("doctor").env("PATH", SHORT_PATH).output().unwrap();
     let text = String::from_utf8(page.stdout).unwrap();
     let first = text.lines().next().unwrap();
@@ -259,7 +259,7 @@ fn what_gives_memory_a_meaning() {
         assert_eq!(finding["state"], "ok", "{finding}");
         assert!(expected > 0 && figure(finding) == expected, "{expected}: {finding}");
     }
-    // A program without these features: nothing is off, and each finding says why there is nothing.
+    // A program without these features: nothing is off, and each finding gives the reason for its absence.
     let one = "import torch; torch.zeros(1 << 20, device='cuda')";
     let plain = Answer::of(&over_simcuda(None, &["--json", "--", "python", "-c", one]));
     assert!(plain.off().is_empty(), "{:?}", plain.off());
@@ -415,7 +415,7 @@ fn constants(text: &str) -> BTreeSet<(String, String)> {
     lines.map(|(name, rest)| (name.to_owned(), rest.trim_end_matches("\";").to_owned())).collect()
 }
 
-/// The single list of tested versions equals what the suite runs and what the documentation says.
+/// The single list of tested versions equals the versions that the suite runs and those in the documentation.
 #[test]
 fn the_list_of_tested_versions() {
     let read = |path: &str| std::fs::read_to_string(root().join(path)).unwrap();

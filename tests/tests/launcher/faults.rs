@@ -73,7 +73,7 @@ fn a_killed_launcher_leaves_a_readable_trace_and_an_undisturbed_command() {
     running.child.wait().unwrap();
     drop(stdin);
     assert_eq!(running.line(), "alive");
-    // The helper process ends with the launcher: every process that held the pipe's write end is gone.
+    // The signal probe ends with the launcher: every process that held the pipe's write end is gone.
     assert!(running.rest().is_empty());
     wait_for(|| family.iter().all(|pid| !is_running(*pid)));
     let reader = only_trace(&run);

@@ -18,7 +18,7 @@ fn start(folder: &Path, what: &str) -> Running {
     running
 }
 
-/// The command's process id: the launcher's child that runs the victim, as opposed to its helper process.
+/// The command's process id: the launcher's child that runs the victim, as opposed to its signal probe.
 fn victim_of(launcher: i32) -> i32 {
     let exe = |pid: &i32| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|p| p.ends_with("victim"));
     children(launcher).into_iter().find(exe).unwrap()

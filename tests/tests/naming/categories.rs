@@ -85,7 +85,7 @@ fn victim_is_right(victim: &Victim, case: &str, least: &[(&str, usize)]) {
     timeline_has_the_peak(&run.path(), &output);
 }
 
-/// The timeline's maximum equals PyTorch's count, and the raw form sums to the other form.
+/// The timeline's maximum equals PyTorch's count, and the raw format sums to the other format.
 #[track_caller]
 fn timeline_has_the_peak(run: &Path, output: &str) {
     let run = open_run(run).unwrap();

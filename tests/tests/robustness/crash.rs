@@ -68,8 +68,8 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A failed test leaves no process running. The program is killed before the launcher is collected: until then
-        // its id cannot be reused.
+        // A failed test leaves no process running. The program is killed only while the launcher is not collected:
+        // until then `pid` still belongs to the launcher's child.
         if self.launcher.try_wait().is_ok_and(|ended| ended.is_none()) {
             kill(self.pid, libc::SIGKILL);
             let _ = self.launcher.wait();

@@ -150,7 +150,7 @@ impl Marks {
 struct Held {
     /// The thread that the fault hits. It is released before `others`.
     victim: Tracee,
-    /// The other held threads and processes.
+    /// The other stopped threads and processes.
     others: Vec<Tracee>,
     /// The launcher's drain thread, where the test holds it.
     drain: Option<Tracee>,
@@ -280,8 +280,8 @@ fn bring(scene: &mut Scene, place: Place, drain_steps: u64) -> Held {
     held
 }
 
-/// Stops the drain thread after `steps` instructions of its work on the program's second batch. With 0 it stops at the
-/// last instruction before that work. The program is stopped at `mark` at that time.
+/// Stops the drain thread after `steps` instructions of its work on the program's second batch. With 0 it stops where
+/// its wait for work returns. The program is stopped at `mark` at that time.
 #[track_caller]
 fn hold_drain(scene: &Scene, main: &Tracee, mark: u64, steps: u64) -> Tracee {
     // The drain thread writes the first batch before the program makes the second one.
@@ -384,7 +384,7 @@ fn strike(scene: &mut Scene, held: Held, fault: Fault, place: Place) {
         }
         Stop | StopLauncher => {
             let stopped = if fault == Stop { process } else { launcher };
-            // The drain thread must be released first, so that it can stop together with its process.
+            // Threads that ptrace holds must be released before the wait: only then can they join their process's stop.
             kill(stopped, libc::SIGSTOP);
             held.let_go();
             wait_for("the stop", || state(stopped) == Some('T'));
@@ -706,7 +706,7 @@ struct Stepping {
     back: u64,
     base: u64,
     ring: u64,
-    /// The next sequence number, and the number of published slots, at the last look.
+    /// The next sequence number, and the number of published slots, when they were last read.
     seen: (u64, u64),
     /// Whether an event has its sequence number and is not published.
     is_open: bool,
@@ -788,8 +788,8 @@ mod exhaustive {
         println!("{} instructions, at {} of them an event is on its way", census.len(), open.len());
         assert!(open.len() > 20 && others.len() > 500);
         let some = others.iter().step_by(others.len() / 12);
-        // An event is between its number and its publication for fewer than 400 instructions. Earlier instructions need
-        // no look.
+        // An event is between its number and its publication for fewer than 400 instructions. Earlier instructions
+        // need no check.
         let look_from = |steps: usize| steps.saturating_sub(400);
         let mut kinds = [0, 0];
         for steps in open.iter().step_by(8).chain(some) {

@@ -144,7 +144,7 @@ fn killed_at_random_moments(seeds: u64) {
     let workshop = Workshop::new();
     let program = workshop.program("crash/life.c", "life", &linked_with("libcudart.so.12"));
     let program = victim(&[program.as_os_str()]).option("--no-snapshot");
-    // Measures how long the program lives while `AT_ONCE` of them run.
+    // Measures how long the program runs while `AT_ONCE` of them run.
     let lives = || {
         let mut scene = Scene::start(program.clone(), true, None);
         let began = Instant::now();

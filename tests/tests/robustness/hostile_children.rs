@@ -50,7 +50,8 @@ impl Stage {
     }
 }
 
-/// The only process in the manifest's `unseen` list: program, reason, and whether it uses CUDA.
+/// The only process in the manifest's list of unrecordable processes (`unseen`): program, reason, and whether it uses
+/// CUDA.
 #[track_caller]
 fn only_unseen(run: &Run) -> (String, String, bool) {
     let manifest = run.manifest();
