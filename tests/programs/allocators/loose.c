@@ -1,4 +1,4 @@
-// A program without PyTorch: plain and stream-ordered memory, freed in a different order than allocated, some of it never.
+// No PyTorch: plain and stream-ordered memory, freed in a different order than allocated, some of it never.
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-"""Expandable segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) that lose memory in the middle, on two streams. Every
-second block is freed, the cache is emptied in mid-run, and the holes are mapped again, in part and in pieces."""
+"""Expandable segments (expandable_segments:True) that lose memory in the middle, on two streams. Every second block is
+freed, the cache is emptied in mid-run, and the holes are mapped again, in part and in pieces."""
 
 import torch
 import oracle

@@ -1,4 +1,4 @@
-"""Pinned (page-locked) host memory: pin_memory(), the caching host allocator, busy copies, a manually registered tensor."""
+"""Pinned (page-locked) host memory: pin_memory(), the caching host allocator, busy copies, a registered tensor."""
 
 import torch
 import oracle

@@ -1,6 +1,6 @@
-"""Shows how PYTORCH_CUDA_ALLOC_CONF and similar settings change the allocator: one program, with settings from the caller.
+"""Effects of PYTORCH_CUDA_ALLOC_CONF and similar settings on the allocator: one program, settings from the caller.
 
-    python policies.py [FRACTION]    FRACTION: torch.cuda.set_per_process_memory_fraction, then allocate until a request fails
+    python policies.py [FRACTION]    FRACTION: set_per_process_memory_fraction, then allocate until a request fails
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Training with torch.compile: graph breaks with resumed functions, a recompilation for another shape, modules, functions.
+"""Training with torch.compile: graph breaks with resumed functions, recompilation for a new shape, modules, functions.
 
 train.py BACKEND: `eager`, `aot_eager` or `inductor`.
 """

@@ -1,4 +1,4 @@
-// A preloaded library that shifts the wall clock by the number of seconds in the file WALL_CLOCK_STEP, as a clock change would.
+// A preloaded library that shifts the wall clock by the number of seconds in the file WALL_CLOCK_STEP.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #include "calls.h"
 
 #ifdef EMBEDDED
-// NVIDIA's static runtime finds the driver this way: dlopen of libcuda.so.1, dlsym of cuGetProcAddress, which finds the rest.
+// As in NVIDIA's static runtime: dlopen of libcuda.so.1, dlsym of cuGetProcAddress, which finds all other functions.
 #include <dlfcn.h>
 static int (*alloc)(address *, size_t), (*release)(address);
 static int (*set_current)(address);

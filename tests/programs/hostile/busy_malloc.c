@@ -1,4 +1,4 @@
-// A malloc with a non-recursive lock. A signal interrupts it while the lock is held, and the handler allocates GPU memory.
+// A malloc with a non-recursive lock. A signal interrupts it under the lock, and the handler allocates GPU memory.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-"""`frames.py MODE`: allocates through ctypes in unusual Python environments, and prints the frames that Python reports."""
+"""`frames.py MODE`: allocates through ctypes in unusual Python environments and prints the frames that Python has."""
 import ctypes
 import json
 import sys
@@ -9,7 +9,7 @@ said = {}
 
 
 def clean(text):
-    """Replaces lone surrogates. Python decodes bytes that are not text to them, and none of our file formats can hold them."""
+    """Replaces lone surrogates. Python decodes invalid bytes to them, and our file formats cannot hold them."""
     return "".join("\ufffd" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
 
 

@@ -1,15 +1,15 @@
 """The expected recording of `nn.Module` calls, found with PyTorch's own means and without memtrace.
 
-`start(**roots)` begins to observe calls. `finish()` writes JSON to the file in MEMTRACE_TEST_TRAIL. Without it both do
-nothing:
+`start(**roots)` observes calls; `finish()` writes JSON to the file MEMTRACE_TEST_TRAIL. Without it both do nothing:
 
 - "sizes": the sizes of all allocated blocks, in order, from PyTorch's recorder;
-- "trail": an entry at each change: [number of blocks allocated so far, the running autograd node or null, the modules: [path,
-  class]]. The modules are those being called, or those whose call made the node, outermost first.
+- "trail": an entry at each change: [number of allocated blocks, running autograd node or null, modules: [path, class]].
+  The modules are those being called, or those whose call made the node, outermost first.
 
-Global forward hooks give the called modules. A graph walk from a module's inputs and, on return, its outputs gives the
-nodes: the module being called made each new node. Made for one computing thread; backward runs on autograd's thread.
+Forward hooks give the called modules. Walks of the graph from a module's inputs and outputs give the nodes; the called
+module made each new one. Made for one computing thread; backward runs on autograd's thread.
 """
+
 import json
 import os
 

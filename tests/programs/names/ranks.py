@@ -1,4 +1,4 @@
-"""DDP and FSDP2 in two ranks, one device each, started by torch.multiprocessing.spawn; each rank writes its tensors' names."""
+"""DDP and FSDP2 in two ranks, one device each, by torch.multiprocessing.spawn; each rank writes its tensors' names."""
 
 import os
 import sys

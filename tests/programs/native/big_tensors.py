@@ -7,7 +7,7 @@ M = 1 << 20
 
 
 def bytes_of(count):
-    """The number of floats in `count` MiB. PyTorch does not round such a size: these segments are multiples of 2 MiB."""
+    """The number of floats in `count` MiB. PyTorch does not round this size: these segments are multiples of 2 MiB."""
     return count * M // 4
 
 

@@ -14,7 +14,7 @@ import traceback
 runtime = ctypes.CDLL(sys.argv[1])
 out = open(sys.argv[2], "w")
 last_size = 1 << 20
-# The C functions that call a Python function, by its code object. Empty where Python calls it directly, as from 3.11 on.
+# The C functions that call a Python function, by its code object. Empty where Python calls it itself, as from 3.11 on.
 THROUGH = {}
 
 

@@ -1,4 +1,4 @@
-// Allocation through the CUDA runtime for programs that start and end processes. A failure ends the process with status 70.
+// Allocation through the CUDA runtime for programs that start processes. A failure ends the process with status 70.
 #pragma once
 #include <stdio.h>
 #include <sys/wait.h>

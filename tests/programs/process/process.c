@@ -76,7 +76,7 @@ static void by_shell(void) {
     some(2);
 }
 
-// A daemon: its parent ends once the daemon has allocated. It continues when GATE is opened, and writes its result to REPORT.
+// A daemon: its parent ends once the daemon has allocated. It continues when GATE opens, and writes to REPORT.
 static void daemonise(const char *gate, const char *report) {
     int ready[2];
     char byte = 0;
@@ -169,7 +169,7 @@ static void *until_stopped(void *stop) {
     return NULL;
 }
 
-// Forks while other threads are inside calls. Needs a driver without locks, because the child would inherit locked ones.
+// Forks while other threads are inside calls. Needs a driver without locks: the child would inherit locked ones.
 static void storm(int threads, int forks) {
     pthread_t others[16];
     volatile int stop = 0;

@@ -296,7 +296,7 @@ def case_exec_other_names_same_sizes(check):
 
 
 def case_eval_in_a_loop_of_equal_frames(check):
-    """The same frame address, code address and instruction, but other text: only the code object's destruction shows it."""
+    """The same frame address, code address and instruction, but other text: only the code object's end shows it."""
     for n in range(300):
         code = compile("\n" * (n % 7) + "check()", "<e%d>" % (n % 5), "eval")
         eval(code, {"check": check})

@@ -1,4 +1,4 @@
-"""Ranges, with PyTorch's own recorder enabled from the first block on; writes its ranges to the file MEMTRACE_TEST_TRUTH."""
+"""Ranges, with PyTorch's own recorder enabled from the first block on; writes its ranges to MEMTRACE_TEST_TRUTH."""
 
 import json
 import os

@@ -156,7 +156,7 @@ def skipped():
 
 
 def groups():
-    """One optimizer per layer, stepped by a helper (as ZeRO's partitions are): one call site, no backward in between."""
+    """One optimizer per layer, stepped by a helper (as ZeRO's partitions are): one call site, no backward between."""
     model = net()
     optimizers = [torch.optim.Adam(layer.parameters()) for layer in model if list(layer.parameters())]
 

@@ -1,4 +1,4 @@
-"""Training whose peak a suggestion of the report can lower; with a second argument and the same seed the program applies it.
+"""Training whose peak a suggestion of the report can lower. `after` applies it, with the same seed.
 
     python actions.py step|batch [after]    step: the peak is in the optimizer's step; batch: in the backward pass
 """

@@ -1,4 +1,4 @@
-"""Programs that know what their memory is for: each printed line is an address, a time, and the category of the block there.
+"""Programs that print their memory's purpose: each line is an address, a time, and the category of the block there.
 
     categories.py training|mixed|moved|loaded|safetensors|grown|preallocated|dynamic|static|appended|
                   kept_results|recomputed|graph|buckets|sharded|gathered|replicated
@@ -74,7 +74,7 @@ def train(model, optimizer, set_to_none, batches=1, steps=3):
 
 
 def training():
-    """Accumulation in place, gradients set to None and zero, all kinds of optimizer step, checkpointing, frozen layers."""
+    """Accumulation in place, gradients set to None and zero, all optimizer kinds, checkpointing, frozen layers."""
     for foreach, fused, batches, none in ((True, False, 3, True), (False, False, 1, False), (False, True, 2, False)):
         model = Net(repeated=fused).cuda()
         model.deep[0].requires_grad_(False)
@@ -297,7 +297,7 @@ class Scored(torch.nn.Module):
 
 
 def kept_results():
-    """The results of every batch, and a feature of each, kept in lists: this is no cache. Batches have different lengths."""
+    """The results of every batch, and a feature of each, kept in lists: no cache. Batches have different lengths."""
     model = Scored().cuda().eval()
     model.out.register_forward_hook(lambda module, args, result: features.append(result))
     results, features = [], []

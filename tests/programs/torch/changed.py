@@ -1,4 +1,4 @@
-"""A few training steps; the command line chooses the batch size and whether tensors are kept. Prints torch's own peaks as JSON.
+"""A few training steps with a batch size and kept tensors as the command line says. Prints torch's own peaks as JSON.
 
     changed.py [--batch N] [--keep]
 

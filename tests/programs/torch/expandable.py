@@ -1,4 +1,4 @@
-"""Expandable segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True): maps and partial unmaps, with training in between."""
+"""Expandable segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True): maps, partial unmaps, training in between."""
 
 import torch
 import torch.nn as nn

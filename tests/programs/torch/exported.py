@@ -1,4 +1,4 @@
-"""Trains under torch.profiler from the first line on, and exports PyTorch's memory timelines: theirs.json, theirs.raw.json.gz.
+"""Trains under torch.profiler from its first line, and exports PyTorch's timelines: theirs.json, theirs.raw.json.gz.
 
     exported.py FOLDER cuda:0|cpu
 """

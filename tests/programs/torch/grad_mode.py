@@ -1,4 +1,4 @@
-"""Allocations with unique sizes, under grad modes that change on several threads; prints (size, mode) as PyTorch reports it."""
+"""Allocations of unique sizes under changing grad modes on several threads; prints (size, mode) as PyTorch has it."""
 
 import json
 import random

@@ -1,6 +1,6 @@
 """Training that runs out of memory in the optimizer's first step (SIMCUDA_MEMORY=400M): the state does not fit.
 
-    python oom_train.py [catch|tell]    catch: handles the error and ends well; tell: also prints the state that was being made
+    python oom_train.py [catch|tell]    catch: handles the error; tell: also prints the state that was being made
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Inference over chunks of documents: an index keeps one state in three, the rest is freed, and a large matrix is allocated."""
+"""Inference over chunks of documents: an index keeps one state in three, the rest is freed, a matrix is allocated."""
 # illness: fragmentation
 import torch
 import torch.nn as nn

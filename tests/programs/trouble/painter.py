@@ -1,4 +1,4 @@
-"""LBFGS optimizes a picture to match another picture's features in a frozen network; a list holds features within a step."""
+"""LBFGS optimizes a picture to match another's features in a frozen network; a list holds features within a step."""
 
 # illness: none
 

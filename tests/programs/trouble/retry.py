@@ -1,4 +1,4 @@
-"""Runs batches through a function that keeps a failed attempt's exception in a local: frame and traceback form a cycle."""
+"""Runs batches through a function that keeps a failed attempt's exception in a local: a frame-traceback cycle."""
 # illness: reference cycle
 import gc
 
