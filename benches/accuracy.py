@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Categories of blocks against torch.profiler's own memory timeline of the same run: byte-time in agreement, the confusion, the causes.
 
-Seven programs run under memtrace with `torch.profiler` on from their first line: as recorded by default, without names, and (without --gpu) with their
-tensors on the CPU. Blocks are matched one for one by address and time, and every byte counts as long as it was there, by what PyTorch calls it and by
-what we call it at that moment.
+Seven programs run under memtrace with `torch.profiler` enabled from their first line. They run as recorded by default,
+without tensor names, and (without --gpu) with their tensors on the CPU. Blocks are matched one to one by address and
+time. Each byte counts for as long as it is in use, under PyTorch's category and under ours at that time.
 
-    accuracy.py [--from FOLDER]    FOLDER: recordings and answers that an earlier run left (ACCURACY_KEEP=FOLDER), to judge them anew
+    accuracy.py [--from FOLDER]    FOLDER: recordings and answers of an earlier run (ACCURACY_KEEP=FOLDER)
 """
 
 import bisect
@@ -20,20 +20,20 @@ import sys
 import frame
 
 PROGRAMS = ["mlp", "resnet50", "transformer", "accumulation", "checkpointing", "frozen", "language"]
-# What the figure is about.
+# The agreement is computed over these categories.
 FIVE = ["parameter", "gradient", "activation", "optimizer_state", "input"]
 CATEGORIES = [*FIVE, "temporary", "autograd_detail"]
 UNKNOWN = "unknown"
-# A name of each way to record, the device of the tensors, memtrace's options.
+# Each way to record: its name, the tensors' device, memtrace's options.
 WAYS = [("as recorded", "cuda", []), ("without names", "cuda", ["--no-names"])]
 if not frame.GPU:
     WAYS.append(("tensors on the CPU", "cpu", ["--cpu", "always"]))
-# From program to a causes-of-disagreement table of at most so many lines.
+# The maximum number of lines in the table of causes.
 CAUSES = 8
 
 
 def record(program, folder, device, steps, options):
-    """Runs one program; its recording and PyTorch's answer lie in `folder`."""
+    """Runs one program; writes its recording and PyTorch's answer to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     answer, run = folder / f"{program}.json", folder / program
     child = pathlib.Path(__file__).with_name("accuracy_child.py")
@@ -58,7 +58,7 @@ def ours(run, folder, device):
 
 
 def clock_offset(blocks, found):
-    """PyTorch's profiler and we both read the time of an allocation, a moment apart: the median of what is between."""
+    """The median time between our clock reading of an allocation and that of PyTorch's profiler, in nanoseconds."""
     apart = []
     for address, size, created, _, _ in blocks:
         if created > 0:
@@ -75,7 +75,7 @@ def nearest(starts, when):
 
 
 def compare(answer, found):
-    """Byte-time by (PyTorch's category, ours), the same by cause, and what has no partner on either side."""
+    """Byte-time by (PyTorch's category, ours), by cause, and the blocks without a match on either side."""
     blocks = answer["blocks"]
     offset = clock_offset(blocks, found)
     last = max((int(row["free_ns"] or 0) or int(row["alloc_ns"]) for rows in found.values() for row in rows), default=0)
@@ -84,7 +84,7 @@ def compare(answer, found):
     for address, size, created, destroyed, categories in blocks:
         rows = found.get(address, [])
         starts = [int(row["alloc_ns"]) for row in rows]
-        # A block that was there before the profiler has no time of its own: the first at its address.
+        # A block older than the profiler has no creation time, so it matches the first block at its address.
         place = nearest(starts, created - offset) if created > 0 else 0
         row = rows[place] if rows else None
         if row is None or int(row["size"]) != size or row["alloc_seq"] in taken:
@@ -115,7 +115,7 @@ def share(part, whole):
 
 
 def figures(confusion):
-    """Agreement where PyTorch names one of the five, and where either of us does."""
+    """Two shares: agreement where PyTorch names one of the five categories, and where either side does."""
     same = sum(confusion[name, name] for name in FIVE)
     theirs = sum(weight for (a, _), weight in confusion.items() if a in FIVE)
     either = sum(weight for (a, b), weight in confusion.items() if a in FIVE or b in FIVE)

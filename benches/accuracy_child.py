@@ -1,9 +1,10 @@
-"""One program of `accuracy` with torch.profiler on from its first line: writes what PyTorch's own memory profiler says of every block.
+"""One program of `accuracy` with torch.profiler enabled from its first line; writes each block as PyTorch's memory
+profiler sees it.
 
     accuracy_child.py PROGRAM DEVICE STEPS OUT.json
 
-The file holds `blocks`: [address, bytes, created_ns, destroyed_ns or null, [[category or null, from_ns], ...]] in order of creation. A block's
-category changes where PyTorch's timeline gives a new version of its tensor another one.
+The file has `blocks`: [address, bytes, created_ns, destroyed_ns or null, [[category or null, from_ns], ...]] in order
+of creation. A block's category changes where PyTorch's timeline gives a new version of its tensor another category.
 """
 
 import json
@@ -48,7 +49,7 @@ def resnet50(device, steps, wide):
 
 
 class Block(torch.nn.Module):
-    """A transformer's layer, as people write it."""
+    """A transformer layer as commonly written."""
 
     def __init__(self, wide, heads):
         super().__init__()
@@ -70,7 +71,7 @@ class Block(torch.nn.Module):
 
 
 class Transformer(torch.nn.Module):
-    """Layers behind an embedding of tokens (`vocabulary`) or of patches, and a head."""
+    """An embedding of tokens (`vocabulary`) or of patches, layers, and a head."""
 
     def __init__(self, wide, vocabulary=0, layers=3, length=64, classes=1000, checkpointing=False):
         super().__init__()
@@ -163,7 +164,7 @@ PROGRAMS = {f.__name__: f for f in (mlp, resnet50, transformer, accumulation, ch
 
 
 def blocks(memory, device):
-    """What the profiler's timeline says of every block, in the order it says it."""
+    """Every block of the profiler's timeline, in the timeline's order."""
     from torch.profiler._memory_profiler import Action, TensorKey
 
     kind = torch.device(device).type
@@ -178,7 +179,7 @@ def blocks(memory, device):
         if key.device.type != kind:
             continue
         if not isinstance(key, TensorKey):
-            # A block that no tensor was seen to have: the timeline does not even give its address.
+            # No tensor was seen in this block, so the timeline does not even give its address.
             unknown["blocks"] += action is Action.CREATE
             unknown["bytes"] += size if action is Action.CREATE else 0
             continue

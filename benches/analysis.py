@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """load + full summary, snapshot export: beside _dump_snapshot, pickle.load, _memory_viz and Mosaic.
 
-BENCH_RECORDINGS=DIR   keep the recordings there, and use those that are; 100 M events of PyTorch are only recorded so (20 minutes)
-BENCH_MOSAIC=PYTHON    a Python that can `import mosaic` (Meta's, github.com/facebookresearch/mosaic; it is not on PyPI); without it the
-                       rows of Mosaic are left out
+BENCH_RECORDINGS=DIR   keep the recordings in DIR and reuse them; PyTorch records 100 M events only with it (20 minutes)
+BENCH_MOSAIC=PYTHON    a Python that can `import mosaic` (Meta's, github.com/facebookresearch/mosaic; not on PyPI);
+                       without it Mosaic's rows are left out
 """
 
 import importlib.util
@@ -24,15 +24,15 @@ MOSAIC = os.environ.get("BENCH_MOSAIC")
 KEPT = pathlib.Path(os.environ.get("BENCH_RECORDINGS") or frame.SCRATCH)
 SYNTHETIC = [100_000, 1_000_000] if frame.QUICK else [1_000_000, 10_000_000, 100_000_000]
 TRAINING = [100_000] if frame.QUICK else [1_000_000, 10_000_000] + [100_000_000] * ("BENCH_RECORDINGS" in os.environ)
-# What Python's tools are given: at ten times this they take more memory than most machines have.
+# The number of events for Python's tools: with ten times as many they need more memory than most machines have.
 PEERS = TRAINING[0]
 ROUNDS = 1 if frame.QUICK else 5
-# Above this a snapshot goes to /dev/null only: it has tens of bytes an event.
+# A snapshot has tens of bytes an event. Above this number of events it goes to /dev/null only.
 LARGEST_FILE = 10_000_000
 
 
 def high_water(pid, seen):
-    """Notes the most memory (KiB) of a process and of those it has started, each by its pid."""
+    """Notes the peak memory (KiB) of a process and its child processes, by process id."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii") as status:
             seen[pid] = max(seen.get(pid, 0), *(int(line.split()[1]) for line in status if line.startswith("VmHWM")), 0)
@@ -44,14 +44,16 @@ def high_water(pid, seen):
 
 
 def measure(command):
-    """Seconds, of CPU too, and the most memory (MiB) of a command and what it starts (memtrace reads files in a process of their own), start
-    included: the sum of each one's most, so what they share counts twice."""
+    """Wall-clock seconds, CPU seconds and peak memory (MiB) of a command, including its start and its child processes
+    (memtrace reads
+    files in a separate process). The memory is the sum of each process's peak, so shared memory counts twice."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     seen, over = {}, threading.Event()
 
     def watch():
-        # The peak only grows, so what was seen last is it. wait4 would tell the parent's where that is larger.
+        # The peak only grows, so the last value seen is the peak. wait4 would report the parent's peak where that is
+        # larger.
         while not over.wait(0.002):
             high_water(process.pid, seen)
 
@@ -92,13 +94,13 @@ def trace_of(folder):
 
 
 def count(folder):
-    """Events of a recording, ours and CUDA calls included."""
+    """The number of events in a recording, including our own and CUDA calls."""
     done = subprocess.run([frame.MEMTRACE, "report", "--json", trace_of(folder)], check=True, capture_output=True)
     return json.loads(done.stdout)["run"]["events"]
 
 
 def ours(folder, into_file=True):
-    """One round: the summary, the snapshot to nowhere and into a file."""
+    """One round: the summary, the snapshot to /dev/null, and the snapshot to a file."""
     trace = trace_of(folder)
     out = frame.SCRATCH / "out.pickle"
     found = {"report": measure([frame.MEMTRACE, "report", trace]),
@@ -138,7 +140,7 @@ def peer(tool, snapshot, viz):
 
 
 def peer_rows(folder):
-    """Python's tools with PyTorch's own snapshot of the same program, ours with our trace of it, taking turns."""
+    """Python's tools on PyTorch's own snapshot and ours on our trace of the same program, taking turns."""
     frame.say(f"PyTorch records {PEERS:,} events")
     snapshot = frame.SCRATCH / "pytorch.pickle"
     dumps = 1 if frame.QUICK else 3

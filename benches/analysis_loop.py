@@ -1,9 +1,9 @@
-"""The recording that the part `analysis` reads: a GPT-2 (12 layers, narrow) and torchvision's ResNet-50, trained in turns, for so many events.
+"""The program that `analysis` records: a GPT-2 (12 layers, narrow) and torchvision's ResNet-50, trained in turns.
 
     python analysis_loop.py EVENTS [SNAPSHOT [DUMPS]]
 
-With SNAPSHOT PyTorch's own recorder runs and writes it, DUMPS times; what that took is printed as JSON. An event is what PyTorch counts
-as one: an allocation, a request to free, a completed free.
+Runs until there are EVENTS events. With SNAPSHOT, PyTorch's own recorder runs and writes it DUMPS times; the times are
+printed as JSON. PyTorch counts each of these as an event: an allocation, a request to free, a completed free.
 """
 
 import gc
@@ -27,7 +27,7 @@ def allocations():
 
 
 def train(events):
-    """Steps of both models until there were so many events; gives how many steps."""
+    """Trains both models until there are `events` events; returns the number of steps."""
     gpt, resnet = GPT(LAYERS, WIDTH, HEADS, VOCABULARY, CONTEXT, tied=False).cuda(), torchvision.models.resnet50().cuda()
     adamw = torch.optim.AdamW(gpt.parameters(), lr=3e-4)
     sgd = torch.optim.SGD(resnet.parameters(), lr=0.1, momentum=0.9)
@@ -48,7 +48,7 @@ def train(events):
 
 
 def high_water():
-    """The most memory this process ever used, in MiB."""
+    """The peak resident memory of this process, in MiB."""
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 

@@ -1,8 +1,9 @@
-"""What Python's tools do with a snapshot: one of them in a process of its own, so that its memory is its own.
+"""Runs one of Python's tools on a snapshot in its own process, so that the process's memory is the tool's.
 
     python analysis_peer.py load|stats|trace|trace_plot|mosaic SNAPSHOT SCRATCH
 
-Prints the seconds of each stage and the most memory as JSON. `mosaic` needs Meta's Mosaic (github.com/facebookresearch/mosaic).
+Prints the seconds of each stage and the peak memory as JSON. `mosaic` needs Meta's Mosaic
+(github.com/facebookresearch/mosaic).
 """
 
 import contextlib
@@ -15,13 +16,14 @@ import time
 
 
 def high_water():
-    """The most memory this process ever used, in MiB."""
+    """The peak resident memory of this process, in MiB."""
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
 
 def viz(path):
-    """torch.cuda._memory_viz, loaded from its file: it needs nothing of torch, whose own memory would be counted otherwise."""
+    """torch.cuda._memory_viz, loaded from its file: it needs no other part of torch, whose memory would be counted
+    too."""
     spec = importlib.util.spec_from_file_location("_memory_viz", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

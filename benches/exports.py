@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Every form of `memtrace export`, and `memtrace report` of the snapshot: beside pickle.load, _memory_viz trace_plot and Mosaic.
 
-BENCH_MOSAIC=PYTHON    a Python that can `import mosaic`: see analysis.py
+BENCH_MOSAIC=PYTHON    a Python that can `import mosaic` (analysis.py says which)
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ import analysis
 import frame
 
 SIZES = [100_000] if frame.QUICK else [100_000, 1_000_000, 10_000_000]
-# Up to how many events Python's tools are measured: Mosaic takes 3.5 GB for a million.
+# The largest number of events for each of Python's tools: Mosaic takes 3.5 GB for a million.
 PEERS = {"load": 10_000_000, "trace_plot": 10_000_000, "mosaic": 1_000_000}
 NAMES = {"load": "pickle.load", "trace_plot": "pickle.load + _memory_viz trace_plot", "mosaic": "Mosaic, categories"}
 FORMS = {
@@ -26,13 +26,13 @@ FORMS = {
     "parquet": [],
     "snapshot, the last 1,000 events": ["--max-events", "1000"],
 }
-# Which of ours a peer's work is nearest to: less than ours for pickle.load, which only reads.
+# The export whose work is nearest to each peer's; pickle.load only reads, so it does less than ours.
 NEAREST = {"load": "report of the snapshot", "trace_plot": "timeline", "mosaic": "timeline"}
 TABLE = "Medians; each of ours measured whole, start included; a ratio is memtrace's time to the peer's"
 
 
 def export(trace, form, options):
-    """Seconds and memory of one export, and how many bytes it wrote."""
+    """Seconds and memory of one export, and the number of bytes that it wrote."""
     target = form.split(",")[0]
     out = frame.SCRATCH / {"timeline": "out.html", "parquet": "tables"}.get(target, "out")
     found = analysis.measure([frame.MEMTRACE, "export", "--to", target, "-o", out, *options, trace])

@@ -1,4 +1,5 @@
-"""What the parts of the benchmark share: conditions, statistics, the result that `scripts/bench` reads from stdout."""
+"""Shared by the parts of the benchmark: conditions, statistics, and the result that `scripts/bench` reads from
+stdout."""
 
 import json
 import math
@@ -23,11 +24,11 @@ def say(text):
 
 
 def conditions(*modules):
-    """The machine and the versions; `modules` name themselves by `__name__` and `__version__`."""
+    """The machine and the versions; each of `modules` has `__name__` and `__version__`."""
     with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
         cpu = next((line.split(":")[1].strip() for line in cpuinfo if line.startswith("model name")), platform.machine())
     found = {"CPU": f"{cpu}, {len(os.sched_getaffinity(0))} cores", "Python": platform.python_version()}
-    # Whether the machine did something else, too.
+    # Shows whether the machine was busy with other work.
     found["load average"] = round(os.getloadavg()[1], 1)
     for module in modules:
         found[module.__name__] = module.__version__
@@ -37,13 +38,13 @@ def conditions(*modules):
 
 
 def median_iqr(samples):
-    """The median and the quartiles around it."""
+    """The median and the lower and upper quartile."""
     quartiles = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else [samples[0]] * 3
     return quartiles[1], [quartiles[0], quartiles[2]]
 
 
 def bootstrap(samples, of=statistics.median, level=0.95, resamples=2000):
-    """A confidence interval of `of(samples)`; the same for the same samples."""
+    """A confidence interval of `of(samples)`; equal samples give equal intervals."""
     draw = random.Random(0)
     found = sorted(of(draw.choices(samples, k=len(samples))) for _ in range(resamples))
     tail = int(resamples * (1 - level) / 2)
@@ -51,7 +52,7 @@ def bootstrap(samples, of=statistics.median, level=0.95, resamples=2000):
 
 
 def tidy(value):
-    """Six digits are enough, and JSON has no infinity."""
+    """Rounds numbers to six digits and replaces infinities, which JSON does not have, by None."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, list):
@@ -60,7 +61,7 @@ def tidy(value):
 
 
 def done(part, rows, about="", **conditions_):
-    """Prints the part's result, the only thing that goes to stdout."""
+    """Prints the part's result, which is the only text on stdout."""
     rows = [{key: tidy(value) for key, value in row.items()} for row in rows]
     json.dump({"part": part, "about": about, "conditions": conditions_, "rows": rows}, sys.stdout, indent=1)
     print()

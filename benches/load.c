@@ -1,5 +1,5 @@
-// load THREADS EVENTS RATE: THREADS threads do EVENTS cuMemAlloc and cuMemFree in all, RATE a second (0: as fast as they can), with
-// few blocks live. Prints what it did as JSON, then waits for a line on stdin.
+// load THREADS EVENTS RATE: THREADS threads make EVENTS calls of cuMemAlloc and cuMemFree in total, RATE a second (0:
+// as fast as possible), with few blocks in use. Prints the result as JSON, then waits for a line on stdin.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

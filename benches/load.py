@@ -20,7 +20,7 @@ TITLE = ("Allocations and frees of a driver that does nothing, as fast as the pr
 
 
 def build():
-    """The program of tests/programs/load over the driver that does nothing; gives its path."""
+    """Builds the program of tests/programs/load over the driver that does nothing, and returns its path."""
     driver, load = frame.SCRATCH / "libcuda.so.1", frame.SCRATCH / "load"
     compiler = ["cc", "-O2", "-o"]
     subprocess.run([*compiler, driver, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", frame.HERE / "nulldriver.c"], check=True)
@@ -34,7 +34,8 @@ def of_status(text, name):
 
 
 class Watch(threading.Thread):
-    """Looks at the launcher while it runs: the most memory, of its own and with the rings (the traced processes' too), and descriptors."""
+    """Samples the launcher while it runs: peak private memory, peak memory with the rings (the traced processes' too),
+    descriptors."""
 
     def __init__(self, process):
         super().__init__()
@@ -54,7 +55,8 @@ class Watch(threading.Thread):
 
 
 def one(command, folder=None):
-    """The program, recorded into `folder` or as it is: its pairs, its seconds from start to end, the memory that it had, the launcher's."""
+    """Runs the program, recorded into `folder` or alone. Returns its pairs, its seconds, its memory and the launcher's
+    peaks."""
     prefix = [frame.MEMTRACE, "run", "--quiet", "--no-snapshot", "-o", folder, "--"] if folder else []
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         start = time.monotonic()

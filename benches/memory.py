@@ -17,21 +17,22 @@ SCALE = 100 if frame.QUICK else 1
 
 
 def proportional(pid):
-    """The process's memory in bytes: all of its own and its share of what it shares (PSS); resident (RSS); PSS without files, for processes
-    whose libraries others map, too, now more of them, now fewer."""
+    """The process's memory in bytes: PSS (its private memory and its share of shared memory), RSS, and PSS without
+    files. The last is for
+    processes whose libraries a varying number of other processes map too."""
     with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as rollup:
         found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in rollup if line.endswith("kB\n")}
     return found["Pss"], found["Rss"], found["Pss_Anon"] + found["Pss_Shmem"]
 
 
 def high_water(pid):
-    """The most bytes that were ever resident; 0 of a process that has ended."""
+    """The peak resident memory in bytes; 0 for a process that has ended."""
     with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
         return next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM")), 0)
 
 
 class Held:
-    """A process that waits after its work, under memtrace or not, until it is let go."""
+    """A process, under memtrace or not, that waits after its work until `end`."""
 
     def __init__(self, name, command, memtrace, **environment):
         self.folder = frame.SCRATCH / name
@@ -46,11 +47,12 @@ class Held:
         self.launcher = proportional(self.process.pid) if memtrace else (0, 0, 0)
 
     def end(self):
-        """Lets it go; the most memory that the first process (the launcher, where there is one) ever had resident."""
+        """Lets the process end. Returns the peak resident memory of the first process, which is the launcher where
+        there is one."""
         self.process.stdin.write("\n")
         self.process.stdin.close()
         peak = 0
-        # Not what wait4 says: that counts what our own process had when it was forked, too.
+        # wait4's value is not usable: it includes the memory that our own process had when it forked.
         while self.process.poll() is None:
             peak = max(peak, high_water(self.process.pid))
             time.sleep(0.005)
@@ -69,7 +71,7 @@ def recorded(folder):
 
 
 def build():
-    """The program `load` over the driver that does nothing; gives the environment that it needs."""
+    """Builds the program `load` over the driver that does nothing, and returns the environment that it needs."""
     driver, load = frame.SCRATCH / "libcuda.so.1", frame.SCRATCH / "load"
     compiler = ["cc", "-O2", "-o"]
     subprocess.run([*compiler, driver, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", frame.HERE / "nulldriver.c"], check=True)
@@ -115,7 +117,7 @@ def beside_pytorch():
     rows = []
     for millions in (1, 10):
         events = millions * MILLION // SCALE
-        # PyTorch keeps everything: only where there is room for it.
+        # PyTorch's recorder keeps all events, so it runs only where there is enough memory.
         if rows and rows[-1]["stacks=python_PSS_MiB"] * 10 * MIB > available() / 2:
             frame.say("memory: too little for PyTorch's recorder at 10 M events")
             break

@@ -1,7 +1,8 @@
 """A measured process of `memory`.
 
-`held KIND EVENTS`: makes events at stack depth 20, PyTorch's recorder on with kind `python`; prints its pid, waits for a line on stdin.
-`bytes MODEL EVENTS`: trains until there are so many events, PyTorch's recorder on; prints the size of its pickle and the events in it.
+`held KIND EVENTS`: makes events at stack depth 20, with PyTorch's recorder for kind `python`. Prints its process id and
+waits for a line on stdin. `bytes MODEL EVENTS`: trains until there are EVENTS events, with PyTorch's recorder. Prints
+the size of its pickle and the number of events in it.
 """
 
 import json
@@ -22,7 +23,7 @@ def held(kind, events):
     def at_depth(depth):
         if depth > 1:
             return at_depth(depth - 1)
-        # An allocation, the request to free it, and that it was freed.
+        # Three events: an allocation, the request to free it, and the completed free.
         for _ in range(events // 3):
             torch.empty(1000, device="cuda")
 
@@ -49,7 +50,7 @@ def size_of(model, events):
     print(json.dumps({"bytes": path.stat().st_size, "events": found}))
     path.unlink()
     sys.stdout.flush()
-    # What is freed as the process ends is in no pickle.
+    # Skip the frees at the process's end, which no pickle contains.
     os._exit(0)
 
 

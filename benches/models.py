@@ -1,7 +1,8 @@
-"""What `training` and `memory` measure: models with a training step each. `make(name, torch)` gives the step as a function.
+"""The models that `training` and `memory` measure, each with a training step. `make(name, torch)` returns the step as a
+function.
 
-On a GPU in the sizes that people train, over the simulated CUDA small ones of the same shape, since no kernel runs there and what is
-left is the CPU's work.
+On a GPU they have usual training sizes. Over the simulated CUDA they are small models of the same shape: no kernel runs
+there, so only the CPU's work remains.
 """
 
 import sys

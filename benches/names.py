@@ -12,7 +12,8 @@ NAMED, PLAIN, AGAIN = "memtrace", "memtrace-no-names", "again-memtrace-no-names"
 
 
 def ratios(fresh, kind, to):
-    """For each round of processes, how many steps a second `kind` made for one of `to`: of blocks side by side, the median."""
+    """For each round of processes, the steps a second of `kind` divided by those of `to`: the median over adjacent
+    blocks."""
     return [statistics.median(theirs / ours for ours, theirs in zip(one["step_s"], other["step_s"]))
             for one, other in zip(fresh[kind], fresh[to])]
 
@@ -44,7 +45,7 @@ def main():
     import torch
 
     rows = []
-    # BENCH_LAYERS: one of the two alone, where time is short.
+    # BENCH_LAYERS selects one of the two to save time.
     asked = os.environ.get("BENCH_LAYERS")
     for about, layers in ((about, layers) for about, layers in LAYERS.items() if asked in (None, layers)):
         found = under.memtrace(f"names-{layers}", "names_child.py", layers)

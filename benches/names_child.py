@@ -1,4 +1,4 @@
-"""The measured processes of `names`: LAYERS as its argument, runs under memtrace, prints the samples as JSON."""
+"""The measured processes of `names`: takes LAYERS as its argument, runs under memtrace, prints the samples as JSON."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ import time
 import frame
 import turns
 
-# The last is the control: what differs between two processes that do the same.
+# The last kind is the control: it shows the difference between two processes that do the same.
 KINDS = ["memtrace", "memtrace-no-names", "again-memtrace-no-names"]
 PROCESSES = 1 if frame.QUICK else 16
 BLOCKS = 3 if frame.QUICK else 6
@@ -42,7 +42,7 @@ def main():
     steps = None
     for number in range(PROCESSES):
         taking = turns.Forked(KINDS, prepare)
-        # Who is first finds the machine's caches colder: each in its turn.
+        # The first process finds the machine's caches colder, so each kind is first in turn.
         order = KINDS[number % len(KINDS):] + KINDS[:number % len(KINDS)]
         first = {kind: [] for kind in KINDS}
         began = time.perf_counter()

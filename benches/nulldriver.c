@@ -1,9 +1,9 @@
-// A CUDA driver that does nothing: what is left of a call is the caller's work and the hook's.
+// A CUDA driver that does nothing: the cost of a call is the caller's and the hook's.
 typedef unsigned long long address;
 
 int cuMemAlloc_v2(address *found, unsigned long size) {
     (void)size;
-    // Every thread has addresses of its own, each 2 MiB apart, and none comes again while few are live.
+    // Each thread has its own addresses, 2 MiB apart; none repeats while few are in use.
     static address threads;
     static _Thread_local address base, next;
     if (!base) base = __atomic_add_fetch(&threads, 1, __ATOMIC_RELAXED) << 40;

@@ -10,7 +10,7 @@ import analysis
 import frame
 
 SIZES = [100_000, 1_000_000] if frame.QUICK else [100_000, 1_000_000, 10_000_000]
-# Python takes gigabytes for more.
+# With more events Python needs gigabytes.
 LARGEST_PICKLE = 1_000_000
 ROUNDS = 1 if frame.QUICK else 5
 LOAD = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"

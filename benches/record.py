@@ -33,7 +33,7 @@ def row(found):
 
 
 def memray():
-    """The environment in which memray can be imported, where PyPI can be reached."""
+    """The environment that makes memray importable; empty where PyPI cannot be reached."""
     if frame.GPU:
         return {}
     folder = frame.CACHE / f"{MEMRAY}-py{sys.version_info[0]}.{sys.version_info[1]}"
@@ -47,7 +47,7 @@ def memray():
 
 
 def cpu_row(loop, kind, peer):
-    """One recorder of CPU tensors beside a peer; ratios are of what each adds."""
+    """One recorder of CPU tensors beside a peer; ratios are of the time that each adds."""
     samples = loop["samples"]
     ours, theirs = compare.added(samples, "memtrace"), compare.added(samples, kind)
     pairs = list(zip(ours, theirs))

@@ -1,5 +1,5 @@
-"""The measured process of `record` and `native`: METHOD and KINDS (with commas) as its arguments, runs under memtrace, prints the samples
-as JSON."""
+"""The measured process of `record` and `native`: takes METHOD and KINDS (separated by commas) as its arguments, runs
+under memtrace, prints the samples as JSON."""
 
 import _thread
 import json
@@ -12,12 +12,12 @@ import turns
 
 DEPTHS = [1, 20, 60]
 THREADS = [1, 4, 16]
-# Short turns and many of them: a median shrugs off what else the machine does.
+# Many short turns: the median then ignores other work of the machine.
 PAIRS = 2000 if frame.QUICK else 4000
 
 
 def pairs_of(threads):
-    """Of each thread, so many that threads meet each other."""
+    """The number of pairs of each thread, large enough that threads run at the same time."""
     return max(PAIRS // threads, 500)
 
 
@@ -28,7 +28,7 @@ def rounds(threads):
 
 
 class Workers:
-    """Threads that wait at a stack depth; a thread's whole Python stack is as deep as said."""
+    """Threads that wait at a stack depth; the depth counts the thread's whole Python stack."""
 
     def __init__(self, torch):
         self.torch, self.empty, self.ends = torch, torch.empty, queue.SimpleQueue()
@@ -38,11 +38,12 @@ class Workers:
                 _thread.start_new_thread(self.loop, (inbox, depth))
 
     def loop(self, inbox, depth):
-        """Goes down to `depth` frames and measures there."""
+        """Calls itself down to `depth` frames and measures there."""
         if depth > 1:
             return self.loop(inbox, depth - 1)
         empty, clock, ends = self.empty, time.perf_counter_ns, self.ends
-        # A thread that has never named its device pays 5 us more a pair (CUDA 13.0, H200): CUDA looks for its context each time.
+        # A thread that never set its device pays 5 us more a pair (CUDA 13.0, H200): CUDA looks up its context each
+        # time.
         self.torch.cuda.set_device(0)
         while True:
             pairs = inbox.get()
@@ -72,7 +73,7 @@ def main():
     found = []
     for threads in THREADS:
         for depth in DEPTHS:
-            # Warm: stacks known, PyTorch's unwinder has seen every frame, its ring of events is full.
+            # Warm-up: afterwards stacks are known, PyTorch's unwinder has seen every frame, and its event ring is full.
             turns.rounds(taking, kinds, 1 if frame.QUICK else 3, threads, depth)
             samples = turns.rounds(taking, kinds, rounds(threads), threads, depth)
             found.append({"threads": threads, "depth": depth, "samples": samples})

@@ -1,4 +1,4 @@
-"""The measured processes of CPU tensors in `record`: run under `memtrace --cpu always`, prints the samples as JSON."""
+"""The measured processes of CPU tensors in `record`: runs under `memtrace --cpu always`, prints the samples as JSON."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ LOOPS = {"empty": "torch.empty(1000) and its free", "ops": "20 operations on 100
 
 
 def recorder(kind):
-    """The peer as a context: what it does when it is entered and left is not counted."""
+    """The peer as a context manager; entering and leaving it is not measured."""
     if kind == "profiler":
         from torch.profiler import ProfilerActivity, profile
 

@@ -12,7 +12,7 @@ MODELS = ["eager", "resnet50-1", "resnet50-32", "gpt2"]
 
 
 def slower(samples, kind):
-    """By how many percent each round's block took longer than the round's block with nothing recorded."""
+    """By how many percent each round's block took longer than the same round's block without recording."""
     return [(with_it / off - 1) * 100 for with_it, off in zip(samples[kind], samples["off"])]
 
 

@@ -1,4 +1,5 @@
-"""The measured process of `training`: METHOD and MODEL as its arguments, runs under memtrace, prints the samples as JSON."""
+"""The measured process of `training`: takes METHOD and MODEL as its arguments, runs under memtrace, prints the samples
+as JSON."""
 
 import json
 import sys
@@ -9,7 +10,7 @@ import models
 import turns
 
 ROUNDS = 3 if frame.QUICK else 25 if frame.GPU else 101
-# Steps of a block are so many that it takes about this long; short blocks and many of them where other work shares the cores.
+# A block has as many steps as take about this long. On shared cores, many short blocks are better.
 BLOCK_S = 0.06 if frame.GPU else 0.01 if frame.QUICK else 0.02
 WARM_UP = 3
 

@@ -1,9 +1,10 @@
-"""Two ways of measuring the same work with and without a recorder, taking turns, so that the machine's drift falls on all alike.
+"""Two ways to measure the same work with and without a recorder, taking turns, so that the machine's drift affects all
+alike.
 
-`Forked`: one process a recorder, forked from one image before CUDA is touched. All have memtrace preloaded; only a process of
-`STACKS` (and `PAUSED`) has a session. The stricter way: what is compared with never recorded anything.
-`Toggled`: one process, in which one recorder after the other is on: machine, image, memory and caches are the same, but "off" has
-memtrace's tracker attached and paused.
+`Forked`: one process per recorder, forked from one image before CUDA is used. All have memtrace preloaded, and only
+processes of `STACKS` and `PAUSED` have a session. This is the stricter way: the baseline never recorded anything.
+`Toggled`: one process that enables one recorder after the other. Machine, image, memory and caches are the same, but in
+"off" memtrace's tracker is attached and paused.
 """
 
 import ctypes
@@ -14,17 +15,18 @@ import re
 import frame
 
 KINDS = ["off", "memtrace", "python", "all"]
-# memtrace attached to PyTorch's allocator and paused at once: what PyTorch does for anybody who listens. `Forked` only.
+# memtrace attached to PyTorch's allocator and paused: the cost of PyTorch's calls to any tracker. `Forked` only.
 PAUSED = "memtrace-paused"
-# The kinds that memtrace records, by their --stacks.
+# The kinds that memtrace records, with their --stacks.
 STACKS = {"memtrace": "python", "memtrace-both": "both", "memtrace-native": "native", "memtrace-no-names": "python",
           "again-memtrace-no-names": "python"}
-# PyTorch's recorder keeps the last this many events: few, since a larger ring costs it more (its memory is not in the caches).
+# The size of PyTorch's ring of events. It is small, because a larger ring does not fit in the caches and costs more.
 ENTRIES = 20_000
 
 
 def record(torch, kind):
-    """PyTorch's recorder as this kind of process has it: on with these stacks, or off; after the first CUDA allocation."""
+    """Sets PyTorch's recorder for this kind of process: on with these stacks, or off. Call it after the first CUDA
+    allocation."""
     if kind == PAUSED:
         ctypes.CDLL(None).memtrace_pause()
     stacks = kind if kind in ("python", "all") else None
@@ -35,7 +37,7 @@ def record(torch, kind):
 
 
 def session(kind):
-    """Leaves a child its session where it is memtrace's, with the stacks that the kind asks for; takes it from the others."""
+    """Keeps a child's session, with the kind's stacks, where memtrace records the kind; removes it from the others."""
     if kind in STACKS:
         value = os.environ["MEMTRACE_SESSION"]
         names = ";names=off" if kind.endswith("-no-names") else ""
@@ -45,7 +47,8 @@ def session(kind):
 
 
 class Forked:
-    """`prepare(kind)` runs in each child and returns `work(*arguments)`, whose result must be JSON. `done` is what was asked for."""
+    """`prepare(kind)` runs in each child and returns `work(*arguments)`, whose result must be JSON. `done` is the
+    requested work."""
 
     about = "processes taking turns"
     more = [PAUSED]
@@ -99,7 +102,7 @@ class Forked:
 
 
 class Toggled:
-    """`prepare(None)` runs once, and `work` of it under each recorder in turn. `done` is what was done."""
+    """`prepare(None)` runs once; its `work` runs under each recorder in turn. `done` is the work that was done."""
 
     about = "one process, toggled"
     more = []
@@ -108,7 +111,7 @@ class Toggled:
         import torch
 
         self.torch, self.on, self.done = torch, "memtrace", []
-        # The first event is recorded with memtrace on: from then on it is attached.
+        # The first event is recorded with memtrace enabled, which attaches it for the rest of the process.
         self.library = ctypes.CDLL(None)
         self.work = prepare(None)
         self._switch("off")
@@ -116,7 +119,7 @@ class Toggled:
     def __call__(self, kind, *arguments):
         if kind != self.on:
             self._switch(kind)
-            # Not counted: what was switched on finds its caches cold and its ring of events empty.
+            # Not measured: a recorder that was just enabled has cold caches and an empty event ring.
             self._work(kind, arguments)
         return self._work(kind, arguments)
 
@@ -139,7 +142,7 @@ class Toggled:
 METHODS = {"forked": Forked, "toggled": Toggled}
 
 def rounds(turns, kinds, count, *arguments):
-    """`count` rounds of `work(*arguments)`, each kind first in its turn; the samples by kind."""
+    """`count` rounds of `work(*arguments)`, with each kind first in turn; returns the samples by kind."""
     samples = {kind: [] for kind in kinds}
     for index in range(count):
         first = index % len(kinds)

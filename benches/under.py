@@ -9,7 +9,7 @@ import frame
 
 
 def losses(name):
-    """What the run says of its events: recorded, lost and so on."""
+    """The run's event counts: recorded, lost and others."""
     return json.loads((frame.SCRATCH / name / "run.json").read_text())["losses"]
 
 
@@ -19,7 +19,7 @@ def counted(name, counter):
 
 
 def memtrace(name, helper, *arguments, options=(), env=()):
-    """Gives back the JSON that the helper printed; the recording is SCRATCH/name."""
+    """Returns the JSON that the helper printed; the recording is in SCRATCH/name."""
     done = subprocess.run(
         [frame.MEMTRACE, "run", "--quiet", "--no-snapshot", "-o", frame.SCRATCH / name, *options, "--",
          sys.executable, frame.HERE / helper, *arguments],

@@ -1,6 +1,7 @@
-// unwind PROBE.so LIBUNWIND.so DEPTH FIRST ROUNDS: native stacks, DEPTH functions deep, taken by all unwinders from the same call
-// sites in turns, after a check that they find the same. FIRST: "-", or only the first capture: an unwinder's name, of the process;
-// "thread", of ROUNDS threads by memtrace. Prints JSON.
+// unwind PROBE.so LIBUNWIND.so DEPTH FIRST ROUNDS: captures native stacks, DEPTH functions deep, with all unwinders in
+// turn from the same call sites. First checks that they find the same stack. FIRST is "-", or selects first captures
+// only: an unwinder's name for the first of the process, "thread" for the first of ROUNDS threads by memtrace. Prints
+// JSON.
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <pthread.h>
@@ -29,7 +30,7 @@ static double clock_ns(void) {
     return t.tv_sec * 1e9 + t.tv_nsec;
 }
 
-// Functions with frames of many sizes, as programs have them; each calls the next one, the last calls `last`.
+// Functions with frames of many sizes, as in real programs. Each calls the next one; the last one calls `last`.
 typedef long function(long left, long argument);
 static function *last;
 #define FRAME(NAME, NEXT, ROOM) \
@@ -45,7 +46,7 @@ RING(outer, 8, 120, 24, 56, 400)
 RING(alloc, 16, 200, 40, 8, 72)
 RING(release, 24, 8, 152, 104, 16)
 
-// The one place where stacks are taken; `argument` is the leaf that stands around it.
+// The only place that captures stacks; `argument` selects the leaf function around it.
 #define LEAF(N) __attribute__((noinline)) static long leaf##N(void) { return now(buffer, MOST) + N; }
 LEAF(0) LEAF(1) LEAF(2) LEAF(3) LEAF(4) LEAF(5) LEAF(6) LEAF(7)
 static long (*const leaves[LEAVES])(void) = {leaf0, leaf1, leaf2, leaf3, leaf4, leaf5, leaf6, leaf7};
@@ -54,10 +55,10 @@ static long at_leaf(long left, long argument) {
     return leaves[argument]() + 1;
 }
 
-// What one turn is: the number of captures is returned.
+// One turn of each case; returns the number of captures.
 static long unchanged(void) { return leaf0(), 1; }
 static long paths(void) { return alloc0(inner, 0), release0(inner, 0), 2; }
-// More stacks in turns than a thread remembers; the last one is the deepest.
+// More alternating stacks than a thread remembers; the last one is the deepest.
 static long many_paths(void) {
     for (int i = LEAVES - 1; i >= 0; i--) (i & 1 ? release0 : alloc0)(inner > i ? inner - i : 1, i);
     return LEAVES;
@@ -70,12 +71,13 @@ static const struct { const char *name; long (*turn)(void); } cases[] = {
     {"unchanged", unchanged}, {"two call paths in turns", paths}, {"eight call paths in turns", many_paths}, {"another leaf each time", leaf_changed}};
 enum { CASES = sizeof cases / sizeof *cases };
 
-// Stops unless memtrace and libunwind (where it is missing: the C library) give the same addresses here.
+// Exits unless memtrace and libunwind (or the C library where libunwind is missing) give the same addresses here.
 __attribute__((noinline)) static int check(void **into, int size) {
     void *ours[MOST], *theirs[MOST];
     int found = addresses(ours, MOST);
     frames = (kinds[2].take ? kinds[2].take : backtrace)(theirs, MOST);
-    // The innermost is this function, at two of its calls. The outermost may be the null that ends libunwind's.
+    // The innermost frame is this function, at two different calls. The outermost may be the null that ends libunwind's
+    // stack.
     if (frames > 0 && !theirs[frames - 1]) frames--;
     if (found != frames || memcmp(ours + 1, theirs + 1, (frames - 1) * sizeof *ours)) {
         fprintf(stderr, "memtrace finds %d frames, the peer %d\n", found, frames);
@@ -83,7 +85,7 @@ __attribute__((noinline)) static int check(void **into, int size) {
             fprintf(stderr, "  %p %p\n", i < found ? ours[i] : 0, i < frames ? theirs[i] : 0);
         exit(3);
     }
-    // This function was not there when the stack was measured.
+    // The measured stacks do not have this function's frame.
     frames--;
     return into != NULL && size;
 }
@@ -101,7 +103,7 @@ static void measure(int which) {
             now = kinds[kind].take;
             double start = clock_ns();
             long done = 0, turns = 0;
-            // The first round says how many turns make a batch.
+            // The first round determines the number of turns of a batch.
             while (round < 0 ? clock_ns() - start < BATCH_NS : turns < batch[kind]) done += cases[which].turn(), turns++;
             if (round < 0) batch[kind] = turns;
             else samples[kind * rounds + round] = (clock_ns() - start) / done;
@@ -168,7 +170,7 @@ int main(int argc, char **argv) {
             return 0;
         }
     if (!strcmp(argv[4], "thread")) {
-        // The process knows the code, the thread is new.
+        // The process has seen the code before; the thread is new.
         pthread_t started;
         printf("[");
         for (int i = 0; i < rounds; i++) {

@@ -11,7 +11,8 @@ import sys
 
 import frame
 
-# Functions of the program below `main`; the C library's and the program's own come on top. About 10, 40 and 100 frames in all.
+# The number of the program's functions below `main`. With the C library's and the program's own: about 10, 40 and 100
+# frames.
 DEPTHS = [3, 33, 93]
 ROUNDS = 20 if frame.QUICK else 400
 PROCESSES = 3 if frame.QUICK else 25
@@ -20,7 +21,7 @@ PEERS = {"unw_backtrace": "libunwind", "backtrace": "glibc"}
 
 
 def probe():
-    """The library with memtrace's unwinder alone."""
+    """The path of the library that has memtrace's unwinder alone."""
     if "STACKPROBE" in os.environ:
         return os.environ["STACKPROBE"]
     subprocess.run(["cargo", "build", "--release", "--quiet", "--manifest-path", frame.ROOT / "Cargo.toml", "-p", "memtrace-stackprobe"],
@@ -35,7 +36,7 @@ def build():
 
 
 def libunwind():
-    """The name by which libunwind is loaded; None where there is none, or one without `unw_backtrace`."""
+    """The name to load libunwind by; None where it is missing or has no `unw_backtrace`."""
     try:
         return LIBUNWIND if hasattr(ctypes.CDLL(LIBUNWIND), "unw_backtrace") else None
     except OSError:
@@ -43,7 +44,7 @@ def libunwind():
 
 
 def row(case, frames, samples):
-    """Samples of each unwinder, in nanoseconds a capture."""
+    """A table row from each unwinder's samples, in nanoseconds a capture."""
     ours = samples["memtrace"]
     peer = "unw_backtrace" if "unw_backtrace" in samples else "backtrace"
     result = {"table": "ns for one native stack", "case": case, "frames": frames, "memtrace_ns": statistics.median(ours),

@@ -1,7 +1,8 @@
-"""A GPT with 406 million parameters, trained with Adam for three steps: an ordinary training script, with nothing of memtrace in it.
+"""A GPT with 406 million parameters, trained with Adam for three steps: an ordinary training script that does not use
+memtrace.
 
-The well-known question about such a script: why did the forward pass add this much, the backward pass that much, and the first
-optimizer.step() twice as much again?
+A common question about such a script: why does the forward pass add this much memory, the backward pass that much, and
+the first optimizer.step() twice as much again?
 """
 
 import torch

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the objects that the corpora of `object`, `preflight` and `unwind` began with. Needs gcc and objcopy."""
+"""Writes the objects that the corpora of `object`, `preflight` and `unwind` started from. Needs gcc and objcopy."""
 
 import pathlib
 import struct
@@ -29,7 +29,8 @@ def put(target, name, content):
 
 
 def image(elf):
-    """The object as the loader maps it, and where `.eh_frame_hdr` (offset, length), its code and its notes are."""
+    """The object as the loader maps it, and the positions of `.eh_frame_hdr` (offset, length), its code and its
+    notes."""
     header_at, size, count = *struct.unpack_from("<Q", elf, 32), *struct.unpack_from("<HH", elf, 54)
     memory, frame, code, notes = bytearray(), (0, 0), 0, 0
     for n in range(count):

@@ -1,7 +1,8 @@
-//! The suite that needs a real GPU: `scripts/gpu-check` runs it. One binary, so that it can be carried to a machine without Rust.
+//! The test suite that needs a real GPU; `scripts/gpu-check` runs it. It is one binary, so that it can be copied to a
+//! machine without Rust.
 //!
-//! Each check compares with something independent: PyTorch's recorder, the frameworks' own statistics, the driver's memory
-//! information. The last lines say what was seen, as JSON, and how many checks passed.
+//! Each check compares with something independent: PyTorch's recorder, the frameworks' own statistics, or the driver's
+//! memory information. The last lines print the compared values as JSON, and the number of checks that passed.
 
 mod processes;
 
@@ -20,15 +21,15 @@ use memtrace_trace::event::{Action, Flags, Source};
 use memtrace_trace::file::Reader;
 use serde_json::{Value, json};
 
-/// A check: panics where it fails, else says what it saw.
+/// A check: panics when it fails, else returns the values that it compared.
 type Check = Box<dyn Fn() -> Value>;
 
-/// Physical device memory obtained from the driver and not yet released, by calling library, at the end or at `peak`.
+/// Bytes of device memory obtained from the driver and not released, by calling library: each library's own peak.
 fn by_module(run: &Run) -> BTreeMap<String, u64> {
     by_module_of(&run.traces())
 }
 
-/// The same of some traces.
+/// Like [`by_module`], for some traces.
 fn by_module_of(traces: &[Reader]) -> BTreeMap<String, u64> {
     let mut held: BTreeMap<(String, u64), u64> = BTreeMap::new();
     let mut most: BTreeMap<String, u64> = BTreeMap::new();
@@ -45,7 +46,7 @@ fn by_module_of(traces: &[Reader]) -> BTreeMap<String, u64> {
             }
             let module = trace.definitions().module(e.module).unwrap_or("?");
             let module = module.rsplit('/').next().unwrap_or(module).to_owned();
-            // A runtime's call is its caller's: the outer event says whose.
+            // `IN_ALLOCATOR` marks calls inside PyTorch's allocator. They belong to it, whichever library made them.
             let owner = if e.flags.contains(Flags::IN_ALLOCATOR) { "PyTorch's allocator".to_owned() } else { module };
             match e.action {
                 Action::Alloc => {
@@ -69,7 +70,7 @@ fn by_module_of(traces: &[Reader]) -> BTreeMap<String, u64> {
     most
 }
 
-/// The JSON a program printed last.
+/// The last line of stdout that is JSON, or null.
 fn printed(run: &Run) -> Value {
     let text = String::from_utf8_lossy(&run.output.stdout).into_owned();
     text.lines().rev().find_map(|l| serde_json::from_str(l).ok()).unwrap_or(Value::Null)
@@ -137,7 +138,7 @@ fn cupy() -> Value {
     json!({ "by_module": modules, "said": said })
 }
 
-/// Native stacks, each compared with libgcc's unwinder while the program runs.
+/// Captures native stacks and compares each with libgcc's unwinder while the program runs.
 fn native(program: &str, args: &[&str], stacks: &str) -> Value {
     let run = Victim::python(program, args).option("--stacks").option(stacks).option("--check-stacks").run();
     run.assert_ended_well();
@@ -147,18 +148,18 @@ fn native(program: &str, args: &[&str], stacks: &str) -> Value {
     json!({ "equal": checked, "cut": cut })
 }
 
-/// The variable by which PyTorch's allocator is set.
+/// The environment variable with the options of PyTorch's allocator.
 const CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
 
-/// A program of tests/programs/allocators, which finds the oracle.
+/// A program of `tests/programs/allocators`, with the oracle module on its path.
 fn allocator(name: &str, arguments: &[&str], settings: &str) -> Victim {
     let victim = Victim::python(&format!("allocators/{name}"), arguments);
     let victim = victim.env("PYTHONPATH", root().join("tests/programs/torch"));
     if settings.is_empty() { victim } else { victim.env(CONF, settings) }
 }
 
-/// The snapshot against PyTorch's own of the same process (events, segments with their pools, blocks), the highest totals against
-/// PyTorch's statistics.
+/// Compares the snapshot with PyTorch's own of the same process: events, segments with their pools, and blocks.
+/// Compares the peaks with PyTorch's statistics.
 fn snapshots(victim: Victim) -> Value {
     let recorded = record(victim);
     let found = recorded.same(false);
@@ -169,7 +170,8 @@ fn snapshots(victim: Victim) -> Value {
     json!({ "equal": found, "printed": printed, "highest": highest, "notices": notices(&recorded.run) })
 }
 
-/// What libraries obtained for themselves (cuBLAS does), as `[address, size]`: made by no allocator of PyTorch's or of the tests.
+/// Memory that libraries such as cuBLAS allocated for themselves, as `[address, size]`: neither PyTorch's allocator nor
+/// the test's made it.
 fn of_other_libraries(run: &Run) -> Value {
     let traces = run.traces();
     let obtained = traces.iter().flat_map(|trace| {
@@ -187,12 +189,13 @@ fn of_other_libraries(run: &Run) -> Value {
     obtained.map(|e| json!([e.addr, e.size])).collect()
 }
 
-/// A program under an allocator that PyTorch's recorder refuses: the same requests from the same Python frames, in the same order, as
-/// under PyTorch's own. Gives the run and PyTorch's statistics, where the allocator has any.
+/// Runs a program under an allocator that PyTorch's recorder does not support. Requires the same requests from the same
+/// Python frames, in the same order, as under PyTorch's own allocator. Returns the run, PyTorch's statistics and the
+/// compared values.
 fn refused(name: &str, arguments: &[&str], settings: &str) -> (Run, Value, Value) {
     let statistics = tempfile::NamedTempFile::new().expect("a file");
     let mut victim = allocator(name, arguments, settings).env("MEMTRACE_TEST_ORACLE_LAST", "1");
-    // A pluggable allocator has none.
+    // A pluggable allocator has no statistics.
     if arguments.is_empty() {
         victim = victim.env("MEMTRACE_TEST_STATISTICS", statistics.path());
     }
@@ -211,7 +214,7 @@ fn refused(name: &str, arguments: &[&str], settings: &str) -> (Run, Value, Value
 
 fn stream_ordered() -> Value {
     const BACKEND: &str = "backend:cudaMallocAsync";
-    // Tensors in whole steps of the pool: to the byte.
+    // Tensor sizes are multiples of the pool's step, so the totals match to the byte.
     let (run, statistics, exact) = refused("pools_of_cuda.py", &[], BACKEND);
     assert_peaks(&run, &statistics, &["allocated", "reserved"]);
     let device = summary(&run)["devices"][0].take();
@@ -222,11 +225,11 @@ fn stream_ordered() -> Value {
         );
         assert_eq!(ours, theirs, "{total} at the end (left: ours, right: PyTorch's)");
     }
-    // Tensors of any size: what the pool rounds them to is its own affair; it is said here.
+    // Tensors of any size: the pool decides how it rounds them. The result prints the difference.
     let (loose, said, found) = refused("stream_ordered.py", &[], BACKEND);
     let ours = summary(&loose)["devices"][0]["highest"].take();
     let theirs = &said["statistics"][0];
-    // What cuBLAS obtained for itself is no part of the pool; it keeps it to the end.
+    // Memory that cuBLAS allocated for itself is not in the pool, and cuBLAS keeps it to the end.
     let besides: u64 = of_other_libraries(&loose).as_array().into_iter().flatten().filter_map(|m| m[1].as_u64()).sum();
     let at_most = |total: &str| ours[total].as_u64().unwrap_or(0) - besides;
     let (allocated, used) = (at_most("allocated_bytes"), theirs["allocated_bytes.all.peak"].as_u64());
@@ -235,8 +238,8 @@ fn stream_ordered() -> Value {
     json!({ "exact": exact, "equal": found, "highest": ours, "used_at_most": used, "of_other_libraries": besides, "device": device["highest"] })
 }
 
-/// The allocator of tests/programs/allocators: as a file beside this program (for a machine without a compiler), else compiled. It
-/// finds CUDA in the process that loads it.
+/// The allocator of `tests/programs/allocators`: a library file beside this program, for a machine without a compiler,
+/// else compiled here. It finds CUDA in the process that loads it.
 fn own_allocator(workshop: &Workshop) -> PathBuf {
     let ready = memtrace().with_file_name("liballocator.so");
     if ready.exists() { ready } else { workshop.library::<&str>("allocators/allocator.c", "liballocator.so", &[]) }
@@ -264,7 +267,8 @@ fn pinned() -> Value {
         let held: u64 = pinned.as_array().into_iter().flatten().filter_map(|o| o["peak_bytes"].as_u64()).sum();
         let theirs =
             memtrace_tests::snapshots::json(recorded.oracle.path())["host_statistics"]["allocated_bytes.peak"].take();
-        // The program registers 256 KiB of its own; what CUDA's libraries pin for themselves is theirs.
+        // The program registers 256 KiB itself. CUDA's libraries pin memory for themselves, which PyTorch does not
+        // count.
         assert!(
             theirs.as_u64().is_some_and(|bytes| bytes > 0 && bytes <= held),
             "{settings}: {pinned}, PyTorch says {theirs}"
@@ -274,7 +278,8 @@ fn pinned() -> Value {
     Value::Object(seen)
 }
 
-/// `memtrace doctor` on a real GPU: the driver's devices are PyTorch's, and every layer of a training run is seen and verified.
+/// Runs `memtrace doctor` on a real GPU. The driver's devices equal PyTorch's, and every layer of a training run is
+/// seen and verified.
 fn doctor() -> Value {
     let program = root().join("tests/programs/doctor/meaning.py");
     let mut command = std::process::Command::new(memtrace());
@@ -293,7 +298,8 @@ fn doctor() -> Value {
     let layers = answer["program"]["processes"][0]["layers"].as_array().cloned().unwrap_or_default();
     let may_be_unused = ["CPU tensors", "native stacks"];
     for layer in &layers {
-        // CPU tensors are left out where a GPU is used; where every event has its Python stack, none is native.
+        // CPU tensors are not recorded where a GPU is used. Native stacks are unused where every event has a Python
+        // stack.
         assert!(
             layer["state"] == "ok"
                 || layer["state"] == "unused" && may_be_unused.contains(&layer["what"].as_str().unwrap_or_default()),

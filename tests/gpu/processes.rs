@@ -1,5 +1,6 @@
-//! Checks of programs that compile their graphs, and of programs of several processes: ranks of a job on two GPUs, memory that one
-//! process passes to another.
+//! Checks of programs that compile their graphs, and of programs with several processes.
+//!
+//! The latter are ranks of a job on two GPUs, and processes that pass memory to each other.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{Check, by_module_of, notices};
 
-/// On one GPU.
+/// The checks that need one GPU.
 pub(crate) fn on_one() -> Vec<(&'static str, Check)> {
     vec![
         ("torch.compile: eager", Box::new(|| compiled("eager"))),
@@ -24,7 +25,7 @@ pub(crate) fn on_one() -> Vec<(&'static str, Check)> {
     ]
 }
 
-/// On two GPUs.
+/// The checks that need two GPUs.
 pub(crate) fn on_two() -> Vec<(&'static str, Check)> {
     vec![
         ("ranks: DDP and FSDP2 by torchrun", Box::new(|| ranks(Start::Torchrun, &["ddp", "fsdp"]))),
@@ -37,7 +38,7 @@ pub(crate) fn on_two() -> Vec<(&'static str, Check)> {
     ]
 }
 
-/// Why inductor cannot compile here; `None`: it can.
+/// The reason why inductor cannot compile here; `None` where it can.
 fn without_inductor() -> Option<&'static str> {
     let runs = |program: &str, arguments: &[&str]| {
         let quiet = Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -57,7 +58,7 @@ fn summary(run: &Run) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// How many events PyTorch's recorder has.
+/// The number of events in PyTorch's recorder.
 fn count(oracle: &Oracle) -> usize {
     oracle.entries().values().map(Vec::len).sum()
 }
@@ -66,7 +67,7 @@ fn trace_of(run: &Run, process: u64) -> Reader {
     run.traces().into_iter().find(|t| u64::from(pid(t)) == process).expect("the process's trace")
 }
 
-/// The program of tests/programs/compile; compilers' own processes may have traces of their own.
+/// Runs the program of `tests/programs/compile`. The compilers' own processes may have traces too.
 fn compiled(backend: &str) -> Value {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     let cache = tempfile::tempdir().expect("a temporary folder");
@@ -96,7 +97,7 @@ fn compiled_ranks() -> Value {
     without_inductor().map_or_else(compile, |reason| json!({ "not_available": reason }))
 }
 
-/// What each rank had, and how it ended.
+/// Each rank's allocations and exit status.
 fn told(ranks: &Ranks) -> Value {
     let each = ranks.ranks.iter().map(|(rank, (entry, trace, oracle))| {
         let modules = by_module_of(std::slice::from_ref(trace));
@@ -128,11 +129,11 @@ fn out_of_memory() -> Value {
     let fatal = processes
         .flat_map(|p| p["devices"].as_array().into_iter().flatten())
         .flat_map(|d| d["ooms"].as_array().into_iter().flatten().map(|oom| oom["fatal"].clone()).collect::<Vec<_>>());
-    // Linux before 6.15 tells how another's child ended only while nobody has waited for it.
+    // Before Linux 6.15 another process can read how a child ended only until its parent waits for it.
     json!({ "outcome": outcome, "fatal": fatal.collect::<Vec<_>>(), "ranks": told(&ranks) })
 }
 
-/// Tensors passed to another process: no byte is counted twice.
+/// Passes tensors to another process and requires that no byte is counted twice.
 fn shared(settings: &str, imported: u64) -> Value {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let prefix = folder.path().join("oracle");
@@ -150,7 +151,8 @@ fn shared(settings: &str, imported: u64) -> Value {
     json!({ "sender": sender, "receiver": receiver, "losses": summary["losses"] })
 }
 
-/// One of the two: its events are PyTorch's, its allocator's memory is what PyTorch reserved.
+/// Checks one of the two processes: its events equal PyTorch's, and its allocator's memory equals PyTorch's reserved
+/// bytes.
 fn side(run: &Run, summary: &Value, said: &str, role: &str, folder: &Path) -> Value {
     let process: u64 = said.lines().find_map(|l| l.strip_prefix(role)?.trim().parse().ok()).expect("a pid");
     let oracle = Oracle::read(&folder.join(format!("oracle.{role}")));

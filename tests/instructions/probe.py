@@ -1,8 +1,10 @@
-"""One case: `probe.py LIBRARIES CASE N ORACLE` makes events from a Python stack of a known depth, N/4 times uncounted, N times and 2 N times
-counted, and writes what must have been recorded to ORACLE.
+"""Runs one case: `probe.py LIBRARIES CASE N ORACLE`.
 
-The stand-ins are called with the GIL held, as PyTorch's own module calls its allocator. Whatever is called twice is called from the
-same line: a stack that is new costs more than one that is known.
+Makes events from a Python stack of a known depth: N/4 steps uncounted, then N steps and 2 N steps counted. Writes the
+events that memtrace must record to ORACLE.
+
+The stand-ins are called with the GIL held, as PyTorch's own module calls its allocator. Repeated calls come from the
+same line, because a new stack costs more than a known one.
 """
 import ctypes
 import os
@@ -33,7 +35,7 @@ alloc, free, pairs = (function(cuda, f) for f in ("cuda_alloc", "cuda_free", "cu
 
 
 def counted(name, work, *arguments):
-    """Runs `work(*arguments)`, counted under this name."""
+    """Runs `work(*arguments)` and counts its instructions under `name`; an empty name counts nothing."""
     if name:
         begin()
     work(*arguments)
@@ -42,7 +44,7 @@ def counted(name, work, *arguments):
 
 
 def frames(innermost):
-    """How many frames there are from this one to the root."""
+    """The number of frames from `innermost` to the root."""
     count = 0
     while innermost:
         count, innermost = count + 1, innermost.f_back
@@ -50,13 +52,13 @@ def frames(innermost):
 
 
 def mark():
-    """Notes that the next events come from where this is called."""
+    """Notes that the next events come from the line that calls this function."""
     here = frame(1)
     at(frames(here), here.f_lineno)
 
 
 def down(levels, leaf, times):
-    """Calls `leaf(times)` from so many frames of this function."""
+    """Calls `leaf(times)` below `levels` frames of this function."""
     if levels > 1:
         down(levels - 1, leaf, times)
     else:
@@ -64,14 +66,14 @@ def down(levels, leaf, times):
 
 
 def every_round(leaf, depth):
-    """Calls `leaf(times)` for every round, its frame being the `depth`th."""
+    """Calls `leaf(times)` once per round, so that its frame is the `depth`th."""
     levels = depth - frames(frame()) - 2  # less `counted` and the leaf itself
     for times, name in ROUNDS:
         counted(name, down, levels, leaf, times)
 
 
 def calling(call, depth):
-    """One call of C that makes all the events."""
+    """One C call makes all the events."""
     def leaf(times):
         mark(), call(times)
 
@@ -79,7 +81,7 @@ def calling(call, depth):
 
 
 def two_lines(depth):
-    """Made on one line, dropped on the next."""
+    """Allocates on one line and frees on the next."""
     def leaf(times):
         for _ in range(times):
             mark(), alloc(1000)
@@ -89,7 +91,7 @@ def two_lines(depth):
 
 
 def two_callees(depth):
-    """Made in one function, dropped in another."""
+    """Allocates in one function and frees in another."""
     def make():
         mark(), alloc(1000)
 
@@ -105,7 +107,7 @@ def two_callees(depth):
 
 
 def new_callees(depth):
-    """Every pair in a function that was never called before."""
+    """Makes every pair in a function that was never called before."""
     made = {"mark": mark, "pairs": pairs}
     source = "".join(f"def made_{i:05}():\n    mark(), pairs(1)\n" for i in range(ALL))
     exec(compile(source, "made.py", "exec"), made)
@@ -138,7 +140,7 @@ NESTED = 4
 
 
 def module(work):
-    """Calls `work(times)` from within so many modules: 3 frames each, the innermost of which is `work`'s caller."""
+    """Calls `work(times)` inside NESTED modules. Each adds 3 frames, the innermost of which calls `work`."""
     made = {}
     exec(compile(MODULE, "/site-packages/torch/nn/modules/module.py", "exec"), made)
     for kind in ("Linear", "Attention", "Block", "Model"):
@@ -147,7 +149,7 @@ def module(work):
 
 
 def in_modules(depth):
-    """One call of C that makes all the events, in the call of a module."""
+    """One C call makes all the events, inside a module's call."""
     def leaf(times):
         mark(), pairs(times)
 
@@ -155,7 +157,7 @@ def in_modules(depth):
 
 
 def in_blocks(depth):
-    """Every pair in the call of another module of the same class, from the same line."""
+    """Makes every pair in the call of another module of the same class, from the same line."""
     def leaf(times):
         mark(), pairs(times)
 
@@ -169,7 +171,7 @@ def in_blocks(depth):
 
 
 def nodes(counted_pass, depth):
-    """Nodes are made by forward and run by backward: one of the two is counted."""
+    """Forward makes nodes and backward runs them. `counted_pass` names the pass that is counted."""
     autograd = library("libtorch_cpu.so")
     make, run, nodes_work = (function(autograd, f) for f in ("make_nodes", "run_nodes", "nodes_work"))
     made_at = None
@@ -184,7 +186,7 @@ def nodes(counted_pass, depth):
     else:
         down(depth - frames(frame()) - 1, making, ALL + 1)
         every_round(run, depth)
-    # One more, which makes and drops a tensor: do its events belong to a node that was made there?
+    # One more node makes and drops a tensor. Its events must belong to the forward stack of that node.
     nodes_work(cuda.cuda_pairs)
     node(depth, made_at), mark(), run(1)
 
@@ -192,7 +194,7 @@ def nodes(counted_pass, depth):
 kind, _, depth = case.rpartition("-")
 depth = int(depth)
 if kind == "cuda" and depth == 1:
-    # From the module itself.
+    # Depth 1: the events come from the module's own frame.
     for times, name in ROUNDS:
         if name:
             begin()

@@ -1,4 +1,4 @@
-"""read.py FOLDER: what DuckDB and Polars read of the tables there, as JSON; fails where the two disagree."""
+"""read.py FOLDER: prints the tables in FOLDER as DuckDB and Polars read them, as JSON; fails where the two disagree."""
 
 import json
 import sys

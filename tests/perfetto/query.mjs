@@ -1,6 +1,8 @@
-// node query.mjs PROCESSOR TRACE SQL...: what Perfetto's trace processor answers, as JSON: a list of rows (objects by column) for each SQL.
+// node query.mjs PROCESSOR TRACE SQL...: prints the results of Perfetto's trace processor as JSON: for each SQL a list
+// of rows (objects by column).
 //
-// PROCESSOR is the folder that scripts/perfetto-processor prints: the processor of ui.perfetto.dev itself, as WebAssembly.
+// PROCESSOR is the folder that scripts/perfetto-processor prints: the trace processor of ui.perfetto.dev, as
+// WebAssembly.
 
 import { readFileSync } from "node:fs";
 import path from "node:path";
@@ -9,7 +11,7 @@ import vm from "node:vm";
 
 const [processor, trace, ...queries] = process.argv.slice(2);
 
-// The processor is there for 32-bit memory only: an engine that has 64-bit memory is not to be found.
+// Only the 32-bit build of the processor is available, so the probe for 64-bit memory must fail.
 const Module = WebAssembly.Module;
 WebAssembly.Module = class extends Module {
   constructor(bytes) {
@@ -20,7 +22,7 @@ WebAssembly.Module = class extends Module {
 
 process.chdir(processor);
 const { EngineBase } = await import(pathToFileURL(path.resolve(processor, "engine.mjs")));
-// The bundle is a worker's: it talks to whoever sends it a port.
+// The bundle is written for a worker: it communicates over the port that a message gives it.
 globalThis.self = globalThis;
 self.location = { href: pathToFileURL(path.resolve(processor, "engine_bundle.node.js")).href };
 globalThis.WorkerGlobalScope = class {};

@@ -1,4 +1,5 @@
-//! Programs of several ranks: how they are started, and each rank's trace beside its own PyTorch recorder.
+//! Programs of several ranks: starting them, and comparing each rank's trace with PyTorch's recorder in the same
+//! process.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,13 +13,13 @@ use crate::victim::{Run, Victim, python, root};
 /// How ranks are started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
-    /// By torchrun: `RANK` and the like are in their environment.
+    /// By torchrun, which sets `RANK` and the related variables in each process's environment.
     Torchrun,
-    /// By `torch.multiprocessing.spawn`: nothing is.
+    /// By `torch.multiprocessing.spawn`, which sets none of these variables.
     Spawn,
 }
 
-/// `tests/programs/distributed/train.py` in two ranks, one device each.
+/// `tests/programs/distributed/train.py` with two ranks, one device each.
 pub fn two_ranks(start: Start, arguments: &[&str]) -> Victim {
     let program = root().join("tests/programs/distributed/train.py");
     let program = program.to_str().expect("a path in UTF-8");
@@ -37,16 +38,17 @@ pub fn two_ranks(start: Start, arguments: &[&str]) -> Victim {
     Victim::command(&command).over_simcuda().env("SIMCUDA_DEVICES", "2").env("OMP_NUM_THREADS", "1")
 }
 
-/// A run of several ranks, with what PyTorch recorded.
+/// A run of several ranks, with the snapshots of PyTorch's recorder.
 #[derive(Debug)]
 pub struct Ranks {
     /// The run.
     pub run: Run,
-    /// By rank: the process's entry in `run.json`, its trace, PyTorch's snapshot (none where the rank did not come so far).
+    /// By rank: the process's entry in `run.json`, its trace, and PyTorch's snapshot. The snapshot is `None` where the
+    /// rank ended before taking it.
     pub ranks: BTreeMap<u32, (Value, Reader, Option<Oracle>)>,
 }
 
-/// Runs it under memtrace and PyTorch's recorder at once, and finds each rank's process in `run.json`.
+/// Runs the program with memtrace and PyTorch's recorder at once, and finds each rank's process in `run.json`.
 #[track_caller]
 pub fn run(victim: Victim) -> Ranks {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -65,7 +67,7 @@ pub fn run(victim: Victim) -> Ranks {
     Ranks { run, ranks }
 }
 
-/// [`run`] of a program that ends well, each rank's events compared with PyTorch's.
+/// Like [`run`], for a program that must succeed. Compares each rank's events with PyTorch's.
 #[track_caller]
 pub fn compare(victim: Victim) -> Ranks {
     let ranks = run(victim);

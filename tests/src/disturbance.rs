@@ -1,5 +1,7 @@
-//! Delays at random places of a traced program: its processes and the launcher are stopped (SIGSTOP) and go on (SIGCONT) again and again,
-//! as on a machine that is busy with other work. What a recording says must not depend on it.
+//! Delays at random places of a run: its processes and the launcher are repeatedly stopped (SIGSTOP) and continued
+//! (SIGCONT).
+//!
+//! This imitates a machine that is busy with other work. The recording must not depend on it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,12 +10,12 @@ use std::time::Duration;
 
 use crate::victim::{Run, Victim};
 
-/// The longest time that a process is stopped, in milliseconds. Well below what the product waits for its launcher (2 s).
+/// The longest stop of a process, in milliseconds. It is far below the 2 s that a process waits for its launcher.
 const LONGEST_STOP_MS: u64 = 60;
-/// The longest time between two stops.
+/// The longest time between two stops, in milliseconds.
 const LONGEST_PAUSE_MS: u64 = 80;
 
-/// A small generator of random numbers (xorshift64*): the delays of one seed are the same in every run.
+/// A deterministic random generator (xorshift64*): one seed gives the same delays in every run.
 struct Random(u64);
 
 impl Random {
@@ -25,23 +27,23 @@ impl Random {
     }
 }
 
-/// The parent of each process.
+/// The parent process of each process on the machine.
 fn parents() -> BTreeMap<i32, i32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let parent = |pid: i32| {
         let stat = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
-        // The name stands in parentheses and may hold any character.
+        // The name is in parentheses and may contain any character.
         stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
     };
     pids.filter_map(|pid| Some((pid, parent(pid)?))).collect()
 }
 
-/// `root` and all that descend from it.
+/// `root` and all its descendants.
 fn family(root: i32) -> Vec<i32> {
     let parents = parents();
     let descends = |mut pid: i32| {
-        // No chain of parents is longer than there are processes.
+        // No chain of parents is longer than the number of processes.
         (0..parents.len()).any(|_| {
             let is_root = pid == root;
             pid = parents.get(&pid).copied().unwrap_or(0);
@@ -58,10 +60,12 @@ fn disturb(root: i32, seed: u64, is_over: &AtomicBool) -> u64 {
         std::thread::sleep(Duration::from_millis(random.below(LONGEST_PAUSE_MS)));
         let family = family(root);
         let Some(pid) = family.get(random.below(family.len() as u64) as usize).copied() else { continue };
-        // SAFETY: signals to a process of this test; one that has ended meanwhile is an error, which is no matter.
+        // SAFETY: `kill` takes two integers and touches no memory. If the process has ended, the call fails and nothing
+        // is stopped.
         if unsafe { libc::kill(pid, libc::SIGSTOP) } == 0 {
             std::thread::sleep(Duration::from_millis(random.below(LONGEST_STOP_MS)));
-            // SAFETY: the process that was stopped above.
+            // SAFETY: `kill` takes two integers and touches no memory. `pid` is the process that the SIGSTOP before it
+            // stopped.
             unsafe { libc::kill(pid, libc::SIGCONT) };
             stops += 1;
         }
@@ -69,7 +73,7 @@ fn disturb(root: i32, seed: u64, is_over: &AtomicBool) -> u64 {
     stops
 }
 
-/// Runs it under memtrace and delays it at places that `seed` chooses; gives how often, too.
+/// Runs the program under memtrace, with delays that `seed` determines. Returns the run and the number of stops.
 pub fn run_disturbed(victim: &Victim, seed: u64) -> (Run, u64) {
     let dir = tempfile::Builder::new().prefix("memtrace-test-").tempdir().expect("a temporary folder");
     let mut command = victim.prepare(Some(&dir.path().join("run")));

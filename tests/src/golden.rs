@@ -1,4 +1,5 @@
-//! Recordings made of the golden snapshots: what memtrace would have recorded of the runs that PyTorch's recorder saw.
+//! Builds recordings from the golden snapshots: what memtrace would have recorded in the runs that PyTorch's recorder
+//! recorded.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,7 @@ use memtrace_trace::file::{Definitions, End, Frame, StackNode};
 use memtrace_trace::ids::{FrameId, StackId};
 use serde_json::Value;
 
-/// A file of `tests/golden/snapshots`.
+/// The path of a file in `tests/golden/snapshots`.
 pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/snapshots").join(name)
 }
@@ -17,12 +18,12 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_default()
 }
 
-/// The recording of a golden file.
+/// The recording that corresponds to a golden file.
 pub fn load(name: &str) -> MemoryRecording {
     recording(&serde_json::from_slice(&std::fs::read(golden(name)).unwrap()).unwrap())
 }
 
-/// The recording that memtrace would have made of the run whose snapshot this is.
+/// The recording that memtrace would have made of the run behind this snapshot.
 fn recording(json: &Value) -> MemoryRecording {
     let mut definitions = Definitions::default();
     definitions.frames.push(Frame::default());

@@ -1,12 +1,11 @@
-//! A small validator of JSON Schema: as much of it as our schema files use. Unknown properties are refused: a schema is to name
-//! everything.
+//! A small JSON Schema validator for the keywords that our schema files use. It refuses unknown properties, because a
+//! schema must name every property.
 
 use serde_json::Value;
 
-/// Fails the test unless `value` is what `schema` says.
+/// Fails the test unless `value` is valid under `schema`.
 ///
-/// # Panics
-/// With the place that is wrong.
+/// # Panics Names the path of the value that is invalid.
 pub fn assert_valid(schema: &Value, value: &Value) {
     validate(schema, schema, value, "$");
 }

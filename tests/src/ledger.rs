@@ -10,29 +10,29 @@ use serde_json::Value;
 
 use crate::victim::events;
 
-/// A call as both sides have it.
+/// A call in the format that the trace and the ledger share.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Call {
     /// The exported symbol.
     pub api: String,
     /// Address or handle; 0 where the call failed to obtain one.
     pub addr: u64,
-    /// Bytes; 0 for releases, whose size the caller does not say.
+    /// Size in bytes; 0 for releases, because their caller does not pass a size.
     pub size: u64,
-    /// The device of the memory.
+    /// The device of the memory; `None` where one of the two sides does not know it.
     pub device: Option<i64>,
-    /// Stream-ordered calls: the stream, as the program gave it.
+    /// For stream-ordered calls: the stream handle that the program passed.
     pub stream: u64,
     /// The result code.
     pub result: i64,
-    /// Whether a runtime call made it.
+    /// Whether a runtime call made this call.
     pub nested: bool,
 }
 
-/// Calls by thread: within a thread the order is certain on both sides.
+/// Calls by thread id. Only within a thread do both sides have a defined order.
 pub type Calls = BTreeMap<u32, Vec<Call>>;
 
-/// The ledger of one process.
+/// The ledger of one process. Panics when the file holds several processes.
 #[track_caller]
 pub fn read(path: &Path) -> Calls {
     let mut processes = read_all(path);
@@ -40,12 +40,13 @@ pub fn read(path: &Path) -> Calls {
     processes.pop_first().unwrap_or_default().1
 }
 
-/// The ledgers of several processes in one file, by process id. A line that a killed process did not finish is left out.
+/// The ledgers of several processes in one file, by process id. Skips a line that a killed process did not finish.
 pub fn read_all(path: &Path) -> BTreeMap<u32, Calls> {
     let text = std::fs::read_to_string(path).expect("the ledger");
     let mut processes: BTreeMap<u32, Calls> = BTreeMap::new();
     for line in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
-        // Behind the beginning of a line that a killed process left, another process's line follows at once. Lines are flat objects.
+        // Another process's line may directly follow an unfinished one. Lines are flat JSON objects, so the last `{`
+        // starts it.
         let whole = &line[line.rfind('{').unwrap_or(0)..];
         let entry: Value = serde_json::from_str(whole).expect("a line of the ledger");
         let number = |key: &str| entry[key].as_u64().unwrap_or(0);
@@ -55,14 +56,14 @@ pub fn read_all(path: &Path) -> BTreeMap<u32, Calls> {
         let addr = if number("addr") != 0 { number("addr") } else { number("handle") };
         let frees = api.frees();
         if frees && addr == 0 {
-            continue; // cudaFree(NULL): no memory is concerned
+            continue; // cudaFree(NULL) frees no memory.
         }
         if addr == 0 && result == 0 {
             continue; // cudaMalloc(0)
         }
         let calls = processes.entry(number("pid") as u32).or_default();
         let failed = result != 0 && !frees;
-        // The ledger has the null stream of a function of the per-thread default stream as 2.
+        // For per-thread default stream functions the ledger writes the null stream as 2.
         let stream = match number("stream") {
             2 if api.symbol().is_some_and(|s| s.ends_with("_ptsz")) => 0,
             stream => stream,
@@ -87,13 +88,13 @@ pub fn pid(reader: &Reader) -> u32 {
     info["pid"].as_u64().expect("a process id") as u32
 }
 
-/// Our driver and runtime events, in the ledger's form, of a trace that must be whole.
+/// The driver and runtime calls of a trace in the ledger's format. Panics when the trace is damaged or incomplete.
 #[track_caller]
 pub fn ours(reader: &Reader) -> Calls {
     calls_of(reader, &events(reader))
 }
 
-/// Driver and runtime events of a trace, in the ledger's form.
+/// The driver and runtime calls among these events of a trace, in the ledger's format.
 pub fn calls_of(reader: &Reader, events: &[Event]) -> Calls {
     let mut failed: BTreeMap<u64, i64> = BTreeMap::new();
     for e in events {
@@ -103,7 +104,7 @@ pub fn calls_of(reader: &Reader, events: &[Event]) -> Calls {
     }
     let mut calls = Calls::new();
     for e in events {
-        // What a pool says of itself is no call.
+        // Reports of a memory pool about itself are not calls.
         let told = matches!(e.action, Action::Retract | Action::Totals);
         if matches!(e.source, Source::Driver | Source::Runtime) && !told {
             let tid = reader.definitions().thread(e.thread).expect("a thread").tid;
@@ -114,8 +115,8 @@ pub fn calls_of(reader: &Reader, events: &[Event]) -> Calls {
     calls
 }
 
-/// Whether the function concerns memory of a device that both sides name: the runtime's lines about a pool or a free have the
-/// current device, wherever the memory is; an array is known by a handle that does not tell.
+/// Whether both sides know the device of the memory. For pools and frees, the runtime's ledger lines have the current
+/// device instead of the memory's device. An array is known by a handle, which has no device.
 fn is_on_device(api: Api) -> bool {
     match api.memory() {
         None | Some(Memory::Host | Memory::Registered) => false,
@@ -138,14 +139,14 @@ fn call(e: &Event, result: i64) -> Call {
     }
 }
 
-/// Compares them call by call, and says at which thread and place they differ.
+/// Compares all calls. Panics with the thread and the index of the first difference.
 #[track_caller]
 pub fn assert_equal(ours: &Calls, ledger: &Calls) {
     for (tid, theirs) in ledger {
         let ours = ours.get(tid).map(Vec::as_slice).unwrap_or_default();
         let theirs = outer_first(theirs);
         for (index, (a, b)) in ours.iter().zip(&theirs).enumerate() {
-            // The ledger does not tell what some failed calls wanted: a size that comes from a pitch or a format.
+            // The ledger lacks the requested size of some failed calls: it would result from a pitch or a format.
             let told = b.result == 0 || b.size != 0;
             let a = if told { a } else { &Call { size: 0, ..a.clone() } };
             assert_eq!(a, b, "call {index} of thread {tid} (left: ours, right: the ledger's)");
@@ -157,8 +158,9 @@ pub fn assert_equal(ours: &Calls, ledger: &Calls) {
     }
 }
 
-/// Compares them for a process that was killed in the middle of calls: each thread may have one call in the ledger that it
-/// could not record any more, or have recorded a release (its own and the nested one) that it could not make any more.
+/// Compares the calls of a process that was killed. In each thread one of two differences is allowed. The ledger's last
+/// call may be missing in the trace. Or the trace may have a release, with its nested one, that the process did not
+/// make any more.
 #[track_caller]
 pub fn assert_whole_when_killed(ours: &Calls, ledger: &Calls) {
     for (tid, theirs) in ledger {
@@ -182,7 +184,7 @@ pub fn assert_whole_when_killed(ours: &Calls, ledger: &Calls) {
     }
 }
 
-/// Compares them for a trace whose end is missing: what is there is the beginning.
+/// Requires that each thread's recorded calls are a prefix of its ledger: the end of the trace may be missing.
 #[track_caller]
 pub fn assert_beginning(ours: &Calls, ledger: &Calls) {
     for (tid, ours) in ours {
@@ -197,8 +199,8 @@ fn frees(call: &Call) -> bool {
     Api::ALL.iter().any(|a| a.symbol() == Some(&call.api) && a.frees())
 }
 
-/// The ledger's calls in our order: a nested release comes before its runtime call there and after it in ours, since we record
-/// a release before it is made.
+/// The ledger's calls in the trace's order. The ledger has a nested release before its runtime call. The trace has it
+/// after, because memtrace records a release before making the call.
 fn outer_first(calls: &[Call]) -> Vec<Call> {
     let mut calls = calls.to_vec();
     for index in 1..calls.len() {

@@ -1,4 +1,4 @@
-//! Whole-process tests of memtrace: what the areas in `tests/tests` share.
+//! Whole-process tests of memtrace: the code that the test binaries in `tests/tests` share.
 
 pub mod distributed;
 pub mod disturbance;

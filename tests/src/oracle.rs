@@ -1,4 +1,4 @@
-//! PyTorch's own recorder as the oracle: its `device_traces`, event for event, against our trace.
+//! PyTorch's own recorder as the oracle: compares its `device_traces` with the trace, event by event.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,25 +9,25 @@ use serde_json::Value;
 
 use crate::victim::{Run, Victim, events};
 
-/// An event as both sides have it.
+/// An event in the format that both sides share.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
     /// PyTorch's name of the action.
     pub action: String,
-    /// The address (`oom`: free bytes).
+    /// The address; for `oom` the number of free bytes.
     pub addr: u64,
-    /// The size as PyTorch has it.
+    /// The size in bytes, as PyTorch reports it.
     pub size: u64,
-    /// The raw stream.
+    /// The raw stream handle.
     pub stream: u64,
-    /// (name, file, line), innermost first.
+    /// Frames as (name, file, line), innermost first.
     pub frames: Vec<(String, String, u64)>,
 }
 
-/// PyTorch's snapshot, as tests/programs/torch/oracle.py writes it.
+/// PyTorch's snapshot as `tests/programs/torch/oracle.py` writes it.
 #[derive(Debug)]
 pub struct Oracle {
-    /// The whole document.
+    /// The whole JSON document.
     pub snapshot: Value,
 }
 
@@ -36,13 +36,13 @@ fn number(value: &Value) -> u64 {
 }
 
 impl Oracle {
-    /// Reads the JSON.
+    /// Reads the JSON file. Panics when it cannot be read.
     pub fn read(path: &Path) -> Oracle {
         let text = std::fs::read_to_string(path).expect("the oracle's snapshot");
         Oracle { snapshot: serde_json::from_str(&text).expect("the oracle's JSON") }
     }
 
-    /// Its events, by device.
+    /// The snapshot's events by device; devices without events are absent.
     pub fn entries(&self) -> BTreeMap<i16, Vec<Entry>> {
         let traces = self.snapshot["device_traces"].as_array().expect("device_traces");
         let trace = |t: &Value| t.as_array().expect("a trace").iter().map(Oracle::entry).collect::<Vec<_>>();
@@ -55,7 +55,8 @@ impl Oracle {
         let frames = e["frames"].as_array().map(Vec::as_slice).unwrap_or_default();
         let frame = |f: &Value| {
             let text = |key: &str| f[key].as_str().unwrap_or_default().to_owned();
-            // Code without a line (made by the compiler, or by torch.compile) has -1 there, as an unsigned number; 0 with us.
+            // PyTorch gives code without a line (made by a compiler or torch.compile) the line -1 as an unsigned
+            // number. We use 0.
             let line = Some(number(&f["line"])).filter(|line| *line != u64::MAX).unwrap_or(0);
             (text("name"), text("filename"), line)
         };
@@ -69,12 +70,12 @@ impl Oracle {
     }
 }
 
-/// Our allocator events up to the oracle's snapshot, by device.
+/// The trace's allocator events before the oracle's snapshot, by device.
 pub fn ours(reader: &Reader) -> BTreeMap<i16, Vec<Entry>> {
     let definitions = reader.definitions();
     let mut by_device: BTreeMap<i16, Vec<Entry>> = BTreeMap::new();
     let events = events(reader);
-    // The oracle's own snapshot is an event too; what follows it happened after the oracle had looked.
+    // Taking the oracle's snapshot is an event too. Later events are not in the snapshot.
     let snapshot = events.iter().rposition(|e| e.action == Action::Snapshot).expect("the oracle's snapshot");
     for event in &events[..snapshot] {
         if event.source == Source::Torch && event.action <= Action::Annotate {
@@ -82,7 +83,7 @@ pub fn ours(reader: &Reader) -> BTreeMap<i16, Vec<Entry>> {
         }
     }
     for trace in by_device.values_mut() {
-        // It takes one of each device.
+        // The snapshot makes one event on each device.
         if trace.last().is_some_and(|e| e.action == "snapshot") {
             trace.pop();
         }
@@ -92,7 +93,7 @@ pub fn ours(reader: &Reader) -> BTreeMap<i16, Vec<Entry>> {
 }
 
 fn entry(definitions: &Definitions, event: &Event) -> Entry {
-    // Native frames, which explain events without others, the recorder was not asked for.
+    // PyTorch's recorder was not asked for native frames, which memtrace adds to events without Python frames.
     let frames = definitions
         .walk_ids(event.stack)
         .filter(|(_, id)| !definitions.native_frames.contains_key(id))
@@ -104,8 +105,8 @@ fn entry(definitions: &Definitions, event: &Event) -> Entry {
     Entry { action: event.action.name().into(), addr: event.addr, size: event.size, stream: event.stream, frames }
 }
 
-/// Runs a program of tests/programs/torch under memtrace and PyTorch's recorder at once and compares every event. Gives
-/// the run and the oracle for further questions.
+/// Runs a program of `tests/programs/torch` with memtrace and PyTorch's recorder at once and compares every event.
+/// Returns the run and PyTorch's snapshot.
 #[track_caller]
 pub fn compare(victim: Victim) -> (Run, Oracle) {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
@@ -116,7 +117,7 @@ pub fn compare(victim: Victim) -> (Run, Oracle) {
     (run, oracle)
 }
 
-/// Compares every event of a trace with what PyTorch's recorder has of the same process.
+/// Compares every event of a trace with PyTorch's snapshot of the same process.
 #[track_caller]
 pub fn assert_equal(trace: &Reader, oracle: &Oracle) {
     let (ours, theirs) = (ours(trace), oracle.entries());

@@ -1,4 +1,4 @@
-//! C programs of `tests/programs`, compiled on the spot, and what they need to run over the simulated CUDA.
+//! Compiles the C programs of `tests/programs` and runs them over the simulated CUDA.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use crate::victim::{Victim, root};
 
-/// Where the simulated `libcuda.so.1`, `libcudart.so.12` and `libcudart.so.13` are; builds them on first use.
+/// The folder with the simulated `libcuda.so.1`, `libcudart.so.12` and `libcudart.so.13`. Builds them on first use.
 pub fn simcuda() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -18,12 +18,12 @@ pub fn simcuda() -> &'static Path {
     })
 }
 
-/// The options that link a program with one of the simulated libraries, e.g. `libcuda.so.1`.
+/// The compiler options that link a program with one of the simulated libraries, such as `libcuda.so.1`.
 pub fn linked_with(library: &str) -> Vec<String> {
     vec![format!("-L{}", simcuda().display()), format!("-l:{library}")]
 }
 
-/// A folder for the programs of one test; removed with everything in it on drop.
+/// A temporary folder for the programs of one test. Dropping it removes the folder with its content.
 #[derive(Debug)]
 pub struct Workshop {
     folder: tempfile::TempDir,
@@ -36,24 +36,24 @@ impl Default for Workshop {
 }
 
 impl Workshop {
-    /// An empty one.
+    /// An empty folder.
     pub fn new() -> Workshop {
         Workshop::default()
     }
 
-    /// A path in it.
+    /// A path in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Compiles `tests/programs/SOURCE` into the program `name`.
+    /// Compiles `tests/programs/SOURCE` into the program `name` and returns its path.
     #[track_caller]
     pub fn program<S: AsRef<OsStr>>(&self, source: &str, name: &str, options: &[S]) -> PathBuf {
         self.compile(source, name, &["-rdynamic"], options)
     }
 
-    /// Compiles `tests/programs/SOURCE` into the program `name`, over a driver that has no locks, no files and no memory of its own
-    /// (`programs/process/bare.c`). It is found with this folder in `LD_LIBRARY_PATH`.
+    /// Compiles `tests/programs/SOURCE` into the program `name`, over a driver without locks, files or memory of its
+    /// own (`programs/process/bare.c`). Running it needs this folder in `LD_LIBRARY_PATH`.
     #[track_caller]
     pub fn program_over_bare_driver(&self, source: &str, name: &str) -> PathBuf {
         const NONE: &[&str] = &[];
@@ -62,7 +62,7 @@ impl Workshop {
         self.program(source, name, &[folder.as_str(), "-l:libcuda.so.1"])
     }
 
-    /// Compiles `tests/programs/SOURCE` into the library `name`.
+    /// Compiles `tests/programs/SOURCE` into the shared library `name` and returns its path.
     #[track_caller]
     pub fn library<S: AsRef<OsStr>>(&self, source: &str, name: &str, options: &[S]) -> PathBuf {
         let soname = format!("-Wl,-soname,{name}");
@@ -81,7 +81,7 @@ impl Workshop {
     }
 }
 
-/// A program that finds the simulated CUDA by LD_LIBRARY_PATH.
+/// A command that finds the simulated CUDA by `LD_LIBRARY_PATH`.
 pub fn victim<S: AsRef<OsStr>>(command: &[S]) -> Victim {
     let mut path = OsString::from(simcuda());
     if let Some(before) = std::env::var_os("LD_LIBRARY_PATH") {

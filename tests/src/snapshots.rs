@@ -1,4 +1,4 @@
-//! What memtrace leaves in a run folder, and the programs of tests/vizcheck that judge it.
+//! The snapshots and summaries in a run folder, and the programs of `tests/vizcheck` that check them.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -9,18 +9,19 @@ use tempfile::NamedTempFile;
 
 use crate::victim::{Run, Victim, root};
 
-/// A run with PyTorch's own recorder on in the same process.
+/// A run with PyTorch's own recorder enabled in the same process.
 #[derive(Debug)]
 pub struct Recorded {
     /// The run.
     pub run: Run,
     /// PyTorch's snapshot.
     pub oracle: NamedTempFile,
-    /// Ours, as the launcher wrote it.
+    /// The snapshot that the launcher wrote.
     pub pickle: PathBuf,
 }
 
-/// Runs a program of tests/programs/torch with PyTorch's recorder; it ends where PyTorch's snapshot was taken.
+/// Runs a program of `tests/programs/torch` with PyTorch's recorder. The program ends right after taking PyTorch's
+/// snapshot.
 #[track_caller]
 pub fn record(victim: Victim) -> Recorded {
     let oracle = NamedTempFile::new().expect("a temporary file");
@@ -30,7 +31,7 @@ pub fn record(victim: Victim) -> Recorded {
     Recorded { run, oracle, pickle }
 }
 
-/// The only snapshot in a run folder.
+/// The path of the only snapshot in a run folder.
 #[track_caller]
 pub fn pickle(run: &Run) -> PathBuf {
     let entries = std::fs::read_dir(run.path()).expect("a run folder");
@@ -40,7 +41,7 @@ pub fn pickle(run: &Run) -> PathBuf {
     pickles.remove(0)
 }
 
-/// Runs a program of tests/vizcheck, which must be content; gives the JSON that it printed.
+/// Runs a program of `tests/vizcheck`, which must succeed, and returns the JSON that it printed.
 #[track_caller]
 pub fn vizcheck<I: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = I>) -> Value {
     let program = root().join("tests/vizcheck").join(program);
@@ -50,7 +51,7 @@ pub fn vizcheck<I: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Ite
 }
 
 impl Recorded {
-    /// Compares the two snapshots; gives what was compared.
+    /// Compares the two snapshots and returns the counts of compared items.
     #[track_caller]
     pub fn same(&self, forward: bool) -> Value {
         let mut arguments = vec![self.pickle.as_os_str(), self.oracle.path().as_os_str()];
@@ -61,7 +62,7 @@ impl Recorded {
     }
 }
 
-/// Fails the test where less was compared than expected.
+/// Fails the test when fewer items were compared than expected.
 #[track_caller]
 pub fn at_least(found: &Value, expected: &[(&str, u64)]) {
     for (what, least) in expected {
@@ -69,20 +70,20 @@ pub fn at_least(found: &Value, expected: &[(&str, u64)]) {
     }
 }
 
-/// A file of JSON.
+/// Parses a JSON file.
 #[track_caller]
 pub fn json(path: &Path) -> Value {
     let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// What summary.json says of the only process.
+/// The entry of the only process in `summary.json`.
 #[track_caller]
 pub fn summary(run: &Run) -> Value {
     json(&run.path().join("summary.json"))["processes"][0].take()
 }
 
-/// The highest totals in summary.json, each against PyTorch's own; gives how many were compared.
+/// Compares the peaks in `summary.json` with PyTorch's statistics and returns the number of compared values.
 #[track_caller]
 pub fn assert_peaks(run: &Run, statistics: &Value, totals: &[&str]) -> usize {
     let summary = summary(run);
@@ -103,13 +104,13 @@ pub fn assert_peaks(run: &Run, statistics: &Value, totals: &[&str]) -> usize {
     devices.len() * totals.len()
 }
 
-/// The table of `torch.cuda.memory_summary`: our `statistics` of a device against PyTorch's `memory_stats`, but for keys that end in
-/// one of `not_yet`; gives how many figures were there and not zero.
+/// Compares our `statistics` of a device with PyTorch's `memory_stats`, the data of `torch.cuda.memory_summary`. Skips
+/// keys that end in one of `not_yet`. Returns the number of compared values that are not zero.
 #[track_caller]
 pub fn assert_statistics(device: &Value, theirs: &Value, not_yet: &[&str]) -> usize {
     let ours = device["statistics"].as_object().expect("statistics");
     assert_eq!(ours.len(), 109, "nine figures, three pools, four columns, and errors");
-    // Older releases have no requested bytes.
+    // Older PyTorch releases do not report requested bytes.
     let known = ours.iter().filter(|(key, _)| !theirs[key.as_str()].is_null());
     let compared: Vec<_> = known.filter(|(key, _)| !not_yet.iter().any(|column| key.ends_with(column))).collect();
     let wrong: Vec<String> = compared

@@ -1,52 +1,54 @@
-//! Threads of other processes, held still at a chosen instruction with `ptrace(2)`: what is tested is the shipped library in an
-//! unchanged program, at a place that chance would hardly ever hit.
+//! Stops threads of other processes at a chosen instruction with `ptrace(2)`.
 //!
-//! A signal that is sent to a thread while it is held takes effect before its next instruction. All calls about one tracee
-//! must come from the thread that seized it: that is `ptrace`'s rule.
+//! So the tests reach places of the shipped library, in an unchanged program, that random timing would hardly ever
+//! reach.
+//!
+//! A signal sent to a stopped thread takes effect before its next instruction. All calls about one tracee must come
+//! from the thread that seized it: `ptrace` requires this.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// A thread that this test holds, steps and lets go.
+/// A thread of another process that this test stops, steps and continues.
 #[derive(Debug)]
 pub struct Tracee {
     tid: i32,
     memory: File,
 }
 
-/// What a tracee did.
+/// What a tracee did before it stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// It is about to get this signal.
+    /// It is about to receive this signal.
     Signal(i32),
-    /// It was interrupted, or is new.
+    /// It was interrupted, or is newly created.
     Held,
     /// It is about to enter a system call, or has returned from one.
     SystemCall,
-    /// It has made this process.
+    /// It forked this process.
     Forked(i32),
-    /// It has made this thread.
+    /// It created this thread.
     Cloned(i32),
     /// It is ending; all of its own code has run.
     Ending,
-    /// It is gone, with this status.
+    /// It is gone, with this wait status.
     Ended(i32),
 }
 
-/// What a tracee's new threads and children do, and what is told.
+/// Which new threads and children of a tracee ptrace attaches to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Follow {
-    /// The thread alone.
+    /// Only the thread itself.
     Nothing,
-    /// Threads it makes are held from their first instruction on.
+    /// Also the threads that it creates, stopped before their first instruction.
     Threads,
-    /// Children it makes are held from their first instruction on.
+    /// Also the children that it forks, stopped before their first instruction.
     Children,
 }
 
 impl Tracee {
-    /// Takes hold of a running thread.
+    /// Attaches to a running thread and stops it.
     #[track_caller]
     pub fn seize(tid: i32, follow: Follow) -> Tracee {
         let follow = match follow {
@@ -61,7 +63,7 @@ impl Tracee {
         tracee
     }
 
-    /// A thread or child that was told of by [`Change::Cloned`] or [`Change::Forked`], once it is held.
+    /// A new thread or child reported by [`Change::Cloned`] or [`Change::Forked`]. Waits until it is stopped.
     #[track_caller]
     pub fn newborn(tid: i32) -> Tracee {
         let tracee = Tracee::of(tid);
@@ -79,18 +81,18 @@ impl Tracee {
         self.tid
     }
 
-    /// Holds a running tracee.
+    /// Stops a running tracee.
     #[track_caller]
     pub fn interrupt(&self) {
         request(libc::PTRACE_INTERRUPT, self.tid, 0, 0);
         assert_eq!(self.wait(), Change::Held);
     }
 
-    /// Waits until it is held again, or gone.
+    /// Waits until the tracee stops or is gone.
     #[track_caller]
     pub fn wait(&self) -> Change {
         let mut status = 0;
-        // SAFETY: a tracee of this thread, and a place for its status.
+        // SAFETY: `status` is a live, writable `c_int` for the duration of the call.
         let waited = unsafe { libc::waitpid(self.tid, &mut status, libc::__WALL) };
         assert_eq!(waited, self.tid, "{}", io::Error::last_os_error());
         if !libc::WIFSTOPPED(status) {
@@ -113,34 +115,34 @@ impl Tracee {
         message as i32
     }
 
-    /// Lets it run; gives what it does next.
+    /// Continues the tracee and waits for its next change.
     #[track_caller]
     pub fn go(&self) -> Change {
         self.resume();
         self.wait()
     }
 
-    /// Lets it run.
+    /// Continues the tracee.
     #[track_caller]
     pub fn resume(&self) {
         request(libc::PTRACE_CONT, self.tid, 0, 0);
     }
 
-    /// Lets it run up to its next system call, or to the end of the one it is in.
+    /// Continues the tracee up to its next system call, or to the end of the current one.
     #[track_caller]
     pub fn to_system_call(&self) -> Change {
         request(libc::PTRACE_SYSCALL, self.tid, 0, 0);
         self.wait()
     }
 
-    /// Lets it execute one instruction. False when it does not come to it: it has ended, or a signal waits.
+    /// Runs one instruction. Returns false when the tracee ended or received a signal instead.
     #[track_caller]
     pub fn step(&self) -> bool {
         request(libc::PTRACE_SINGLESTEP, self.tid, 0, 0);
         self.wait() == Change::Signal(libc::SIGTRAP)
     }
 
-    /// Lets it run up to the instruction at this address, for the first time.
+    /// Continues the tracee until it reaches the instruction at this address for the first time.
     #[track_caller]
     pub fn run_to(&self, address: u64) {
         const BREAKPOINT: [u8; 1] = [0xcc];
@@ -154,37 +156,37 @@ impl Tracee {
         self.jump(address);
     }
 
-    /// Makes this address its next instruction.
+    /// Sets the address of the tracee's next instruction.
     #[track_caller]
     pub fn jump(&self, address: u64) {
         let mut registers = self.registers();
         registers.rip = address;
-        // A system call that was interrupted is not to be made again.
+        // Prevents the kernel from restarting an interrupted system call.
         registers.orig_rax = u64::MAX;
         request(libc::PTRACE_SETREGS, self.tid, 0, (&raw const registers).addr());
     }
 
-    /// Its registers.
+    /// The tracee's registers.
     pub fn registers(&self) -> libc::user_regs_struct {
-        // SAFETY: plain numbers.
+        // SAFETY: `user_regs_struct` is a C struct of integers, for which all-zero bytes are a valid value.
         let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
         request(libc::PTRACE_GETREGS, self.tid, 0, (&raw mut registers).addr());
         registers
     }
 
-    /// A word of its memory.
+    /// The 8-byte word at this address of the tracee's memory.
     pub fn word(&self, address: u64) -> u64 {
         let mut bytes = [0; 8];
         self.memory.read_exact_at(&mut bytes, address).expect("mapped memory");
         u64::from_ne_bytes(bytes)
     }
 
-    /// The mapped file or object that this address is in.
+    /// The name of the mapped file or object that contains this address; empty without one.
     pub fn object_at(&self, address: u64) -> String {
         self.mappings().find(|(range, _)| range.contains(&address)).map(|(_, name)| name).unwrap_or_default()
     }
 
-    /// Where the first mapping begins whose name begins so.
+    /// The start of the first mapping whose name begins with `name`, or `None`.
     pub fn mapping(&self, name: &str) -> Option<u64> {
         self.mappings().find(|(_, n)| n.starts_with(name)).map(|(range, _)| range.start)
     }
@@ -200,14 +202,16 @@ impl Tracee {
         maps.lines().filter_map(parse).collect::<Vec<_>>().into_iter()
     }
 
-    /// Lets it go for good. Of one that was killed meanwhile its tracer must take notice, or its parent never hears of it.
+    /// Detaches from the tracee. If it was killed meanwhile, the drop collects its status; otherwise its parent would
+    /// never see its end.
     pub fn release(self) {}
 }
 
 impl Drop for Tracee {
     fn drop(&mut self) {
         let mut status = 0;
-        // SAFETY: plain calls about a tracee of this thread, or about one that is gone, which is an error.
+        // SAFETY: `status` is a live, writable `c_int`. `PTRACE_DETACH` passes no pointer, and fails for a process that
+        // is gone.
         unsafe {
             while libc::ptrace(libc::PTRACE_DETACH, self.tid, 0usize, 0usize) == -1
                 && libc::waitpid(self.tid, &mut status, libc::__WALL) == self.tid
@@ -219,7 +223,8 @@ impl Drop for Tracee {
 
 #[track_caller]
 fn request(request: libc::c_uint, tid: i32, address: usize, data: usize) {
-    // SAFETY: the callers pass what the request wants: flags, a signal, or the address of a local.
+    // SAFETY: every caller passes the data that `request` defines: flags, a signal, or the address of a live local of
+    // its type.
     let result = unsafe { libc::ptrace(request, tid, address, data) };
     assert_ne!(result, -1, "ptrace({request}, {tid}): {}", io::Error::last_os_error());
 }

@@ -1,4 +1,4 @@
-//! Launching: a program under memtrace, over the simulated CUDA.
+//! Starts a program with or without memtrace, over the simulated CUDA.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -11,17 +11,19 @@ use memtrace_trace::file::Reader;
 
 use crate::disturbance::run_disturbed;
 
-/// Whether programs run on a real GPU, with the machine's own Python, instead of over the simulated CUDA (`scripts/gpu-check`).
+/// Whether programs run on a real GPU with the machine's own Python (`scripts/gpu-check`) instead of over the simulated
+/// CUDA.
 fn on_gpu() -> bool {
     std::env::var_os("MEMTRACE_TEST_GPU").is_some()
 }
 
-/// The Python of the test environment, or of the machine.
+/// The Python of the test environment, or the machine's on a real GPU.
 pub fn python() -> &'static str {
     if on_gpu() { "python3" } else { "python" }
 }
 
-/// A folder for `PYTHONPATH` with these packages (`NAME==VERSION`) for the `python` of the test environment; installs them on first use.
+/// A folder for `PYTHONPATH` that has these packages (`NAME==VERSION`) for the test environment's Python. Installs them
+/// on first use.
 #[track_caller]
 pub fn packages(names: &[&str]) -> String {
     let scripts = root().join("scripts");
@@ -31,7 +33,7 @@ pub fn packages(names: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("a path").trim_end().to_owned()
 }
 
-/// The repository's root: MEMTRACE_ROOT, else where this was compiled.
+/// The repository's root: `MEMTRACE_ROOT`, or the checkout that compiled this crate.
 pub fn root() -> PathBuf {
     if let Some(root) = std::env::var_os("MEMTRACE_ROOT") {
         return root.into();
@@ -39,7 +41,7 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned).unwrap_or_default()
 }
 
-/// The `memtrace` binary: MEMTRACE_BIN, else the release build. `scripts/test` builds it.
+/// The `memtrace` binary: `MEMTRACE_BIN`, or the release build that `scripts/test` makes.
 pub fn memtrace() -> PathBuf {
     if let Some(path) = std::env::var_os("MEMTRACE_BIN") {
         return path.into();
@@ -50,17 +52,18 @@ pub fn memtrace() -> PathBuf {
     path
 }
 
-/// Lets a command begin with the usual dispositions: a shell that starts tests in the background has them ignore Ctrl-C and
-/// Ctrl-\\, and whatever they start.
+/// Resets SIGINT and SIGQUIT to their default disposition in the command. A shell that starts tests in the background
+/// makes them, and everything they start, ignore both signals.
 pub fn with_default_signals(command: &mut Command) {
     let reset = || {
         for signal in [libc::SIGINT, libc::SIGQUIT] {
-            // SAFETY: SIG_DFL runs no code; the call may be made between fork and exec.
+            // SAFETY: `signal` is async-signal-safe, so it may run between fork and exec. `SIG_DFL` installs no
+            // handler.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
         Ok(())
     };
-    // SAFETY: one system call a signal, nothing else.
+    // SAFETY: between fork and exec the closure only calls `signal`, which is async-signal-safe. It allocates nothing.
     unsafe { command.pre_exec(reset) };
 }
 
@@ -73,17 +76,17 @@ pub struct Victim {
     sim: bool,
 }
 
-/// What came of it.
+/// A finished run.
 #[derive(Debug)]
 pub struct Run {
-    /// The run folder. Removed on drop.
+    /// The temporary folder that holds the run folder. Dropping it removes both.
     pub dir: tempfile::TempDir,
-    /// The launcher's status, stdout and stderr.
+    /// The launcher's exit status, stdout and stderr.
     pub output: Output,
 }
 
 impl Victim {
-    /// A program of tests/programs, run by the test environment's Python over the simulated CUDA.
+    /// A program of `tests/programs`, run by the test environment's Python over the simulated CUDA.
     pub fn python(program: &str, args: &[&str]) -> Victim {
         let mut command: Vec<OsString> = vec![python().into(), root().join("tests/programs").join(program).into()];
         command.extend(args.iter().map(Into::into));
@@ -96,7 +99,7 @@ impl Victim {
         Victim { command, env: Vec::new(), options: Vec::new(), sim: false }
     }
 
-    /// Runs it through `scripts/sim`.
+    /// Runs the command through `scripts/sim`.
     pub fn over_simcuda(mut self) -> Victim {
         self.sim = true;
         self
@@ -108,13 +111,13 @@ impl Victim {
         self
     }
 
-    /// An option of memtrace.
+    /// Adds a command line option of memtrace.
     pub fn option(mut self, option: impl AsRef<OsStr>) -> Victim {
         self.options.push(option.as_ref().to_owned());
         self
     }
 
-    /// The command line, traced into `dir` or, where `dir` is `None`, as it is.
+    /// The command line: recorded into the run folder `dir`, or without memtrace where `dir` is `None`.
     pub fn prepare(&self, dir: Option<&Path>) -> Command {
         let mut words: Vec<OsString> = Vec::new();
         if self.sim && !on_gpu() {
@@ -136,7 +139,7 @@ impl Victim {
         command
     }
 
-    /// Runs it under memtrace. With `MEMTRACE_TEST_DELAYS=SEED` in the environment it is delayed at random places ([`run_disturbed`]).
+    /// Runs the program under memtrace. `MEMTRACE_TEST_DELAYS=SEED` in the environment adds delays ([`run_disturbed`]).
     pub fn run(&self) -> Run {
         if let Some(seed) = std::env::var("MEMTRACE_TEST_DELAYS").ok().and_then(|seed| seed.parse().ok()) {
             return run_disturbed(self, seed).0;
@@ -146,7 +149,7 @@ impl Victim {
         Run { dir, output }
     }
 
-    /// Runs it without memtrace.
+    /// Runs the program without memtrace.
     pub fn run_alone(&self) -> Output {
         self.prepare(None).output().expect("the program starts")
     }
@@ -158,7 +161,7 @@ impl Run {
         self.dir.path().join("run")
     }
 
-    /// Fails the test, with the program's output, unless it ended with status 0.
+    /// Fails the test, with the program's output, unless the program ended with status 0.
     #[track_caller]
     pub fn assert_ended_well(&self) {
         assert!(
@@ -170,7 +173,7 @@ impl Run {
         );
     }
 
-    /// The traces, by file name.
+    /// The traces, sorted by file name.
     pub fn traces(&self) -> Vec<Reader> {
         let mut paths: Vec<PathBuf> = std::fs::read_dir(self.path())
             .map(|entries| entries.filter_map(|e| Some(e.ok()?.path())).collect())
@@ -180,7 +183,7 @@ impl Run {
         paths.into_iter().map(|p| Reader::open(p).expect("a readable trace")).collect()
     }
 
-    /// The only trace.
+    /// The trace. Panics unless there is exactly one.
     #[track_caller]
     pub fn trace(&self) -> Reader {
         let mut traces = self.traces();
@@ -193,10 +196,9 @@ impl Run {
         traces.remove(0)
     }
 
-    /// How many native stacks `--check-stacks` compared with libgcc's unwinder.
+    /// The number of native stacks that `--check-stacks` compared with libgcc's unwinder.
     ///
-    /// # Panics
-    /// Where one differed.
+    /// # Panics When a stack differed.
     #[track_caller]
     pub fn checked_stacks(&self) -> u64 {
         let counted = |counter| self.traces().iter().map(|trace| trace.counter(counter)).sum::<u64>();
@@ -207,14 +209,14 @@ impl Run {
         counted(Counter::UnwindChecks)
     }
 
-    /// `run.json`.
+    /// The parsed `run.json`.
     pub fn manifest(&self) -> serde_json::Value {
         let text = std::fs::read_to_string(self.path().join("run.json")).expect("run.json");
         serde_json::from_str(&text).expect("run.json is JSON")
     }
 }
 
-/// All events of a trace that must be whole.
+/// All events of a trace. Panics when the trace is damaged or incomplete.
 #[track_caller]
 pub fn events(reader: &Reader) -> Vec<Event> {
     assert!(reader.damage().is_none(), "{:?}", reader.damage());

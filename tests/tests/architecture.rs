@@ -1,4 +1,4 @@
-//! The arrows of ARCHITECTURE.md, read from the manifests and the `use` lines.
+//! Checks the dependency arrows of ARCHITECTURE.md against the manifests and the `use` lines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Every word that follows `prefix` in the code of a file, comments left out.
+/// Every word that follows `prefix` in the code of a file, outside comments.
 fn words_after(text: &str, prefix: &str) -> BTreeSet<String> {
     let code = text.lines().filter(|l| !l.trim_start().starts_with("//"));
     code.flat_map(|line| {
         line.match_indices(prefix)
-            // Not the end of a longer word, such as a file name in a string.
+            // Skip matches at the end of a longer word, such as a file name in a string.
             .filter(|(at, _)| !line[..*at].ends_with(|c: char| c.is_alphanumeric() || c == '_'))
             .map(|(at, _)| {
                 line[at + prefix.len()..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>()
@@ -37,14 +37,14 @@ fn words_after(text: &str, prefix: &str) -> BTreeSet<String> {
     .collect()
 }
 
-/// Which of our crates the sources of a crate name.
+/// Our crates that the sources of a crate name.
 fn crates_used(name: &str) -> BTreeSet<String> {
     let folder = root().join(name).join("src");
     let texts = sources(&folder).into_iter().map(|p| std::fs::read_to_string(p).unwrap());
     texts.flat_map(|t| words_after(&t, "memtrace_")).collect()
 }
 
-/// Which top-level modules of a crate the sources of each of its top-level modules name.
+/// For each top-level module of a crate, the other top-level modules that its sources name.
 fn modules_used(name: &str) -> BTreeMap<String, BTreeSet<String>> {
     let folder = root().join(name).join("src");
     let mut used: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -59,7 +59,7 @@ fn modules_used(name: &str) -> BTreeMap<String, BTreeSet<String>> {
     used
 }
 
-/// Folder, name after `memtrace_`, and which crates it may use.
+/// Each crate's folder, its name after `memtrace_`, and the crates that it may use.
 const CRATES: &[(&str, &str, &[&str])] = &[
     ("trace", "trace", &[]),
     ("interpose", "interpose", &["trace"]),

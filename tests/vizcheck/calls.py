@@ -23,7 +23,8 @@ FREES = {"cuMemFree_v2", "cuMemFreeAsync", "cuMemFreeAsync_ptsz"}
 
 
 def served(path, device):
-    """What the driver served on a device: (action, address, size, stream), in order; and what is left of it."""
+    """The calls that the driver served on a device, in order, as (action, address, size, stream); and the blocks left
+    at the end."""
     with open(path) as f:
         lines = sorted((json.loads(line) for line in f), key=lambda line: line["seq"])
     calls, live = [], {}
@@ -41,7 +42,7 @@ def served(path, device):
 
 
 def compare_events(events, calls, found):
-    """Every allocation with its segment, every free as request and completion, with its segment."""
+    """Compares every allocation with its segment, and every free with its request, completion and segment."""
     expected = []
     for action, *rest in calls:
         actions = ["segment_alloc", "alloc"] if action == "alloc" else ["free_requested", "free_completed", "segment_free"]
@@ -68,7 +69,7 @@ def compare_segments(segments, live, found):
 
 
 def compare_requests(events, theirs, besides, found):
-    """The same requests at the same places as under PyTorch's own allocator, and `besides` is there too."""
+    """Requires the same requests from the same frames as under PyTorch's own allocator, and the memory in `besides`."""
     of_others = [e for e in events if (e["addr"], e["size"]) in besides]
     same("other libraries' memory", sorted((e["addr"], e["size"]) for e in of_others if e["action"] == "alloc"), sorted(besides))
     found["of other libraries"] += len(besides)

@@ -68,14 +68,14 @@ mkdirSync(opt.out, { recursive: true });
 
 // ---- run inside the page ------------------------------------------------
 
-/** The view on show: the one displayed top-level div with a view's content. */
+/** The visible view: the only displayed top-level div with a view's content. */
 function activeView() {
   return [...document.querySelectorAll('body > div')]
     .filter(d => d.offsetParent !== null || getComputedStyle(d).display !== 'none')
     .find(d => d.querySelector('svg, pre, p'));
 }
 
-/** What the active view consists of, and where on screen its main shapes are. */
+/** The elements of the active view, and the screen positions of its main shapes. */
 function surveyView() {
   const view = activeView();
   if (!view) return null;
@@ -91,8 +91,8 @@ function surveyView() {
   if (svg && shapes.length === 0 && !svg.querySelector('clipPath')) shapes = [...svg.querySelectorAll('rect')];
   const drawn = shapes.filter(s => area(s) > 0);
 
-  // Sample the plot for the shape on top that covers most, preferring ones
-  // that stand for a block, and remember a point well inside it.
+  // Sample the plot for the topmost shape that covers most, preferring shapes that stand for a block. Remember a point
+  // well inside it.
   const hits = new Map();
   const box = svg?.getBoundingClientRect();
   for (let i = 0; svg && i < 60 * 60; i++) {
@@ -111,7 +111,7 @@ function surveyView() {
     ([a, p], [b, q]) => isBlock(b) - isBlock(a) || q.length - p.length,
   );
   const texts = [...view.querySelectorAll('svg text')].map(t => t.textContent);
-  // The legend's swatches are bound to the categories' names; how many shapes have each one's colour.
+  // The legend's swatches are bound to the category names. Count the shapes of each color.
   const swatches = svg ? [...svg.querySelectorAll('rect')].filter(r => typeof r.__data__ === 'string') : [];
   const coloured = fill => drawn.filter(s => s.getAttribute('fill') === fill).length;
   return {
@@ -134,7 +134,7 @@ function stackText() {
   return [...(grid ?? view).querySelectorAll(':scope > pre, :scope > div > pre:only-child')].at(-1)?.textContent ?? '';
 }
 
-/** Shares of a screenshot's pixels that are coloured (not white, black, grey). */
+/** The share of a screenshot's pixels that are colored (not white, black, gray). */
 async function colouredShare(png) {
   const bytes = Uint8Array.from(atob(png), c => c.charCodeAt(0));
   const image = await createImageBitmap(new Blob([bytes]));
@@ -235,9 +235,8 @@ async function checkView(name, device, file) {
     .locator('body > div:visible > div > div > pre')
     .filter({ hasText: /^(alloc|free|segment|OOM|snapshot|annotate)/ });
   view.events = await events.count();
-  // Going to the first event replays the whole trace backwards: a trace that
-  // disagrees with the final segments throws here. The last stop is the middle
-  // one: at the end everything may be free, rightly.
+  // Going to the first event replays the whole trace backward: a trace that disagrees with the final segments throws
+  // here. The middle event is the last stop, because at the end everything may be free.
   const stops = [view.events - 1, 0, view.events >> 1];
   for (const i of [...new Set(stops)].filter(i => i >= 0 && i < view.events)) {
     await events.nth(i).scrollIntoViewIfNeeded();
@@ -278,7 +277,7 @@ async function checkView(name, device, file) {
   if (seen.plot) {
     const clip = await page.screenshot({ clip: seen.plot });
     view.coloured = +(await page.evaluate(colouredShare, clip.toString('base64'))).toFixed(4);
-    // Chromium draws nothing, and says nothing, for a polygon of too many points.
+    // Chromium draws nothing, without an error, for a polygon with too many points.
     if (seen.elements.polygon > 0 && view.coloured === 0) problem('shapes exist but no pixel is coloured');
   }
   view.png_bytes = png.length;

@@ -1,9 +1,9 @@
-"""Checks that two snapshots of memtrace, of two runs of one program, show the same backward events.
+"""Checks that two memtrace snapshots, of two runs of one program, show the same backward events.
 
     python forward.py A.pickle B.pickle
 
-A backward event is (device, action, size, autograd node, forward_frames); order is left out, because threads take turns as they
-like. Prints how many there are, and how many of them have a forward call, as JSON.
+A backward event is (device, action, size, autograd node, forward_frames). The order is ignored, because threads run in
+any order. Prints the number of these events, and of those with a forward call, as JSON.
 """
 
 import json

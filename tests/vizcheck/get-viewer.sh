@@ -1,6 +1,6 @@
 #!/bin/sh
-# Puts a genuine MemoryViz.js (PyTorch 2.6.0) into memtrace's cache folder, or at $1, and prints where it is.
-# PyPI's wheels leave the file out, Debian's source package has it. Needs apt on Debian or Ubuntu with Debian's keyring;
+# Downloads an original MemoryViz.js (PyTorch 2.6.0) into memtrace's cache folder, or to $1, and prints its path. PyPI's
+# wheels leave the file out; Debian's source package has it. Needs apt on Debian or Ubuntu with Debian's keyring, but
 # not root.
 set -eu
 
@@ -16,7 +16,7 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/lists/partial" "$work/archives/partial" "$(dirname "$out")"
-# The mirror that this machine's own apt uses, asked for trixie's sources.
+# The mirror that this machine's apt uses; trixie's sources come from it.
 mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -v security | head -n 1)
 echo "deb-src [signed-by=$KEYRING] ${mirror:?no apt mirror found} trixie main" >"$work/sources"
 

@@ -1,8 +1,8 @@
-"""Prints what a snapshot says of its blocks: each text of `user_metadata`, and how many allocations have it, as JSON.
+"""Prints each text of `user_metadata` in a snapshot, and the number of allocations that have it, as JSON.
 
     python metadata.py SNAPSHOT.pickle
 
-Only allocations may have one; every event has the key.
+Every event has the key; only allocations may have a text.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Checks the autograd nodes that memtrace names against those that PyTorch's profiler saw the engine evaluate.
+"""Compares the autograd nodes that memtrace names with those that PyTorch's profiler saw the engine evaluate.
 
     python nodes.py OURS.pickle NODES.json
 
-NODES.json is what tests/programs/torch/forward_calls.py wrote. Every block of device 0 that was handed out or taken back while a
-node ran must name that node: the same blocks in the same order, none more and none less. Blocks outside of nodes are left out:
-the profiler does not keep all of those. Prints how often each node was named, as JSON.
+tests/programs/torch/forward_calls.py writes NODES.json. Every block of device 0 that was allocated or freed while a
+node ran must name that node: the same blocks in the same order. Blocks outside of nodes are ignored, because the
+profiler does not keep all of them. Prints how often each node was named, as JSON.
 """
 
 import json

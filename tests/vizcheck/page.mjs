@@ -1,6 +1,7 @@
 #!/usr/bin/env node
-// Opens a page that memtrace wrote (report.html) from disk in headless Chromium, without a network and with scripts allowed, and reports
-// what it shows. Exit 0: title, headline and pictures are there, nothing was loaded and nothing went wrong. 1: not so. 2: could not run.
+// Opens a page that memtrace wrote (report.html) from disk in headless Chromium, without a network and with scripts
+// allowed, and prints its content. Exit 0: title, headline and pictures exist, nothing was loaded and no error
+// occurred. 1: one of these fails. 2: the check could not run.
 import { existsSync, mkdirSync } from 'node:fs';
 import { join, resolve } from 'node:path';
 import { pathToFileURL } from 'node:url';
@@ -35,7 +36,7 @@ if (args.positionals.length !== 1) fail(USAGE);
 const file = resolve(args.positionals[0]);
 for (const needed of [file, opt.chromium]) if (!existsSync(needed)) fail(`no such file: ${needed}`);
 
-/** Run inside the page: what a person sees. */
+/** Runs inside the page: collects what is visible. */
 function survey() {
   const area = el => {
     const r = el.getBoundingClientRect();

@@ -2,8 +2,8 @@
 
     python phases.py OURS.pickle "load other forward backward ..."
 
-The words are the program's stretches, in order; tensors of 1000003 bytes and a little more separate them. Every allocation of a
-stretch must have its phase; "other" allows any. Prints how many of each were seen, as JSON.
+The words are the program's phases in order; tensors of 1000003 bytes and a little more separate them. Every allocation
+must have the phase of its section; "other" allows any phase. Prints the number of each, as JSON.
 """
 
 import json

@@ -22,16 +22,17 @@ SYNTHETIC = "[autograd]"
 SEGMENT_KEYS = {"device", "address", "total_size", "allocated_size", "active_size", "requested_size", "stream", "segment_type",
                 "segment_pool_id", "is_expandable", "frames", "blocks"}
 BLOCK_KEYS = {"address", "size", "requested_size", "state", "frames"}
-# PyTorch 2.11 and later, under anomaly mode only.
+# PyTorch 2.11 and later write this key, under anomaly mode only.
 OPTIONAL_KEYS = {"forward_frames"}
-# The two clocks are read at different moments of one event; this only tells a wrong unit or epoch.
+# The limit in microseconds between the two clocks, which are read at different times of one event. It detects a wrong
+# unit or epoch.
 CLOCKS_APART_US = 1_000_000
-# The same from one event to the next: each side has its own idea of how long a tick is.
+# The limit in microseconds for the steps between events: each side calibrates its own clock.
 STEPS_APART_US = 200
 
 
 def own(frames):
-    """What PyTorch itself would have recorded, of memtrace's frames."""
+    """The frames that PyTorch itself would have recorded, from memtrace's frames."""
     synthetic = [i for i, f in enumerate(frames) if f["filename"].startswith(SYNTHETIC)]
     assert len(synthetic) <= 2 and synthetic[:1] in ([], [0]), f"synthetic frames at {synthetic}"
     if not synthetic:
@@ -49,13 +50,13 @@ def same(what, ours, theirs):
 
 
 def plain(frames):
-    """Name, file and line: PyTorch may add keys."""
+    """Name, file and line of each frame; PyTorch may add keys."""
     return [(f["name"], f["filename"], f["line"]) for f in frames]
 
 
 def same_frames(what, ours, theirs):
     mine, other = plain(own(ours["frames"])), plain(theirs.get("frames", []))
-    # memtrace takes a native stack where there is no Python frame: PyTorch has nothing there.
+    # Where there is no Python frame, memtrace takes a native stack and PyTorch takes none.
     if not other and not any(is_python(name) for _, name, _ in mine):
         return
     same(f"{what}, frames", mine, other)
@@ -66,7 +67,7 @@ def is_python(filename):
 
 
 def trace_of(events):
-    """The events up to the oracle's own snapshot, which PyTorch reads before it is an event itself."""
+    """The events before the oracle's own snapshot, which PyTorch takes before it records the snapshot as an event."""
     events = list(events)
     while events and events[-1]["action"] == "snapshot":
         events.pop()
@@ -100,7 +101,7 @@ def compare_event(what, ours, theirs, forward, found):
 
 
 def compare_completions(device, ours, theirs, found):
-    """How long each free waited for its completion."""
+    """Compares the time between each free's request and its completion."""
     requested = {}
     for i, (mine, other) in enumerate(zip(ours, theirs)):
         if other["action"] == "free_requested":
@@ -134,7 +135,7 @@ def compare_segment(ours, theirs, found):
 
 
 def compare(ours, theirs, forward):
-    """Raises AssertionError at the first difference; gives what was compared."""
+    """Raises AssertionError at the first difference; returns the counts of compared items."""
     found = Counter()
     devices = max(len(ours["device_traces"]), len(theirs["device_traces"]))
     for device in range(devices):

@@ -1,8 +1,8 @@
-"""Checks same.py: every single change to a snapshot that it has found right must be found out.
+"""Tests same.py: it must detect every single change to a snapshot that it accepts.
 
     python same_selftest.py OURS.pickle ORACLE.json
 
-The two must be of a program with backward passes under anomaly mode. Prints how many changes were tried.
+Both files must be of a program with backward passes under anomaly mode. Prints the number of changes that were tried.
 """
 
 import copy
@@ -22,7 +22,7 @@ def changed(value):
 
 
 def setting(container, key, value):
-    """A change that sets one item; `container` finds its holder in a snapshot."""
+    """A change that sets one item; `container` finds the item's container in a snapshot."""
 
     def change(snapshot):
         container(snapshot)[key] = value
@@ -71,7 +71,7 @@ def changes(snapshot):
 
 
 def exchange(events, index):
-    """Exchanges an event with the next one that is different, but not their times."""
+    """Exchanges an event with the next one that differs, but keeps their times."""
     other = next(i for i in range(index + 1, len(events)) if events[i]["addr"] != events[index]["addr"])
     a, b = events[index], events[other]
     events[index], events[other] = dict(b, time_us=a["time_us"]), dict(a, time_us=b["time_us"])

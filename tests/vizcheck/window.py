@@ -1,7 +1,8 @@
-"""window.py SNAPSHOT...: what each snapshot says was alive when it begins and when it ends, as JSON on stdout.
+"""window.py SNAPSHOT...: prints the blocks in use at the beginning and at the end of each snapshot, as JSON.
 
-The end is what its segments hold. The beginning is worked out as viewers do it, backwards: from the end, each event undone. Fails where
-an event cannot be undone (it allocates what is not there, or frees what is), or where the blocks of a segment do not tile it.
+The end is the content of its segments. The beginning is computed as viewers do: backward from the end, undoing each
+event. Fails where an event cannot be undone: the block of an allocation is missing, or that of a free exists. Fails too
+where blocks do not tile their segment.
 """
 
 import json

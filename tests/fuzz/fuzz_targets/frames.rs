@@ -1,6 +1,7 @@
-//! A trace file made of frames whose contents are the fuzzer's and whose envelopes are right: deep into definitions, columns and replay.
+//! A trace file of frames with valid envelopes and fuzzed contents, to reach definitions, columns and replay.
 //!
-//! The input: per frame a byte of kind, two of length, the contents; of a block of events its prefix and then its columns, packed here.
+//! The input has for each frame one byte of kind, two of length, and the contents. A block of events is its prefix and
+//! then its columns, which this target packs.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -27,7 +28,7 @@ fuzz_target!(|data: &[u8]| {
     while let [kind, a, b, after @ ..] = rest {
         let (contents, next) = after.split_at(usize::from(u16::from_le_bytes([*a, *b])).min(after.len()));
         match kind {
-            // Definitions and blocks are packed.
+            // Definitions and blocks are compressed.
             1 => {
                 let packed = zstd::bulk::compress(contents, 1).expect("room");
                 frame(&mut file, 1, true, contents.len(), &packed);

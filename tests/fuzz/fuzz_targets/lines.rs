@@ -1,4 +1,4 @@
-//! CPython's line tables, of any code object that a target may hold.
+//! CPython's line tables of any code object in a traced process.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

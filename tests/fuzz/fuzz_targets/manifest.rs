@@ -1,4 +1,4 @@
-//! `run.json` and, after a zero byte, the info object of a trace: whatever is in them, the traces are read.
+//! `run.json` and, after a zero byte, a trace's info object. Whatever they contain, the traces are read.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

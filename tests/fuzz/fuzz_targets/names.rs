@@ -1,4 +1,4 @@
-//! Linkage names, as any object may hold them.
+//! Linkage names, as any object may contain them.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,6 +1,7 @@
-//! An object's file, ELF with DWARF and symbol tables, packed and linked to others or not: its names and lines at addresses of the fuzzer's.
+//! An object file: ELF with DWARF and symbol tables, compressed or not, linked to others or not. Looks up names and
+//! lines at fuzzed addresses.
 //!
-//! The input: four addresses of four bytes, then the file.
+//! The input has four addresses of four bytes, then the file.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! The first look at a program: what kind of ELF file it is.
+//! The launcher's check of a program before it starts: the kind of ELF file.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,7 +1,8 @@
-//! A segment that a hostile target has scribbled over, through the launcher's hands: rings, order, definitions, trace file. What the
-//! launcher lets pass is a sound trace, and every event that it took is in it.
+//! A segment that a hostile traced process has overwritten, processed as the launcher does: rings, order, definitions,
+//! trace file. The result must be a sound trace, with every event that the launcher accepted.
 //!
-//! The input: how many rings, the next number, tail and head of two rings, then slots, half of them for each.
+//! The input has the number of rings, the next sequence number, tail and head of two rings, then slots, half of them
+//! for each ring.
 #![no_main]
 
 use std::sync::OnceLock;
@@ -25,7 +26,7 @@ mod merge;
 #[allow(dead_code, reason = "part of the launcher")]
 mod rings;
 
-/// Does with what is found what `launcher/src/drain/process.rs` does.
+/// Handles the ring contents as `launcher/src/drain/process.rs` does.
 #[derive(Default)]
 struct Intake {
     merge: merge::Merge,
@@ -80,7 +81,8 @@ fn write(ring: usize, slots: &[u8]) {
     }
 }
 
-/// The file has no words for two things that no hook makes: a waste that is not said to be known, and a size of all ones.
+/// The file cannot express two things that no hook makes: a slack without its `SLACK_KNOWN` flag, and a size with all
+/// bits set.
 fn forget_what_no_hook_makes(read: &mut Event, event: &mut Event) {
     if !event.flags.contains(Flags::SLACK_KNOWN) {
         event.slack = 0;
@@ -128,7 +130,7 @@ fuzz_target!(|data: &[u8]| {
     read.iter_mut().zip(&mut events).for_each(|(read, event)| forget_what_no_hook_makes(read, event));
     assert!(read == events);
 
-    // The memory is zero again.
+    // The next input starts with zeroed memory.
     for (ring, slots) in [first, second].into_iter().enumerate() {
         segment().ring_header(ring).expect("a ring").head.0.store(word(2 + 2 * ring), Relaxed);
         write(ring, &vec![0; slots.len()]);

@@ -1,4 +1,5 @@
-//! What passes between launcher and target when they meet: the session's variable, the address made of it, the first message.
+//! The connection setup between launcher and traced process: the session variable, the address made from it, the first
+//! message.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -19,7 +20,7 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(Options::parse(&options.encode()), Some(options.clone()));
         assert!(address(&options.token).is_ok(), "every token that is taken has an address");
     }
-    // Definitions: what is read is what is written again.
+    // Encoding a decoded definition must give the same definition again.
     let mut cursor = Cursor::new(data);
     while let Ok(definition) = Definition::decode(&mut cursor) {
         if let Some(definition) = definition {

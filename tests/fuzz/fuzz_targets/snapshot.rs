@@ -27,7 +27,7 @@ fuzz_target!(|data: &[u8]| {
     assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "nothing reaches a terminal but text");
     let mut out = Vec::new();
     snapshot(process, &mut out, &SnapshotOptions { no_sources: true, ..SnapshotOptions::default() }, &mut |_| {}).expect("memory");
-    // What was written is read, whole.
+    // The reader must accept our own snapshot completely.
     folder.put("b.pickle", &out);
     let again = open_run(folder.path().join("b.pickle")).expect("our own snapshot");
     assert!(again.problems().is_empty());

@@ -1,5 +1,7 @@
-//! A trace file, byte for byte, through the reader and the whole analysis. Checksums are made right where a frame is one otherwise: else the
-//! fuzzer would see little but the check.
+//! A trace file, byte for byte, through the reader and the whole analysis.
+//!
+//! Checksums of otherwise valid frames are corrected first. Otherwise the fuzzer would reach little beyond the checksum
+//! test.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,7 +9,8 @@ use memtrace_fuzz::{Folder, analyse};
 
 const HEADER: usize = 24;
 
-/// `trace/FORMAT.md`: sync, kind, flags, 2 bytes, stored and raw length, checksum of the payload, checksum of the header.
+/// A frame header in `trace/FORMAT.md`: sync, kind, flags, 2 bytes, stored and raw length, payload checksum, header
+/// checksum.
 fn mend_checksums(file: &mut [u8]) {
     let mut at = 16;
     while at + HEADER <= file.len() {

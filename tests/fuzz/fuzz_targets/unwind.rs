@@ -1,6 +1,7 @@
-//! Unwinding information of any object that a target may load: the rule of an address, the function around it, the build id.
+//! Unwind information of any object that a traced process may load: the rule of an address, the function around it, the
+//! build id.
 //!
-//! The input: where the tables are and which address is asked for, then the object as it lies in memory.
+//! The input has the positions of the tables and the queried address, then the object as mapped in memory.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! What the targets share: memory that is counted, a folder for files, and the way through the analysis.
+//! Shared by the fuzz targets: an allocator with a limit, a folder for files, and a run through the whole analysis.
 
 mod memory;
 mod run;

@@ -1,14 +1,16 @@
-//! Memory that is counted: bytes of a few kilobytes must not make a reader take gigabytes, whatever lengths they tell.
+//! An allocator with a limit: an input of a few kilobytes must not make a reader allocate gigabytes, whatever lengths
+//! it contains.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// No reader may have more than this at once. The largest that is meant: the tables of one trace, [`memtrace_trace::file`].
+/// The limit in bytes for all live memory. The largest intended use is the tables of one trace
+/// ([`memtrace_trace::file`]).
 const LIMIT: usize = 1 << 30;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-/// The system's allocator, with a limit.
+/// The system's allocator with a limit.
 pub struct Metered;
 
 #[global_allocator]
@@ -16,30 +18,31 @@ static METERED: Metered = Metered;
 
 fn take(bytes: usize) {
     if LIVE.fetch_add(bytes, Relaxed).saturating_add(bytes) > LIMIT {
-        // So that the report can be made.
+        // Reset the count so that the panic message can be formatted.
         LIVE.store(0, Relaxed);
         panic!("more than {LIMIT} bytes of memory");
     }
 }
 
-// SAFETY: the system's allocator does the work; a refusal panics before anything is given.
+// SAFETY: every call is passed to the system's allocator with unchanged arguments. A refusal panics before memory is
+// returned.
 unsafe impl GlobalAlloc for Metered {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         take(layout.size());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees a layout of non-zero size, which `System` requires too.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         take(layout.size());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees a layout of non-zero size, which `System` requires too.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         let live = LIVE.load(Relaxed);
         LIVE.store(live.saturating_sub(layout.size()), Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that this allocator, and so `System`, returned `at` for this layout.
         unsafe { System.dealloc(at, layout) }
     }
 
@@ -49,7 +52,8 @@ unsafe impl GlobalAlloc for Metered {
         } else {
             LIVE.fetch_sub((layout.size() - new).min(LIVE.load(Relaxed)), Relaxed);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that this allocator, and so `System`, returned `at` for this layout, and that
+        // `new` is valid.
         unsafe { System.realloc(at, layout, new) }
     }
 }

@@ -1,4 +1,4 @@
-//! A run folder with what the fuzzer made, taken through everything that reads it.
+//! A run folder with fuzzed files, processed by everything that reads it.
 
 use std::fs;
 use std::io;
@@ -8,28 +8,28 @@ use std::sync::OnceLock;
 use memtrace_analysis::export::{SnapshotOptions, snapshot};
 use memtrace_analysis::{TextOptions, open_run, summarize};
 
-/// The process's folder, made once.
+/// The process's temporary folder, created once.
 pub struct Folder(tempfile::TempDir);
 
 impl Folder {
-    /// Below `TMPDIR`, which `tests/fuzz/run` removes afterwards.
+    /// The folder, below `TMPDIR`, which `tests/fuzz/run` removes afterwards.
     pub fn here() -> &'static Folder {
         static FOLDER: OnceLock<Folder> = OnceLock::new();
         FOLDER.get_or_init(|| Folder(tempfile::tempdir().expect("a folder")))
     }
 
-    /// Where it is.
+    /// The folder's path.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// Puts a file into it.
+    /// Writes a file in the folder.
     pub fn put(&self, name: &str, bytes: &[u8]) {
         fs::write(self.path().join(name), bytes).expect("room for a file");
     }
 }
 
-/// Opens, summarises, reports and exports a run, as `memtrace` does after it. What is counted adds up.
+/// Opens, summarizes, reports and exports a run, as `memtrace` does after it. Requires that the counts add up.
 pub fn analyse(folder: &Path) {
     let Ok(run) = open_run(folder) else { return };
     for process in run.processes() {

@@ -1,10 +1,10 @@
-"""Checks a snapshot that memtrace wrote against PyTorch's own of the same run.
+"""Compares a snapshot that memtrace wrote with PyTorch's own of the same run.
 
     python compare.py OURS.pickle EXPECTED.json
 
-EXPECTED is PyTorch's snapshot as JSON, or the compact form that from_pickle.py writes. Exits with a message at the first
-difference: an opcode that memory_viz does not know, an event, a segment, a block. Frames are compared without what memtrace
-adds about autograd; forward_frames are compared where PyTorch has them.
+EXPECTED is PyTorch's snapshot as JSON, or the compact format that from_pickle.py writes. Exits with a message at the
+first difference: an opcode that memory_viz does not support, an event, a segment, a block. Frames are compared without
+the autograd frames that memtrace adds; forward_frames are compared where PyTorch has them.
 """
 import json
 import pickle
@@ -17,7 +17,7 @@ KNOWN = set("PROTO FRAME STOP EMPTY_DICT DICT SETITEM SETITEMS MARK EMPTY_LIST L
 ACTIONS = ["alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
            "snapshot", "oom"]
 SYNTHETIC = "[autograd]"
-# What PyTorch only writes under anomaly mode.
+# The key that PyTorch writes only under anomaly mode.
 EXTRA = {"forward_frames"}
 
 
@@ -29,13 +29,13 @@ def check_opcodes(data):
 
 
 def own_frames(frames):
-    """What PyTorch would have recorded: without the autograd node and its forward call."""
+    """The frames that PyTorch would have recorded: without the autograd node and its forward call."""
     marks = [i for i, f in enumerate(frames) if f["filename"].startswith(SYNTHETIC)]
     return frames if not marks else frames[marks[1] + 1:] if len(marks) > 1 else []
 
 
 def expand(compact):
-    """The compact form as PyTorch writes it."""
+    """Expands the compact format to the structure that PyTorch writes."""
     def frames(stack):
         while stack:
             stack, frame = compact["stacks"][stack - 1]

@@ -1,8 +1,8 @@
-"""Turns a snapshot pickle that PyTorch wrote into the JSON that tests/tests/recording/golden_snapshots.rs replays.
+"""Converts a snapshot pickle that PyTorch wrote into the JSON that tests/tests/recording/golden_snapshots.rs replays.
 
     python from_pickle.py SNAPSHOT.pickle[.gz] > NAME.json
 
-Frames and stacks are tables (a stack is [parent, frame]); an event is [action, addr, size, stream, time_us, stack]; the
+Frames and stacks are tables (a stack is [parent, frame]); an event is [action, addr, size, stream, time_us, stack]. The
 segments are PyTorch's own, with stacks in place of frames.
 """
 import gzip

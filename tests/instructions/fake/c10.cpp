@@ -14,7 +14,7 @@ void reportMemoryUsageToProfiler(void *, int64_t, size_t, size_t, Device) {}
 
 } // namespace c10
 
-// Allocates and frees CPU tensors, as c10/core/CPUAllocator.cpp's ProfiledCPUMemoryReporter reports them.
+// Allocates and frees CPU tensors. The reports follow ProfiledCPUMemoryReporter in c10/core/CPUAllocator.cpp.
 extern "C" void cpu_pairs(int count) {
     static char storage[4096];
     constexpr c10::Device cpu{c10::DeviceType::CPU, -1};

@@ -1,6 +1,7 @@
-// The part of PyTorch 2.11 that memtrace sees: the names it looks up, the layouts it reads, the calls it interposes. Declarations
-// follow c10/core/Device.h, c10/core/CachingDeviceAllocator.h and c10/cuda/CUDACachingAllocator.h; of the allocator's virtual
-// functions there are a few before the one that counts, since its place must be searched for.
+// The part of PyTorch 2.11 that memtrace uses: the symbols it looks up, the layouts it reads, the functions it
+// interposes. The declarations follow c10/core/Device.h, c10/core/CachingDeviceAllocator.h and
+// c10/cuda/CUDACachingAllocator.h. The allocator has a few virtual functions before the tested one, because memtrace
+// must search for its vtable slot.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// libc10_cuda.so: the caching allocator, as far as it calls: its trackers and the reporter, in PyTorch 2.11's order
+// libc10_cuda.so: the caching allocator's calls to its trackers and to the reporter, in PyTorch 2.11's order
 // (c10/cuda/CUDACachingAllocator.cpp: alloc_found_block, free, free_block).
 #include "c10.h"
 #include "oracle.h"
@@ -39,7 +39,7 @@ class NativeCachingAllocator : public CUDAAllocator {
                 std::fputs("c10_cuda: no segment\n", stderr);
                 std::abort();
             }
-            // The driver's call, then the runtime's that made it.
+            // memtrace records the driver's call before the runtime call that made it.
             oracle_event("driver", "alloc", reinterpret_cast<uint64_t>(fresh), SEGMENT, -1);
             oracle_event("runtime", "alloc", reinterpret_cast<uint64_t>(fresh), SEGMENT, -1);
             segment = static_cast<char *>(fresh);
@@ -72,7 +72,7 @@ using c10::cuda::CUDACachingAllocator::allocator;
 
 static void *block;
 
-// One tensor made; one tensor dropped; tensors made and dropped.
+// Allocates one tensor; frees it; allocates and frees `count` tensors.
 extern "C" void cuda_alloc(int size) { block = allocator.load()->raw_alloc(static_cast<size_t>(size)); }
 extern "C" void cuda_free() { allocator.load()->raw_delete(block); }
 extern "C" void cuda_pairs(int count) {

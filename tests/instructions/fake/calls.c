@@ -1,4 +1,4 @@
-// A library that calls CUDA itself: the driver, or the runtime.
+// A library that calls CUDA directly, through the driver or through the runtime.
 #include "oracle.h"
 
 #include <stdio.h>
@@ -39,7 +39,7 @@ void runtime_pairs(int count) {
     for (int i = 0; i < count; i++) {
         void *address = NULL;
         must(cudaMalloc(&address, 4096));
-        // The driver's call is made inside.
+        // cudaMalloc makes the driver's call, so the driver's event comes first.
         oracle_event("driver", "alloc", (uint64_t)address, 4096, -1);
         oracle_event("runtime", "alloc", (uint64_t)address, 4096, -1);
         must(cudaFree(address));

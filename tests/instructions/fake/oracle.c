@@ -1,4 +1,5 @@
-// Counting, and the list of events that memtrace must have recorded: see oracle.h.
+// Marks the instructions that callgrind counts, and writes the list of events that memtrace must record. oracle.h has
+// the interface.
 #include "oracle.h"
 
 #include <stdio.h>
@@ -16,13 +17,14 @@ static struct {
 } events[MOST];
 static int count, depth, line, forward_depth, forward_line;
 
-// Where Python calls from: how many frames there are, and the line of the innermost.
+// Sets the Python stack of the next events: the number of frames and the line of the innermost one.
 void oracle_at(int frames, int innermost) {
     depth = frames;
     line = innermost;
 }
 
-// Where the node that is being run was made; 0 frames: no node is.
+// Sets the forward stack of the autograd node that runs: the number of frames and the innermost line. 0 frames mean no
+// node.
 void oracle_node(int frames, int innermost) {
     forward_depth = frames;
     forward_line = innermost;
@@ -51,7 +53,7 @@ int oracle_write(const char *path) {
     return fclose(file);
 }
 
-// What runs between these two is counted, and written under this name.
+// Callgrind counts the code between count_begin and count_end, and writes the counts under the given name.
 void count_begin(void) {
     CALLGRIND_START_INSTRUMENTATION;
     CALLGRIND_ZERO_STATS;

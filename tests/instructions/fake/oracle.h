@@ -1,4 +1,4 @@
-// What the stand-ins did, told to whoever compares it with the trace. Nothing of memtrace's is in here.
+// The events that the stand-ins make, for comparison with the trace. Contains no code of memtrace.
 #pragma once
 
 #include <stdint.h>
@@ -7,8 +7,8 @@
 extern "C" {
 #endif
 
-// Notes one event that memtrace must have recorded: who told it, what happened, to which memory, and for a block how many
-// bytes its rounded size has more (-1: not said).
+// Notes one event that memtrace must record: its source, action, address and size. For a block, `slack` is the number
+// of bytes that rounding added to its size, or -1 where the source does not report it.
 void oracle_event(const char *source, const char *action, uint64_t addr, uint64_t size, int64_t slack);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-// libtorch_cpu.so: autograd's nodes and the engine, as far as memtrace interposes and reads them (torch/csrc/autograd/function.h
-// and engine.h, ATen/SequenceNumber.h, ATen/record_function.h of PyTorch 2.11).
+// libtorch_cpu.so: the parts of autograd's nodes and engine that memtrace interposes or reads. They follow
+// torch/csrc/autograd/function.h and engine.h, ATen/SequenceNumber.h and ATen/record_function.h of PyTorch 2.11.
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -70,7 +70,7 @@ extern "C" void make_nodes(int count) {
         graph.push_back(std::make_shared<generated::AddBackward0>());
 }
 
-// What a node does when it is run; null: nothing.
+// Sets the function that a node calls when it runs; null for none.
 extern "C" void nodes_work(void (*function)(int)) { work = function; }
 
 extern "C" void run_nodes(int count) {

@@ -1,4 +1,4 @@
-// libtorch_cuda.so: the class whose vtable says which slot `attachAllocatorTraceTracker` has
+// libtorch_cuda.so: the class from whose vtable memtrace learns the slot of `attachAllocatorTraceTracker`
 // (torch/csrc/cuda/CUDAPluggableAllocator.h).
 #include "c10.h"
 

@@ -1,4 +1,4 @@
-//! The counts that were accepted, and how a measurement compares with them.
+//! The accepted instruction counts, and the comparison of a measurement with them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,59 +6,61 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// How much more than the baseline fails, and how much less asks for a new one.
+/// The relative tolerance. A larger count fails; a smaller count asks for a new baseline.
 pub(crate) const TOLERANCE: f64 = 0.03;
 
-/// `baseline.json`.
+/// The content of `baseline.json`.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize, Debug)]
 pub(crate) struct Baseline {
-    /// What the counts were taken with.
+    /// The versions of the tools that the counts were measured with, by name.
     pub(crate) conditions: BTreeMap<String, String>,
-    /// By case.
+    /// The counts by case name.
     pub(crate) cases: BTreeMap<String, Counts>,
 }
 
-/// What one step of a case costs: one pair of an allocation and its free, or one node.
+/// The cost of one step of a case. A step is one allocation with its free, or one autograd node.
 #[derive(Clone, Copy, Default, PartialEq, Serialize, Deserialize, Debug)]
 pub(crate) struct Counts {
-    /// Instructions in memtrace's library.
+    /// Instructions executed in memtrace's library.
     pub(crate) instructions: f64,
-    /// Its calls into the C library and the loader.
+    /// Calls from memtrace's library into the C library and the loader.
     pub(crate) c_library_calls: f64,
-    /// Instructions in those. Shown and not compared: they are the machine's C library's.
+    /// Instructions executed in those calls. They depend on the machine's C library, so they are printed and not
+    /// compared.
     pub(crate) c_library_instructions: f64,
 }
 
-/// What a comparison says.
+/// The result of comparing one case.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
     /// Within the tolerance.
     Same,
-    /// Cheaper by more than the tolerance: the baseline should follow.
+    /// Cheaper by more than the tolerance: the baseline should be updated.
     Cheaper(String),
-    /// Dearer by more than the tolerance, or not in the baseline.
+    /// More expensive by more than the tolerance, or missing in the baseline.
     Fails(String),
 }
 
 impl Baseline {
-    /// Reads the file.
+    /// Reads the file. Fails when it cannot be read or is not a baseline.
     pub(crate) fn read(path: &Path) -> Result<Baseline> {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         serde_json::from_str(&text).with_context(|| format!("{} is not a baseline", path.display()))
     }
 
-    /// Writes the file.
+    /// Writes the file. Fails when it cannot be written.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// The release of Python (3.11) whose frames were walked: another's lie differently, and cost a few per cent more or less.
+    /// The Python release (such as `3.11`) of the baseline, if it is noted. Other releases lay out frames differently,
+    /// which changes the counts by a few percent.
     pub(crate) fn python(&self) -> Option<&str> {
         self.conditions.get("python").map(|version| release(version))
     }
 
-    /// Compares one case.
+    /// Compares one case's counts with the baseline.
     pub(crate) fn compare(&self, case: &str, now: &Counts) -> Verdict {
         let Some(then) = self.cases.get(case) else { return Verdict::Fails("is not in the baseline".into()) };
         let (mut dearer, mut cheaper) = (Vec::new(), Vec::new());
@@ -85,12 +87,13 @@ impl Baseline {
     }
 }
 
-/// Calls of fewer steps than every second are not the event's: a look at the program's objects, which time rations, asks the clock.
+/// Treats fewer than one call in two steps as none. Such calls do not belong to the event: the rate-limited heap scan
+/// reads the clock.
 fn regular(calls: f64) -> f64 {
     if calls < 0.5 { 0.0 } else { calls }
 }
 
-/// `3.11.7`: `3.11`.
+/// The release of a version: `3.11` for `3.11.7`.
 pub(crate) fn release(version: &str) -> &str {
     version.match_indices('.').nth(1).map_or(version, |(at, _)| &version[..at])
 }
@@ -119,7 +122,7 @@ mod tests {
         assert!(matches!(verdict(969.0, 10.0), Verdict::Cheaper(_)));
         assert!(matches!(verdict(900.0, 11.0), Verdict::Fails(_)), "cheaper here is no excuse for dearer there");
         assert!(matches!(baseline.compare("b", &counts(1.0, 0.0)), Verdict::Fails(_)));
-        // From nothing to something.
+        // The C library calls grow from none to some.
         let none = Baseline { cases: [("a".into(), counts(1000.0, 0.0))].into(), conditions: BTreeMap::new() };
         let some = Verdict::Fails("1.0 calls into the C library, where there were none".into());
         assert_eq!(none.compare("a", &counts(1000.0, 1.0)), some);

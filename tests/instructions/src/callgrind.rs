@@ -1,47 +1,48 @@
-//! What callgrind counted: its output file, read for one object.
+//! Parses callgrind's output file and keeps the costs of one object (shared library).
 //!
-//! The file (valgrind.org/docs/manual/cl-format.html) is written with `--dump-instr=yes --compress-strings=no
-//! --compress-pos=no`: names stand where they are used, a cost's line is its address (as the object's file has it), source line
-//! and cost. It is attributed to the object and function that stand before it; the one after `calls=` is the inclusive cost of
-//! those calls, and belongs to the callee.
+//! The format is documented at valgrind.org/docs/manual/cl-format.html. The file is written with `--dump-instr=yes
+//! --compress-strings=no --compress-pos=no`, so each line spells out its names. A cost line has an address (as in the
+//! object's file), a source line and a cost. It belongs to the object and function named before it. The cost line after
+//! `calls=` is the inclusive cost of those calls, and belongs to the callee.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 
-/// Functions and instructions of one object, and what it calls in others.
+/// The functions and instructions of one object, and its calls into other objects.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Profile {
     /// The object's path.
     pub(crate) object: String,
-    /// By function.
+    /// Costs by function name.
     pub(crate) functions: BTreeMap<String, Cost>,
-    /// How often each instruction was executed, by its address.
+    /// The execution count of each instruction, by its address in the object file.
     pub(crate) instructions: BTreeMap<u64, i64>,
-    /// Calls into other objects, by (object's file name, function).
+    /// Calls into other objects, by (file name of the object, function).
     pub(crate) calls_out: BTreeMap<(String, String), Calls>,
 }
 
-/// Instructions of a function.
+/// The instruction counts of a function.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Cost {
-    /// In the function itself.
+    /// Executed in the function itself.
     pub(crate) own: i64,
-    /// With everything it calls, in whatever object.
+    /// Executed in the function and in everything that it calls, in every object.
     pub(crate) inclusive: i64,
 }
 
-/// Calls of one foreign function.
+/// The calls of one function in another object.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Calls {
-    /// How many.
+    /// The number of calls.
     pub(crate) count: i64,
-    /// Instructions in them.
+    /// Instructions executed in them.
     pub(crate) cost: i64,
 }
 
 impl Profile {
-    /// Reads a file's text; `ours` says which object (by file name) is meant.
+    /// Parses a file's text. `ours` decides by file name which object to keep. Fails when the text is not in
+    /// callgrind's format.
     pub(crate) fn parse(text: &str, ours: impl Fn(&str) -> bool) -> Result<Profile> {
         let mut profile = Profile::default();
         let (mut object, mut function) = (String::new(), String::new());
@@ -93,7 +94,7 @@ impl Profile {
         Ok(profile)
     }
 
-    /// What this has more than `less`.
+    /// The difference of this profile and `less`, count by count.
     pub(crate) fn minus(&self, less: &Profile) -> Profile {
         let mut rest = self.clone();
         for (name, cost) in &less.functions {
@@ -112,12 +113,12 @@ impl Profile {
         rest
     }
 
-    /// Instructions in the object.
+    /// The number of instructions executed in the object.
     pub(crate) fn own(&self) -> i64 {
         self.functions.values().map(|c| c.own).sum()
     }
 
-    /// Calls of the C library and the loader.
+    /// The calls into the C library and the loader, summed.
     pub(crate) fn c_library(&self) -> Calls {
         let of_c = |(object, _): &(String, String)| {
             ["libc.so", "libc-", "ld-linux", "ld-2", "libpthread"].iter().any(|name| object.starts_with(name))
@@ -131,12 +132,12 @@ impl Profile {
 
 #[derive(Default)]
 struct Callee {
-    /// `None`: the caller's.
+    /// `None` means the caller's object.
     object: Option<String>,
     function: String,
 }
 
-/// `0x170f0 111 2`: the address and the cost.
+/// Parses a cost line such as `0x170f0 111 2` into its address and cost.
 fn cost_of(line: &str) -> Option<(u64, i64)> {
     let mut words = line.split(' ');
     let address = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;

@@ -1,8 +1,8 @@
-//! The cases, and how one is measured.
+//! The measured cases, and how one is measured.
 //!
-//! Each is a process of its own: memtrace runs callgrind, which runs Python, which runs `probe.py`. What is counted is the
-//! difference of a run of 2 N steps and one of N, so that beginnings and ends fall out. All of a case's events fit into a
-//! ring: whether the ring looks full for a moment depends on the launcher's speed.
+//! Each case is its own process: memtrace runs callgrind, which runs Python, which runs `probe.py`. The count is the
+//! difference between a run of 2 N steps and one of N steps, so that startup and shutdown cancel out. All events of a
+//! case fit into one ring, because the cost of a full ring depends on the launcher's speed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,19 +13,20 @@ use crate::baseline::Counts;
 use crate::callgrind::Profile;
 use crate::recording;
 
-/// One case.
+/// One measured case.
 #[derive(Debug)]
 pub(crate) struct Case {
     /// The kind, and the number of Python frames.
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
-    /// N.
+    /// The number of steps in the shorter counted run.
     steps: u32,
-    /// Options of memtrace.
+    /// Command line options of memtrace.
     options: &'static [&'static str],
 }
 
-/// Two reports a pair, and one note of the allocator's totals in 1024 reports: the note is in the average.
+/// A pair makes two reports, and the allocator's totals are recorded once in 1024 reports. So the average includes that
+/// record.
 const PAIRS: u32 = 512;
 
 /// Every case.
@@ -50,31 +51,31 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "runtime-20", what: "cudaMalloc and cudaFree, the driver's calls inside", steps: PAIRS, options: &[] },
 ];
 
-/// Where things are.
+/// The files and folders of a measurement.
 #[derive(Debug)]
 pub(crate) struct Places {
     pub(crate) memtrace: PathBuf,
     pub(crate) python: PathBuf,
-    /// `probe.py`.
+    /// The path of `probe.py`.
     pub(crate) probe: PathBuf,
-    /// The stand-ins' libraries.
+    /// The folder with the stand-ins' libraries.
     pub(crate) libraries: PathBuf,
-    /// A folder for what a run leaves.
+    /// The folder for the files of each run.
     pub(crate) scratch: PathBuf,
 }
 
-/// What a case costs.
+/// The measured cost of a case.
 #[derive(Debug)]
 pub(crate) struct Measured {
-    /// For all steps.
+    /// The counts of all steps together.
     pub(crate) profile: Profile,
     pub(crate) steps: u32,
-    /// Events that the check has seen.
+    /// The number of events that were compared with the oracle.
     pub(crate) events: usize,
 }
 
 impl Measured {
-    /// For one step, to a tenth.
+    /// The counts of one step, rounded to a tenth.
     pub(crate) fn counts(&self) -> Counts {
         let c_library = self.profile.c_library();
         Counts {
@@ -84,14 +85,14 @@ impl Measured {
         }
     }
 
-    /// A number of all steps, for one, to a tenth.
+    /// Divides a count of all steps by their number, rounded to a tenth.
     pub(crate) fn a_step(&self, all: i64) -> f64 {
         (all as f64 * 10.0 / f64::from(self.steps)).round() / 10.0
     }
 }
 
 impl Case {
-    /// Runs it, checks what was recorded, and counts.
+    /// Runs the case, compares the trace with the oracle, and counts. Fails when the run fails or the trace differs.
     pub(crate) fn measure(&self, places: &Places) -> Result<Measured> {
         let folder = places.scratch.join(self.name);
         std::fs::create_dir(&folder)?;
@@ -120,7 +121,7 @@ impl Case {
     }
 }
 
-/// The part that callgrind wrote for this trigger.
+/// The profile that callgrind wrote for this trigger.
 fn profile(counts: &Path, trigger: &str) -> Result<Profile> {
     let wanted = format!("desc: Trigger: Client Request: {trigger}");
     for part in 1.. {

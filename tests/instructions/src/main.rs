@@ -1,10 +1,11 @@
-//! Counts the instructions that one recorded event costs the traced program, and fails where they have become more.
+//! Counts the instructions that one recorded event costs the traced program, and fails when they increase.
 //!
-//! Times on shared machines are noise; instructions are not: the same build gives the same number on every run. Counted is what is
-//! executed in memtrace's library, by callgrind, while stand-ins for PyTorch's libraries (`fake/`) make it record: a real PyTorch
-//! would take minutes and add nothing that is counted. Every run's trace is compared with what the stand-ins did.
+//! Times on shared machines are noise; the same build executes the same number of instructions in every run. Callgrind
+//! counts the instructions executed in memtrace's library while stand-ins for PyTorch's libraries (`fake/`) make it
+//! record. A real PyTorch would take minutes and change none of the counts. Every run's trace is compared with the
+//! events that the stand-ins made.
 //!
-//! Not counted, and not to be read into these numbers: cycles, cache misses, locked instructions' waits.
+//! The counts do not include cycles, cache misses, or the time that locked instructions wait.
 
 mod baseline;
 mod callgrind;
@@ -72,7 +73,7 @@ fn main() -> Result<ExitCode> {
         (None, Some(release)) => Python::of_release(release)?,
         (None, None) => Python::ask(Path::new("python3"))?,
     };
-    // Always the same length: the library reads the paths of objects that call it, byte by byte.
+    // The path always has the same length: the library reads the paths of the objects that call it byte by byte.
     let scratch = tempfile::Builder::new().prefix("memtrace-instructions-").tempdir_in("/tmp")?;
     let simcuda = from_environment("SIMCUDA_LIB")?;
     let places = Places {
@@ -118,7 +119,7 @@ fn find(name: &str) -> Result<&'static Case> {
     CASES.iter().find(|c| c.name == name).with_context(|| format!("no case {name}: see --list"))
 }
 
-/// Measures the cases, as many at a time as there are processors.
+/// Measures the cases in parallel, as many at once as there are processors.
 fn measure(cases: &[&Case], places: &Places) -> Result<BTreeMap<&'static str, Measured>> {
     let left = Mutex::new(cases.iter().rev().copied().collect::<Vec<&Case>>());
     let done = Mutex::new(BTreeMap::new());
@@ -139,7 +140,7 @@ fn measure(cases: &[&Case], places: &Places) -> Result<BTreeMap<&'static str, Me
     done.into_inner().map_err(|_| anyhow::anyhow!("a measurement panicked"))
 }
 
-/// What the counts depend on.
+/// The versions of the tools that the counts depend on, by name.
 fn conditions(python: &Python) -> Result<BTreeMap<String, String>> {
     Ok([
         ("python", python.version.clone()),

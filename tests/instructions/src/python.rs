@@ -1,5 +1,5 @@
-//! Which Python is probed. What it costs to read a frame depends on its release, by a few per cent; so the baseline is one
-//! release's, and only that one is judged by it.
+//! Selects the Python interpreter for the probe. Reading a frame costs a few percent more or less, depending on the
+//! Python release. So the baseline belongs to one release, and only that release is compared with it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,18 +8,18 @@ use anyhow::{Context, Result, ensure};
 
 use crate::baseline::release;
 
-/// An interpreter.
+/// A Python interpreter.
 #[derive(Clone, Debug)]
 pub(crate) struct Python {
-    /// Its own file: `python3` may be a script that looks for one.
+    /// The path of the interpreter itself: `python3` may be a script that selects one.
     pub(crate) path: PathBuf,
     pub(crate) version: String,
-    /// The C library it runs with.
+    /// The version of the C library that it runs with.
     pub(crate) glibc: String,
 }
 
 impl Python {
-    /// Asks an interpreter.
+    /// Runs an interpreter and reads its path and versions. Fails when it cannot run.
     pub(crate) fn ask(python: &Path) -> Result<Python> {
         let what = "import os, sys, platform\n\
             print(os.path.realpath(sys.executable), platform.python_version(), platform.libc_ver()[1] or '?', sep='\\n')";
@@ -29,7 +29,7 @@ impl Python {
         Ok(Python { path: line()?.into(), version: line()?, glibc: line()? })
     }
 
-    /// One of this release: `python3`, another on PATH, one of pyenv's.
+    /// Finds an interpreter of this release: `python3`, another one on PATH, or one of pyenv's.
     pub(crate) fn of_release(wanted: &str) -> Result<Python> {
         let pyenv = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
         let pyenv = pyenv.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".pyenv")));
@@ -45,13 +45,13 @@ impl Python {
         })
     }
 
-    /// `3.11`.
+    /// The release, such as `3.11`.
     pub(crate) fn release(&self) -> &str {
         release(&self.version)
     }
 }
 
-/// What a command prints.
+/// The trimmed stdout of a command. Fails, with its stderr, when the command fails.
 pub(crate) fn said(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot run {:?}", command.get_program()))?;
     ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));

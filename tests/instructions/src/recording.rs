@@ -1,4 +1,5 @@
-//! Whether the trace holds exactly what the stand-ins did: a count of instructions that recorded something else is worth nothing.
+//! Checks that the trace holds exactly the events that the stand-ins made. Otherwise the instruction count would be
+//! meaningless.
 
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::{Definitions, Reader};
 use memtrace_trace::ids::{ContextId, StackId};
 
-/// How many reports of the allocator there are to one note of its totals.
+/// The number of allocator reports per record of its totals.
 const TOTALS_EVERY: usize = 1024;
 
 /// Compares the one trace in `run` with the list that `oracle.c` wrote. Returns the number of events.
@@ -41,8 +42,8 @@ pub(crate) fn check(run: &Path, oracle: &Path) -> Result<usize> {
     Ok(recorded.len() + totals.len())
 }
 
-/// An event in the form that oracle.c writes: source, action, address, size, slack, and for its stack and its node's stack how
-/// many frames it has and which line the innermost is at.
+/// Formats an event as oracle.c does: source, action, address, size and slack. Then, for the event's stack and for its
+/// node's forward stack, the number of frames and the innermost line.
 fn describe(event: &Event, definitions: &Definitions) -> String {
     let source = match event.source {
         Source::Torch => "torch",

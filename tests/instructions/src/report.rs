@@ -1,4 +1,4 @@
-//! What is printed.
+//! Prints the results.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use crate::baseline::{Baseline, TOLERANCE, Verdict};
 use crate::case::{Case, Measured};
 use crate::sources::Sources;
 
-/// Prints all cases beside the baseline, and gives the verdict on each.
+/// Prints all cases beside the baseline and returns the verdict on each.
 pub(crate) fn table<'a>(
     cases: &[&'a Case],
     measured: &BTreeMap<&str, Measured>,
@@ -41,7 +41,7 @@ pub(crate) fn table<'a>(
     verdicts
 }
 
-/// Says which cases fail and which ask for a new baseline; true where none fails.
+/// Prints which cases fail and which ask for a new baseline. Returns whether no case fails.
 pub(crate) fn verdict(verdicts: &[(&str, Verdict)]) -> bool {
     let (mut failed, mut cheaper) = (Vec::new(), Vec::new());
     for (case, verdict) in verdicts {
@@ -67,7 +67,7 @@ pub(crate) fn verdict(verdicts: &[(&str, Verdict)]) -> bool {
     failed.is_empty()
 }
 
-/// Prints where a case's instructions go.
+/// Prints the functions, source lines and external calls that a case's instructions belong to.
 pub(crate) fn annotate(name: &str, measured: &Measured, lines: usize) -> Result<()> {
     let counts = measured.counts();
     println!("{name}: {:.1} instructions a step, {} steps", counts.instructions, measured.steps);

@@ -1,5 +1,5 @@
-//! Instructions back in the source: what was inlined counts where it was written, from the object's debug information; what of
-//! Rust's library was inlined, where ours uses it.
+//! Assigns instructions to source lines by the object's debug information. An inlined instruction counts for the
+//! function that it was written in. Inlined code of Rust's standard library counts for the line of ours that uses it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,17 +10,17 @@ use object::{Object, ObjectSection};
 
 use crate::callgrind::{Cost, Profile};
 
-/// Instructions by where they were written.
+/// Instruction counts by source position.
 #[derive(Default, Debug)]
 pub(crate) struct Sources {
-    /// By function and its file: its own, and with what was inlined into it.
+    /// By function and its file. `own` counts the function alone, `inclusive` also the code inlined into it.
     pub(crate) functions: BTreeMap<String, Cost>,
     /// By function, file and line.
     pub(crate) lines: BTreeMap<String, i64>,
 }
 
 impl Sources {
-    /// Reads the debug information of the profile's object.
+    /// Reads the debug information of the profile's object. Fails when the object has none or cannot be read.
     pub(crate) fn of(profile: &Profile) -> Result<Sources> {
         let problem = |e: &dyn std::fmt::Display| anyhow!("cannot read debug information of {}: {e}", profile.object);
         let bytes = std::fs::read(&profile.object).map_err(|e| problem(&e))?;
@@ -59,17 +59,17 @@ impl Sources {
     }
 }
 
-/// Whether a function is of Rust's library.
+/// Whether a function belongs to Rust's standard library.
 fn is_rusts(function: &str) -> bool {
     function.contains("  library/")
 }
 
-/// A function's name without its types.
+/// A function's name without its type parameters.
 fn plain(name: &str) -> &str {
     if name.starts_with('<') { name } else { name.split('<').next().unwrap_or(name) }
 }
 
-/// A source's path from its crate on.
+/// A source path, starting at its crate's folder.
 fn short(file: &str) -> &str {
     let from = ["/interpose/", "/trace/", "/library/"].iter().find_map(|part| file.rfind(part));
     from.map_or(file, |at| &file[at + 1..])

@@ -1,4 +1,4 @@
-//! Builds the stand-ins for PyTorch's libraries: see `fake/`.
+//! Builds the stand-ins for PyTorch's libraries from the sources in `fake/`.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// Library, source, and what it is linked with.
+/// Each library, its source, and the libraries that it links.
 const LIBRARIES: &[(&str, &str, &[&str])] = &[
     ("liboracle.so", "oracle.c", &[]),
     ("libc10.so", "c10.cpp", &["-loracle"]),
@@ -16,7 +16,7 @@ const LIBRARIES: &[(&str, &str, &[&str])] = &[
     ("libcalls.so", "calls.c", &["-loracle", "-l:libcuda.so.1", "-l:libcudart.so.13"]),
 ];
 
-/// Compiles all of them into `folder`, against the simulated CUDA in `simcuda`.
+/// Compiles every stand-in into `folder`, linked with the simulated CUDA in `simcuda`.
 pub(crate) fn build(sources: &Path, simcuda: &Path, folder: &Path) -> Result<()> {
     for (library, source, linked_with) in LIBRARIES {
         let is_c = Path::new(source).extension() == Some(OsStr::new("c"));

@@ -1,5 +1,5 @@
-// A user's own allocator, as torch.cuda.memory.CUDAPluggableAllocator takes it: straight from CUDA, OWN_ALLOC_EXTRA bytes more than
-// asked for.
+// A user's own allocator for torch.cuda.memory.CUDAPluggableAllocator. It calls CUDA directly and allocates
+// OWN_ALLOC_EXTRA bytes more than requested.
 #include <stddef.h>
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
-"""CUDA graphs and private pools: captures with a pool of their own and with a shared one, replays, make_graphed_callables, a graph
-that is dropped, MemPools."""
+"""CUDA graphs and private pools: captures with their own and with a shared pool, replays, make_graphed_callables, a
+deleted graph, MemPools."""
 
 import torch
 import torch.nn as nn

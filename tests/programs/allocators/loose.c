@@ -1,4 +1,4 @@
-// A program without PyTorch: plain and stream-ordered memory, freed in another order than it was obtained, some of it never.
+// No PyTorch: plain and stream-ordered memory, freed in a different order than allocated, some of it never.
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ int main(void) {
     }
     for (size_t i = 0; i < COUNT; i += 2) {
         must(cudaFree(plain[(i * 3) % COUNT]));
-        // On the other stream than it was obtained for; some of it at once.
+        // Free on the other stream than the allocation's; some blocks are freed synchronously.
         must(i % 4 ? cudaFreeAsync(ordered[i], streams[1]) : cudaFree(ordered[i]));
     }
     must(cudaStreamSynchronize(streams[1]));

@@ -1,4 +1,4 @@
-"""A MemPool whose segments come from a pluggable allocator, beside PyTorch's own; with FIRST it is the process's first memory.
+"""A MemPool with segments from a pluggable allocator, beside PyTorch's own; FIRST makes it the process's first memory.
 
     python own_pool.py ALLOCATOR.so [FIRST]
 """

@@ -1,5 +1,5 @@
-"""Expandable segments that lose memory in their middle (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True): blocks of many sizes on
-two streams, every second one freed, the cache emptied in mid-run, the holes mapped again, in part and in pieces."""
+"""Expandable segments (expandable_segments:True) that lose memory in the middle, on two streams. Every second block is
+freed, the cache is emptied in mid-run, and the holes are mapped again, in part and in pieces."""
 
 import torch
 import oracle
@@ -14,11 +14,11 @@ def bytes_of(size):
 def rounds(stream):
     with torch.cuda.stream(stream):
         blocks = [bytes_of(size * MIB) for size in (30, 2, 50, 21, 40, 3, 64, 25)]
-        # Holes of 50, 40 and 64 MiB less the pages that live neighbours reach into.
+        # Holes of 50, 40 and 64 MiB, minus the pages that live neighbors share.
         del blocks[2], blocks[3], blocks[4]
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        # Part of a hole, a hole and a piece of the next, the end of the segment.
+        # Fill part of a hole, then a hole and a piece of the next, then the end of the segment.
         blocks += [bytes_of(size * MIB) for size in (12, 44, 90, 8)]
         del blocks[1], blocks[2], blocks[-1]
         torch.cuda.empty_cache()
@@ -30,7 +30,7 @@ oracle.start()
 small = [torch.empty(1000 * i + 1, device="cuda") for i in range(300)]
 kept = [rounds(torch.cuda.current_stream())]
 kept.append(rounds(torch.cuda.Stream()))
-# Whole pages of the small segment in its middle and at its end.
+# Free whole pages in the middle and at the end of the small segment.
 del small[40:140], small[-60:]
 torch.cuda.synchronize()
 torch.cuda.empty_cache()

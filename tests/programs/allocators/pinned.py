@@ -1,4 +1,4 @@
-"""Page-locked host memory: pin_memory(), the caching host allocator, copies that keep blocks busy, a tensor registered by hand."""
+"""Pinned (page-locked) host memory: pin_memory(), the caching host allocator, busy copies, a registered tensor."""
 
 import torch
 import oracle

@@ -1,6 +1,6 @@
-"""What PYTORCH_CUDA_ALLOC_CONF and its kin change in the allocator's ways: the program is the same, the settings are the caller's.
+"""Effects of PYTORCH_CUDA_ALLOC_CONF and similar settings on the allocator: one program, settings from the caller.
 
-    python policies.py [FRACTION]    FRACTION: torch.cuda.set_per_process_memory_fraction, and allocate until it says no
+    python policies.py [FRACTION]    FRACTION: set_per_process_memory_fraction, then allocate until a request fails
 """
 
 import sys

@@ -1,5 +1,5 @@
-"""PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync with tensors in whole steps of a pool, so that nothing is rounded: what PyTorch and
-the pool itself say can be compared to the byte."""
+"""PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync with tensor sizes that are multiples of the pool's step. Nothing is
+rounded, so PyTorch's statistics and the pool's own can be compared to the byte."""
 
 import torch
 import oracle

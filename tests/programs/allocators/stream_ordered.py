@@ -1,5 +1,5 @@
-"""Training and loose tensors on two streams, the cache emptied in mid-run: under whatever allocator the caller chooses, by
-PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync or, as an argument, a library for CUDAPluggableAllocator.
+"""Training and single tensors on two streams, with the cache emptied in mid-run. The caller chooses the allocator:
+PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync, or a library for CUDAPluggableAllocator as the argument.
 
     python stream_ordered.py [ALLOCATOR.so]
 """

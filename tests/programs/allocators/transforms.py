@@ -1,5 +1,5 @@
-"""Ways to compute gradients: torch.func (grad, vmap, jvp, functional_call), checkpointing of both kinds, save_on_cpu, and threads that
-run forward and backward side by side."""
+"""Ways to compute gradients: torch.func (grad, vmap, jvp, functional_call), checkpointing of both kinds, save_on_cpu,
+and threads that run forward and backward in parallel."""
 
 import threading
 

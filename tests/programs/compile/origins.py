@@ -1,6 +1,6 @@
-"""Trains a small model on the CPU through torch.compile's inductor, and asks inductor for what each line of its files stands for.
+"""Trains a small model on the CPU with torch.compile's inductor, and writes inductor's map from lines to origins.
 
-origins.py FILE: {file: {line: [[name, file, line], ...]}} as JSON, innermost first, of all lines that stand for something.
+origins.py FILE: {file: {line: [[name, file, line], ...]}} as JSON, innermost first, of all lines that have an origin.
 """
 
 import json

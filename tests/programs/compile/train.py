@@ -1,4 +1,4 @@
-"""Training through torch.compile: graph breaks with resumed functions, a second compilation for another shape, modules and plain functions.
+"""Training with torch.compile: graph breaks with resumed functions, recompilation for a new shape, modules, functions.
 
 train.py BACKEND: `eager`, `aot_eager` or `inductor`.
 """

@@ -1,5 +1,5 @@
-// `delays COUNT...`: says its process id; then, for each COUNT, reads a byte, makes so many calls and says how long the slowest took
-// and how long all that took more than 50 ms took together, in microseconds.
+// `delays COUNT...`: prints its process id. For each COUNT it reads a byte, makes COUNT calls, and prints two times in
+// microseconds: that of the slowest call, and the sum of all calls above 50 ms.
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>

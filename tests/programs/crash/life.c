@@ -1,5 +1,5 @@
-// `life`: everything that comes and goes in a program: children that record and end, threads, other programs, children again. Says
-// its process id first. How its children end is nothing to it. `life image`: what some of them become.
+// `life`: children that record and end, threads, `exec`, children again. Prints its process id first and ignores how
+// its children end. `life image`: the program that some children become.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <spawn.h>

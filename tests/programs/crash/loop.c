@@ -1,5 +1,5 @@
-// `loop THREADS ROUNDS`: allocates and frees on many threads, in random order, ROUNDS times each (0: until killed). Says its process
-// id first and, at the end, what it did.
+// `loop THREADS ROUNDS`: allocates and frees on THREADS threads, in random order, ROUNDS times each (0: until killed).
+// Prints its process id first and its results at the end.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
-// `matrix REST`: calls, a thread that ends, a child that records and becomes another program, REST calls more. Says its process id
-// and where its places are, and begins when it has read one byte; a second one, if it ever comes, makes a thread take all
-// the memory there is. `matrix image`: what the child becomes. The marks are where a test holds it still.
+// `matrix REST`: calls, a thread that ends, a child that records and calls `exec`, then REST more calls. Prints its
+// process id and the addresses of its places, and starts after reading one byte. A second byte makes a thread use up
+// all memory. `matrix image` is the child's new program. A test stops the program at the marks.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -55,7 +55,7 @@ static void child(char *self) {
     }
     int status;
     if (waitpid(pid, &status, 0) != pid) _exit(72);
-    printf("child %x\n", status & 0xff7f); // whether a core was dumped is the machine's affair
+    printf("child %x\n", status & 0xff7f); // without the core dump flag, which depends on the machine
 }
 
 int main(int argc, char **argv) {

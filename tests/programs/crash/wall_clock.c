@@ -1,4 +1,4 @@
-// Preloaded: the wall clock is off by as many seconds as the file WALL_CLOCK_STEP holds, as if somebody had set it.
+// A preloaded library that shifts the wall clock by the number of seconds in the file WALL_CLOCK_STEP.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>

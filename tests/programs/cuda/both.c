@@ -1,5 +1,5 @@
-// Linked with one runtime, and asks dlsym for the functions of another: each runtime keeps its own last error, which tells whose
-// function was called. `both RUNTIME`
+// `both RUNTIME`: is linked with one runtime and looks up the functions of another with dlsym. Each runtime has its own
+// last error, which shows whose function was called.
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-// The CUDA functions that memtrace hooks, as a program sees them: declared for linking, or, with BY_POINTER, as pointers
-// of the same names that `find_calls` fills. The code that calls them is the same.
+// The CUDA functions that memtrace hooks. They are declared for linking or, with BY_POINTER, as pointers of the same
+// names that `find_calls` fills. The code that calls them is the same.
 #pragma once
 
 #include <stddef.h>
@@ -94,7 +94,7 @@ typedef struct { int type, handles, location_type, location_id; void *security; 
 #define DRIVER_POINTER(name, suffix, arguments) int name arguments __asm__(TEXT_(name) TEXT_(suffix));
 #endif
 
-// Every call says what it returned: the program's output must not depend on who looks on.
+// Prints what a call returned. The program's output must be the same with and without memtrace.
 __attribute__((unused)) static int say(const char *name, int result) {
     printf("%s %d\n", name, result);
     return result;

@@ -1,4 +1,4 @@
-"""CUDA by ctypes: loads a runtime and the driver and calls both, from a few Python functions deep."""
+"""CUDA by ctypes: loads a runtime and the driver, and calls both from nested Python functions."""
 import ctypes
 import sys
 import threading

@@ -1,4 +1,4 @@
-// Two devices: memory is obtained on one while the other is current, wherever a call says so itself.
+// Two devices: allocates on one while the other is current, where a call names the device itself.
 #include "calls.h"
 
 RUNTIME_CALLS(RUNTIME_POINTER)
@@ -12,7 +12,7 @@ int main(void) {
     MUST(cudaMalloc, &a, 100);
     MUST(cudaSetDevice, 0);
     MUST(cudaMalloc, &b, 200);
-    // On device 1, by the call's own word.
+    // The call itself names device 1.
     MUST(cuMemCreate, &handle, size, (&(physical){.type = 1, .location_type = 1, .location_id = 1}), 0);
     MUST(cuMemAddressReserve, &memory, size, 0, 0, 0);
     MUST(cuMemMap, memory, size, 0, handle, 0);

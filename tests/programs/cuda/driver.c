@@ -1,8 +1,8 @@
-// Calls every hooked function of the CUDA driver: what succeeds, what fails.
+// Calls every hooked function of the CUDA driver, successfully and with errors.
 //
-// Linked with the driver, or (BY_POINTER) `driver HOW [per-thread]`, where HOW is the way to the functions: dlsym, entry
+// Linked with the driver, or (BY_POINTER) `driver HOW [per-thread]`. HOW is the lookup: dlsym, entry
 // (cuGetProcAddress_v2), entry-v1 (cuGetProcAddress), runtime (cudaGetDriverEntryPoint), runtime-version
-// (cudaGetDriverEntryPointByVersion); per-thread asks for the functions of the per-thread default stream.
+// (cudaGetDriverEntryPointByVersion). per-thread selects the functions of the per-thread default stream.
 #include "calls.h"
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ static void *need(void *handle, const char *name) {
 static void *find(const char *how, const char *name, const char *symbol) {
     void *found = NULL;
     int status = -1, result = 0;
-    // Flags: 1 the legacy default stream, 2 the per-thread one.
+    // Flags: 1 is the legacy default stream, 2 the per-thread one.
     uint64_t flags = per_thread ? 2 : 0;
     if (strcmp(how, "dlsym") == 0) {
         char ptsz[64];
@@ -34,7 +34,7 @@ static void *find(const char *how, const char *name, const char *symbol) {
         return need(driver, ordered ? ptsz : symbol);
     } else if (strcmp(how, "entry") == 0) {
         int (*get)(const char *, void **, int, uint64_t, int *) = need(driver, "cuGetProcAddress_v2");
-        // Again through itself, as NVIDIA's runtime does.
+        // Look the function up through itself, as NVIDIA's runtime does.
         void *again = NULL;
         get("cuGetProcAddress", &again, 12000, flags, &status);
         get = again;

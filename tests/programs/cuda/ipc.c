@@ -1,4 +1,4 @@
-// Memory of one process opened in another, by both layers: the second process is this program again, with the handle.
+// Opens one process's memory in another, in both layers. The second process runs this program again, with the handle.
 #include "calls.h"
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,9 +1,9 @@
-// A library that allocates: linked with a runtime (or, EMBEDDED, carrying its own copy of one, as programs linked with
-// libcudart_static do). `use` makes ROUNDS allocations and frees them.
+// A library that allocates. It links a runtime or, with EMBEDDED, contains its own copy of one, as programs linked with
+// libcudart_static do. `use` makes ROUNDS allocations and frees them.
 #include "calls.h"
 
 #ifdef EMBEDDED
-// As NVIDIA's static runtime finds the driver: libcuda.so.1 by dlopen, cuGetProcAddress by dlsym, all else by that.
+// As in NVIDIA's static runtime: dlopen of libcuda.so.1, dlsym of cuGetProcAddress, which finds all other functions.
 #include <dlfcn.h>
 static int (*alloc)(address *, size_t), (*release)(address);
 static int (*set_current)(address);

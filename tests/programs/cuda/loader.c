@@ -1,4 +1,4 @@
-// `loader FLAGS LIBRARY...`: loads libraries with those of dlopen's flags (local, deepbind) and lets each allocate, in turns.
+// `loader FLAGS LIBRARY...`: loads libraries with these dlopen flags (local, deepbind) and lets each allocate in turn.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

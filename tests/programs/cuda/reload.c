@@ -1,5 +1,5 @@
-// Loads, uses and unloads libraries, in turns: each time their variables are new and their last words are said in time.
-// `reload LIBRARY...`
+// `reload LIBRARY...`: loads, uses and unloads libraries in turn. Each load has fresh variables, and each unload runs
+// the library's destructors.
 #include <dlfcn.h>
 #include <stdio.h>
 

@@ -1,6 +1,6 @@
-// Calls every hooked function of the CUDA runtime: what succeeds, what fails, what concerns no memory.
+// Calls every hooked function of the CUDA runtime: successes, errors, and calls that concern no memory.
 //
-// Linked with a runtime, or (BY_POINTER) `runtime LIBRARY`: everything by dlopen and dlsym.
+// Linked with a runtime, or (BY_POINTER) `runtime LIBRARY`, which finds everything with dlopen and dlsym.
 #include "calls.h"
 
 RUNTIME_CALLS(RUNTIME_POINTER)
@@ -48,7 +48,7 @@ static void ordered(void) {
     MUST(cudaFreeAsync_ptsz, d, stream);
     MUST(cudaFree, b);
     MUST(cudaFreeAsync, a, stream);
-    // The null streams of both kinds.
+    // The legacy and the per-thread null stream.
     MUST(cudaMallocAsync, &a, 4096, NULL);
     MUST(cudaFreeAsync, a, NULL);
     MUST(cudaMallocAsync_ptsz, &a, 4096, NULL);
@@ -76,7 +76,7 @@ static void arrays(void) {
     MUST(cudaFreeArray, a);
 }
 
-// What fails, and what is asked for and concerns no memory.
+// Calls that fail, and requests that concern no memory.
 static void odd(void) {
     void *a = (void *)0x1234, *kept = (void *)0x77;
     size_t pitch, free_bytes, total;
@@ -101,7 +101,7 @@ static void odd(void) {
     DO(cudaMalloc, &a, 0);
     printf("nothing: %p %p\n", a, kept);
     DO(cudaFree, a);
-    // Twice: the second one fails.
+    // The second free fails.
     MUST(cudaMalloc, &a, 4096);
     MUST(cudaFree, a);
     DO(cudaFree, a);

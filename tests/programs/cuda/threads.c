@@ -1,4 +1,4 @@
-// `threads COUNT ROUNDS`: so many threads allocate and free at once, in their own random orders, through both layers.
+// `threads COUNT ROUNDS`: COUNT threads allocate and free at once, each in its own random order, in both layers.
 #define _GNU_SOURCE
 #include "calls.h"
 #include <pthread.h>

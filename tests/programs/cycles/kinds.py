@@ -1,7 +1,7 @@
-"""Reference cycles of many kinds that hold tensors; after each collection, what a program can see of it. With --cycles it must see the same.
+"""Reference cycles of many kinds that hold tensors. Prints what a program can see; --cycles must not change it.
 
-The program has a callback, a finalizer and weak references of its own. `saving`: it saves garbage itself. `stored`: showing an object stores it.
-`cpu`: tensors of the CPU.
+The program has its own callback, finalizer and weak references. `saving`: it saves garbage itself. `stored`: showing an
+object stores it. `cpu`: the tensors are on the CPU.
 """
 
 import gc
@@ -13,7 +13,7 @@ import torch
 
 case = sys.argv[1]
 if "MEMTRACE_TEST_UMASK" in os.environ:
-    # Elsewhere, and with a umask that takes all rights of what is made.
+    # Run in another folder, with a umask that removes all permissions of new files.
     os.chdir("/")
     os.umask(int(os.environ["MEMTRACE_TEST_UMASK"], 8))
 device = "cpu" if case == "cpu" else "cuda"
@@ -43,7 +43,7 @@ class Finalized:
 
 
 class Broken(dict):
-    """`create_graph` asks a dict for its items."""
+    """`create_graph` calls a dict's `items`, which raises here."""
 
     def items(self):
         raise RuntimeError("broken")
@@ -113,7 +113,7 @@ if case == "stored":
     Sneaky()
     gc.collect()
     print("stored", len(stored) > 0, all(type(it.data) is torch.Tensor for it in stored), gc.garbage, gc.get_debug())
-    # It may be shown, and stored, once more.
+    # An object may be shown, and stored, once more.
     for _ in range(3):
         del stored[:]
         gc.collect()

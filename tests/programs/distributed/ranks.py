@@ -1,7 +1,7 @@
-"""What the programs of this folder share: a rank's start, its PyTorch recorder, its network.
+"""Shared by the programs of this folder: starting a rank, its PyTorch recorder and its network.
 
-A rank is started by torchrun (RANK and the like are in its environment) or by torch.multiprocessing.spawn (nothing is).
-Kernels do not run over the simulated CUDA, so nothing here looks at a result.
+torchrun starts a rank with RANK and related variables in its environment; torch.multiprocessing.spawn sets none of
+them. Kernels do not run over the simulated CUDA, so no program here reads a result.
 """
 
 import os
@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 
 def begin(rank, size, store):
-    """Starts PyTorch's recorder of this rank and joins the others. Gives the recorder."""
+    """Starts PyTorch's recorder of this rank and joins the other ranks. Returns the recorder."""
     path = os.environ.get("MEMTRACE_TEST_ORACLE")
     if path:
         os.environ["MEMTRACE_TEST_ORACLE"] = f"{path}.{rank}"

@@ -1,8 +1,8 @@
 """A few steps of DDP, FSDP2 or both in several processes, one device each.
 
 train.py KIND... [--spawn RANKS] [--compile BACKEND] [--oom RANK]     KIND: ddp, fsdp
-With --spawn this process starts the ranks by torch.multiprocessing.spawn; otherwise torchrun has. With --oom that rank asks for more
-than a device has, after the steps, and the others wait for it for ever.
+With --spawn this process starts the ranks with torch.multiprocessing.spawn; otherwise torchrun starts them. With --oom
+that rank requests more than a device has after the steps, and the other ranks wait for it forever.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import ranks
 
 def wrapped(kind, model, rank):
     if kind == "ddp":
-        # The check of the ranks' shapes goes through a kernel on PyTorch 2.15.
+        # On PyTorch 2.15 DDP's check of the ranks' shapes runs a kernel.
         return torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank], init_sync=False)
     from torch.distributed.fsdp import fully_shard
 

@@ -1,4 +1,4 @@
-"""All that gives memory a meaning: a model with an optimizer, ranges named in two ways, and a cycle that only the collector frees."""
+"""All that gives memory a purpose: model, optimizer, ranges of both kinds, a cycle that only the collector frees."""
 
 import gc
 

@@ -1,5 +1,5 @@
-/* A process with a CPython of a version that nobody knows yet, as far as its symbols say, in which PyTorch's CPU allocator reports
- * one block. */
+/* A process whose symbols claim a CPython version that does not exist yet. PyTorch's CPU allocator
+ * reports one block in it. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>

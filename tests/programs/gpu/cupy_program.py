@@ -1,4 +1,4 @@
-"""A CuPy program, and what CuPy itself says it holds."""
+"""A CuPy program; prints the bytes that CuPy itself reports."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Memory that PyTorch's snapshot never shows: cuBLAS's workspace, NCCL's buffers (one rank). Prints NVML's view of this process."""
+"""Memory that PyTorch's snapshot never shows: cuBLAS's workspace, NCCL's buffers (one rank). Prints NVML's value."""
 
 import json
 import os

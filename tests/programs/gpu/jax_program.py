@@ -1,4 +1,4 @@
-"""A JAX program, allocation on demand, and what JAX itself says it holds."""
+"""A JAX program that allocates on demand; prints the bytes that JAX itself reports."""
 
 import json
 import os

@@ -1,8 +1,8 @@
-"""What recording costs: nanoseconds for one `torch.empty` + free, in processes that take turns.
+"""The cost of recording: nanoseconds for one `torch.empty` and its free, in processes that take turns.
 
-The children are forked before CUDA is touched, from one image on one machine: `plain` has no session and records nothing; `memtrace`
-is recorded by us; `python` and `all` have no session and PyTorch's recorder on. They run the same rounds in turn, so that the
-machine's drift falls on all alike. Prints JSON: for each depth and kind the median of the rounds.
+The children are forked before CUDA is used, from one image on one machine. `plain` has no session and records nothing;
+`memtrace` is recorded by us; `python` and `all` have no session and use PyTorch's recorder. They run the same rounds in
+turn, so that drift of the machine affects all alike. Prints JSON: for each depth and kind the median of the rounds.
 """
 
 import json

@@ -1,4 +1,4 @@
-// A CUDA driver and runtime in one that has one allocation, refuses what is large or strange, and never touches errno.
+// A CUDA driver and runtime in one: it has one allocation, refuses large and strange requests, and never changes errno.
 #include <stddef.h>
 
 #define PUBLIC __attribute__((visibility("default")))

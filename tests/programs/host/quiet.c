@@ -1,4 +1,4 @@
-// Uses no CUDA. Prints its mappings.
+// Uses no CUDA. Prints its memory mappings.
 #include <stdio.h>
 
 int main(void) {

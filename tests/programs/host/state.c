@@ -1,5 +1,5 @@
-// Prints everything that a process can see of itself, before and after it has used CUDA (linked with a runtime and -DCUDA) or
-// done nothing (without). Two runs must print the same.
+// Prints everything that a process can see of itself, before and after it uses CUDA (linked with a runtime and -DCUDA)
+// or does nothing (without). Two runs must print the same.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -38,7 +38,7 @@ static void status(void) {
     FILE *file = fopen("/proc/self/status", "r");
     while (fgets(line, sizeof line, file)) {
         unsigned long long signals;
-        // Signals 32 and 33 are the C library's own: no program can ask about them, every first thread sets one.
+        // The C library uses signals 32 and 33 internally. No program can query them, and the first thread sets one.
         if (sscanf(line, "SigIgn: %llx", &signals) == 1) printf("SigIgn: %llx\n", signals & ~(3ull << 31));
         else if (starts_with(line, wanted)) fputs(line, stdout);
     }
@@ -100,7 +100,7 @@ int main(int argc, char **argv) {
     umask(027);
 #ifdef CUDA
     void *memory = NULL;
-    // The first event of the process is a failure.
+    // The process's first event is a failed call.
     dlerror();
     errno = 77;
     int result = cudaMalloc(&memory, (size_t)1 << 50);

@@ -1,4 +1,4 @@
-"""Prints what a PyTorch program can see of itself and of its GPU: the same with and without memtrace."""
+"""Prints what a PyTorch program can see of itself and of its GPU; it must be the same with and without memtrace."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-// An auditing library (LD_AUDIT, rtld-audit(7)) that looks at everything and changes nothing.
+// An auditing library (LD_AUDIT, rtld-audit(7)) that observes everything and changes nothing.
 #define _GNU_SOURCE
 #include <link.h>
 #include <stdint.h>

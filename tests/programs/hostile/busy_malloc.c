@@ -1,4 +1,4 @@
-// A malloc under a lock that cannot be taken twice, which is interrupted while it is held: the handler allocates GPU memory.
+// A malloc with a non-recursive lock. A signal interrupts it under the lock, and the handler allocates GPU memory.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -23,7 +23,7 @@ void *malloc(size_t size) {
     return block;
 }
 
-// Each call from another place: new to a recorder.
+// Each call comes from another address, so its stack is new to a recorder.
 #define PLACE(n) __attribute__((noinline)) static void place##n(void) { \
         void *memory; \
         if (cudaMalloc(&memory, 4096 * (n + 1)) != 0 || cudaFree(memory) != 0) _exit(71); \

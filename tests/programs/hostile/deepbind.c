@@ -1,4 +1,4 @@
-// Loads a library that binds to its own dependencies first, uses it and unloads it, in turns: it comes to the same place again.
+// Loads a library with RTLD_DEEPBIND, uses it and unloads it, repeatedly: it is loaded at the same address again.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

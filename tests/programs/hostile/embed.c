@@ -1,5 +1,5 @@
-// Embeds Python: `embed PROGRAM`. Starts the interpreter, runs the program in it, ends it, and does so again, and once more; allocates
-// before, between and after. Linked with libpython and a runtime.
+// `embed PROGRAM`: embeds Python. Starts the interpreter, runs the program and ends the interpreter, three times.
+// Allocates before, between and after. Linked with libpython and a runtime.
 #include <Python.h>
 #include <stdio.h>
 

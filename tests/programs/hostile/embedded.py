@@ -1,4 +1,4 @@
-"""Run by embed.c: allocates from functions of its own and says, as Python has it, where."""
+"""Run by embed.c: allocates from its own functions and prints the frames as Python reports them."""
 import embedding
 import sys
 

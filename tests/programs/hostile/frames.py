@@ -1,4 +1,4 @@
-"""Allocates by ctypes in unusual Python surroundings and says, as Python itself has it, from which frames: `frames.py MODE`."""
+"""`frames.py MODE`: allocates through ctypes in unusual Python environments and prints the frames that Python has."""
 import ctypes
 import json
 import sys
@@ -9,7 +9,7 @@ said = {}
 
 
 def clean(text):
-    """Bytes that are no text stand for themselves as lone surrogates, which no file format of ours can hold."""
+    """Replaces lone surrogates. Python decodes invalid bytes to them, and our file formats cannot hold them."""
     return "".join("\ufffd" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
 
 
@@ -64,7 +64,7 @@ def recursion():
 
     down(1)
     assert deepest > limit * 0.9, deepest
-    # On a thread with as little stack as Python allows.
+    # On a thread with the smallest stack that Python allows.
     threading.stack_size(32 << 10)
     thread = threading.Thread(target=allocate, args=(0x80000,), name="sm\xe4ll \u2603")
     thread.start()

@@ -1,5 +1,5 @@
-// `hostile WHAT [ARGUMENT...]`: a program that allocates where its surroundings, or it itself, make that hard for a recorder. It
-// says how it went; with a recorder it must say the same.
+// `hostile WHAT [ARGUMENT...]`: allocates in situations that are hard for a recorder, because of the environment or of
+// the program itself. It prints its results, which must be the same with a recorder.
 //
 // Linked with a runtime.
 #define _GNU_SOURCE
@@ -27,7 +27,7 @@
 
 #include "../process/allocating.h"
 
-// ---- filters of system calls
+// ---- system call filters
 
 static int number(const char *call) {
     static const struct { const char *name; int number; } CALLS[] = {
@@ -41,7 +41,7 @@ static int number(const char *call) {
     return -1;
 }
 
-// `kill` or `refuse` for each of the calls, everything else as before.
+// Kills the process (`kill`) or fails the call (`refuse`) for each of these calls; allows all others.
 static void filter(const char *action, char **calls, int count) {
     uint32_t verdict = strcmp(action, "kill") == 0 ? SECCOMP_RET_KILL_PROCESS : SECCOMP_RET_ERRNO | EPERM;
     struct sock_filter code[64] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
@@ -97,7 +97,7 @@ static void *on_small_stack(void *room) {
     return (void *)(intptr_t)(down((size_t)room) > 0);
 }
 
-// ---- processes with other rights
+// ---- processes with other privileges
 
 static void become_nobody(void) {
     check(setgroups(0, NULL) == 0 && setresgid(65534, 65534, 65534) == 0 && setresuid(65534, 65534, 65534) == 0, "setuid");

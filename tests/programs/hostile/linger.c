@@ -1,4 +1,4 @@
-// Allocates once, and lingers for long enough to be noticed from outside. `linger seccomp`: behind a filter that refuses sockets.
+// Allocates once and waits long enough to be noticed. `linger seccomp`: behind a filter that refuses sockets.
 #include <errno.h>
 #include <linux/audit.h>
 #include <linux/filter.h>

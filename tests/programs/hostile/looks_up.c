@@ -1,4 +1,4 @@
-// A program without CUDA that asks the loader, by each door: `looks_up [linger]`.
+// `looks_up [linger]`: a program without CUDA that calls each of the loader's lookup functions.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

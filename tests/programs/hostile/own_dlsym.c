@@ -1,5 +1,5 @@
-// A program with a dlsym of its own, as tools that trace other programs have it, which counts what it is asked for; and one that is
-// preloaded. Both find the C library's by version.
+// A program with its own dlsym, as programs that trace others have, which counts its calls; and a preloaded library
+// with one. Both find the C library's dlsym by its version.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-// A malloc that looks its functions up while it is being set up, and may not be called again until it is.
+// A malloc that looks up its functions during its initialization, and must not be called again before that is complete.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>

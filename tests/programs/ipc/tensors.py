@@ -1,7 +1,7 @@
-"""CUDA tensors sent to another process (CUDA IPC; with expandable segments by file descriptors): the receiver sees the sender's memory, and
-allocates some of its own beside it.
+"""CUDA tensors sent to another process (CUDA IPC, or file descriptors with expandable segments). The receiver uses the
+sender's memory and allocates some itself.
 
-tensors.py [DEVICE]: the receiver's current device, which need not be the tensors'.
+tensors.py [DEVICE]: the receiver's current device, which may differ from the tensors' device.
 """
 
 import gc
@@ -49,7 +49,7 @@ def main(device):
     process = context.Process(target=receive, args=(inbox, outbox, device))
     process.start()
     for _ in range(2):
-        # Two in one small segment, one in a segment of its own.
+        # Two tensors in one small segment, and one in its own segment.
         tensors = [torch.full((size,), k, dtype=torch.uint8).cuda() for k, size in enumerate((4096, 8192, 24 << 20))]
         inbox.put(tensors)
         assert outbox.get() == "seen"

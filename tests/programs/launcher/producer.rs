@@ -1,20 +1,20 @@
-//! A program that records through shared memory as the preloaded library does, without any GPU: the launcher's counterpart in
-//! tests. It takes the session from its environment.
+//! A program that records through shared memory as the preloaded library does, without a GPU. The launcher's tests run
+//! it as the traced process. It reads the session from its environment.
 //!
-//! Arguments are words, done in order:
-//! - `threads=N events=N`   N threads write that many events each (default 1 and 1000); `rate=N` events a second in all
-//! - `write`                do it
-//! - `gap=N`                take N numbers and never use them
-//! - `define`               write one definition of each kind
-//! - `native=PATH:ID:AT`    write definitions by which events are from this return address of an object with this build id
-//! - `name=TEXT`            rename the main thread
-//! - `say=TEXT`             print a line on stdout
-//! - `wait`                 wait for a line on stdin
-//! - `churn=N`              N threads, one after the other, write one event each on a ring of their own
-//! - `corrupt=KIND`         tail | kind | length | seq | header | random: scribble over the segment
-//! - `reattach`             ask for another segment, as after exec
-//! - `linger`               stop recording, go on until killed
-//! - `kill` `abort` `exit=N`
+//! Arguments are words that are executed in order:
+//! - `threads=N events=N` N threads write that many events each (default 1 and 1000); `rate=N` events a second in total
+//! - `write` starts these threads and waits for them
+//! - `gap=N` takes N sequence numbers and never uses them
+//! - `define` writes one definition of each kind
+//! - `native=PATH:ID:AT` makes later events come from this return address of an object with this build id
+//! - `name=TEXT` renames the main thread
+//! - `say=TEXT` prints a line on stdout
+//! - `wait` waits for a line on stdin
+//! - `churn=N` N threads, one after the other, write one event each on their own ring
+//! - `corrupt=KIND` tail | kind | length | seq | header | random: overwrites parts of the segment
+//! - `reattach` requests another segment, as after exec
+//! - `linger` stops recording and runs until killed
+//! - `kill` `abort` `exit=N` end the process
 
 use std::io::{BufRead, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -36,7 +36,7 @@ use memtrace_trace::sync::Ordering;
 fn attach(generation: u32) -> (Arc<Segment>, OwnedFd) {
     let options = std::env::var(ENV).ok().and_then(|v| Options::parse(&v)).expect("run under memtrace");
     let (name, len) = address(&options.token).expect("an address");
-    // SAFETY: plain socket calls on a fresh descriptor and a valid address.
+    // SAFETY: `socket` returns a descriptor that nobody else owns, and `name` is a live address of `len` bytes.
     let socket = unsafe {
         let fd = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         assert!(fd >= 0);
@@ -51,16 +51,17 @@ fn attach(generation: u32) -> (Arc<Segment>, OwnedFd) {
 }
 
 fn gettid() -> u32 {
-    // SAFETY: a plain call.
+    // SAFETY: `gettid` has no arguments and always succeeds.
     unsafe { libc::gettid() as u32 }
 }
 
 fn thread_exists(tid: u32) -> bool {
-    // SAFETY: signal 0 asks only.
+    // SAFETY: `tgkill` takes integers; signal 0 only checks whether the thread exists.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, 0) == 0 }
 }
 
-/// Claims a ring as a thread of the library does, and says who writes.
+/// Claims a ring as a thread of the preloaded library does, and writes the owner's thread id. `None` when no ring is
+/// free.
 fn claim(segment: &Segment) -> Option<Producer<'_>> {
     let used = &segment.header().rings_used.0;
     let index = owner::claim(segment.ring_headers(), used, gettid(), thread_exists)?;
@@ -88,7 +89,7 @@ fn event(segment: &Segment, n: u64) -> Event {
     }
 }
 
-/// Waits for room, as long as somebody drains.
+/// Writes an event. Waits for a free slot until the launcher closes the segment.
 fn put(segment: &Segment, producer: &mut Producer<'_>, event: &Event) {
     while producer.write(&event.to_slot()) == Err(Full) {
         if segment.header().closed.0.load(Ordering::Acquire) != 0 {
@@ -126,7 +127,7 @@ fn define(segment: &Segment) {
         Definition::Pool { id: 1, pool: (0, 7) },
         Definition::Device { ordinal: 0, name: "H200", total: 1 << 37, used_before: 5 << 20, pci: "0000:01:00.0" },
         Definition::Notice { topic: "torch.tracker", text: "attached", verdict: Verdict::Works },
-        // Not for us to define: refused.
+        // Only the launcher may define threads, so this definition is refused.
         Definition::Thread { id: ThreadId(77), tid: 1, name: "forged" },
         Definition::Stack { id: StackId(u32::MAX), parent: StackId::NONE, frame: FrameId(1) },
     ];
@@ -173,7 +174,7 @@ fn corrupt(segment: &Segment, kind: &str) {
             put(segment, &mut producer, &Event { seq: u64::MAX / 2, ..Event::EMPTY });
         }
         "random" => {
-            // All of the header and of the first rings, over and over, for a second.
+            // Overwrite the whole header and the first rings repeatedly for one second.
             let base: *const u8 = std::ptr::from_ref(segment.header()).cast();
             let mut state = 0x9e37_79b9_7f4a_7c15u64;
             let start = Instant::now();
@@ -183,9 +184,10 @@ fn corrupt(segment: &Segment, kind: &str) {
                     state ^= state >> 7;
                     state ^= state << 17;
                     let at = (state as usize % (SLOTS + (4 << 20))) & !7;
-                    // SAFETY: inside the segment, which both sides reach through atomics only.
+                    // SAFETY: the offset is aligned and inside the mapped segment. Both processes access that memory
+                    // only through atomics.
                     let word = unsafe { &*base.add(at).cast::<std::sync::atomic::AtomicU64>() };
-                    // Small numbers are the more harmful ones.
+                    // Small numbers do more harm than large ones.
                     word.store(state >> (state % 64), Ordering::Relaxed);
                 }
             }
@@ -221,7 +223,7 @@ fn main() {
             "native" => define_native(&segment, value),
             "name" => {
                 let name = std::ffi::CString::new(value).expect("no NUL");
-                // SAFETY: a valid string.
+                // SAFETY: `name` is a live, NUL-terminated C string for the duration of the call.
                 unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
             }
             "say" => {
@@ -249,7 +251,7 @@ fn main() {
             "linger" => loop {
                 std::thread::park();
             },
-            // SAFETY: ends this process, as asked.
+            // SAFETY: `kill` takes two integers. The argument asks for this process's end.
             "kill" => unsafe {
                 libc::kill(libc::getpid(), libc::SIGKILL);
             },

@@ -1,4 +1,4 @@
-/* A program that looks at itself. What it prints must not depend on whether memtrace runs it.
+/* Prints its own state. The output must be the same with and without memtrace.
  *
  *   state            everything a process inherits
  *   signals          prints "ready", then the number of every signal it gets; SIGUSR2 ends it well

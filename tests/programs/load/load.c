@@ -1,14 +1,14 @@
-// load MODE ...: many threads, many processes, as fast as they can. Everything that was allocated and freed is told on stdout, in lines
-// `PID TID PAIRS ADDRESSES SIZES`: how many allocations (each freed again), and what their addresses and sizes add up to.
+// `load MODE ...`: many threads and many processes at full speed. Prints the work in lines `PID TID PAIRS ADDRESSES
+// SIZES`: the number of allocations, each of which it freed, and the sums of their addresses and sizes.
 //
 //   threads T PAIRS       T threads at once, PAIRS each
 //   churn T AT_ONCE       T short-lived threads, 1 to 7 pairs each, up to AT_ONCE of them at once
-//   alive T PAIRS         T threads that have all made a pair before the first one goes on
-//   children P PAIRS      P child processes that have all made a pair before the first one goes on
-//   storm P               P processes, each forked by one that was itself forked just now, each gone after a few pairs
-//   paced T PAIRS MS      as threads, but thread by thread says what its longest pair took (6th number, us), and rests MS after each 1000
+//   alive T PAIRS         T threads; each makes one pair before the first one continues
+//   children P PAIRS      P child processes; each makes one pair before the first one continues
+//   storm P               P processes, each forked by a recently forked one, each ends after a few pairs
+//   paced T PAIRS MS      as threads, but each prints its longest pair (6th number, us) and rests MS after every 1000
 //
-// LOAD_STATUS=1: the process's memory at its end is told on stderr.
+// LOAD_STATUS=1: prints the process's memory at its end on stderr.
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -40,7 +40,7 @@ static void fail(const char *what) {
     _exit(1);
 }
 
-// One line in one call: children and threads share the output.
+// Writes the line in one call, because children and threads share the output.
 static void tell(const struct told *told, int longest) {
     char line[160];
     int length = snprintf(line, sizeof line, "%d %ld %llu %llu %llu", getpid(), (long)syscall(SYS_gettid), told->pairs, told->addresses, told->sizes);
@@ -164,7 +164,7 @@ static void children(word processes) {
 }
 
 static void storm(word processes) {
-    // A child for each half of the others, as soon as it lives.
+    // Fork a child for each half of the remaining processes, as early as possible.
     for (word left = processes; left > 0;) {
         word half = (left + 1) / 2;
         pid_t pid = fork();

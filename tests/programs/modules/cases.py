@@ -1,4 +1,4 @@
-"""Calls of modules of one kind, named on the command line. See trail.py."""
+"""Module calls of one kind, selected on the command line. trail.py writes the expected result."""
 
 import sys
 import time
@@ -51,7 +51,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A loop that calls its blocks from one line: the same stack for all."""
+    """Calls its blocks in a loop from one line, so all have the same stack."""
 
     def __init__(self, depth=4, cubes=True):
         super().__init__()
@@ -123,7 +123,7 @@ def evaluation():
 
 
 def odd():
-    """What programs do to the word `self`, to their modules, and to the names that PyTorch uses."""
+    """Unusual uses of `self`, of modules, and of the names that PyTorch uses."""
     class Rebinds(nn.Module):
         def __init__(self):
             super().__init__()
@@ -150,7 +150,7 @@ def odd():
                 return x * 3
 
     class Deletes(nn.Module):
-        """Lets go of the module whose call is running."""
+        """Deletes the last reference to the module whose call is running."""
         def __init__(self):
             super().__init__()
             self.held = [Temporary(self)]
@@ -189,7 +189,7 @@ def odd():
             return next(self.made) * x
 
     class NotAModule:
-        """Has the names, and is none."""
+        """Has the method names of a module and is none."""
         def _wrapped_call_impl(self, x):
             return self._call_impl(x)
 
@@ -202,10 +202,10 @@ def odd():
         pass
 
     class Mixed(Mixin, nn.Linear):
-        """`Module` is not on the way of its first bases."""
+        """`Module` is not among its first bases."""
 
     class Overrides(nn.Module):
-        """Its own `__call__`, before and after PyTorch's."""
+        """Has its own `__call__`, which computes before and after PyTorch's."""
         def __call__(self, x):
             x = x + torch.ones_like(x)
             return super().__call__(x) * 2
@@ -214,7 +214,7 @@ def odd():
             return x * 3
 
     class Bypassed(nn.Module):
-        """Is never called: its `forward` is."""
+        """Is never called; only its `forward` is."""
         def forward(self, x):
             return x * 4
 
@@ -228,7 +228,7 @@ def odd():
         def forward(self, x):
             for module in (self.rebinds, self.catches, self.deletes, self.generates, self.mixed, self.no_module, self.overrides):
                 x = module(x)
-            # The last reference is the call's own.
+            # The call itself has the last reference.
             x = Plus().__call__(x)
             return self.bypassed.forward(x)
 
@@ -246,7 +246,7 @@ def odd():
 
 
 def classes():
-    """New modules all the time, most at addresses that those of other classes have had."""
+    """Creates new modules all the time, most at addresses where modules of other classes were before."""
     kinds = [
         type(f"Kind{n}", (nn.Module,), {"forward": lambda self, x: x * 2 + 1, "known_as": f"kind{n}"}) for n in range(7)
     ]
@@ -261,7 +261,7 @@ def classes():
 
 
 def saved_checkpoint():
-    """The blocks' second run happens inside nodes of the backward pass."""
+    """The blocks' second forward runs inside nodes of the backward pass."""
     model = Model(3, cubes=False).cuda()
 
     def call(tokens):
@@ -276,6 +276,6 @@ def saved_checkpoint():
 
 globals()[sys.argv[1]]()
 trail.finish()
-# The engine's thread gives the Python objects of a backward pass back when that is over. PyTorch 2.15 dies of it where Python has ended
-# by then, with and without memtrace.
+# The engine's thread frees the Python objects of a backward pass after it ends. If Python has ended by then, PyTorch
+# 2.15 crashes, with and without memtrace.
 time.sleep(0.2)

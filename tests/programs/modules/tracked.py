@@ -1,9 +1,9 @@
-"""A small transformer under torch's own MemTracker: a line of JSON for each module and step, with what PyTorch says that it has.
+"""A small transformer under torch's MemTracker: prints a line of JSON for each module and step, with PyTorch's counts.
 
-    path, step          of which module, in which step
-    parameters          bytes of the parameters of it and of the modules in it
-    kept                by how much its forward raised what MemTracker calls activations
-    begin_ns, end_ns    when that forward ran
+    path, step          the module and the step
+    parameters          bytes of the parameters of the module and its submodules
+    kept                the increase, by its forward, of what MemTracker calls activations
+    begin_ns, end_ns    the time of that forward
 """
 
 import json

@@ -1,13 +1,13 @@
-"""What a recording must say of `nn.Module`s, found by PyTorch's own means and without memtrace.
+"""The expected recording of `nn.Module` calls, found with PyTorch's own means and without memtrace.
 
-`start(**roots)` begins to look at calls; `finish()` writes JSON to the file named by MEMTRACE_TEST_TRAIL, without which both do nothing:
+`start(**roots)` observes calls; `finish()` writes JSON to the file MEMTRACE_TEST_TRAIL. Without it both do nothing:
 
-- "sizes": of all blocks handed out, in order, as PyTorch's recorder has them;
-- "trail": [how many blocks had been handed out, the autograd node that runs or null, the modules being called or the ones whose call
-  made the node, outermost first: [path, class]], whenever that changes.
+- "sizes": the sizes of all allocated blocks, in order, from PyTorch's recorder;
+- "trail": an entry at each change: [number of allocated blocks, running autograd node or null, modules: [path, class]].
+  The modules are those being called, or those whose call made the node, outermost first.
 
-Modules being called are known by the global forward hooks, the nodes by walking the graph from a module's inputs and, when it
-returns, from its outputs: what has not been seen before was made by who called it, and in its call. Made for one thread that computes; backward runs on the engine's.
+Forward hooks give the called modules. Walks of the graph from a module's inputs and outputs give the nodes; the called
+module made each new one. Made for one computing thread; backward runs on autograd's thread.
 """
 
 import json
@@ -32,7 +32,7 @@ def count():
 
 
 def name(module):
-    """The path of a module in the first of the roots that has it, else where the program put `known_as`."""
+    """The path of a module in the first root that contains it, else the program's `known_as`."""
     for root, model in roots.items():
         for path, candidate in model.named_modules():
             if candidate is module:
@@ -58,7 +58,7 @@ def after(module, arguments, output):
 
 
 def claim(output):
-    """What of a graph has not been seen yet was made by whom is being called now."""
+    """Assigns the nodes of a graph that were not seen before to the modules being called now."""
     who = [[name(m), type(m).__name__] for m in called]
     outputs = output if isinstance(output, (tuple, list)) else [output]
     todo = [t.grad_fn for t in outputs if isinstance(t, torch.Tensor) and t.grad_fn is not None]
@@ -78,7 +78,7 @@ def runs(kind, who):
 
 
 def backward(loss):
-    """Runs the backward pass: to be called instead of `loss.backward()`."""
+    """Runs the backward pass; the cases call it instead of `loss.backward()`."""
     global node
     if PATH:
         claim(loss)

@@ -1,8 +1,8 @@
-"""Programs that say what their tensors are called: what memtrace finds out by itself must be the same.
+"""Programs that write their tensors' names, which memtrace must find by itself.
 
-named.py CASE...     writes, after each step, one line of JSON to the file MEMTRACE_TEST_NAMES: kind, name, address, device, shape of every
-tensor, asked of PyTorch itself: named_parameters(), named_buffers(), .grad, optimizer.state; and the modules, from named_modules().
-Kernels do not run over the simulated CUDA, so nothing here looks at a result.
+named.py CASE... writes one line of JSON after each step to the file MEMTRACE_TEST_NAMES: kind, name, address, device
+and shape of every tensor. PyTorch itself gives them: named_parameters(), named_buffers(), .grad, optimizer.state; and
+the modules by named_modules(). Kernels do not run over the simulated CUDA, so no program here reads a result.
 """
 
 import gc
@@ -18,7 +18,7 @@ PATH = os.environ.get("MEMTRACE_TEST_NAMES")
 
 
 def plain(tensor):
-    """The tensor whose memory it is: a DTensor's local one."""
+    """The tensor that owns the memory: for a DTensor its local tensor."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
@@ -27,7 +27,7 @@ class Oracle:
         self.file = open(PATH if rank is None else f"{PATH}.{rank}", "a") if PATH else None
 
     def note(self, models, optimizers=(), gradients=True, called=()):
-        """What everything is called now; `called`: what stands before the names of each model."""
+        """Writes all names at this time. `called` has the prefix of each model's names."""
         if not self.file:
             return
         rows, names = [], {}
@@ -121,7 +121,7 @@ def resnet():
 
 
 class Tied(nn.Module):
-    """The weight of the embedding is that of the head; one block is used twice; two parameters are views of one storage."""
+    """The embedding's weight is the head's weight; one block is used twice; two parameters are views of one storage."""
 
     def __init__(self, width=64, words=500):
         super().__init__()
@@ -160,7 +160,7 @@ def compiled():
 
 
 def adversaries(first, second, called):
-    """Two models and two optimizers, taking turns within each step."""
+    """Two models and two optimizers that take turns within each step."""
     optimizers = [torch.optim.Adam(first.parameters()), torch.optim.SGD(second.parameters(), lr=0.1, momentum=0.5)]
     oracle = Oracle()
     for _ in range(3):
@@ -178,12 +178,12 @@ def critic():
 
 
 def two():
-    """Equal names in both, and nothing that tells them apart."""
+    """Equal names in both models, and nothing that distinguishes them."""
     adversaries(mlp(), critic(), ["Sequential#1", "Sequential#2"])
 
 
 def variables():
-    """Equal names in both, of one class, in global variables."""
+    """Equal names in both models of one class, which are in global variables."""
     globals().update(generator=mlp(), discriminator=critic())
     adversaries(globals()["generator"], globals()["discriminator"], ["generator", "discriminator"])
 
@@ -197,14 +197,14 @@ class Discriminator(nn.Sequential):
 
 
 def classes():
-    """Equal names in both, of classes of their own; a third model has other names and keeps them."""
+    """Equal names in two models of different classes. A third model has other names and keeps them."""
     third = nn.ModuleDict({"scale": nn.Linear(8, 8)}).cuda()
     adversaries(Generator(*mlp()), Discriminator(*critic()), ["Generator", "Discriminator"])
     Oracle().note([third])
 
 
 def later():
-    """A second model comes when the first has its names: it keeps them."""
+    """A second model appears when the first one already has names: the first one keeps them."""
     first = mlp()
     train(first, lambda: torch.empty(64, 512, device="cuda"), optimizer=torch.optim.Adam(first.parameters()))
     second = Discriminator(*critic())
@@ -218,7 +218,7 @@ def later():
 
 
 def resumed():
-    """The same model is trained further by another optimizer, at another line."""
+    """Another optimizer, at another line, continues the training of the same model."""
     model = mlp()
     train(model, lambda: torch.empty(64, 512, device="cuda"), optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     optimizer = torch.optim.Adam(model.parameters())
@@ -231,7 +231,7 @@ def resumed():
 
 
 def served():
-    """No training: a second model is loaded when the first has long been in use."""
+    """No training: a second model is loaded after the first has been used for a long time."""
     with torch.no_grad():
         first = ResNet().cuda().eval()
         for _ in range(50):
@@ -251,7 +251,7 @@ def inference():
 
 
 def one_step():
-    """Nothing comes after the only step."""
+    """The program ends after its only step."""
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.empty(64, 512, device="cuda")).sum().backward()
@@ -260,7 +260,7 @@ def one_step():
 
 
 def oom():
-    """The first step of the optimizer does not find room (SIMCUDA_MEMORY): what it has made by then is there."""
+    """The optimizer's first step runs out of memory (SIMCUDA_MEMORY); the state created before stays."""
     model = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(8)]).cuda()
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.empty(8, 4096, device="cuda")).sum().backward()
@@ -275,7 +275,7 @@ def oom():
 
 
 def untouched():
-    """Counts of references and of the garbage collector, step by step: the same with memtrace and without."""
+    """Prints reference counts and garbage collector counts after each step: the same with and without memtrace."""
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(4):

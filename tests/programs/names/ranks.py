@@ -1,4 +1,4 @@
-"""DDP and FSDP2 in two ranks, one device each, by torch.multiprocessing.spawn; each rank writes what its tensors are called."""
+"""DDP and FSDP2 in two ranks, one device each, by torch.multiprocessing.spawn; each rank writes its tensors' names."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ def run(rank, size, store, kind):
     dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=size)
     model = named.mlp()
     if kind == "ddp":
-        # The check of the ranks' shapes goes through a kernel on PyTorch 2.15.
+        # On PyTorch 2.15 DDP's check of the ranks' shapes runs a kernel.
         model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank], init_sync=False)
     else:
         from torch.distributed.fsdp import fully_shard

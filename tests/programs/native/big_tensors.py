@@ -1,4 +1,4 @@
-"""A forward and a backward pass whose tensors each need a segment of their own: every size is asked of CUDA once."""
+"""A forward and a backward pass whose tensors each need their own segment: each size is requested from CUDA once."""
 
 import torch
 from torch.nn.functional import conv2d
@@ -7,7 +7,7 @@ M = 1 << 20
 
 
 def bytes_of(count):
-    """Floats, such that PyTorch rounds nothing: segments of this size have a multiple of 2 MiB."""
+    """The number of floats in `count` MiB. PyTorch does not round this size: these segments are multiples of 2 MiB."""
     return count * M // 4
 
 

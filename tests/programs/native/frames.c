@@ -1,4 +1,4 @@
-// Frames that are hard to leave, without frame pointers: variable ones, realigned ones, 200 deep; each depth allocates.
+// Frames that are hard to unwind without frame pointers: variable size, realigned, 200 deep. Each depth allocates.
 #include <alloca.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@ int cuInit(unsigned), cuMemAlloc_v2(unsigned long long *, size_t), cudaMalloc(vo
 static volatile unsigned sink;
 static size_t size = 1 << 20;
 
-// The compiler knows nothing about what happens in here.
+// Prevents the compiler from inlining or cloning the function.
 #define ALONE __attribute__((noinline, noclone))
 
 ALONE static int allocate(int n) {
@@ -31,7 +31,7 @@ ALONE static int variable(int n) {
     return result + (some[0] != (char)n);
 }
 
-// A stack that is realigned for vectors: the frame is found by a register that the function keeps.
+// The stack is realigned for vectors: a register that the function saves locates the frame.
 ALONE static int realigned(int n) {
     volatile char vector[96] __attribute__((aligned(64)));
     vector[n % 96] = (char)n;
@@ -39,7 +39,7 @@ ALONE static int realigned(int n) {
     return result + (vector[n % 96] != (char)n) + (((uintptr_t)vector & 63) != 0);
 }
 
-// Both at once.
+// A realigned frame of variable size.
 __attribute__((force_align_arg_pointer)) ALONE static int realigned_and_variable(int n) {
     volatile char vector[64] __attribute__((aligned(128)));
     volatile char *some = alloca(32 + (size_t)(n % 9) * 40);

@@ -1,8 +1,8 @@
-"""For gdb: writes the stack of every call of an allocation function inside the simulated CUDA, as gdb unwinds it, to $GDB_STACKS.
+"""For gdb: writes the stack of every call of an allocation function inside the simulated CUDA to $GDB_STACKS.
 
-A line of JSON a call: {"function", "size", "thread", "frames": [[object, address], ...]}, innermost first, from the function
-itself. Addresses are in the form of return addresses and in the object's own terms; frames that gdb makes up (inlined
-functions, tail calls) are left out. GDB_SMALLEST=BYTES leaves out smaller allocations.
+One line of JSON a call: {"function", "size", "thread", "frames": [[object, address], ...]}, innermost first, from the
+function on. Addresses have the form of return addresses, in the object's own numbering. Frames that gdb synthesizes
+(inlined functions, tail calls) are left out. GDB_SMALLEST=BYTES leaves out smaller allocations.
 """
 
 import json
@@ -13,14 +13,14 @@ import subprocess
 
 import gdb
 
-# Both take the size as their second argument.
+# Both functions take the size as their second argument.
 FUNCTIONS = {"libcuda.so.1": "cuMemAlloc_v2", "libcudart.so.12": "cudaMalloc", "libcudart.so.13": "cudaMalloc"}
 SMALLEST = int(os.environ.get("GDB_SMALLEST", "0"))
 out = open(os.environ["GDB_STACKS"], "w", encoding="utf-8")
 
 
 def first_segment(path):
-    """The address that the first segment of an ELF file is linked at; None: not an ELF file."""
+    """The address that the first segment of an ELF file is linked at, or None when the file is no ELF file."""
     try:
         with open(path, "rb") as file:
             if file.read(4) != b"\x7fELF":
@@ -40,7 +40,7 @@ def first_segment(path):
 
 
 class Maps:
-    """The mapped files of the process, as of now."""
+    """The mapped files of the process at this time."""
 
     links = {}
 
@@ -50,14 +50,14 @@ class Maps:
             for line in maps:
                 fields = line.split(maxsplit=5)
                 start, end = (int(x, 16) for x in fields[0].split("-"))
-                # A file that was replaced since is still the one that is mapped.
+                # A file that was replaced or deleted meanwhile is still the mapped one.
                 path = fields[5].rstrip("\n").removesuffix(" (deleted)") if len(fields) == 6 else ""
                 self.ranges.append((start, end, path))
                 if path.startswith("/"):
                     self.bases.setdefault(path, start)
 
     def place(self, address):
-        """(object, address in its own terms) of a return address; "" and the address itself in generated code."""
+        """(object, address in its own numbering) of a return address; "" and the address itself in generated code."""
         for start, end, path in self.ranges:
             if start <= address - 1 < end:
                 if path not in self.bases:
@@ -73,7 +73,7 @@ def frames(maps):
     while frame is not None:
         kind = frame.type()
         if kind in (gdb.NORMAL_FRAME, gdb.SIGTRAMP_FRAME):
-            # What a signal interrupted is at an instruction, not behind a call.
+            # A frame that a signal interrupted is at an instruction, not after a call.
             found.append(maps.place(frame.pc() + exact))
             exact = kind == gdb.SIGTRAMP_FRAME
         frame = frame.older()

@@ -1,7 +1,7 @@
-"""Allocates from Python called by C called by Python: `merged.py LIBCUDART OUT`.
+"""`merged.py LIBCUDART OUT`: allocates from Python called by C called by Python.
 
-Writes a line of JSON to OUT for each allocation: its size, the stack as `traceback` has it, outermost first, and the C functions
-that stand between frames of it: [[index of the caller, [one of these names, ...]], ...].
+Writes a line of JSON to OUT for each allocation: its size, the stack from `traceback`, outermost first, and the C
+functions between its frames: [[index of the caller, [one of these names, ...]], ...].
 """
 import ctypes
 import functools
@@ -14,12 +14,12 @@ import traceback
 runtime = ctypes.CDLL(sys.argv[1])
 out = open(sys.argv[2], "w")
 last_size = 1 << 20
-# The C functions that call a Python function, by its code. Empty: Python calls it itself, as it does from 3.11 on.
+# The C functions that call a Python function, by its code object. Empty where Python calls it itself, as from 3.11 on.
 THROUGH = {}
 
 
 def through(*names):
-    """Says that C calls the decorated function, by one of these functions of the interpreter."""
+    """Declares that C calls the decorated function through one of these functions of the interpreter."""
     def mark(function):
         THROUGH[function.__code__] = names
         return function
@@ -47,7 +47,7 @@ def allocate(*_):
     global last_size
     last_size += 1
     pointer = ctypes.c_void_p()
-    # One line: both see the same one.
+    # Both calls are on one line, so both stacks have the same line number.
     _ = note(last_size), runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(last_size))
     return _[1]
 

@@ -1,5 +1,5 @@
-// Allocations at places where a stack is not a plain chain of calls: threads, after and inside exception handlers, while an
-// exception unwinds the stack (a destructor), callbacks of the C library, signal handlers on either stack.
+// Allocations where a stack is not a plain chain of calls: threads, after and inside exception handlers, in a
+// destructor while an exception unwinds the stack, callbacks of the C library, signal handlers on either stack.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -61,7 +61,7 @@ ALONE static void raises(int signal, size_t size) {
     signal_size = size;
     raise(signal);
     signal_size = size + 1;
-    // Not behind a call: the instruction itself is interrupted.
+    // The signal interrupts the instruction itself, not a call.
     if (signal == SIGILL) return;
     __asm__ volatile("" ::: "memory");
 }

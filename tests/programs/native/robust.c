@@ -1,4 +1,4 @@
-// Stacks that cannot be walked in the ordinary way, or not at all: `robust MODE`. The program ends well whatever a recorder thinks
+// `robust MODE`: stacks that are hard or impossible to unwind. The program ends with success, whatever a recorder makes
 // of its stack.
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -24,7 +24,7 @@ ALONE static int allocate(void) {
     return result;
 }
 
-// ---- threads with little stack
+// ---- threads with small stacks
 
 ALONE static int down(int n) {
     volatile char room[200];
@@ -58,7 +58,7 @@ static int threads(void) {
     return failed;
 }
 
-// ---- coroutines: several stacks in turns on one thread, some of them given back to the system in between
+// ---- coroutines: several stacks take turns on one thread; some are unmapped in between
 
 #define COROUTINES 4
 static ucontext_t scheduler, coroutines[COROUTINES];
@@ -101,7 +101,7 @@ static int coroutine(void) {
     return coroutine_failed;
 }
 
-// ---- generated code that no unwinding information describes: calls the function that it is given
+// ---- generated code without unwind information; it calls the function that it is given
 
 static int generated(const unsigned char *code, size_t length) {
     void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -134,8 +134,8 @@ static int with_nonsense_in_the_frame_pointer(void) {
     return generated(code, sizeof code);
 }
 
-// ---- a coroutine's stack on the heap, and a frame pointer that points far above it. With `ulimit -s unlimited` the C library says that
-// the main thread's stack reaches down to where the heap ended when it was asked.
+// ---- a coroutine's stack on the heap, with a frame pointer that points far above it. With `ulimit -s unlimited` the C
+// library reports that the main thread's stack reaches down to the heap's end at the time of the query.
 
 static int heap_failed;
 
@@ -160,7 +160,7 @@ static int heap_stack(void) {
     return failed + heap_failed;
 }
 
-// ---- stacks that were written over
+// ---- overwritten stacks
 
 enum { OVERWRITTEN = 8 << 10 };
 
@@ -175,12 +175,12 @@ static uint64_t garbage(int kind, uint64_t *at) {
     case 4: return (uintptr_t)allocate + state % 64;                  // code
     case 5: return (uintptr_t)(at + state % 64 - 32) & ~(uint64_t)7;  // pointers into the stack, up and down
     case 6: return state % 2 ? (uintptr_t)allocate + 30 : (uintptr_t)(at + state % 8);
-    default: return state >> 17;                                      // addresses, most of them of nothing
+    default: return state >> 17;                                      // random addresses, most of them unmapped
     }
 }
 
 static int spared;
-static void (*volatile leave)(int) = _exit; // the compiler need not know that nobody returns
+static void (*volatile leave)(int) = _exit; // volatile: hides from the compiler that _exit does not return
 
 ALONE static void overwrite(int kind) {
     uint64_t *at = __builtin_frame_address(0), *end = at + OVERWRITTEN / 8;
@@ -197,14 +197,14 @@ ALONE static void deeper(int depth, int kind) {
     if (depth > 0) {
         deeper(depth - 1, kind);
     } else {
-        allocate(); // while the stack is whole, so that it is known
+        allocate(); // before the stack is overwritten, so that a recorder knows it
         overwrite(kind);
     }
     room[1] = room[0];
 }
 
 static void *doomed(void *kind) {
-    // Room between the frames that are destroyed and the thread's own data, which lie at the end of its stack.
+    // Space between the destroyed frames and the thread's own data, which is at the end of its stack.
     volatile char room[4 * OVERWRITTEN];
     room[0] = 1;
     deeper(8, (int)(intptr_t)kind);
@@ -218,7 +218,7 @@ static int overwritten(int kinds) {
         for (int time = 0; time < 5; time++) {
             pid_t child = fork();
             if (child == 0) {
-                // From its own way back on, or from its caller's frame on.
+                // Overwrite from this function's own return address on, or from its caller's frame on.
                 spared = time % 2 * 2;
                 pthread_t thread;
                 if (pthread_create(&thread, NULL, doomed, (void *)(intptr_t)kind) != 0) _exit(1);

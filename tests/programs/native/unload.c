@@ -1,4 +1,4 @@
-// Loads, uses and unloads two libraries in turns: `unload ONE TWO`. Allocations of ONE have odd sizes.
+// `unload ONE TWO`: loads, uses and unloads two libraries in turn. Allocations of ONE have odd sizes.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>
@@ -14,7 +14,7 @@ int main(int argc, char **argv) {
             dlinfo(library, RTLD_DI_LINKMAP, &map);
             places[i] = map->l_addr;
             int (**allocate)(size_t) = (int (**)(size_t))dlsym(library, "allocate");
-            // Twice: what was found out the first time is used the second time.
+            // Allocate twice: the second time uses what a recorder cached the first time.
             failed |= (*allocate)((1 << 20) + round * 10 + 1 - i) | (*allocate)((1 << 20) + round * 10 + 101 - i);
             dlclose(library);
         }

@@ -1,4 +1,4 @@
-// A library whose functions have the names OUTER and INNER and frames of ROOM bytes: `allocate` is where to find them.
+// A library with functions named OUTER and INNER and frames of ROOM bytes. `allocate` points to OUTER.
 #include <stddef.h>
 
 int cudaMalloc(void **, size_t);

@@ -1,4 +1,4 @@
-// What programs that come and go do on their way: allocate through the CUDA runtime, and end with status 70 where that fails.
+// Allocation through the CUDA runtime for programs that start processes. A failure ends the process with status 70.
 #pragma once
 #include <stdio.h>
 #include <sys/wait.h>
@@ -14,7 +14,7 @@ static void check(int ok, const char *what) {
     }
 }
 
-// So many allocations and frees.
+// Makes `count` allocations and frees.
 static void some(int count) {
     for (int i = 0; i < count; i++) {
         void *memory;

@@ -1,5 +1,5 @@
-// A CUDA driver and runtime in one that allocates and frees without locks and without keeping anything: what else happens in
-// a process that uses it is memtrace's doing alone.
+// A CUDA driver and runtime in one, without locks and without any state. So memtrace alone causes everything else that
+// happens in a process that uses it.
 #include <stddef.h>
 
 #define PUBLIC __attribute__((visibility("default")))

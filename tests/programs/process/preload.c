@@ -1,5 +1,5 @@
-// Somebody else's preloaded library: it counts allocations, makes one size fail, answers `dlsym` for its own functions, and says
-// at the end what it saw.
+// Another tool's preloaded library: it counts allocations, makes one size fail, answers `dlsym` for its own functions,
+// and prints its counts at the end.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-// A program that runs with somebody else's preloaded library: allocates by name, through a linked library, through a library
-// loaded locally, and by dlsym. `preloaded LIBRARY RUNTIME`
+// `preloaded LIBRARY RUNTIME`: runs with another tool's preloaded library. Allocates by name, through a linked library,
+// through a library loaded with RTLD_LOCAL, and by dlsym.
 #include <dlfcn.h>
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-// `process WHAT [ARGUMENT...]`: ways in which processes and threads come and go, each allocating on its way.
+// `process WHAT [ARGUMENT...]`: processes and threads that start and end in many ways, and allocate meanwhile.
 //
 // Linked with a runtime. Only the first process writes to stdout.
 #define _GNU_SOURCE
@@ -25,7 +25,7 @@ static const char *self;
 static pid_t raw_fork(void) { return (pid_t)syscall(SYS_fork); }
 static pid_t raw_clone(void) { return (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0); }
 
-// The child allocates five times, the parent goes on.
+// The child allocates five times; the parent continues.
 static void forked(pid_t (*make)(void), int before) {
     some(before);
     pid_t child = make();
@@ -76,7 +76,7 @@ static void by_shell(void) {
     some(2);
 }
 
-// A daemon: its parent ends when it has allocated; it goes on when somebody opens GATE, and writes to REPORT what came of it.
+// A daemon: its parent ends once the daemon has allocated. It continues when GATE opens, and writes to REPORT.
 static void daemonise(const char *gate, const char *report) {
     int ready[2];
     char byte = 0;
@@ -115,7 +115,7 @@ static pthread_barrier_t barrier;
 static void *in_the_crowd(void *count) {
     pthread_barrier_wait(&barrier);
     some((int)(intptr_t)count);
-    // All live until all have allocated.
+    // All threads stay alive until all have allocated.
     pthread_barrier_wait(&barrier);
     return NULL;
 }
@@ -157,7 +157,7 @@ static void end(const char *how) {
     if (strcmp(how, "kill") == 0) kill(getpid(), SIGKILL);
     if (strcmp(how, "interrupt") == 0) kill(getpid(), SIGINT);
     if (strcmp(how, "trap") == 0) __builtin_trap();
-    // The main thread ends; the process does when the other one does.
+    // The main thread ends; the process ends with the other thread.
     if (strcmp(how, "pthread_exit") == 0) {
         pthread_cancel(thread);
         pthread_exit(NULL);
@@ -169,7 +169,7 @@ static void *until_stopped(void *stop) {
     return NULL;
 }
 
-// Forks while other threads are in the middle of calls. For a driver that has no locks: theirs would be held in the child.
+// Forks while other threads are inside calls. Needs a driver without locks: the child would inherit locked ones.
 static void storm(int threads, int forks) {
     pthread_t others[16];
     volatile int stop = 0;
@@ -202,7 +202,7 @@ static void descriptors(void) {
     printf("%d\n", lowest_free());
 }
 
-// Closes everything, as daemons do, takes the numbers for its own files and goes on.
+// Closes all descriptors, as daemons do, reuses the numbers for its own files, and continues.
 static void close_all(void) {
     some(3);
     int out = fcntl(1, F_DUPFD, 500);
@@ -217,7 +217,7 @@ static void close_all(void) {
     dprintf(out, "lowest %d, wrong %d\n", lowest_free(), wrong);
 }
 
-// Allowed to open nothing: after some events (0), from the start (1), for the first events only (2).
+// May open no descriptor: after some events (0), from the start (1), during the first events only (2).
 static void no_descriptors(int when) {
     struct rlimit limit, none;
     if (when == 0) some(3);

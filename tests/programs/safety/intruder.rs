@@ -1,32 +1,34 @@
-//! A program that speaks to the launcher as the preloaded library does, and then misbehaves. It takes the session from its environment;
-//! arguments are words, done in order. None of them asks for anything that the kernel does not let every program do.
+//! A program that connects to the launcher as the preloaded library does, and then misbehaves.
 //!
-//! At the door:
-//! - `silent=N`     N connections that never say anything, kept
-//! - `garbage=N`    N connections that send nonsense
-//! - `half=N`       N connections that stop in the middle of their hello, kept
-//! - `gifts=N`      N connections whose hello carries 64 descriptors
-//! - `flood=MS`     connects and goes, as fast as it can
-//! - `images=N`     asks for N segments, one after the other
-//! - `ghost`        leaves a hello to somebody who speaks when this process is dead
-//! - `ask`          asks once and says `served` or `refused`
-//! - `squat=TOKEN`  listens where the launcher of that session would, and says how many bytes the first caller sent
+//! It reads the session from its environment; arguments are words that are executed in order. It does nothing that the
+//! kernel does not allow every program.
+//!
+//! At the launcher's socket:
+//! - `silent=N` keeps N connections that never send anything
+//! - `garbage=N` makes N connections that send random bytes
+//! - `half=N` keeps N connections that stop in the middle of their hello
+//! - `gifts=N` makes N connections whose hello carries 64 descriptors
+//! - `flood=MS` connects and disconnects as fast as it can
+//! - `images=N` requests N segments, one after the other
+//! - `ghost` passes its connection to a process that sends a hello when this process is dead
+//! - `ask` makes one request and prints `served` or `refused`
+//! - `squat=TOKEN` listens at the address of that session's launcher, and prints how many bytes the first caller sent
 //!
 //! In the shared memory:
-//! - `windows=N`    N children, each of which makes the launcher wait for its first event
-//! - `jumps`        numbers far ahead, and a number of the next event that is the largest there is
-//! - `ids`          definitions whose ids are far apart
-//! - `texts`        the longest notices, and strings without an end
-//! - `definitions=N`  so many definitions of 12 KB, each of them new
-//! - `threads=N`    N threads that do not exist, with the longest names
-//! - `rings`        every ring full of what was never written
-//! - `counters`     the largest counts there are
-//! - `names`        names full of control sequences, in events that will be told about
-//! - `paths=A:B`    native frames in objects of these paths
-//! - `live=N`       N allocations that are never freed
-//! - `forever`      writes into many rings and listens to nobody
+//! - `windows=N` N children, each of which makes the launcher wait for its first event
+//! - `jumps` sequence numbers far ahead, and the largest possible number of the next event
+//! - `ids` definitions whose ids are far apart
+//! - `texts` the longest notices, and strings without an end
+//! - `definitions=N` N definitions of 12 KB, each of them new
+//! - `threads=N` N threads that do not exist, with the longest names
+//! - `rings` every ring full of slots that were never written
+//! - `counters` the largest possible counts
+//! - `names` names full of control sequences, in events that a report shows
+//! - `paths=A:B` native frames in objects with these paths
+//! - `live=N` N allocations that are never freed
+//! - `forever` writes into many rings and ignores all messages
 //!
-//! Also: `say=TEXT`, `wait` (for a line on stdin), `sleep=MS`, `daemon` (goes on as a process of its own).
+//! Also: `say=TEXT`, `wait` (for a line on stdin), `sleep=MS`, `daemon` (continues as its own process).
 
 use std::io::{BufRead, Write};
 use std::mem::zeroed;
@@ -46,13 +48,13 @@ use memtrace_trace::shm::ring::Producer;
 use memtrace_trace::shm::segment::Segment;
 use memtrace_trace::sync::Ordering;
 
-/// What a terminal would obey, and what would break a line or a JSON text.
+/// Control sequences that a terminal would obey, and characters that would break a line or a JSON text.
 const EVIL: &str = "\x1b]0;owned\x07\x1b[2J\u{9b}31m\u{202e}\r\n\"\\\u{7f}";
 
 fn connect() -> Option<OwnedFd> {
     let options = std::env::var(ENV).ok().and_then(|v| Options::parse(&v)).expect("run under memtrace");
     let (name, len) = address(&options.token).expect("an address");
-    // SAFETY: plain socket calls on a fresh descriptor and a valid address.
+    // SAFETY: `socket` returns a descriptor that nobody else owns, and `name` is a live address of `len` bytes.
     unsafe {
         let socket = OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0));
         (libc::connect(socket.as_raw_fd(), (&raw const name).cast(), len) == 0).then_some(socket)
@@ -60,7 +62,7 @@ fn connect() -> Option<OwnedFd> {
 }
 
 fn send(socket: &OwnedFd, bytes: &[u8]) -> bool {
-    // SAFETY: a valid buffer; no SIGPIPE.
+    // SAFETY: `bytes` is live for the duration of the call, and its length is passed with it.
     let sent = unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
     sent == bytes.len() as isize
 }
@@ -73,14 +75,14 @@ fn attach(generation: u32) -> Option<Segment> {
     Segment::map(recv_fd(socket.as_fd()).ok()?.as_fd()).ok()
 }
 
-/// Sends the hello with descriptors attached that nobody asked for.
+/// Sends the hello with unrequested descriptors attached.
 fn send_gifts(socket: &OwnedFd) {
     const GIFTS: usize = 64;
     let hello = Hello::new(0).to_bytes();
     let gifts = [0 as RawFd; GIFTS];
     let mut control = [0u64; 64];
     let mut io = libc::iovec { iov_base: hello.as_ptr().cast_mut().cast(), iov_len: hello.len() };
-    // SAFETY: the message points at live locals; what is written of `control` is smaller than it.
+    // SAFETY: the message points to live locals, and the control data that is written fits into `control`.
     unsafe {
         let mut message: libc::msghdr = zeroed();
         message.msg_iov = &mut io;
@@ -96,23 +98,23 @@ fn send_gifts(socket: &OwnedFd) {
     }
 }
 
-/// Forks; true in the child.
+/// Forks; returns true in the child.
 fn fork() -> bool {
-    // SAFETY: this program has one thread wherever it forks.
+    // SAFETY: this program has only one thread wherever it forks, so the child inherits no lock of another thread.
     unsafe { libc::fork() == 0 }
 }
 
-/// A hello that was prepared by a process which is dead when it is said.
+/// Sends a hello over the connection of a process that is already dead.
 fn ghost() {
     let (ours, theirs) = UnixStream::pair().expect("a pair");
     if fork() {
-        // The one that will be dead: connects and hands its connection over.
+        // The child connects, hands its connection over and ends.
         let socket = connect().expect("the launcher");
         memtrace_trace::shm::handshake::send_fd(theirs.as_fd(), socket.as_fd()).expect("sent");
         std::process::exit(0);
     }
     let socket = recv_fd(ours.as_fd()).expect("a connection");
-    // SAFETY: waits for the child that was just made.
+    // SAFETY: `wait` accepts a null status pointer. It waits for the child that this function forked.
     unsafe { libc::wait(std::ptr::null_mut()) };
     let said = send(&socket, &Hello::new(0).to_bytes());
     println!("ghost {}", if said && recv_fd(socket.as_fd()).is_ok() { "served" } else { "refused" });
@@ -132,7 +134,7 @@ fn event(seq: u64) -> Event {
     }
 }
 
-/// The writing end of a ring, whosever it is.
+/// A producer for a ring, whoever owns the ring.
 fn ring(segment: &Segment, index: usize) -> Producer<'_> {
     segment.header().rings_used.0.fetch_max(index as u32 + 1, Ordering::AcqRel);
     Producer::new(segment.ring(index).expect("a ring"))
@@ -153,7 +155,7 @@ fn define(producer: &mut Producer<'_>, definition: &Definition<'_>) {
     }
 }
 
-/// Leaves the first number out: everything after it has to wait.
+/// Skips the first sequence number, so that every later event has to wait.
 fn window(segment: &Segment) {
     segment.header().next_seq.0.store(200_001, Ordering::Release);
     let mut producer = ring(segment, 1);
@@ -193,7 +195,7 @@ fn texts(segment: &Segment) {
         let text = format!("{n} {long}");
         define(&mut producer, &Definition::Notice { topic: "t", text: &text, verdict: Verdict::Remark });
     }
-    // Strings and definitions that go on behind the end, and a slot that says that a definition of 2^60 bytes follows.
+    // Strings and definitions that continue beyond the end, and a slot that announces a definition of 2^60 bytes.
     for bytes in
         [&[1, 255, 255, 255, 255, 255, 255, 255, 255, 127][..], &[8, 200, 1, 120], &[8, 3, 120, 1, 255], &[0xff; 600]]
     {
@@ -292,7 +294,7 @@ fn live(segment: &Segment, count: u64) {
     }
 }
 
-/// In the place of a launcher.
+/// Listens in place of a launcher.
 fn squat(token: &str) {
     let address = <SocketAddr as SocketAddrExt>::from_abstract_name(format!("memtrace-{token}"));
     let listener = address.and_then(|a| UnixListener::bind_addr(&a)).expect("the name");
@@ -300,13 +302,13 @@ fn squat(token: &str) {
     std::io::stdout().flush().expect("stdout");
     let (mut caller, _) = listener.accept().expect("a caller");
     let mut heard = Vec::new();
-    // Whoever trusts us waits for the answer: a moment is enough to hear it.
+    // A traced process waits for our answer, so a short time is enough to receive its message.
     caller.set_read_timeout(Some(Duration::from_millis(300))).expect("a time limit");
     let _ = std::io::Read::read_to_end(&mut caller, &mut heard);
     println!("heard {}", heard.len());
 }
 
-/// As many events as go into a few rings, for ever.
+/// Writes as many events as possible into a few rings, forever.
 fn forever(segment: &Segment) -> ! {
     let mut producers: Vec<_> = (1..RING_COUNT.min(64)).map(|index| ring(segment, index)).collect();
     loop {
@@ -356,7 +358,7 @@ fn main() {
                         std::process::exit(0);
                     }
                 }
-                // SAFETY: waits for children of this process.
+                // SAFETY: `wait` accepts a null status pointer. It waits for children of this process.
                 while unsafe { libc::wait(std::ptr::null_mut()) } > 0 {}
             }
             "jumps" => jumps(&segment()),
@@ -380,7 +382,7 @@ fn main() {
                 if !fork() {
                     std::process::exit(0);
                 }
-                // SAFETY: plain calls; the descriptors are replaced by one that nobody waits for.
+                // SAFETY: the path is a NUL-terminated literal, and only descriptors of this process are replaced.
                 unsafe {
                     libc::setsid();
                     let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);

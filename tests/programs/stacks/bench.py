@@ -1,4 +1,4 @@
-"""Time of a capture: unchanged stack, leaf line changed, first time; at several depths."""
+"""Measures captures: unchanged stack, changed leaf line, first capture; at several depths."""
 
 import statistics
 import sys
@@ -12,7 +12,7 @@ nothing = statistics.median(library.probe_time_nothing() for _ in range(2000))
 
 
 def at_depth(depth, work):
-    """Runs `work` under `depth` frames, its own and this module's included."""
+    """Runs `work` under `depth` frames, including its own and this module's."""
     if depth > 2:
         return at_depth(depth - 1, work)
     return work()
@@ -61,7 +61,7 @@ def depth_changed():
 
 
 def new_frame():
-    """A frame that was never seen on top of a known stack: its text is read, one frame and one stack are defined."""
+    """A new frame on top of a known stack: its text is read, and one frame and one stack are defined."""
     times = []
     for n in range(1000):
         space = {"once": once}
@@ -71,7 +71,7 @@ def new_frame():
 
 
 def first_time():
-    """Every frame for the first time, with empty tables: their pages are touched for the first time, too."""
+    """Every frame is new and the tables are empty, so their memory pages are touched for the first time too."""
     times = []
     for _ in range(100):
         library.probe_forget()
@@ -80,7 +80,7 @@ def first_time():
 
 
 def verification():
-    """The first capture of a process: all of the above, and the layout is verified."""
+    """The first capture of a process: every frame is new, and the layout is verified."""
     times = []
     for _ in range(20):
         library.probe_reset()

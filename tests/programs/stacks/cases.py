@@ -1,4 +1,4 @@
-"""Programs whose stacks are taken: each `case_*` calls `check`, which compares the probe with Python itself."""
+"""Programs whose stacks are captured: each `case_*` calls `check`, which compares the probe with Python itself."""
 
 import asyncio
 import ctypes
@@ -250,7 +250,7 @@ def case_lambdas_made_again(check):
 
 
 def case_exec_same_code_again(check):
-    """The tables must not grow with code that prints the same."""
+    """The tables must not grow when equal code is compiled again."""
     source = "def generated():\n    check()\ngenerated()\n"
     for _ in range(20):
         exec(compile(source, "<generated>", "exec"), {"check": check})
@@ -262,7 +262,7 @@ def case_exec_same_code_again(check):
 
 
 def case_exec_same_names_other_lines(check):
-    """Code objects die and others take their addresses, with equal names and sizes but other lines."""
+    """Code objects are freed and others take their addresses, with equal names and sizes but other lines."""
     rng = random.Random(1)
     addresses, reused = set(), 0
     for round in range(600):
@@ -296,7 +296,7 @@ def case_exec_other_names_same_sizes(check):
 
 
 def case_eval_in_a_loop_of_equal_frames(check):
-    """The same frame address, code address and instruction, but other text: nothing but the code's death tells."""
+    """The same frame address, code address and instruction, but other text: only the code object's end shows it."""
     for n in range(300):
         code = compile("\n" * (n % 7) + "check()", "<e%d>" % (n % 5), "eval")
         eval(code, {"check": check})
@@ -633,7 +633,7 @@ def case_monitoring(check):
 
 
 def case_garbage_collector_callbacks(check):
-    """Finalizers run wherever the collector happens to run: also inside a function's prologue."""
+    """Finalizers run wherever the collector runs, including inside a function's prologue."""
     class Cycle:
         def __init__(self):
             self.me = self
@@ -664,7 +664,7 @@ def case_garbage_collector_callbacks(check):
 
 
 def case_hot_function(check):
-    """Enough calls that the interpreter specialises its instructions."""
+    """Enough calls that the interpreter specializes its instructions."""
     def callee(n):
         if n % 500 == 0:
             check()
@@ -709,7 +709,7 @@ def case_greenlets(check):
 
 
 def case_random_programs(check):
-    """Random walks over generated functions that share names and lines: the caches are exercised in every way."""
+    """Random walks over generated functions that share names and lines exercise the caches."""
     rng = random.Random(7)
     for round in range(8):
         functions = []
@@ -790,7 +790,7 @@ def case_sub_interpreters(check):
 
 
 def case_end_of_the_interpreter(check):
-    """Hooks run until the process is gone: in finalizers, in other threads, and after Python is finalized."""
+    """Hooks run until the process ends: in finalizers, in other threads, and after Python is finalized."""
     program = """
 import atexit, ctypes, sys, threading
 sys.path[:] = %r

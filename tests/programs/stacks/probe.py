@@ -1,4 +1,4 @@
-"""The stack probe through ctypes, and the comparison of what it sees with what Python itself says."""
+"""The stack probe through ctypes, and the comparison of its stacks with Python's own."""
 
 import ctypes
 import os
@@ -8,7 +8,7 @@ LIBRARY = os.environ["STACKPROBE"]
 
 
 class Probe:
-    """`released`: CDLL, which gives up the GIL during a call; otherwise PyDLL, which keeps it."""
+    """`released`: CDLL, which releases the GIL during a call; otherwise PyDLL, which keeps it."""
 
     def __init__(self, released):
         self.released = released
@@ -37,7 +37,7 @@ class Probe:
         return self.text(self.reason_text)
 
     def stack(self, identity):
-        """Innermost first: (name, qualified name, file, line, first line)."""
+        """The frames, innermost first: (name, qualified name, file, line, first line)."""
         frames = []
         for frame in self.text(self.stack_text, identity).split("\x1e")[:-1]:
             fields = frame.split("\x1f")
@@ -53,12 +53,12 @@ class Probe:
 
 
 def shown(text):
-    """As the recorder writes it: lone surrogates replaced."""
+    """The text as the recorder writes it: lone surrogates are replaced."""
     return "".join("\ufffd" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
 
 
 def described(frame):
-    """What Python says of a frame and its callers, in the probe's form."""
+    """A frame and its callers as Python describes them, in the probe's format."""
     frames = []
     while frame is not None:
         code = frame.f_code
@@ -87,7 +87,7 @@ def compare(got, want):
 
 
 class Checker:
-    """Callable: takes the caller's stack both ways and compares."""
+    """When called, captures the caller's stack with the probe and with Python, and compares both."""
 
     def __init__(self, probe):
         self.probe = probe
@@ -97,7 +97,7 @@ class Checker:
 
     def __call__(self, *_ignored):
         probe = self.probe
-        # One line, so that this frame's own line is the same for both.
+        # Both captures are on one line, so that this frame has the same line in both.
         identity, want = probe.capture(), described(sys._getframe())
         compare(probe.stack(identity), want)
         again = probe.capture()

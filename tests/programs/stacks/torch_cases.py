@@ -1,4 +1,4 @@
-"""Stacks inside PyTorch: compared with Python's and with PyTorch's own recorder (`CapturedTraceback`)."""
+"""Stacks inside PyTorch, compared with Python's and with PyTorch's own recorder (`CapturedTraceback`)."""
 
 import sys
 
@@ -12,7 +12,7 @@ failed = passed = 0
 
 
 class TorchChecker(Checker):
-    """Also compares with what PyTorch's recorder writes."""
+    """Also compares with the stack of PyTorch's recorder."""
 
     def __call__(self, *_ignored):
         super().__call__()
@@ -82,7 +82,7 @@ def case_torch_function(check):
 
 
 def case_fx(check):
-    """Generated code: compiled from source made at run time, again and again."""
+    """Generated code, compiled repeatedly from source that is made at run time."""
     def program(x):
         return torch.relu(x + 1).sum()
 

@@ -1,4 +1,4 @@
-"""Ranges, with PyTorch's own recorder on from the first block: what it has of them goes into the file that MEMTRACE_TEST_TRUTH names."""
+"""Ranges, with PyTorch's own recorder enabled from the first block on; writes its ranges to MEMTRACE_TEST_TRUTH."""
 
 import json
 import os

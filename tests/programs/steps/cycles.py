@@ -1,5 +1,5 @@
-"""Blocks that die by themselves and blocks that only the cyclic garbage collector finds. The program says which are which: their sizes,
-of which no two are the same, as JSON."""
+"""Blocks that are freed by reference counts, and blocks that only the cyclic garbage collector frees. Prints the sizes
+of each kind as JSON; no two sizes are equal."""
 
 import gc
 import json
@@ -23,7 +23,7 @@ def sizes(tensors):
 
 
 def free_elsewhere(tensors):
-    """Frees on another thread, which the collector is not at work on."""
+    """Frees the tensors on another thread than the collector's."""
     thread = threading.Thread(target=tensors.clear)
     thread.start()
     thread.join()
@@ -38,7 +38,7 @@ cycles = [Node(5000 + i) for i in range(7)]
 by_collector = sizes(node.tensor for node in cycles)
 cycles.clear()
 gc.collect()
-# On its own, by its thresholds.
+# The collector runs by itself, at its thresholds.
 gc.enable()
 gc.set_threshold(50, 2, 2)
 node = Node(30000)

@@ -1,5 +1,5 @@
-"""Ranges with names, of every kind there is, and a list of them in the program's own words: one line for each beginning and end, by
-thread, as JSON in the file that MEMTRACE_TEST_TRUTH names."""
+"""Named ranges of every kind. Writes its own list of all starts and ends, by thread, as JSON to the file that
+MEMTRACE_TEST_TRUTH names."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def say(kind, stage, name):
 
 
 class named:
-    """A range of record_function, noted."""
+    """A range of record_function that is added to the list."""
 
     def __init__(self, name, arguments=None):
         self.name, self.range = name, record_function(name, arguments)
@@ -33,7 +33,7 @@ class named:
 
 
 def own(name, work):
-    """What PyTorch marks by itself."""
+    """Adds a range that PyTorch marks by itself."""
     say("record_function", "START", name)
     result = work()
     say("record_function", "END", name)
@@ -68,16 +68,16 @@ def odd():
             raise ValueError
     except ValueError:
         pass
-    # Ranges that do not nest.
+    # Overlapping ranges that do not nest.
     first, second = named("first"), named("second")
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
     second.__exit__(None, None, None)
-    # An argument that none is.
+    # A name of 1024 characters.
     with named("x" * 1024):
         pass
-    # What libraries mark in C++.
+    # A range that libraries mark in C++.
     with torch.autograd.profiler.record_function("ends in a function"):
         say("record_function", "START", "ends in a function")
         torch.zeros(1)
@@ -102,7 +102,7 @@ def nvtx():
     say("nvtx", "END", "no nesting")
     nvtx.range_end(number)
     say("nvtx", "END", "outer")
-    # What it returns without a tool.
+    # The value that NVTX returns without a tool.
     assert outer == nvtx.range_pop() == -2, outer
 
 

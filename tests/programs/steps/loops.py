@@ -1,5 +1,5 @@
-"""Training loops of many kinds. Each says by its own counters how many steps there are and where they begin and end: each turn of the
-loop is a range `turn N`."""
+"""Training loops of many kinds. Each counts its own steps and marks them: each iteration of the loop is a range named
+`turn N`."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ turns = 0
 
 
 def turn():
-    """The next turn of the loop."""
+    """Starts the range of the loop's next iteration."""
     global turns
     turns += 1
     return record_function(f"turn {turns - 1}")
@@ -39,7 +39,7 @@ def plain(optimizer=lambda p: torch.optim.Adam(p)):
 
 
 def allocates_nothing():
-    """SGD without momentum, gradients that stay where they are."""
+    """SGD without momentum, with gradients that keep their memory."""
     model = net()
     o = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     for _ in range(5):
@@ -61,7 +61,7 @@ def accumulation():
 
 
 def evaluation():
-    """Epochs with an evaluation after each; loaders for both."""
+    """Epochs with an evaluation after each, and a loader for both."""
     data = torch.utils.data.TensorDataset(torch.randn(48, 64))
     training, test = (torch.utils.data.DataLoader(data, batch_size=16) for _ in range(2))
     model = net()
@@ -141,8 +141,8 @@ def closure():
 
 
 def skipped():
-    """A scaler that skips the steps whose gradients are not finite. Nothing is computed over the simulated CUDA, so the program
-    decides, as the scaler would: `optimizer.step` is not called."""
+    """A gradient scaler that skips steps with non-finite gradients. Nothing is computed over the simulated CUDA. So the
+    program itself decides, as the scaler would, and does not call `optimizer.step`."""
     model = net()
     o = torch.optim.SGD(model.parameters(), lr=0.1)
     for i in range(6):
@@ -156,7 +156,7 @@ def skipped():
 
 
 def groups():
-    """An optimizer for each layer, stepped by a helper (as ZeRO's partitions are): one call site, no backward in between."""
+    """One optimizer per layer, stepped by a helper (as ZeRO's partitions are): one call site, no backward between."""
     model = net()
     optimizers = [torch.optim.Adam(layer.parameters()) for layer in model if list(layer.parameters())]
 
@@ -172,7 +172,7 @@ def groups():
 
 
 def phases():
-    """First one loop, then another, with the same model."""
+    """Two loops, one after the other, with the same model."""
     model = net()
     o = torch.optim.Adam(model.parameters())
     for _ in range(3):
@@ -188,7 +188,7 @@ def phases():
 
 
 class Own(torch.optim.Optimizer):
-    """An optimizer of the program's own, in a file that no rule knows."""
+    """The program's own optimizer, in a file that no rule knows."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {})

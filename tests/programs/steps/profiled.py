@@ -1,4 +1,4 @@
-"""What torch.profiler has of three steps: how often it saw each name, as JSON."""
+"""Prints how often torch.profiler saw each name in three steps, as JSON."""
 
 import collections
 import json

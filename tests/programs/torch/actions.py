@@ -1,4 +1,4 @@
-"""Training whose peak can be lowered in ways that the report names: with the same seed and another argument it is lowered so.
+"""Training whose peak a suggestion of the report can lower. `after` applies it, with the same seed.
 
     python actions.py step|batch [after]    step: the peak is in the optimizer's step; batch: in the backward pass
 """
@@ -11,7 +11,7 @@ import torch.nn as nn
 WHAT, AFTER = sys.argv[1], "after" in sys.argv[2:]
 
 if WHAT == "step":
-    # Many small parameters of one size: the temporaries of one are little beside those of all.
+    # Many small parameters of one size: the temporaries of one are small compared with those of all.
     model = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(40)]).cuda()
     optimizer = torch.optim.Adam(model.parameters(), foreach=not AFTER)
     batch, accumulate = 8, 1

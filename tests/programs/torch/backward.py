@@ -1,4 +1,4 @@
-"""Backward under anomaly mode, whose forward call PyTorch 2.11 records with each event: the oracle of `forward_frames`."""
+"""Backward under anomaly mode, where PyTorch 2.11 records the forward call with each event: tests `forward_frames`."""
 
 import torch
 import torch.nn as nn

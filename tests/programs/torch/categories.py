@@ -1,4 +1,4 @@
-"""Programs that know what their memory is for: each line printed is an address, a moment, and the category of what is there then.
+"""Programs that print their memory's purpose: each line is an address, a time, and the category of the block there.
 
     categories.py training|mixed|moved|loaded|safetensors|grown|preallocated|dynamic|static|appended|
                   kept_results|recomputed|graph|buckets|sharded|gathered|replicated
@@ -53,7 +53,7 @@ class Net(torch.nn.Module):
     def inside(self, hidden):
         for layer in self.deep:
             hidden = layer(hidden)
-            # Twice where it is checkpointed: in the forward and in its repetition.
+            # With checkpointing this runs twice: in the forward and in its recomputation.
             note(hidden, "activation")
         return hidden
 
@@ -74,7 +74,7 @@ def train(model, optimizer, set_to_none, batches=1, steps=3):
 
 
 def training():
-    """Accumulation in place, gradients set to None and to zero, foreach, for-loop and fused optimizers, checkpointing, frozen layers."""
+    """Accumulation in place, gradients set to None and zero, all optimizer kinds, checkpointing, frozen layers."""
     for foreach, fused, batches, none in ((True, False, 3, True), (False, False, 1, False), (False, True, 2, False)):
         model = Net(repeated=fused).cuda()
         model.deep[0].requires_grad_(False)
@@ -84,7 +84,7 @@ def training():
 
 
 def mixed():
-    """Autocast's copies of weights: what is saved for backward, in half precision and in the shape of a weight."""
+    """Autocast's copies of weights: saved for backward, in half precision, and with a weight's shape."""
     model = torch.nn.Sequential(torch.nn.Linear(40, 80), torch.nn.Linear(80, 96)).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     shapes = {tuple(p.shape) for p in model.parameters() if p.dim() == 2}
@@ -106,7 +106,7 @@ def mixed():
 
 
 def moved():
-    """Parameters that are moved, and moved again by .half(): the first copies were parameters, too."""
+    """Parameters that are moved, and moved again by .half(): the first copies were parameters too."""
     model = Net().cuda()
     note_model(model)
     model.half()
@@ -119,7 +119,7 @@ def moved():
 
 
 def loaded():
-    """A checkpoint that is kept beside the model it was loaded into."""
+    """A checkpoint that is kept beside the model that it was loaded into."""
     model = Net()
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.pt")
@@ -184,12 +184,12 @@ def grown():
 
 
 def preallocated():
-    """Keys and values that were made once and are written into."""
+    """Keys and values that are allocated once and written into."""
     decode(True)
 
 
 class DynamicCache:
-    """Keys and values of all layers, as transformers keeps them: outside the model, grown by torch.cat."""
+    """Keys and values of all layers, stored as in transformers: outside the model, grown by torch.cat."""
 
     def __init__(self):
         self.layers = []
@@ -204,7 +204,7 @@ class DynamicCache:
 
 
 class StaticCache:
-    """The same, made beforehand and written into."""
+    """Keys and values of all layers, outside the model, allocated in advance and written into."""
 
     def __init__(self, layers, length):
         shape = 4, length, 64
@@ -246,17 +246,17 @@ def generate(cache):
 
 
 def dynamic():
-    """A cache that is no part of the model and grows."""
+    """A cache that is not part of the model and grows."""
     generate(DynamicCache())
 
 
 def static():
-    """A cache that is no part of the model and was made beforehand."""
+    """A cache that is not part of the model and is allocated in advance."""
     generate(StaticCache(3, 24))
 
 
 class Appending(torch.nn.Module):
-    """Attention that keeps the keys and values of each call beside those before."""
+    """Attention that keeps the keys and values of each call beside the earlier ones."""
 
     def __init__(self):
         super().__init__()
@@ -297,7 +297,7 @@ class Scored(torch.nn.Module):
 
 
 def kept_results():
-    """Results of every batch, and a feature of each, kept in lists: no cache. Batches are of different lengths."""
+    """The results of every batch, and a feature of each, kept in lists: no cache. Batches have different lengths."""
     model = Scored().cuda().eval()
     model.out.register_forward_hook(lambda module, args, result: features.append(result))
     results, features = [], []
@@ -310,7 +310,7 @@ def kept_results():
 
 
 def recomputed():
-    """A text that is written without a cache: each call is about one token more, its scores are larger, and no cache."""
+    """Text generation without a cache: each call has one token more and larger scores, which are no cache."""
     embedding, model = torch.nn.Embedding(50, 64).cuda(), Scored().cuda()
     text = torch.zeros(4, 1, dtype=torch.long, device="cuda")
     with torch.no_grad():
@@ -322,7 +322,7 @@ def recomputed():
 
 
 def safetensors():
-    """A file of safetensors that stays on the GPU beside the model it was copied into (needs the package)."""
+    """A safetensors file that stays on the GPU beside the model that it was copied into (needs the package)."""
     from safetensors.torch import load_file, save_file
 
     with tempfile.TemporaryDirectory() as folder:
@@ -343,7 +343,7 @@ def gloo():
 
 
 def sharded():
-    """ZeroRedundancyOptimizer's buckets, which the parameters are views of."""
+    """ZeroRedundancyOptimizer's buckets; the parameters are views of them."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     gloo()
@@ -355,7 +355,7 @@ def sharded():
 
 
 def gathered():
-    """FSDP's shards of parameters, and what it gathers of them for a while."""
+    """FSDP's parameter shards, and the full parameters that it gathers temporarily."""
     from torch.distributed.fsdp import fully_shard
 
     torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -376,7 +376,7 @@ def gathered():
 
 
 def replicated():
-    """DataParallel's copies of the parameters for the second device, made anew for each forward."""
+    """DataParallel's copies of the parameters on the second device, made for each forward."""
     model = Net().cuda()
     weight = model.first.weight
     parallel = torch.nn.DataParallel(model, [0, 1])
@@ -395,7 +395,7 @@ def replicated():
 
 
 def graph():
-    """A captured forward: its memory is the graph's."""
+    """A captured forward: its memory belongs to the graph."""
     model = Net().cuda().eval()
     x = torch.randn(64, 40, device="cuda")
     with torch.no_grad():
@@ -411,7 +411,7 @@ def graph():
 
 
 def buckets():
-    """DistributedDataParallel's buckets of gradients, which hold copies of them."""
+    """DistributedDataParallel's gradient buckets, which contain copies of the gradients."""
     from torch.nn.parallel import DistributedDataParallel
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")

@@ -1,4 +1,4 @@
-"""A few training steps whose size and habits the command line chooses: prints torch's own peaks as JSON.
+"""A few training steps with a batch size and kept tensors as the command line says. Prints torch's own peaks as JSON.
 
     changed.py [--batch N] [--keep]
 

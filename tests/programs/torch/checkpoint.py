@@ -1,4 +1,4 @@
-"""Activation checkpointing, both kinds: forward parts that run again during backward."""
+"""Activation checkpointing of both kinds: parts of the forward run again during backward."""
 
 import torch
 import torch.nn as nn

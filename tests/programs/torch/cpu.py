@@ -1,8 +1,8 @@
 """Training on the CPU, with PyTorch's profiler as the oracle of every CPU tensor.
 
-Between any two stretches of work a tensor of a size that nothing else has is made and dropped: 1000003 bytes first, one more
-each time. The names of the stretches go to stdout. With MEMTRACE_TEST_ORACLE the profiler's allocations, [address, signed
-size], are written there as JSON.
+Between two phases a tensor with a unique size is allocated and freed: first 1000003 bytes, then one byte more each
+time. The phases' names go to stdout. MEMTRACE_TEST_ORACLE names the file for the profiler's allocations, [address,
+signed size], as JSON.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ with profiler:
     mark("end")
 print(*names)
 if PATH:
-    # A stable order: what happened in one nanosecond happened in the tree's order.
+    # A stable sort: allocations within one nanosecond keep the tree's order.
     tree = profiler.profiler.kineto_results.experimental_event_tree()
     found = sorted(allocations(tree), key=lambda a: a[0])
     with open(PATH, "w") as f:

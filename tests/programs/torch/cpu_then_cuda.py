@@ -1,4 +1,4 @@
-"""A CPU tensor, a CUDA tensor, a CPU tensor, of sizes that nothing else has."""
+"""A CPU tensor, a CUDA tensor and a CPU tensor, each with a unique size."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A decoder in the shape of GPT-2, of any size: for the programs and the benchmarks that train one."""
+"""A GPT-2-shaped decoder of any size, for the programs and the benchmarks that train one."""
 
 import torch
 import torch.nn as nn

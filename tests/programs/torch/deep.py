@@ -1,7 +1,7 @@
-"""Many equal layers, a small batch and a large one; before each call in a layer it is told how much is allocated. With little memory
-(SIMCUDA_MEMORY=300M) the large one's forward fails.
+"""Many equal layers, with a small batch and a large one. Prints the allocated bytes before each call in a layer. With
+little memory (SIMCUDA_MEMORY=300M) the large batch's forward fails.
 
-    deep.py plain|checkpoint [large]    checkpoint: the layers are run by torch.utils.checkpoint; large: that batch alone
+    deep.py plain|checkpoint [large]    checkpoint: torch.utils.checkpoint runs the layers; large: only the large batch
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Trains with torch.profiler on from the first line, and lets PyTorch export its own memory timelines: theirs.json, theirs.raw.json.gz.
+"""Trains under torch.profiler from its first line, and exports PyTorch's timelines: theirs.json, theirs.raw.json.gz.
 
     exported.py FOLDER cuda:0|cpu
 """

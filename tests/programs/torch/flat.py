@@ -1,4 +1,4 @@
-"""FullyShardedDataParallel (the first one, with flat parameters) in two ranks; the first says what its memory is for, as categories.py does.
+"""FSDP1 (FullyShardedDataParallel, flat parameters) in two ranks; the first prints categories, as categories.py does.
 
     flat.py original|flat
 """

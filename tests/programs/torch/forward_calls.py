@@ -1,8 +1,8 @@
-"""Backward passes of many kinds, one per name on the command line, for the forward call of every backward event.
+"""Backward passes of many kinds, one per name on the command line, to test the forward call of every backward event.
 
-Under anomaly mode (MEMTRACE_TEST_ANOMALY=1) PyTorch 2.11's recorder writes `forward_frames` with each backward event. With
-MEMTRACE_TEST_NODES PyTorch's profiler runs as the oracle of the nodes' names: every block that was handed out or taken back goes
-to that file as JSON, [address, signed size, the node that the engine was evaluating or null], in order.
+Under anomaly mode (MEMTRACE_TEST_ANOMALY=1) PyTorch 2.11's recorder writes `forward_frames` with each backward event.
+With MEMTRACE_TEST_NODES PyTorch's profiler is the oracle of the nodes' names. Every allocation and free goes to that
+file as JSON, in order: [address, signed size, the node that the engine was evaluating or null].
 """
 
 import contextlib
@@ -24,7 +24,7 @@ DEVICE = "cuda"
 
 
 class Cube(torch.autograd.Function):
-    """Saves, allocates in its backward, and can be differentiated twice."""
+    """Saves tensors, allocates in its backward, and is differentiable twice."""
 
     @staticmethod
     def forward(ctx, x):
@@ -39,7 +39,7 @@ class Cube(torch.autograd.Function):
 
 
 class Pair(torch.autograd.Function):
-    """Two inputs, two outputs, one of which gets no gradient."""
+    """Two inputs and two outputs, one of which gets no gradient."""
 
     @staticmethod
     def forward(ctx, a, b):
@@ -76,7 +76,7 @@ def function():
 
 
 def modules():
-    # Not cuDNN's LSTM, which the simulated CUDA does not have.
+    # The simulated CUDA does not have cuDNN's LSTM.
     torch.backends.cudnn.enabled = False
     net = nn.Sequential(nn.Embedding(100, 64), nn.LSTM(64, 32)).to(DEVICE)
     head = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 5)).to(DEVICE)
@@ -128,7 +128,7 @@ def checkpoint_saved():
 
 
 def forward_threads():
-    """Two threads build graphs at once; sequence numbers are counted by thread, so equal ones occur."""
+    """Two threads build graphs at once. Sequence numbers are counted per thread, so equal ones occur."""
     ready = threading.Barrier(2)
     losses = [None, None]
 
@@ -151,12 +151,12 @@ def forward_threads():
         t.start()
     for t in threads:
         t.join()
-    # Both graphs in one backward pass, run for a third thread.
+    # One backward pass over both graphs, started by a third thread.
     (losses[0] + losses[1]).backward()
 
 
 def backward_threads():
-    """Each thread runs forward and backward of its own; the device's autograd thread serves both."""
+    """Each thread runs its own forward and backward; the device's autograd thread serves both."""
 
     def work(size):
         weight = torch.randn(size, size, device=DEVICE, requires_grad=True)
@@ -197,7 +197,7 @@ def blocks(events, node=None):
         kind, fields = event.typed
         if kind == _EventType.Allocation and fields.device.type == DEVICE:
             yield event.start_time_ns, [fields.ptr, fields.alloc_size, node]
-        # The innermost one: a node's backward may run another backward pass.
+        # The innermost node: a node's backward may run another backward pass.
         inside = event.name.removeprefix(EVALUATES) if event.name.startswith(EVALUATES) else node
         yield from blocks(event.children, inside)
 

@@ -1,7 +1,7 @@
-"""Batches that grow, and more than half of each that is kept: what is left of a batch's memory is too small for the next result, so
-that every batch has a segment of its own. A third of what is reserved stays unused.
+"""Growing batches, more than half of each is kept. The rest of a batch's memory is too small for the next result, so
+every batch gets its own segment. A third of the reserved memory stays unused.
 
-    python fragmentation.py [catch]    catch: the error, and go on with less
+    python fragmentation.py [catch]    catch: handles the error and continues with less
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A language model of `transformers` writes text; it says what its memory is for, as categories.py does.
+"""A language model of `transformers` generates text; prints its memory's categories, as categories.py does.
 
     generated.py dynamic|static
 """

@@ -1,4 +1,4 @@
-"""A GPT-2-sized decoder (124 M parameters), AdamW, bf16 autocast: two layers with `small`, so that it also runs over the simulated CUDA."""
+"""A GPT-2-sized decoder (124 M parameters), AdamW, bf16 autocast. `small`: two layers, also over the simulated CUDA."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Allocations of sizes that nothing else has, under grad modes that change on several threads; prints (size, mode) as PyTorch has it."""
+"""Allocations of unique sizes under changing grad modes on several threads; prints (size, mode) as PyTorch has it."""
 
 import json
 import random

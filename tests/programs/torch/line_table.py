@@ -1,4 +1,4 @@
-"""One training step whose forward pytorch_memlab profiles, too, when asked with `memlab`: prints its figures as JSON.
+"""One training step. With `memlab`, pytorch_memlab profiles the forward too, and its values are printed as JSON.
 
     line_table.py [memlab | snapshot FILE]
 """

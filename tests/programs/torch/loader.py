@@ -1,4 +1,4 @@
-"""Training fed by DataLoader workers that fork after CUDA is in use, with pinned memory."""
+"""Training with DataLoader workers that fork after CUDA is in use, with pinned memory."""
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset

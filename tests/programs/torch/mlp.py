@@ -1,4 +1,4 @@
-"""An MLP trained with Adam: the program whose peak a real H200 and the simulated CUDA agree on to the byte."""
+"""An MLP trained with Adam. A real H200 and the simulated CUDA give the same peak for this program, to the byte."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Trains a little and writes what PyTorch's own recorder saw, with C++ frames, as JSON: native_stacks.py FILE"""
+"""native_stacks.py FILE: trains a little and writes the events of PyTorch's own recorder, with C++ frames, as JSON."""
 
 import json
 import sys

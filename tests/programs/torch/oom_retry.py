@@ -1,4 +1,4 @@
-"""An allocation that succeeds after the cache was flushed, then one that fails for good and is caught (SIMCUDA_MEMORY=8G)."""
+"""An allocation that succeeds after a cache flush, then one that fails and is caught (SIMCUDA_MEMORY=8G)."""
 
 import torch
 import oracle

@@ -1,6 +1,6 @@
-"""Training that runs out of memory in the first step of the optimizer (SIMCUDA_MEMORY=400M): its state does not fit.
+"""Training that runs out of memory in the optimizer's first step (SIMCUDA_MEMORY=400M): the state does not fit.
 
-    python oom_train.py [catch|tell]    catch: the error, and end well; tell: and what of the optimizer's state was being made
+    python oom_train.py [catch|tell]    catch: handles the error; tell: also prints the state that was being made
 """
 
 import sys
@@ -24,7 +24,7 @@ except torch.cuda.OutOfMemoryError as error:
         trace = error.__traceback__
         while trace.tb_frame.f_code.co_name != "_init_group":
             trace = trace.tb_next
-        # What this parameter has no state of yet, in the order in which Adam makes it.
+        # The first state that this parameter lacks, in the order in which Adam makes them.
         parameter, state = trace.tb_frame.f_locals["p"], trace.tb_frame.f_locals["state"]
         name = next(name for name, one in model.named_parameters() if one is parameter)
         print("wanted Adam.%s of %s" % (next(kind for kind in ("exp_avg", "exp_avg_sq") if kind not in state), name))

@@ -1,10 +1,10 @@
-"""PyTorch's own recorder, run in the same process as ours: what every recorded event is compared with.
+"""PyTorch's own recorder in the process that memtrace records: the oracle of every recorded event.
 
-`start()` before the first CUDA allocation, `finish()` at the end: writes PyTorch's snapshot as JSON to the file named by
-MEMTRACE_TEST_ORACLE (as the pickle that it is where that ends in `.pickle`), with the allocators' own statistics under the keys
-"statistics" and "host_statistics". Without the variable both do nothing. MEMTRACE_TEST_ORACLE_PICKLE=FILE asks for the pickle beside the
-JSON. MEMTRACE_TEST_STATISTICS=FILE asks for the statistics alone, where the recorder refuses.
-With MEMTRACE_TEST_ORACLE_LAST=1 the process ends in `finish()`, so that nothing happens that PyTorch's snapshot does not have.
+Call `start()` before the first CUDA allocation. `finish()` writes PyTorch's snapshot as JSON to the file in
+MEMTRACE_TEST_ORACLE, or as a pickle if its name ends in `.pickle`. The keys "statistics" and "host_statistics" have the
+allocators' own statistics. Without the variable both do nothing. MEMTRACE_TEST_ORACLE_PICKLE=FILE adds the pickle.
+MEMTRACE_TEST_STATISTICS=FILE writes only statistics, for allocators that the recorder does not support. With
+MEMTRACE_TEST_ORACLE_LAST=1 the process ends in `finish()`, after the snapshot.
 """
 
 import gc
@@ -46,7 +46,7 @@ def statistics():
 
 
 def dump():
-    # What hangs in cycles must not be freed later than the snapshot.
+    # Objects in reference cycles must be freed before the snapshot.
     gc.collect()
     gc.disable()
     torch.cuda.synchronize()

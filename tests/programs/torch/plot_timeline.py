@@ -1,4 +1,4 @@
-"""Plots a timeline's JSON with PyTorch's own code: what `export_memory_timeline_html` does with what it reads, it does with this file.
+"""Plots a timeline's JSON with PyTorch's own code, in the same way as `export_memory_timeline_html` plots its data.
 
     plot_timeline.py TIMELINE.json OUT.html
 """

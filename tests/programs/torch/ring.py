@@ -1,5 +1,5 @@
-"""PyTorch's recorder with room for 100 events, in the middle of training: SNAPSHOT is written, the allocator's statistics and the
-number of annotations in it are printed."""
+"""PyTorch's recorder with space for 100 events, in the middle of training. Writes SNAPSHOT and prints the allocator's
+statistics and the number of annotations in the snapshot."""
 
 import json
 import sys

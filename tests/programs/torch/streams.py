@@ -1,4 +1,4 @@
-"""Several streams with record_stream: frees that complete later than they were requested (needs SIMCUDA_KERNEL_US > 0)."""
+"""Several streams with record_stream: frees complete later than they are requested (needs SIMCUDA_KERNEL_US > 0)."""
 
 import torch
 import oracle

@@ -1,4 +1,4 @@
-"""A transformer encoder under bf16 autocast with AdamW, gradient clipping, an evaluation pass between steps."""
+"""A transformer encoder under bf16 autocast with AdamW, gradient clipping, and an evaluation pass between steps."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Two devices, a copy between them, threads that allocate on both at once (SIMCUDA_DEVICES=2)."""
+"""Two devices, a copy between them, and threads that allocate on both at once (SIMCUDA_DEVICES=2)."""
 
 import threading
 

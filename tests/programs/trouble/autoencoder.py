@@ -1,4 +1,4 @@
-"""An autoencoder. Gradients of the last iteration wait through the whole forward."""
+"""An autoencoder. The previous iteration's gradients stay allocated through the whole forward."""
 # illness: gradients cleared late
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""A model that fits, its gradients too, and its optimizer's state not."""
+"""A model that fits in memory with its gradients, but without its optimizer state."""
 # illness: optimizer state does not fit
 # env: SIMCUDA_MEMORY=400M
 # exit: 1

@@ -1,4 +1,4 @@
-"""A generator and its critic, which takes five steps for one of the generator's, whose gradients wait meanwhile."""
+"""A generator and its critic, which takes five steps for one of the generator's; its gradients wait meanwhile."""
 # illness: none
 
 import torch

@@ -1,4 +1,4 @@
-"""Sequences grow for the first half of the training and stay as long as they are then."""
+"""Sequences grow during the first half of the training and keep their length afterwards."""
 # illness: none
 import torch
 import torch.nn as nn

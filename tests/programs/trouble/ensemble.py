@@ -1,4 +1,4 @@
-"""Inference on the second device; the weights come by way of the first and stay there, too."""
+"""Inference on the second device; the weights are loaded on the first device and stay there too."""
 # illness: load on the wrong device
 # env: SIMCUDA_DEVICES=2
 import os

@@ -1,4 +1,4 @@
-"""Gathers shards on a side stream as a sharded trainer does, and lets record_stream look after them."""
+"""Gathers shards on a side stream, as a sharded trainer does, and lets record_stream delay their frees."""
 # illness: deferred frees
 # env: SIMCUDA_KERNEL_US=3000
 import torch

@@ -1,4 +1,4 @@
-"""Generates text with a key-value cache that begins anew with each request."""
+"""Generates text with a key-value cache that starts empty with each request."""
 # illness: none
 import torch
 import torch.nn as nn

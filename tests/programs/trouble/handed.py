@@ -1,4 +1,4 @@
-"""Loads weights on the device and makes them the model's own."""
+"""Loads weights on the device and makes them the model's own parameters."""
 # illness: none
 import os
 import tempfile

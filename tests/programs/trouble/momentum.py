@@ -1,4 +1,4 @@
-"""The first update of a wide embedding under SGD with momentum; the script tells the error and leaves."""
+"""The first update of a wide embedding under SGD with momentum; the script prints the error and exits."""
 # illness: optimizer state does not fit
 # env: SIMCUDA_MEMORY=220M
 # exit: 3

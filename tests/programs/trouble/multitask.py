@@ -1,4 +1,4 @@
-"""Two tasks over one trunk. Both backward passes retain the graph, and the trainer remembers the last losses."""
+"""Two tasks over one trunk. Both backward passes retain the graph, and the trainer keeps the last losses."""
 # illness: graph retained
 import torch
 import torch.nn as nn

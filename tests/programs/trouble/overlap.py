@@ -1,4 +1,4 @@
-"""Runs the experts of a layer on streams of their own, and makes new streams for each batch."""
+"""Runs each expert of a layer on its own stream, and makes new streams for each batch."""
 # illness: workspace growth
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Inference over chunks of documents: one state in three is kept in an index, all others go, and a large matrix comes."""
+"""Inference over chunks of documents: an index keeps one state in three, the rest is freed, a matrix is allocated."""
 # illness: fragmentation
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""A picture is optimized by LBFGS until a frozen network's features are another picture's: a list holds them within a step."""
+"""LBFGS optimizes a picture to match another's features in a frozen network; a list holds features within a step."""
 
 # illness: none
 
@@ -37,7 +37,7 @@ def main():
     content_feats = [f.detach() for f in net(content)]
     style_grams = [gram(f).detach() for f in net(style)]
     image = content.clone().requires_grad_(True)
-    # Tolerances below zero: on the simulated GPU every comparison is with garbage.
+    # Negative tolerances: on the simulated GPU every comparison reads garbage.
     opt = torch.optim.LBFGS([image], max_iter=2, history_size=10, tolerance_grad=-1, tolerance_change=-1)
     run = [0]
     while run[0] < 24:

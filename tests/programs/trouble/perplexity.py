@@ -1,4 +1,4 @@
-"""Trains a little, then adds up the loss over a held-out set: tensors, not numbers."""
+"""Trains a little, then sums the loss over a held-out set as tensors instead of numbers."""
 # illness: graph kept
 import torch
 import torch.nn as nn

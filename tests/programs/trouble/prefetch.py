@@ -1,4 +1,4 @@
-"""A copy stream feeds batches; each is recorded on the stream that computes, which lags behind."""
+"""A copy stream feeds batches; record_stream ties each to the compute stream, which lags behind."""
 # illness: deferred frees
 # env: SIMCUDA_KERNEL_US=20000
 import torch

@@ -1,4 +1,4 @@
-"""A hook puts away what a layer gives, for a plot later on."""
+"""A hook stores a layer's output for a later plot."""
 
 # illness: leak
 

@@ -1,4 +1,4 @@
-"""Trains a ranker as code of before PyTorch 2.0 did: gradients are filled with zeros."""
+"""Trains a ranker as code before PyTorch 2.0 did: gradients are filled with zeros."""
 # illness: gradients zeroed, not freed
 import torch
 import torch.nn as nn

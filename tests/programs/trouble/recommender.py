@@ -1,4 +1,4 @@
-"""Trains a two-tower recommender and keeps each batch's scores for a histogram that nobody draws."""
+"""Trains a two-tower recommender and keeps each batch's scores for a histogram that is never drawn."""
 # illness: leak
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Linear regression with three layers, as somebody wrote it on the first day."""
+"""Linear regression with three layers, as a beginner writes it."""
 # illness: gradients never cleared
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Sixteen small models that are trained in turn, each with an optimizer of its own."""
+"""Sixteen small models that are trained in turn, each with its own optimizer."""
 
 # illness: none
 

@@ -1,4 +1,4 @@
-"""Q-learning with a replay buffer that forgets its oldest batch once it holds eight."""
+"""Q-learning with a replay buffer that drops its oldest batch once it holds eight."""
 # illness: none
 import collections
 import random

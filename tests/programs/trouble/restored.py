@@ -1,4 +1,4 @@
-"""Resumes from a checkpoint that is read on the CPU and let go."""
+"""Resumes from a checkpoint that is loaded on the CPU and freed afterwards."""
 # illness: none
 import os
 import tempfile

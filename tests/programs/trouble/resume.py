@@ -1,4 +1,4 @@
-"""Resumes a training: the checkpoint's weights are copied into the model and stay beside it."""
+"""Resumes a training: the checkpoint's weights are copied into the model and stay allocated beside it."""
 # illness: checkpoint kept alive
 import os
 import tempfile

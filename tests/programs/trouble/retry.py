@@ -1,4 +1,4 @@
-"""Runs batches through a function that keeps the exception of a failed attempt in a local variable: frame and traceback hold each other."""
+"""Runs batches through a function that keeps a failed attempt's exception in a local: a frame-traceback cycle."""
 # illness: reference cycle
 import gc
 

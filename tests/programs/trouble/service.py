@@ -1,4 +1,4 @@
-"""Answers requests with a model whose parameters still want gradients."""
+"""Answers requests with a model whose parameters still require gradients."""
 # illness: eval without no_grad
 import torch
 import torch.nn as nn

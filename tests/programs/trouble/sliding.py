@@ -1,4 +1,4 @@
-"""Generates with a window: one tensor a token, and the oldest goes."""
+"""Generates with a window: one tensor per token, and the oldest is dropped."""
 # illness: none
 import torch
 import torch.nn as nn

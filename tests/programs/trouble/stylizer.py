@@ -1,4 +1,4 @@
-"""A two-branch image model under a trainer class that clears by module."""
+"""A two-branch image model; its trainer class clears gradients with the module's zero_grad."""
 # illness: gradients zeroed, not freed
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Distills: the teacher's outputs and the student's stay until the next iteration, as variables do; a penalty needs second derivatives."""
+"""Distillation: variables keep both models' outputs until the next iteration; a penalty needs second derivatives."""
 # illness: none
 import torch
 import torch.nn as nn

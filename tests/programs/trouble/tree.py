@@ -1,4 +1,4 @@
-"""Builds a tree of features for each batch whose nodes know their parents."""
+"""Builds a tree of features for each batch; its nodes refer to their parents."""
 # illness: reference cycle
 import gc
 

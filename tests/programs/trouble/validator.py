@@ -1,4 +1,4 @@
-"""Trains and validates in turns; the validation builds graphs that nobody runs backward."""
+"""Trains and validates in turns; the validation builds graphs that are never run backward."""
 # illness: eval without no_grad
 import torch
 import torch.nn as nn

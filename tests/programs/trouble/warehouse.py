@@ -1,4 +1,4 @@
-"""Scores candidates in rounds and keeps one in five; each that is kept pins the segment that it shares with the others."""
+"""Scores candidates in rounds and keeps one in five; each kept one holds the segment that it shares with the others."""
 # illness: fragmentation
 import torch
 

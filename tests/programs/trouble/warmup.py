@@ -1,4 +1,4 @@
-"""A table of positions that the first iterations fill, then constant use."""
+"""A table of positions that the first iterations fill; memory use is constant afterwards."""
 # illness: none
 import torch
 import torch.nn as nn

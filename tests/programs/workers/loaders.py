@@ -1,5 +1,5 @@
-"""Training fed by DataLoader workers started in every way, with a pinning thread and workers that stay for a second epoch; tensors through a
-queue; at last a worker that is killed in the middle.
+"""Training with DataLoader workers of every start method, a pinning thread, and workers that persist for a second
+epoch. Also tensors through a queue, and finally a worker that is killed while it works.
 
 loaders.py METHOD...     METHOD: fork, spawn, forkserver
 """
@@ -17,7 +17,7 @@ import oracle
 
 
 class Rows(Dataset):
-    """CPU tensors only; the worker that is asked for row `deadly` dies of SIGKILL."""
+    """CPU tensors only; the worker that gets row `deadly` dies of SIGKILL."""
 
     def __init__(self, deadly=None):
         self.deadly = deadly
@@ -61,7 +61,7 @@ def main(methods):
     model = torch.nn.Linear(256, 8).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for method in methods:
-        # A process that is not forked imports PyTorch first: one will do.
+        # A process that is not forked imports PyTorch first, so one is enough.
         train(model, optimizer, Rows(), method, 2 if method == "fork" else 1)
     context = mp.get_context("fork")
     inbox, outbox = context.Queue(), context.Queue()

@@ -1,7 +1,7 @@
-//! The stack walker of the interposed library, alone, behind a C interface that Python's ctypes can call.
+//! The preloaded library's stack walker alone, behind a C interface that Python's ctypes can call.
 //!
-//! `CDLL` releases the GIL around a call, `PyDLL` keeps it: both must give the stack that the interpreter's own
-//! traceback shows. `tests/programs/stacks` holds the programs, `run` runs them with any list of interpreters.
+//! `CDLL` releases the GIL around a call, `PyDLL` keeps it. Both must give the stack that the interpreter's own
+//! traceback shows. `tests/programs/stacks` holds the programs; `run` runs them with a list of interpreters.
 
 #[path = "../../../interpose/src/stack/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the probe uses part of it")]

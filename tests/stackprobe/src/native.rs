@@ -1,4 +1,4 @@
-//! Native stacks behind the C interface of `backtrace(3)`: for measuring them beside other unwinders from one call site.
+//! Native stacks behind the C interface of `backtrace(3)`, to measure them beside other unwinders from one call site.
 
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ thread_local! {
     static STACKS: UnsafeCell<NativeStacks> = const { UnsafeCell::new(NativeStacks::new()) };
 }
 
-/// Takes definitions and forgets them.
+/// A sink that discards all definitions.
 struct Forget;
 
 impl DefinitionSink for Forget {
@@ -25,7 +25,7 @@ impl DefinitionSink for Forget {
     }
 }
 
-/// All that is defined while one stack is taken with an interner of its own.
+/// A sink that keeps all definitions of one capture, which uses its own interner.
 #[derive(Default)]
 struct Keep {
     starts: Vec<usize>,
@@ -43,7 +43,8 @@ impl DefinitionSink for Keep {
     }
 
     fn native_frame(&mut self, id: FrameId, module: ModuleId, address: u64) {
-        // An object linked at 0, as shared ones and position-independent executables are, starts at its load bias.
+        // An object linked at address 0 starts at its load bias. Shared objects and position-independent executables
+        // are.
         let start = (module.0 as usize).checked_sub(1).map_or(0, |index| self.starts[index]);
         self.addresses.insert(id, start + address as usize);
     }
@@ -57,24 +58,27 @@ impl DefinitionSink for Keep {
     }
 }
 
-/// Takes the calling thread's native stack as a hook does; gives 0 where there is none, else something else. `into` is left alone.
+/// Captures the calling thread's native stack as a hook does. Returns 1 for a stack and 0 for none. Writes nothing to
+/// `_into`.
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_native(_into: *mut usize, _size: i32) -> i32 {
     let interner = INTERNER.get_or_init(Interner::new);
-    // SAFETY: the reference ends with this call, and a capture does not call back into the probe.
+    // SAFETY: `STACKS` is thread-local, and a capture does not call back into the probe. So this reference is the only
+    // one.
     let stack = STACKS.with(|stacks| unsafe { &mut *stacks.get() }.capture(interner, &mut Forget));
     i32::from(!stack.is_none())
 }
 
-/// Writes up to `size` return addresses of the calling thread's native stack, innermost first; gives their number, -1 where
-/// something was lost. Takes the stack twice, from nothing and with what the first has left, and gives -2 where they differ.
+/// Writes up to `size` return addresses of the calling thread's native stack to `into`, innermost first.
 ///
-/// # Safety
-/// `into` has room for `size` addresses.
+/// Returns their number, or -1 where something was lost. Captures the stack twice, first without a cache and then with
+/// the first capture's cache, and returns -2 where the two differ.
+///
+/// # Safety The caller guarantees that `into` is valid for writing `size` addresses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probe_native_addresses(into: *mut usize, size: i32) -> i32 {
     let (interner, mut stacks, mut keep) = (Interner::new(), NativeStacks::new(), Keep::default());
-    // A frame inside this library is not shown, so both are the caller's.
+    // Frames inside this library are not shown, so both captures start at the caller's frame.
     let found = [(); 2].map(|()| stacks.capture(&interner, &mut keep));
     stacks.release();
     let (mut id, mut count) = (found[0], 0);
@@ -85,7 +89,7 @@ pub unsafe extern "C" fn probe_native_addresses(into: *mut usize, size: i32) -> 
         return -2;
     }
     while let (Some((parent, frame)), true) = (keep.stacks.get(&id), count < size) {
-        // SAFETY: as promised by the caller.
+        // SAFETY: `count < size`, and the caller guarantees that `into` is valid for writing `size` addresses.
         unsafe { into.add(count as usize).write(keep.addresses.get(frame).copied().unwrap_or(0)) };
         (id, count) = (*parent, count + 1);
     }

@@ -1,4 +1,4 @@
-//! The C interface. All functions may be called from any thread that runs Python code.
+//! The C interface. Any thread that runs Python code may call all functions.
 
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
@@ -14,7 +14,8 @@ use crate::stack::{DefinitionSink, FrameText, Interner, Loss, Python, Reason, Th
 
 type Detected = Result<Python, Reason>;
 
-// Null until first needed; replaced by `probe_reset` and `probe_forget`. Leaked, as other threads may be using them.
+// Null until first used; `probe_reset` and `probe_forget` replace them. The old values leak, because other threads may
+// use them.
 static PYTHON: AtomicPtr<Detected> = AtomicPtr::new(std::ptr::null_mut());
 static INTERNER: AtomicPtr<Interner> = AtomicPtr::new(std::ptr::null_mut());
 static DEFINITIONS: Mutex<Option<Definitions>> = Mutex::new(None);
@@ -23,12 +24,12 @@ thread_local! {
     static STACKS: UnsafeCell<ThreadStacks> = const { UnsafeCell::new(ThreadStacks::new()) };
 }
 
-/// Everything that was ever defined, by id.
+/// Every definition that the interner delivered, by id.
 #[derive(Default)]
 struct Definitions {
     frames: HashMap<FrameId, String>,
     stacks: HashMap<StackId, (StackId, FrameId)>,
-    /// Definitions of an id that already had one.
+    /// The number of definitions of an id that already had one.
     again: u64,
     lost: HashMap<&'static str, u64>,
 }
@@ -71,7 +72,7 @@ fn name_of(loss: Loss) -> &'static str {
     }
 }
 
-/// Takes definitions and forgets them: for measuring.
+/// A sink that discards all definitions, for measurements.
 struct Forget;
 
 impl DefinitionSink for Forget {
@@ -85,12 +86,12 @@ impl DefinitionSink for Forget {
 }
 
 fn resolve(name: &CStr) -> *mut c_void {
-    // SAFETY: a C string; the lookup has no other precondition.
+    // SAFETY: `name` is a NUL-terminated string by its type; `dlsym` has no other precondition.
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
 fn python() -> &'static Detected {
-    // SAFETY: null or leaked by `probe_reset`.
+    // SAFETY: the pointer is null or comes from `Box::into_raw` in `probe_reset`, which never frees it.
     match unsafe { PYTHON.load(Ordering::Acquire).as_ref() } {
         Some(python) => python,
         None => {
@@ -101,7 +102,7 @@ fn python() -> &'static Detected {
 }
 
 fn interner() -> &'static Interner {
-    // SAFETY: null or leaked by `probe_forget`.
+    // SAFETY: the pointer is null or comes from `Box::into_raw` in `probe_forget`, which never frees it.
     match unsafe { INTERNER.load(Ordering::Acquire).as_ref() } {
         Some(interner) => interner,
         None => {
@@ -115,7 +116,8 @@ fn take(sink: &mut impl DefinitionSink) -> StackId {
     let Ok(python) = python() else {
         return StackId::NONE;
     };
-    // SAFETY: the reference ends with this call, and a capture does not call back into the probe.
+    // SAFETY: `STACKS` is thread-local, and a capture does not call back into the probe. So this reference is the only
+    // one.
     STACKS.with(|stacks| python.capture(unsafe { &mut *stacks.get() }, interner(), sink))
 }
 
@@ -123,7 +125,8 @@ fn verified() -> Result<bool, Reason> {
     python().as_ref().map_err(|reason| *reason)?.verified()
 }
 
-/// 0 when stacks are taken, 1 when not yet known, else 2 and `probe_reason` says why not.
+/// Returns 0 when stacks are captured and 1 while the interpreter is not verified yet. Otherwise returns 2, and
+/// `probe_reason` gives the reason.
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_state() -> u32 {
     match verified() {
@@ -133,31 +136,29 @@ pub extern "C" fn probe_state() -> u32 {
     }
 }
 
-/// Why not, as text; empty when there is no reason.
+/// Writes the reason as text, cut to `size` bytes, and returns its full length in bytes; 0 when there is no reason.
 ///
-/// # Safety
-/// `into` has room for `size` bytes.
+/// # Safety The caller guarantees that `into` is valid for writing `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probe_reason(into: *mut c_char, size: usize) -> usize {
     let reason = verified().err().map(|reason| reason.to_string()).unwrap_or_default();
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller guarantees that `into` is valid for writing `size` bytes.
     unsafe { copy(&reason, into, size) }
 }
 
-/// Takes the calling thread's stack.
+/// Captures the calling thread's stack and returns its id.
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_capture() -> u32 {
     take(&mut Keep).0
 }
 
-/// Writes a stack, innermost frame first: per frame name, qualname, file, line, first line, separated by 0x1f; frames are
-/// separated by 0x1e. Returns the length, which may be more than `size`.
+/// Writes a stack, innermost frame first, cut to `size` bytes. A frame has name, qualname, file, line and first line,
+/// separated by 0x1f; 0x1e separates frames. Returns the full length in bytes, which may exceed `size`.
 ///
-/// # Safety
-/// `into` has room for `size` bytes.
+/// # Safety The caller guarantees that `into` is valid for writing `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probe_stack(id: u32, into: *mut c_char, size: usize) -> usize {
-    // Another thread may have made an id that this one has got, and be about to deliver what it means.
+    // Another thread may have created this id and not delivered its definition yet.
     let text = (0..1_000_000).find_map(|_| {
         let text = text_of(StackId(id));
         if text.is_none() {
@@ -166,11 +167,11 @@ pub unsafe extern "C" fn probe_stack(id: u32, into: *mut c_char, size: usize) ->
         text
     });
     let text = text.unwrap_or_else(|| "undefined\x1e".to_owned());
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller guarantees that `into` is valid for writing `size` bytes.
     unsafe { copy(&text, into, size) }
 }
 
-/// `None` when something is not defined (yet).
+/// The text of a stack, or `None` while a part of it has no definition.
 fn text_of(mut id: StackId) -> Option<String> {
     let guard = definitions();
     let mut text = String::new();
@@ -183,10 +184,12 @@ fn text_of(mut id: StackId) -> Option<String> {
     Some(text)
 }
 
-/// # Safety
-/// `into` has room for `size` bytes.
+/// Copies at most `size` bytes of the text and returns the text's length.
+///
+/// # Safety The caller guarantees that `into` is valid for writing `size` bytes.
 unsafe fn copy(text: &str, into: *mut c_char, size: usize) -> usize {
-    // SAFETY: as promised by the caller; the text is not longer than what is copied.
+    // SAFETY: at most `text.len()` bytes are read and at most `size` are written; the caller guarantees room for
+    // `size`.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), into.cast(), text.len().min(size)) };
     text.len()
 }
@@ -194,13 +197,12 @@ unsafe fn copy(text: &str, into: *mut c_char, size: usize) -> usize {
 /// A count by name: `stacks`, `frames`, `evicted`, `again` (definitions delivered twice), or one of the losses `frame`,
 /// `depth`, `memory`, `unverified`, `text`.
 ///
-/// # Safety
-/// `name` is a C string.
+/// # Safety The caller guarantees that `name` is a NUL-terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probe_count(name: *const c_char) -> u64 {
     let (stacks, frames, evicted) = interner().counts();
     let guard = definitions();
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller guarantees that `name` is a NUL-terminated string.
     match unsafe { CStr::from_ptr(name) }.to_bytes() {
         b"stacks" => stacks.into(),
         b"frames" => frames.into(),
@@ -213,28 +215,28 @@ pub unsafe extern "C" fn probe_count(name: *const c_char) -> u64 {
     }
 }
 
-/// What a forked child does first: begins anew, without any definition, with an interpreter yet to be verified.
+/// Starts anew without definitions and with an unverified interpreter. A forked child calls this first.
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_reset() {
     PYTHON.store(Box::into_raw(Box::new(Python::detect(resolve))), Ordering::Release);
     probe_forget();
 }
 
-/// Forgets all definitions.
+/// Drops all definitions.
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_forget() {
     INTERNER.store(Box::into_raw(Box::new(Interner::new())), Ordering::Release);
     *definitions() = None;
 }
 
-/// Gives back the calling thread's memory.
+/// Frees the calling thread's stack cache.
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_release() {
-    // SAFETY: no capture is running on this thread.
+    // SAFETY: `STACKS` is thread-local, and no capture is running on this thread. So this reference is the only one.
     STACKS.with(|stacks| unsafe { (*stacks.get()).release() });
 }
 
-/// Mean time of a capture of an unchanged stack, in nanoseconds.
+/// The mean time of capturing an unchanged stack, in nanoseconds.
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_time_unchanged(rounds: u32) -> f64 {
     take(&mut Forget);
@@ -245,7 +247,7 @@ pub extern "C" fn probe_time_unchanged(rounds: u32) -> f64 {
     start.elapsed().as_nanos() as f64 / f64::from(rounds)
 }
 
-/// Time of one capture, in nanoseconds, the clock's own share (about 20 ns) included.
+/// The time of one capture in nanoseconds, including the clock's own cost (about 20 ns).
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_time_once() -> f64 {
     let start = Instant::now();
@@ -253,7 +255,7 @@ pub extern "C" fn probe_time_once() -> f64 {
     start.elapsed().as_nanos() as f64
 }
 
-/// Time of nothing, measured as `probe_time_once` does.
+/// The clock's own cost in nanoseconds, measured as `probe_time_once` does.
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_time_nothing() -> f64 {
     let start = Instant::now();

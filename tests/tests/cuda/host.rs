@@ -1,5 +1,7 @@
-//! A program cannot tell that memtrace is there: what it sees of itself is the same, byte for byte, before, while and after it uses
-//! CUDA. And a program that does not use CUDA has a small library more in its memory, and nothing else.
+//! A program cannot detect memtrace.
+//!
+//! The state that it sees of itself is the same, byte for byte, before, during and after its use of CUDA. A program
+//! that does not use CUDA has one small library more in memory, and no other difference.
 
 use std::ffi::OsStr;
 use std::io::ErrorKind;
@@ -15,7 +17,8 @@ use memtrace_trace::options::{Cpu, ENV, Options, Stacks};
 const NONE: &[&str] = &[];
 const LIBRARY: &str = "libmemtrace_interpose.so";
 
-/// Runs a command with and without memtrace and compares all that it says and how it ends.
+/// Runs a command with and without memtrace. Requires the same output and exit status, and returns the output and the
+/// run.
 #[track_caller]
 fn same(victim: Victim) -> (Output, Run) {
     let victim = victim.option("--quiet");
@@ -27,7 +30,7 @@ fn same(victim: Victim) -> (Output, Run) {
     (alone, run)
 }
 
-/// The same for a program that does not use CUDA: no trace either.
+/// Like [`same`], for a program that does not use CUDA: there must be no trace either.
 #[track_caller]
 fn same_and_silent<S: AsRef<OsStr>>(command: &[S]) -> Output {
     let (alone, run) = same(Victim::command(command));
@@ -48,7 +51,7 @@ fn a_program_that_uses_cuda_sees_itself_unchanged() {
 
 #[test]
 fn errno_is_what_the_program_and_cuda_left_in_it() {
-    // The driver of this test never touches errno.
+    // The driver of this test never changes errno.
     let workshop = Workshop::new();
     workshop.library("host/failing.c", "libcuda.so.1", NONE);
     let folder = format!("-L{}", workshop.path("").display());
@@ -102,13 +105,13 @@ fn ordinary_programs_run_unchanged() {
     same_and_silent(&["git", "--version"]);
 }
 
-/// What a process has mapped, by what `quiet` prints.
+/// The memory mappings of a process, parsed from the output of `quiet`.
 struct Mappings {
-    /// (file or area, protection) of everything that has a name, but for our library.
+    /// (file or area, protection) of every named mapping except those of our library.
     named: Vec<(String, String)>,
-    /// Mappings of our library.
+    /// The number of our library's mappings.
     library: usize,
-    /// Bytes of mappings without a name: data that is not in a file, the loader's own.
+    /// The total size in bytes of the unnamed mappings: data without a file, and the loader's own data.
     anonymous: u64,
 }
 
@@ -140,19 +143,20 @@ fn a_program_without_cuda_has_one_small_library_more_and_nothing_else() {
     assert_eq!(alone.library, 0);
     assert!(traced.library > 0, "the library is there");
     assert_eq!(alone.named, traced.named);
-    // Data of the library that is not in its file: address space, two thirds of it the heap's reserve, which is never touched here.
+    // The library's data without a file is address space. Two thirds of it are the heap's reserve, which is not touched
+    // here.
     let more = traced.anonymous - alone.anonymous;
     assert!(more < 896 << 10, "{more} bytes");
     assert!(run.traces().is_empty());
 }
 
-/// The preloaded library, as the launcher puts it into the environment.
+/// The path of the preloaded library as the launcher puts it into `LD_PRELOAD`.
 fn library() -> PathBuf {
     let run = Victim::command(&["sh", "-c", "printf %s \"$LD_PRELOAD\""]).option("--quiet").run();
     String::from_utf8(run.output.stdout).unwrap().split(':').next().unwrap().into()
 }
 
-/// How many connections a command with our library makes to the launcher's address.
+/// The number of connections that a command with our library makes to the launcher's address.
 fn connections(mut command: Command) -> usize {
     let token = format!("test{:08x}{:x}", std::process::id(), std::ptr::from_ref(&command).addr());
     let address = SocketAddr::from_abstract_name(format!("memtrace-{token}")).unwrap();
@@ -172,7 +176,7 @@ fn connections(mut command: Command) -> usize {
     loop {
         let ended = child.try_wait().unwrap();
         match listener.accept() {
-            // Nobody answers: the program must go on without.
+            // The test closes the connection without an answer. The program must continue.
             Ok(connection) => {
                 drop(connection);
                 count += 1;
@@ -200,7 +204,7 @@ fn only_a_program_that_uses_cuda_connects_and_seldom_where_nobody_answers() {
     let program = workshop.program_over_bare_driver("process/process.c", "process");
     let mut command = Command::new(program);
     command.args(["some", "100"]).env("LD_LIBRARY_PATH", workshop.path(""));
-    // 400 events: at the first, and again after 1, 2, 4, ... 256 have passed by.
+    // 400 events: the first attempt is at the first event, the next ones after 1, 2, 4, ... 256 further events.
     assert_eq!(connections(command), 1 + 9);
 }
 
@@ -210,6 +214,6 @@ fn the_library_needs_nothing_but_the_c_library() {
     let text = String::from_utf8(output.stdout).unwrap();
     let needed: Vec<&str> =
         text.lines().filter(|l| l.contains("(NEEDED)")).filter_map(|l| l.split(['[', ']']).nth(1)).collect();
-    // Anything more would have to be in every container, or nothing traced would start there.
+    // Any further library would have to exist in every container; without it no traced program would start there.
     assert_eq!(needed, ["libc.so.6"]);
 }

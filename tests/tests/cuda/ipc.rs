@@ -1,5 +1,7 @@
-//! CUDA memory passed between processes: it is the sender's. The receiver's trace has what it opened, its figures count it nowhere but as
-//! imported, and both processes' events equal PyTorch's recorder and the simulated CUDA's ledger.
+//! CUDA memory that one process passes to another belongs to the sender.
+//!
+//! The receiver's trace has the handles that it opened, and its totals count the memory only as imported. Both
+//! processes' events equal PyTorch's recorder and the simulated CUDA's ledger.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +15,14 @@ use serde_json::Value;
 struct Side {
     /// Its entry in `summary.json`.
     summary: Value,
-    /// What PyTorch recorded.
+    /// PyTorch's snapshot.
     oracle: Oracle,
-    /// Its calls, by the ledger.
+    /// Its calls in the ledger.
     calls: Vec<Call>,
 }
 
 impl Side {
-    /// Bytes a device held at most, by key (`owners` or `imported`).
+    /// The peak in bytes on a device, by key (`owners` or `imported`).
     fn peak(&self, device: usize, key: &str) -> u64 {
         let devices = self.summary["devices"].as_array().expect("devices");
         let device = devices.iter().find(|d| d["device"] == device);
@@ -29,12 +31,12 @@ impl Side {
         })
     }
 
-    /// What PyTorch's allocator reserved of a device at most.
+    /// The peak of the bytes that PyTorch's allocator reserved on a device.
     fn reserved(&self, device: usize) -> u64 {
         self.oracle.snapshot["statistics"][device]["reserved_bytes.all.peak"].as_u64().unwrap_or(0)
     }
 
-    /// The sizes in calls of this function.
+    /// The sizes of the successful calls of this function, in bytes.
     fn sizes(&self, api: &str) -> Vec<u64> {
         self.calls.iter().filter(|c| c.api == api && c.result == 0).map(|c| c.size).collect()
     }
@@ -66,7 +68,8 @@ fn run(victim: Victim) -> BTreeMap<&'static str, Side> {
     ["sender", "receiver"].map(side).into()
 }
 
-/// No byte is counted twice: each process holds what its own allocator reserved, the receiver has the sender's as imported.
+/// Requires that no byte is counted twice. Each process has the memory that its own allocator reserved; the receiver
+/// has the sender's as imported.
 #[track_caller]
 fn assert_counted_once(sides: &BTreeMap<&str, Side>, imported: u64) {
     let (sender, receiver) = (&sides["sender"], &sides["receiver"]);
@@ -82,7 +85,7 @@ fn assert_counted_once(sides: &BTreeMap<&str, Side>, imported: u64) {
 #[test]
 fn tensors_by_handle() {
     let sides = run(Victim::python("ipc/tensors.py", &[]).env("SIMCUDA_DEVICES", "2"));
-    // Each time a small segment and a large one; the two small tensors are in one.
+    // Each of the two transfers has one small segment and one large one. Both small tensors are in one segment.
     assert_eq!(sides["receiver"].sizes("cudaIpcOpenMemHandle"), [2 << 20, 24 << 20, 2 << 20, 24 << 20]);
     assert_counted_once(&sides, 26 << 20);
 }
@@ -95,7 +98,7 @@ fn tensors_in_expandable_segments() {
     let sides = run(victim);
     let receiver = &sides["receiver"];
     assert_eq!(receiver.sizes("cudaIpcOpenMemHandle"), [0; 0]);
-    // Each time both segments, piece by piece: all that the sender has reserved.
+    // Each of the two transfers imports both segments, piece by piece: all memory that the sender reserved.
     assert_eq!(receiver.sizes("cuMemImportFromShareableHandle").len(), 6);
     let reserved = sides["sender"].reserved(0);
     assert_eq!(reserved, 42 << 20);

@@ -1,9 +1,9 @@
-//! Our driver and runtime events against the simulated CUDA's ledger, call for call.
+//! Compares the recorded driver and runtime events with the simulated CUDA's ledger, call by call.
 
 use memtrace_tests::ledger::{assert_equal, ours, read};
 use memtrace_tests::victim::Victim;
 
-/// Runs a victim with a ledger and compares.
+/// Runs a program with a ledger, compares the calls, and returns their number.
 #[track_caller]
 fn compare(victim: Victim) -> usize {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Every CUDA call of every kind of program is recorded, as the simulated CUDA's ledger has it, and no program notices.
+//! Every CUDA call of every kind of program is recorded as in the simulated CUDA's ledger, and no program notices it.
 
 mod host;
 mod ipc;

@@ -1,6 +1,8 @@
-//! Whatever way a program finds CUDA, every allocation it makes is recorded: programs in C and Python call every hooked
-//! function by every door there is, and our events equal the simulated CUDA's ledger call for call, results and failures
-//! included. What the programs print is the same with and without memtrace.
+//! Every allocation is recorded, in whatever way the program finds CUDA.
+//!
+//! Programs in C and Python call every hooked function through every lookup mechanism. The recorded events equal the
+//! simulated CUDA's ledger call by call, including results and failures. The programs print the same with and without
+//! memtrace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -15,7 +17,7 @@ use memtrace_trace::file::Reader;
 
 const NONE: &[&str] = &[];
 
-/// Runs a command with and without memtrace, compares the output, and the events with the ledger.
+/// Runs a command with and without memtrace. Compares the output, and the events with the ledger.
 #[track_caller]
 fn compare(command: &[&OsStr], prepare: impl Fn(Victim) -> Victim) -> (Run, Reader) {
     let folder = tempfile::tempdir().unwrap();
@@ -31,18 +33,18 @@ fn compare(command: &[&OsStr], prepare: impl Fn(Victim) -> Victim) -> (Run, Read
     (run, trace)
 }
 
-/// The functions that were seen.
+/// The symbols of the recorded functions of a layer.
 fn seen(trace: &Reader, source: Source) -> BTreeSet<&'static str> {
     events(trace).iter().filter(|e| e.source == source).filter_map(|e| e.api.symbol()).collect()
 }
 
-/// All functions of a layer but those that `left_out` names.
+/// The symbols of all functions of a layer, except those whose name contains an element of `left_out`.
 fn all(source: Source, left_out: &[&str]) -> BTreeSet<&'static str> {
     let symbols = Api::ALL.iter().filter(|a| a.source() == Some(source)).filter_map(|a| a.symbol());
     symbols.filter(|s| !left_out.iter().any(|l| s.contains(l))).collect()
 }
 
-/// The file names of the calling objects, by layer, of calls that are not nested.
+/// The file names of the calling objects, by layer, for calls that are not nested.
 fn callers(trace: &Reader) -> BTreeMap<Source, BTreeSet<String>> {
     let mut callers: BTreeMap<Source, BTreeSet<String>> = BTreeMap::new();
     for event in events(trace) {
@@ -58,7 +60,7 @@ fn caller(trace: &Reader, event: &Event) -> String {
     Path::new(module).file_name().unwrap().to_string_lossy().into_owned()
 }
 
-/// A set of one name for one layer.
+/// One caller's name for one layer.
 fn only(source: Source, name: &str) -> BTreeMap<Source, BTreeSet<String>> {
     BTreeMap::from([(source, BTreeSet::from([name.to_owned()]))])
 }
@@ -72,7 +74,7 @@ fn every_runtime_function(library: &str) {
     let workshop = Workshop::new();
     let program = workshop.program("cuda/runtime.c", "program", &linked_with(library));
     let (_, trace) = compare(&[program.as_os_str()], same);
-    // Opening another process's memory has a test of its own.
+    // `ipc.rs` tests opening another process's memory.
     assert_eq!(seen(&trace, Source::Runtime), all(Source::Runtime, &["IpcOpen"]));
     assert_eq!(callers(&trace), only(Source::Runtime, "program"));
 }
@@ -167,7 +169,7 @@ fn a_free_that_fails_is_taken_back() {
         assert_ne!(event.result, 0);
         retracted += 1;
     }
-    // Eight bad pointers and a double free, some of them by way of the driver as well.
+    // Eight bad pointers and one double free; the driver's layer sees some of them too.
     assert!(retracted >= 9, "{retracted}");
 }
 
@@ -199,7 +201,7 @@ fn memory_of_another_process_is_recorded_where_it_is_opened() {
     assert_eq!(opened.map(|e| e.size).collect::<Vec<_>>(), [5 << 20, 5 << 20]);
 }
 
-/// Libraries named `names`, each linked with the runtime of the same place in `runtimes`.
+/// Compiles one library for each entry of `runtimes`, linked with that runtime.
 fn libraries(workshop: &Workshop, runtimes: &[&str]) -> Vec<PathBuf> {
     let library = |(i, runtime): (usize, &&str)| {
         let name = format!("libuser{i}.so");
@@ -211,7 +213,7 @@ fn libraries(workshop: &Workshop, runtimes: &[&str]) -> Vec<PathBuf> {
     runtimes.iter().enumerate().map(library).collect()
 }
 
-/// Loads the libraries into one process; gives the callers of calls that are not nested.
+/// Loads the libraries into one process. Returns the callers of calls that are not nested.
 #[track_caller]
 fn load(flags: &str, runtimes: &[&str]) -> BTreeMap<Source, BTreeSet<String>> {
     let workshop = Workshop::new();
@@ -223,7 +225,7 @@ fn load(flags: &str, runtimes: &[&str]) -> BTreeMap<Source, BTreeSet<String>> {
     let count = events(&trace).iter().filter(|e| e.source == Source::Driver && e.action == Action::Alloc).count();
     assert_eq!(count, 12 * runtimes.len(), "twelve allocations a library, each seen in the driver");
     for event in events(&trace).iter().filter(|e| e.source == Source::Runtime) {
-        // The library's own size tells whose call it is.
+        // Each library allocates its own size, so the size identifies the caller.
         let index = (event.size >> 20).saturating_sub(1);
         if event.action == Action::Alloc {
             assert_eq!(caller(&trace, event), format!("libuser{index}.so"));
@@ -232,7 +234,7 @@ fn load(flags: &str, runtimes: &[&str]) -> BTreeMap<Source, BTreeSet<String>> {
     callers(&trace)
 }
 
-/// One name for each number.
+/// The file names of the libraries with these numbers.
 fn users(numbers: &[u32]) -> BTreeSet<String> {
     numbers.iter().map(|i| format!("libuser{i}.so")).collect()
 }
@@ -264,7 +266,7 @@ fn libraries_that_are_unloaded_and_loaded_again_are_new_each_time() {
     let (run, trace) = compare(&command, same);
     let said = String::from_utf8_lossy(&run.output.stdout);
     assert!(said.contains("1: 0, 3 times") && said.contains("unloaded: 1") && !said.contains("unloaded: 0"), "{said}");
-    // Whatever lies where another one lay is told apart: the size tells whose call it is.
+    // The size identifies the caller, also where one library is loaded at the address of an earlier one.
     for event in events(&trace).iter().filter(|e| e.source == Source::Runtime && e.action == Action::Alloc) {
         assert_eq!(caller(&trace, event), format!("libuser{}.so", (event.size >> 16) - 1));
     }
@@ -281,7 +283,8 @@ fn many_threads_at_once_are_in_an_order_that_could_have_been() {
     let workshop = Workshop::new();
     let program = workshop.program("cuda/threads.c", "threads", &linked_with("libcudart.so.12"));
     let (_, trace) = compare(&[program.as_os_str(), "16".as_ref(), "300".as_ref()], same);
-    // In the order of our numbers no address is given out while it is in use, nor released while it is not: in either layer.
+    // In the order of sequence numbers, no address is allocated while in use nor freed while not in use. This holds in
+    // each layer.
     for source in [Source::Runtime, Source::Driver] {
         let mut live = BTreeSet::new();
         for event in events(&trace).iter().filter(|e| e.source == source) {
@@ -344,7 +347,7 @@ fn a_program_linked_with_one_runtime_gets_the_functions_of_the_other_that_it_ask
     let said = String::from_utf8_lossy(&run.output.stdout);
     assert_eq!(String::from_utf8_lossy(&alone.stdout), said);
     assert!(said.contains("own 2, other 0") && said.contains("own 0, other 2"), "{said}");
-    // The other runtime's calls are seen in the driver at least.
+    // At least the driver's layer records the other runtime's calls.
     let sizes = events(&run.trace()).into_iter().filter(|e| e.source == Source::Driver && e.action == Action::Alloc);
     assert_eq!(sizes.map(|e| e.size).collect::<Vec<_>>(), [1 << 50, 1 << 50, 100, 200]);
 }

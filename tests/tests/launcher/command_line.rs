@@ -1,4 +1,4 @@
-//! Bad input gives one clear line with the mend, and the exit code that design and env(1) promise.
+//! Bad input gives one clear line with a fix, and the exit status that docs and env(1) define.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::launcher_support::*;
 
-/// Runs memtrace with these words; gives exit code and stderr.
+/// Runs memtrace with these arguments. Returns the exit status and stderr.
 fn run(words: &[&str]) -> (i32, String) {
     let folder = tempfile::tempdir().unwrap();
     let output = output(Command::new(memtrace()).current_dir(&folder).args(words));
@@ -85,7 +85,7 @@ fn a_setuid_program_is_refused() {
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("setuid");
     std::fs::copy(compiled("victim.c"), &program).unwrap();
-    // Only root can give a file away; elsewhere any foreign setuid program of the system will do.
+    // Only root can change a file's owner. Other users use any setuid program of the system.
     let is_ours = std::os::unix::fs::chown(&program, Some(65534), None).is_ok();
     let program = if is_ours {
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
@@ -178,7 +178,7 @@ fn a_run_that_is_none_is_bad_input() {
     }
 }
 
-/// What `--help` lists: commands and long options.
+/// The commands and long options that `--help` lists.
 fn helped(words: &[&str]) -> Vec<String> {
     let help = output(Command::new(memtrace()).args(words).arg("--help"));
     let text = String::from_utf8(help.stdout).unwrap();
@@ -188,7 +188,7 @@ fn helped(words: &[&str]) -> Vec<String> {
         .collect()
 }
 
-/// Every command has a page, which troff reads without a complaint and which has every option of `--help`.
+/// Every command has a manual page. troff reads it without a warning, and it has every option of `--help`.
 #[test]
 fn manual_pages() {
     let folder = tempfile::tempdir().unwrap();

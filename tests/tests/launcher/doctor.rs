@@ -1,5 +1,7 @@
-//! `memtrace doctor` says what is there, what is off and why, and the mend; its answer is also its exit status. Every answer is
-//! compared with something that is not doctor: the trace, the Pythons themselves, the test suite's own text.
+//! `memtrace doctor` reports what can be recorded, what is off and why, and the fix. Its exit status gives the same
+//! answer.
+//!
+//! Every answer is compared with an independent source: the trace, the Pythons themselves, the test suite's own text.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -15,10 +17,10 @@ use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::Reader;
 use serde_json::Value;
 
-/// A PATH with few Pythons: each takes a moment.
+/// A PATH with few Pythons, because doctor runs each of them.
 const SHORT_PATH: &str = "/usr/bin:/bin";
 
-/// An answer, checked for what all answers have in common.
+/// An answer of doctor, after the checks that hold for every answer.
 struct Answer {
     json: Value,
     stderr: String,
@@ -44,7 +46,7 @@ impl Answer {
         answer
     }
 
-    /// Every finding, wherever it stands.
+    /// Every finding, at any depth of the JSON.
     fn findings(&self) -> Vec<&Value> {
         fn collect<'a>(value: &'a Value, found: &mut Vec<&'a Value>) {
             match value {
@@ -73,7 +75,7 @@ impl Answer {
         &processes[0]
     }
 
-    /// What is off, by name.
+    /// The names of the findings that are off.
     fn off(&self) -> Vec<&str> {
         let off = self.findings().into_iter().filter(|f| f["state"] == "off");
         off.filter_map(|f| f["what"].as_str()).collect()
@@ -97,7 +99,7 @@ fn ask<S: AsRef<OsStr>>(words: &[S]) -> Answer {
     Answer::of(&doctor(words).output().unwrap())
 }
 
-/// Doctor looks at a program over the simulated CUDA; only the environment's own Python is on PATH.
+/// Runs doctor on a program over the simulated CUDA, with only the environment's own Python on PATH.
 fn over_simcuda(torch: Option<&str>, words: &[&str]) -> Output {
     let script = "PATH=${PATH%%:*}:/usr/bin:/bin; exec \"$@\"";
     let memtrace = memtrace();
@@ -115,7 +117,7 @@ fn program(name: &str) -> String {
 
 #[test]
 fn this_machine() {
-    // The PATH of whoever runs the tests, with all its Pythons.
+    // The PATH of the user who runs the tests, with all its Pythons.
     let output = Command::new(memtrace()).args(["doctor", "--json"]).output().unwrap();
     let answer = Answer::of(&output);
     assert_eq!(answer.json["program"], Value::Null);
@@ -126,7 +128,7 @@ fn this_machine() {
     let pythons = answer.json["machine"]["pythons"].as_array().unwrap();
     assert!(pythons.first().is_some_and(|p| p["is_default"] == true), "{pythons:#?}");
     for python in pythons {
-        // Its own account of its version, through another door.
+        // The interpreter's own `--version` is the independent source.
         let said = Command::new(python["path"].as_str().unwrap()).arg("--version").output().unwrap();
         let said = String::from_utf8_lossy(&[said.stdout, said.stderr].concat()).into_owned();
         let version = python["version"].as_str().unwrap();
@@ -138,7 +140,7 @@ fn this_machine() {
         assert!(supported || stacks["mend"].is_string(), "{python:#}");
     }
 
-    // The page for people says the same, and is no terminal's.
+    // The text output agrees with the JSON, without terminal escapes.
     let page = Command::new(memtrace()).arg("doctor").env("PATH", SHORT_PATH).output().unwrap();
     let text = String::from_utf8(page.stdout).unwrap();
     let first = text.lines().next().unwrap();
@@ -147,12 +149,12 @@ fn this_machine() {
     assert!(!text.contains('\x1b'), "{text}");
 }
 
-/// How many events of a trace are so.
+/// The number of a trace's events that match.
 fn number(events: &[Event], which: impl Fn(&Event) -> bool) -> u64 {
     events.iter().filter(|e| which(e)).count() as u64
 }
 
-/// The figure a finding begins with.
+/// The number that a finding's text begins with.
 #[track_caller]
 fn figure(finding: &Value) -> u64 {
     let found = finding["found"].as_str().unwrap();
@@ -170,7 +172,7 @@ fn a_training_run_over_the_simulated_cuda() {
     assert_eq!(output.status.code(), Some(0), "{:?}", answer.off());
     assert!(answer.stderr.contains("peak 489624576"), "the program's own output: {}", answer.stderr);
 
-    // Every figure against the trace, which -o kept.
+    // Compare every number with the trace, which `-o` kept.
     let traces: Vec<_> = std::fs::read_dir(&run)
         .unwrap()
         .map(|e| e.unwrap().path())
@@ -214,7 +216,7 @@ fn a_training_run_over_the_simulated_cuda() {
         ["python", "merged", "native", "autograd", "none"].iter().map(|k| stacks[*k].as_u64().unwrap()).sum();
     assert_eq!(sum, number(&events, told));
     assert_eq!(process["events"], events.len());
-    // What was verified is said.
+    // The output names what was verified.
     for (name, proof) in [
         ("PyTorch tracker", "TraceEntry verified"),
         ("Python stacks", "layout verified"),
@@ -225,7 +227,7 @@ fn a_training_run_over_the_simulated_cuda() {
     }
     assert!(process["pytorch"]["version"].as_str().unwrap().starts_with("2.11.0"), "{}", process["pytorch"]);
     assert_eq!(process["pytorch"]["tested"]["state"], "ok");
-    // The environment's Python has this PyTorch, by its files alone.
+    // Doctor also finds this PyTorch in the environment's Python, from its files alone.
     let python = &answer.json["machine"]["pythons"][0];
     assert_eq!(python["pytorch"]["version"], process["pytorch"]["version"], "{python:#}");
 }
@@ -257,7 +259,7 @@ fn what_gives_memory_a_meaning() {
         assert_eq!(finding["state"], "ok", "{finding}");
         assert!(expected > 0 && figure(finding) == expected, "{expected}: {finding}");
     }
-    // A program without all that: nothing is off, and each says why there is nothing.
+    // A program without these features: nothing is off, and each finding gives the reason for its absence.
     let one = "import torch; torch.zeros(1 << 20, device='cuda')";
     let plain = Answer::of(&over_simcuda(None, &["--json", "--", "python", "-c", one]));
     assert!(plain.off().is_empty(), "{:?}", plain.off());
@@ -299,12 +301,12 @@ fn a_python_of_an_unknown_layout() {
     let workshop = Workshop::new();
     let python = workshop.program("doctor/other_python.c", "python9", &["-rdynamic"]);
     let answer = ask(&["--", python.to_str().unwrap()]);
-    // There is no PyTorch to be asked for its grad mode either, or to name ranges.
+    // Without PyTorch the grad mode and the named ranges are off as well.
     assert_eq!(answer.off(), ["Python stacks", "grad mode", "record_function"]);
     let stacks = named(&answer.process()["layers"], "Python stacks");
     assert!(stacks["found"].as_str().unwrap().contains("version is not known"), "{stacks}");
     assert!(stacks["mend"].as_str().unwrap().contains("CPython 3.8 to 3.14"), "{stacks}");
-    // Its event is recorded all the same, with the stack that there is.
+    // The event is recorded nevertheless, with its native stack.
     assert_eq!(answer.process()["stacks"]["native"], 1);
     assert_eq!(figure(named(&answer.process()["layers"], "CPU tensors")), 1);
 }
@@ -323,26 +325,26 @@ fn no_home_and_no_path() {
     assert!(Path::new(library).is_absolute(), "{library}");
 }
 
-/// Lets a system call fail with EPERM in a child, as a sandbox does.
+/// Makes a system call fail with EPERM in a child, as a sandbox does.
 fn forbid(command: &mut Command, call: libc::c_long) {
     let filter = move || {
         let line = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
         let mut lines = [
-            // The number of the call.
+            // Load the system call's number.
             line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
             line(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
             line(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
             line(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
         ];
         let program = libc::sock_fprog { len: lines.len() as u16, filter: lines.as_mut_ptr() };
-        // SAFETY: plain numbers, and a program that lives during the call.
+        // SAFETY: `program` points to `lines`; both live until `prctl` returns, and the kernel copies the filter.
         let done = unsafe {
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
                 && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
         };
         if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     };
-    // SAFETY: async-signal-safe calls only.
+    // SAFETY: between fork and exec the closure only calls `prctl`, which is async-signal-safe. It allocates nothing.
     unsafe { command.pre_exec(filter) };
 }
 
@@ -373,7 +375,7 @@ fn limits_and_a_read_only_folder() {
     assert!(answer.machine("address space")["mend"].as_str().unwrap().contains("ulimit -v"));
 }
 
-/// Ends after two seconds what would run for ever, and tells of the one process that could not be recorded.
+/// Doctor ends a program that would run forever after two seconds, and reports the process that could not be recorded.
 #[test]
 fn time_is_up_and_a_child_without_the_recorder() {
     let workshop = Workshop::new();
@@ -407,13 +409,13 @@ fn bad_usage_is_no_answer() {
     }
 }
 
-/// The strings that a Rust file gives to constants of a type.
+/// The string constants (name, value) of a Rust file.
 fn constants(text: &str) -> BTreeSet<(String, String)> {
     let lines = text.lines().filter_map(|l| l.strip_prefix("const ")?.split_once(": &str = \""));
     lines.map(|(name, rest)| (name.to_owned(), rest.trim_end_matches("\";").to_owned())).collect()
 }
 
-/// The one list of tested versions is what the suite runs and what the documentation says.
+/// The single list of tested versions equals the versions that the suite runs and those in the documentation.
 #[test]
 fn the_list_of_tested_versions() {
     let read = |path: &str| std::fs::read_to_string(root().join(path)).unwrap();

@@ -1,4 +1,4 @@
-//! What processes record arrives in their trace: all of it, in order, or counted.
+//! Every event that a process records arrives in its trace in order, or is counted as lost.
 
 use crate::launcher_support::*;
 use memtrace_trace::event::Event;
@@ -32,7 +32,7 @@ fn everything_is_recorded() {
     assert_eq!(process["exit"]["code"], 3);
     assert_eq!(process["argv"][1], "define");
     assert_eq!(process["notices"][0]["topic"], "torch.tracker");
-    // A forged thread, an id out of bounds and a cut one.
+    // A forged thread, an id out of bounds and a truncated definition.
     assert_eq!(process["definitions_refused"], 3);
     let info: serde_json::Value = serde_json::from_str(reader.info()).unwrap();
     assert_eq!(info["pid"], process["pid"]);
@@ -124,7 +124,7 @@ fn an_image_that_replaces_another_gets_its_own_file() {
 fn exec_and_children_are_followed() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    // A shell that records nothing, two children of it, and the shell itself replaced by a third.
+    // A shell that records nothing, two children of it, and a third program that replaces the shell.
     let script =
         format!("{PRODUCER} events=1 write & {PRODUCER} events=2 write; wait; exec {PRODUCER} events=3 write exit=4");
     let output = output(recording(&run).args(["sh", "-c", &script]));
@@ -144,7 +144,7 @@ fn a_process_that_outlives_the_command_is_closed() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let fifo = folder.path().join("fifo");
-    // `sh` waits until its child has recorded, and ends before it.
+    // `sh` waits until its child has recorded, and ends before the child does.
     let script = format!(
         "mkfifo {fifo}; {PRODUCER} events=10 write say=written linger > {fifo} & read line < {fifo}; echo $line $!",
         fifo = fifo.display()

@@ -1,4 +1,4 @@
-//! Whatever dies, what was recorded is there.
+//! Whichever process dies, the events recorded before are in the trace.
 
 use std::io::Read;
 use std::process::Stdio;
@@ -24,7 +24,7 @@ fn a_killed_process_loses_nothing_that_was_published() {
     }
 }
 
-/// At any moment: what is missing is at most what each thread had in hand, and it is counted.
+/// Kills at random points in time: at most one event a thread is missing, and it is counted.
 #[test]
 fn killed_at_random_moments() {
     const THREADS: u64 = 3;
@@ -73,7 +73,7 @@ fn a_killed_launcher_leaves_a_readable_trace_and_an_undisturbed_command() {
     running.child.wait().unwrap();
     drop(stdin);
     assert_eq!(running.line(), "alive");
-    // The witness does not outlive the launcher: everybody who held the pipe's end is gone.
+    // The signal probe ends with the launcher: every process that held the pipe's write end is gone.
     assert!(running.rest().is_empty());
     wait_for(|| family.iter().all(|pid| !is_running(*pid)));
     let reader = only_trace(&run);
@@ -88,8 +88,8 @@ fn is_running(pid: i32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.rsplit_once(") ").unwrap().1.starts_with('Z'))
 }
 
-/// A limit on the size of files stands for a full disk: to the writer both are an error of write(2). It comes into force once
-/// the shared memory is there, which is a file as well.
+/// A file size limit stands for a full disk: both make write(2) fail. The limit is set after the shared memory exists,
+/// because that is a file as well.
 #[test]
 fn a_full_disk_is_said_once_and_the_command_goes_on() {
     let folder = tempfile::tempdir().unwrap();
@@ -109,7 +109,7 @@ fn a_full_disk_is_said_once_and_the_command_goes_on() {
     let mut running = Running::start(command.stdin(Stdio::piped()).stderr(Stdio::piped()));
     assert_eq!(running.line(), "first");
     let limit = libc::rlimit { rlim_cur: 100_000, rlim_max: 100_000 };
-    // SAFETY: a child of this test and a valid limit.
+    // SAFETY: `limit` is a live `rlimit` during the call, and the old limit's pointer may be null.
     assert_eq!(unsafe { libc::prlimit(running.pid(), libc::RLIMIT_FSIZE, &limit, std::ptr::null_mut()) }, 0);
     drop(running.child.stdin.take());
     assert_eq!(running.line(), "done");
@@ -148,7 +148,7 @@ fn a_stopped_launcher_gives_up_nothing() {
     running.signal(libc::SIGSTOP);
     assert!(libc::WIFSTOPPED(wait(running.pid(), libc::WUNTRACED)));
     drop(running.child.stdin.take());
-    // The producer now fills its ring and waits; half a second later it is drained on.
+    // The producer fills its ring and waits. Half a second later the launcher continues to drain it.
     std::thread::sleep(Duration::from_millis(500));
     running.signal(libc::SIGCONT);
     assert_eq!(running.line(), "second");

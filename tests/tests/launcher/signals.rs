@@ -1,4 +1,4 @@
-//! Signals and job control: as if the launcher were not there.
+//! Signals and job control work as they do without the launcher.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use crate::launcher_support::*;
 
-/// Starts the victim under memtrace, in a process group of its own, and waits until it is ready.
+/// Starts the victim under memtrace in its own process group, and waits until it is ready.
 fn start(folder: &Path, what: &str) -> Running {
     let mut command = recording(&folder.join("run"));
     command.arg(compiled("victim.c")).arg(what).process_group(0);
@@ -18,7 +18,7 @@ fn start(folder: &Path, what: &str) -> Running {
     running
 }
 
-/// The command's pid: what the launcher has as a child besides its witness.
+/// The command's process id: the launcher's child that runs the victim, as opposed to its signal probe.
 fn victim_of(launcher: i32) -> i32 {
     let exe = |pid: &i32| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|p| p.ends_with("victim"));
     children(launcher).into_iter().find(exe).unwrap()
@@ -45,7 +45,7 @@ fn a_queued_value_is_passed_on() {
     let mut running = start(folder.path(), "signals");
     let value = libc::sigval { sival_ptr: 4711 as *mut libc::c_void };
     let signal = libc::SIGRTMIN() + 1;
-    // SAFETY: a plain call on a child of this test.
+    // SAFETY: `sigqueue` takes integers and a value that only the receiver reads. The target is a child of this test.
     assert_eq!(unsafe { libc::sigqueue(running.pid(), signal, value) }, 0);
     assert_eq!(running.line(), signal.to_string());
     assert_eq!(running.line(), "value 4711");
@@ -60,10 +60,10 @@ fn a_signal_to_the_group_is_not_doubled() {
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         kill(-running.pid(), signal);
         assert_eq!(running.line(), signal.to_string());
-        // The launcher works through its signals in order: a second one would be there before this one.
+        // The launcher handles signals in order: a duplicate would arrive before this signal.
         running.signal(libc::SIGUSR1);
         assert_eq!(running.line(), libc::SIGUSR1.to_string());
-        // And the same to the launcher alone is passed on again.
+        // The same signal sent to the launcher alone is passed on.
         running.signal(signal);
         assert_eq!(running.line(), signal.to_string());
     }
@@ -88,18 +88,19 @@ fn stopped_and_continued_as_one_job() {
     let launcher = running.pid();
     let victim = victim_of(launcher);
     for _ in 0..3 {
-        // What a terminal does for Ctrl-Z.
+        // A terminal does this for Ctrl-Z.
         kill(-launcher, libc::SIGTSTP);
         let status = wait(launcher, libc::WUNTRACED);
         assert!(libc::WIFSTOPPED(status) && libc::WSTOPSIG(status) == libc::SIGTSTP, "{status:x}");
         wait_for(|| state_of(victim) == 'T');
-        // What a shell does for `fg`.
+        // A shell does this for `fg`.
         kill(-launcher, libc::SIGCONT);
         wait_for(|| state_of(victim) != 'T' && state_of(launcher) != 'T');
-        // To stop, the launcher lets the signal through; from here on it reads it again.
+        // To stop itself, the launcher unblocks the signal. Once it blocks the signal again, it reads signals as
+        // before.
         wait_for(|| blocks(launcher, libc::SIGTSTP));
     }
-    // The same, with only the launcher's pid known.
+    // The same steps, with signals to the launcher's process only.
     kill(launcher, libc::SIGTSTP);
     assert!(libc::WIFSTOPPED(wait(launcher, libc::WUNTRACED)));
     wait_for(|| state_of(victim) == 'T');
@@ -120,10 +121,11 @@ fn blocks(pid: i32, signal: i32) -> bool {
     u64::from_str_radix(mask.trim(), 16).unwrap() & 1 << (signal - 1) != 0
 }
 
-/// A terminal that does not echo, as an echo and the program's own lines come in any order: our end, and the program's.
+/// A pseudoterminal: our end and the program's. It does not echo, because echo and program output would mix in any
+/// order.
 fn terminal() -> (File, OwnedFd) {
     let (mut ours, mut theirs) = (-1, -1);
-    // SAFETY: two places for two new descriptors; the other arguments may be null.
+    // SAFETY: `ours` and `theirs` are live, writable integers during the call; `openpty` allows null for the rest.
     unsafe {
         assert_eq!(
             libc::openpty(&mut ours, &mut theirs, std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut()),
@@ -138,16 +140,17 @@ fn terminal() -> (File, OwnedFd) {
     }
 }
 
-/// Starts a command as the leader of a session on a terminal of its own.
+/// Starts a command as a session leader with its own controlling terminal.
 fn start_on(terminal: &OwnedFd, command: &mut Command) -> std::process::Child {
     let stdio = || Stdio::from(terminal.try_clone().unwrap());
     command.stdin(stdio()).stdout(stdio()).stderr(stdio());
     let fd = terminal.as_raw_fd();
-    // SAFETY: async-signal-safe calls only.
+    // SAFETY: between fork and exec the closure makes only system calls, which are async-signal-safe. It allocates
+    // nothing.
     unsafe {
         command.pre_exec(move || {
             libc::setsid();
-            // A test run in the background of a script ignores these two.
+            // A script's background job ignores these two signals.
             libc::signal(libc::SIGINT, libc::SIG_DFL);
             libc::signal(libc::SIGQUIT, libc::SIG_DFL);
             libc::ioctl(0, libc::TIOCSCTTY, 0);
@@ -204,7 +207,7 @@ fn a_shell_on_a_terminal_controls_the_job() {
     until("Stopped");
     writeln!(ours, "fg").unwrap();
     until("default");
-    // The shell says what it will continue before it does so, and gives the terminal away in between.
+    // The shell prints the job that it continues first, then gives the terminal to it, and only then continues it.
     wait_for(|| state_of(victim) != 'T');
     ours.write_all(b"\x03").unwrap();
     writeln!(ours, "echo status=$?").unwrap();

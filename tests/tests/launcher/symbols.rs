@@ -1,4 +1,5 @@
-//! When a run ends, the names of its native code are put into the run folder, and a report is the same where its libraries are not.
+//! At the end of a run, the names of its native code are stored in the run folder. So a report is the same without the
+//! libraries.
 
 use std::path::Path;
 use std::process::Command;

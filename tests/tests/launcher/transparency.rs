@@ -1,4 +1,4 @@
-//! A command cannot tell whether memtrace runs it.
+//! A command cannot detect that memtrace runs it.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::launcher_support::*;
 
-/// Runs a command plainly and under memtrace, both prepared in the same way.
+/// Runs a command with and without memtrace, both prepared by `prepare`.
 fn both(words: &[&str], prepare: impl Fn(&mut Command)) -> (Output, Output) {
     let folder = tempfile::tempdir().unwrap();
     let mut plain = Command::new(words[0]);
@@ -34,7 +34,7 @@ fn state() -> [&'static str; 4] {
 }
 
 fn before_exec(command: &mut Command, action: impl FnMut() -> std::io::Result<()> + Send + Sync + 'static) {
-    // SAFETY: the actions below make async-signal-safe calls only.
+    // SAFETY: every closure that this file passes makes async-signal-safe calls only.
     unsafe { command.pre_exec(action) };
 }
 
@@ -48,7 +48,7 @@ fn everything_inherited_is_the_same() {
 fn ignored_and_blocked_signals_stay_so() {
     let seen = assert_same(&state(), |command| {
         before_exec(command, || {
-            // SAFETY: plain calls; the set is initialised before use.
+            // SAFETY: `sigset_t` is initialized before use, and `signal` with `SIG_IGN` installs no handler.
             unsafe {
                 for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGPIPE, libc::SIGCHLD, libc::SIGXFSZ, libc::SIGTSTP] {
                     libc::signal(signal, libc::SIG_IGN);
@@ -70,10 +70,10 @@ fn ignored_and_blocked_signals_stay_so() {
 
 #[test]
 fn sigpipe_kills_by_default() {
-    // Rust's own default for children would hide a mistake here: set it plainly.
+    // Rust resets SIGPIPE in children, which would hide an error here. So the test sets the disposition itself.
     let seen = assert_same(&state(), |command| {
         before_exec(command, || {
-            // SAFETY: a plain call.
+            // SAFETY: `signal` with `SIG_DFL` installs no handler and touches no memory.
             unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
             Ok(())
         });
@@ -85,7 +85,7 @@ fn sigpipe_kills_by_default() {
 fn closed_and_extra_descriptors() {
     let seen = assert_same(&state(), |command| {
         before_exec(command, || {
-            // SAFETY: plain calls on descriptors of the child to be.
+            // SAFETY: the path is a NUL-terminated literal, and the descriptors belong to the forked child.
             unsafe {
                 libc::close(0);
                 libc::close(2);
@@ -104,7 +104,7 @@ fn umask_limits_and_environment() {
     let seen = assert_same(&state(), |command| {
         command.env_clear().envs([("ZED", "1"), ("ALPHA", "a=b"), ("PATH", "/bin:/usr/bin"), ("HOME", "/nonexistent")]);
         before_exec(command, || {
-            // SAFETY: plain calls with a valid limit.
+            // SAFETY: `limit` is a live `rlimit` during the call; `umask` takes an integer.
             unsafe {
                 libc::umask(0o137);
                 let limit = libc::rlimit { rlim_cur: 100, rlim_max: 200 };
@@ -119,7 +119,7 @@ fn umask_limits_and_environment() {
 
 #[test]
 fn other_preloaded_libraries_are_kept() {
-    // The name of a library that does not exist is enough: the loader complains about it, in both.
+    // The library need not exist: the loader reports it as missing in both runs.
     let (_, recorded) = both(&["sh", "-c", "echo $LD_PRELOAD"], |command| {
         command.env("LD_PRELOAD", "/no/such/one.so /no/such/two.so");
     });
@@ -137,7 +137,7 @@ fn shells_and_pipelines() {
     assert_same(&["sh", "-c", "cat /no/such/file"], |_| {});
     assert_same(&["sh", "-c", "ulimit -a; umask; pwd; echo $0 $# $PPID | wc -w"], |_| {});
     assert_same(&["env", "-i", "sh", "-c", "env | sort"], |_| {});
-    // A program that leaves descriptors to its children.
+    // A program that passes descriptors on to its children.
     assert_same(&["sh", "-c", "exec 5</dev/null; ls /proc/self/fd | wc -l"], |_| {});
 }
 

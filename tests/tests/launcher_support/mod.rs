@@ -1,5 +1,5 @@
-//! What the launcher's tests share: the binary, victims compiled on the spot, and ways to watch processes without waiting for
-//! time.
+//! The binary under test, programs compiled on the spot, and ways to watch processes without fixed delays. Shared by
+//! the launcher's tests.
 #![allow(dead_code, reason = "every test binary uses its part")]
 
 use std::ffi::OsStr;
@@ -12,14 +12,14 @@ use memtrace_trace::event::Event;
 use memtrace_trace::file::Reader;
 use serde_json::Value;
 
-/// The binary under test: `MEMTRACE_BIN`, or the one of this build's profile, brought up to date by cargo.
+/// The binary under test: `MEMTRACE_BIN`, or the one of this build's profile, which cargo builds first.
 pub(crate) fn memtrace() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         if let Some(path) = std::env::var_os("MEMTRACE_BIN") {
             return path.into();
         }
-        // .../target/<profile>/deps/<this test>
+        // The test's own path is .../target/<profile>/deps/<this test>.
         let test = std::env::current_exe().unwrap();
         let folder = test.ancestors().nth(2).unwrap();
         let profile = folder.file_name().and_then(OsStr::to_str).unwrap();
@@ -35,7 +35,7 @@ pub(crate) fn memtrace() -> &'static Path {
     })
 }
 
-/// `memtrace --quiet -o FOLDER --`, to be followed by a command.
+/// `memtrace --quiet -o FOLDER --`; the caller appends a command.
 pub(crate) fn recording(folder: &Path) -> Command {
     let mut command = Command::new(memtrace());
     command.arg("--quiet").arg("-o").arg(folder).arg("--");
@@ -45,7 +45,7 @@ pub(crate) fn recording(folder: &Path) -> Command {
 /// The program that records without a GPU (`programs/launcher/producer.rs`).
 pub(crate) const PRODUCER: &str = env!("CARGO_BIN_EXE_producer");
 
-/// A C program of `programs/launcher`, compiled.
+/// The path of a compiled C program of `programs/launcher`.
 pub(crate) fn compiled(source: &str) -> &'static Path {
     static PROGRAMS: OnceLock<tempfile::TempDir> = OnceLock::new();
     static VICTIM: OnceLock<PathBuf> = OnceLock::new();
@@ -65,12 +65,12 @@ pub(crate) fn compile(source: &str, program: &Path, flags: &[&str]) {
     assert!(status.success());
 }
 
-/// Runs to the end.
+/// Runs the command to its end, without stdin.
 pub(crate) fn output(command: &mut Command) -> Output {
     command.stdin(Stdio::null()).output().unwrap()
 }
 
-/// What was printed on stderr.
+/// The text on stderr.
 pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
@@ -82,21 +82,21 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts it.
+    /// Starts the command.
     pub(crate) fn start(command: &mut Command) -> Running {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         Running { child, lines }
     }
 
-    /// The next line; empty at the end.
+    /// The next line without its line end; empty at the end of stdout.
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
     }
 
-    /// All lines to the end.
+    /// All remaining lines up to an empty one or the end.
     pub(crate) fn rest(&mut self) -> Vec<String> {
         std::iter::from_fn(|| Some(self.line()).filter(|l| !l.is_empty())).collect()
     }
@@ -106,7 +106,7 @@ impl Running {
         self.child.id() as i32
     }
 
-    /// Sends a signal; a negative `to` means its process group.
+    /// Sends a signal to the process.
     pub(crate) fn signal(&self, signal: i32) {
         kill(self.pid(), signal);
     }
@@ -114,38 +114,39 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A test that failed leaves nothing running.
+        // A failed test leaves no process running.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// `kill(2)`.
+/// `kill(2)`; a negative `pid` is a process group. Panics when it fails.
 pub(crate) fn kill(pid: i32, signal: i32) {
-    // SAFETY: a plain call on a process of this test.
+    // SAFETY: `kill` takes two integers and touches no memory of this process. `pid` is a process that this test
+    // started.
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "kill({pid}, {signal})");
 }
 
-/// `waitpid(2)`: the status word.
+/// `waitpid(2)`; returns the status word.
 pub(crate) fn wait(pid: i32, options: i32) -> i32 {
     let mut status = 0;
-    // SAFETY: a child of this process, and a place for its status.
+    // SAFETY: `status` is a live, writable `c_int` for the duration of the call.
     assert_eq!(unsafe { libc::waitpid(pid, &mut status, options) }, pid);
     status
 }
 
-/// The children of a process.
+/// The child processes of a process.
 pub(crate) fn children(pid: i32) -> Vec<i32> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     text.split_whitespace().map(|p| p.parse().unwrap()).collect()
 }
 
-/// `run.json` of a run.
+/// The parsed `run.json` of a run folder.
 pub(crate) fn manifest(folder: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(folder.join("run.json")).unwrap()).unwrap()
 }
 
-/// The only process of a run.
+/// The only process in the manifest.
 pub(crate) fn only_process(folder: &Path) -> Value {
     let manifest = manifest(folder);
     let processes = manifest["processes"].as_array().unwrap();
@@ -153,7 +154,7 @@ pub(crate) fn only_process(folder: &Path) -> Value {
     processes[0].clone()
 }
 
-/// The traces of a run, by file name.
+/// The paths of a run's traces, sorted.
 pub(crate) fn traces(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
     let mut traces: Vec<_> = entries.filter(|p| p.extension().is_some_and(|e| e == "mtr")).collect();
@@ -168,7 +169,7 @@ pub(crate) fn only_trace(folder: &Path) -> Reader {
     Reader::open(&traces[0]).unwrap()
 }
 
-/// All events of a trace.
+/// All events of a trace in file order.
 pub(crate) fn events(reader: &Reader) -> Vec<Event> {
     let mut all = Vec::new();
     for block in reader.blocks() {
@@ -179,7 +180,7 @@ pub(crate) fn events(reader: &Reader) -> Vec<Event> {
     all
 }
 
-/// Waits for something to become true; the test harness's own time limit is the only one.
+/// Waits until `condition` is true. Only the test harness's time limit ends the wait.
 pub(crate) fn wait_for(mut condition: impl FnMut() -> bool) {
     while !condition() {
         std::thread::sleep(std::time::Duration::from_millis(5));

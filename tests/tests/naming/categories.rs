@@ -1,4 +1,5 @@
-//! Programs that know what their memory is for, over the simulated CUDA: every block they name must have that category, at that moment.
+//! Programs that print the purpose of their blocks, over the simulated CUDA. Every printed block must have that
+//! category at that time.
 
 use std::path::Path;
 
@@ -6,7 +7,7 @@ use memtrace_analysis::export::{TimelineForm, Window, blocks_csv, timeline};
 use memtrace_analysis::{Process, Run, open_run};
 use memtrace_tests::victim::{Victim, packages};
 
-/// A line of the table of blocks.
+/// One line of the block table.
 struct Block {
     address: u64,
     since: u64,
@@ -16,7 +17,7 @@ struct Block {
     requested: u64,
 }
 
-/// The process that speaks: the only one, or the one of rank 0.
+/// The process that prints: the only one, or rank 0.
 fn speaker(run: &Run) -> &Process {
     run.processes().iter().find(|process| process.rank() == Some(0)).unwrap_or(&run.processes()[0])
 }
@@ -31,7 +32,7 @@ fn blocks(run: &Path) -> Vec<Block> {
     let column = |name: &str| columns.iter().position(|c| *c == name).unwrap();
     lines
         .map(|line| {
-            // What may hold commas is not among the first ones.
+            // The fields that may contain commas are the last ones.
             let fields: Vec<&str> = line.split(',').collect();
             let number = |name: &str| fields[column(name)].parse::<u64>().ok();
             Block {
@@ -46,7 +47,8 @@ fn blocks(run: &Path) -> Vec<Block> {
         .collect()
 }
 
-/// Runs a case; every block that the program names must be what it says, and there must be `least` such of each category.
+/// Runs a case. Every block that the program prints must have the printed category, and each category must have at
+/// least `least` blocks.
 #[track_caller]
 fn is_right(case: &str, least: &[(&str, usize)]) {
     victim_is_right(&Victim::python("torch/categories.py", &[case]), case, least);
@@ -83,7 +85,7 @@ fn victim_is_right(victim: &Victim, case: &str, least: &[(&str, usize)]) {
     timeline_has_the_peak(&run.path(), &output);
 }
 
-/// The timeline's highest moment is what PyTorch counted, and its raw form adds up to its other one.
+/// The timeline's maximum equals PyTorch's count, and the raw format sums to the other format.
 #[track_caller]
 fn timeline_has_the_peak(run: &Path, output: &str) {
     let run = open_run(run).unwrap();
@@ -154,7 +156,7 @@ fn a_cache_of_pieces() {
     is_right("appended", &[("kv_cache", 32)]);
 }
 
-/// What an inference-only program keeps of its calls, or makes larger with each, is not always a cache.
+/// Results that an inference-only program keeps, or a tensor that grows with each call, are not always a cache.
 #[test]
 fn results_are_no_cache() {
     is_right("kept_results", &[("activation", 18)]);
@@ -173,7 +175,7 @@ fn copies_for_another_device() {
     victim_is_right(&victim, "replicated", &[("communication_bucket", 4), ("parameter", 10)]);
 }
 
-/// Parameters that are views of ZeroRedundancyOptimizer's buckets are parameters.
+/// Parameters that are views of ZeroRedundancyOptimizer's buckets have the category parameter.
 #[test]
 fn parameters_in_buckets() {
     is_right("sharded", &[("parameter", 50), ("gradient", 60)]);
@@ -205,7 +207,7 @@ fn buckets_of_ddp() {
 mod exhaustive {
     use super::*;
 
-    /// By the package's own classes, of a Llama with random weights.
+    /// The cache classes of transformers, with a Llama of random weights.
     #[test]
     fn caches_of_transformers() {
         let packages = packages(&[
@@ -230,7 +232,7 @@ mod exhaustive {
         }
     }
 
-    /// The first FSDP: one flat parameter for many.
+    /// FSDP1 (`FullyShardedDataParallel`): one flat parameter holds many parameters.
     #[test]
     fn what_flat_parameters_are_gathered_from() {
         for kind in ["original", "flat"] {
@@ -238,7 +240,7 @@ mod exhaustive {
                 Victim::python("torch/flat.py", &[kind]).env("SIMCUDA_DEVICES", "2").env("OMP_NUM_THREADS", "1");
             let least = [("communication_bucket", 4), ("parameter", 8), ("gradient", 8), ("optimizer_state", 8)];
             victim_is_right(&victim, kind, &least);
-            // What gradients of all ranks are reduced into are the gradients.
+            // The buffers into which the gradients of all ranks are reduced have the category gradient.
             victim_is_right(&victim.option("--no-names"), kind, &least);
         }
     }

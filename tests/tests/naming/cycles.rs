@@ -1,4 +1,5 @@
-//! `--cycles`: the objects of reference cycles that held tensors, in pictures and words; the program sees nothing of it.
+//! `--cycles` shows the objects of reference cycles that held tensors, as graphs and as text. The program does not
+//! notice it.
 
 use memtrace_analysis::load::TraceRecording;
 use memtrace_analysis::model::held_by_cycles;
@@ -9,7 +10,7 @@ use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::Verdict;
 use memtrace_trace::event::{Action, Flags};
 
-/// The pages in the run's folder, by name.
+/// The HTML pages in the run folder, as (name, content).
 fn pages(run: &Run) -> Vec<(String, String)> {
     let mut pages: Vec<_> = std::fs::read_dir(run.path())
         .expect("the run's folder")
@@ -22,7 +23,7 @@ fn pages(run: &Run) -> Vec<(String, String)> {
     pages
 }
 
-/// What the trace says of cycles: file and words, without repetitions.
+/// The cycles in the trace, as (file, text), without consecutive repetitions.
 fn told(run: &Run) -> Vec<(String, String)> {
     let mut told: Vec<_> =
         run.trace().definitions().cycles.iter().map(|c| (c.file.to_string(), c.text.to_string())).collect();
@@ -37,7 +38,7 @@ fn finding(run: &Run) -> FindingSummary {
     findings.find(|f| f.rule == "reference cycle").expect("the finding")
 }
 
-/// Frees by the collector: addresses and sizes.
+/// The sizes in bytes of the blocks that the garbage collector freed.
 fn collected(run: &Run) -> Vec<u64> {
     let trace = run.trace();
     let of_gc = |e: &memtrace_trace::event::Event| e.flags.contains(Flags::IN_GC) && e.action == Action::FreeRequested;
@@ -56,7 +57,7 @@ fn a_tree_whose_nodes_know_their_parents() {
 
     let pages = pages(&with);
     let [(name, html)] = &pages[..] else { panic!("one kind of cycle: {pages:#?}") };
-    // What PyTorch's own page has of it: the class, the attributes, the tensor.
+    // PyTorch's own page contains the same class, attributes and tensor.
     for word in
         ["__main__.Node", "[\\'parent\\']", "[\\'children\\']", "torch.Tensor (torch.Size([1024, 1024]))", "<html>"]
     {
@@ -66,22 +67,22 @@ fn a_tree_whose_nodes_know_their_parents() {
     let finding = finding(&with);
     assert_eq!(finding.files, std::slice::from_ref(name));
     let shown: Vec<_> = finding.evidence.iter().filter(|line| line.starts_with("the cycle's objects: ")).collect();
-    // Which of the children it is does not matter.
+    // Either child may be the one shown.
     let shown: Vec<String> = shown.iter().map(|line| line.replace("[1]", "[0]").replace("[2]", "[0]")).collect();
     let expected = format!(
         "the cycle's objects: {name}: Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor float32[1024, 1024] \
          and 3 more tensors"
     );
     assert_eq!(shown, [expected]);
-    // The same memory is freed by as many collections, and the line is the same.
+    // The same number of collections frees the same memory, and the finding names the same line.
     assert_eq!(finding.headline, plain.headline);
     assert_eq!(finding.place.map(|p| p.place), plain.place.map(|p| p.place));
     assert_eq!(finding.evidence[0], plain.evidence[0]);
     assert_eq!(collected(&with), collected(&without));
-    // The page for people names the file.
+    // The text report names the file.
     let page = std::fs::read_to_string(with.path().join("summary.txt")).expect("summary.txt");
     assert!(page.contains("cycle-0.html: Node.children -> list["), "{page}");
-    // The tensors that it held are those that were allocated where the report says.
+    // The tensors in the cycle are those allocated at the reported line.
     let recording = TraceRecording::open(with.trace().path()).expect("a readable trace");
     let held = held_by_cycles(&recording);
     assert_eq!(held.len(), 4);
@@ -105,7 +106,7 @@ fn an_exception_that_its_own_frame_keeps() {
     }
 }
 
-/// What the program sees is what it sees alone, but for our function in `gc.callbacks`.
+/// The program sees the same state as without memtrace, except our function in `gc.callbacks`.
 #[track_caller]
 fn check_unchanged(case: &str, with: impl Fn(Victim) -> Victim) -> Run {
     let victim = with(Victim::python("cycles/kinds.py", &[case]));
@@ -122,7 +123,7 @@ fn check_unchanged(case: &str, with: impl Fn(Victim) -> Victim) -> Run {
     run
 }
 
-/// One of each kind, whichever time it comes.
+/// Requires one cycle of each kind, whichever order they appear in.
 #[track_caller]
 fn check_kinds(run: &Run, has_pages: bool) {
     let told = told(run);
@@ -132,7 +133,7 @@ fn check_kinds(run: &Run, has_pages: bool) {
     }
     assert_eq!(has("function closure.<locals>.inner"), 1, "{told:#?}");
     assert!(has("Node.children -> list[0] -> dict['parent'] -> Node") >= 1, "{told:#?}");
-    // What PyTorch's module could not show is told in words, and counted.
+    // A cycle that PyTorch's module cannot draw is described in text, and counted.
     let broken = told.iter().find(|(_, text)| text.contains("Broken")).expect("told");
     assert_eq!(broken.0, "");
     let shown = told.iter().filter(|(file, _)| !file.is_empty()).count();
@@ -165,7 +166,7 @@ fn objects_that_are_stored_when_they_are_shown_live_on() {
 
 #[test]
 fn a_release_without_the_module() {
-    // As such a release would have it.
+    // Make the module unavailable, as in such a release.
     let hidden = tempfile::tempdir().expect("a folder");
     let text = "import sys\nsys.modules['torch.utils.viz._cycles'] = None\n";
     std::fs::write(hidden.path().join("sitecustomize.py"), text).expect("a file");

@@ -1,5 +1,6 @@
-//! The same program gives the same names, categories and report, however busy the machine is: runs that are delayed at random places
-//! (`memtrace_tests::disturbance`) against one that is not.
+//! The same program gives the same names, categories and report, however busy the machine is.
+//!
+//! Runs that are delayed at random places (`memtrace_tests::disturbance`) are compared with a run without delays.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +12,8 @@ use serde_json::{Value, json};
 const RUNS: u64 = 1;
 const MANY_RUNS: u64 = 20;
 
-/// Fields of summary.json that are of the run and not of the program: times, process ids, paths, what memtrace's own work took.
+/// Whether a field of `summary.json` differs between runs of one program: times, process ids, paths, memtrace's own
+/// cost.
 fn is_of_the_run(key: &str) -> bool {
     key.ends_with("_ns") || key.ends_with("_us") || ["pid", "ppid", "path", "trace", "snapshot", "files"].contains(&key)
 }
@@ -28,7 +30,7 @@ fn canonical(value: &Value) -> Value {
     }
 }
 
-/// What is said of each process of a run, in an order that does not depend on process ids.
+/// The report and the names of each process, in an order that does not depend on process ids.
 fn said(run: &Run) -> BTreeSet<String> {
     let text = std::fs::read_to_string(run.path().join("summary.json")).expect("summary.json");
     let summary: Value = serde_json::from_str(&text).expect("JSON");
@@ -38,7 +40,8 @@ fn said(run: &Run) -> BTreeSet<String> {
     }
     for trace in run.traces() {
         let definitions = trace.definitions();
-        // Names with the number of the event after which they were read: not one scan came earlier or later.
+        // Names come with the number of the event after which they were read. Equal numbers show that each scan ran at
+        // the same point.
         let tensors =
             definitions.tensor_names.iter().map(|n| json!([n.seq, format!("{:?}", n.kind), &*n.name, &*n.shape]));
         let modules = definitions.nn_names.iter().map(|n| json!([n.seq, &*n.class, &*n.name]));
@@ -51,7 +54,7 @@ fn said(run: &Run) -> BTreeSet<String> {
 
 #[track_caller]
 fn check(victim: Victim, runs: u64) {
-    // Of the hashes of texts the interpreter's own objects depend.
+    // The interpreter's own objects depend on the string hashes, so the hash seed is fixed.
     let victim = victim.env("PYTHONHASHSEED", "0").env("OMP_NUM_THREADS", "1");
     let calm = victim.run();
     calm.assert_ended_well();

@@ -1,12 +1,14 @@
-//! Which autograd node made a backward block, and for which forward call: against `forward_frames`, which PyTorch 2.11's recorder
-//! gives under anomaly mode, string for string, and against the nodes that PyTorch's profiler saw the engine evaluate. A statement over
-//! several lines: `recording/programs.rs`.
+//! The autograd node that made each backward block, and the forward call that made the node.
+//!
+//! The first oracle is `forward_frames`, which PyTorch 2.11's recorder writes under anomaly mode; the strings must be
+//! equal. The second is the list of nodes that PyTorch's profiler saw the engine evaluate. `recording/programs.rs`
+//! tests a statement over several lines.
 
 use memtrace_tests::snapshots::{at_least, pickle, record, vizcheck};
 use memtrace_tests::victim::Victim;
 use serde_json::Value;
 
-/// What one thread does, and so does the same in every run.
+/// The cases that run on one thread, and so are the same in every run.
 const ONE_THREAD: [&str; 8] = [
     "function",
     "modules",
@@ -23,7 +25,7 @@ fn calls(cases: &[&str]) -> Victim {
     Victim::python("torch/forward_calls.py", cases)
 }
 
-/// Compares under anomaly mode, then with our own recording without it.
+/// Compares the recording under anomaly mode with PyTorch's, then with our own recording without anomaly mode.
 #[track_caller]
 fn compare(cases: &[&str], least: u64) -> Value {
     let under_anomaly = record(calls(cases).env("MEMTRACE_TEST_ANOMALY", "1"));

@@ -1,4 +1,5 @@
-//! Whether autograd was recording at each allocation: as `torch.is_grad_enabled()` says, on every thread and in every mode.
+//! Whether autograd was enabled at each allocation: the same as `torch.is_grad_enabled()`, on every thread and in every
+//! mode.
 
 use std::collections::BTreeMap;
 

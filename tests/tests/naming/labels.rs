@@ -1,4 +1,5 @@
-//! Ranges that the program named (`record_function`, NVTX): each beginning and each end, in order, against the program's own list.
+//! Ranges that the program named (`record_function`, NVTX): all starts and ends, in order, against the program's own
+//! list.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +12,7 @@ use memtrace_trace::file::{Definitions, Reader};
 use memtrace_trace::ids::ThreadId;
 use serde_json::Value;
 
-/// (through what, START or END, name)
+/// (source of the range, START or END, name).
 type Mark = (String, String, String);
 
 fn mark(origin: LabelOrigin, stage: &str, name: &str) -> Mark {
@@ -19,7 +20,7 @@ fn mark(origin: LabelOrigin, stage: &str, name: &str) -> Mark {
     (origin.into(), stage.into(), name.into())
 }
 
-/// The recorded ranges of each thread, in order.
+/// The recorded starts and ends of each thread, in order.
 fn recorded(trace: &Reader) -> BTreeMap<ThreadId, Vec<Mark>> {
     let definitions = trace.definitions();
     let mut threads: BTreeMap<ThreadId, Vec<Mark>> = BTreeMap::new();
@@ -121,7 +122,7 @@ fn nvtx_library_of_version_2() {
 
 #[test]
 fn another_tool_that_listens_to_nvtx_is_left_alone() {
-    // A file that is no library: NVTX finds nobody, and nor are we asked.
+    // The file is no library: NVTX loads nothing, and does not call us either.
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     let truth = tempfile::NamedTempFile::new().expect("a temporary file");
     let victim = Victim::python("steps/labels.py", &["nvtx"])
@@ -135,7 +136,7 @@ fn another_tool_that_listens_to_nvtx_is_left_alone() {
     assert!(trace.definitions().labels.len() > 5, "those of record_function are there");
 }
 
-/// The names and counts of a profile, which our callback must not change.
+/// Requires that our callback does not change the names and counts of a profile.
 #[track_caller]
 fn same_profile(torch: &str) {
     let victim = Victim::python("steps/profiled.py", &[]).env("SIM_TORCH", torch);
@@ -154,7 +155,7 @@ fn the_profiler_sees_what_it_sees_without_us() {
     same_profile("2.11.0");
 }
 
-/// What only the cyclic collector frees is marked, and nothing else.
+/// Requires that exactly the blocks that only the cyclic garbage collector frees are marked.
 #[track_caller]
 fn collected_is_marked(victim: Victim) {
     let run = victim.run();
@@ -181,7 +182,7 @@ fn what_the_garbage_collector_frees() {
     collected_is_marked(Victim::python("steps/cycles.py", &[]));
 }
 
-/// The ranges in our snapshot against what PyTorch's own recorder has of the same process.
+/// Compares the ranges in our snapshot with those of PyTorch's own recorder in the same process.
 #[test]
 fn external_annotations() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
@@ -209,7 +210,8 @@ fn external_annotations() {
         apart.push((time(ours) - time(theirs)).abs());
     }
     assert_eq!(ours.len(), theirs.len());
-    // Two readings of a clock, one after the other: a busy machine may stop the program between some of them, not between most.
+    // The two clocks are read one after the other. A busy machine may stop the program between a few of these pairs,
+    // not between most.
     apart.sort_unstable();
     assert!(apart[apart.len() / 2] < 20_000, "microseconds apart: {apart:?}");
     assert!(apart[apart.len() - 1] < 10_000_000, "microseconds apart: {apart:?}");

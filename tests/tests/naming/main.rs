@@ -1,5 +1,5 @@
-//! What each block is for and who allocated it: tensor names, modules, categories, steps, ranges, autograd nodes, against PyTorch's own
-//! answers.
+//! The purpose of each block and the code that allocated it: tensor names, modules, categories, steps, ranges, autograd
+//! nodes. PyTorch's own answers are the oracle.
 
 mod categories;
 mod cycles;

@@ -1,5 +1,7 @@
-//! Which `nn.Module` was being called at each allocation, and the call of which one made the node that runs: against PyTorch's own
-//! global forward hooks and a walk of its graph, in another run without memtrace, allocation by allocation.
+//! The `nn.Module` that was called at each allocation, and the module whose call made the autograd node that runs.
+//!
+//! The oracle is another run without memtrace, with PyTorch's own global forward hooks and a walk of its graph. The two
+//! runs are compared allocation by allocation.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -12,10 +14,10 @@ use memtrace_trace::file::{Definitions, Reader};
 use memtrace_trace::ids::ContextId;
 use serde_json::Value;
 
-/// A module being called, or the one whose call made a node: path and class, outermost call first.
+/// The modules that are being called, or whose call made a node: path and class, outermost call first.
 type Calls = Vec<(String, String)>;
 
-/// One allocation, as the program itself found out.
+/// One allocation as the program itself observed it.
 #[derive(Debug)]
 struct Told {
     size: u64,
@@ -23,7 +25,7 @@ struct Told {
     calls: Calls,
 }
 
-/// Runs a case alone, with its trail.
+/// Runs a case without memtrace and reads the list that it wrote.
 #[track_caller]
 fn told(victim: &Victim) -> Vec<Told> {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
@@ -47,12 +49,12 @@ fn told(victim: &Victim) -> Vec<Told> {
     told.collect()
 }
 
-/// One allocation, as it was recorded.
+/// One recorded allocation.
 #[derive(Debug)]
 struct Recorded {
     size: u64,
     node: Option<String>,
-    /// Ids and classes, outermost call first.
+    /// Context ids and class names, outermost call first.
     calls: Vec<(ContextId, String)>,
 }
 
@@ -79,7 +81,7 @@ fn recorded(trace: &Reader) -> Vec<Recorded> {
     recorded.collect()
 }
 
-/// What was found to agree.
+/// The numbers of items that agreed.
 #[derive(Debug, Default)]
 struct Found {
     in_forward: usize,
@@ -88,8 +90,8 @@ struct Found {
     modules: usize,
 }
 
-/// Compares a case, one allocation after the other. What the program's models hold must be one call each: the same path, the same call,
-/// and the other way round.
+/// Compares a case allocation by allocation. For modules of the program's models, the calls must correspond one to one:
+/// the same path is the same call, and the reverse.
 #[track_caller]
 fn compare(victim: &Victim) -> Found {
     let told = told(victim);
@@ -133,7 +135,8 @@ fn case(name: &str) -> Victim {
     Victim::python("modules/cases.py", &[name])
 }
 
-/// That so much was compared, at least: in the calls of modules, in their backward, calls inside one another, modules.
+/// Requires that enough was compared: allocations in module calls, allocations in their backward, the nesting depth,
+/// modules.
 #[track_caller]
 fn at_least(found: &Found, forward: usize, backward: usize, deepest: usize, modules: usize) {
     let enough = found.in_forward >= forward
@@ -179,7 +182,7 @@ fn a_block_that_is_run_again_in_backward() {
     at_least(&compare(&case("saved_checkpoint")), 100, 200, 3, 30);
 }
 
-/// The fields of a line of comma-separated values.
+/// The fields of a CSV line.
 fn fields(line: &str) -> Vec<String> {
     let mut fields = vec![String::new()];
     let mut quoted = false;
@@ -193,7 +196,8 @@ fn fields(line: &str) -> Vec<String> {
     fields
 }
 
-/// What each module's forward leaves and which parameters it has, to the byte as PyTorch's own MemTracker counts them in the same run.
+/// Each module's remaining forward memory and parameters equal, to the byte, the counts of PyTorch's MemTracker in the
+/// same run.
 #[test]
 fn modules_have_what_mem_tracker_counts() {
     let run = Victim::python("modules/tracked.py", &[]).run();
@@ -216,7 +220,7 @@ fn modules_have_what_mem_tracker_counts() {
             module.is_empty() || path.strip_prefix(module).is_some_and(|p| p.is_empty() || p.starts_with('.'))
         };
         let (begin, end) = (figure("begin_ns"), figure("end_ns"));
-        // cuBLAS's workspaces are no tensors: MemTracker does not see them.
+        // cuBLAS's workspaces are not tensors: MemTracker does not count them.
         let kept = blocks.iter().filter(|block| {
             let (since, until) = (number(block, "alloc_ns").unwrap(), number(block, "free_ns"));
             inside(&block["module"])
@@ -238,7 +242,7 @@ fn modules_have_what_mem_tracker_counts() {
 mod exhaustive {
     use super::*;
 
-    /// On another release of PyTorch, or another Python.
+    /// Runs the cases on another release of PyTorch or Python.
     #[track_caller]
     fn on(torch: &str, python: &str) {
         for (name, forward, backward) in [("transformer", 200, 200), ("odd", 60, 40), ("saved_checkpoint", 100, 200)] {

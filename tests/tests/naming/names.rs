@@ -1,5 +1,5 @@
-//! What memtrace says tensors and modules are called, against what PyTorch says: `named_parameters()`, `named_buffers()`, `.grad`,
-//! `optimizer.state`, `named_modules()`, asked by the program itself.
+//! The names that memtrace gives tensors and modules, against PyTorch's: `named_parameters()`, `named_buffers()`,
+//! `.grad`, `optimizer.state` and `named_modules()`, which the program itself calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,7 +13,7 @@ use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::{Definitions, Reader};
 use serde_json::Value;
 
-/// Kind, name, address, data type and shape.
+/// Kind, name, address, and data type with shape.
 type Tensor = (TensorKind, String, u64, String);
 /// Address of the object, class, path.
 type Module = (u64, String, String);
@@ -25,7 +25,7 @@ struct Told {
 }
 
 impl Told {
-    /// Kinds and names, without where.
+    /// Kinds and names, without addresses.
     fn names(&self) -> BTreeSet<(TensorKind, &str)> {
         self.tensors.iter().map(|(kind, name, ..)| (*kind, &**name)).collect()
     }
@@ -44,7 +44,7 @@ impl Told {
         }
     }
 
-    /// What the program wrote down.
+    /// Parses the list that the program wrote.
     fn read(path: &Path) -> Told {
         let text = std::fs::read_to_string(path).expect("the program's own list");
         let mut told = Told::default();
@@ -70,7 +70,7 @@ impl Told {
     }
 }
 
-/// All that PyTorch named is named, and nothing else, nor anything elsewhere.
+/// Requires that the recording names exactly the tensors that PyTorch named, at the same addresses.
 #[track_caller]
 fn assert_same(reader: &Reader, list: &Path) -> Told {
     let (ours, theirs) = (Told::of(reader.definitions()), Told::read(list));
@@ -85,7 +85,8 @@ fn assert_same(reader: &Reader, list: &Path) -> Told {
     ours
 }
 
-/// Whether it is a parameter in full, gathered from two ranks for a while (FSDP), of which the program's list has this rank's half.
+/// Whether this is a full parameter that FSDP temporarily gathered from two ranks. The program's list has this rank's
+/// half of it.
 fn is_gathered((kind, name, _, shape): &(TensorKind, String, u64, String), theirs: &Told) -> bool {
     let rows =
         |shape: &str| shape.split_once('[').and_then(|(_, rest)| rest.split([',', ']']).next()?.parse::<u64>().ok());
@@ -94,7 +95,7 @@ fn is_gathered((kind, name, _, shape): &(TensorKind, String, u64, String), their
         && halves.filter_map(|t| rows(&t.3)).any(|half| half > 0 && rows(shape) == Some(2 * half))
 }
 
-/// Each name belongs to one allocation of PyTorch's: the one that is there at that time.
+/// Requires that each name belongs to one allocation of PyTorch's allocator: the one that exists at that time.
 #[track_caller]
 fn assert_found(reader: &Reader, ours: &Told) {
     let recording = TraceRecording::open(reader.path()).expect("a readable trace");
@@ -139,7 +140,7 @@ fn a_perceptron_with_adam() {
     assert_eq!([Parameter, Gradient, OptimizerState].map(|kind| told.count(kind)), [6, 6, 12]);
     let verdicts = run.trace().definitions().notices.iter().filter(|n| &*n.topic == "torch.names").count();
     assert_eq!(verdicts, 1);
-    // In the snapshot, as the official reader unpickles it.
+    // Check the snapshot as PyTorch's reader unpickles it.
     let shown: BTreeMap<String, u64> = vizcheck("metadata.py", [pickle(&run)])
         .as_object()
         .expect("texts")
@@ -181,7 +182,7 @@ fn compiled_models() {
     assert!(told.names().contains(&(TensorKind::Gradient, "_orig_mod.2.weight.grad")), "{:?}", told.names());
 }
 
-/// With two models of one class and no variable, which of them is the first is not said.
+/// With two models of one class and no variable, the names do not say which model is the first.
 #[test]
 fn two_models_of_one_class() {
     let (victim, list) = case("two");
@@ -210,7 +211,8 @@ fn two_models_of_two_classes() {
     assert!(told.names().contains(&(TensorKind::Parameter, "scale.weight")), "{:?}", told.names());
 }
 
-/// All parameters, buffers and optimizer states that the program lists at any time are named, and no parameter is named elsewhere.
+/// Requires that every parameter, buffer and optimizer state that the program ever lists is named, and no parameter at
+/// another address.
 #[track_caller]
 fn check_listed(name: &str) -> Told {
     let (victim, list) = case(name);
@@ -274,7 +276,7 @@ fn what_the_only_step_made() {
 
 #[test]
 fn nothing_is_changed_and_names_can_be_switched_off() {
-    // How many objects there are depends on how texts are hashed.
+    // The number of objects depends on string hashes, so the hash seed is fixed.
     let victim = Victim::python("names/named.py", &["untouched"]).env("PYTHONHASHSEED", "0");
     let alone = victim.run_alone();
     let (with, without) = (victim.run(), victim.clone().option("--no-names").run());
@@ -283,7 +285,8 @@ fn nothing_is_changed_and_names_can_be_switched_off() {
     without.assert_ended_well();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert_eq!(text(&without.output.stdout), text(&alone.stdout));
-    // With names not the number of all objects: the collector comes an allocation earlier or later, and has other garbage left.
+    // With tensor names the number of all objects may differ: the collector runs an allocation earlier or later, and
+    // leaves other garbage.
     let counts = |text: &[u8]| -> Vec<String> {
         let text = String::from_utf8_lossy(text);
         text.lines().filter_map(|line| Some(line.rsplit_once(") ")?.0.rsplit_once(' ')?.0.to_owned())).collect()
@@ -335,7 +338,7 @@ fn ranks_of_fsdp() {
     assert!(check_ranks("fsdp").names().contains(&(TensorKind::OptimizerState, "AdamW.exp_avg_sq of 2.weight")));
 }
 
-/// Every other PyTorch and Python.
+/// Every other PyTorch and Python release.
 mod exhaustive {
     use super::*;
 

@@ -1,4 +1,5 @@
-//! Steps against the program's own count: how many there are, and every block that a turn of its loop allocates is in that turn's step.
+//! The steps against the program's own count: their number, and every block of a loop iteration in that iteration's
+//! step.
 
 use memtrace_analysis::load::open_run;
 use memtrace_analysis::passes::{Phase, PhaseTracker};
@@ -7,14 +8,14 @@ use memtrace_tests::victim::{Victim, events};
 use memtrace_trace::event::{Action, Source};
 use serde_json::Value;
 
-/// What happened in a program.
+/// The result of one program.
 struct Told {
-    /// By turn: the phases of its allocations, in order, each once.
+    /// For each iteration, the phases of its allocations in order, without consecutive repetitions.
     phases: Vec<Vec<Phase>>,
     summary: Value,
 }
 
-/// Runs a loop of tests/programs/steps/loops.py and compares steps.
+/// Runs a loop of `tests/programs/steps/loops.py` and compares the steps.
 #[track_caller]
 fn check(kind: &str, torch: &str) -> Told {
     let run = Victim::python("steps/loops.py", &[kind]).env("SIM_TORCH", torch).run();
@@ -40,7 +41,8 @@ fn check(kind: &str, torch: &str) -> Told {
             if let Some(turn) = turn.filter(|_| e.action == Action::Alloc) {
                 let said = process.definitions().frames_of(e.stack);
                 let step = tracker.now().step;
-                // What comes before the first forward is loading, and a program without gradients goes on to a step with its model's call.
+                // Allocations before the first forward are loading. A program without gradients starts the next step at
+                // its model's call.
                 let early = turn == 0 && step.is_none() || kind == "inference" && !verdict.rule.starts_with("compute");
                 assert!(
                     step == Some(turn) || early,
@@ -62,7 +64,7 @@ fn check(kind: &str, torch: &str) -> Told {
     Told { phases, summary: device.clone() }
 }
 
-/// Stacks in words, for those who look for the reason.
+/// Prints stacks in failure messages.
 trait Words {
     fn frames_of(&self, stack: memtrace_trace::ids::StackId) -> String;
 }
@@ -92,7 +94,7 @@ fn plain() {
 fn an_optimizer_that_allocates_nothing() {
     let told = check("allocates_nothing", "2.11.0");
     assert_eq!(told.phases[2], [Data, Forward, Backward]);
-    // Every turn is a step by the ranges that PyTorch marks.
+    // By the ranges that PyTorch marks, every iteration is a step.
     let labels = told.summary["labels"].as_array().expect("labels");
     let steps = labels.iter().find(|l| l["name"] == "Optimizer.step#SGD.step").expect("the optimizer's range");
     assert_eq!((&steps["times"], &steps["allocated_bytes"]), (&Value::from(5), &Value::from(0)));

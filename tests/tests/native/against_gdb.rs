@@ -1,5 +1,5 @@
-//! Native stacks of programs of all kinds equal gdb's, frame by frame: the debugger stops the very process that is recorded
-//! inside each allocation and unwinds it with its own code.
+//! Native stacks of programs of all kinds equal gdb's, frame by frame. The debugger stops the recorded process inside
+//! each allocation and unwinds it with its own code.
 //!
 //! Needs gdb, g++ and binutils (`apt-get install gdb g++ binutils`).
 
@@ -15,10 +15,10 @@ use memtrace_trace::file::{Definitions, Reader};
 use memtrace_trace::ids::StackId;
 use serde_json::Value;
 
-/// (file name of the object, address in the object's own terms), innermost first.
+/// Frames as (file name of the object, address in the object's own numbering), innermost first.
 type Frames = Vec<(String, u64)>;
 
-/// The parts that make an allocation: what happens inside them is not the program's.
+/// The CUDA libraries. Frames inside them do not belong to the program.
 const CUDA: [&str; 3] = ["libcuda.so.1", "libcudart.so.12", "libcudart.so.13"];
 
 fn needs(command: &str, package: &str) {
@@ -44,7 +44,7 @@ fn native_frames(definitions: &Definitions, stack: StackId) -> Frames {
     definitions.walk_ids(stack).map(|(_, id)| frame(id)).collect()
 }
 
-/// What gdb saw.
+/// One allocation as gdb saw it.
 struct Call {
     function: String,
     size: u64,
@@ -65,12 +65,12 @@ fn read(path: &Path) -> Vec<Call> {
     text.lines().map(call).collect()
 }
 
-/// Our own library takes part in the call: it is left out of gdb's frames, as it is of ours.
+/// Our own library takes part in the call. It is removed from gdb's frames, as it is from ours.
 fn without_ours(frames: &[(String, u64)]) -> Frames {
     frames.iter().filter(|(object, _)| !object.contains("memtrace")).cloned().collect()
 }
 
-/// The command, run by gdb.
+/// The command line that runs this command under gdb.
 fn by_gdb<S: AsRef<OsStr>>(command: &[S]) -> Vec<std::ffi::OsString> {
     needs("gdb", "gdb");
     needs("nm", "binutils");
@@ -81,8 +81,8 @@ fn by_gdb<S: AsRef<OsStr>>(command: &[S]) -> Vec<std::ffi::OsString> {
     words
 }
 
-/// Runs a program under gdb under memtrace, and compares the native stack of each allocation in the runtime and the driver.
-/// Gives gdb's calls and the run.
+/// Runs a program under gdb under memtrace, and compares the native stack of each runtime and driver allocation.
+/// Returns gdb's calls and the run.
 #[track_caller]
 fn compare(victim: Victim, options: &[&str]) -> (Vec<Call>, Run) {
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -104,7 +104,7 @@ fn compare(victim: Victim, options: &[&str]) -> (Vec<Call>, Run) {
     for call in &theirs {
         let name = (call.function.clone(), call.size);
         let stack = ours.get_mut(&name).and_then(Vec::pop).unwrap_or_else(|| panic!("no event of {name:?}"));
-        // gdb stands inside the function, we in its caller.
+        // gdb's innermost frame is the function itself; our innermost frame is its caller.
         let expected = without_ours(&call.frames[1..]);
         let found = native_frames(definitions, stack);
         for (index, (a, b)) in found.iter().zip(&expected).enumerate() {
@@ -129,7 +129,7 @@ fn frames_of_c_without_frame_pointers_are_those_that_gdb_finds() {
     let optimized = ["-O2", "-fomit-frame-pointer", "-mtune=generic"].map(str::to_owned);
     let options = [&optimized[..], &linked_with("libcudart.so.12"), &linked_with("libcuda.so.1")].concat();
     let program = workshop.program("native/frames.c", "frames", &options);
-    // Whatever is asked for: there are no Python frames to take instead.
+    // The result is the same with every option, because there are no Python frames.
     for options in [NATIVE, &["--stacks", "both"], &[]] {
         let (calls, _) = compare(victim(&by_gdb(&[&program])), options);
         let deepest = calls.iter().map(|call| call.frames.len()).max().unwrap_or(0);
@@ -148,7 +148,7 @@ fn frames_of_cpp_with_exceptions_callbacks_and_signals_are_those_that_gdb_finds(
     let output = command.arg(&program).arg(source).args(linked_with("libcudart.so.13")).output().expect("g++");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let (calls, _) = compare(victim(&by_gdb(&[&program])), NATIVE);
-    // One in the runtime and one in the driver each.
+    // Each allocation is one call in the runtime and one in the driver.
     assert!(calls.len() > 100, "{} calls", calls.len());
 }
 

@@ -1,5 +1,5 @@
-//! Every native stack of PyTorch's programs equals, frame by frame, what libgcc's unwinder says at the same moment. JAX and NCCL: the
-//! same in `scripts/gpu-check`.
+//! Every native stack of the PyTorch programs equals, frame by frame, the one that libgcc's unwinder gives at the same
+//! time. `scripts/gpu-check` does the same for JAX and NCCL.
 
 use memtrace_tests::victim::Victim;
 

@@ -1,4 +1,4 @@
-//! Native stacks equal a debugger's and libgcc's, and native code has its names.
+//! Native stacks equal a debugger's and libgcc's, and native frames have symbol names.
 
 mod against_gdb;
 mod against_libgcc;

@@ -1,6 +1,7 @@
-//! Stacks of both kinds (`--stacks both`): Python called by C called by Python, in every Python there is. The Python frames are
-//! those of Python's own `traceback`; where C has called one, the C functions stand between; none of the interpreter's evaluation
-//! function is left.
+//! Merged stacks (`--stacks both`): Python called by C called by Python, in every installed Python.
+//!
+//! The Python frames equal those of Python's own `traceback`. Where C called Python, the C functions are between them.
+//! No frame of the interpreter's evaluation function is left.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::Definitions;
 use serde_json::Value;
 
-/// `python3` and pyenv's, from 3.8 on: (command, minor version).
+/// `python3` and pyenv's Pythons from 3.8 on, as (command, minor version).
 fn pythons() -> Vec<(PathBuf, u32)> {
     let home = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".pyenv"))).unwrap_or_default();
@@ -38,7 +39,7 @@ enum Frame {
     Native { name: String, object: String },
 }
 
-/// Outermost first.
+/// The frames of an event, outermost first.
 fn frames(definitions: &Definitions, event: &Event) -> Vec<Frame> {
     let frame = |(_, id)| {
         let frame = definitions.frame(id).expect("a frame");
@@ -56,19 +57,19 @@ fn frames(definitions: &Definitions, event: &Event) -> Vec<Frame> {
     frames
 }
 
-/// A function's name without what the compiler has added to it.
+/// A function's name without suffixes that the compiler adds.
 fn plain(name: &str) -> &str {
     name.split(['.', ' ']).next().unwrap_or(name)
 }
 
-/// The functions that an object's symbol table names.
+/// The function names in an object's symbol table.
 fn functions(object: &str) -> BTreeSet<String> {
     let output = Command::new("nm").arg(object).output().expect("nm: apt-get install binutils");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.lines().filter_map(|line| Some(plain(line.split(' ').nth(2)?).to_owned())).collect()
 }
 
-/// One allocation's frames against what Python wrote about it. Says how many C functions were found by name.
+/// Compares one allocation's frames with the ones that Python printed. Returns the number of C functions found by name.
 #[track_caller]
 fn compare(line: &Value, frames: &[Frame]) -> usize {
     let mut python = Vec::new();
@@ -88,7 +89,7 @@ fn compare(line: &Value, frames: &[Frame]) -> usize {
     let python: Vec<_> =
         python.iter().map(|(f, l, n)| (Some((*f).to_owned()), Some(*l), Some((*n).to_owned()))).collect();
     assert_eq!(python, theirs, "(left: ours, right: Python's) of {frames:#?}");
-    // The call of cudaMalloc goes through C as well.
+    // Python calls `cudaMalloc` through C, so the innermost frame is native.
     assert!(matches!(frames.last(), Some(Frame::Native { .. })), "{frames:#?}");
     let mut found = 0;
     for between in line["between"].as_array().expect("an array") {
@@ -101,7 +102,7 @@ fn compare(line: &Value, frames: &[Frame]) -> usize {
         }
         assert!(!through.is_empty(), "between frame {caller} and the next one: {frames:#?}");
         let has = through.iter().any(|f| matches!(f, Frame::Native { name, .. } if names.contains(&plain(name))));
-        // A Python without a symbol table has no names for them.
+        // A Python without a symbol table has no names for its C functions.
         let objects: BTreeSet<&str> =
             through.iter().map(|f| if let Frame::Native { object, .. } = f { object.as_str() } else { "" }).collect();
         let known = objects

@@ -1,5 +1,5 @@
-//! Native stacks from the program to the report: PyTorch over the simulated CUDA, its own recorder (`stacks="all"`) beside ours in
-//! one process.
+//! Native stacks from the program to the report: PyTorch over the simulated CUDA, with PyTorch's own recorder
+//! (`stacks="all"`) in the same process.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use memtrace_analysis::{open_run, summarize};
 use memtrace_tests::victim::Victim;
 use serde_json::Value;
 
-/// A function's name without what demanglers spell differently: arguments, return type, pieces that compilers move away.
+/// A function's name without the parts that demanglers spell differently: arguments, return type, split-off clones.
 fn plain(name: &str) -> String {
     let name = name.split(" [clone").next().unwrap_or(name);
     let mut depth = 0_usize;
@@ -26,7 +26,8 @@ fn plain(name: &str) -> String {
     kept.rsplit(' ').next().unwrap_or(kept).to_owned()
 }
 
-/// The operators of PyTorch in a stack, innermost first: between the allocator, whose inside differs by recorder, and Python.
+/// PyTorch's operators in a stack, innermost first. The frames inside the allocator, which differ by recorder, and
+/// those of Python are left out.
 fn operators(frames: &Value) -> Vec<String> {
     let frames = frames.as_array().expect("frames").iter();
     let native = frames.filter(|f| !f["filename"].as_str().unwrap().ends_with(".py"));
@@ -68,7 +69,7 @@ fn native_frames_are_those_that_pytorch_records() {
     let mut compared = 0;
     for (our, their) in ours.iter().zip(&theirs) {
         assert_eq!((&our["size"], &our["addr"]), (&their["size"], &their["addr"]));
-        // Inside a node of autograd our frames are those of the forward call.
+        // Inside an autograd node our frames are those of the forward call.
         if our["frames"][0]["filename"].as_str().unwrap().starts_with("[autograd]") {
             continue;
         }
@@ -79,7 +80,7 @@ fn native_frames_are_those_that_pytorch_records() {
     }
     assert!(compared > 20, "{compared} of {}", ours.len());
 
-    // What was found is in the run folder: no other machine needs PyTorch's libraries.
+    // The run folder has the resolved symbols, so another machine does not need PyTorch's libraries.
     assert!(run.path().join(SYMBOLS_FILE).is_file());
     let opened = open_run(run.path()).unwrap();
     assert!(opened.new_symbols().is_none());

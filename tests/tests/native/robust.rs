@@ -1,6 +1,8 @@
-//! Native stacks where there is no plain way down a stack: little room, stacks of the program's own making, generated code,
-//! stacks that were written over. The program runs as without memtrace, every allocation is recorded, what can be walked is
-//! walked, and what cannot is counted.
+//! Native stacks that are hard to unwind: small stacks, stacks that the program made itself, generated code,
+//! overwritten stacks.
+//!
+//! The program runs as without memtrace, and every allocation is recorded. Unwinding goes as far as it can, and
+//! truncated stacks are counted.
 
 use memtrace_analysis::open_run;
 use memtrace_tests::ledger::{assert_equal, ours, pid, read_all};
@@ -9,14 +11,14 @@ use memtrace_tests::victim::{Run, events};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Source};
 
-/// The program in one mode, with and without memtrace: the same output and status, and the ledger's events. Gives the run, the
-/// number of stacks that were cut, and the names of the frames of each runtime call, innermost first.
+/// Runs the program in one mode, with and without memtrace. Requires the same output and status, and the ledger's
+/// events. Returns the run, the number of truncated stacks, and each runtime call's frame names, innermost first.
 #[track_caller]
 fn compare(mode: &str) -> (Run, u64, Vec<Vec<String>>) {
     let workshop = Workshop::new();
     let program = workshop.program("native/robust.c", "robust", &linked_with("libcudart.so.12"));
     let ledger = workshop.path("ledger");
-    // Where stacks may be of any size the C library knows less about the main thread's.
+    // With an unlimited stack size the C library knows less about the main thread's stack.
     let limit = if mode == "heap-stack" { "unlimited" } else { "$(ulimit -s)" };
     let script = format!("ulimit -s {limit} && exec \"$0\" \"$1\"");
     let command = ["sh".as_ref(), "-c".as_ref(), script.as_ref(), program.as_os_str(), mode.as_ref()];
@@ -38,7 +40,7 @@ fn compare(mode: &str) -> (Run, u64, Vec<Vec<String>>) {
         let calls = events(&trace).into_iter().filter(|e| e.source == Source::Runtime && e.action == Action::Alloc);
         names.extend(calls.map(|e| {
             let frame = |(_, id)| {
-                // Generated code is in no object: its name is its address.
+                // Generated code is in no object, so its only name is its address.
                 let place = definitions.native_frames.get(&id);
                 let generated = place.is_some_and(|place| definitions.module(place.module).is_none());
                 let name = definitions.frame(id).map(|f| f.name.to_string());
@@ -51,7 +53,7 @@ fn compare(mode: &str) -> (Run, u64, Vec<Vec<String>>) {
     (run, cut, names)
 }
 
-/// That the names are among the frames, one directly after the other.
+/// Requires that the frames begin with these names.
 #[track_caller]
 fn assert_begins(frames: &[String], expected: &[&str]) {
     let found: Vec<&str> = frames.iter().take(expected.len()).map(String::as_str).collect();
@@ -99,11 +101,11 @@ fn generated_code_with_frame_pointers_is_walked_through() {
 fn generated_code_without_frame_pointers_ends_the_stack_and_is_counted() {
     for mode in ["jit", "jit-nonsense"] {
         let (_, cut, names) = compare(mode);
-        // Five calls of the runtime, each with one of the driver.
+        // Five runtime calls, each with one driver call.
         assert_eq!((cut, names.len()), (10, 5), "{mode}");
         for frames in names {
             assert_begins(&frames, &["allocate"]);
-            // Nothing is made up.
+            // No frame is invented.
             assert!(frames.len() <= 2, "{mode}: {frames:?}");
         }
     }
@@ -112,7 +114,7 @@ fn generated_code_without_frame_pointers_ends_the_stack_and_is_counted() {
 #[test]
 fn a_stack_on_the_heap_is_not_taken_for_the_main_threads() {
     let (_, cut, names) = compare("heap-stack");
-    // Five calls of the runtime, each with one of the driver.
+    // Five runtime calls, each with one driver call.
     assert_eq!((cut, names.len()), (10, 6));
     assert_begins(&names[0], &["allocate", "heap_stack", "main"]);
     for frames in &names[1..] {
@@ -126,11 +128,11 @@ fn stacks_that_were_written_over_do_no_harm_and_are_counted() {
     let (run, cut, names) = compare("overwritten");
     let said = String::from_utf8_lossy(&run.output.stdout);
     assert_eq!(said.matches("allocated").count(), 40, "{said}");
-    // Zeros look like a stack's end, and what looks like frames may be believed.
+    // Zeros look like the end of a stack, and overwritten memory may look like valid frames.
     assert!(cut >= 40, "{cut}");
     assert_eq!(names.len(), 40 * 3);
     for call in names.chunks(3) {
-        // Before, it was a stack like any other.
+        // The call before the overwriting has a complete stack.
         assert_begins(&call[0][..2], &["allocate", "deeper"]);
         assert!(call[0].iter().filter(|name| *name == "deeper").count() == 9 && call[0].contains(&"doomed".to_owned()));
         for after in &call[1..] {

@@ -1,5 +1,5 @@
-//! Names of the native code of real libraries: PyTorch's, which have symbol tables, and Python's, which may have all of DWARF,
-//! against binutils.
+//! Symbol names of real libraries, against binutils: PyTorch's libraries, which have symbol tables, and Python's, which
+//! may have full DWARF.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ fn objects() -> (PathBuf, PathBuf) {
     (libraries.into(), python.into())
 }
 
-/// Places in some of the functions of an object, as many as asked for or all.
+/// Addresses in `count` functions of an object, or in all of them when it has fewer.
 fn some_places(object: &Path, count: usize) -> Vec<u64> {
     let all = symbols(object);
     let every = (all.len() / count).max(1);
@@ -51,6 +51,6 @@ fn code_of_pytorch_and_python_is_named_as_binutils_names_it() {
     let compared = compare(&python, &places);
     println!("{}: {compared:?}", python.display());
     assert!(places.len() > 10 && compared.named * 10 > compared.frames * 9, "{}: {compared:?}", python.display());
-    // Binutils names the unit's own file where DWARF 5 names an included one.
+    // Binutils names the compilation unit's own file where DWARF 5 names an included one.
     assert!(compared.other_files * 50 < compared.frames, "{}: {compared:?}", python.display());
 }

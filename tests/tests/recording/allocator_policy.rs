@@ -1,5 +1,5 @@
-//! The allocator's policy, replayed: it must repeat real recordings event for event, and what it says of other settings must be what
-//! the same program does with them.
+//! The replay of the allocator's policy. It must reproduce real recordings event for event. Its prediction for other
+//! settings must equal what the same program does with them.
 
 use memtrace_analysis::load::{Process, open_run};
 use memtrace_analysis::model::{Recording, Settings};
@@ -32,7 +32,7 @@ fn is_segment(e: &&Event) -> bool {
     matches!(e.action, SegmentAlloc | SegmentFree | SegmentMap | SegmentUnmap)
 }
 
-/// The highest sum of what segment events say.
+/// The peak of the sum of all segment sizes, in bytes.
 fn peak_reserved(events: &[Event]) -> u64 {
     let (mut now, mut peak) = (0, 0);
     for e in events.iter().filter(is_segment) {
@@ -45,7 +45,7 @@ fn peak_reserved(events: &[Event]) -> u64 {
     peak
 }
 
-/// Every segment event repeated, every block at its address.
+/// Requires that the replay reproduces every segment event, and every block at its address.
 #[track_caller]
 fn repeats(recording: &dyn Recording, question: Question, what: &str) -> WhatIf {
     let events = torch_events(recording);
@@ -69,20 +69,20 @@ fn recordings_of_a_real_gpu_are_repeated() {
     }
 }
 
-/// The only process of a run.
+/// Calls `look` with the only process of a run.
 fn process<R>(run: &Run, look: impl FnOnce(&Process) -> R) -> R {
     let run = open_run(run.path()).expect("a run");
     let [process] = run.processes() else { panic!("{} processes", run.processes().len()) };
     look(process)
 }
 
-/// Runs a program with settings; the policy must repeat it.
+/// Runs a program with these settings and requires that the replay reproduces it.
 #[track_caller]
 fn repeated(victim: Victim, settings: &str, allowed: Option<u64>) -> WhatIf {
     assert_repeated(&victim.env(CONF, settings).run(), settings, allowed)
 }
 
-/// The policy must repeat a run that had these settings.
+/// Requires that the replay reproduces a run with these settings.
 #[track_caller]
 pub(crate) fn assert_repeated(run: &Run, settings: &str, allowed: Option<u64>) -> WhatIf {
     let what = format!("{settings:?}, {}", String::from_utf8_lossy(&run.output.stdout).lines().last().unwrap_or(""));
@@ -123,7 +123,7 @@ fn limits_and_garbage_collection_are_repeated() {
     }
 }
 
-/// The other programs of training are in [`crate::programs`].
+/// [`crate::programs`] tests the other training programs.
 #[test]
 fn training_is_repeated() {
     for program in ["expandable", "streams"] {
@@ -131,7 +131,7 @@ fn training_is_repeated() {
     }
 }
 
-/// Out of memory, and whether it would have fitted: as the replay says, and as it is.
+/// After an out-of-memory error, the replay predicts which settings would have fitted. A run with them confirms it.
 #[test]
 fn what_would_have_fitted_fits() {
     let program = Victim::python("torch/fragmentation.py", &[]).env("SIMCUDA_MEMORY", "1200M");
@@ -191,7 +191,7 @@ mod exhaustive {
         }
     }
 
-    /// What a replay of one run says of other settings, against runs with them.
+    /// Compares the replay's prediction for other settings with runs that use them.
     #[test]
     fn what_other_settings_would_have_reserved_is_what_they_do() {
         for program in [policies(&[]), Victim::python("torch/fragmentation.py", &[])] {

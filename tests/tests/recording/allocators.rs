@@ -1,6 +1,8 @@
-//! Every way PyTorch's memory can be managed, each compared one for one with something independent: PyTorch's own recorder, its
-//! statistics, and the simulated CUDA's ledger. Where PyTorch's recorder refuses (cudaMallocAsync, pluggable allocators), the
-//! ledger says what there was and the same program under PyTorch's own allocator who asked for it.
+//! Every way of managing PyTorch's memory, compared event by event with something independent.
+//!
+//! The oracles are PyTorch's own recorder, its statistics, and the simulated CUDA's ledger. PyTorch's recorder does not
+//! support cudaMallocAsync and pluggable allocators. There the ledger gives the calls, and the same program under
+//! PyTorch's own allocator gives the callers.
 
 use std::path::{Path, PathBuf};
 
@@ -15,12 +17,12 @@ use serde_json::Value;
 
 const CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
 
-/// A program of tests/programs/allocators, which finds the oracle.
+/// A program of `tests/programs/allocators`, with the oracle module on its path.
 fn program(name: &str, arguments: &[&str]) -> Victim {
     Victim::python(&format!("allocators/{name}"), arguments).env("PYTHONPATH", root().join("tests/programs/torch"))
 }
 
-/// Records a program under PyTorch's recorder, compares snapshots and peaks; at least so many events must have been there.
+/// Records a program with PyTorch's recorder. Compares snapshots and peaks, and requires at least `events` events.
 #[track_caller]
 fn compare(victim: Victim, events: u64) -> Recorded {
     let recorded = record(victim);
@@ -30,7 +32,7 @@ fn compare(victim: Victim, events: u64) -> Recorded {
     recorded
 }
 
-/// How often PyTorch's recorder saw each action that the test is about.
+/// The number of events in PyTorch's recorder that match.
 fn count(recorded: &Recorded, condition: impl Fn(&Value) -> bool) -> usize {
     let oracle = json(recorded.oracle.path());
     let events =
@@ -38,8 +40,8 @@ fn count(recorded: &Recorded, condition: impl Fn(&Value) -> bool) -> usize {
     events.filter(|event| condition(event)).count()
 }
 
-/// `report --section memory` against `torch.cuda.memory_stats` at the program's end, every figure of every pool. Of programs that train:
-/// [`crate::programs`].
+/// Compares `report --section memory` with `torch.cuda.memory_stats` at the program's end, every value of every pool.
+/// [`crate::programs`] does this for training programs.
 #[track_caller]
 fn assert_table_of_memory_summary(recorded: &Recorded, least: usize) {
     let theirs = json(recorded.oracle.path());
@@ -56,7 +58,8 @@ fn expandable_segments_are_unmapped_in_part() {
     assert_table_of_memory_summary(&recorded, 50);
     let did = |action: &'static str| count(&recorded, |e| e["action"] == action);
     assert!(did("segment_unmap") > 10 && did("segment_map") > 20, "maps and unmaps");
-    // A segment with a hole in it is two in the snapshot: fewer were reserved than are shown.
+    // A segment with unmapped memory inside is two segments in the snapshot, so the snapshot shows more than were
+    // reserved.
     let segments = json(recorded.oracle.path())["segments"].as_array().map_or(0, Vec::len);
     let trace = recorded.run.trace();
     let reserved = memtrace_tests::victim::events(&trace)
@@ -83,7 +86,7 @@ fn the_allocators_policies() {
     let freed = |recorded: &Recorded| count(recorded, |e| e["action"] == "segment_free");
     let plain = compare(program("policies.py", &[]), 900);
     assert!(freed(&gc) > freed(&plain), "the threshold frees segments");
-    // `per_process_memory_fraction`: the program asks until it is told no.
+    // `per_process_memory_fraction`: the program allocates until a request fails.
     assert!(count(&gc, |e| e["action"] == "oom") > 0);
     of("max_split_size_mb:20");
     let rounded = of("roundup_power2_divisions:4,max_split_size_mb:40,garbage_collection_threshold:0.6");
@@ -95,7 +98,7 @@ fn gradients_by_every_way() {
     compare(program("transforms.py", &[]).env("SIMCUDA_KERNEL_US", "20"), 800);
 }
 
-/// Page-locked host memory: every call, and the most that was held, against PyTorch's own statistics of it.
+/// Pinned (page-locked) host memory: every call, and the peak, against PyTorch's own statistics.
 #[test]
 fn pinned_memory() {
     for settings in
@@ -112,7 +115,7 @@ fn pinned_memory() {
         let theirs = &json(recorded.oracle.path())["host_statistics"]["allocated_bytes.peak"];
         assert!(held > 0, "{settings}: {pinned}");
         assert!(theirs.as_u64().is_some_and(|theirs| theirs > 0), "{settings}: {theirs}");
-        // The program's own registration, 256 KiB, is none of PyTorch's.
+        // The program itself registers 256 KiB, which PyTorch does not count.
         assert!(
             held == theirs.as_u64().unwrap_or(0) || held == theirs.as_u64().unwrap_or(0) + (1 << 18),
             "{settings}: {held}, {theirs}"
@@ -128,8 +131,8 @@ fn pinned_memory() {
     }
 }
 
-/// Runs a program whose allocator PyTorch's recorder refuses: the snapshot against the ledger, and against the same program under
-/// PyTorch's own allocator.
+/// Runs a program whose allocator PyTorch's recorder does not support. Compares the snapshot with the ledger, and with
+/// the same program under PyTorch's own allocator.
 #[track_caller]
 fn compare_calls(victim: Victim) -> Run {
     let folder = tempfile::tempdir().expect("a folder");
@@ -152,7 +155,8 @@ fn the_stream_ordered_allocator() {
     let program = program("stream_ordered.py", &[]).env(CONF, "backend:cudaMallocAsync");
     let run = compare_calls(program.env("MEMTRACE_TEST_STATISTICS", file.path()));
     let statistics = json(file.path());
-    // `allocated` is what the pool has in use, `reserved` what it holds of the device: grown, trimmed, grown again.
+    // `allocated` is the pool's memory in use, `reserved` the device memory that it holds. The pool grows, is trimmed,
+    // and grows again.
     assert!(assert_peaks(&run, &statistics, &["allocated", "reserved"]) >= 2);
     let summary = summary(&run);
     let end = &summary["devices"][0]["end"]["totals"];
@@ -164,7 +168,7 @@ fn the_stream_ordered_allocator() {
     assert_eq!(summary["devices"][0]["used_before_bytes"], 0, "the pool's first growth is the process's own");
 }
 
-/// The error that ends a program under cudaMallocAsync: what was wanted, where, and what was there.
+/// The error that ends a program under cudaMallocAsync: the requested bytes, the line, and the memory in use.
 #[test]
 fn the_stream_ordered_allocator_runs_out_of_memory() {
     let run =
@@ -194,18 +198,19 @@ fn a_pool_with_an_allocator_of_its_own() {
     let workshop = Workshop::new();
     let library = own_allocator(&workshop);
     let library = library.to_string_lossy();
-    // Also where it is the process's first memory: PyTorch's allocator then makes no CUDA call by which the tracker could be attached.
+    // `FIRST` makes it the process's first memory. PyTorch's allocator then makes no CUDA call at which the tracker
+    // could be attached.
     for arguments in [vec![&*library], vec![&*library, "FIRST"]] {
         let recorded = compare(program("own_pool.py", &arguments).env("OWN_ALLOC_EXTRA", "4096"), 15);
         let owners = &summary(&recorded.run)["devices"][0]["owners"];
-        // Segments are PyTorch's, whoever obtained them.
+        // Segments belong to PyTorch's allocator, whichever library obtained them.
         for owner in owners.as_array().expect("owners").iter().filter(|o| o["owner"] != "PyTorch's caching allocator") {
             assert_eq!((&owner["end_bytes"], &owner["peak_bytes"]), (&0.into(), &0.into()), "{arguments:?}: {owners}");
         }
     }
 }
 
-/// A program without PyTorch, by the CUDA calls alone: its snapshot against the ledger.
+/// A program without PyTorch has only CUDA calls. Its snapshot is compared with the ledger.
 #[test]
 fn a_program_without_pytorch() {
     let workshop = Workshop::new();
@@ -217,7 +222,7 @@ fn a_program_without_pytorch() {
     at_least(&found, &[("calls", 60), ("segments", 10), ("devices", 1)]);
     let device = &summary(&run)["devices"][0];
     assert_eq!(device["source"], "cuda_calls");
-    // The driver takes more than was asked for; how much, only it knows.
+    // The driver takes more than was requested; only the driver knows how much.
     assert!(
         device["used_before_bytes"].as_u64().is_some_and(|bytes| bytes < 2 << 20),
         "{}",

@@ -1,5 +1,6 @@
-//! torch.compile: every event against PyTorch's own recorder, with the frames of compiled code: resumed functions, generated files, and
-//! CPython's frames as dynamo's own frame evaluation makes them.
+//! torch.compile: every event against PyTorch's own recorder, with the frames of compiled code.
+//!
+//! These are resumed functions, generated files, and the CPython frames that dynamo's frame evaluation makes.
 
 use memtrace_tests::oracle::{Entry, Oracle, compare};
 use memtrace_tests::snapshots::{at_least, json, pickle, vizcheck};
@@ -7,13 +8,13 @@ use memtrace_tests::victim::Victim;
 use serde_json::Value;
 
 fn compiled(backend: &str) -> Oracle {
-    // The compilers' caches are the machine's own business.
+    // The compilers' caches in the home folder must not affect the test.
     let cache = tempfile::tempdir().expect("a temporary folder");
     let victim = Victim::python("compile/train.py", &[backend]).env("TORCHINDUCTOR_CACHE_DIR", cache.path());
     compare(victim).1
 }
 
-/// Whether some event happened under a frame of this name (or of a name that begins so) in a file that ends so.
+/// Requires an event under a frame whose name begins with `name`, in a file whose path contains `file`.
 #[track_caller]
 fn assert_frame(oracle: &Oracle, name: &str, file: &str) {
     let entries = oracle.entries();
@@ -26,7 +27,7 @@ fn graphs_run_eagerly() {
     let oracle = compiled("eager");
     assert_frame(&oracle, "torch_dynamo_resume_in_forward_at_", "train.py");
     assert_frame(&oracle, "torch_dynamo_resume_in_consume_at_", "train.py");
-    // The graph's own code, which is in no file.
+    // The graph's own code is in no file.
     assert_frame(&oracle, "forward", "<eval_with_key>");
 }
 
@@ -59,13 +60,13 @@ mod exhaustive {
         let run = Victim::python("compile/origins.py", &[&origins.path().to_string_lossy()])
             .env("SIMCUDA_DEVICES", "0")
             .env("TORCHINDUCTOR_CACHE_DIR", cache.path())
-            // Processes that only compile take their time to start.
+            // Each process that only compiles takes time to start.
             .env("TORCHINDUCTOR_COMPILE_THREADS", "1")
             .option("--cpu")
             .option("always")
             .run();
         run.assert_ended_well();
-        // Inductor's own word for every line; what is compared is the snapshot.
+        // Inductor's own map of lines to origins is the oracle; the snapshot is compared with it.
         let found = vizcheck("origins.py", [pickle(&run).as_os_str(), origins.path().as_os_str()]);
         at_least(&found, &[("something", 40), ("several", 4)]);
         let mut places = Vec::new();

@@ -1,26 +1,26 @@
-//! CPU tensors: every one that PyTorch's profiler saw, in the right phase; none where they are not asked for.
+//! CPU tensors: every one that PyTorch's profiler saw, in the right phase, and none where they are switched off.
 
 use memtrace_tests::snapshots::{at_least, pickle, vizcheck};
 use memtrace_tests::victim::{Run, Victim, events};
 use memtrace_trace::event::{Action, Event, Source};
 use serde_json::Value;
 
-/// tests/programs/torch/cpu.py marks its stretches with tensors of this size and a little more.
+/// `tests/programs/torch/cpu.py` separates its phases with tensors of this size in bytes, plus 0 to 16.
 const MARK: i64 = 1_000_003;
 const MARKS: usize = 17;
 
-/// The program with no CUDA device.
+/// The program without a CUDA device.
 fn program(cpu: &str) -> Victim {
     Victim::python("torch/cpu.py", &[]).env("SIMCUDA_DEVICES", "0").option("--cpu").option(cpu)
 }
 
-/// The recorded CPU tensors: address, size with a sign.
+/// The recorded CPU tensors as (address, size in bytes); a free has a negative size.
 fn blocks(run: &Run) -> Vec<(u64, i64)> {
     let signed = |e: &Event| if e.action == Action::Alloc { e.size as i64 } else { -(e.size as i64) };
     events(&run.trace()).iter().filter(|e| e.source == Source::TorchCpu).map(|e| (e.addr, signed(e))).collect()
 }
 
-/// From the first mark to the last.
+/// The part from the first mark to the last.
 fn between_marks(blocks: &[(u64, i64)]) -> &[(u64, i64)] {
     let is_mark = |(_, size): &(u64, i64)| (MARK..MARK + MARKS as i64).contains(size);
     assert_eq!(blocks.iter().filter(|b| is_mark(b)).count(), MARKS, "marks");

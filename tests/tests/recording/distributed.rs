@@ -1,5 +1,5 @@
-//! Several ranks: each has a trace of its own that equals what PyTorch's recorder has of it, and is known by its rank, whoever started
-//! it; a rank that runs out of memory is named as what ended the job.
+//! Several ranks: each has its own trace, equal to PyTorch's recorder, and its rank, in whatever way it is started. A
+//! rank that runs out of memory is reported as the cause of the job's end.
 
 use memtrace_tests::distributed::{Ranks, Start, compare, run, two_ranks};
 use serde_json::{Value, json};
@@ -9,14 +9,15 @@ fn summary(ranks: &Ranks) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// Every rank has its name in the run folder and its place in `run.json`, under the process that started it.
+/// Requires that every rank has its file name in the run folder, and its entry in `run.json` under the process that
+/// started it.
 #[track_caller]
 fn assert_known(ranks: &Ranks, start: Start) {
     let manifest = ranks.run.manifest();
     for (rank, (entry, trace, _)) in &ranks.ranks {
         assert_eq!((&entry["rank"], &entry["world_size"]), (&json!(rank), &json!(2)), "{entry}");
         assert_eq!(trace.definitions().rank, Some((*rank, 2)));
-        // The command itself started the ranks: it records nothing, and has no entry of its own.
+        // The command itself starts the ranks. It records nothing and has no entry.
         assert_eq!(entry["ppid"], manifest["pid"], "{entry}");
         let variables = ["RANK", "LOCAL_RANK", "WORLD_SIZE"].map(|name| entry["env"][name].clone());
         let expected = match start {
@@ -65,7 +66,7 @@ fn compiled_ddp_by_torchrun() {
 fn a_rank_that_runs_out_of_memory_ended_the_job() {
     let ranks = run(two_ranks(Start::Torchrun, &["ddp", "--oom", "1"]));
     assert_eq!(ranks.run.output.status.code(), Some(1));
-    // torchrun ends the rank that waits for the other.
+    // torchrun ends the rank that waits for the other one.
     assert_eq!(ranks.ranks[&0].0["exit"], json!({"signal": libc::SIGTERM}));
     assert_eq!(ranks.ranks[&1].0["exit"], json!({"code": 1}));
     let summary = summary(&ranks);

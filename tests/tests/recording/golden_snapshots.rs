@@ -1,4 +1,5 @@
-//! The snapshot writer against snapshots that PyTorch itself wrote on an H200: the same events replayed give the same file.
+//! Compares the snapshot writer with snapshots that PyTorch itself wrote on an H200: the same events give the same
+//! file.
 
 use std::path::Path;
 use std::process::Command;

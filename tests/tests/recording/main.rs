@@ -1,4 +1,4 @@
-//! Everything a program allocates is recorded, as PyTorch's own recorder and statistics have it: event by event, in the snapshot that
+//! Every allocation is recorded as in PyTorch's own recorder and statistics: event by event, in the snapshot that
 //! memtrace writes, under every allocator, in every process.
 
 mod allocator_policy;

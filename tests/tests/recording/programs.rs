@@ -1,12 +1,13 @@
-//! Real programs over the simulated CUDA, each recorded once with PyTorch's own recorder on in the same process, and everything that can
-//! be compared of the two:
+//! Real programs over the simulated CUDA, each recorded once with PyTorch's own recorder enabled in the same process.
+//!
+//! Each recording is compared in every way with PyTorch's:
 //!
 //! - every event: action, address, size, stream, device, order, Python frames;
-//! - the snapshot that memtrace leaves in the run folder: events, segments, blocks, frames, read by Python's pickle;
+//! - the snapshot in the run folder, read by Python's pickle: events, segments, blocks, frames;
 //! - the snapshot that the analysis exports, dictionary for dictionary;
-//! - the highest totals and the table of `torch.cuda.memory_summary`;
-//! - what `memtrace report` says of PyTorch's snapshot, in every form it takes, and of our recording;
-//! - a replay of the allocator's policy, which repeats the recording.
+//! - the peaks and the table of `torch.cuda.memory_summary`;
+//! - the output of `memtrace report` for PyTorch's snapshot, in every format, and for our recording;
+//! - a replay of the allocator's policy, which reproduces the recording.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,7 +22,7 @@ use memtrace_trace::file::Reader;
 
 use crate::{allocator_policy, pytorch_snapshots};
 
-/// The recording up to the moment at which PyTorch's snapshot was taken.
+/// The part of the recording before PyTorch's snapshot was taken.
 fn until_the_oracle_looked(reader: &Reader) -> MemoryRecording {
     let mut events = events(reader);
     let looked = events.iter().position(|e| e.action == Action::Snapshot).expect("the oracle's snapshot");
@@ -37,7 +38,7 @@ fn until_the_oracle_looked(reader: &Reader) -> MemoryRecording {
     }
 }
 
-/// What the analysis exports, against PyTorch's snapshot; gives what the comparison printed.
+/// Compares the analysis's exported snapshot with PyTorch's. Returns the output of the comparison.
 #[track_caller]
 fn assert_same_export(recorded: &Recorded) -> String {
     let recording = until_the_oracle_looked(&recorded.run.trace());
@@ -50,25 +51,25 @@ fn assert_same_export(recorded: &Recorded) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// At least so many of each must have been compared.
+/// The minimum number of compared items.
 struct Least {
     events: u64,
     active: u64,
-    /// Figures of the table of `memory_summary` that are not zero.
+    /// Values of the `memory_summary` table that are not zero.
     figures: usize,
 }
 
-/// What one recording gave.
+/// The results of one recording.
 struct Compared {
     recorded: Recorded,
     oracle: Oracle,
-    /// What `tests/vizcheck/same.py` compared.
+    /// The counts that `tests/vizcheck/same.py` printed.
     found: serde_json::Value,
-    /// What `tests/golden/snapshots/compare.py` printed.
+    /// The output of `tests/golden/snapshots/compare.py`.
     exported: String,
 }
 
-/// Records a program once, compares everything.
+/// Records a program once and runs all comparisons.
 #[track_caller]
 fn check(victim: Victim, least: Least) -> Compared {
     let folder = tempfile::tempdir().expect("a folder");
@@ -78,7 +79,7 @@ fn check(victim: Victim, least: Least) -> Compared {
     compared
 }
 
-/// The same but for the reports; PyTorch's snapshot is written as a pickle, too.
+/// Runs all comparisons except those of the reports. PyTorch's snapshot is also written to `pickle`.
 #[track_caller]
 fn check_without_reports(victim: Victim, least: Least, pickle: &Path) -> Compared {
     let recorded = record(victim.env("MEMTRACE_TEST_ORACLE_PICKLE", pickle));
@@ -121,7 +122,7 @@ fn check_and_replay(victim: Victim, settings: &str, least: Least) -> Compared {
 fn mlp() {
     let least = Least { events: 400, active: 20, figures: 70 };
     let compared = check_and_replay(Victim::python("torch/mlp.py", &[]), "", least);
-    // What a real H200 gave for this program.
+    // A real H200 printed these values for this program.
     let said = String::from_utf8_lossy(&compared.recorded.run.output.stdout).into_owned();
     assert_eq!(said, "peak 489624576 reserved 494927872\n");
 }
@@ -141,7 +142,7 @@ fn transformer_under_autocast() {
 #[test]
 fn checkpointing() {
     let least = Least { events: 300, active: 10, figures: 30 };
-    // Of this program, `memtrace report` counts two frees fewer in PyTorch's snapshot (162) than in our recording (164).
+    // For this program, `memtrace report` counts 162 frees in PyTorch's snapshot and 164 in our recording.
     let folder = tempfile::tempdir().expect("a folder");
     let pickle = folder.path().join("theirs.pickle");
     let compared = check_without_reports(Victim::python("torch/checkpoint.py", &[]), least, &pickle);
@@ -182,7 +183,7 @@ fn two_devices_and_threads() {
     at_least(&compared.found, &[("devices", 2)]);
 }
 
-/// A statement over several lines: backward shows what anomaly mode shows.
+/// A statement over several lines: backward shows the frames that anomaly mode shows.
 #[test]
 fn backward_with_forward_frames() {
     let compared = check(Victim::python("torch/backward.py", &[]), Least { events: 70, active: 1, figures: 10 });
@@ -192,7 +193,7 @@ fn backward_with_forward_frames() {
 
 #[test]
 fn data_loader_workers_are_left_alone() {
-    // `compare` demands that there is one trace: workers that only make CPU tensors leave none.
+    // `compare` requires exactly one trace: workers that only make CPU tensors leave none.
     let (run, _) = compare(Victim::python("torch/loader.py", &[]));
     assert_eq!(String::from_utf8_lossy(&run.output.stdout), "rows 64\n");
 }

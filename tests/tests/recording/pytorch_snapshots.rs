@@ -1,6 +1,8 @@
-//! PyTorch's own snapshots of programs over the simulated CUDA: what `memtrace report` says of them is what it says of its own recording of
-//! the same process, as far as a snapshot goes; re-pickled by Python in every protocol, and as JSON. The programs are those of
-//! [`crate::programs`], the releases those of `exhaustive/versions.rs`.
+//! PyTorch's own snapshots of programs over the simulated CUDA.
+//!
+//! `memtrace report` gives the same for them as for our recording of the same process, as far as a snapshot has the
+//! data. Python pickles the snapshots again in every protocol, and as JSON. [`crate::programs`] has the programs,
+//! `exhaustive/versions.rs` the releases.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +11,7 @@ use std::process::Command;
 use memtrace_tests::victim::{Run, memtrace, root};
 use serde_json::Value;
 
-/// `memtrace report --json` of a file.
+/// The output of `memtrace report --json` for a file.
 #[track_caller]
 fn report(path: &Path) -> Value {
     let output = Command::new(memtrace()).args(["report", "--json"]).arg(path).output().expect("memtrace");
@@ -17,7 +19,8 @@ fn report(path: &Path) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// What both can tell of each device: the highest totals, what was allocated and freed altogether and by optimizers, the steps, the errors.
+/// The values of each device that both sources have: peaks, bytes allocated and freed in total and by optimizers,
+/// steps, errors.
 fn facts(summary: &Value) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     for device in summary["processes"][0]["devices"].as_array().expect("devices") {
@@ -44,7 +47,7 @@ fn facts(summary: &Value) -> BTreeMap<String, Value> {
     found
 }
 
-/// Compares the reports of a recording and of PyTorch's snapshot of the same process, whatever form the snapshot takes.
+/// Compares the reports of a recording and of PyTorch's snapshot of the same process, in every format of the snapshot.
 #[track_caller]
 pub(crate) fn assert_same_reports(run: &Run, pickle: &Path) {
     let folder = pickle.parent().expect("a folder");
@@ -76,7 +79,7 @@ pub(crate) fn assert_same_reports(run: &Run, pickle: &Path) {
             "{name}: its state at the end is what its events add up to"
         );
         let mut theirs = facts(&summary);
-        // Where PyTorch has no tracker, its reporter tells us of rounded blocks and not of segments.
+        // Without a tracker, PyTorch's reporter gives rounded block sizes and no segments.
         for (name, totals) in ours.iter().filter(|_| source == "torch_reporter") {
             for key in ["requested_bytes", "reserved_bytes"] {
                 if let Some(total) = totals.get(key) {
@@ -88,7 +91,7 @@ pub(crate) fn assert_same_reports(run: &Run, pickle: &Path) {
     }
 }
 
-/// A ring that was too small: what was overwritten is said, and what is left agrees with PyTorch's own statistics.
+/// A ring that was too small: the report notes the overwritten part, and the rest agrees with PyTorch's own statistics.
 #[test]
 fn a_ring_that_was_overwritten() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -107,7 +110,7 @@ fn a_ring_that_was_overwritten() {
     assert_eq!(summary["losses"], serde_json::json!({}));
     let said = summary["processes"][0]["notices"].to_string();
     assert!(said.contains("older than its first event") && said.contains("max_entries"), "{said}");
-    // Starts and ends of ranges have a list of their own, which is no ring.
+    // Range starts and ends have their own list, which is no ring.
     let annotations = statistics["annotations"].as_u64().expect("a number");
     assert_eq!(summary["run"]["events"], 100 + annotations);
 }

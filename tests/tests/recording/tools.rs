@@ -1,4 +1,4 @@
-//! The snapshot that memtrace leaves in the run folder, through `python -m torch.cuda._memory_viz`. scripts/viewer-check is the rest:
+//! Opens the snapshot in the run folder with `python -m torch.cuda._memory_viz`. `scripts/viewer-check` tests it with
 //! PyTorch's viewer.
 
 use std::ffi::OsStr;
@@ -9,7 +9,7 @@ use std::process::Command;
 use memtrace_tests::snapshots::pickle;
 use memtrace_tests::victim::{Victim, root};
 
-/// What PyTorch's tool prints; its home folder is `home`.
+/// The output of PyTorch's tool, run with the home folder `home`.
 #[track_caller]
 fn memory_viz(home: &Path, arguments: &[&OsStr]) -> String {
     let mut command = Command::new(root().join("scripts/sim"));
@@ -26,7 +26,7 @@ fn pytorchs_own_tools_read_it() {
     let run = Victim::python("torch/mlp.py", &[]).run();
     run.assert_ended_well();
     let pickle = pickle(&run);
-    // The tools draw with Perl's flamegraph.pl, which they would download; what they feed it is what matters here.
+    // The tool draws with Perl's flamegraph.pl, which it would download. A stub prints its input instead.
     let home = run.dir.path().join("home");
     let script = home.join(".cache/flamegraph.pl");
     std::fs::create_dir_all(script.parent().expect("a folder")).expect("a folder");
@@ -40,7 +40,7 @@ fn pytorchs_own_tools_read_it() {
         std::fs::read_to_string(out).expect("the tool's output")
     };
 
-    // The process has ended: everything it gave back is free, its segments are still there.
+    // The process has ended: its blocks are free and its segments still exist.
     let stats = printed("stats");
     for line in ["segments: 14", "total_reserved: 472.0MiB"] {
         assert!(stats.contains(line), "{line} in {stats}");
@@ -49,7 +49,7 @@ fn pytorchs_own_tools_read_it() {
     let calls = |text: &str| trace.matches(text).count();
     assert!(calls(" = cudaMalloc(") == 14 && calls("del ") > 100, "{trace}");
 
-    // Folded stacks: frames separated by semicolons, a size at the end of every line.
+    // Folded stacks: frames separated by semicolons, and a size at the end of every line.
     let total = |folded: &str| -> u64 {
         let size = |line: &str| line.rsplit_once(' ').and_then(|(_, size)| size.parse::<u64>().ok());
         folded.lines().map(|line| size(line).unwrap_or_else(|| panic!("no size in {line}"))).sum()
@@ -60,7 +60,7 @@ fn pytorchs_own_tools_read_it() {
     for command in ["trace_plot", "segment_plot"] {
         let page = written(command);
         assert!(page.contains("<html>") && page.contains("MemoryViz.js"), "{command}");
-        // The page holds the whole snapshot.
+        // The page contains the whole snapshot.
         let data = page.split('"').max_by_key(|part| part.len()).unwrap_or_default();
         assert!(data.len() > std::fs::metadata(&pickle).expect("the snapshot").len() as usize, "{command}");
     }

@@ -1,6 +1,8 @@
-//! DataLoader workers started in every way: the training process's events equal PyTorch's recorder's and the simulated CUDA's ledger
-//! (which has the pinning thread's memory), workers that make CPU tensors only leave no trace and are not disturbed, also not one that
-//! is killed.
+//! DataLoader workers with every start method.
+//!
+//! The training process's events equal PyTorch's recorder and the simulated CUDA's ledger, which has the pinning
+//! thread's memory. Workers that only make CPU tensors leave no trace and are not disturbed, including one that is
+//! killed.
 
 use memtrace_tests::ledger;
 use memtrace_tests::oracle::compare;
@@ -12,10 +14,10 @@ fn data_loader_workers_by_fork_spawn_and_forkserver() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     let victim = Victim::python("workers/loaders.py", &["fork", "spawn", "forkserver"])
         .env("SIMCUDA_LEDGER", file.path())
-        // As on a machine with a GPU: there CPU tensors are left alone unless asked for.
+        // On a machine with a GPU, CPU tensors are not recorded by default.
         .option("--cpu")
         .option("never");
-    // There is one trace, with one process in it: `compare` demands it.
+    // `compare` requires exactly one trace, of one process.
     let (run, _) = compare(victim);
     let mut expected = String::new();
     for method in ["fork", "spawn", "forkserver"] {

@@ -1,14 +1,14 @@
-//! The worked example of docs/ci.md, as it stands there, run by pytest.
+//! Runs the worked example of docs/ci.md, exactly as it is on the page, with pytest.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
 use memtrace_tests::victim::{memtrace, packages, root};
 
-/// pytest, and what it needs that the test environment lacks.
+/// pytest and the packages that it needs beyond the test environment.
 const PACKAGES: [&str; 4] = ["pytest==8.3.5", "iniconfig==2.1.0", "packaging==25.0", "pluggy==1.6.0"];
 
-/// Writes the page's Python files into a folder: each block names its file in its first line.
+/// Writes the page's Python files into a folder. Each code block names its file in its first line.
 fn unpack(folder: &Path) -> Vec<String> {
     let page = std::fs::read_to_string(root().join("docs/ci.md")).expect("docs/ci.md");
     let mut names = Vec::new();
@@ -45,7 +45,7 @@ fn the_fixture_passes_and_fails_as_the_page_says() {
         "{text}\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    // The same test with a limit that the program does not keep.
+    // The same test with a limit that the program exceeds.
     let test = folder.path().join("test_memory.py");
     let stricter = std::fs::read_to_string(&test).unwrap().replace("128MiB", "4MiB");
     std::fs::write(&test, stricter).unwrap();

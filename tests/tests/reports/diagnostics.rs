@@ -1,7 +1,9 @@
-//! Programs of trouble: does the report name each illness, at the right line, and nothing else; and is it silent about healthy ones?
+//! Programs with memory issues: the report must name each issue at the right line and nothing else, and report nothing
+//! for healthy programs.
 //!
-//! A program of `tests/programs/trouble` says in comments what is wrong with it: `# illness: NAME` (`none`: nothing), `# illness here` at each line
-//! that a report may name, `# env:` and `# exit:` for how it is run and ends. Neither memtrace nor PyTorch sees them.
+//! A program of `tests/programs/trouble` declares its issue in comments: `# illness: NAME` (`none` for a healthy
+//! program) and `# illness here` at each line that a report may name. `# env:` and `# exit:` give its environment and
+//! exit status. Neither memtrace nor PyTorch reads them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,7 +15,7 @@ use memtrace_analysis::report::FindingSummary;
 use memtrace_analysis::{open_run, summarize};
 use memtrace_tests::victim::{Victim, root};
 
-/// The rule that an illness is told by.
+/// The rule that reports each issue.
 const RULES: [(&str, &str); 15] = [
     ("leak", "leak"),
     ("gradients never cleared", "gradients not cleared"),
@@ -61,7 +63,8 @@ impl Program {
         }
     }
 
-    /// All findings of its run. `MEMTRACE_TEST_TROUBLE=DIR`: those of runs recorded earlier, for working on rules.
+    /// All findings of the program's run. `MEMTRACE_TEST_TROUBLE=DIR` reads runs recorded earlier instead, for work on
+    /// the rules.
     fn findings(&self) -> Vec<FindingSummary> {
         let told = |folder: &Path| {
             let summary = summarize(&open_run(folder).unwrap(), &mut |_| {}).unwrap();
@@ -81,7 +84,7 @@ impl Program {
         told(&run.path())
     }
 
-    /// Whether a finding names one of its lines.
+    /// Whether a finding names one of the program's marked lines.
     fn at_the_line(&self, finding: &FindingSummary) -> bool {
         let place = finding.place.as_ref().map_or("", |p| &p.place);
         self.lines.iter().any(|line| {
@@ -112,7 +115,7 @@ fn programs() -> Vec<Program> {
     paths.iter().map(|path| Program::read(path)).collect()
 }
 
-/// By illness; `none` for the healthy ones.
+/// The results by issue; `none` for the healthy programs.
 fn examine(programs: &[Program]) -> BTreeMap<String, Row> {
     let rows: Mutex<BTreeMap<String, Row>> = Mutex::default();
     let next = AtomicUsize::new(0);
@@ -171,7 +174,7 @@ fn table(rows: &BTreeMap<String, Row>) -> String {
     text
 }
 
-/// The first program of each illness and four healthy ones: the report is right about them. All programs: in `exhaustive`.
+/// The report is right about the first program of each issue and four healthy ones. `exhaustive` tests all programs.
 #[test]
 fn one_program_of_each_illness_is_named_with_its_line() {
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
@@ -189,7 +192,8 @@ fn one_program_of_each_illness_is_named_with_its_line() {
     assert!(remarks.is_empty(), "{}\n{remarks:#?}", table(&rows));
 }
 
-/// The bug of PyTorch's blog post on memory, in a snapshot that PyTorch itself wrote on an H200: three steps without `zero_grad`.
+/// The bug of PyTorch's blog post on memory, in a snapshot that PyTorch itself wrote on an H200: three steps without
+/// `zero_grad`.
 #[test]
 fn the_textbook_snapshot() {
     let snapshot = root().join("tests/golden/snapshots/resnet_leak.pickle.gz");
@@ -200,7 +204,7 @@ fn the_textbook_snapshot() {
     assert!(finding.place.as_ref().is_some_and(|place| place.place.starts_with("truth.py:12 train")), "{finding:#?}");
 }
 
-/// What the docs say of each rule is what the rule says.
+/// The docs describe each rule as the rule describes itself.
 #[test]
 fn the_docs_have_every_rule() {
     let docs = std::fs::read_to_string(root().join("docs/diagnosis.md")).unwrap();
@@ -213,7 +217,7 @@ fn the_docs_have_every_rule() {
 mod exhaustive {
     use super::*;
 
-    /// Every illness has at least two programs, there are at least twelve healthy ones, and the report is right about all of them.
+    /// Every issue has at least two programs, at least twelve are healthy, and the report is right about all of them.
     #[test]
     fn each_illness_is_named_with_its_line_and_nothing_is_said_of_healthy_programs() {
         let programs = programs();

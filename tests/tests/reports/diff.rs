@@ -1,4 +1,4 @@
-//! `memtrace diff` and `memtrace check` on real PyTorch: known changes, against torch.cuda.memory_stats of both runs.
+//! `memtrace diff` and `memtrace check` on real PyTorch: known changes, against `torch.cuda.memory_stats` of both runs.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 struct Recorded {
     run: Run,
-    /// torch.cuda.memory_stats
+    /// The program's `torch.cuda.memory_stats`.
     stats: Value,
 }
 
@@ -45,7 +45,7 @@ fn diff(a: &Recorded, b: &Recorded) -> Value {
     pair
 }
 
-/// The line of the program with this text.
+/// The number of the first line of the program that contains this text.
 fn line_of(text: &str) -> u64 {
     let source = include_str!("../../programs/torch/changed.py");
     source.lines().position(|line| line.contains(text)).expect("there is such a line") as u64 + 1
@@ -57,14 +57,14 @@ fn a_line_that_keeps_a_tensor_is_named_with_its_bytes() {
     let pair = diff(&plain, &keeps);
     let most = &pair["by_line"][0];
     assert_eq!(most["b_frame"]["line"], line_of("history.append"), "{most:#}");
-    // Four tensors of 64 x 2048 floats are kept at the peak, which is in the last step.
+    // At the peak, in the last step, four tensors of 64 x 2048 floats are kept.
     assert_eq!(most["difference_bytes"], 4 * 64 * 2048 * 4);
     assert_eq!(pair["verdict"], "grew");
     assert!(
         pair["headline"].as_str().unwrap().contains(&format!("changed.py:{}", line_of("history.append"))),
         "{pair:#}"
     );
-    // Held to the first as its baseline it fails, and the annotation is at that line.
+    // With the first run as baseline the check fails, and the annotation names that line.
     let output =
         memtrace_on(&["check", "--github", "--baseline", plain.run.path().to_str().unwrap()], &[&keeps.run.path()]);
     let text = String::from_utf8(output.stdout).unwrap();
@@ -78,8 +78,9 @@ fn a_line_that_keeps_a_tensor_is_named_with_its_bytes() {
 fn a_larger_batch_grows_what_depends_on_it() {
     let (small, large) = (record(&[]), record(&["--batch", "256"]));
     let pair = diff(&small, &large);
-    // The peak is in the last node of the backward, that of the first layer: of what depends on the batch there are the input, which it
-    // multiplies, and the gradient of what relu was called with. `diff` has compared the peaks with torch.cuda.memory_stats.
+    // The peak is in the backward's last node, that of the first layer. Two blocks in use then depend on the batch
+    // size: the input, which the node multiplies, and the gradient of relu's input. `diff` has compared the peaks with
+    // `torch.cuda.memory_stats`.
     let (input, gradient) = ((256 - 64) * 512 * 4, (256 - 64) * 2048 * 4);
     assert_eq!((pair["a"]["phase"].as_str(), pair["b"]["phase"].as_str()), (Some("backward"), Some("backward")));
     assert_eq!(pair["difference_bytes"], input + gradient, "{pair:#}");
@@ -103,7 +104,7 @@ fn a_larger_batch_grows_what_depends_on_it() {
     assert_eq!(pair["moved_lines"], 0);
 }
 
-/// What one of them cannot know is no difference: a snapshot has no nodes, no modules and no names.
+/// Data that one side does not have is no difference: a snapshot has no nodes, modules or names.
 #[test]
 fn a_recording_and_pytorchs_snapshot_of_the_same_process_do_not_differ() {
     let dir = tempfile::tempdir().unwrap();
@@ -111,7 +112,7 @@ fn a_recording_and_pytorchs_snapshot_of_the_same_process_do_not_differ() {
     let victim = Victim::python("torch/mlp.py", &[]).env("MEMTRACE_TEST_ORACLE", &pickle);
     let run = victim.env("MEMTRACE_TEST_ORACLE_LAST", "1").run();
     run.assert_ended_well();
-    // peak BYTES reserved BYTES
+    // The program prints "peak BYTES reserved BYTES".
     let printed = String::from_utf8_lossy(&run.output.stdout).into_owned();
     let printed: Vec<u64> = printed.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     for (a, b) in [(run.path(), pickle.clone()), (pickle.clone(), run.path())] {
@@ -127,7 +128,7 @@ fn a_recording_and_pytorchs_snapshot_of_the_same_process_do_not_differ() {
         for key in ["phase", "step"] {
             assert_eq!(pair["a"][key], pair["b"][key], "{key}");
         }
-        // A snapshot does not tell the directory that the program was in.
+        // A snapshot does not have the program's working directory.
         let place =
             |side: &str| pair[side]["place"].as_str().and_then(|place| place.find("mlp.py").map(|at| &place[at..]));
         assert!(place("a").is_some() && place("a") == place("b"), "{pair:#}");
@@ -152,7 +153,7 @@ fn the_same_program_twice_differs_in_nothing() {
     assert_eq!((&pair["verdict"], &pair["difference_bytes"]), (&Value::from("same"), &Value::from(0)));
     let text = memtrace_on(&["diff"], &[&one.run.path(), &other.run.path()]);
     assert!(String::from_utf8(text.stdout).unwrap().contains(": no difference\n"));
-    // Its own summary.json is a baseline that it keeps; a limit is kept to the byte.
+    // A run passes the check against its own summary.json. A limit is exact to the byte.
     let dir = tempfile::tempdir().unwrap();
     let baseline = dir.path().join("baseline.json");
     std::fs::copy(one.run.path().join("summary.json"), &baseline).unwrap();

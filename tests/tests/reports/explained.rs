@@ -1,5 +1,7 @@
-//! The peak and out of memory, explained: what the report says of a run, against the ledger's world and against the same program with
-//! the change that the report advises.
+//! The explanation of the peak and of out-of-memory errors.
+//!
+//! The report of a run is compared with the simulated device's memory, and with the same program after the suggested
+//! change.
 
 use std::process::Command;
 
@@ -22,7 +24,7 @@ fn bytes(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number of bytes"))
 }
 
-/// One section, as people see it.
+/// One section of the text report.
 fn section(run: &Run, name: &str) -> String {
     let output = Command::new(memtrace()).arg("report").arg(run.path()).args(["--section", name]).output();
     let output = output.expect("memtrace report");
@@ -43,7 +45,7 @@ fn saving(device: &Value, rule: &str) -> u64 {
     bytes(&action["saves_bytes"])
 }
 
-/// What an action is said to save the same program saves with it: never less, and little more.
+/// A suggestion's predicted saving is at most the measured one, and at least 85 % of it.
 #[test]
 fn what_an_action_saves_it_saves() {
     for (what, rule) in [("step", "single_tensor_step"), ("batch", "smaller_batches")] {
@@ -53,7 +55,7 @@ fn what_an_action_saves_it_saves() {
         let real = printed(&before) - printed(&after);
         println!("{rule}: said {said}, real {real}");
         assert!(said <= real && said >= real / 100 * 85, "{rule}: {said} bytes said, {real} measured");
-        // Where it is done already it is not advised.
+        // A change that the program already has is not suggested.
         if what == "step" {
             let actions = device(&after)["actions"].to_string();
             assert!(!actions.contains(rule), "{actions}");
@@ -61,7 +63,8 @@ fn what_an_action_saves_it_saves() {
     }
 }
 
-/// Little is allocated, much is reserved: the page says so, who pins it and which setting helps; and that setting helps.
+/// Little is allocated and much is reserved. The report shows this, the lines that hold segments, and the setting that
+/// helps. A run with that setting confirms it.
 #[test]
 fn fragmentation_is_named_and_mended() {
     let victim = Victim::python("torch/fragmentation.py", &[]).env("SIMCUDA_MEMORY", "1200M");
@@ -74,7 +77,7 @@ fn fragmentation_is_named_and_mended() {
     assert_eq!(sum, bytes(&oom["there"]["totals"]["reserved_bytes"]), "{reserved}");
     assert!(bytes(&reserved["pinned_bytes"]) > 300 << 20, "{reserved}");
     assert_eq!(reserved["pins"][0]["segments"], reserved["pinned_segments"], "all by one line: {reserved}");
-    // What CUDA said is what the allocator's own message says.
+    // The reported free memory equals the value in the allocator's own message.
     let stderr = String::from_utf8_lossy(&run.output.stderr);
     let free = format!("of which {:.2} MiB is free", bytes(&oom["device_free_bytes"]) as f64 / f64::from(1 << 20));
     assert!(stderr.contains(&free), "{free}: {stderr}");
@@ -88,17 +91,19 @@ fn fragmentation_is_named_and_mended() {
     assert!(pages.contains("fragmentation.py:16 bytes_of") && pages.contains("fits"), "{pages}");
 }
 
-/// Activation checkpointing of equal layers, advised where a forward ran out of memory, saves what is said at most: at that very call the
-/// same program with checkpointing has so much less, or nearly.
+/// Activation checkpointing of equal layers is suggested where a forward ran out of memory. At that call, the same
+/// program with checkpointing uses less memory by nearly the predicted saving.
 #[test]
 fn checkpointing_saves_what_is_said() {
     checkpointing_saves(&[], "checkpoint_layers", "of Layer)", 0);
 }
 
-/// The same in the very first forward, where nothing tells yet whether it is a training: both ways out are named.
+/// The same in the first forward, where nothing shows yet whether the program trains: the report names both
+/// suggestions.
 #[test]
 fn checkpointing_is_advised_in_the_first_forward() {
-    // The workspace of cuBLAS counts as the first layer's in the first step, and a saving ends at what the largest layer needs: 32 KiB short here.
+    // In the first step cuBLAS's workspace counts for the first layer. The saving is limited by the largest layer's
+    // needs: 32 KiB less here.
     let words = "of Layer); torch.no_grad(), if this is no training";
     checkpointing_saves(&["large"], "checkpoint_or_no_grad", words, 32 << 10);
 }
@@ -110,7 +115,7 @@ fn checkpointing_saves(batches: &[&str], action: &str, words: &str, short: u64) 
     let (plain, saving_run) = (of("plain"), of("checkpoint"));
     assert_eq!(plain.output.status.code(), Some(1));
     saving_run.assert_ended_well();
-    // `at BATCH LAYER CALL ALLOCATED`
+    // The program prints "at BATCH LAYER CALL ALLOCATED".
     let told = |run: &Run| -> Vec<(String, u64)> {
         let text = String::from_utf8_lossy(&run.output.stdout).into_owned();
         let lines = text.lines().filter_map(|line| line.strip_prefix("at ")?.rsplit_once(' '));
@@ -120,24 +125,25 @@ fn checkpointing_saves(batches: &[&str], action: &str, words: &str, short: u64) 
     let device = device(&plain);
     let oom = &device["ooms"][0];
     assert_eq!(bytes(&oom["there"]["totals"]["allocated_bytes"]), before, "{at}: {oom}");
-    // The first time that the call is reached: later it is repeated for the backward.
+    // The first time that the call is reached; backward repeats it later.
     let (_, after) = told(&saving_run).into_iter().find(|(call, _)| *call == at).unwrap();
     let said = saving(&device, action);
     println!("{at}: {before} bytes, with checkpointing {after}; said {said}");
     assert!(before > after + (64 << 20), "{at}: {before} and {after}");
-    // Of the layer that is being computed a part stays.
+    // A part of the layer that is being computed stays in memory.
     let real = before - after;
     assert!(said >= real - short && said <= real + real / 10, "{said} bytes said, {real} measured");
     let page = String::from_utf8_lossy(&plain.output.stderr);
-    // Lines are folded.
+    // The report wraps lines, so they are joined.
     let flat: Vec<&str> = page.split_whitespace().collect();
     assert!(flat.join(" ").contains(words), "{page}");
-    // Where it is done already it is not advised.
+    // A change that the program already has is not suggested.
     let actions = self::device(&saving_run)["actions"].to_string();
     assert!(!actions.contains("checkpoint_"), "{actions}");
 }
 
-/// A request that failed in the first step is told as the state of the parameter that it was for, as the program's own frames say.
+/// A request that failed in the first step is named as the optimizer state of its parameter, from the program's own
+/// frames.
 #[test]
 fn a_request_of_the_optimizer_is_named() {
     let mut names = Vec::new();
@@ -150,7 +156,7 @@ fn a_request_of_the_optimizer_is_named() {
         assert_eq!(device["ooms"][0]["wanted_for"], *told, "{memory}: {}", device["ooms"][0]);
         let page = String::from_utf8_lossy(&run.output.stderr);
         assert!(page.contains(&format!("wanted 16.0 MiB for {told}")), "{page}");
-        // What many are called together is told with them.
+        // Names that share a pattern are summarized under the pattern.
         assert!(page.contains("  Adam.exp_avg of *.weight  oom_train.py:"), "{page}");
         names.push(told);
     }
@@ -158,7 +164,7 @@ fn a_request_of_the_optimizer_is_named() {
     assert!(names.len() == 3 && names.iter().any(|n| n.contains(".exp_avg of ")), "{names:?}");
 }
 
-/// The same page whether the error ended the program or was caught.
+/// The report is the same whether the error ended the program or was caught.
 #[test]
 fn a_caught_error_is_told_like_a_fatal_one() {
     let of = |arguments: &[&str]| Victim::python("torch/oom_train.py", arguments).env("SIMCUDA_MEMORY", "400M").run();
@@ -183,7 +189,7 @@ fn a_caught_error_is_told_like_a_fatal_one() {
     assert_eq!(tell(&fatal), tell(&caught), "the page");
 }
 
-/// Memory that another process holds is told apart from this process's.
+/// The report separates other processes' memory from this process's.
 #[test]
 fn other_processes_are_told_apart() {
     let run =
@@ -200,7 +206,7 @@ fn other_processes_are_told_apart() {
     assert!(section(&run, "oom").contains("CUDA contexts and other processes 500 MiB"));
 }
 
-/// A limit that the program set itself is no lack of memory.
+/// A limit that the program set itself is not a lack of device memory.
 #[test]
 fn a_limit_of_pytorchs_own_is_named() {
     let run =

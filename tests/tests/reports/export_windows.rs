@@ -1,5 +1,5 @@
-//! Parts of a recording: whatever the part, a snapshot of it is one that viewers can work backwards from, and holds what a plain replay
-//! of the recording from its start says was alive.
+//! Windows of a recording. A snapshot of any window is one from which viewers can replay backward. It holds the blocks
+//! that a full replay from the start has in use.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn process(recording: MemoryRecording) -> Process {
     Process::new(Path::new("7.mtr"), Box::new(recording), &Manifest::default())
 }
 
-/// Numbers that look like chance and are the same in every run.
+/// A deterministic random generator.
 struct Chance(u64);
 
 impl Chance {
@@ -29,7 +29,7 @@ impl Chance {
     }
 }
 
-/// What is in use after the first `n` events, by address: a block is there until its free has completed.
+/// The blocks in use after the first `n` events, by address. A block is in use until its free completes.
 fn alive(events: &[Event], n: usize, rounded: &dyn Fn(u64) -> u64, least: u64) -> Value {
     let mut there: BTreeMap<u64, u64> = BTreeMap::new();
     for e in &events[..n] {
@@ -42,7 +42,7 @@ fn alive(events: &[Event], n: usize, rounded: &dyn Fn(u64) -> u64, least: u64) -
     there.into_iter().filter(|(_, size)| rounded(*size) >= least).map(|(addr, size)| json!([addr, size])).collect()
 }
 
-/// Writes a snapshot of each selection and gives what a reader finds in them.
+/// Writes a snapshot of each selection and returns the content that a reader finds.
 fn read_back(process: &Process, selections: &[Selection]) -> Vec<(Window, Value)> {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new("python3");
@@ -62,7 +62,8 @@ fn read_back(process: &Process, selections: &[Selection]) -> Vec<(Window, Value)
     windows.into_iter().zip(told).collect()
 }
 
-/// PyTorch's rounding of requests; where it hands out a larger block than that, the block's size is not the request's to tell.
+/// PyTorch's rounding of a request, in bytes. A larger block from the allocator has a size that the request does not
+/// determine.
 fn rounded(size: u64) -> u64 {
     size.max(1).div_ceil(512) * 512
 }
@@ -80,7 +81,7 @@ fn a_snapshot_of_any_stretch_begins_and_ends_with_what_was_alive() {
             let (a, b) = (chance.below(events.len() as u64) as usize, chance.below(events.len() as u64) as usize);
             let at = |i: usize| calibration.epoch_ns(events[i].ticks);
             let (from, to) = (at(a.min(b)), at(a.max(b)));
-            // Events of one moment go together.
+            // Events with equal timestamps belong together.
             let first = events.iter().position(|e| calibration.epoch_ns(e.ticks) >= from).unwrap();
             let end = events.iter().position(|e| calibration.epoch_ns(e.ticks) > to).unwrap_or(events.len());
             selections.push(Selection { epoch_ns: Some((from, to)), ..Selection::default() });
@@ -134,10 +135,10 @@ fn small_blocks_are_nowhere() {
         assert!(start.as_array().is_some());
         assert!(all >= told[0]["events"].as_u64().unwrap().min(900));
         assert_eq!(left.small_blocks == 0, least <= 1, "{least}: {left:?}");
-        // At least the segments' events stay.
+        // At least the segment events remain.
         assert!(told[0]["events"].as_u64() > Some(0), "{least}");
     }
-    // What is left out and what is there are all blocks there are.
+    // The blocks that are left out and those that are included add up to all blocks.
     let rows = |window: &Window| {
         let mut table = Vec::new();
         blocks_csv(&process, window, &mut table, &mut |_| {}).unwrap();

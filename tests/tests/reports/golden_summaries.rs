@@ -1,4 +1,4 @@
-//! Golden summaries: `UPDATE_GOLDEN=1 cargo test -p memtrace-tests --test reports golden_summaries` rewrites them.
+//! Golden summaries. `UPDATE_GOLDEN=1 cargo test -p memtrace-tests --test reports golden_summaries` rewrites them.
 
 use std::path::Path;
 

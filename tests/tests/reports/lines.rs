@@ -1,4 +1,5 @@
-//! `memtrace lines` against pytorch_memlab's line profiler in the same program, on our recording and on PyTorch's own snapshot.
+//! `memtrace lines` against pytorch_memlab's line profiler in the same program, on our recording and on PyTorch's own
+//! snapshot.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::process::Command;
 use memtrace_tests::victim::{Victim, memtrace, packages};
 use serde_json::Value;
 
-/// What memlab's profiler needs that the test environment lacks.
+/// The packages that memlab's profiler needs beyond the test environment.
 const PACKAGES: [&str; 7] = [
     "pytorch_memlab==0.3.2",
     "pandas==2.2.3",
@@ -18,10 +19,10 @@ const PACKAGES: [&str; 7] = [
     "tzdata==2025.2",
 ];
 
-/// By function and line.
+/// Rows by function and line.
 type Table<T> = BTreeMap<(String, u64), T>;
 
-/// Active and reserved peak, and whether anything was allocated or freed in the line.
+/// Memlab's table: active peak, reserved peak, and whether anything was allocated or freed in the line.
 fn memlab() -> Table<(u64, u64, bool)> {
     let output = Victim::python("torch/line_table.py", &["memlab"]).env("PYTHONPATH", packages(&PACKAGES)).run_alone();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -29,7 +30,7 @@ fn memlab() -> Table<(u64, u64, bool)> {
     rows.into_iter().map(|(f, line, active, reserved, moved)| ((f, line), (active, reserved, moved > 0))).collect()
 }
 
-/// What `memtrace lines` says.
+/// The table of `memtrace lines`.
 fn ours(run: &Path, options: &[&str]) -> Table<Value> {
     let output =
         Command::new(memtrace()).args(["lines", "--json", "--top", "99"]).args(options).arg(run).output().unwrap();
@@ -58,7 +59,8 @@ fn figures_are_those_of_pytorch_memlab() {
         let peaks = (figures["active_peak_bytes"].as_u64().unwrap(), figures["reserved_peak_bytes"].as_u64().unwrap());
         assert_eq!(peaks, (*active, *reserved), "{place:?}");
     }
-    // A line without an event is current for nobody: memlab, which is called for every line, saw nothing move there either.
+    // A line without an event has no row in ours. Memlab is called for every line, and saw no change in memory there
+    // either.
     for (place, _) in memlab.iter().filter(|(_, (.., moved))| *moved) {
         assert!(ours.contains_key(place), "{place:?} allocated or freed: {:?}", ours.keys());
     }

@@ -1,4 +1,5 @@
-//! What reports and exports say of real runs, against PyTorch's tools, the formats' own readers and what the programs know of themselves.
+//! Reports and exports of real runs, against PyTorch's tools, the formats' own readers, and values that the programs
+//! compute themselves.
 
 mod ci_example;
 mod diagnostics;

@@ -1,4 +1,5 @@
-//! Timelines of bytes by category: the picture against the numbers, and the numbers against what PyTorch's own exporter wrote in the same run.
+//! Timelines of bytes by category: the picture against the numbers, and the numbers against PyTorch's own exporter in
+//! the same run.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -14,12 +15,12 @@ type Json = (Vec<u64>, Vec<[i64; 9]>);
 /// `(time in ns, action, bytes, category)`.
 type Raw = Vec<(u64, u8, i64, usize)>;
 
-/// PyTorch's numbers.
+/// PyTorch's numbers of the actions.
 const CREATE: u8 = 2;
 const INCREMENT_VERSION: u8 = 3;
 const DESTROY: u8 = 4;
-/// Its categories by their numbers, and the colours of our pictures: parameter, optimizer state, input, temporary, activation, gradient,
-/// autograd detail. The eighth, unknown, is several of ours.
+/// The colors of our pictures by PyTorch's category number: parameter, optimizer state, input, temporary, activation,
+/// gradient, autograd detail. PyTorch's eighth category, unknown, corresponds to several of ours.
 const COLOURS: [u32; 7] = [0x1b7837, 0xdfa11b, 0x222222, 0x9970ab, 0xd6321f, 0x2b4fb8, 0x74a9f0];
 const OTHERS: [u32; 7] = [0x8c510a, 0x01665e, 0x878787, 0x35978f, 0xbf812d, 0xa6dba0, 0xbdbdbd];
 
@@ -52,7 +53,7 @@ impl Picture {
         u32::from_be_bytes([0, r, g, b])
     }
 
-    /// The longest run of the axes' colour along a line of pixels: where it begins, and how long it is.
+    /// The longest run of pixels in the axes' color along a line of pixels: its start and its length.
     fn axis(&self, along: usize, at: impl Fn(usize) -> (usize, usize)) -> (usize, usize) {
         let mut best = (0, 0);
         let mut since = None;
@@ -74,12 +75,13 @@ impl Picture {
     }
 }
 
-/// Every column of the picture shows, of its time, the highest moment of the JSON, and every category's height is its bytes.
+/// Requires that every column of the picture shows the JSON's maximum in its time range, and that every category's
+/// height is its bytes.
 #[track_caller]
 fn picture_is_right(run: &Run, device: i16) {
     let (times, sizes): Json = serde_json::from_slice(&exported(run, device, TimelineForm::Json)).unwrap();
     let picture = Picture::read(&exported(run, device, TimelineForm::Png));
-    // The plot lies right of the longest vertical line in the axes' colour and above the longest horizontal one.
+    // The plot is right of the longest vertical line in the axes' color and above the longest horizontal one.
     let vertical = |x| picture.axis(picture.height, move |y| (x, y));
     let horizontal = |y| picture.axis(picture.width, move |x| (x, y));
     let left = (0..picture.width).max_by_key(|&x| vertical(x).1).unwrap();
@@ -95,7 +97,7 @@ fn picture_is_right(run: &Run, device: i16) {
         }
         found
     };
-    // Bytes to a pixel: from what all columns show together.
+    // Compute the bytes per pixel from all columns together.
     let (begin, end) = (times[0], *times.last().unwrap());
     let span = (end - begin) as f64;
     let column = |time: u64| (((time - begin) as f64 / span * wide as f64) as usize).min(wide - 1);
@@ -108,7 +110,7 @@ fn picture_is_right(run: &Run, device: i16) {
         if total(bytes) > total(&expected[at]) {
             expected[at] = *bytes;
         }
-        // A microsecond may fall into the next column.
+        // Rounding to a microsecond may move a change into the neighboring column.
         for edge in [column(time.saturating_sub(1).max(begin)), column((time + 1).min(end))] {
             near[edge] |= edge != at;
             near[at] |= edge != at;
@@ -119,7 +121,7 @@ fn picture_is_right(run: &Run, device: i16) {
         COLOURS.iter().chain(&OTHERS).map(|colour| found.get(colour).copied().unwrap_or(0)).sum()
     };
     let highest = (0..wide).max_by_key(|&x| total(&expected[x])).unwrap();
-    // The dashes that mark the peak hide its own column: the scale is its neighbours'.
+    // The dashes that mark the peak hide the column of the peak, so its neighbors give the scale.
     let scale_from = (0..wide).filter(|&x| x != highest && !near[x]).max_by_key(|&x| total(&expected[x])).unwrap();
     let scale = known(&heights(scale_from)) as f64 / total(&expected[scale_from]) as f64;
     let mut checked = [0; 8];
@@ -129,7 +131,7 @@ fn picture_is_right(run: &Run, device: i16) {
             let colours: &[u32] = COLOURS.get(category..=category).unwrap_or(&OTHERS);
             let pixels: i64 = colours.iter().map(|colour| found.get(colour).copied().unwrap_or(0)).sum();
             let right = *bytes as f64 * scale;
-            // Rounded below and above; the others are several areas.
+            // Rounding affects the lower and the upper edge; the last category consists of several areas.
             let slack = if category == 7 { 4.0 } else { 2.0 };
             assert!((pixels as f64 - right).abs() <= slack, "column {x}, category {category}: {pixels} for {right}");
             checked[category] += usize::from(right > 3.0);
@@ -140,7 +142,7 @@ fn picture_is_right(run: &Run, device: i16) {
     }
 }
 
-/// Trains with torch.profiler on; beside the recording lies what PyTorch exported.
+/// Trains with torch.profiler enabled. Returns the run and a folder with PyTorch's exports.
 fn trained(device: &str, release: &str) -> (Run, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let victim = Victim::python("torch/exported.py", &[folder.path().to_str().unwrap(), device]);
@@ -155,15 +157,15 @@ fn unpacked(path: &Path) -> Vec<u8> {
     out
 }
 
-/// Field by field: PyTorch's files and ours have one shape, and say the same of the same moments.
+/// Requires that PyTorch's files and ours have the same structure and the same values at the same times.
 #[track_caller]
 fn as_pytorch_exports(device: &str, release: &str) {
     let (run, folder) = trained(device, release);
     let number = if device == "cpu" { -1 } else { 0 };
-    // What serde takes as these types has their shape: two lists; integers; nine sizes, the first of them zero.
+    // Deserializing into these types checks the structure: two lists; integers; nine sizes, the first of them zero.
     let theirs: (Vec<u64>, Vec<[f64; 9]>) =
         serde_json::from_slice(&std::fs::read(folder.path().join("theirs.json")).unwrap()).unwrap();
-    // Older releases write whole numbers with a point.
+    // Older releases write whole numbers with a decimal point.
     let whole = |bytes: f64| {
         assert_eq!(bytes.fract(), 0.0);
         bytes as i64
@@ -187,7 +189,8 @@ fn as_pytorch_exports(device: &str, release: &str) {
         .read_to_end(&mut zipped)
         .unwrap();
     assert_eq!(serde_json::from_slice::<Raw>(&zipped).unwrap(), ours_raw);
-    // PyTorch's categories change with a tensor's versions, in pairs that add up to nothing; ours are a block's.
+    // PyTorch changes a category with a tensor's version, in pairs of changes that sum to zero. We give each block one
+    // category.
     let (versions, changes): (Raw, Raw) =
         theirs_raw.iter().copied().partition(|(_, action, ..)| *action == INCREMENT_VERSION);
     assert_eq!(versions.iter().map(|(_, _, bytes, _)| bytes).sum::<i64>(), 0);
@@ -207,7 +210,7 @@ fn as_pytorch_exports(device: &str, release: &str) {
     println!("{device}, PyTorch {release}: {} changes, {share}", changes.len());
 }
 
-/// One change of memory after the other, they are the same; both clocks are the wall's, each read beside the allocation.
+/// Requires the same changes of memory in the same order. Both clocks are wall clocks, each read near the allocation.
 #[track_caller]
 fn same_changes(theirs: &Raw, ours: &Raw) {
     let bytes = |raw: &Raw| raw.iter().map(|(_, _, bytes, _)| *bytes).collect::<Vec<_>>();
@@ -224,8 +227,8 @@ fn same_changes(theirs: &Raw, ours: &Raw) {
     assert!(median < 1_000_000, "half of the moments are more than {median} ns apart");
 }
 
-/// The share of PyTorch's byte-time of parameter, optimizer state, input, activation and gradient that has the same category in ours, if
-/// every category's areas are laid over each other.
+/// The share of PyTorch's byte-time that has the same category in ours, for parameter, optimizer state, input,
+/// activation and gradient. The areas of each category are compared over time.
 fn agreement(theirs: &Raw, ours: &Raw) -> f64 {
     let mut events: Vec<(u64, usize, i64, usize)> = Vec::new();
     for (whose, raw) in [theirs, ours].into_iter().enumerate() {
@@ -246,7 +249,7 @@ fn agreement(theirs: &Raw, ours: &Raw) -> f64 {
     same / all
 }
 
-/// What PyTorch plots its own timeline with takes ours.
+/// Requires that PyTorch's own plot function accepts our timeline.
 #[track_caller]
 fn pytorch_plots(run: &Run) {
     const PACKAGES: [&str; 9] = [

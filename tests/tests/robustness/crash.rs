@@ -1,6 +1,8 @@
-//! Whatever kills a program, the history up to that moment is in its trace: every call in the simulated CUDA's ledger, but for
-//! the one that each thread was making. And whatever kills the launcher, the program goes on as if nothing had happened, and
-//! the trace can be read up to about then.
+//! A killed program leaves a complete trace, and a killed launcher leaves the program undisturbed.
+//!
+//! The simulated CUDA's ledger is the oracle. After SIGKILL the trace holds every call of the ledger, except the one
+//! call that each thread was making. After the launcher is killed, the program gives the same output as without
+//! memtrace. Its trace stays readable up to about the time of the kill.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -13,17 +15,17 @@ use memtrace_tests::victim::{Run, Victim, events};
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::Reader;
 
-/// A program under memtrace that is still running.
+/// A program that is still running under memtrace.
 struct Running {
     folder: tempfile::TempDir,
     launcher: Child,
-    /// The process that is recorded.
+    /// The process id of the traced process.
     pid: i32,
     stdout: BufReader<ChildStdout>,
 }
 
 impl Running {
-    /// Starts a program that says its process id first.
+    /// Starts a program that prints its process id on its first line.
     fn start(victim: Victim) -> Running {
         let folder = tempfile::Builder::new().prefix("memtrace-test-").tempdir().unwrap();
         let victim = victim.option("--quiet").env("SIMCUDA_LEDGER", folder.path().join("ledger"));
@@ -36,7 +38,7 @@ impl Running {
         Running { folder, launcher, pid, stdout }
     }
 
-    /// Waits until the ledger has so many bytes.
+    /// Waits until the ledger holds at least `bytes` bytes.
     fn wait_for_ledger(&self, bytes: u64) {
         let path = self.folder.path().join("ledger");
         while std::fs::metadata(&path).map_or(0, |m| m.len()) < bytes {
@@ -48,14 +50,14 @@ impl Running {
         read(&self.folder.path().join("ledger"))
     }
 
-    /// The rest of what the program says.
+    /// Reads stdout to its end and returns everything that the program has not printed yet.
     fn rest(&mut self) -> String {
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).unwrap();
         rest
     }
 
-    /// The only trace.
+    /// The trace of the run, or `None` when no process got as far as recording. Panics when there are several traces.
     fn trace(&self) -> Option<Reader> {
         let files = std::fs::read_dir(self.folder.path().join("run")).unwrap().map(|e| e.unwrap().path());
         let traces: Vec<_> = files.filter(|p| p.extension().is_some_and(|e| e == "mtr")).collect();
@@ -66,7 +68,8 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A test that failed leaves nothing running. The launcher first: until it is collected the process id is its child's.
+        // A failed test leaves no process running. The program is killed only while the launcher is not collected:
+        // until then `pid` still belongs to the launcher's child.
         if self.launcher.try_wait().is_ok_and(|ended| ended.is_none()) {
             kill(self.pid, libc::SIGKILL);
             let _ = self.launcher.wait();
@@ -75,17 +78,18 @@ impl Drop for Running {
 }
 
 fn kill(pid: i32, signal: i32) {
-    // SAFETY: a plain call on a process of this test.
+    // SAFETY: `kill` takes two integers and touches no memory of this process. `pid` is a process that this test
+    // started.
     unsafe { libc::kill(pid, signal) };
 }
 
-/// Events as they are, whole or not.
+/// All events of the trace in file order, including those whose pair is missing.
 #[track_caller]
 fn all_events(trace: &Reader) -> Vec<Event> {
     trace.events().flat_map(|block| block.expect("a sound block")).collect()
 }
 
-/// A small generator: the moments are the same in every run.
+/// A deterministic random generator, so that the points in time are the same in every run.
 struct Moments(u64);
 
 impl Moments {
@@ -95,7 +99,8 @@ impl Moments {
     }
 }
 
-/// What a killed process leaves: everything but what its threads were doing at that moment.
+/// Checks the trace of a process that SIGKILL ended. Only the call that each of its `threads` threads was making may be
+/// missing.
 #[track_caller]
 fn assert_killed_whole(running: &mut Running, threads: u64) {
     assert_eq!(running.launcher.wait().unwrap().code(), Some(128 + libc::SIGKILL));
@@ -129,7 +134,8 @@ fn a_program_killed_at_its_first_call_has_a_whole_history() {
         running.wait_for_ledger(1);
         kill(running.pid, libc::SIGKILL);
         assert_eq!(running.launcher.wait().unwrap().code(), Some(137));
-        // It may not even have come to ask for a place to record to.
+        // The process may die before it asks the launcher for a segment. Then it has no trace and made at most one
+        // call.
         let ledger = running.ledger();
         match running.trace() {
             Some(trace) => assert_whole_when_killed(&calls_of(&trace, &all_events(&trace)), &ledger),
@@ -158,7 +164,8 @@ fn whatever_signal_ends_a_program_its_history_is_whole() {
     }
 }
 
-/// Runs the training program to an end of this kind, with and without memtrace; gives the run, compared with its ledger.
+/// Runs the training program so that it ends as `how` names, with and without memtrace. Compares both outputs and the
+/// trace with the ledger, and returns the recorded run.
 #[track_caller]
 fn train(how: &str) -> Run {
     let folder = tempfile::tempdir().unwrap();
@@ -212,7 +219,7 @@ fn a_training_program_killed_in_a_step_has_a_whole_history() {
     let served = std::fs::metadata(running.folder.path().join("ledger")).unwrap().len();
     running.wait_for_ledger(served + 20_000);
     kill(running.pid, libc::SIGKILL);
-    // The main thread, and the one that runs backward.
+    // Two threads allocate: the main thread and autograd's backward thread.
     assert_killed_whole(&mut running, 2);
     let trace = running.trace().unwrap();
     assert!(all_events(&trace).iter().filter(|e| e.source == Source::Torch).count() > 100);
@@ -232,13 +239,14 @@ fn ctrl_c_in_a_training_program_is_its_own_and_leaves_a_whole_history() {
     assert_eq!(trace.end().unwrap().wait_status, Some(libc::SIGINT));
 }
 
-/// Lets a program run to its end after the launcher was killed; gives what it said and the events that were saved.
+/// Kills the launcher once the ledger holds `bytes` bytes, then lets the program run to its end. Returns the program's
+/// output and the number of events in its trace, which is 0 without a trace.
 fn without_launcher(program: &Path, rounds: &str, bytes: u64) -> (String, usize) {
     let mut running = Running::start(victim(&[program.as_os_str(), "4".as_ref(), rounds.as_ref()]));
     running.wait_for_ledger(bytes);
     running.launcher.kill().unwrap();
     running.launcher.wait().unwrap();
-    // Its end is the end of its output.
+    // The program's stdout ends when the program ends.
     let said = running.rest();
     let Some(trace) = running.trace() else { return (said, 0) };
     assert!(trace.end().is_none());

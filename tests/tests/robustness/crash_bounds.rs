@@ -1,5 +1,7 @@
-//! How long a program is held up by a launcher that does not do its work, and what that costs the recording. Times are measured in the
-//! program, call by call; the bounds here leave room for a busy machine, the true figures are in docs/reliability.md.
+//! Upper bounds for the time that a stopped or dead launcher delays a program, and the events that this loses.
+//!
+//! The program measures the time of each of its calls. The bounds here allow for a busy machine; docs/reliability.md
+//! has the measured figures.
 
 use std::time::Duration;
 
@@ -8,7 +10,8 @@ use memtrace_tests::ledger::{assert_equal, calls_of};
 use memtrace_tests::programs::{Workshop, linked_with, victim};
 use memtrace_trace::counters::Counter;
 
-/// Who is not answered, or finds no room, waits two seconds, once; nobody waits for a launcher that is dead. The rest is for the machine.
+/// A process without an answer or without free slots waits two seconds, once. The remaining 1.5 s allow for a busy
+/// machine. No process waits for a launcher that is dead.
 const STOPPED: Duration = Duration::from_millis(3500);
 const DEAD: Duration = Duration::from_secs(1);
 
@@ -21,7 +24,7 @@ fn start(calls: [&str; 3]) -> (Workshop, Scene) {
     (workshop, scene)
 }
 
-/// Has the program make its next calls; gives the slowest and the sum of the slow ones.
+/// Makes the program run its next calls. Returns the duration of the slowest call and the sum of all slow calls.
 fn calls(scene: &mut Scene) -> (Duration, Duration) {
     scene.tell();
     let line = scene.line();
@@ -47,7 +50,7 @@ fn the_first_events_do_not_wait_long_for_a_stopped_launcher() {
     println!("first event under a stopped launcher: {slowest:?}, all slow calls {all_slow:?}");
     assert!(slowest < STOPPED && all_slow < STOPPED, "{slowest:?} {all_slow:?}");
     go_on(&scene);
-    // It asks again now and then.
+    // The process retries the connection from time to time.
     calls(&mut scene);
     calls(&mut scene);
     assert_eq!(scene.end(), Ending { code: 3, said: String::new() });
@@ -71,7 +74,7 @@ fn a_full_ring_does_not_hold_a_program_up_for_long() {
     let (_workshop, mut scene) = start(["10", "12000", "1000"]);
     calls(&mut scene);
     stop(&scene);
-    // 12,000 calls are 24,000 events: a ring has room for 8,192.
+    // 12,000 calls are 24,000 events; a ring has 8,192 slots.
     let (slowest, all_slow) = calls(&mut scene);
     println!("full ring under a stopped launcher: {slowest:?}, all slow calls {all_slow:?}");
     assert!(slowest < STOPPED && all_slow < STOPPED, "{slowest:?} {all_slow:?}");

@@ -1,11 +1,14 @@
-//! The crash matrix: every fault at every place. A program of the tests is held still, by ptrace, at exactly that place; then the
-//! fault strikes; then all is let go. What is required of each cell:
+//! The crash matrix: every fault at every place of the recording path.
 //!
-//! - The program ends as it does without memtrace when the same fault strikes at the same place: status and output.
-//! - The recording, and what it counts as lost, add up to the simulated CUDA's ledger, which knows of no memtrace.
-//! - The launcher says what is missing, and nothing else. No process is left, and no file but those of the run.
+//! A test stops a program with ptrace at exactly that place, injects the fault, and lets everything continue. [`CELLS`]
+//! is the table. Each cell requires:
 //!
-//! The table is [`CELLS`]. The last test of this file goes over one recorded call instruction by instruction.
+//! - The program ends with the status and output that it has without memtrace under the same fault at the same place.
+//! - The recorded events plus the events counted as lost equal the simulated CUDA's ledger. The ledger is independent
+//!   of memtrace.
+//! - The launcher reports what is missing, and nothing else. No process is left, and no file except those of the run.
+//!
+//! The last test of this file kills the program at many single instructions of one recorded call.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -21,14 +24,14 @@ use memtrace_tests::tracee::{Change, Follow, Tracee};
 use memtrace_trace::file::Reader;
 use memtrace_trace::shm::layout::{RING_COUNT, RINGS, RingHeader, SegmentHeader};
 
-/// What strikes.
+/// The fault that is injected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
-    /// SIGKILL for the process that is at the place.
+    /// SIGKILL for the process that is stopped at the place.
     Kill,
-    /// It is sent on to an address where there is nothing.
+    /// The process continues at an address that is not mapped.
     Segv,
-    /// The kernel's own killer, in a cgroup whose memory has run out.
+    /// The kernel's OOM killer, in a cgroup whose memory is used up.
     OutOfMemory,
     /// SIGKILL for the launcher.
     KillLauncher,
@@ -36,39 +39,40 @@ enum Fault {
     DiskFull,
     /// SIGSTOP for the process, for longer than the launcher waits for a missing event.
     Stop,
-    /// The same for the launcher.
+    /// SIGSTOP for the launcher, for the same time.
     StopLauncher,
     /// The wall clock is set back by an hour.
     ClockStep,
 }
 
-/// Where.
+/// The place where the process is stopped.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Place {
-    /// In the library's own code, on the way to the original function.
+    /// In the preloaded library's own code, before it calls the original function.
     Hook,
-    /// An event has its number and is not published.
+    /// An event has its sequence number and is not published yet.
     RingWrite,
-    /// The launcher is in the middle of emptying a ring.
+    /// The launcher's drain thread is in the middle of emptying a ring.
     Drain,
     /// A thread that recorded is ending: all of its own code has run.
     ThreadExit,
-    /// A child has recorded, and has not yet become another program.
+    /// A child has recorded events and has not called `exec` yet.
     ForkExec,
 }
 
-/// What must be in the traces.
+/// The events that the traces must contain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Recorded {
-    /// Every call that was made, by every process.
+    /// Every call of every process.
     Everything,
-    /// Every call of the processes that live; of the one that died all but its last; so many numbers are counted as lost.
+    /// Every call of the processes that survive. The killed process may lack the last call, and `lost` sequence numbers
+    /// are counted as lost.
     Committed { lost: u64 },
-    /// What had been recorded when the launcher died, to the event.
+    /// Exactly the events that were published when the launcher died.
     UpToHere,
-    /// What had been drained when it died: the first of the program's two batches.
+    /// The events that were drained when the launcher died: the first of the program's two batches.
     FirstBatch,
-    /// The beginning; what is missing is counted.
+    /// A prefix of the events; the missing ones are counted.
     Beginning,
 }
 
@@ -119,15 +123,15 @@ const CELLS: [(Fault, Place, Recorded); 40] = [
     (ClockStep, ForkExec, Everything),
 ];
 
-/// Longer than the launcher's patience with a missing event, which is a second.
+/// Longer than the one second that the launcher waits for a missing event.
 const STOPPED_FOR: Duration = Duration::from_millis(1300);
-/// How far the wall clock is set back, in seconds.
+/// The change of the wall clock, in seconds.
 const CLOCK_STEP: i64 = -3600;
-/// Calls that the program makes after all places; more where a disk is to be full of them.
+/// The number of calls that the program makes after the last place. A full disk needs more of them.
 const REST: &str = "20";
 const REST_FOR_DISK: &str = "4000";
 
-/// What the program said of itself.
+/// The code addresses that the program printed on its first line.
 struct Marks {
     call: u64,
     drain: u64,
@@ -142,15 +146,15 @@ impl Marks {
     }
 }
 
-/// What is held at the place.
+/// The processes and threads that ptrace holds while the fault is injected.
 struct Held {
-    /// What the fault is for; let go first.
+    /// The thread that the fault hits. It is released before `others`.
     victim: Tracee,
-    /// Other threads and processes.
+    /// The other stopped threads and processes.
     others: Vec<Tracee>,
-    /// The launcher's drain thread.
+    /// The launcher's drain thread, where the test holds it.
     drain: Option<Tracee>,
-    /// Events that all its processes have published.
+    /// The number of events that all processes of the scene have published.
     published: u64,
 }
 
@@ -162,7 +166,7 @@ impl Held {
     }
 }
 
-/// The shared memory of a held process, as it stands.
+/// Reads the shared memory of a stopped process.
 struct Shared<'a> {
     tracee: &'a Tracee,
     base: u64,
@@ -173,7 +177,7 @@ impl<'a> Shared<'a> {
         Shared { tracee, base: tracee.mapping("/memfd:memtrace").expect("it records") }
     }
 
-    /// The number of the next event.
+    /// The sequence number that the next event gets.
     fn next_seq(&self) -> u64 {
         self.tracee.word(self.base + offset_of!(SegmentHeader, next_seq) as u64)
     }
@@ -184,14 +188,14 @@ impl<'a> Shared<'a> {
         rings.take(64).find(|r| owner(r) == self.tracee.tid() as u32).expect("a ring of this thread")
     }
 
-    /// Slots published, slots emptied.
+    /// The ring's tail and head: the number of slots published and the number of slots drained.
     fn ends(&self, ring: u64) -> (u64, u64) {
         let word = |at: usize| self.tracee.word(ring + at as u64);
         (word(offset_of!(RingHeader, tail)), word(offset_of!(RingHeader, head)))
     }
 }
 
-/// Lets the program begin and holds it at the place.
+/// Starts the program's calls and stops it at `place`. `drain_steps` is the number of instructions for [`hold_drain`].
 #[track_caller]
 fn bring(scene: &mut Scene, place: Place, drain_steps: u64) -> Held {
     let marks = Marks::of(scene);
@@ -204,7 +208,7 @@ fn bring(scene: &mut Scene, place: Place, drain_steps: u64) -> Held {
     scene.tell();
     let mut eater = None;
     if place == ThreadExit {
-        // The first thread that the program makes is none of those that matter here.
+        // The program's first thread is not the one under test.
         let Change::Cloned(tid) = main.go() else { panic!("a thread") };
         let thread = Tracee::newborn(tid);
         thread.resume();
@@ -224,7 +228,7 @@ fn bring(scene: &mut Scene, place: Place, drain_steps: u64) -> Held {
             let (ring, before) = (shared.ring(), shared.next_seq());
             if place == Hook {
                 (0..100).for_each(|_| assert!(main.step()));
-                // Not in a function of the C library that it calls.
+                // Skip functions of the C library that the preloaded library calls.
                 while main.object_at(main.registers().rip) != library {
                     assert!(main.step());
                 }
@@ -236,7 +240,7 @@ fn bring(scene: &mut Scene, place: Place, drain_steps: u64) -> Held {
                 let tail = shared.ends(ring).0;
                 (0..5).for_each(|_| assert!(main.step()));
                 assert_eq!(main.object_at(main.registers().rip), library);
-                // Numbered, and not yet there.
+                // The event has its sequence number and is not published.
                 assert_eq!((shared.next_seq(), shared.ends(ring).0), (before + 1, tail));
             }
             Held { victim: main, others: vec![], drain: None, published: 0 }
@@ -262,7 +266,7 @@ fn bring(scene: &mut Scene, place: Place, drain_steps: u64) -> Held {
             let child = Tracee::newborn(pid);
             main.resume();
             child.run_to(marks.exec);
-            // While it is inside `fork` it holds the locks of malloc, and no thread of it could take memory.
+            // Inside `fork` the parent holds malloc's locks, so no thread of it could allocate memory.
             wait_for("the parent to wait for its child", || system_call(main.tid()) == Some(libc::SYS_wait4));
             main.interrupt();
             Held { victim: child, others: vec![main], drain: None, published: 0 }
@@ -276,16 +280,16 @@ fn bring(scene: &mut Scene, place: Place, drain_steps: u64) -> Held {
     held
 }
 
-/// Holds the drain thread when it has so many instructions of its work on the program's second batch behind it, or (0) at the last
-/// one; the program is at the mark then.
+/// Stops the drain thread after `steps` instructions of its work on the program's second batch. With 0 it stops where
+/// its wait for work returns. The program is stopped at `mark` at that time.
 #[track_caller]
 fn hold_drain(scene: &Scene, main: &Tracee, mark: u64, steps: u64) -> Tracee {
-    // The first batch is in the file before the second is made.
+    // The drain thread writes the first batch before the program makes the second one.
     let shared = Shared::of(main);
     let (ring, first) = (shared.ring(), shared.next_seq() - 1);
     wait_for("the first batch to be written", || scene.written() == first);
     let drain = Tracee::seize(thread_called(scene.launcher.id() as i32, "memtrace-drain"), Follow::Nothing);
-    // It is about to sleep while the second batch is made; then it wakes up, and looks.
+    // The drain thread is about to sleep while the program makes the second batch. Then it wakes up and reads the ring.
     let sleeps = |tracee: &Tracee| {
         let call = tracee.registers();
         let waits = [libc::SYS_epoll_wait, libc::SYS_epoll_pwait].contains(&(call.orig_rax as i64));
@@ -303,7 +307,7 @@ fn hold_drain(scene: &Scene, main: &Tracee, mark: u64, steps: u64) -> Tracee {
     drain
 }
 
-/// How many instructions the drain thread needs for the program's second batch.
+/// The number of instructions that the drain thread runs until it has emptied the second batch.
 fn drain_steps(program: &Path) -> u64 {
     let mut scene = start(program, true, Kill);
     let mut held = bring(&mut scene, Drain, 0);
@@ -332,12 +336,12 @@ fn start(program: &Path, traced: bool, fault: Fault) -> Scene {
     Scene::start(victim, traced, (fault == DiskFull && traced).then_some("1m"))
 }
 
-/// Strikes while all is held, and lets go.
+/// Injects the fault while everything is stopped, then releases it.
 #[track_caller]
 fn strike(scene: &mut Scene, held: Held, fault: Fault, place: Place) {
     let launcher = scene.launcher.id() as i32;
     let main = scene.pid;
-    // Where a thread is ending, its process is meant; between fork and exec the child.
+    // At `ThreadExit` the fault hits the process of the ending thread; at `ForkExec` it hits the child.
     let process = if place == ForkExec { held.victim.tid() } else { main };
     match fault {
         Kill => {
@@ -356,7 +360,7 @@ fn strike(scene: &mut Scene, held: Held, fault: Fault, place: Place) {
             wait_for("the kernel to kill it", || cgroup.has_killed(main));
             let child = held.victim.tid();
             if place == ForkExec {
-                // The child goes on, without a parent: before the launcher sees that its command is gone.
+                // The child ends without a parent, before the launcher sees that its command is gone.
                 held.victim.release();
                 wait_for("the child's end", || state(child).is_none_or(|s| s == 'Z'));
                 held.others.into_iter().for_each(Tracee::release);
@@ -380,7 +384,7 @@ fn strike(scene: &mut Scene, held: Held, fault: Fault, place: Place) {
         }
         Stop | StopLauncher => {
             let stopped = if fault == Stop { process } else { launcher };
-            // The drain thread must be able to stop with its process.
+            // Threads that ptrace holds must be released before the wait: only then can they join their process's stop.
             kill(stopped, libc::SIGSTOP);
             held.let_go();
             wait_for("the stop", || state(stopped) == Some('T'));
@@ -397,11 +401,11 @@ fn strike(scene: &mut Scene, held: Held, fault: Fault, place: Place) {
     }
 }
 
-/// A memory cgroup of one's own, in which there is no room.
+/// A memory cgroup of this test, with a limit that the program exceeds.
 struct Cgroup {
-    /// `None` where this machine lets us make none: the kernel's killer is then played by the signal that it sends.
+    /// `None` where this machine does not allow a new cgroup. Then the test sends the OOM killer's signal itself.
     folder: Option<PathBuf>,
-    /// Which file counts the killed.
+    /// The cgroup file that counts OOM kills.
     counts: &'static str,
 }
 
@@ -422,7 +426,7 @@ impl Cgroup {
                 let folder = parent.join(&name);
                 if std::fs::create_dir(&folder).is_ok() {
                     if std::fs::write(folder.join(limit), "64M").is_ok() {
-                        // No way out through swap.
+                        // Without swap the limit cannot be evaded.
                         let _ = std::fs::write(folder.join("memory.swap.max"), "0");
                         return Cgroup { folder: Some(folder), counts };
                     }
@@ -451,7 +455,7 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         if let Some(folder) = &self.folder {
-            // Once the killed are gone.
+            // The folder can be removed once the killed processes are gone.
             for _ in 0..1000 {
                 if std::fs::remove_dir(folder).is_ok() {
                     break;
@@ -462,7 +466,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// The traces by process, those of one process in the order of its images.
+/// The traces by process id. Those of one process are in the order of its program images (one per `exec`).
 #[track_caller]
 fn by_process(scene: &Scene) -> BTreeMap<u32, Vec<Reader>> {
     let mut traces = scene.traces();
@@ -474,7 +478,7 @@ fn by_process(scene: &Scene) -> BTreeMap<u32, Vec<Reader>> {
     processes
 }
 
-/// All calls in these traces of one process.
+/// All calls that the traces of one process contain, by thread.
 #[track_caller]
 fn calls(images: &[Reader]) -> Calls {
     let mut calls = Calls::new();
@@ -486,12 +490,13 @@ fn calls(images: &[Reader]) -> Calls {
     calls
 }
 
-/// What is in the traces, against the ledger and against what the traces themselves count as lost.
+/// Compares the traces with the ledger and with the losses that the traces count. `died` is the process that the fault
+/// killed, and `published` the number of events published before the fault.
 #[track_caller]
 fn check(scene: &Scene, cell: (Fault, Place, Recorded), died: Option<u32>, published: u64) {
     let (fault, place, recorded) = cell;
     let (traces, ledgers) = (by_process(scene), scene.ledgers());
-    // Nobody answers a process that begins when the launcher is dead.
+    // A process that starts after the launcher died has no trace.
     if !matches!(recorded, UpToHere | FirstBatch) {
         assert_eq!(traces.keys().collect::<Vec<_>>(), ledgers.keys().collect::<Vec<_>>(), "processes");
     }
@@ -526,7 +531,8 @@ fn check(scene: &Scene, cell: (Fault, Place, Recorded), died: Option<u32>, publi
         }
         UpToHere | FirstBatch => {
             assert!(all().all(|t| t.end().is_none() && t.damage().is_none()));
-            // The first batch are twenty allocations and frees, each seen by the runtime and the driver.
+            // The first batch has 20 allocations and 20 frees. The runtime and the driver each record every one: 80
+            // events.
             assert_eq!(total, if recorded == UpToHere { published } else { 80 });
         }
         Beginning => {
@@ -534,7 +540,7 @@ fn check(scene: &Scene, cell: (Fault, Place, Recorded), died: Option<u32>, publi
             assert!(reasons.iter().any(|r| r.contains("events are missing here")), "{reasons:?}");
             assert!(all().all(|t| t.damage().is_none()));
             assert!(total >= if place == Drain { 80 } else { published }, "{total}");
-            // What is there and what is counted as missing is what was done.
+            // Written events plus events counted as missing equal the events that the processes made.
             let manifest = scene.manifest();
             let [taken, unwritten] = ["events", "unwritten"].map(|k| manifest["losses"][k].as_u64().unwrap());
             assert_eq!((total + unwritten, manifest["losses"]["lost"].as_u64()), (taken, Some(0)));
@@ -546,7 +552,7 @@ fn check(scene: &Scene, cell: (Fault, Place, Recorded), died: Option<u32>, publi
     }
 }
 
-/// The wall clock was set back by an hour while this ran: neither order nor durations may show it.
+/// Checks that event order and durations do not change when the wall clock is set back by an hour during the run.
 #[track_caller]
 fn check_times(scene: &Scene, traces: &BTreeMap<u32, Vec<Reader>>) {
     let measured = scene.began.elapsed().as_nanos() as u64;
@@ -563,7 +569,7 @@ fn check_times(scene: &Scene, traces: &BTreeMap<u32, Vec<Reader>>) {
         for trace in images {
             let (first, last) = span(trace);
             assert!(began <= first && first <= last && last <= ended, "{began} {first} {last} {ended}");
-            // A child lives between the events of its parent.
+            // All events of a child lie between the first and the last event of its parent.
             if *pid != scene.pid as u32 {
                 let (parent_first, parent_last) = span(&traces[&(scene.pid as u32)][0]);
                 assert!(parent_first < first && last < parent_last, "{parent_first} {first} {last} {parent_last}");
@@ -572,7 +578,7 @@ fn check_times(scene: &Scene, traces: &BTreeMap<u32, Vec<Reader>>) {
     }
 }
 
-/// What the same fault at the same place makes of the program where memtrace is not there.
+/// How the program ends without memtrace under the same fault at the same place.
 #[track_caller]
 fn alone(program: &Path, fault: Fault, place: Place) -> Ending {
     let mut scene = start(program, false, fault);
@@ -588,7 +594,7 @@ fn alone(program: &Path, fault: Fault, place: Place) -> Ending {
     ending
 }
 
-/// One row of the table.
+/// Runs one cell of the table.
 #[track_caller]
 fn check_cell(program: &Path, cell: (Fault, Place, Recorded), steps: u64) {
     let (fault, place, _) = cell;
@@ -618,7 +624,7 @@ fn check_cell(program: &Path, cell: (Fault, Place, Recorded), steps: u64) {
     scene.assert_nothing_is_left();
 }
 
-/// The disk was full: said once, with what to do; what could be written afterwards tells it too.
+/// Checks a full disk: the launcher reports it once, with a fix, and the files written afterwards report it too.
 #[track_caller]
 fn check_disk(scene: &Scene, complaints: &str) {
     let full: Vec<_> = complaints.lines().filter(|l| l.contains("could not be written")).collect();
@@ -630,7 +636,7 @@ fn check_disk(scene: &Scene, complaints: &str) {
     assert!(report.contains("unwritten"), "{report}");
 }
 
-/// All cells of a fault.
+/// Runs all cells of a fault.
 #[track_caller]
 fn cells(fault: Fault) {
     let workshop = Workshop::new();
@@ -692,17 +698,17 @@ fn every_fault_has_a_cell_at_every_place() {
     assert_eq!(cells.len(), 8 * 5);
 }
 
-/// A program at the door of a recorded call, about to be stepped through it.
+/// A program at the entry of a recorded call, ready for single-stepping.
 struct Stepping {
     scene: Scene,
     main: Tracee,
-    /// Where the call returns to.
+    /// The return address of the call.
     back: u64,
     base: u64,
     ring: u64,
-    /// The number of the next event, and how many slots are published.
+    /// The next sequence number, and the number of published slots, when they were last read.
     seen: (u64, u64),
-    /// Whether an event has its number and is not published.
+    /// Whether an event has its sequence number and is not published.
     is_open: bool,
 }
 
@@ -722,7 +728,7 @@ impl Stepping {
         Stepping { scene, main, back, base, ring, seen, is_open: false }
     }
 
-    /// Makes an instruction without looking what became of it.
+    /// Runs one instruction without reading the shared memory afterwards.
     #[track_caller]
     fn step_blindly(&mut self) {
         assert!(self.main.step());
@@ -737,13 +743,13 @@ impl Stepping {
     fn look(&mut self) {
         let shared = Shared { tracee: &self.main, base: self.base };
         let now = (shared.next_seq(), shared.ends(self.ring).0);
-        // What is new about an event is published before it gets its number.
+        // Definitions that an event refers to are published before the event gets its sequence number.
         self.is_open = now.0 != self.seen.0 || self.is_open && now.1 == self.seen.1;
         self.seen = now;
     }
 }
 
-/// There is room for the traces and not for the snapshots that are made of them at the end.
+/// The disk has space for the traces, but not for the snapshots that the launcher makes at the end.
 #[test]
 fn a_disk_that_is_full_at_the_end_costs_the_snapshots() {
     let workshop = Workshop::new();
@@ -764,8 +770,8 @@ fn a_disk_that_is_full_at_the_end_costs_the_snapshots() {
 mod exhaustive {
     use super::*;
 
-    /// One call that records two events, the driver's and the runtime's, killed at every eighth instruction at which an event is on its way
-    /// into the ring, and at twelve others.
+    /// Kills the program inside one call that records two events, the driver's and the runtime's. The kill strikes at
+    /// every eighth instruction at which an event is between number and publication, and at twelve other instructions.
     #[test]
     fn killed_at_any_instruction_of_a_call() {
         let workshop = Workshop::new();
@@ -782,7 +788,8 @@ mod exhaustive {
         println!("{} instructions, at {} of them an event is on its way", census.len(), open.len());
         assert!(open.len() > 20 && others.len() > 500);
         let some = others.iter().step_by(others.len() / 12);
-        // An event is not on its way for so many.
+        // An event is between its number and its publication for fewer than 400 instructions. Earlier instructions
+        // need no check.
         let look_from = |steps: usize| steps.saturating_sub(400);
         let mut kinds = [0, 0];
         for steps in open.iter().step_by(8).chain(some) {

@@ -1,6 +1,8 @@
-//! SIGKILL at random moments (two hundred of them in the exhaustive test): over the whole life of a program with threads, children and other programs that it
-//! starts; now for the program itself, now for one of its children. Everything that any process of it had done is in the traces, but for
-//! the one call that each thread of the killed one was making, and that is counted.
+//! SIGKILL at random points in time over the whole life of a program with threads, children and `exec`.
+//!
+//! The kill hits the program itself or one of its children; the exhaustive test has two hundred runs. The traces hold
+//! every call of every process. Only the one call that each thread of the killed process was making may be missing, and
+//! it is counted.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,10 +14,10 @@ use memtrace_tests::programs::{Workshop, linked_with, victim};
 use memtrace_tests::victim::Victim;
 use memtrace_trace::file::Reader;
 
-/// How many run at once: more than the machine has cores, so that also the kernel decides who comes when.
+/// The number of programs at once. It exceeds the number of cores, so that the kernel's scheduling varies too.
 const AT_ONCE: usize = 3;
 
-/// A small generator (SplitMix64): a seed gives the same choices in every run.
+/// A deterministic random generator (SplitMix64): a seed gives the same choices in every run.
 struct Random(u64);
 
 impl Random {
@@ -28,7 +30,7 @@ impl Random {
     }
 }
 
-/// Waits with more precision than a sleep has.
+/// Waits for `time` more precisely than a sleep alone: it spins for the last 200 us.
 fn pass(time: Duration) {
     let began = Instant::now();
     std::thread::sleep(time.saturating_sub(Duration::from_micros(200)));
@@ -37,7 +39,8 @@ fn pass(time: Duration) {
     }
 }
 
-/// Who was killed, if anybody was there to be killed.
+/// Runs the program once and kills one of its processes within `life`. Returns the killed process, or `None` when the
+/// signal came too late.
 fn one_kill(program: &Victim, seed: u64, life: Duration) -> Option<u32> {
     let mut random = Random(seed);
     let moment = Duration::from_nanos(random.below(life.as_nanos() as u64));
@@ -45,7 +48,7 @@ fn one_kill(program: &Victim, seed: u64, life: Duration) -> Option<u32> {
     let mut scene = Scene::start(program.clone(), true, None);
     pass(moment);
     let target = if whom == 0 {
-        // One of its children, where there is one.
+        // Choose a child that still runs the same program, if there is one.
         let image = std::fs::read_link(format!("/proc/{}/exe", scene.pid)).ok();
         let mut children = scene.processes();
         children.retain(|p| {
@@ -59,12 +62,12 @@ fn one_kill(program: &Victim, seed: u64, life: Duration) -> Option<u32> {
         kill(target, libc::SIGKILL);
     }
     let ending = scene.end();
-    // Whether the signal came before its end the kernel knows.
+    // The exit status shows whether the signal arrived before the program's end.
     let died = ending.code == 128 + libc::SIGKILL;
     assert!(died && target == Some(scene.pid) || ending == Ending { code: 9, said: "done\n".to_owned() }, "{ending:?}");
     check(&scene, target.map(|t| t as u32));
     let complaints = scene.complaints();
-    // A child goes on after its parent; who is killed may have been asking for its place.
+    // A child may outlive its parent, and the killed process may die while it connects to the launcher.
     let expected =
         ["outlived the command", "turned away 1 times: no hello", "turned away 1 times: gone before the answer"];
     assert!(complaints.lines().all(|l| expected.iter().any(|e| l.contains(e))), "{complaints}");
@@ -72,7 +75,7 @@ fn one_kill(program: &Victim, seed: u64, life: Duration) -> Option<u32> {
     target.map(|t| t as u32).filter(|_| died || target != Some(scene.pid))
 }
 
-/// The traces against the ledger.
+/// Compares the traces with the ledger.
 fn check(scene: &Scene, killed: Option<u32>) {
     let mut images: BTreeMap<u32, Vec<Reader>> = BTreeMap::new();
     let mut traces = scene.traces();
@@ -87,7 +90,7 @@ fn check(scene: &Scene, killed: Option<u32>) {
             assert!(trace.damage().is_none(), "{:?}", trace.damage());
             let end = trace.end().expect("an end");
             let events = all_events(trace);
-            // Every number is an event or is counted.
+            // Every sequence number belongs to an event or is counted as lost.
             let numbers = events.last().map_or(0, |e| e.seq);
             assert!(events.is_sorted_by(|a, b| a.seq < b.seq) && end.late == 0);
             assert!(events.len() as u64 <= numbers && numbers <= events.len() as u64 + end.lost);
@@ -97,7 +100,7 @@ fn check(scene: &Scene, killed: Option<u32>) {
                 ours.entry(tid).or_default().extend(more);
             }
         }
-        // One that was killed in its first call may be in no ledger.
+        // A process that is killed in its first call may have no ledger entry.
         let ledger = ledgers.get(pid).cloned().unwrap_or_default();
         match killed {
             Some(killed) if killed == *pid => {
@@ -108,12 +111,12 @@ fn check(scene: &Scene, killed: Option<u32>) {
                 assert_equal(&ours, &ledger);
                 assert_eq!(lost, 0);
             }
-            // It lived on for longer than the launcher waits.
+            // This process outlived the time that the launcher waits after the command's end.
             _ => assert_beginning(&ours, &ledger),
         }
     }
     for (pid, ledger) in &ledgers {
-        // It may not even have come to ask for a place to record to; or nobody was there any more to answer.
+        // A process may die before it asks for a segment, or ask after the launcher is gone.
         let calls: usize = ledger.values().map(Vec::len).sum();
         let orphan = killed == Some(scene.pid as u32) && *pid != scene.pid as u32;
         assert!(
@@ -135,13 +138,13 @@ mod exhaustive {
     }
 }
 
-/// One run for each seed below `seeds`.
+/// Runs one kill for each seed below `seeds`.
 #[track_caller]
 fn killed_at_random_moments(seeds: u64) {
     let workshop = Workshop::new();
     let program = workshop.program("crash/life.c", "life", &linked_with("libcudart.so.12"));
     let program = victim(&[program.as_os_str()]).option("--no-snapshot");
-    // How long it lives where so many others do.
+    // Measures how long the program runs while `AT_ONCE` of them run.
     let lives = || {
         let mut scene = Scene::start(program.clone(), true, None);
         let began = Instant::now();

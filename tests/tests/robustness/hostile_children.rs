@@ -1,5 +1,7 @@
-//! Processes that cannot be recorded: refused with the reason before they start where they are the command, told of where they are deep
-//! in its tree, and unharmed. What of their kind can be recorded is.
+//! Processes that memtrace cannot record.
+//!
+//! As the command they are refused with the reason before they start. Deep in the process tree they run unharmed, and
+//! the run reports them. Programs of the same kind that can be recorded are recorded.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +12,7 @@ use crate::hostile_support::*;
 use memtrace_tests::programs::Workshop;
 use memtrace_tests::victim::{Run, Victim, events, memtrace};
 
-/// A driver and programs that use it: by each loader, and by none.
+/// A simulated driver and programs that use it: started by each dynamic loader, and by none.
 struct Stage {
     workshop: Workshop,
 }
@@ -23,13 +25,13 @@ impl Stage {
         Stage { workshop }
     }
 
-    /// A program that allocates once, waits to be noticed, and says so.
+    /// A program that allocates once, waits to be noticed, and prints that it is fine.
     fn lingering(&self) -> PathBuf {
         let folder = format!("-L{}", self.workshop.path("").display());
         self.workshop.program("hostile/linger.c", "linger", &[folder.as_str(), "-l:libcuda.so.1"])
     }
 
-    /// A program without CUDA, linked by this compiler.
+    /// A program without CUDA, linked by `compiler` with `options`.
     fn plain(&self, name: &str, compiler: &str, options: &[&str]) -> PathBuf {
         let program = self.workshop.path(name);
         let source = memtrace_tests::victim::root().join("tests/programs/hostile/looks_up.c");
@@ -39,7 +41,7 @@ impl Stage {
         program
     }
 
-    /// Runs a shell script with these arguments, with and without memtrace.
+    /// Runs a shell script with these arguments, with and without memtrace, and requires the same output.
     #[track_caller]
     fn same<S: AsRef<OsStr>>(&self, script: &str, arguments: &[S]) -> Run {
         let words = ["sh".as_ref(), "-c".as_ref(), script.as_ref(), "sh".as_ref()];
@@ -48,7 +50,8 @@ impl Stage {
     }
 }
 
-/// The only process that the run tells of: program, reason, whether it uses CUDA.
+/// The only process in the manifest's list of unrecordable processes (`unseen`): program, reason, and whether it uses
+/// CUDA.
 #[track_caller]
 fn only_unseen(run: &Run) -> (String, String, bool) {
     let manifest = run.manifest();
@@ -83,7 +86,7 @@ fn children_with_another_environment_are_told_of() {
         assert!(text.contains("could not be recorded: linger (") && text.contains(reason), "{script}: {text}");
         assert!(run.traces().iter().all(|trace| events(trace).is_empty()), "{script}");
     }
-    // Nothing is told of whom there is nothing to tell.
+    // A process that can be recorded does not appear in the list.
     let run = stage.same(r#""$1"; true"#, &[&program]);
     assert_eq!(events(&run.trace()).len(), PAIR);
     assert_eq!(run.manifest()["unseen"].as_array().map(Vec::len), Some(0));
@@ -101,7 +104,7 @@ fn musl_and_static_programs_are_refused_or_unharmed() {
         assert_eq!(output.status.code(), Some(125));
         assert!(output.stdout.is_empty() && said(&output).contains(reason), "{}", said(&output));
         assert_eq!(said(&output).lines().count(), 1, "{}", said(&output));
-        // As a child it runs as ever.
+        // As a child the program runs as it does without memtrace.
         let run = stage.same(r#""$1" && "$1" linger"#, &[program]);
         assert!(String::from_utf8_lossy(&run.output.stdout).contains("fine"));
         if program != &musl {
@@ -109,7 +112,7 @@ fn musl_and_static_programs_are_refused_or_unharmed() {
             assert!(why.contains("statically linked") && !uses_cuda, "{why}");
         }
     }
-    // Where nothing else was recorded it is said without being asked for.
+    // When nothing else was recorded, the launcher reports the process unasked.
     let words = ["sh".as_ref(), "-c".as_ref(), r#""$0" linger; true"#.as_ref(), glibc_static.as_os_str()];
     let run = Victim::command(&words).run();
     assert!(said(&run.output).contains("where nothing can be recorded: glibc-static ("), "{}", said(&run.output));
@@ -131,7 +134,7 @@ fn privileged_programs_are_refused_or_told_of() {
     assert_eq!(output.status.code(), Some(125));
     assert!(said(&output).contains("is setuid, so the system lets nothing be preloaded"), "{}", said(&output));
 
-    // File capabilities make a difference to who has none: another user.
+    // File capabilities matter only for a user who lacks these capabilities, so this part runs as another user.
     assert!(Command::new("setcap").arg("cap_net_raw+ep").arg(&capable).status().is_ok_and(|s| s.success()));
     let folder = tempfile::tempdir().unwrap();
     open_to_all(folder.path());
@@ -150,14 +153,14 @@ fn privileged_programs_are_refused_or_told_of() {
     let output = as_nobody(&capable);
     assert_eq!(output.status.code(), Some(125));
     assert!(said(&output).contains("privileged (it has file capabilities)"), "{}", said(&output));
-    // The same program without them gets as far as the folder.
+    // The same program without capabilities passes this check and fails at the folder.
     assert!(said(&as_nobody(&program)).contains("/nowhere"), "{}", said(&as_nobody(&program)));
 }
 
 #[test]
 fn a_command_that_becomes_another_user_hears_nothing_of_us() {
-    // The loader complains, on the program's own stderr, where it cannot read the library. (Without a recording: the launcher serves
-    // its own user only, and says so.)
+    // The loader prints an error on the program's own stderr when it cannot read the library. Nothing is recorded: the
+    // launcher serves its own user only, and reports that.
     let stage = Stage::new();
     let program = stage.plain("plain", "cc", &["-rdynamic"]);
     let run = stage.same(r#"setpriv --reuid=65534 --regid=65534 --clear-groups "$1""#, &[&program]);

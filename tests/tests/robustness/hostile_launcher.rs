@@ -1,5 +1,5 @@
-//! A launcher whose own surroundings are poor: what it needs it finds elsewhere, or it refuses in one line, with the fix, before the
-//! command has started.
+//! A launcher in a poor environment: it finds an alternative, or it refuses in one line with a fix before the command
+//! starts.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -21,7 +21,8 @@ impl Stage {
         Stage { workshop, program }
     }
 
-    /// A shell script in a mount namespace of its own; `$0` is memtrace, `$1` the run's folder, `$2` the program, `$3` a free folder.
+    /// Runs a shell script in its own mount namespace. `$0` is memtrace, `$1` the run folder, `$2` the program, `$3` an
+    /// empty folder.
     fn script(&self, script: &str) -> Output {
         let mut command = Command::new("unshare");
         command
@@ -47,7 +48,7 @@ impl Stage {
         free
     }
 
-    /// That it went well, and three pairs were recorded.
+    /// Panics unless the run succeeded and recorded three pairs.
     #[track_caller]
     fn assert_recorded(&self, output: &Output) {
         assert_eq!(String::from_utf8_lossy(&output.stdout), "fine\n", "{}", said(output));
@@ -64,7 +65,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// One line that names `words`, the exit code of who cannot start, and nothing of the command.
+/// Panics unless stderr is one line that contains `words`, the exit status is 125, and the command printed nothing.
 #[track_caller]
 fn assert_refused(output: &Output, words: &[&str]) {
     let text = said(output);
@@ -99,7 +100,7 @@ fn a_poor_environment_is_enough() {
         eprintln!("{what}");
         stage.assert_recorded(&output);
     }
-    // Not in a namespace: with no environment at all.
+    // Without any environment variable, and without a namespace.
     let mut command = Command::new("env");
     let library_path = format!("LD_LIBRARY_PATH={}", stage.workshop.path("").display());
     command.args(["-i", &library_path]).arg(memtrace()).arg("-q").arg("-o").arg(stage.run());
@@ -109,8 +110,8 @@ fn a_poor_environment_is_enough() {
 
 #[test]
 fn the_library_goes_where_code_may_be_executed() {
-    // Everything that is needed lies in one folder, which the namespace has at a place that is not covered: wherever this checkout and the
-    // temporary folder are.
+    // Everything needed lies in one folder. The namespace mounts it where nothing covers it, wherever the checkout and
+    // the temporary folder are.
     const PLACE: &str = "/mnt";
     let stage = Stage::new();
     let outside = tempfile::Builder::new().prefix("memtrace-test-").tempdir().unwrap();
@@ -133,7 +134,7 @@ fn the_library_goes_where_code_may_be_executed() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "fine\n", "{}", said(&output));
     let manifest = std::fs::read_to_string(run.join("run.json")).unwrap();
     assert!(manifest.contains("\"events\": 12"), "{manifest}");
-    // Nowhere: said before anything starts.
+    // No folder is suitable: the launcher refuses before anything starts.
     assert_refused(
         &script("-o noexec", "/tmp/run"),
         &["no folder for the preloaded library", "XDG_CACHE_HOME", "code cannot be executed"],
@@ -152,7 +153,7 @@ fn a_launcher_that_may_not_have_what_it_needs_says_so() {
     assert_refused(&under("refuse", "memfd_create"), &["memfd_create", "Operation not permitted", "seccomp"]);
     assert_refused(&under("refuse", "socket"), &["Unix socket", "Operation not permitted", "seccomp"]);
     assert!(!stage.run().exists(), "nothing is left behind");
-    // What has other ways is recorded.
+    // Calls that have an alternative do not prevent recording.
     for call in ["process_vm_readv", "ptrace"] {
         stage.assert_recorded(&under("refuse", call));
     }
@@ -161,7 +162,7 @@ fn a_launcher_that_may_not_have_what_it_needs_says_so() {
 #[test]
 fn command_lines_and_environments_may_be_as_long_as_the_system_allows() {
     let stage = Stage::new();
-    // A quarter of the stack's limit; a single word is at most 128 KiB.
+    // The kernel allows arguments and environment a quarter of the stack limit, and 128 KiB for a single string.
     let long = |bytes: usize| vec!["x".repeat(100_000); bytes / 100_000];
     let run = |words: &[String], environment: usize| {
         let mut command = Command::new(memtrace());
@@ -172,7 +173,8 @@ fn command_lines_and_environments_may_be_as_long_as_the_system_allows() {
     let limit = 2 << 20;
     stage.assert_recorded(&run(&long(limit - 200_000), 10));
     stage.assert_recorded(&run(&[], 120_000));
-    // With room for the launcher and not for what it adds: a long way to the library makes that more.
+    // The space is enough for the launcher but not for what it adds. A long path to the library makes that addition
+    // larger.
     let way: PathBuf = std::iter::once(stage.free()).chain((0..12).map(|_| "d".repeat(200).into())).collect();
     std::fs::create_dir_all(&way).unwrap();
     [stage.workshop.path(""), stage.free()].iter().for_each(|folder| open_to_all(folder));

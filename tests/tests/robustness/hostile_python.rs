@@ -1,5 +1,6 @@
-//! Python in unusual surroundings: embedded and started again, in sub-interpreters, in greenlets, at its recursion limit, under names
-//! that are no text, linked in every way. Each program says from which frames it allocates, as Python itself has it.
+//! Python in unusual environments: embedded and restarted, in subinterpreters, in greenlets, at its recursion limit,
+//! with names that are not text, and linked in every way. Each program prints the frames of its allocations as Python
+//! itself reports them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -13,10 +14,10 @@ use memtrace_tests::victim::{Run, events, root};
 use memtrace_trace::event::{Action, Source};
 use serde_json::Value;
 
-/// (function, file, line), innermost first.
+/// Frames as (function, file, line), innermost first.
 type Frames = Vec<(String, String, u64)>;
 
-/// The frames of every allocation that the runtime was asked for, by size.
+/// The recorded frames of every runtime allocation, by size in bytes.
 fn recorded(run: &Run) -> BTreeMap<u64, Frames> {
     let trace = run.trace();
     let definitions = trace.definitions();
@@ -32,7 +33,7 @@ fn program(name: &str) -> PathBuf {
     root().join("tests/programs/hostile").join(name)
 }
 
-/// What `frames.py` says of its own.
+/// The frames that `frames.py` printed, by size in bytes.
 fn said(run: &Run) -> BTreeMap<u64, Frames> {
     let text = String::from_utf8(run.output.stdout.clone()).expect("text");
     let lines = text.lines().map(|line| serde_json::from_str::<BTreeMap<String, Value>>(line).expect("JSON"));
@@ -55,7 +56,8 @@ fn compare(python: &Path, script: &Path, mode: &str) -> Run {
     run
 }
 
-/// Pythons of every kind of build that there are: `--enable-shared` or linked into the executable.
+/// Pythons of both kinds of build: with a shared libpython (`--enable-shared`) and with Python linked into the
+/// executable.
 fn pythons() -> Vec<PathBuf> {
     let home = std::env::var_os("PYENV_ROOT")
         .map_or_else(|| PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".pyenv"), PathBuf::from);
@@ -68,7 +70,7 @@ fn pythons() -> Vec<PathBuf> {
     all
 }
 
-/// The oldest, the newest and the system's.
+/// The oldest and the newest pyenv Python, and the system's.
 fn some_pythons() -> Vec<PathBuf> {
     let (system, mut others): (Vec<_>, Vec<_>) = pythons().into_iter().partition(|python| python.starts_with("/usr"));
     others.sort_by_key(|python| minor(python));
@@ -107,7 +109,8 @@ fn names_that_are_no_text() {
     for python in some_pythons() {
         compare(&python, &script, "names");
     }
-    // The run's folder, the current one, an argument: none is text. Every file of the closing is written.
+    // The run folder, the current folder and an argument are not valid UTF-8. The launcher still writes every file at
+    // the end.
     let [run, here] = [&b"r\xffn"[..], b"h\xffre"].map(|name| folder.path().join(OsStr::from_bytes(name)));
     std::fs::create_dir(&here).unwrap();
     let mut command = Command::new(memtrace_tests::victim::memtrace());
@@ -152,11 +155,11 @@ fn an_embedded_interpreter_that_is_ended_and_started_again() {
     let run = same_output(victim(&[embed.as_os_str(), script.as_os_str()]));
     let trace = run.trace();
     let text = String::from_utf8(run.output.stdout.clone()).unwrap();
-    // "SIZE FUNCTION:LINE ...", in the order of the calls.
+    // Each line is "SIZE FUNCTION:LINE ...", in the order of the calls.
     let mut theirs = text.lines().filter_map(|line| line.split_once(' '));
     let (mut inside, mut outside) = (0, 0);
     for event in events(&trace).iter().filter(|e| e.source == Source::Runtime && e.action == Action::Alloc) {
-        // Where there is no Python there are native frames, which are another kind.
+        // Without Python the stack has native frames, which are a different kind.
         let frames = trace.definitions().walk(event.stack).filter_map(|(_, frame)| frame);
         let frames: Vec<_> = frames.map(|f| format!("{}:{}", f.name, f.line)).collect();
         if event.size < 0x100000 {

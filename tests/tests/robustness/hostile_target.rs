@@ -1,5 +1,7 @@
-//! Programs whose surroundings, or they themselves, make recording hard: each says the same with memtrace as without, and what could
-//! be recorded is what the simulated CUDA's ledger has; what could not is told.
+//! Programs that are hard to record because of their environment or their own behavior.
+//!
+//! Each gives the same output with memtrace as without. The recorded events equal the simulated CUDA's ledger, and
+//! events that could not be recorded are counted.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -20,12 +22,12 @@ impl Stage {
     fn new() -> Stage {
         let workshop = Workshop::new();
         let program = workshop.program("hostile/hostile.c", "hostile", &linked_with("libcudart.so.12"));
-        // Also for those that the program becomes.
+        // The program may switch to another user, who must be able to read the folder.
         open_to_all(&workshop.path(""));
         Stage { workshop, program }
     }
 
-    /// Over a driver that does next to nothing.
+    /// Uses a driver that does almost nothing.
     fn bare() -> Stage {
         let workshop = Workshop::new();
         let program = workshop.program_over_bare_driver("hostile/hostile.c", "hostile");
@@ -42,20 +44,22 @@ impl Stage {
         victim(&words.collect::<Vec<_>>())
     }
 
-    /// Runs it with and without memtrace: the same output, status and ledger. Gives the run.
+    /// Runs the program with and without memtrace and requires the same output, status and ledger. Returns the recorded
+    /// run.
     #[track_caller]
     fn same(&self, victim: Victim) -> Run {
         same_and_recorded(&self.workshop, victim)
     }
 
-    /// Runs it with and without memtrace: the same output and status. Gives the run, of which nothing need be recorded.
+    /// Runs the program with and without memtrace and requires the same output and status. Returns the run, which may
+    /// have no events.
     #[track_caller]
     fn unharmed(&self, victim: Victim) -> Run {
         same_output(victim)
     }
 }
 
-/// How many events the traces of a run have, and how many were missed.
+/// The number of events in the run's traces, and the number counted as dropped.
 fn recorded_and_missed(run: &Run) -> (usize, u64) {
     let traces = run.traces();
     (
@@ -64,7 +68,7 @@ fn recorded_and_missed(run: &Run) -> (usize, u64) {
     )
 }
 
-// ---- memory allocators of others
+// ---- other memory allocators
 
 #[test]
 fn other_allocators_and_an_auditor_may_be_preloaded_in_any_order() {
@@ -108,7 +112,7 @@ fn a_handler_on_a_stack_of_its_own_may_allocate() {
     }
 }
 
-// ---- look-ups of others
+// ---- other symbol lookups
 
 #[test]
 fn programs_with_a_dlsym_of_their_own_are_seen_by_their_own_eyes() {
@@ -130,7 +134,7 @@ fn programs_with_a_dlsym_of_their_own_are_seen_by_their_own_eyes() {
 fn look_ups_by_version_are_seen() {
     let stage = Stage::new();
     let run = stage.same(stage.victim(&["versioned"]));
-    // An allocation that is not freed, and two pairs.
+    // One allocation that is never freed, and two pairs.
     assert_eq!(recorded_and_missed(&run), (PAIR / 2 + 2 * PAIR, 0));
 }
 
@@ -151,11 +155,12 @@ fn a_namespace_of_the_loader_is_left_alone() {
     let folder = format!("-L{}", stage.workshop.path("").display());
     let library = stage.workshop.library("cuda/library.c", "libuser.so", &[folder.as_str(), "-l:libcuda.so.1"]);
     let run = same_output(stage.bare_victim(&["namespace".as_ref(), library.as_os_str()]));
-    // What is loaded in there is another copy of everything, which nobody can preload into; the program's own calls are seen.
+    // A new link namespace loads its own copy of every library, and nothing can be preloaded into it. The program's own
+    // calls are recorded.
     assert_eq!(recorded_and_missed(&run), (2 * PAIR, 0));
 }
 
-// ---- filters of system calls
+// ---- system call filters
 
 #[test]
 fn a_filter_of_the_programs_own_kills_nobody() {
@@ -169,13 +174,13 @@ fn a_filter_of_the_programs_own_kills_nobody() {
             let run = same_output(stage.bare_victim(&["seccomp", "0", action, call]).option("--stacks").option("both"));
             assert_eq!(recorded_and_missed(&run), (5 * PAIR, 0), "{action} {call}");
         }
-        // Who was connected before stays so.
+        // A connection that exists before the filter stays open.
         let run = same_output(stage.bare_victim(&["seccomp", "3", action, "socket", "connect", "recvmsg"]));
         assert_eq!(recorded_and_missed(&run), (8 * PAIR, 0), "{action}");
     }
 }
 
-// ---- little room
+// ---- low memory and small stacks
 
 #[test]
 fn a_program_may_go_down_to_the_last_pages_of_its_stack() {
@@ -195,22 +200,23 @@ fn a_program_may_close_take_and_be_refused_every_descriptor() {
 #[test]
 fn a_limit_on_the_address_space_is_left_to_the_program() {
     let stage = Stage::new();
-    // From before the first event on: we take none of it.
+    // The limit applies before the first event: memtrace takes no address space.
     let run = stage.unharmed(stage.victim(&["address-limit", "0", "900"]));
     assert!(run.traces().is_empty());
-    // We were there before: the program has what is left, and what we could not record any more is counted.
+    // memtrace was active before the limit. The program keeps the remaining address space, and events that cannot be
+    // recorded are counted.
     let run = stage.unharmed(stage.victim(&["address-limit", "1", "4096"]));
     let (recorded, missed) = recorded_and_missed(&run);
     assert_eq!(recorded as u64 + missed, 7 * PAIR as u64, "{recorded} recorded, {missed} missed");
 }
 
-// ---- other rights
+// ---- changed privileges
 
 #[test]
 fn a_process_that_gives_up_its_rights_is_recorded_on() {
     let stage = Stage::new();
     let run = stage.unharmed(stage.victim(&["nobody", "2"]));
-    // Its child would have to reach the launcher as another user.
+    // The program's child would have to connect to the launcher as another user, so it is not recorded.
     assert_eq!(recorded_and_missed(&run).0, 5 * PAIR);
     let run = stage.same(stage.victim(&["undumpable"]));
     assert_eq!(recorded_and_missed(&run), (4 * PAIR, 0));
@@ -242,13 +248,13 @@ fn programs_that_start_programs_in_their_own_way_are_recorded() {
     }
 }
 
-/// Everything that is in a run's traces is in the ledger of its processes, and the other way round.
+/// Requires that the run's traces and the ledgers of its processes contain the same calls.
 #[track_caller]
 fn same_and_recorded(workshop: &Workshop, victim: Victim) -> Run {
     let ledger: &Path = &workshop.path("ledger");
     std::fs::remove_file(ledger).ok();
     let run = same_output(victim.env("SIMCUDA_LEDGER", ledger));
-    // The first run's, without memtrace, are in it as well.
+    // The ledger also holds the processes of the first run, which ran without memtrace.
     let ledgers = read_all(ledger);
     let traces = run.traces();
     assert!(!traces.is_empty(), "{}", String::from_utf8_lossy(&run.output.stderr));

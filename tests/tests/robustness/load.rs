@@ -1,6 +1,8 @@
-//! Many threads, many processes, as fast as they can: nothing is lost, nothing grows without bound, and where something must be
-//! lost (no descriptors, a launcher that is stopped for too long) each event is counted. The oracle is what the programs count themselves,
-//! and the simulated CUDA's ledger. `scripts/bench load` measures the same programs at full size.
+//! Many threads and many processes at full speed.
+//!
+//! No event is lost and no resource grows without bound. Where events must be lost (no descriptors, a launcher stopped
+//! for too long), each one is counted. The oracles are the programs' own counts and the simulated CUDA's ledger.
+//! `scripts/bench load` measures the same programs at full size.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -17,10 +19,10 @@ use memtrace_trace::event::{Action, Event};
 use memtrace_trace::file::Reader;
 use memtrace_trace::shm::layout::{RING_COUNT, RING_SLOTS};
 
-/// Events of one allocation and its free, by way of the driver.
+/// The number of events of one allocation and its free through the driver.
 const PAIR: u64 = 2;
 
-/// What one thread allocated and freed again.
+/// The work of one thread: allocations that it also freed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct Told {
     pairs: u64,
@@ -28,10 +30,11 @@ struct Told {
     sizes: u64,
 }
 
-/// By process and thread. The kernel gives an id again: then several threads are one.
+/// The work by process id and thread id. The kernel reuses thread ids, so one entry may cover several threads.
 type Work = BTreeMap<(u32, u32), Told>;
 
-/// What the program said it did, and the longest time one pair took in any thread, in microseconds, where it says so.
+/// The work that the program printed, and the longest duration of one pair in any thread, in microseconds. The duration
+/// is 0 where the program does not print it.
 #[track_caller]
 fn said(stdout: &str) -> (Work, u64) {
     let (mut work, mut longest) = (Work::new(), 0);
@@ -46,7 +49,7 @@ fn said(stdout: &str) -> (Work, u64) {
     (work, longest)
 }
 
-/// What a trace says about the same: an allocation counts when its free follows in the same thread.
+/// Adds the work that a trace contains. An allocation counts when its free follows in the same thread.
 #[track_caller]
 fn recorded(trace: &Reader, events: &[Event], work: &mut Work) {
     let pid = pid(trace);
@@ -69,7 +72,7 @@ fn recorded(trace: &Reader, events: &[Event], work: &mut Work) {
     assert!(open.is_empty(), "an allocation without its free");
 }
 
-/// A program of `tests/programs/load` over a driver that does nothing, and is as fast as that.
+/// A program of `tests/programs/load` over a driver that does nothing, so that calls are as fast as possible.
 struct Stage {
     workshop: Workshop,
     program: PathBuf,
@@ -91,11 +94,12 @@ impl Stage {
     }
 }
 
-/// What was seen of the launcher while it ran.
+/// The launcher's highest resource use while it ran.
 #[derive(Default, Debug)]
 struct Peak {
     descriptors: usize,
-    /// Resident memory in KiB: its own; with the rings, which are the traced processes', too.
+    /// Resident memory in KiB: `own` is the launcher's private memory, `all` includes the rings, which the traced
+    /// processes own.
     own: u64,
     all: u64,
 }
@@ -112,19 +116,20 @@ fn look_at(pid: u32, peak: &mut Peak) {
     peak.descriptors = peak.descriptors.max(count);
 }
 
-/// A run that can be watched and stopped while it goes on.
+/// A run that the test can watch and stop while it proceeds.
 struct Running {
     child: Child,
     dir: tempfile::TempDir,
 }
 
 impl Running {
-    /// Soft and hard limit of descriptors, where they are to be others than ours.
+    /// Starts the run. `descriptors` is the soft and hard limit of open files; `None` keeps this process's limits.
     fn start(victim: &Victim, descriptors: Option<(u64, u64)>) -> Running {
         let dir = tempfile::Builder::new().prefix("memtrace-test-").tempdir().expect("a temporary folder");
         let mut command: Command = victim.prepare(Some(&dir.path().join("run")));
         if let Some((soft, hard)) = descriptors {
-            // SAFETY: one system call on a limit of its own.
+            // SAFETY: between fork and exec the closure only calls `setrlimit` and reads `errno`. Both are
+            // async-signal-safe, and neither allocates memory.
             unsafe {
                 command.pre_exec(move || {
                     let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
@@ -141,11 +146,13 @@ impl Running {
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: our own child, not collected yet.
+        // SAFETY: `kill` takes two integers. The child is not collected yet, so its id cannot belong to another
+        // process.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// What the program says in so many lines. The launcher, which may be stopped, has the same output open: there is no end of it.
+    /// Reads `count` lines of the program's stdout. The launcher may be stopped and has the same pipe open, so the pipe
+    /// has no end to wait for.
     fn lines(&mut self, count: usize) -> String {
         let stdout = self.child.stdout.as_mut().expect("a pipe");
         let mut text = Vec::new();
@@ -157,7 +164,7 @@ impl Running {
         String::from_utf8(text).expect("text")
     }
 
-    /// To the end, looking at the launcher all the time.
+    /// Waits for the end and samples the launcher's resource use meanwhile.
     fn watch(mut self) -> (Run, Peak) {
         let mut peak = Peak::default();
         let stdout = self.child.stdout.take();
@@ -183,7 +190,7 @@ impl Running {
     }
 }
 
-/// Every process that worked has a trace with exactly its work: nothing lost, nothing late.
+/// Requires that every process that worked has a trace with exactly its work: no event lost, none late.
 #[track_caller]
 fn assert_all_recorded(run: &Run) -> (Work, Vec<Reader>) {
     run.assert_ended_well();
@@ -205,8 +212,9 @@ fn assert_all_recorded(run: &Run) -> (Work, Vec<Reader>) {
     (said, traces)
 }
 
-/// Every event of every process is in a trace or counted, and whoever has no trace was turned away, which was counted too: a machine with
-/// far too much to do may keep a process waiting for longer than it waits. Gives the number of traces.
+/// Requires that every event of every process is in a trace or counted, and that every process without a trace was
+/// counted as refused. On an overloaded machine a process may give up before the launcher answers. Returns the number
+/// of traces.
 #[track_caller]
 fn assert_all_accounted_for(run: &Run, processes: usize) -> usize {
     run.assert_ended_well();
@@ -217,7 +225,7 @@ fn assert_all_accounted_for(run: &Run, processes: usize) -> usize {
     for trace in &traces {
         let process = manifest["processes"].as_array().unwrap().iter().find(|p| p["pid"] == pid(trace)).unwrap();
         let unwritten = process["unwritten"].as_u64().unwrap();
-        // Whoever was let in late tells how much passed before.
+        // A process that connected late counts the events that it dropped before.
         let there = trace.event_count() + trace.counter(Counter::EventsDropped) + unwritten;
         assert_eq!(there, PAIR * said[&(pid(trace), pid(trace))].pairs, "{process:#}");
         assert_eq!((&process["lost"], &process["late"]), (&0.into(), &0.into()));
@@ -233,7 +241,8 @@ fn sixty_four_threads_at_full_speed() {
     let (run, peak) = Running::start(&Stage::new().victim(&["threads", "64", PAIRS]), None).watch();
     let (work, _) = assert_all_recorded(&run);
     assert_eq!(work.len(), 64);
-    // Window, queue, a block: whatever the number of events. The rings are 512 KiB a thread on top.
+    // The window, the queue and a block have a fixed size, whatever the number of events. The rings add 512 KiB a
+    // thread.
     let rings = 64 * RING_SLOTS as u64 * 64 / 1024;
     assert!(peak.own < 64 * 1024 && peak.all < 80 * 1024 + rings, "{peak:?} KiB");
     let bytes = run.manifest()["processes"][0]["bytes"].as_u64().unwrap();
@@ -247,21 +256,21 @@ fn more_threads_at_once_than_rings() {
     let run = Stage::new().victim(&["alive", &THREADS.to_string(), "20"]).run();
     let (work, traces) = assert_all_recorded(&run);
     assert!(work.values().all(|told| told.pairs == 21) && work.len() == THREADS);
-    // All were alive before the first went on: those beyond the rings shared one.
+    // All threads were alive before the first one continued, so the threads beyond the number of rings shared one ring.
     let beyond = (THREADS - (RING_COUNT - 1)) as u64;
     assert!(traces[0].counter(Counter::SharedRingEvents) >= beyond * PAIR);
 }
 
 fn hard_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a place for the answer.
+    // SAFETY: `limit` is a live, writable `rlimit` for the duration of the call.
     assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) }, 0);
     limit.rlim_max
 }
 
 #[track_caller]
 fn turned_away(run: &Run) {
-    // Who was turned away asks again now and then: some are let in when others have gone.
+    // Refused processes retry from time to time, and some are accepted once others have ended.
     assert_all_accounted_for(run, 300);
     let refused = &run.manifest()["refused"];
     assert!(refused["no descriptors left"].as_u64() > Some(0) && refused["no shared memory"].is_null(), "{refused}");
@@ -269,7 +278,8 @@ fn turned_away(run: &Run) {
     assert!(stderr.contains("no descriptors left"), "{stderr}");
 }
 
-/// Two threads that go on for two seconds at least, and whose launcher is stopped once something of the run has reached a file.
+/// Starts two threads that run for at least two seconds. Stops the launcher once an event of the run has reached a
+/// file.
 fn stopped_in_the_middle(stage: &Stage) -> Running {
     let mut running = Running::start(&stage.victim(&["paced", "2", "100000", "20"]), None);
     let run = running.dir.path().join("run");
@@ -304,7 +314,7 @@ fn a_launcher_that_stays_away_costs_two_seconds_and_every_event_is_counted() {
     running.signal(libc::SIGCONT);
     let (run, _) = running.watch();
     run.assert_ended_well();
-    // Two seconds of naps: on a machine with much else to do they take longer.
+    // The pauses sum to two seconds. On a busy machine they take longer.
     assert!((1_900_000..20_000_000).contains(&longest_us), "{longest_us} us");
     let trace = run.trace();
     let end = trace.end().unwrap();
@@ -330,7 +340,7 @@ mod exhaustive {
         let (said, _) = said(&String::from_utf8_lossy(&run.output.stdout));
         let calls = ledger::ours(&run.trace());
         ledger::assert_equal(&calls, &ledger::read(&path));
-        // A call of the runtime and one of the driver, for the allocation and for the free.
+        // The allocation and the free are each one call of the runtime and one of the driver: four calls a pair.
         let pairs: u64 = said.values().map(|told| told.pairs).sum();
         assert_eq!(calls.values().map(|calls| calls.len() as u64).sum::<u64>(), 4 * pairs);
         assert_eq!(pairs, (0..10_000).map(|i| 1 + i % 7).sum::<u64>());
@@ -338,13 +348,13 @@ mod exhaustive {
 
     #[test]
     fn five_hundred_processes_at_once() {
-        // By default systems allow 1024 descriptors, some fewer: the launcher takes what it may have.
+        // Systems allow 1024 descriptors by default, some fewer. The launcher raises its soft limit to the hard limit.
         let hard = hard_limit().min(4096);
         assert!(hard >= 1200, "this test needs descriptors: ulimit -Hn");
         let (run, peak) = Running::start(&Stage::new().victim(&["children", "500", "20"]), Some((256, hard))).watch();
         let traces = assert_all_accounted_for(&run, 500);
         assert!(traces > 400, "{traces}");
-        // A process's death and its file; nothing else stays open.
+        // Two descriptors a process stay open: one that reports its end and one for its trace file.
         assert!((500..1100).contains(&peak.descriptors), "{peak:?}");
         assert!(peak.own < 128 * 1024, "{peak:?} KiB");
     }
@@ -359,7 +369,7 @@ mod exhaustive {
     fn without_descriptors_processes_go_on_and_the_launcher_says_who_is_missing() {
         let stage = Stage::new();
         let victim = stage.victim(&["children", "300", "40"]);
-        // Whatever it is that finds none left: a connection, the name of its process, a segment.
+        // The limits make different steps fail: the connection, the lookup of the process's name, the segment.
         for limit in 64..67 {
             turned_away(&Running::start(&victim, Some((limit, limit))).watch().0);
         }

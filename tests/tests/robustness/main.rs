@@ -1,4 +1,6 @@
-//! Crashes, kills, hostile programs and surroundings, load: nothing is lost silently, no program is disturbed, no run is unsafe to read.
+//! Crashes, kills, hostile programs and environments, and load.
+//!
+//! No event is lost without being counted, no program is disturbed, and reading any run is safe.
 
 mod crash;
 mod crash_bounds;

@@ -1,6 +1,7 @@
-//! Processes and threads may come and go in any way: each process that allocates has a whole trace of its own, with everything
-//! that its events refer to, and none is disturbed, whatever it does to its descriptors, its threads and its other preloaded
-//! libraries.
+//! Processes and threads that start and end in every way.
+//!
+//! Each process that allocates has its own complete trace, with every definition that its events refer to. No process
+//! is disturbed, whatever it does to its descriptors, its threads and its other preloaded libraries.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -13,10 +14,11 @@ use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Event};
 use memtrace_trace::file::Reader;
 
-/// Events of one allocation and its free, by way of the runtime.
+/// The number of events of one allocation and its free through the runtime: each is recorded by the runtime and the
+/// driver.
 const PAIR: usize = 4;
 
-/// `tests/programs/process/process.c` and where it runs.
+/// The compiled `tests/programs/process/process.c` and its environment.
 struct Stage {
     workshop: Workshop,
     program: PathBuf,
@@ -24,7 +26,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// Over the simulated CUDA, with its ledger.
+    /// Uses the simulated CUDA and its ledger.
     fn simulated() -> Stage {
         let workshop = Workshop::new();
         let program = workshop.program("process/process.c", "process", &linked_with("libcudart.so.12"));
@@ -32,7 +34,7 @@ impl Stage {
         Stage { workshop, program, ledger }
     }
 
-    /// Over a driver that does next to nothing.
+    /// Uses a driver that does almost nothing, without a ledger.
     fn bare() -> Stage {
         let workshop = Workshop::new();
         let program = workshop.program_over_bare_driver("process/process.c", "process");
@@ -48,8 +50,8 @@ impl Stage {
         }
     }
 
-    /// Runs it with and without memtrace, compares what it says and its status, and every trace with the ledger; gives the
-    /// traces by file name.
+    /// Runs the program with and without memtrace. Compares output and status, and every trace with the ledger. Returns
+    /// the run and its traces by file name.
     #[track_caller]
     fn run(&self, arguments: &[&str]) -> (Run, Vec<Reader>) {
         let victim = self.victim(arguments);
@@ -70,11 +72,11 @@ impl Stage {
     }
 }
 
-/// Every trace against the ledger of its process.
+/// Compares every trace with the ledger of its process.
 #[track_caller]
 fn compare(traces: &[Reader], ledger: &Path) {
     let mut ledgers = read_all(ledger);
-    // A process that replaced itself has two traces and one ledger.
+    // A process that called `exec` has two traces and one ledger.
     let mut recorded: BTreeMap<u32, Calls> = BTreeMap::new();
     let mut traces: Vec<&Reader> = traces.iter().collect();
     traces.sort_by_key(|t| (pid(t), t.path().file_stem().is_some_and(|s| s.to_string_lossy().contains('.'))));
@@ -90,7 +92,7 @@ fn compare(traces: &[Reader], ledger: &Path) {
     assert!(ledgers.is_empty(), "processes without a trace: {:?}", ledgers.keys());
 }
 
-/// Everything that events refer to is in their own trace.
+/// Requires that a trace defines everything that its events refer to.
 #[track_caller]
 fn assert_defined(trace: &Reader) {
     for event in events(trace) {
@@ -99,7 +101,7 @@ fn assert_defined(trace: &Reader) {
     }
 }
 
-/// The numbers of events, in ascending order.
+/// The number of events of each trace, in ascending order.
 fn counts(traces: &[Reader]) -> Vec<usize> {
     let mut counts: Vec<usize> = traces.iter().map(|t| events(t).len()).collect();
     counts.sort_unstable();
@@ -176,7 +178,7 @@ fn a_daemon_that_outlives_the_command_is_recorded_until_then_and_undisturbed() {
     let (gate, report) = (stage.workshop.path("gate"), stage.workshop.path("report"));
     for fifo in [&gate, &report] {
         let path = std::ffi::CString::new(fifo.as_os_str().as_encoded_bytes()).unwrap();
-        // SAFETY: a C string.
+        // SAFETY: `path` is a live, NUL-terminated C string for the duration of the call.
         assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
     }
     let run = stage.victim(&["daemon", gate.to_str().unwrap(), report.to_str().unwrap()]).run();
@@ -184,7 +186,7 @@ fn a_daemon_that_outlives_the_command_is_recorded_until_then_and_undisturbed() {
     let trace = run.trace();
     assert_eq!(events(&trace).len(), 5 * PAIR);
     assert_eq!(trace.end().unwrap().reason, "still running");
-    // The launcher is gone. The daemon goes on.
+    // The launcher has ended; the daemon continues.
     std::fs::OpenOptions::new().write(true).open(&gate).unwrap().write_all(b"go").unwrap();
     let mut said = String::new();
     std::fs::File::open(&report).unwrap().read_to_string(&mut said).unwrap();
@@ -209,7 +211,7 @@ fn two_thousand_short_lived_threads_are_told_apart() {
     for event in &events {
         *by_thread.entry(traces[0].definitions().thread(event.thread).unwrap().tid).or_default() += 1;
     }
-    // Thread ids may come round again, but never so soon.
+    // The kernel reuses thread ids, but not within 2000 threads.
     assert_eq!(by_thread.len(), 2000);
     assert!(by_thread.values().all(|n| *n == PAIR));
 }
@@ -222,7 +224,7 @@ fn more_threads_at_once_than_there_are_rings_lose_nothing() {
     assert_eq!(events.len(), 1500 * 2 * PAIR);
     let allocations = events.iter().filter(|e| e.action == Action::Alloc).count();
     assert_eq!(allocations, 1500 * PAIR);
-    // Those who share a ring are told apart as well.
+    // Threads that share a ring also keep separate thread ids.
     let mut threads: Vec<_> = events.iter().map(|e| e.thread).collect();
     threads.sort();
     threads.dedup();
@@ -231,7 +233,7 @@ fn more_threads_at_once_than_there_are_rings_lose_nothing() {
 
 #[test]
 fn the_smallest_stacks_a_thread_can_have_are_enough() {
-    // The first event of the process, with everything it starts, is on such a stack.
+    // The process's first event, which also starts the recording, happens on such a stack.
     let (_, traces) = Stage::bare().run(&["crowd", "20", "16"]);
     assert_eq!(counts(&traces), [20 * 2 * PAIR]);
 }
@@ -254,7 +256,7 @@ fn a_program_that_may_open_no_descriptor_goes_on() {
     let stage = Stage::bare();
     let (_, traces) = stage.run(&["no-descriptors", "0"]);
     assert_eq!(counts(&traces), [(3 + 4) * PAIR]);
-    // From the start: nothing can be recorded, nothing else happens.
+    // Without descriptors from the start nothing is recorded, and nothing else happens.
     let (_, traces) = stage.run(&["no-descriptors", "1"]);
     assert!(traces.is_empty());
 }
@@ -281,7 +283,7 @@ fn a_child_with_an_empty_environment_is_unharmed() {
 
 #[test]
 fn other_preloaded_libraries_work_as_they_do_without_us() {
-    // Theirs hooks cudaMalloc and dlsym itself, and lets one size fail.
+    // The other library hooks `cudaMalloc` and `dlsym` itself, and makes allocations of one size fail.
     let workshop = Workshop::new();
     let preload = workshop.library("process/preload.c", "preload.so", &["-fvisibility=default"]);
     workshop.library("cuda/library.c", "liblinked.so", &linked_with("libcudart.so.12"));
@@ -292,7 +294,7 @@ fn other_preloaded_libraries_work_as_they_do_without_us() {
     options.splice(0..0, [here, run_path, "-l:liblinked.so".to_owned()]);
     let program = workshop.program("process/preloaded.c", "preloaded", &options);
     let command = [program.as_os_str(), local.as_os_str(), "libcudart.so.12".as_ref()];
-    // By a shell in the command: the launcher itself shall not have it.
+    // A shell inside the command sets `LD_PRELOAD`, so that the launcher itself does not load the other library.
     let script = r#"LD_PRELOAD="$LD_PRELOAD:$0" exec "$@""#;
     let mut shell = vec!["sh".as_ref(), "-c".as_ref(), script.as_ref(), preload.as_os_str()];
     shell.extend(command);
@@ -302,7 +304,7 @@ fn other_preloaded_libraries_work_as_they_do_without_us() {
     let said = String::from_utf8_lossy(&run.output.stdout);
     assert_eq!(String::from_utf8_lossy(&alone.stdout), said);
     assert!(said.contains("from the other library") && said.contains("preload: 12 allocations, 1 questions"), "{said}");
-    // We see what it lets through, and what it refuses.
+    // memtrace records the calls that the other library passes on and those that it refuses.
     let refused: Vec<Event> = events(&run.trace()).into_iter().filter(|e| e.size == 4321).collect();
     assert_eq!(refused.iter().map(|e| e.result).collect::<Vec<_>>(), [2; 4]);
 }

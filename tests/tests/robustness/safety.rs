@@ -1,5 +1,7 @@
-//! Privacy: a run is its owner's alone, while it is made and afterwards. Safety: nothing is written outside the run's folder, nothing
-//! that a recording says does harm to whoever reads it. docs/safety.md lists the promises.
+//! Privacy and safety of runs. docs/safety.md lists the promises.
+//!
+//! Privacy: only its owner can read a run, during the recording and afterwards. Safety: memtrace writes nothing outside
+//! the run folder, and no content of a recording harms its reader.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
@@ -12,10 +14,10 @@ use crate::launcher_support::*;
 use memtrace_tests::programs::Workshop;
 
 const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
-/// `nobody`.
+/// The user id of `nobody`.
 const OTHER_USER: u32 = 65_534;
 
-/// A folder that everybody may look into, with programs that everybody may run.
+/// A folder that every user can read, with a copy of the intruder that every user can run.
 fn open_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     chmod(folder.path(), 0o755);
@@ -31,13 +33,12 @@ fn mode(path: &Path) -> u32 {
     std::fs::symlink_metadata(path).unwrap().mode() & 0o7777
 }
 
-/// A program run as another user.
+/// A command that runs as another user.
 ///
-/// # Panics
-/// Where this process may not do that: without another user nothing is tested here.
+/// # Panics Without root privileges, because the test would check nothing then.
 #[track_caller]
 fn as_another_user(program: impl AsRef<std::ffi::OsStr>) -> Command {
-    // SAFETY: a plain call.
+    // SAFETY: `geteuid` has no arguments and always succeeds.
     let root = unsafe { libc::geteuid() } == 0;
     assert!(root, "only root can become another user: run this test as root, in a container for example");
     let mut command = Command::new(program);
@@ -45,7 +46,7 @@ fn as_another_user(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-/// Which of these files and folders another user can read.
+/// Those of the files and folders that another user can read.
 #[track_caller]
 fn readable_by_another(paths: &[PathBuf]) -> Vec<PathBuf> {
     let script =
@@ -75,7 +76,7 @@ fn another_user_can_neither_read_a_run_nor_feed_the_launcher() {
         .iter()
         .find(|p| std::fs::read_link(format!("/proc/{p}/exe")).is_ok_and(|e| e == Path::new(PRODUCER)))
         .unwrap();
-    // While it is made: the folder, its files, what the processes have open and mapped.
+    // During the recording: the folder, its files, and everything that the processes have open or mapped.
     let everybodys = folder.path().join("intruder");
     let mut secrets = vec![run.clone(), run.join("run.json"), run.join(format!("{producer}.mtr"))];
     for pid in [launcher, producer] {
@@ -87,7 +88,7 @@ fn another_user_can_neither_read_a_run_nor_feed_the_launcher() {
     assert!(secrets.len() > 30, "{secrets:?}");
     secrets.push(everybodys.clone());
     assert_eq!(readable_by_another(&secrets), std::slice::from_ref(&everybodys));
-    // The session is known: /proc/net/unix tells its socket's name to everybody.
+    // Every user can read the socket's name in /proc/net/unix, so another user can know the session.
     let environment = std::fs::read(format!("/proc/{producer}/environ")).unwrap();
     let session = environment.split(|b| *b == 0).find_map(|v| v.strip_prefix(b"MEMTRACE_SESSION=")).unwrap();
     let session = std::str::from_utf8(session).unwrap();
@@ -96,7 +97,7 @@ fn another_user_can_neither_read_a_run_nor_feed_the_launcher() {
     let mut intruder = as_another_user(&everybodys);
     let said = output(intruder.args(["ask", "flood=300", "ask"]).env("MEMTRACE_SESSION", session));
     assert_eq!(String::from_utf8_lossy(&said.stdout), "refused\nrefused\n");
-    // Our own user, by the same way.
+    // The launcher's own user is served over the same connection.
     let said = output(Command::new(&everybodys).arg("ask").env("MEMTRACE_SESSION", session));
     assert_eq!(String::from_utf8_lossy(&said.stdout), "served\n");
     drop(running.child.stdin.take());
@@ -105,7 +106,7 @@ fn another_user_can_neither_read_a_run_nor_feed_the_launcher() {
     assert!(manifest["refused"]["another user"].as_u64().unwrap() >= 2, "{:#}", manifest["refused"]);
     let honest = manifest["processes"].as_array().unwrap().iter().find(|p| p["pid"] == producer).unwrap();
     assert_eq!((&honest["events"], &honest["lost"], &honest["late"]), (&2000.into(), &0.into(), &0.into()));
-    // Afterwards: every file, what the analysis wrote among them.
+    // Afterwards: every file, including those that the analysis wrote.
     let files = entries(&run);
     for name in ["run.json", "summary.json", "summary.txt", &format!("{producer}.mtr"), &format!("{producer}.pickle")] {
         assert!(files.contains(&run.join(name)), "{name}: {files:?}");
@@ -132,7 +133,7 @@ fn files_are_their_owners_alone_whatever_the_umask() {
             assert_eq!(mode(&file), 0o600, "{}", file.display());
         }
     }
-    // The program's own umask is its own.
+    // The program's umask stays unchanged.
     let script = format!(
         "umask 027; exec {} --quiet -o {} -- sh -c umask",
         memtrace().display(),
@@ -153,7 +154,7 @@ fn a_folder_of_another_user_is_refused() {
     assert!(entries(&theirs).is_empty());
 }
 
-/// The launcher is gone, and another user takes its socket's name.
+/// The launcher is gone, and another user binds its socket's name.
 #[test]
 fn a_program_records_for_its_own_user_only() {
     let workshop = Workshop::new();
@@ -176,7 +177,7 @@ fn a_program_records_for_its_own_user_only() {
     }
 }
 
-/// Every file below a folder with what is in it; links as such.
+/// Every file below a folder with its content; a link is listed as a link.
 fn tree(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut all = BTreeMap::new();
     for path in entries(folder) {
@@ -205,8 +206,8 @@ fn a_program_cannot_make_the_launcher_write_elsewhere() {
     }
     let before = tree(&outside);
     let run = folder.path().join("run");
-    // Once a process records, the folder is moved and a link takes its place; links take the places of everything in it that will be
-    // written, and of files that later processes may get.
+    // Once a process records, the script moves the folder and puts a link in its place. It also puts links in place of
+    // every file that will be written, and of files that later processes may get.
     let script = format!(
         r#"cd {here}
         mkfifo ready
@@ -225,7 +226,7 @@ fn a_program_cannot_make_the_launcher_write_elsewhere() {
     assert!(stderr(&output).lines().count() < 60, "{}", stderr(&output));
     let names: Vec<_> = entries(folder.path()).iter().map(|p| p.file_name().unwrap().to_owned()).collect();
     assert_eq!(names, ["moved", "outside", "ready", "run"]);
-    // And nothing is missing from where it belongs.
+    // All events and files are in the moved folder.
     let moved = folder.path().join("moved");
     let manifest = manifest(&moved);
     let counts: Vec<_> = manifest["processes"].as_array().unwrap().iter().map(|p| p["events"].clone()).collect();
@@ -244,7 +245,8 @@ fn a_program_cannot_make_the_launcher_write_elsewhere() {
     }
 }
 
-/// Runs to the end within the time, and gives its output with the most memory it and its children took, in KiB.
+/// Runs the command and panics if it takes longer than `time`. Returns its output and the peak memory of it and its
+/// children, in KiB.
 #[track_caller]
 #[expect(clippy::zombie_processes, reason = "wait4 collects it, and tells what it took")]
 fn within(time: Duration, command: &mut Command) -> (std::process::Output, i64) {
@@ -254,10 +256,11 @@ fn within(time: Duration, command: &mut Command) -> (std::process::Output, i64) 
     command.stdin(Stdio::null()).stdout(out.try_clone().unwrap()).stderr(err.try_clone().unwrap());
     let child = command.spawn().unwrap();
     let (start, pid) = (Instant::now(), child.id() as i32);
-    // SAFETY: plain data that the call fills.
+    // SAFETY: `rusage` is a C struct of integers, for which all-zero bytes are a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     let mut status = 0;
-    // SAFETY: a child of this process, and places for its status and usage.
+    // SAFETY: `pid` is a child that only this call collects. `status` and `usage` are live and writable during the
+    // call.
     while unsafe { libc::wait4(pid, &mut status, libc::WNOHANG, &mut usage) } == 0 {
         if start.elapsed() > time {
             kill(pid, libc::SIGKILL);
@@ -277,20 +280,20 @@ fn within(time: Duration, command: &mut Command) -> (std::process::Output, i64) 
 
 fn pipe(path: &Path) {
     let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
-    // SAFETY: a valid string.
+    // SAFETY: `name` is a live, NUL-terminated C string for the duration of the call.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
 }
 
 #[test]
 fn a_run_full_of_traps_is_read_without_harm() {
-    // Whoever waits for one of these traps waits for ever; a busy machine needs a while for the rest.
+    // A reader that waits for one of the traps waits forever. A busy machine needs some time for everything else.
     const TIME: Duration = Duration::from_secs(120);
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let path = |name: &str| folder.path().join(name);
     pipe(&path("pipe"));
     std::fs::File::create(path("huge")).unwrap().set_len(1 << 42).unwrap();
-    // Objects of these names: the launcher's own analysis is the first to meet them.
+    // The recording defines objects with these paths. The launcher's own analysis is the first reader.
     let here = folder.path().display();
     let names = format!(
         "paths={here}/pipe:/dev/zero:/dev/tty:/proc/kmsg:/proc/self/mem:/sys/kernel/uevent_seqnum:{here}/huge:../../etc/passwd:{here}"
@@ -299,7 +302,7 @@ fn a_run_full_of_traps_is_read_without_harm() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(memory < 200 << 10, "{memory} KiB");
     let trace = traces(&run).remove(0);
-    // The folder as somebody else may have packed it.
+    // Links take the place of files, as in a run folder that somebody else packed.
     for (name, target) in
         [("run.json", "/dev/zero"), ("zero.mtr", "/dev/zero"), ("kernel.mtr", "/proc/kmsg"), ("up.mtr", "../huge")]
     {
@@ -333,7 +336,7 @@ fn a_run_full_of_traps_is_read_without_harm() {
     }
 }
 
-/// Other names for files that are not there: a run's own say nothing about where to look.
+/// A manifest names files that do not exist. Readers do not follow its paths to files elsewhere.
 #[test]
 fn names_in_a_manifest_are_not_followed() {
     let folder = tempfile::tempdir().unwrap();
@@ -368,7 +371,8 @@ fn an_export_follows_no_link_that_was_put_in_its_way() {
     assert!(std::fs::symlink_metadata(&pickle).unwrap().is_file() && mode(&pickle) == 0o600);
 }
 
-/// No control character but the end of a line, and nothing that changes the order of text.
+/// Panics when the text contains a control character other than a newline, or a character that changes the text's
+/// direction.
 #[track_caller]
 fn assert_printable(what: &str, bytes: &[u8]) {
     let text = std::str::from_utf8(bytes).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -382,7 +386,7 @@ fn nothing_a_program_says_reaches_a_terminal_raw() {
     let run = folder.path().join("a\x1b[2Jb");
     let evil = "say=\x1b]0;owned\x07\u{9b}31m\u{202e}\r\n";
     let mut command = Command::new(memtrace());
-    // Not even UTF-8.
+    // The argument is not valid UTF-8.
     let broken: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(b"say=\xff\xfe\x1b[1m");
     command.arg("-o").arg(&run).arg("--").args([INTRUDER, "names", evil]).arg(broken);
     let ended = output(&mut command);
@@ -400,7 +404,7 @@ fn nothing_a_program_says_reaches_a_terminal_raw() {
         assert_printable("report", &report.stdout);
         assert_printable("report's messages", &report.stderr);
         if json {
-            // What cannot be printed is not lost.
+            // JSON keeps the characters that a terminal cannot print.
             let summary: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
             let notice = summary["processes"][0]["notices"][0]["text"].as_str().unwrap();
             assert!(notice.starts_with("\x1b]0;owned\x07\x1b[2J\u{9b}31m\u{202e}\r\n\"\\"), "{notice:?}");
@@ -410,7 +414,7 @@ fn nothing_a_program_says_reaches_a_terminal_raw() {
     assert_printable("an error", &missing.stderr);
 }
 
-/// The analysis may take more memory than there is; the run is safe and the command's status is its own.
+/// An analysis that exceeds the memory limit fails alone. The run stays intact, and the exit status is the command's.
 #[test]
 fn an_analysis_that_needs_too_much_takes_nobody_along() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,8 @@
-//! Hostile programs: whatever one of them says to the launcher or writes into its shared memory, the launcher keeps its bounds of memory,
-//! ends, passes on the command's status, and records the honest processes of the same run in full. `programs/safety/intruder.rs`
-//! is the hostile one, `programs/launcher/producer.rs` the honest one.
+//! Hostile programs that send anything to the launcher or write anything into their shared memory.
+//!
+//! The launcher stays within its memory bounds, ends, passes on the command's status, and records the honest processes
+//! of the same run in full. `programs/safety/intruder.rs` is the hostile program, `programs/launcher/producer.rs` the
+//! honest one.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,20 +14,20 @@ use memtrace_trace::file::Reader;
 use serde_json::Value;
 
 const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
-/// What the launcher may take of memory, whatever it is told: docs/safety.md has the sum.
+/// The launcher's memory limit under any input. docs/safety.md has the calculation.
 const MOST_MEMORY_KIB: u64 = 700 * 1024;
-/// What a launcher takes that nobody troubles, and windows and queues of a run or two.
+/// The memory of a launcher without hostile clients, including the windows and queues of one or two processes.
 const LITTLE_MEMORY_KIB: u64 = 120 * 1024;
-/// Within this the launcher has ended and the analysis is done when the command has ended, on a machine that others use as well.
+/// The time that the launcher and the analysis may take after the command's end. It allows for a busy machine.
 const END: Duration = Duration::from_secs(120);
 
-/// A number of kibibytes from `/proc/PID/status`.
+/// A field of `/proc/PID/status` in KiB, or `None` when the process or the field does not exist.
 fn kib(pid: i32, field: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|l| l.strip_prefix(field)?.split_whitespace().next()?.parse().ok())
 }
 
-/// What came of a run with a hostile and an honest program.
+/// The result of a run with a hostile and an honest program.
 struct Outcome {
     folder: tempfile::TempDir,
     peak_kib: u64,
@@ -44,15 +46,15 @@ impl Outcome {
     }
 }
 
-/// Events of the honest one.
+/// The number of events of each honest process.
 const HONEST: usize = 100_000;
 
-/// Runs the intruder with these words beside an honest producer, and checks what must hold in any case.
+/// Runs the intruder with these arguments beside honest producers, and checks what must hold in every case.
 #[track_caller]
 fn beside_an_honest_one(words: &str) -> Outcome {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    // One honest process is there before the other comes, one comes with it.
+    // One honest process connects before the intruder, and one at the same time.
     let half = HONEST / 2;
     let script = format!(
         "mkfifo {fifo}; {PRODUCER} events=100 write say=ready threads=2 events={half} rate=100000 write > {fifo} & \
@@ -87,7 +89,8 @@ fn beside_an_honest_one(words: &str) -> Outcome {
     let honest = outcome.process(|argv0| argv0 == PRODUCER);
     assert_eq!(honest.len(), 2, "{words}: {:#}", manifest(&run));
     for process in honest {
-        // Where all windows together are full, who holds much of them may get events out of order, but gets them.
+        // When all windows together are full, a process that holds a large share may get its events out of order, but
+        // loses none.
         let may_be_late = words.starts_with("windows");
         let late = if may_be_late { 0 } else { process["late"].as_u64().unwrap() };
         let facts = ["lost", "unwritten", "corrupt", "definitions_refused"].map(|f| process[f].as_u64().unwrap());
@@ -135,13 +138,13 @@ fn descriptors_nobody_asked_for_are_dropped() {
     let mut stdin = running.child.stdin.take().unwrap();
     std::io::Write::write_all(&mut stdin, b"\n").unwrap();
     assert_eq!(running.line(), "after");
-    // Each image has its own for a moment.
+    // Each program image has its own descriptors for a moment.
     wait_for(|| descriptors(running.pid()) <= before + 2);
     drop(stdin);
     assert!(running.child.wait().unwrap().success());
 }
 
-/// Somebody speaks through the connection of a process that is dead, whose number may be another's by now.
+/// A process sends messages over the connection of a dead process, whose id may belong to another process by now.
 #[test]
 fn the_dead_get_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -156,7 +159,7 @@ fn whatever_is_written_into_shared_memory() {
     for words in ["jumps", "ids", "texts", "rings", "counters", "threads=20000"] {
         let outcome = beside_an_honest_one(words);
         assert!(outcome.peak_kib < LITTLE_MEMORY_KIB, "{words}: {} KiB", outcome.peak_kib);
-        // What was made of it can be read.
+        // The resulting run can be read.
         let report = output(Command::new(memtrace()).arg("report").arg(outcome.run()));
         assert!(report.status.success(), "{words}: {}", stderr(&report));
         assert!(outcome.run().join("summary.json").exists(), "{words}");
@@ -178,12 +181,12 @@ fn a_flood_of_new_definitions_is_cut_at_its_budget() {
     let reader = Reader::open(outcome.run().join(hostile["trace"].as_str().unwrap())).unwrap();
     let (kept, refused) =
         (reader.definitions().frames.len() as u64 - 1, hostile["definitions_refused"].as_u64().unwrap());
-    // 256 MiB of them, and each of the others counted.
+    // The launcher keeps 256 MiB of definitions and counts each further one.
     assert_eq!(kept + refused, SENT);
     assert!((250 << 20..=256 << 20).contains(&(kept * 12_010)), "{kept} kept");
 }
 
-/// Each of these windows would be 20 MiB.
+/// Each of these windows would take 20 MiB.
 #[test]
 fn many_processes_together_take_no_more_than_a_few() {
     let outcome = beside_an_honest_one("windows=60");
@@ -194,7 +197,7 @@ fn many_processes_together_take_no_more_than_a_few() {
 
 #[test]
 fn nobody_keeps_the_launcher_from_ending() {
-    // A daemon that goes on writing when everybody else has ended, and listens to nobody.
+    // A daemon continues writing after every other process has ended, and ignores messages.
     let outcome = beside_an_honest_one("daemon forever");
     let [daemon] = &outcome.process(|argv0| argv0 == INTRUDER)[..] else { panic!() };
     assert_eq!(daemon["end_reason"], "still running");

@@ -1,3 +1,3 @@
-//! What needs other environments than the default one.
+//! Tests that need other environments than the default one.
 
 mod versions;

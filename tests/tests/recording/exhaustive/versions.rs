@@ -1,9 +1,10 @@
-//! Other releases of PyTorch than the default one: the recorder, the snapshot, the autograd nodes and the reports of PyTorch's own snapshots
+//! Other releases of PyTorch: the recorder, the snapshot, the autograd nodes and the reports of PyTorch's own snapshots
 //! are right on each.
 //!
-//! Each release needs an environment of its own (scripts/venv: a download of up to 0.9 GB on first use), so these are the oldest
-//! release that is promised to be right, one in between, the newest, and one that has only the reporter. Any other, on any
-//! Python: `SIM_TORCH=2.3.1 SIM_PYTHON=3.9 cargo nextest run --release -E 'binary(recording) and test(/^programs::/)'`.
+//! Each release needs its own environment (`scripts/venv`: a download of up to 0.9 GB on first use). So the tests cover
+//! the oldest release with full support, one in between, the newest, and one that has only the reporter. This tests
+//! another release and Python: `SIM_TORCH=2.3.1 SIM_PYTHON=3.9 cargo nextest run --release -E 'binary(recording) and
+//! test(/^programs::/)'`.
 
 use memtrace_tests::oracle::Oracle;
 use memtrace_tests::snapshots::{Recorded, at_least, pickle, record, vizcheck};
@@ -15,14 +16,15 @@ use crate::pytorch_snapshots::assert_same_reports;
 const OLDEST: &str = "2.4.1";
 const BETWEEN: &str = "2.7.1";
 const NEWEST: &str = "2.15.0";
-/// Exports nothing by which the tracker could be found.
+/// This release exports no symbol by which memtrace could find the tracker.
 const REPORTER_ONLY: &str = "2.1.2";
 
 fn on(torch: &str, program: &str, arguments: &[&str]) -> Victim {
     Victim::python(program, arguments).env("SIM_TORCH", torch)
 }
 
-/// The program that every release records; `memtrace report` says the same of it and of PyTorch's snapshot.
+/// The program that runs on every release. `memtrace report` gives the same for the recording and for PyTorch's
+/// snapshot.
 #[track_caller]
 fn mlp(torch: &str) -> Recorded {
     let folder = tempfile::tempdir().expect("a folder");
@@ -32,7 +34,7 @@ fn mlp(torch: &str) -> Recorded {
     recorded
 }
 
-/// Everything that is compared on every release.
+/// All comparisons that run on every release.
 #[track_caller]
 fn check(torch: &str) {
     let compare = |victim: Victim, events: u64| at_least(&record(victim).same(false), &[("events", events)]);
@@ -81,7 +83,7 @@ fn the_reporter_where_there_is_no_tracker() {
     let theirs: Vec<(String, u64)> = theirs.into_iter().map(|e| (e.action, e.addr)).collect();
     assert_eq!(ours, theirs);
     assert!(ours.len() > 250, "{} blocks", ours.len());
-    // It is said, and why.
+    // The notice names the fallback and the reason.
     let notices = recorded.run.manifest()["processes"][0]["notices"].to_string();
     assert!(notices.contains("using the profiler's reporter"), "{notices}");
 }

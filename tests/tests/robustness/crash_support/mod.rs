@@ -1,4 +1,5 @@
-//! What the crash tests share: a program with or without memtrace that is still running, and what it leaves behind.
+//! A program with or without memtrace that is still running, and the files and processes that it leaves. Shared by the
+//! crash tests.
 #![allow(dead_code, reason = "every test binary uses its part")]
 
 use std::ffi::OsStr;
@@ -16,24 +17,24 @@ use memtrace_tests::victim::{Victim, with_default_signals};
 use memtrace_trace::event::Event;
 use memtrace_trace::file::Reader;
 
-/// In the environment of every process of a scene: by it those that are left over are found.
+/// An environment variable of every process of a scene. The tests find leftover processes by it.
 const SCENE: &str = "MEMTRACE_TEST_SCENE";
 
 /// A program, with or without memtrace, from its start until nothing of it is left.
 pub(crate) struct Scene {
     folder: tempfile::TempDir,
     name: String,
-    /// The launcher; where memtrace is not there, the program itself.
+    /// The launcher, or the program itself when it runs without memtrace.
     pub(crate) launcher: Child,
     is_traced: bool,
-    /// Where the run's folder can be reached.
+    /// A path by which this process reaches the run folder, also when it lies in another mount namespace.
     run: PathBuf,
     disk: Option<std::fs::File>,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
-    /// The program's own process.
+    /// The process id of the program.
     pub(crate) pid: i32,
-    /// What else the program said of itself first.
+    /// The numbers that the program printed after its process id.
     pub(crate) hello: Vec<u64>,
     pub(crate) began: Instant,
 }
@@ -41,15 +42,15 @@ pub(crate) struct Scene {
 /// How a scene ended.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Ending {
-    /// The program's exit status as a shell gives it.
+    /// The program's exit status in a shell's encoding: 128 + n for signal n.
     pub(crate) code: i32,
-    /// The rest of what the program said.
+    /// The part of the program's stdout that the test has not read before.
     pub(crate) said: String,
 }
 
 impl Scene {
-    /// Starts a program that says its process id, and perhaps some addresses, first. `disk`: how large the file system of
-    /// the run's folder is to be.
+    /// Starts a program whose first line is its process id, optionally followed by hexadecimal addresses. `disk` is the
+    /// size of the run folder's own tmpfs, in `mount`'s notation; `None` uses the common file system.
     pub(crate) fn start(victim: Victim, traced: bool, disk: Option<&str>) -> Scene {
         become_subreaper();
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -74,7 +75,7 @@ impl Scene {
         let (pid, hello) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
         let pid = pid.parse().unwrap_or_else(|_| panic!("no process id: {line:?}, {}", all_of(launcher.stderr.take())));
         let hello = hello.split_whitespace().map(|w| u64::from_str_radix(w, 16).unwrap()).collect();
-        // An open folder keeps its file system when the namespace that it was mounted in is gone.
+        // An open folder keeps its file system alive after the mount namespace is gone.
         let disk = disk.map(|_| {
             let root = format!("/proc/{}/root", launcher.id());
             std::fs::File::open(Path::new(&root).join(mounted.strip_prefix("/").unwrap())).unwrap()
@@ -87,7 +88,7 @@ impl Scene {
         Scene { folder, name, launcher, is_traced: traced, run, disk, stdin, stdout, pid, hello, began }
     }
 
-    /// Writes a byte to the program's stdin.
+    /// Writes one line to the program's stdin, which makes it continue.
     pub(crate) fn tell(&mut self) {
         self.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
@@ -97,29 +98,29 @@ impl Scene {
         self.stdin = None;
     }
 
-    /// The next line that the program says.
+    /// The next line of the program's stdout, without the line end.
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
     }
 
-    /// Whether memtrace is there.
+    /// Whether the program runs under memtrace.
     pub(crate) fn is_traced(&self) -> bool {
         self.is_traced
     }
 
-    /// The run's folder.
+    /// The run folder.
     pub(crate) fn run(&self) -> &Path {
         &self.run
     }
 
-    /// A path beside it.
+    /// A path in the scene's temporary folder, beside the run folder.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Takes all room there is on the run's own file system.
+    /// Uses up all free space of the run folder's own file system.
     pub(crate) fn fill_disk(&self) {
         let path = self.run.parent().unwrap().join("filler");
         let mut filler = std::fs::File::options().create(true).append(true).open(path).unwrap();
@@ -127,19 +128,19 @@ impl Scene {
         assert_eq!(filler.write(&[0]).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     }
 
-    /// Waits until the ledger has so many bytes.
+    /// Waits until the ledger holds at least `bytes` bytes.
     pub(crate) fn wait_for_ledger(&self, bytes: u64) {
         let path = self.folder.path().join("ledger");
         wait_for("the ledger to grow", || std::fs::metadata(&path).map_or(0, |m| m.len()) >= bytes);
     }
 
-    /// Every process's calls, as the simulated CUDA has them.
+    /// The calls of every process, as the simulated CUDA counted them. Empty without a ledger.
     pub(crate) fn ledgers(&self) -> std::collections::BTreeMap<u32, Calls> {
         let path = self.folder.path().join("ledger");
         if path.exists() { read_all(&path) } else { Default::default() }
     }
 
-    /// The traces that can be read, by name; no others may be there.
+    /// The traces by file name. Panics when a `.mtr` file cannot be read.
     #[track_caller]
     pub(crate) fn traces(&self) -> Vec<(String, Reader)> {
         let mut names: Vec<String> =
@@ -149,20 +150,20 @@ impl Scene {
         names.into_iter().map(|n| (n.clone(), Reader::open(self.run.join(&n)).expect("a readable trace"))).collect()
     }
 
-    /// Events that are in the files so far.
+    /// The number of events in the trace files so far.
     pub(crate) fn written(&self) -> u64 {
         let files = std::fs::read_dir(&self.run).unwrap().filter_map(|e| Some(e.ok()?.path()));
         let traces = files.filter(|p| p.extension().is_some_and(|e| e == "mtr"));
         traces.filter_map(|p| Reader::open(&p).ok()).map(|r| r.event_count()).sum()
     }
 
-    /// `run.json`.
+    /// The parsed `run.json`.
     #[track_caller]
     pub(crate) fn manifest(&self) -> serde_json::Value {
         serde_json::from_slice(&std::fs::read(self.run.join("run.json")).unwrap()).unwrap()
     }
 
-    /// `memtrace report` on the run.
+    /// The output of `memtrace report` on the run.
     #[track_caller]
     pub(crate) fn report(&self) -> String {
         let output = Command::new(memtrace_tests::victim::memtrace()).arg("report").arg(&self.run).output().unwrap();
@@ -171,7 +172,7 @@ impl Scene {
         String::from_utf8(output.stdout).unwrap() + &said
     }
 
-    /// Waits for the end of the launcher, or of the program where memtrace is not there.
+    /// Waits for the end of the launcher, or of the program when it runs without memtrace.
     #[track_caller]
     pub(crate) fn end(&mut self) -> Ending {
         let mut said = String::new();
@@ -181,7 +182,7 @@ impl Scene {
         Ending { code, said }
     }
 
-    /// Waits for the end of a program that has lost its launcher.
+    /// Waits for the end of a program whose launcher was killed.
     #[track_caller]
     pub(crate) fn end_of_orphan(&mut self) -> Ending {
         let mut said = String::new();
@@ -190,12 +191,12 @@ impl Scene {
         Ending { code: wait_for_child(self.pid), said }
     }
 
-    /// What the launcher said.
+    /// The launcher's stderr.
     pub(crate) fn complaints(&mut self) -> String {
         all_of(self.launcher.stderr.take())
     }
 
-    /// The processes of this scene that are there.
+    /// The ids of the scene's processes that still exist.
     pub(crate) fn processes(&self) -> Vec<i32> {
         let mark = format!("{SCENE}={}", self.name).into_bytes();
         let ours = |pid: &i32| {
@@ -206,7 +207,7 @@ impl Scene {
         names.filter(ours).collect()
     }
 
-    /// Nothing is left but the run's folder: no process, no file.
+    /// Panics when a process or a file other than the run folder is left.
     #[track_caller]
     pub(crate) fn assert_nothing_is_left(&self) {
         wait_for("every process to be gone", || self.processes().is_empty());
@@ -231,7 +232,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        // A test that failed leaves nothing running.
+        // A failed test leaves no process running.
         for pid in self.processes() {
             kill(pid, libc::SIGKILL);
         }
@@ -239,9 +240,9 @@ impl Drop for Scene {
     }
 }
 
-/// The same command, with a file system of its own for the run's folder.
+/// Wraps `command` so that it runs in a mount namespace with a tmpfs of this size at `mounted`.
 fn on_its_own_disk(command: &Command, mounted: &Path, size: &str) -> Command {
-    // SAFETY: a plain call.
+    // SAFETY: `geteuid` has no arguments and always succeeds.
     let flags = if unsafe { libc::geteuid() } == 0 { "-m" } else { "-Urm" };
     let script = format!(r#"mount -t tmpfs -o size={size} memtrace-test "$0" && exec "$@""#);
     let mut inside = Command::new("unshare");
@@ -251,18 +252,18 @@ fn on_its_own_disk(command: &Command, mounted: &Path, size: &str) -> Command {
     inside
 }
 
-/// Processes that lose their parent become ours, so that how they end can be learned.
+/// Makes this process the parent of its orphaned descendants, so that their exit status can be collected.
 fn become_subreaper() {
     static ONCE: Once = Once::new();
-    // SAFETY: sets an attribute of this process.
+    // SAFETY: `PR_SET_CHILD_SUBREAPER` takes an integer and only sets an attribute of this process.
     ONCE.call_once(|| assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0));
 }
 
-/// The exit status of a child, or of an adopted one, as a shell gives it.
+/// The exit status of a child or an adopted orphan, in a shell's encoding: 128 + n for signal n.
 #[track_caller]
 pub(crate) fn wait_for_child(pid: i32) -> i32 {
     let mut status = 0;
-    // SAFETY: a place for the status.
+    // SAFETY: `status` is a live, writable `c_int` for the duration of the call.
     assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid, "{}", std::io::Error::last_os_error());
     if libc::WIFSIGNALED(status) { 128 + libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) }
 }
@@ -273,25 +274,26 @@ fn all_of(stream: Option<impl Read>) -> String {
     text
 }
 
-/// `kill(2)`; one that is gone already does not matter.
+/// Sends a signal. A process that is already gone is ignored.
 pub(crate) fn kill(pid: i32, signal: i32) {
-    // SAFETY: a plain call on a process of this test.
+    // SAFETY: `kill` takes two integers and touches no memory of this process. `pid` is a process that this test
+    // started.
     unsafe { libc::kill(pid, signal) };
 }
 
-/// The letter of a process's state.
+/// The state letter of a process from `/proc/PID/stat`, or `None` when the process is gone.
 pub(crate) fn state(pid: i32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
-/// The system call that a thread is waiting in.
+/// The number of the system call that a thread is blocked in, or `None` when it runs or is gone.
 pub(crate) fn system_call(tid: i32) -> Option<i64> {
     let call = std::fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?;
     call.split(' ').next()?.parse().ok()
 }
 
-/// Waits for something to become true. Five minutes are for ever, also on a machine with much else to do.
+/// Waits until `condition` is true. Panics after five minutes, which is enough also on a very busy machine.
 #[track_caller]
 pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
@@ -301,7 +303,7 @@ pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The thread of a process that has this name.
+/// The id of the only thread with this name in a process.
 #[track_caller]
 pub(crate) fn thread_called(pid: i32, name: impl AsRef<OsStr>) -> i32 {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|e| e.unwrap());
@@ -311,7 +313,7 @@ pub(crate) fn thread_called(pid: i32, name: impl AsRef<OsStr>) -> i32 {
     threads.next().expect("the thread").file_name().to_str().unwrap().parse().unwrap()
 }
 
-/// Events as they are, whole or not.
+/// All events of the trace in file order, including those whose pair is missing.
 #[track_caller]
 pub(crate) fn all_events(trace: &Reader) -> Vec<Event> {
     trace.events().flat_map(|block| block.expect("a sound block")).collect()
