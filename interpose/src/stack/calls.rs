@@ -25,6 +25,7 @@ struct Call {
     index: usize,
     /// The address of the object.
     object: usize,
+    /// The address of its class, 0 if it could not be read.
     class: usize,
     /// The context of this call and its callers. The caller's context if the object is no module.
     context: ContextId,
