@@ -148,7 +148,7 @@ impl NativeStacks {
         entries.map(|entry| (entry.state.ip, entry.meaning == Meaning::HIDDEN))
     }
 
-    /// The slot of the stack that last started at these registers, otherwise the slot used least recently, whose outer
+    /// The slot of the stack that last started at these registers, otherwise the slot after the last one, whose outer
     /// frames may be the same. The choice affects only the cost of the walk, not its result.
     #[inline]
     fn slot(&mut self, start: &State) -> Option<&mut Slot> {
