@@ -1,9 +1,9 @@
 //! Requests a shared-memory segment from the launcher at a process's first event.
 //!
 //! The program waits meanwhile, so the wait is bounded. A running launcher answers within a few milliseconds. On an
-//! overloaded machine, or if the launcher is stopped, the wait ends after [`PATIENCE`], as long as a hook waits for
-//! space in a ring. After that no event waits again while the launcher is stopped. A connection to a launcher that has
-//! ended fails at once.
+//! overloaded machine, or if the launcher is stopped, the wait ends after [`PATIENCE`]. A hook waits as long for space
+//! in a ring. After that no event waits again while the launcher is stopped. A connection to a launcher that has ended
+//! fails at once.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};

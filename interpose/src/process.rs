@@ -1,6 +1,6 @@
 //! The recording of this process. The first event creates it, and a forked child creates its own.
 //!
-//! Detecting a fork needs no hook: [`Process::alive`] points into a page that the kernel clears in every child
+//! Detecting a fork needs no hook. [`Process::alive`] points into a page that the kernel clears in every child
 //! (`MADV_WIPEONFORK`), no matter how the child was created.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};

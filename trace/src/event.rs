@@ -243,8 +243,8 @@ pub type Slot = [u64; SLOT_WORDS];
 pub enum SlotKind {
     /// An event.
     Event = 1,
-    /// A free request and the completion that followed at once. The last word of the request's slot is how much later
-    /// it was completed: the low half in timestamp units, the high half in event numbers.
+    /// A free request and the completion that followed at once. The last word of the request's slot is the distance to
+    /// the completion. The low half is in timestamp units, the high half in event numbers.
     FreeAtOnce = 3,
     /// The start of a definition. Word 0 is the length in bytes of the encoded definition, which fills the following
     /// slots.

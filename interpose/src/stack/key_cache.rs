@@ -25,7 +25,7 @@ const SETS_LOG2: u32 = 14;
 const SETS: usize = 1 << SETS_LOG2;
 const WAYS: usize = 3;
 
-/// Identifies a frame. The words have no meaning here. Whoever makes keys ensures that a key never stands for two
+/// Identifies a frame. The words have no meaning here. The code that makes keys ensures that a key never stands for two
 /// different frames during the life of the process. The top bit of the first word distinguishes the kinds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FrameKey {

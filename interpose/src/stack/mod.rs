@@ -4,7 +4,7 @@
 //! GIL ([`python`]). A stack is a node of one process-wide prefix tree ([`Interner`]). A thread remembers its last walk
 //! ([`ThreadStacks`]) and looks up only what has changed.
 //!
-//! Constraints for a stack that is already known: no allocation, no lock, no panic, no call of foreign code except
+//! A stack that is already known takes no allocation and no lock, and cannot panic. It calls no foreign code except
 //! `PyGILState_GetThisThreadState` (one read of a thread-specific value). A *new* frame or stack may map anonymous
 //! memory and takes one short lock. That lock is never held while the [`DefinitionSink`] or foreign code is called.
 //!
@@ -38,7 +38,7 @@
 //! guard ensures.
 //!
 //! The trace of a forked child needs all definitions again, so the child makes a new [`Interner`] and a new [`Python`].
-//! It does not touch the parent's: a thread that does not exist in the child may hold a lock in them, and their pages
+//! It does not touch the parent's. A thread that does not exist in the child may hold a lock in them, and their pages
 //! are shared with the parent until a write. A [`ThreadStacks`] may be kept, because it notices that the interner has
 //! changed.
 //!

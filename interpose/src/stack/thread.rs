@@ -38,7 +38,7 @@
 //!
 //! A known stack needs no allocation, no lock and no call except `step`. The array grows with `mremap`. The struct is
 //! plain data for a `thread_local` without a destructor. When a thread ends, [`ThreadStacks::release`] frees the array,
-//! or another thread takes over the struct unchanged: it contains facts about keys, which hold for every thread.
+//! or another thread takes over the struct unchanged. It contains facts about keys, which hold for every thread.
 
 use std::arch::asm;
 use std::ptr::NonNull;

@@ -57,7 +57,7 @@ impl Prefix {
         }
     }
 
-    /// The start values for the differences of seq and ticks.
+    /// The start values for the differences of `seq` and `ticks`.
     fn bases(&self) -> (u64, u64) {
         (self.first_seq.wrapping_sub(1), self.first_ticks)
     }

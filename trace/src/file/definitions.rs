@@ -21,8 +21,8 @@ pub struct Frame {
     pub first_line: u32,
     /// Whether this is native code, named by [`Definitions::name_native`].
     pub native: bool,
-    /// The frame that follows this one in every stack: the one it was inlined into, or the first origin of a line in a
-    /// generated file.
+    /// The frame that follows this one in every stack. It is the one it was inlined into, or the first origin of a line
+    /// in a generated file.
     pub inlined_into: FrameId,
 }
 

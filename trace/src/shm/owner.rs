@@ -1,7 +1,7 @@
 //! Ownership of a ring or of the common ring's lock by a thread of the traced process.
 //!
 //! A thread that has ended releases nothing. So a later thread takes over what belongs to a thread that no longer
-//! exists. The kernel reuses thread ids: after the check whether an owner exists, a new thread may get the dead
+//! exists. The kernel reuses thread ids. After the check whether an owner exists, a new thread may get the dead
 //! thread's id and take over the ring. So the owner's word also counts its owners. A takeover succeeds only from the
 //! owner that was checked.
 //!
@@ -67,9 +67,9 @@ impl Owner {
 
 /// Claims a ring for thread `me` and returns its index. `None` if other threads own all rings.
 ///
-/// It prefers a ring that an earlier thread with the same id has left, then a free one or one whose owner is gone, then
-/// an unused one. `rings[0]`, the common one, is never claimed. `used` is one more than the highest index ever claimed,
-/// so that memory grows with the number of threads that are alive at once.
+/// It prefers a ring that an earlier thread with the same id has left. Next come a free one, one whose owner is gone,
+/// and an unused one. `rings[0]`, the common one, is never claimed. `used` is one more than the highest index ever
+/// claimed, so that memory grows with the number of threads that are alive at once.
 pub fn claim(rings: &[RingHeader], used: &AtomicU32, me: u32, exists: impl Fn(u32) -> bool) -> Option<usize> {
     let seen = (used.load(Ordering::Relaxed) as usize).clamp(1, rings.len().max(1));
     let take = |index: usize| rings.get(index).is_some_and(|ring| ring.owner.0.take(me, &exists));

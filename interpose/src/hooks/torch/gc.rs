@@ -10,8 +10,8 @@
 //! generations, so there only the published address is used. A word that is neither 0 nor 1 is rejected.
 //!
 //! The interpreter does not store which thread collects, and PyTorch releases the GIL while it frees a tensor. The
-//! collecting thread is the first one that runs Python and frees while `collecting` is set: others run only after that
-//! one has released the GIL. The interpreter counts collections, which distinguishes them.
+//! collecting thread is the first one that runs Python and frees while `collecting` is set. Others run only after it
+//! has released the GIL. The interpreter counts collections, which distinguishes them.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -163,8 +163,8 @@ fn locate(minor: u32, symbol: &dyn Fn(&CStr) -> *mut c_void) -> Result<usize, &'
 
 /// The offset of `collecting` in the interpreter's state, in bytes, as `_Py_DebugOffsets` publishes it.
 fn published(memory: &CheckedMemory, runtime: usize, minor: u32) -> Option<usize> {
-    /// For each minor version, the words of `_Py_DebugOffsets` with the offset of the collector's state in the
-    /// interpreter's, and the offset of `collecting` in the collector's.
+    /// For each minor version, two indices of words in `_Py_DebugOffsets`. The first word is the offset of the
+    /// collector's state in the interpreter's state. The second is the offset of `collecting` in the collector's state.
     const SLOTS: [(u32, usize, usize); 2] = [(13, 10, 72), (14, 11, 82)];
     const FARTHEST: usize = 1 << 20;
     let (_, state, collecting) = SLOTS.into_iter().find(|(of, ..)| *of == minor)?;

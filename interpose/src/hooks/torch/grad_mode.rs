@@ -4,7 +4,7 @@
 //! `__tls_get_addr`. It reads one bit of a thread-local `c10::AutogradState`. `AutogradState::get_tls_state()` returns
 //! that object's address, which is constant for a thread.
 //!
-//! The bit's position differs by version, so it is determined at run time: the mode is toggled twice on the calling
+//! The bit's position differs by version, so it is determined at run time. The mode is toggled twice on the calling
 //! thread, where no other thread sees it. Exactly one bit must follow the mode. If not, or if a symbol is missing, the
 //! function is called at every event.
 

@@ -10,8 +10,9 @@
 //!   the same name, so the slot is the position of the method in that vtable.
 //! - *The class* must be `NativeCachingAllocator` by its type info. Other allocators throw in this method.
 //! - *`std::function`* is libstdc++'s, 32 bytes: functor (16), manager, invoker (bits/std_function.h).
-//! - *`TraceEntry`*: the first segment event must have the address and size of the CUDA call that this thread has just
-//!   made, or of a part of it, and a time near now. Otherwise the tracker is ignored, and the reporter replaces it.
+//! - *`TraceEntry`*: the first segment event must have a time near now. Its address and size must be those of the CUDA
+//!   call that this thread has just made, or of a part of it. Otherwise the tracker is ignored, and the reporter
+//!   replaces it.
 //!
 //! Constraints: the callback runs under the allocator's lock. It takes no lock of Python and calls nothing of PyTorch
 //! except one thread-local read. It blocks only while the ring is full ([`crate::emit`]).

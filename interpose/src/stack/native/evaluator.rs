@@ -2,7 +2,7 @@
 //!
 //! The function is exported, so its first address is known. Its unwinding information states its extent, with or
 //! without symbols. Compilers move rarely executed code into a separate part (`.cold`). That part has its own entry in
-//! the unwinding information, does not start like a function, and is the target of a jump from the function.
+//! the unwinding information and does not start like a function. The function jumps into it.
 
 use super::cfi;
 use super::objects::{Object, with_code_at};
@@ -48,8 +48,8 @@ impl Evaluator {
         let Some(first) = whole.start.checked_sub(code.as_ptr().addr()) else { return };
         let Some(body) = code.get(first..first + (whole.end - whole.start).min(LONGEST)) else { return };
         for (at, bytes) in body.windows(6).enumerate() {
-            // `jcc rel32` and `jmp rel32`. Bytes inside other instructions may look the same, so the target's unwinding
-            // information must confirm that it is a part.
+            // `jcc rel32` and `jmp rel32`. Bytes inside other instructions may look the same, so the unwinding
+            // information of the destination must confirm that it is a part.
             let (rel, length) = match bytes {
                 [0x0f, 0x80..=0x8f, a, b, c, d] => ([*a, *b, *c, *d], 6),
                 [0xe9, a, b, c, d, _] => ([*a, *b, *c, *d], 5),

@@ -4,8 +4,8 @@
 //! used, because another thread may already be loading an object into the freed range. *Loading* an object needs no
 //! notice, because nothing was cached for its addresses before.
 //!
-//! Two cases are not detected: an object that the C library itself unloads (a character set converter), and generated
-//! code that is replaced by other code.
+//! Two cases are not detected. One is an object that the C library itself unloads (a character set converter). The
+//! other is generated code that is replaced by other code.
 
 use std::sync::atomic::{
     AtomicU32,

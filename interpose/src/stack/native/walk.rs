@@ -2,10 +2,10 @@
 //!
 //! # Why it is correct
 //!
-//! Unwinding is a function of three inputs: a frame's [`State`] (instruction pointer, stack pointer, `rbp`), the rule
-//! for its instruction pointer, and the words that the rule reads. These alone determine the caller's state. The thread
-//! keeps the states of its last walk; index 0 is the outermost. With each state it keeps the addresses of the words
-//! that were read to unwind it. The values of these words are in the caller's cached state.
+//! Unwinding is a function of three inputs. They are a frame's [`State`] (instruction pointer, stack pointer, `rbp`),
+//! the rule for its instruction pointer, and the words that the rule reads. These alone determine the caller's state.
+//! The thread keeps the states of its last walk; index 0 is the outermost. With each state it keeps the addresses of
+//! the words that were read to unwind it. The values of these words are in the caller's cached state.
 //!
 //! A capture unwinds from the present registers. Once a frame's state *equals* a cached one, its callers need not be
 //! unwound. Instead, the cached words are compared with their present values. If all are equal, all states down to the
