@@ -152,6 +152,7 @@ impl Original {
         self.address.load(Ordering::Relaxed)
     }
 
+    /// Stores the address, which may be null if it is still unknown.
     pub(crate) fn set(&self, address: *mut c_void) {
         self.address.store(address, Ordering::Relaxed);
     }

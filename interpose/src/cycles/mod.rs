@@ -90,6 +90,7 @@ static CALLBACK: Method = Method {
 };
 
 impl Cycles {
+    /// `on` says whether the options request reference cycles.
     pub(crate) fn new(on: bool) -> Cycles {
         Cycles { on, asked: AtomicBool::new(false), known: UnsafeCell::new(Known::default()) }
     }

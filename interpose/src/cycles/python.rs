@@ -221,6 +221,7 @@ impl<'a> Session<'a> {
         Some(Held { session: self, object })
     }
 
+    /// Clears the exception that a failed call of ours has set.
     pub(super) fn clear_error(self) {
         // SAFETY: the session guarantees the GIL. No exception was set before our call, so this clears none of the
         // program's.
@@ -305,11 +306,13 @@ impl<'a> Session<'a> {
         self.held(unsafe { (self.0.new_function)(method, null_mut(), null_mut()) })
     }
 
+    /// A new Python string. `None` without memory.
     pub(super) fn text(self, text: &str) -> Option<Held<'a>> {
         // SAFETY: the bytes are UTF-8 of this length, and the session guarantees the GIL.
         self.held(unsafe { (self.0.new_text)(text.as_ptr().cast(), text.len() as isize) })
     }
 
+    /// A new Python `int`. `None` without memory.
     pub(super) fn number(self, value: c_long) -> Option<Held<'a>> {
         // SAFETY: the session guarantees the GIL.
         self.held(unsafe { (self.0.new_long)(value) })
@@ -361,6 +364,7 @@ impl<'a> Session<'a> {
         self.utf8(text.object).map(str::to_owned)
     }
 
+    /// A new, empty list. `None` without memory.
     pub(super) fn new_list(self) -> Option<Held<'a>> {
         // SAFETY: the session guarantees the GIL.
         self.held(unsafe { (self.0.list_new)(0) })
@@ -389,6 +393,8 @@ impl<'a> Session<'a> {
         Some(item)
     }
 
+    /// Appends an object, to which the list takes a reference. Returns `false` if `list` is no list or memory is
+    /// missing.
     pub(super) fn list_append(self, list: Object, object: Object) -> bool {
         // SAFETY: callers pass live objects, and the session guarantees the GIL. An object that is no list raises an
         // exception.
@@ -449,6 +455,7 @@ impl<'a> Session<'a> {
         (0..size).map(move |at| unsafe { (self.0.tuple_item)(tuple, at) })
     }
 
+    /// Whether `object` is an instance of `class`, decided by its type alone (no `__instancecheck__`).
     pub(super) fn is_instance(self, object: Object, class: Object) -> bool {
         // SAFETY: callers pass a live object and a live type, and the session guarantees the GIL.
         unsafe { type_of(object) == class || (self.0.is_subtype)(type_of(object), class) != 0 }

@@ -102,7 +102,7 @@ impl Call {
     pub(super) fn obtained(&self, action: Action, result: i32, nested_seen: bool, memory: impl FnOnce() -> Memory) {
         let mut memory = memory();
         if result == 0 && memory.addr == 0 {
-            return; // a request for nothing
+            return; // A request for 0 bytes returns no memory.
         }
         if result == 0 && memory.place == 0 {
             memory.place = match self.hook.api.memory() {

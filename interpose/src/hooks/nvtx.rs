@@ -228,6 +228,7 @@ macro_rules! messages {
         mod $way {
             use super::*;
 
+            /// Implements `nvtxMark*`.
             pub(super) unsafe extern "C" fn mark(message: *const $argument) {
                 let mut text = Text::new();
                 // SAFETY: NVTX's caller guarantees a valid message of this form.
@@ -235,6 +236,7 @@ macro_rules! messages {
                 text.tell(MARK, Mark::default());
             }
 
+            /// Implements `nvtxRangeStart*`. Returns the range's number.
             pub(super) unsafe extern "C" fn start(message: *const $argument) -> u64 {
                 let mark = Mark { number: next_number(), ..Mark::default() };
                 let mut text = Text::new();
@@ -244,6 +246,7 @@ macro_rules! messages {
                 mark.number
             }
 
+            /// Implements `nvtxRangePush*`.
             pub(super) unsafe extern "C" fn push(message: *const $argument) -> c_int {
                 let mut text = Text::new();
                 // SAFETY: NVTX's caller guarantees a valid message of this form.

@@ -50,7 +50,7 @@ pub(super) const RUNTIME_HOOKS: usize = 32;
 
 macro_rules! registry {
     ($($name:ident)*) => {
-        /// All hooks, in the order of their wire numbers.
+        /// All hooks.
         pub(super) static HOOKS: [Hook; Api::ALL.len()] = [$(Hook {
             api: Api::$name,
             symbol: match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {

@@ -216,6 +216,7 @@ fn place(address: u64) -> usize {
 }
 
 impl Names {
+    /// `on` says whether the options request tensor names. Otherwise the tables are empty and take no memory.
     pub(crate) fn new(on: bool) -> Names {
         Names {
             is_armed: AtomicBool::new(on),

@@ -243,6 +243,7 @@ impl<'a> Session<'a> {
         unsafe { (self.interface.type_flags)(type_of(object)) & flags != 0 }
     }
 
+    /// Whether the object is a dictionary.
     pub(super) fn is_dict(self, object: Object) -> bool {
         self.is(object, DICT)
     }

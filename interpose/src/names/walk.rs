@@ -102,6 +102,7 @@ pub(super) struct Walk<'a, 't> {
 }
 
 impl<'a, 't> Walk<'a, 't> {
+    /// Makes a pass, which creates six Python strings. `None` if the interpreter has no memory for them.
     pub(super) fn new(
         session: Session<'a>,
         torch: &'a Torch,
@@ -196,6 +197,7 @@ impl<'a, 't> Walk<'a, 't> {
         self.path.clear();
     }
 
+    /// Whether the layout of tensors is verified.
     pub(super) fn has_layout(&self) -> bool {
         self.layout.is_some()
     }

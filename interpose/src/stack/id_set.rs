@@ -92,6 +92,7 @@ fn hash<const WORDS: usize>(key: &[u64; WORDS]) -> usize {
 }
 
 impl<const WORDS: usize> IdSet<WORDS> {
+    /// An empty set of at most `limit` keys, which maps no memory yet.
     pub(super) const fn new(limit: u32) -> Self {
         IdSet { keys: AtomicPtr::new(std::ptr::null_mut()), slots: AtomicUsize::new(0), len: AtomicU32::new(0), limit }
     }

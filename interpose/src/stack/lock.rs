@@ -24,6 +24,7 @@ impl Lock {
         Lock(AtomicU32::new(FREE))
     }
 
+    /// Waits for the lock: 64 attempts, then a futex.
     pub(super) fn lock(&self) -> Locked<'_> {
         for _ in 0..64 {
             if self.0.compare_exchange_weak(FREE, TAKEN, Acquire, Relaxed).is_ok() {

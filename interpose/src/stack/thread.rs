@@ -294,7 +294,7 @@ impl ThreadStacks {
         let step = unsafe { chain.reader().step(leaf) };
         let present = *self.entry(self.last);
         if present.code == step.code && present.instruction == step.instruction {
-            return false; // it is the caller that differs
+            return false; // The leaf is unchanged, so a caller differs.
         }
         let (index, caller) = (self.last, self.callers_stack(self.last));
         let aside = std::mem::replace(&mut self.aside, Aside { entry: present, caller, index });

@@ -48,6 +48,7 @@ pub(super) struct Prefix {
 }
 
 impl Prefix {
+    /// The prefix of a block with these events.
     pub(super) fn of(events: &[Event]) -> Prefix {
         Prefix {
             count: events.len() as u32,
@@ -71,6 +72,7 @@ impl Prefix {
         b
     }
 
+    /// Decodes a prefix. `None` if there are too few bytes.
     pub(super) fn from_bytes(b: &[u8]) -> Option<Prefix> {
         let word = |at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
         Some(Prefix {

@@ -46,6 +46,7 @@ impl Census {
         self.kinds.values().sum()
     }
 
+    /// Adds `count` events of the kind of `e`, with the given result.
     pub(super) fn add(&mut self, e: &Event, failed: bool, count: u64) {
         if count == 0 {
             return;
@@ -55,6 +56,7 @@ impl Census {
         *self.kinds.entry(kind).or_default() += count;
     }
 
+    /// Extends the time range to include both timestamps.
     pub(super) fn stretch(&mut self, (first, last): (u64, u64)) {
         let (f, l) = self.ticks.unwrap_or((first, last));
         self.ticks = Some((f.min(first), l.max(last)));

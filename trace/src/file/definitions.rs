@@ -202,8 +202,8 @@ pub struct Definitions {
     pub notices: Vec<Notice>,
 }
 
-/// Ids are dense except for definitions that were lost. An id may exceed the number received by this much. A larger one
-/// is damage and must not cause an allocation.
+/// Ids are dense except for definitions that were lost. An id must be below twice the number received plus this. A
+/// larger one is damage and must not cause an allocation.
 const MAX_GAP: usize = 1 << 20;
 /// No valid trace has more bytes of definitions: the launcher accepts 256 MiB from one process.
 const MAX_BYTES: usize = 512 << 20;

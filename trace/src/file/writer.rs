@@ -38,6 +38,7 @@ impl End {
         out
     }
 
+    /// Decodes the payload of an end frame. The error is [`Error::Malformed`].
     pub(super) fn decode(bytes: &[u8]) -> Result<End> {
         let mut c = Cursor::new(bytes);
         let status = c.varint()?;

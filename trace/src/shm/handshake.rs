@@ -57,7 +57,7 @@ pub fn address(token: &str) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> 
     let mut address: libc::sockaddr_un = unsafe { zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     let name = b"memtrace-".iter().chain(token.as_bytes());
-    let mut len = 1; // the leading NUL that makes it abstract
+    let mut len = 1; // The leading NUL makes the address abstract.
     for byte in name {
         let Some(place) = address.sun_path.get_mut(len) else { return Err(io::ErrorKind::InvalidInput.into()) };
         *place = *byte as libc::c_char;

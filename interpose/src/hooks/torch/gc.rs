@@ -31,8 +31,8 @@ const UNKNOWN: usize = 0;
 const REFUSED: usize = 1;
 /// `PyThreadState *PyGILState_GetThisThreadState(void)`, which returns null on a thread that runs no Python.
 static THIS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-/// The thread of the current collection in the low 48 bits (the address of its thread state), and the collection's
-/// number above.
+/// The low 48 bits identify the thread of the current collection by the address of its [`Thread`]. The bits above are
+/// the collection's number.
 static OWNER: AtomicU64 = AtomicU64::new(0);
 const THREAD_BITS: u32 = 48;
 

@@ -10,6 +10,7 @@ pub(super) struct Table<const WORDS: usize> {
 }
 
 impl<const WORDS: usize> Table<WORDS> {
+    /// A table of `len` entries, which maps no memory yet.
     pub(super) const fn new(len: usize) -> Self {
         Table { entries: AtomicPtr::new(std::ptr::null_mut()), len }
     }

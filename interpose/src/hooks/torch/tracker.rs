@@ -85,6 +85,7 @@ pub(super) struct State {
 }
 
 impl State {
+    /// `parent` is the state of the process that forked this one, whose tracker a child inherits.
     pub(super) fn new(parent: Option<&State>) -> State {
         let known = parent.map_or(Phase::New as u32, |p| p.phase.load(Ordering::Acquire));
         // The thread that was attaching does not exist in the forked child.
@@ -152,7 +153,7 @@ struct StdFunction {
 unsafe extern "C" fn manage(to: *mut u64, from: *const u64, operation: u32) -> bool {
     if !to.is_null() {
         let value = match operation {
-            0 => 0, // no type info: nobody asks for our target's type
+            0 => 0, // No type info, which PyTorch never requests.
             1 => from as u64,
             _ => return false,
         };

@@ -65,11 +65,13 @@ impl Merged {
         }
     }
 
+    /// Drops the items, so that the next merge interns all frames again.
     pub(super) fn forget(&mut self) {
         self.known = 0;
         self.depth = 0;
     }
 
+    /// Frees the memory.
     pub(super) fn release(&mut self) {
         self.items.release();
         *self = Merged::new();

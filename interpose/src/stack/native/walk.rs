@@ -170,6 +170,7 @@ impl Walk {
         self.entries.get_mut(index)
     }
 
+    /// An entry of the last walk.
     #[inline]
     pub(super) fn entry(&self, index: usize) -> &Entry {
         self.entries.get(index)

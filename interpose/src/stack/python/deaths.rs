@@ -64,7 +64,7 @@ unsafe extern "C-unwind" fn code_dealloc(code: *mut c_void) {
     record(code.addr());
     let original = ORIGINAL.load(Acquire);
     if original.is_null() {
-        return; // Cannot be: it is stored before this function is.
+        return; // Unreachable: `watch` stores the original before it installs this function.
     }
     // SAFETY: the pointer was read from `tp_dealloc` of the same type, so it is a destructor for this object.
     let original: Destructor = unsafe { std::mem::transmute(original) };

@@ -121,8 +121,8 @@ mod tests {
         #[rustfmt::skip]
         let table = [
             entry(0, 1), 0x12,                    // short form, same line: 10
-            entry(11, 2), 1, 2,                   // one line, +1: 11
-            entry(15, 1),                         // none
+            entry(11, 2), 1, 2,                   // one line further: 11
+            entry(15, 1),                         // no line
             entry(13, 1), 64 | 0b000_001, 0b1,    // no columns; 1 | 1 << 6 = 65, odd: -32
             entry(14, 8), 4, 0, 0, 0,             // long; +2
         ];

@@ -40,6 +40,7 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
+    /// All reasons.
     pub(super) const ALL: [Reason; 15] = [
         Reason::NoPython,
         Reason::MissingSymbol,

@@ -40,6 +40,7 @@ unsafe fn load<T: Copy>(address: usize) -> T {
 }
 
 impl Frames {
+    /// `layout` must be verified before a frame is read. `code_type` is the address of `PyCode_Type`.
     pub(super) const fn new(layout: Layout, code_type: usize) -> Frames {
         Frames { layout, code_type, modules: Modules::new() }
     }
