@@ -38,8 +38,8 @@
 //! guard ensures.
 //!
 //! The trace of a forked child needs all definitions again, so the child makes a new [`Interner`] and a new [`Python`].
-//! It does not touch the parent's. A thread that does not exist in the child may hold a lock in them, and their pages
-//! are shared with the parent until a write. A [`ThreadStacks`] may be kept, because it notices that the interner has
+//! It does not touch the parent's. A thread that does not exist in the child may hold a lock in them. Their pages are
+//! shared with the parent until a write. A [`ThreadStacks`] may be kept, because it notices that the interner has
 //! changed.
 //!
 //! [`StackId`]: memtrace_trace::ids::StackId
