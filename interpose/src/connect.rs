@@ -1,8 +1,9 @@
-//! Asking the launcher for a segment, at a process's first event.
+//! Requests a shared-memory segment from the launcher at a process's first event.
 //!
-//! The program waits meanwhile, so the wait has a bound. A launcher that runs answers at its next look, a few milliseconds at most; on a
-//! machine with far more to do than it can, or when it is stopped, it has [`PATIENCE`], as long as a hook waits for room in a ring. After
-//! that nobody waits for it again while it is stopped. One that is dead is no longer there to connect to.
+//! The program waits meanwhile, so the wait is bounded. A running launcher answers within a few milliseconds. On an
+//! overloaded machine, or if the launcher is stopped, the wait ends after [`PATIENCE`]. A hook waits as long for space
+//! in a ring. After that no event waits again while the launcher is stopped. A connection to a launcher that has ended
+//! fails at once.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -12,26 +13,27 @@ use std::time::{Duration, Instant};
 use memtrace_trace::shm::handshake::{Hello, address, is_trusted, peer_credentials, recv_fd};
 use memtrace_trace::shm::segment::Segment;
 
-/// How long a launcher may take to answer.
+/// The longest time for the launcher's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The launcher's process id, once known; 0 also where it is in a pid namespace that we do not see.
+/// The launcher's process id. 0 before it is known, and if its pid namespace is not visible here.
 static LAUNCHER: AtomicI32 = AtomicI32::new(0);
 
-/// Asks for a segment. No descriptor stays open. `again`: an earlier attempt has failed.
+/// Requests a segment. `again` says that an earlier attempt has failed. Leaves no descriptor open. `None` if the
+/// launcher does not answer or is not trusted.
 pub(crate) fn connect(token: &str, generation: u32, again: bool) -> Option<Segment> {
     if again && state(LAUNCHER.load(Ordering::Relaxed)).is_some_and(is_stopped) {
         return None;
     }
     let (address, len) = address(token).ok()?;
-    // SAFETY: plain socket calls on a descriptor that is ours from the first line on.
+    // SAFETY: `OwnedFd` owns the new descriptor. The addresses and lengths passed describe live values.
     let socket = unsafe {
         let fd = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         if fd < 0 {
             return None;
         }
         let socket = OwnedFd::from_raw_fd(fd);
-        // Connecting and sending wait only where very many are waiting already.
+        // Connecting and sending block only if very many processes are waiting already.
         let limit = libc::timeval { tv_sec: PATIENCE.as_secs() as libc::time_t, tv_usec: 0 };
         for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
             let size = size_of::<libc::timeval>() as libc::socklen_t;
@@ -48,7 +50,7 @@ pub(crate) fn connect(token: &str, generation: u32, again: bool) -> Option<Segme
     let launcher = peer_credentials(socket.as_fd()).map_or(0, |peer| peer.pid);
     LAUNCHER.store(launcher, Ordering::Relaxed);
     let hello = Hello::new(generation).to_bytes();
-    // SAFETY: the buffer is valid for its length; no SIGPIPE.
+    // SAFETY: `hello` is valid for its length. `MSG_NOSIGNAL` prevents a SIGPIPE.
     let sent = unsafe { libc::send(socket.as_raw_fd(), hello.as_ptr().cast(), hello.len(), libc::MSG_NOSIGNAL) };
     if sent != hello.len() as isize {
         return None;
@@ -57,31 +59,31 @@ pub(crate) fn connect(token: &str, generation: u32, again: bool) -> Option<Segme
     loop {
         match recv_fd(socket.as_fd()) {
             Ok(fd) => return Segment::map(fd.as_fd()).ok(),
-            // A signal of the program's came.
+            // A signal for the program has interrupted the call.
             Err(e) if e.kind() == io::ErrorKind::Interrupted && began.elapsed() < PATIENCE => {}
             Err(_) => return None,
         }
     }
 }
 
-/// Whether the launcher has died: not where it cannot be seen.
+/// Whether the launcher has ended. `false` if it is not visible.
 pub(crate) fn launcher_is_gone() -> bool {
     let pid = LAUNCHER.load(Ordering::Relaxed);
-    // SAFETY: signal 0 sends nothing.
+    // SAFETY: signal 0 is never delivered. The call only checks whether the process exists.
     let exists =
         || unsafe { libc::kill(pid, 0) } == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
     pid > 0 && (!exists() || matches!(state(pid), Some(b'Z' | b'X')))
 }
 
-/// By a signal or by a debugger.
+/// Whether the process is stopped, by a signal or by a debugger.
 fn is_stopped(state: u8) -> bool {
     matches!(state, b'T' | b't')
 }
 
-/// The letter of a process's state; `None` when it is gone or cannot be seen.
+/// The letter of a process's state in /proc. `None` if the process does not exist or is not visible.
 fn state(pid: libc::pid_t) -> Option<u8> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold anything; the letter follows its last parenthesis.
+    // The process's name may contain any character. The letter follows the last parenthesis.
     let end = stat.iter().rposition(|b| *b == b')')?;
     stat.get(end.checked_add(2)?).copied()
 }
@@ -96,7 +98,7 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id() as i32;
         let mut status = 0;
-        // SAFETY: a child of this process, and a place for its status.
+        // SAFETY: `pid` is a child of this process, and `status` is writable.
         unsafe {
             libc::kill(pid, libc::SIGSTOP);
             libc::waitpid(pid, &mut status, libc::WUNTRACED);

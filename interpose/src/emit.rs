@@ -1,13 +1,16 @@
-//! From a record to the ring: numbering, the clock, what to do when the ring is full.
+//! Writes records to the ring: assigns numbers and timestamps and handles a full ring.
 //!
-//! A full ring means that the launcher is behind. The hook then waits, because a flight recorder that loses events is worth
-//! little; but not for longer than [`LONGEST_WAIT`] while the launcher takes nothing from anybody, because the target must not hang with
-//! a launcher that is stopped, gone, or before a disk that hangs. While it does it serves all in turn, and this ring's comes.
-//! After one wait that failed, events are dropped (and counted) at once until there is room again.
+//! A full ring means that the launcher is behind. The hook then waits, because events must not be lost. It stops
+//! waiting once the launcher has taken nothing from any ring for [`LONGEST_WAIT`]. Otherwise the traced process would
+//! hang with a launcher that is stopped, has ended or waits for a disk. While the launcher makes progress, it serves
+//! all rings in turn, this one included. After a failed wait, events are dropped and counted without waiting until
+//! there is space again.
 //!
-//! A nap that took much longer than it was to, because the process was stopped together with its launcher, counts as [`LONGEST_STEP`].
+//! A sleep may take far longer than requested because the process was stopped together with its launcher. It counts as
+//! [`LONGEST_STEP`].
 //!
-//! Room comes before the number: an event that is dropped has none, and the launcher waits for numbers that were given.
+//! Invariant: an event gets its number only once it has space. A dropped event has no number, because the launcher
+//! waits for every number that was assigned.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -28,9 +31,12 @@ use crate::{connect, guard, heap};
 
 /// The longest string in a definition, in bytes.
 const MAX_STRING: usize = MAX_DEFINITION / 4;
-/// How long a hook waits for room while the launcher gets nothing done, after a few spins: naps, each twice as long as the one before, up
-/// to the longest. Longer ones would leave a ring empty that the launcher has emptied; shorter ones of a thousand threads (2 ms did) would keep the
-/// launcher from its work. A launcher that is dead will not make room: it is looked now and then whether it is there.
+/// How long a hook waits while the launcher makes no progress, and how. After [`SPINS`] attempts it sleeps. Each sleep
+/// takes twice as long as the one before, up to [`LONGEST_NAP`].
+///
+/// A longer sleep would leave a ring empty after the launcher has drained it. With a shorter one (2 ms was measured), a
+/// thousand threads would take the processor from the launcher. Every [`LOOK_EVERY`] the hook checks whether the
+/// launcher still exists.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 const LONGEST_STEP: Duration = Duration::from_millis(100);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -38,8 +44,10 @@ const SPINS: u32 = 200;
 const FIRST_NAP: Duration = Duration::from_micros(50);
 const LONGEST_NAP: Duration = Duration::from_millis(32);
 
-/// Gives the event its number and, where it has none from PyTorch, its time. Called at the moment that the event describes: under the
-/// allocator's lock, so that numbers are in the allocator's order.
+/// Assigns the event's number and, unless PyTorch provided one, its timestamp.
+///
+/// Call it at the moment that the event describes, under the allocator's lock. Then numbers are in the allocator's
+/// order.
 #[inline]
 pub(crate) fn stamp(process: &Process, event: &mut Event) {
     event.seq = process.segment.header().next_seq.0.fetch_add(1, Ordering::Relaxed);
@@ -48,7 +56,8 @@ pub(crate) fn stamp(process: &Process, event: &mut Event) {
     }
 }
 
-/// Whether there is room for an event, if need be after a wait. False: it is to be dropped, and was counted.
+/// Waits until the ring has space for an event. Returns `false` if it got none in time; then the event must be dropped
+/// and is counted.
 #[inline(always)]
 pub(crate) fn room(process: &Process, producer: &mut Producer<'_>) -> bool {
     producer.has_room() || room_in_time(process, producer)
@@ -63,7 +72,7 @@ fn room_in_time(process: &Process, producer: &mut Producer<'_>) -> bool {
     found
 }
 
-/// Writes and publishes a definition.
+/// Writes and publishes a definition. Counts it as dropped if it is too long or the ring has no space in time.
 pub(crate) fn define(process: &Process, producer: &mut Producer<'_>, definition: &Definition<'_>) {
     let mut bytes = Vec::with_capacity(256);
     definition.encode(&mut bytes);
@@ -72,7 +81,8 @@ pub(crate) fn define(process: &Process, producer: &mut Producer<'_>, definition:
     if !written {
         process.count(Counter::DefinitionsDropped, 1);
     }
-    // What needs memory is what is new, and what is new is defined.
+    // Memory is allocated only for something new, and everything new is defined here. So this is the place to notice
+    // that memory has run out.
     if heap::is_exhausted() && guard::end() {
         let text = "the system gave no more memory (a limit?): nothing is recorded from here on";
         define(process, producer, &Definition::Notice { topic: "memory", text, verdict: Verdict::Off });
@@ -89,7 +99,7 @@ fn wait(
     let header = process.segment.header();
     let closed = &header.closed.0;
     if closed.load(Ordering::Relaxed) != 0 || process.stalled.load(Ordering::Relaxed) != 0 {
-        // One look without waiting: the launcher may be draining again.
+        // Tries once without waiting, because the launcher may be draining again.
         let written = again(producer).is_ok();
         if written {
             process.stalled.store(0, Ordering::Relaxed);
@@ -106,7 +116,7 @@ fn wait(
     found
 }
 
-/// Whether `done` said so in time.
+/// Retries `done` until it succeeds. Returns `false` if it did not succeed in time.
 fn nap_until(header: &SegmentHeader, mut done: impl FnMut() -> bool) -> bool {
     for _ in 0..SPINS {
         if done() {
@@ -124,13 +134,15 @@ fn nap_until(header: &SegmentHeader, mut done: impl FnMut() -> bool) -> bool {
             look_at = waited + LOOK_EVERY;
         }
         let time = libc::timespec { tv_sec: 0, tv_nsec: nap.subsec_nanos().into() };
-        // SAFETY: a valid timespec; being woken early by a signal is fine.
+        // SAFETY: `time` is a valid timespec, and a null pointer discards the remaining time. A signal may end the
+        // sleep early without harm.
         unsafe { libc::nanosleep(&time, std::ptr::null_mut()) };
         nap = (nap * 2).min(LONGEST_NAP);
         if done() {
             return true;
         }
-        // Time is read, not added up: on a busy machine a nap is much longer than it was to be.
+        // Measures the time instead of adding up the sleeps: on a busy machine a sleep takes much longer than
+        // requested.
         let before = std::mem::replace(&mut now, monotonic());
         waited += now.saturating_sub(before).min(LONGEST_STEP);
         let taken_before = std::mem::replace(&mut taken, header.taken.0.load(Ordering::Relaxed));
@@ -143,12 +155,12 @@ fn nap_until(header: &SegmentHeader, mut done: impl FnMut() -> bool) -> bool {
 
 fn monotonic() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a place for the time; the clock exists everywhere.
+    // SAFETY: `time` is writable, and every Linux kernel has `CLOCK_MONOTONIC`.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Cuts a string to the limit, at a character.
+/// Cuts a string to [`MAX_STRING`] bytes at a character boundary, and counts the cut.
 pub(crate) fn cut<'a>(process: &Process, text: &'a str) -> &'a str {
     if text.len() <= MAX_STRING {
         return text;
@@ -158,7 +170,7 @@ pub(crate) fn cut<'a>(process: &Process, text: &'a str) -> &'a str {
     text.get(..end).unwrap_or_default()
 }
 
-/// Sends what the interner finds new to the ring.
+/// Writes the definitions of new frames, stacks, modules and calls to the ring.
 pub(crate) struct RingSink<'a> {
     pub(crate) process: &'a Process,
     pub(crate) producer: &'a mut Producer<'static>,

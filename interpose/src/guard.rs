@@ -1,7 +1,10 @@
-//! The proof that a thread is in a hook's own work: whatever records needs a [`Guard`], and only [`Guard::enter`] makes one.
+//! The right to record: every function that writes to a ring needs a [`Guard`], and only [`Guard::enter`] creates one.
 //!
-//! The rules it keeps: one guard a thread at a time (work that comes back to a hook calls the original and nothing else),
-//! never alive while an original runs, `errno` as it was when it ends.
+//! Invariants:
+//! - A thread has at most one guard. A hook that is entered again meanwhile calls the original function and does
+//!   nothing else.
+//! - No guard exists while an original function runs.
+//! - Dropping a guard restores `errno`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,7 +25,7 @@ use crate::stack::{Python, Reason};
 use crate::thread::Thread;
 use crate::unwind_check;
 
-/// Set while [`memtrace_pause`] holds.
+/// Whether recording is paused ([`memtrace_pause`]) or has ended.
 static PAUSED: AtomicBool = AtomicBool::new(false);
 
 #[inline(always)]
@@ -30,9 +33,11 @@ fn is_paused() -> bool {
     PAUSED.load(Ordering::Relaxed)
 }
 
-/// For programs that ask for it themselves (`ctypes.CDLL(None).memtrace_pause()`): nothing is recorded until [`memtrace_resume`].
-/// The trace says so, and counts what passed as lost (every callback, so rather too many than too few): what was allocated or freed
-/// in between cannot be known.
+/// Pauses the recording until [`memtrace_resume`]. For programs that call it themselves:
+/// `ctypes.CDLL(None).memtrace_pause()`.
+///
+/// The trace contains a notice. Allocations and frees during the pause are unknown, so every callback meanwhile counts
+/// as a lost event. That count is too high rather than too low.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 extern "C" fn memtrace_pause() {
     if let Some(mut guard) = Guard::enter() {
@@ -45,7 +50,7 @@ extern "C" fn memtrace_pause() {
     PAUSED.store(true, Ordering::Relaxed);
 }
 
-/// Ends [`memtrace_pause`].
+/// Resumes a recording that [`memtrace_pause`] has paused.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 extern "C" fn memtrace_resume() {
     PAUSED.store(false, Ordering::Relaxed);
@@ -55,36 +60,39 @@ extern "C" fn memtrace_resume() {
     }
 }
 
-/// Ends the recording of this process, as [`memtrace_pause`] does, for good. True for the one who does.
+/// Ends the recording of this process for good, with the flag of [`memtrace_pause`]. Returns `true` for the one caller
+/// that does so.
 pub(crate) fn end() -> bool {
     !PAUSED.swap(true, Ordering::Relaxed)
 }
 
-/// See the module. Not for another thread.
+/// Proof that the calling thread is recording. Not `Send`.
 pub(crate) struct Guard {
-    /// Its `process` and `local` are those of this work.
+    /// While the guard lives, the thread's `process` and `local` are those that it writes to.
     thread: &'static Thread,
-    /// Not for another thread.
+    /// Makes the type neither `Send` nor `Sync`.
     _here: std::marker::PhantomData<*const ()>,
 }
 
 impl Guard {
-    /// Begins a hook's own work; `None` when this process records nothing, or this thread is in a hook's work already.
+    /// Starts recording on this thread. `None` if this process records nothing, is paused, or if this thread has a
+    /// guard already.
     #[inline(always)]
     pub(crate) fn enter() -> Option<Guard> {
         let thread = Thread::here();
         let local = thread.local.get();
-        // SAFETY: null, or a place in memory that is never unmapped.
+        // SAFETY: `local` is null or points into memory that is never unmapped.
         if thread.busy.get() || local.is_null() || unsafe { !(*local).is_made() } || is_paused() {
             return Guard::enter_slowly(thread);
         }
-        // SAFETY: this thread's `errno`, whose place was found when the ring was claimed.
+        // SAFETY: `errno_at` points to this thread's `errno`. `enter_slowly` set it before it set `local`.
         thread.errno.set(unsafe { *thread.errno_at.get() });
         thread.busy.set(true);
         Some(Guard { thread, _here: std::marker::PhantomData })
     }
 
-    /// The first time on this thread, in this process, or without a ring of our own; or not at all.
+    /// [`Self::enter`] for the first event of a thread or process, for a thread without a ring of its own, and for all
+    /// refusals.
     #[cold]
     fn enter_slowly(thread: &'static Thread) -> Option<Guard> {
         if thread.busy.get() {
@@ -97,17 +105,17 @@ impl Guard {
             Process::pass_by();
             return None;
         }
-        // SAFETY: takes nothing; the place is the thread's own and stays.
+        // SAFETY: takes no arguments. The address belongs to the calling thread and stays valid until it ends.
         let errno_at = unsafe { libc::__errno_location() };
         thread.errno_at.set(errno_at);
-        // SAFETY: as above.
+        // SAFETY: `errno_at` is the address of this thread's `errno`, valid until the thread ends.
         thread.errno.set(unsafe { *errno_at });
         thread.busy.set(true);
         let guard = Guard::ready(thread);
         if guard.is_none() {
             Process::missed_event();
             thread.busy.set(false);
-            // SAFETY: as above.
+            // SAFETY: `errno_at` is the address of this thread's `errno`, valid until the thread ends.
             unsafe { *errno_at = thread.errno.get() };
         }
         guard
@@ -123,8 +131,8 @@ impl Guard {
             process.count(Counter::SharedRingEvents, 1);
         }
         let local = process.local(index)?;
-        // SAFETY: this thread owns the ring (its id is in the owner word) or holds the common ring's lock, and `busy`
-        // keeps it from asking twice.
+        // SAFETY: this thread owns the ring (its id is in the owner word) or holds the lock of the common ring. `busy`
+        // is set, so no other guard of this thread uses it.
         unsafe { local.make(process.segment.ring(index)?) };
         thread.common.set(common);
         thread.process.set(process);
@@ -134,27 +142,27 @@ impl Guard {
         Some(guard)
     }
 
-    /// The recording that this work is part of.
+    /// The recording that this guard writes to.
     #[inline(always)]
     pub(crate) fn process(&self) -> &'static Process {
-        // SAFETY: set before the guard was made; a process is never freed.
+        // SAFETY: `ready` set `process` before it made the guard, and a process is never freed.
         unsafe { &*self.thread.process.get() }
     }
 
-    /// What belongs to the thread's ring.
+    /// The state that belongs to the thread's ring.
     #[inline(always)]
     fn inner(&mut self) -> &mut Inner {
-        // SAFETY: it was claimed for this thread, in this process, or it would have been wiped; `busy` lets no second guard be, and
-        // this one is borrowed.
+        // SAFETY: this thread claimed the ring in this process; after a fork the memory would read as zeros. `busy`
+        // excludes a second guard, and `&mut self` excludes a second borrow of this one.
         unsafe { (*self.thread.local.get()).borrow() }
     }
 
-    /// Tells the launcher, in the ring itself, who writes from here on.
+    /// Writes to the ring which thread owns it from here on.
     #[cold]
     fn announce(&mut self) {
         let tid = thread_id();
         let mut name = [0u8; 16];
-        // SAFETY: PR_GET_NAME writes at most 16 bytes.
+        // SAFETY: `PR_GET_NAME` writes at most 16 bytes, the size of `name`.
         unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
         let name = name.split(|b| *b == 0).next().unwrap_or_default();
         let name = String::from_utf8_lossy(name);
@@ -164,12 +172,13 @@ impl Guard {
         }
     }
 
-    /// Numbers, times, writes and publishes an event; gives its number, 0 when there was no room for it.
+    /// Numbers, timestamps, writes and publishes an event. Returns its number, or 0 if the ring had no space and the
+    /// event was dropped.
     pub(crate) fn emit(&mut self, event: Event) -> u64 {
         self.emit_here(event)
     }
 
-    /// [`Self::emit`], compiled into its caller: for the one hook that runs for every block.
+    /// [`Self::emit`], inlined into its caller. For the one hook that runs for every block.
     #[inline(always)]
     pub(crate) fn emit_here(&mut self, mut event: Event) -> u64 {
         let written = self.write(&mut event);
@@ -178,14 +187,15 @@ impl Guard {
         if written { event.seq } else { 0 }
     }
 
-    /// The same, but the event is published only with the next one, by [`Self::amend`], [`Self::complete`] or [`Self::release`].
+    /// Writes an event without publishing it. The next event, [`Self::amend`], [`Self::complete`] or [`Self::release`]
+    /// publishes it.
     #[inline(always)]
     pub(crate) fn hold(&mut self, mut event: Event) {
         let written = self.write(&mut event);
         self.thread.holds.set(written);
     }
 
-    /// Numbers, times and writes an event. False when there was no room for it.
+    /// Numbers, timestamps and writes an event. Returns `false` if the ring had no space.
     #[inline(always)]
     fn write(&mut self, event: &mut Event) -> bool {
         emit::room(self.process(), &mut self.inner().producer) && {
@@ -195,7 +205,8 @@ impl Guard {
         }
     }
 
-    /// Completes the allocation that was held, if it is the one at `addr`: its rounded size is now known. Returns whether it was.
+    /// Adds the rounded size to the unpublished allocation and publishes it, if it is the one at `addr`. `block_size`
+    /// is in bytes. Returns whether it was.
     #[inline]
     pub(crate) fn amend(&mut self, addr: u64, block_size: u64) -> bool {
         self.thread.holds.replace(false) && {
@@ -209,7 +220,8 @@ impl Guard {
         }
     }
 
-    /// Adds to the free request that is held that it was completed, if it is of the same block. Returns whether it was.
+    /// Marks the unpublished free request as completed and publishes it, if `completion` is of the same block. Returns
+    /// whether it was.
     #[inline(always)]
     pub(crate) fn complete(&mut self, completion: &Event) -> bool {
         let next_seq = &self.process().segment.header().next_seq.0;
@@ -225,7 +237,7 @@ impl Guard {
             }
     }
 
-    /// Publishes what is held.
+    /// Publishes the event that [`Self::hold`] has written.
     #[inline(always)]
     pub(crate) fn release(&mut self) {
         if self.thread.holds.replace(false) {
@@ -233,18 +245,18 @@ impl Guard {
         }
     }
 
-    /// Sends a definition.
+    /// Writes a definition to the ring and publishes it.
     pub(crate) fn define(&mut self, definition: &Definition<'_>) {
         self.thread.holds.set(false);
         emit::define(self.process(), &mut self.inner().producer, definition);
     }
 
-    /// Sends a notice: what a part of the recorder did or could not do.
+    /// Writes a notice: what a part of memtrace did or could not do.
     pub(crate) fn notice(&mut self, topic: &str, verdict: Verdict, text: &str) {
         self.define(&Definition::Notice { topic, text, verdict });
     }
 
-    /// The calling thread's Python stack.
+    /// The calling thread's Python stack. [`StackId::NONE`] if there is none or Python stacks are not recorded.
     #[inline]
     pub(crate) fn stack(&mut self) -> StackId {
         if !matches!(self.process().options.stacks, Stacks::Python | Stacks::Both) {
@@ -254,14 +266,14 @@ impl Guard {
         self.walk(python)
     }
 
-    /// The same, and the `nn.Module` being called.
+    /// The calling thread's Python stack, and the `nn.Module` that is being called.
     #[inline]
     pub(crate) fn stack_and_call(&mut self) -> (StackId, ContextId) {
         let stack = self.stack();
         (stack, self.call(stack))
     }
 
-    /// The `nn.Module` being called, on the stack that [`Self::stack`] has just given.
+    /// The `nn.Module` that is being called. `stack` is the latest result of [`Self::stack`].
     #[inline(always)]
     fn call(&mut self, stack: StackId) -> ContextId {
         if stack.is_none() || !self.inner().stacks.has_calls() || !self.process().options.names {
@@ -310,7 +322,7 @@ impl Guard {
         }
     }
 
-    /// Says once whether the interpreter's layout was verified.
+    /// Reports once whether the interpreter's layout was verified.
     #[cold]
     fn report_python(&mut self, python: &Python) {
         let (major, minor) = python.version();
@@ -324,9 +336,11 @@ impl Guard {
         }
     }
 
-    /// The stack and the context of an event of the calling thread: the autograd node that runs, else the `nn.Module` being called.
-    /// Where only Python frames are asked for, an event that has none and that no node explains has its native ones: nothing else
-    /// says who caused it.
+    /// The stack and the context of an event on the calling thread. The context is the running autograd node, otherwise
+    /// the `nn.Module` that is being called.
+    ///
+    /// With `Stacks::Python`, an event without Python frames and without a node gets its native frames, because nothing
+    /// else shows its cause.
     #[inline(always)]
     pub(crate) fn event_place(&mut self) -> (StackId, ContextId) {
         let node = self.thread.context.get();
@@ -361,7 +375,7 @@ impl Guard {
         stack
     }
 
-    /// Whether the calling thread is inside a function of an object that `is_it` knows by its file name.
+    /// Whether a function on the calling thread's native stack belongs to an object whose file name satisfies `is_it`.
     pub(crate) fn came_through(&mut self, is_it: impl Fn(&[u8]) -> bool) -> bool {
         self.native_stack();
         self.inner()
@@ -391,7 +405,7 @@ impl Guard {
         stack
     }
 
-    /// Lets definitions be sent.
+    /// Calls `send` with a sink that writes definitions to this thread's ring. Publishes a held event first.
     pub(crate) fn with_sink<T>(&mut self, send: impl FnOnce(&mut RingSink<'_>) -> T) -> T {
         self.release();
         let process = self.process();
@@ -406,7 +420,7 @@ impl Drop for Guard {
             self.leave_common();
         }
         self.thread.busy.set(false);
-        // SAFETY: errno is the thread's own.
+        // SAFETY: `errno_at` is the address of this thread's `errno`, and a guard never leaves its thread.
         unsafe { *self.thread.errno_at.get() = self.thread.errno.get() };
     }
 }
@@ -416,13 +430,13 @@ impl Guard {
     fn leave_common(&mut self) {
         self.thread.holds.set(false);
         self.inner().producer.publish();
-        // The next event comes by the slow way again, and now and then looks for a free ring.
+        // The next event enters by the slow path again. That path looks for a free ring from time to time.
         self.thread.local.set(std::ptr::null());
         self.process().segment.header().common_lock.0.release();
     }
 }
 
-/// Claims a ring for this thread; 0, the common one, when all are in use.
+/// Claims a ring for this thread. Returns 0, the common ring, if all others are in use.
 #[cold]
 fn claim_ring(process: &Process) -> usize {
     let used = &process.segment.header().rings_used.0;
@@ -432,7 +446,7 @@ fn claim_ring(process: &Process) -> usize {
 #[cold]
 fn lock_common(process: &Process) {
     let pause = || {
-        // SAFETY: no arguments.
+        // SAFETY: `sched_yield` takes no arguments and has no preconditions.
         unsafe { libc::sched_yield() };
     };
     process.segment.header().common_lock.0.lock(thread_id(), thread_exists, pause);

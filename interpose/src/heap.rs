@@ -1,31 +1,34 @@
-//! Our own memory: what this library allocates comes from the kernel, never from the program's `malloc`.
+//! The allocator of this library. Its memory comes from the kernel, never from the program's `malloc`.
 //!
-//! `malloc` belongs to the program, which may have one of its own (jemalloc, tcmalloc, a debugging one), and a hook may run in the
-//! middle of it: such a library asks `dlsym` while it sets itself up, a signal handler interrupts it, a profiler's walks the loaded
-//! objects under its lock while we allocate under the loader's. Each of these would be a deadlock or an endless recursion.
+//! The program may replace `malloc` (jemalloc, tcmalloc, a debugging one), and a hook may run inside it. Such a library
+//! calls `dlsym` while it initializes itself, or a signal handler interrupts it. A profiler's `malloc` walks the loaded
+//! objects under its own lock while we allocate under the loader's. Each case would be a deadlock or an endless
+//! recursion.
 //!
-//! Lock-free, so a handler may interrupt it and a fork in another thread's middle leaves it sound. Freed blocks go back to a list of
-//! their size, whole pages to the kernel. When the kernel gives nothing any more, a reserve lasts until the hooks have noticed
-//! ([`is_exhausted`]).
+//! Constraints: it is lock-free, so a signal handler may interrupt it and a fork at any moment leaves it consistent.
+//! Freed blocks return to the free list of their size; large allocations return to the kernel. If the kernel refuses
+//! memory, a reserve lasts until the hooks have noticed ([`is_exhausted`]).
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// See the module.
+/// The global allocator.
 struct Heap;
 
 #[global_allocator]
 static HEAP: Heap = Heap;
 
 const PAGE: usize = 4096;
-/// Blocks have sizes of powers of two, from this one on.
+/// The smallest block size in bytes. All block sizes are powers of two.
 const SMALLEST: usize = 16;
-/// How many sizes there are, up to 64 KiB. What is larger has pages of its own.
+/// The number of block sizes, up to 64 KiB. A larger allocation has its own pages.
 const CLASSES: usize = 13;
 const LARGEST: usize = SMALLEST << (CLASSES - 1);
 
-/// The free blocks of one size: the address of the first in units of [`SMALLEST`], and a count of changes above it, so that a
-/// list that was taken from and given back to in the meantime is not taken for the same.
+/// The free list of each block size. The low bits are the address of the first block in units of [`SMALLEST`].
+///
+/// The high bits count changes. So a list that was changed and restored meanwhile does not compare equal (the ABA
+/// problem).
 static FREE: [AtomicU64; CLASSES] = [const { AtomicU64::new(0) }; CLASSES];
 const ADDRESS_BITS: u32 = 44;
 const ADDRESS: u64 = (1 << ADDRESS_BITS) - 1;
@@ -38,19 +41,21 @@ fn first_of(list: u64) -> usize {
     (list & ADDRESS) as usize * SMALLEST
 }
 
-/// The class of a block, and its size; `None` for what has pages of its own.
+/// The free list for this layout, and its block size in bytes. `None` if the allocation has its own pages.
 fn class(layout: &Layout) -> Option<(&'static AtomicU64, usize)> {
     let size = layout.size().max(layout.align()).max(SMALLEST).checked_next_power_of_two()?;
     let index = (size.trailing_zeros() - SMALLEST.trailing_zeros()) as usize;
     FREE.get(index).map(|list| (list, size))
 }
 
-/// The word of a free block that leads to the next.
+/// The word of a free block that links to the next.
 ///
 /// # Safety
-/// `block` must be the address of a block of ours: those are never unmapped.
+///
+/// `block` is the address of a block of this allocator. Those are never unmapped.
 unsafe fn link<'a>(block: usize) -> &'a AtomicU64 {
-    // SAFETY: mapped, aligned to 16 bytes; whoever reads it while it is in use finds out that the list has changed.
+    // SAFETY: the caller guarantees a block, which is mapped and aligned to 16 bytes. If another thread uses it
+    // meanwhile, the list's counter has changed and the value read is discarded.
     unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(block) }
 }
 
@@ -61,7 +66,7 @@ fn take(list: &AtomicU64, size: usize) -> *mut u8 {
         if block == 0 {
             return refill(list, size);
         }
-        // SAFETY: the list holds blocks of ours only.
+        // SAFETY: the list contains only blocks of this allocator.
         let next = unsafe { link(block) }.load(Ordering::Relaxed) as usize;
         match list.compare_exchange_weak(seen, changed(seen, next), Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => return std::ptr::with_exposed_provenance_mut(block),
@@ -70,11 +75,11 @@ fn take(list: &AtomicU64, size: usize) -> *mut u8 {
     }
 }
 
-/// Puts a chain of blocks, linked from `first` to `last`, on top of the list.
+/// Pushes a chain of blocks, linked from `first` to `last`, onto the list.
 fn give(list: &AtomicU64, first: usize, last: usize) {
     let mut seen = list.load(Ordering::Acquire);
     loop {
-        // SAFETY: a block of ours that nobody else has.
+        // SAFETY: the caller owns this block of the allocator.
         unsafe { link(last) }.store(first_of(seen) as u64, Ordering::Relaxed);
         match list.compare_exchange_weak(seen, changed(seen, first), Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => return,
@@ -83,7 +88,7 @@ fn give(list: &AtomicU64, first: usize, last: usize) {
     }
 }
 
-/// Fresh blocks: one for the caller, the others for the list.
+/// Maps new blocks. Returns one of them and pushes the others onto the list.
 #[cold]
 fn refill(list: &AtomicU64, size: usize) -> *mut u8 {
     let bytes = (size * 8).max(4 * PAGE);
@@ -94,32 +99,32 @@ fn refill(list: &AtomicU64, size: usize) -> *mut u8 {
     let chunk = chunk.expose_provenance();
     let (first, last) = (chunk + size, chunk + bytes - size);
     for block in (first..last).step_by(size) {
-        // SAFETY: inside the chunk, which nobody else has.
+        // SAFETY: the block is inside the new chunk, which no other thread has.
         unsafe { link(block) }.store((block + size) as u64, Ordering::Relaxed);
     }
     give(list, first, last);
     std::ptr::with_exposed_provenance_mut(chunk)
 }
 
-/// Zeroed pages, or null.
+/// Maps zeroed pages. Null if the kernel refuses.
 fn pages(bytes: usize) -> *mut u8 {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    // SAFETY: creates a new mapping at an address that the kernel chooses.
     let pages = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
     if pages == libc::MAP_FAILED { std::ptr::null_mut() } else { pages.cast() }
 }
 
-/// What is left when the kernel gives nothing any more. Takes no memory until then.
+/// The reserve for when the kernel refuses memory. It takes no physical memory before.
 #[repr(align(4096))]
 struct Reserve(std::cell::UnsafeCell<[u8; RESERVE]>);
 const RESERVE: usize = 512 << 10;
-// SAFETY: handed out in pieces, each once.
+// SAFETY: `LAST_USED` hands out each piece once, so no two users share a byte.
 unsafe impl Sync for Reserve {}
 static LAST: Reserve = Reserve(std::cell::UnsafeCell::new([0; RESERVE]));
 static LAST_USED: AtomicUsize = AtomicUsize::new(0);
 static EXHAUSTED: AtomicBool = AtomicBool::new(false);
 
-/// Pieces of the reserve go to the lists when they are freed, like all others.
+/// Takes a block from the reserve. A freed one returns to the list of its size like any other.
 fn from_reserve(size: usize) -> *mut u8 {
     EXHAUSTED.store(true, Ordering::Relaxed);
     let mut used = LAST_USED.load(Ordering::Relaxed);
@@ -129,14 +134,14 @@ fn from_reserve(size: usize) -> *mut u8 {
             return std::ptr::null_mut();
         }
         match LAST_USED.compare_exchange_weak(used, at + size, Ordering::Relaxed, Ordering::Relaxed) {
-            // SAFETY: inside the reserve; this piece is the caller's alone.
+            // SAFETY: the range is inside the reserve, and the exchange has given it to this caller alone.
             Ok(_) => return unsafe { LAST.0.get().cast::<u8>().add(at) },
             Err(now) => used = now,
         }
     }
 }
 
-/// Whether the kernel has refused us memory: what is left is for coming to an end.
+/// Whether the kernel has refused memory. The rest of the reserve is for ending the recording.
 pub(crate) fn is_exhausted() -> bool {
     EXHAUSTED.load(Ordering::Relaxed)
 }
@@ -145,7 +150,8 @@ fn whole_pages(layout: &Layout) -> usize {
     layout.size().next_multiple_of(PAGE)
 }
 
-// SAFETY: blocks are disjoint, as large and as aligned as asked for (chunks begin at a page), and stay until they are given back.
+// SAFETY: blocks are disjoint and have the requested size and alignment (chunks begin at a page). They stay mapped
+// until they are freed.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match class(&layout) {
@@ -159,7 +165,8 @@ unsafe impl GlobalAlloc for Heap {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's layout; fresh pages are zeroed, and so is what was never used of the reserve.
+        // SAFETY: the caller guarantees the layout. New pages are zeroed, and so are pieces of the reserve that were
+        // never used.
         unsafe {
             let block = self.alloc(layout);
             if class(&layout).is_some() && !block.is_null() {
@@ -173,7 +180,8 @@ unsafe impl GlobalAlloc for Heap {
         match class(&layout) {
             Some((list, _)) => give(list, block.expose_provenance(), block.expose_provenance()),
             None if is_reserve(block) => {}
-            // SAFETY: pages of ours, by the caller's promise that they were allocated with this layout.
+            // SAFETY: the caller guarantees that the block was allocated with this layout, so these are pages of our
+            // own.
             None => unsafe {
                 libc::munmap(block.cast(), whole_pages(&layout));
             },
@@ -181,12 +189,13 @@ unsafe impl GlobalAlloc for Heap {
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the alignment was good; the caller promises that the size is.
+        // SAFETY: the alignment was valid, and the caller guarantees a valid size.
         let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         match (class(&layout), class(&wanted)) {
             (Some((_, had)), Some((_, needs))) if had == needs => return block,
             (None, None) if !is_reserve(block) && layout.align() <= PAGE => {
-                // SAFETY: pages of ours, as above.
+                // SAFETY: the caller guarantees that the block was allocated with this layout, so these are pages of
+                // our own.
                 let moved = unsafe {
                     libc::mremap(block.cast(), whole_pages(&layout), whole_pages(&wanted), libc::MREMAP_MAYMOVE)
                 };
@@ -194,7 +203,7 @@ unsafe impl GlobalAlloc for Heap {
             }
             _ => {}
         }
-        // SAFETY: two blocks of ours, each as large as what is copied; the old one is the caller's to give back.
+        // SAFETY: both blocks are at least as large as the bytes copied. The caller owns the old one and gives it up.
         unsafe {
             let new = self.alloc(wanted);
             if !new.is_null() {
@@ -219,7 +228,7 @@ mod tests {
 
     fn filled(size: usize, align: usize, value: u8) -> (*mut u8, Layout) {
         let layout = Layout::from_size_align(size, align).unwrap();
-        // SAFETY: as large as what is written.
+        // SAFETY: the block has the size that is written.
         unsafe {
             let block = HEAP.alloc(layout);
             assert!(!block.is_null() && block.addr().is_multiple_of(align), "{layout:?}");
@@ -229,7 +238,7 @@ mod tests {
     }
 
     fn is_filled(block: *mut u8, size: usize, value: u8) -> bool {
-        // SAFETY: a block of this size, written before.
+        // SAFETY: the block has this size and was initialized.
         unsafe { std::slice::from_raw_parts(block, size) }.iter().all(|byte| *byte == value)
     }
 
@@ -240,7 +249,7 @@ mod tests {
                 let blocks: Vec<_> = (0..40).map(|value| filled(size, align, value)).collect();
                 for (value, (block, layout)) in (0..).zip(blocks) {
                     assert!(is_filled(block, size, value), "{size} {align}");
-                    // SAFETY: given back once.
+                    // SAFETY: each block is freed once, with its layout.
                     unsafe { HEAP.dealloc(block, layout) };
                 }
             }
@@ -251,12 +260,12 @@ mod tests {
     fn contents_survive_growing_and_shrinking() {
         let (mut block, mut layout) = filled(10, 8, 7);
         for size in [12, 16, 17, 5000, LARGEST, LARGEST + 1, 3 << 20, 1 << 20, LARGEST, 10] {
-            // SAFETY: the block's own layout.
+            // SAFETY: `layout` is the block's layout.
             block = unsafe { HEAP.realloc(block, layout, size) };
             layout = Layout::from_size_align(size, 8).unwrap();
             assert!(is_filled(block, 10, 7), "{size}");
         }
-        // SAFETY: given back once.
+        // SAFETY: the block is freed once, with its layout.
         unsafe { HEAP.dealloc(block, layout) };
     }
 
@@ -272,7 +281,7 @@ mod tests {
                 if held.len() > 50 {
                     let (block, layout, value) = held.swap_remove(random as usize % 50);
                     assert!(is_filled(block, layout.size(), value));
-                    // SAFETY: given back once.
+                    // SAFETY: the block is freed once, with its layout.
                     unsafe { HEAP.dealloc(block, layout) };
                 }
                 let value = (turn * 4 + thread) as u8;

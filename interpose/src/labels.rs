@@ -1,7 +1,8 @@
-//! Names that the program gives to ranges of its work (`record_function`, NVTX): a label for each text, an event for each end of a range.
+//! Ranges that the program names (`record_function`, NVTX): a label for each name, an event for each start and end.
 //!
-//! A program may make names without end (`batch 17`). So there are at most [`MOST`] labels in a process; beyond that a name that
-//! ends in a number shares one with its kin (`batch #*`), and what finds no room even so is counted.
+//! A program may create names without end (`batch 17`). So a process has at most [`MOST`] labels. After that, names
+//! that differ only in a trailing number share a label (`batch #*`), of which there are at most [`MOST_SHARED`]. A name
+//! without a label is counted.
 
 use std::borrow::Cow;
 
@@ -13,11 +14,11 @@ use memtrace_trace::ids::StackId;
 use crate::guard::Guard;
 use crate::stack::{TextId, Texts};
 
-/// Labels of their own.
+/// At most this many names have a label of their own.
 const MOST: u32 = 1 << 16;
-/// Labels beyond those that stand for many names.
+/// At most this many labels stand for several names.
 const MOST_SHARED: u32 = 1 << 12;
-/// The longest name, in bytes. What is longer is cut, and counted.
+/// The longest name in bytes. A longer name is cut, and the cut is counted.
 pub(crate) const LONGEST: usize = 1024;
 
 /// The labels of a process.
@@ -26,21 +27,21 @@ pub(crate) struct Labels {
     shared: Texts,
 }
 
-/// Which range ends, where the name does not say it.
+/// Identifies the range that ends, if its name does not.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Mark {
-    /// NVTX's domain: ranges nest within each; 0 is the default one.
+    /// NVTX's domain. Ranges nest within a domain. 0 is the default domain.
     pub(crate) domain: u32,
-    /// The number of a range that does not nest; 0 for those that do.
+    /// The number of a range that does not nest, 0 for ranges that do.
     pub(crate) number: u64,
 }
 
-/// What else is told of a range's beginning or end.
+/// Further facts about the start or end of a range.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Moment {
     /// The Python stack.
     pub(crate) stack: StackId,
-    /// What PyTorch is doing.
+    /// The state of PyTorch.
     pub(crate) flags: Flags,
 }
 
@@ -50,16 +51,17 @@ impl Labels {
     }
 }
 
-/// A range of this name begins or ends.
+/// Records that a range of this name starts or ends.
 pub(crate) fn range(guard: &mut Guard, action: Action, origin: LabelOrigin, text: &[u8], mark: Mark, moment: Moment) {
     match String::from_utf8_lossy(text) {
         Cow::Borrowed(text) => named(guard, action, origin, text, mark, moment),
-        // A character that the limit has cut, or another encoding than UTF-8.
+        // The text is not UTF-8, or [`LONGEST`] has cut a character.
         Cow::Owned(text) => named(guard, action, origin, &text, mark, moment),
     }
 }
 
-/// The innermost range of this thread and domain, or the one of this number, ends: the reader knows its name.
+/// Records the end of a range: the one with the mark's number, otherwise the innermost one of this thread and domain.
+/// The reader of the trace finds its name.
 pub(crate) fn end(guard: &mut Guard, mark: Mark, moment: Moment) {
     emit(guard, Action::RangeEnd, 0, mark, moment);
 }
@@ -100,7 +102,7 @@ fn emit(guard: &mut Guard, action: Action, label: u32, mark: Mark, moment: Momen
     });
 }
 
-/// A name without the number that it ends in.
+/// The name without its trailing number, followed by `*`.
 fn kin(text: &str) -> String {
     format!("{}*", text.trim_end_matches(|c: char| c.is_ascii_digit()))
 }

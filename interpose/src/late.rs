@@ -1,10 +1,11 @@
-//! Functions of other libraries that are looked up when they are first called, so that the loader never looks for them.
+//! Functions of other libraries that are looked up when they are first called, so that the loader does not have to.
 //!
-//! Two libraries would otherwise have to be there, or no traced process would start: libgcc_s, which exceptions that pass through
-//! our frames need (who throws them has it, and a container without C++ may not), and glibc's own loader under its own name, which
-//! the loader of another C library (musl) cannot find and dies for. With these stubs the C library alone is needed.
+//! The loader would otherwise require two libraries for every traced process. One is libgcc_s, which exceptions need
+//! when they pass through our frames. A program that throws has it, and a container without C++ may not. The other is
+//! glibc's own loader under its own name. The loader of another C library (musl) cannot find that and ends the process.
+//! With these stubs only the C library is required.
 //!
-//! A stub leaves no frame of its own: it jumps, with registers and stack as they came.
+//! A stub leaves no frame. It jumps to the function with registers and stack unchanged.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -25,7 +26,7 @@ macro_rules! late {
             "je 2f",
             "jmp rax",
             "2:",
-            // Five words on top of the return address: the stack is aligned for the call.
+            // These five words and the return address keep the stack aligned to 16 bytes for the call.
             "push rdi",
             ".cfi_adjust_cfa_offset 8",
             "push rsi",
@@ -73,13 +74,15 @@ late! {
     "_Unwind_GetRegionStart" "_Unwind_GetTextRelBase" "_Unwind_RaiseException" "_Unwind_Resume" "_Unwind_SetGR" "_Unwind_SetIP"
 }
 
-/// The function behind a stub, remembered in `slot`. May not use thread-local storage of Rust's: that is behind a stub itself.
+/// Finds the function of a stub and stores it in `slot`. It must not use Rust's thread-local storage, because
+/// `__tls_get_addr` is one of these stubs.
 unsafe extern "C" fn find(name: *const c_char, slot: *const AtomicPtr<c_void>) -> *mut c_void {
-    // SAFETY: the stub's own string and its own word, which begins as null.
+    // SAFETY: the stub passes its own C string and its own word, which is initially null.
     let (name, slot) = unsafe { (CStr::from_ptr(name), &*slot) };
     let mut found = real::lookup(libc::RTLD_DEFAULT, name);
     if found.is_null() {
-        // Loaded where the names of everybody do not lead, as a C++ extension of a C program is; or not at all.
+        // The library may be loaded outside the global scope, as for a C++ extension of a C program. Otherwise it is
+        // loaded now.
         let unwinder = real::load(c"libgcc_s.so.1");
         found = if unwinder.is_null() { unwinder } else { real::lookup(unwinder, name) };
     }
@@ -90,7 +93,7 @@ unsafe extern "C" fn find(name: *const c_char, slot: *const AtomicPtr<c_void>) -
     found
 }
 
-/// What is answered without an unwinder: `_URC_END_OF_STACK`. Nobody throws then.
+/// The result if there is no unwinder: `_URC_END_OF_STACK`. Without an unwinder, no code throws.
 extern "C" fn missing() -> c_int {
     5
 }

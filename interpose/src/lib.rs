@@ -1,13 +1,13 @@
 //! The library that is preloaded into the traced process.
 //!
-//! Its first law: the target must not notice. A hook calls the original with the arguments it got and returns what the
-//! original returned, whatever happens in between. A process that never touches GPU memory pays for loading this
-//! library and nothing else: no mapping, no connection, no thread, no lock before the first event.
+//! First invariant: the traced process must not notice it. A hook calls the original with the arguments it got and
+//! returns the original's result, whatever happens in between. A process that never touches GPU memory pays only for
+//! loading this library. Before the first event there is no mapping, no connection, no thread and no lock.
 //!
 //! ```text
 //! hooks -> guard -> emit -> ring
 //!   |        \-> stack
-//!   \-> real (the originals), objects (who is loaded, who called)
+//!   \-> real (original functions), objects (loaded objects and callers)
 //! ```
 
 #![cfg_attr(test, allow(dead_code, reason = "hooks are reached through exports, which tests leave out"))]

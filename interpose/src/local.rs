@@ -1,8 +1,10 @@
-//! What a thread has for itself: the writing end of its ring and its stack cache, kept beside the ring and handed on
-//! with it when the thread is gone. Nothing here has a destructor, so threads may end in any way.
+//! The state of a thread that is stored with its ring: the ring's producer and the stack caches.
 //!
-//! The memory is wiped in a forked child (`MADV_WIPEONFORK`), whichever way the child was made: there nobody has a ring yet, and the
-//! look that a hook takes anyway, whether its thread has one, says so.
+//! When the thread ends, the next owner of the ring takes over this state. Nothing here has a destructor, so a thread
+//! may end in any way.
+//!
+//! The kernel clears this memory in a forked child (`MADV_WIPEONFORK`), no matter how the child was created. There no
+//! thread has a ring yet. A hook notices this with the check for a ring that it makes anyway.
 
 use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;
@@ -13,89 +15,95 @@ use memtrace_trace::shm::ring::{Producer, Ring};
 
 use crate::stack::{NativeStacks, ThreadStacks};
 
-/// The part of a thread's state that outlives it. All zeroes: not made yet.
+/// The state of a ring's owner. All zeros means that it is not initialized.
 #[repr(C, align(128))]
 pub(crate) struct Local {
     made: Cell<bool>,
     inner: UnsafeCell<MaybeUninit<Inner>>,
 }
 
-/// See [`Local`].
+/// The content of an initialized [`Local`].
 pub(crate) struct Inner {
-    /// The ring's writing end.
+    /// Writes to the ring.
     pub(crate) producer: Producer<'static>,
-    /// The last walk of Python frames.
+    /// The Python frames of the last capture.
     pub(crate) stacks: ThreadStacks,
-    /// The last walk of native frames.
+    /// The native frames of the last capture.
     pub(crate) native: NativeStacks,
 }
 
 impl Local {
-    /// Whether there is something to borrow: not before the first claim, and not in a forked child.
+    /// Whether the state is initialized. It is not before the first claim and in a forked child.
     #[inline(always)]
     pub(crate) fn is_made(&self) -> bool {
         self.made.get()
     }
 
-    /// Makes what is there, if it is not.
+    /// Initializes the state, unless it is initialized.
     ///
     /// # Safety
-    /// Only the owner of the ring may call, and nothing may be borrowed.
+    ///
+    /// Only the owner of the ring may call this, and no borrow of the state exists.
     pub(crate) unsafe fn make(&self, ring: Ring<'static>) {
         if !self.made.get() {
             let inner =
                 Inner { producer: Producer::new(ring), stacks: ThreadStacks::new(), native: NativeStacks::new() };
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that it is the only user of this state.
             unsafe { (*self.inner.get()).write(inner) };
             self.made.set(true);
         }
     }
 
+    /// Borrows the state.
+    ///
     /// # Safety
-    /// [`Self::is_made`]; only the owner of the ring may call, and only one result may be in use.
+    ///
+    /// [`Self::is_made`] is true. Only the owner of the ring may call this, and it uses only one result at a time.
     #[inline(always)]
     #[allow(clippy::mut_from_ref, reason = "the ring's owner word is the lock")]
     pub(crate) unsafe fn borrow(&self) -> &mut Inner {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the state is initialized and not borrowed.
         unsafe { (*self.inner.get()).assume_init_mut() }
     }
 }
 
-/// One [`Local`] a ring.
+/// One [`Local`] for each ring.
 pub(crate) struct Locals(NonNull<Local>);
 
-// SAFETY: each element is used by the owner of its ring alone; see `Guard::enter`.
+// SAFETY: only the owner of a ring uses its element, and the ring's owner word decides who that is (`Guard::ready`).
 unsafe impl Sync for Locals {}
-// SAFETY: as above.
+// SAFETY: the memory is never unmapped and belongs to no thread.
 unsafe impl Send for Locals {}
 
 impl Locals {
-    /// What it takes, in address space.
+    /// Size of the address space in bytes.
     pub(crate) const SIZE: usize = RING_COUNT * size_of::<Local>();
 
-    /// `None` when the kernel gives no memory, or cannot wipe it on fork (before Linux 4.14).
+    /// Maps the memory. `None` if the kernel has none, or cannot clear it on fork (before Linux 4.14).
     pub(crate) fn new() -> Option<Locals> {
         wiped_on_fork(Locals::SIZE).map(|memory| Locals(memory.cast()))
     }
 
-    /// What belongs to ring `index`.
+    /// The state of ring `index`. `None` if there is no such ring.
     pub(crate) fn get(&self, index: usize) -> Option<&Local> {
-        // SAFETY: below the count that was mapped, zeroed, which is a valid value, and never unmapped.
+        // SAFETY: the index is below the number of mapped elements. The memory is never unmapped, and zeros are a valid
+        // value.
         (index < RING_COUNT).then(|| unsafe { self.0.add(index).as_ref() })
     }
 }
 
-/// Zeroed pages that read zero in every forked child until they are written there. Never given back.
+/// Maps zeroed pages that read as zeros in every forked child until it writes to them. They are never unmapped. `None`
+/// if the kernel refuses.
 pub(crate) fn wiped_on_fork(bytes: usize) -> Option<NonNull<u8>> {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
+    // SAFETY: creates a new anonymous mapping at an address that the kernel chooses.
     let pages = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
     if pages == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: our own pages.
+    // SAFETY: these are our own pages of this size.
     if unsafe { libc::madvise(pages, bytes, libc::MADV_WIPEONFORK) } != 0 {
-        // SAFETY: as above; nobody has seen them.
+        // SAFETY: these are our own pages, and no other code has their address.
         unsafe { libc::munmap(pages, bytes) };
         return None;
     }

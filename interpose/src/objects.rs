@@ -1,6 +1,7 @@
-//! The loaded objects of this process: which one an address belongs to, which one has a name, what one exports.
+//! The shared objects that the loader has loaded into this process: lookup by address, by file name and by exported
+//! symbol.
 //!
-//! Constraints: reads only the loader's own structures and mapped, read-only parts of objects; loads nothing.
+//! Constraints: reads only the loader's own structures and the mapped, read-only parts of objects. It loads no object.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -16,22 +17,25 @@ use crate::stack::{LoadedObject, native};
 /// A loaded object.
 #[derive(Clone, Debug)]
 pub(crate) struct Object {
-    /// Where it was loaded: what its own addresses are relative to.
+    /// The load address, to which the addresses in the object's file are relative.
     pub(crate) base: usize,
-    /// Its path as the loader has it; empty for the executable.
+    /// The path as the loader has it. Empty for the executable.
     pub(crate) path: CString,
+    /// The address of the dynamic section, 0 if there is none.
     dynamic: usize,
 }
 
 impl Object {
-    /// The file name.
+    /// The file name, without the folders.
     pub(crate) fn file_name(&self) -> &[u8] {
         let path = self.path.to_bytes();
         path.rsplit(|b| *b == b'/').next().unwrap_or(path)
     }
 
-    /// The slots through which this object calls functions of others, for those functions that `wanted` names: (address of the
-    /// slot, what `wanted` gave). Looks at the undefined symbols first, so an object that imports none of them costs little.
+    /// The slots through which this object calls functions of others. `wanted` selects functions by name and gives the
+    /// replacement. Returns pairs of the slot's address and the replacement.
+    ///
+    /// It reads the undefined symbols first, so an object that imports no such function costs little.
     pub(crate) fn import_slots(&self, mut wanted: impl FnMut(&[u8]) -> Option<usize>) -> Vec<(usize, usize)> {
         const DT_RELA: i64 = 7;
         const DT_RELASZ: i64 = 8;
@@ -39,7 +43,7 @@ impl Object {
         const DT_PLTRELSZ: i64 = 2;
         const R_X86_64_GLOB_DAT: u32 = 6;
         const R_X86_64_JUMP_SLOT: u32 = 7;
-        /// A table with more entries than this belongs to a giant whose data relocations are not worth reading.
+        /// A larger table belongs to a very large library. Reading all its data relocations would take too long.
         const MOST_RELOCATIONS: usize = 200_000;
         let Some(tables) = self.symbol_tables() else { return Vec::new() };
         let (first_defined, _) = gnu_hash_range(tables.hash);
@@ -64,7 +68,7 @@ impl Object {
                 continue;
             }
             for index in 0..count {
-                // SAFETY: inside the table, by the size that the object's dynamic section states.
+                // SAFETY: `index` is inside the table, whose size the object's dynamic section states.
                 let entry = unsafe { &*(table as *const libc::Elf64_Rela).add(index) };
                 let (kind, symbol) = (entry.r_info as u32, (entry.r_info >> 32) as u32);
                 if matches!(kind, R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT)
@@ -77,13 +81,14 @@ impl Object {
         slots
     }
 
-    /// A handle for `dlsym`, whose scope is the object and what it depends on.
+    /// A handle for `dlsym` that searches the object and its dependencies. Null if the object is not loaded any more,
+    /// and for the executable.
     pub(crate) fn handle(&self) -> *mut c_void {
         if self.path.is_empty() { std::ptr::null_mut() } else { real::loaded(&self.path) }
     }
 
-    /// The address of the first exported symbol that begins with `prefix`: for C++ names whose parameters differ by
-    /// version. A linear search through the object's own symbol table; for rare use.
+    /// The address of the first exported symbol that begins with `prefix`. For C++ functions whose parameters differ
+    /// between versions. Searches the symbol table linearly.
     pub(crate) fn symbol_with_prefix(&self, prefix: &[u8]) -> Option<usize> {
         let tables = self.symbol_tables()?;
         let (_, count) = gnu_hash_range(tables.hash);
@@ -94,7 +99,7 @@ impl Object {
         })
     }
 
-    /// The address of the exported symbol of this name, whatever its version, by the object's hash table.
+    /// The address of the exported symbol of this name in any version, found with the object's hash table.
     fn symbol(&self, name: &[u8], hash: u32) -> Option<usize> {
         let tables = self.symbol_tables()?;
         gnu_hash_find(tables.hash, hash, |index| {
@@ -109,7 +114,7 @@ impl Object {
         if name >= tables.strings_size {
             return None;
         }
-        // SAFETY: inside the string table, which ends with a NUL and is mapped as long as the object is.
+        // SAFETY: `name` is inside the string table, which ends with a NUL. The table is mapped as long as the object.
         Some(unsafe { CStr::from_ptr((tables.strings + name) as *const _) }.to_bytes())
     }
 
@@ -118,7 +123,7 @@ impl Object {
         const DT_NULL: i64 = 0;
         let mut entry = self.dynamic as *const [i64; 2];
         while !entry.is_null() {
-            // SAFETY: the dynamic section is an array that ends with DT_NULL.
+            // SAFETY: the dynamic section is an array that ends with `DT_NULL`, and the loop has not passed that entry.
             let [tag, value] = unsafe { entry.read() };
             if tag == DT_NULL {
                 break;
@@ -126,7 +131,7 @@ impl Object {
             let value = value as usize;
             // glibc relocates these pointers in place, except in objects whose dynamic section is read-only (the vDSO).
             visit(tag, value, if value < self.base { self.base + value } else { value });
-            // SAFETY: not past the end, which is DT_NULL.
+            // SAFETY: the entry just read is not `DT_NULL`, so another one follows.
             entry = unsafe { entry.add(1) };
         }
     }
@@ -155,22 +160,22 @@ struct SymbolTables {
     strings: usize,
     strings_size: usize,
     symbols: usize,
-    /// `DT_GNU_HASH`.
+    /// The address of the `DT_GNU_HASH` table.
     hash: usize,
 }
 
 impl SymbolTables {
     fn symbol(&self, index: usize) -> &libc::Elf64_Sym {
-        // SAFETY: the object's own hash table states how many there are, and callers keep to it.
+        // SAFETY: callers take `index` from the object's own hash table, which covers only existing symbols.
         unsafe { &*(self.symbols as *const libc::Elf64_Sym).add(index) }
     }
 }
 
-/// The symbols that a `DT_GNU_HASH` table covers: from its first one to one more than the last index of its longest chain.
+/// The indices of the symbols that a `DT_GNU_HASH` table covers: the first one, and one more than the last one.
 fn gnu_hash_range(table: usize) -> (usize, usize) {
     let word = |index: usize| {
-        // SAFETY: the caller gives the address of a hash table, and the indices below follow its layout: four words of
-        // header, the bloom filter, the buckets, the chains, whose last word of each has bit 0 set.
+        // SAFETY: callers pass the address of a mapped hash table, and all indices follow its layout. It has four words
+        // of header, the bloom filter, the buckets and the chains. Bit 0 is set in the last word of each chain.
         unsafe { (table as *const u32).add(index).read() }
     };
     let (buckets, first, bloom) = (word(0) as usize, word(1) as usize, word(2) as usize);
@@ -186,20 +191,21 @@ fn gnu_hash_range(table: usize) -> (usize, usize) {
     (first, last + 1)
 }
 
-/// The hash that `DT_GNU_HASH` tables are made with.
+/// The hash function of `DT_GNU_HASH` tables.
 fn gnu_hash(name: &[u8]) -> u32 {
     name.iter().fold(5381, |hash: u32, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)))
 }
 
 /// Calls `visit` with the index of each symbol of this hash until it returns a value.
 fn gnu_hash_find<T>(table: usize, hash: u32, mut visit: impl FnMut(usize) -> Option<T>) -> Option<T> {
-    // SAFETY: as in `gnu_hash_range`.
+    // SAFETY: callers pass the address of a mapped hash table, and all indices follow its layout. It has four words of
+    // header, the bloom filter, the buckets and the chains. Bit 0 is set in the last word of each chain.
     let word = |index: usize| unsafe { (table as *const u32).add(index).read() };
     let (buckets, first, bloom, shift) = (word(0) as usize, word(1) as usize, word(2) as usize, word(3));
     if buckets == 0 || bloom == 0 {
         return None;
     }
-    // SAFETY: the filter's 64-bit words follow the header; the index is below their number.
+    // SAFETY: the filter's 64-bit words follow the 16-byte header, and the index is below their number.
     let filter = unsafe { ((table + 16) as *const u64).add(hash as usize / 64 % bloom).read() };
     if filter >> (hash % 64) & filter >> (hash.checked_shr(shift).unwrap_or(0) % 64) & 1 == 0 {
         return None;
@@ -233,17 +239,17 @@ pub(crate) fn find<T>(visit: impl FnMut(&Object) -> Option<T>) -> Option<T> {
         _size: usize,
         data: *mut c_void,
     ) -> c_int {
-        // SAFETY: dl_iterate_phdr passes its own info and our pointer, both valid for the call.
+        // SAFETY: `dl_iterate_phdr` passes its own info and the pointer to our `State`. Both are valid during the call.
         let (info, state) = unsafe { (&*info, &mut *data.cast::<State<F, T>>()) };
         let path = if info.dlpi_name.is_null() {
             CString::default()
         } else {
-            // SAFETY: a C string of the loader's.
+            // SAFETY: `dlpi_name` is not null, and the loader keeps a C string there.
             unsafe { CStr::from_ptr(info.dlpi_name) }.to_owned()
         };
         let mut dynamic = 0;
         for index in 0..usize::from(info.dlpi_phnum) {
-            // SAFETY: the loader gives dlpi_phnum program headers.
+            // SAFETY: the loader provides `dlpi_phnum` program headers.
             let header = unsafe { &*info.dlpi_phdr.add(index) };
             if header.p_type == libc::PT_DYNAMIC {
                 dynamic = info.dlpi_addr as usize + header.p_vaddr as usize;
@@ -253,7 +259,7 @@ pub(crate) fn find<T>(visit: impl FnMut(&Object) -> Option<T>) -> Option<T> {
         c_int::from(state.found.is_some())
     }
     let mut state = State { visit, found: None };
-    // SAFETY: the callback matches the type that `data` points at and neither outlives the call.
+    // SAFETY: `step_of` chooses the callback for the type of `state`. `state` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(step_of(&state)), (&raw mut state).cast()) };
     return state.found;
 
@@ -264,26 +270,27 @@ pub(crate) fn find<T>(visit: impl FnMut(&Object) -> Option<T>) -> Option<T> {
     }
 }
 
-/// The loaded object with this file name, e.g. `libc10.so`; the first one where there are several.
+/// The loaded object with this file name, for example `libc10.so`. The first one if there are several.
 pub(crate) fn named(file_name: &[u8]) -> Option<Object> {
     find(|o| (o.file_name() == file_name).then(|| o.clone()))
 }
 
-/// What an object whose file name begins with one of `names` exports as `symbol`; 0 where there is none.
+/// The address of `symbol` in the first object that exports it and whose file name begins with one of `names`. 0 if
+/// there is none.
 pub(crate) fn exported(symbol: &[u8], names: &[&[u8]]) -> usize {
     let hash = gnu_hash(symbol);
     find(|o| names.iter().any(|name| o.file_name().starts_with(name)).then(|| o.symbol(symbol, hash)).flatten())
         .unwrap_or(0)
 }
 
-/// Whether any loaded object exports `symbol`, in whatever scope.
+/// Whether any loaded object exports `symbol`, in any scope.
 pub(crate) fn is_exported(symbol: &[u8]) -> bool {
     let hash = gnu_hash(symbol);
     find(|o| o.symbol(symbol, hash)).is_some()
 }
 
-/// Whether names are looked for in the object of `address` before they are looked for in this library: in the executable, and in what
-/// was preloaded before us.
+/// Whether the loader searches the object of `address` before this library. That is so for the executable and for
+/// objects preloaded before us.
 pub(crate) fn comes_before_us(address: usize) -> bool {
     let [Some(theirs), Some(ours)] = [address, comes_before_us as *const () as usize].map(containing) else {
         return false;
@@ -292,7 +299,7 @@ pub(crate) fn comes_before_us(address: usize) -> bool {
     theirs.start != ours.start && first == Some(0)
 }
 
-/// A loaded object as the loader's fast look-up gives it.
+/// A loaded object, as the loader's fast lookup by address returns it.
 #[derive(Clone, Copy)]
 pub(crate) struct Caller {
     /// Where the object starts in memory.
@@ -301,23 +308,24 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Its path as the loader has it; empty for the executable.
+    /// The path as the loader has it. Empty for the executable.
     pub(crate) fn path(&self) -> &CStr {
         if self.path.is_null() {
             return c"";
         }
-        // SAFETY: a C string that lives as long as the object is loaded; it is executing a call right now.
+        // SAFETY: `path` is a C string that lives as long as the object is loaded. The object cannot be unloaded now,
+        // because its code is on the stack.
         unsafe { CStr::from_ptr(self.path) }
     }
 
-    /// The file name.
+    /// The file name, without the folders.
     pub(crate) fn file_name(&self) -> &[u8] {
         let path = self.path().to_bytes();
         path.rsplit(|b| *b == b'/').next().unwrap_or(path)
     }
 
-    /// Tells objects apart, also those that lie one after the other at one address. Never 0. Of whole words, since every call of
-    /// CUDA asks for it.
+    /// A hash that distinguishes objects, including those loaded one after the other at the same address. Never 0. It
+    /// reads whole words, because every CUDA call computes it.
     fn identity(&self) -> usize {
         const PRIME: usize = 0x517c_c1b7_2722_0a95;
         let mix = |hash: usize, word: usize| (hash.rotate_left(5) ^ word).wrapping_mul(PRIME);
@@ -345,46 +353,47 @@ struct LinkMap {
     name: *const libc::c_char,
 }
 
-/// The object that `address` lies in. Lock-free where glibc offers it (`_dl_find_object`, 2.35), since a hook may run under the
-/// allocator's lock.
+/// The object that contains `address`. `None` if there is none.
+///
+/// A hook may run under the allocator's lock, so this uses glibc's lock-free `_dl_find_object` (2.35) where it exists.
 pub(crate) fn containing(address: usize) -> Option<Caller> {
     static FIND_OBJECT: Original = Original::new();
     static MISSING: AtomicU32 = AtomicU32::new(0);
     if MISSING.load(Ordering::Relaxed) == 0 {
         let find = FIND_OBJECT.get(|| real::lookup(libc::RTLD_DEFAULT, c"_dl_find_object"));
         if !find.is_null() {
-            // SAFETY: glibc's documented type.
+            // SAFETY: this is the type that glibc documents for `_dl_find_object`.
             let find: unsafe extern "C" fn(*mut c_void, *mut DlFindObject) -> c_int =
                 unsafe { std::mem::transmute(find) };
-            // SAFETY: plain data for the call to fill.
+            // SAFETY: `DlFindObject` is plain data, for which zeros are valid.
             let mut found: DlFindObject = unsafe { std::mem::zeroed() };
-            // SAFETY: any address may be asked for.
+            // SAFETY: `_dl_find_object` accepts any address and writes to `found`.
             if unsafe { find(address as *mut c_void, &mut found) } != 0 || found.link_map.is_null() {
                 return None;
             }
-            // SAFETY: the loader's own record of a loaded object.
+            // SAFETY: `link_map` is not null, and it is the loader's own record of a loaded object.
             let path = unsafe { (*found.link_map).name };
             return Some(Caller { start: found.map_start as usize, path });
         }
         MISSING.store(1, Ordering::Relaxed);
     }
-    // SAFETY: plain data for dladdr to fill.
+    // SAFETY: `Dl_info` is plain data, for which zeros are valid.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: any address may be asked for.
+    // SAFETY: `dladdr` accepts any address and writes to `info`.
     if unsafe { libc::dladdr(address as *const c_void, &mut info) } == 0 {
         return None;
     }
     Some(Caller { start: info.dli_fbase as usize, path: info.dli_fname })
 }
 
-/// How many objects can have a module id; later ones are "none".
+/// How many objects can have a module id. Later objects have none.
 pub(crate) const MODULES: usize = 256;
 
-/// The identities of objects that called CUDA, by module index; 0 is free. Of this image, not of a recording: a forked
-/// child has the same objects.
+/// The identities of the objects that called CUDA, by module index. 0 is a free slot. They belong to the loaded
+/// library, not to a recording, because a forked child has the same objects.
 static IDENTITIES: [AtomicUsize; MODULES] = [const { AtomicUsize::new(0) }; MODULES];
 
-/// The calling object's index.
+/// The index of a calling object. `None` if [`MODULES`] others have one already.
 pub(crate) fn module_index(caller: &Caller) -> Option<usize> {
     let identity = caller.identity();
     for (index, place) in IDENTITIES.iter().enumerate() {
@@ -403,7 +412,7 @@ pub(crate) fn module_index(caller: &Caller) -> Option<usize> {
     None
 }
 
-/// Keeps the object that has this address from being unloaded: what we hold originals of must stay.
+/// Keeps the object at this address loaded for good, because we keep pointers to its functions.
 pub(crate) fn keep(address: usize) {
     if let Some(object) = containing(address)
         && !object.path().is_empty()
@@ -412,7 +421,7 @@ pub(crate) fn keep(address: usize) {
     }
 }
 
-/// Which modules this recording has defined, one bit each.
+/// The modules that this recording has defined, one bit each.
 pub(crate) struct DefinedModules([AtomicU64; MODULES / 64]);
 
 impl DefinedModules {
@@ -421,7 +430,7 @@ impl DefinedModules {
     }
 }
 
-/// The id of a calling object, whose index this is; defined in the trace when it is new.
+/// The id of a calling object with this index. Defines the module in the trace if it is new.
 pub(crate) fn module_id(caller: &Caller, index: usize, guard: &mut Guard) -> ModuleId {
     let build_id = || {
         native::with_start(caller.start, |object| object.build_id().map(<[u8]>::to_vec)).flatten().unwrap_or_default()
@@ -429,7 +438,8 @@ pub(crate) fn module_id(caller: &Caller, index: usize, guard: &mut Guard) -> Mod
     guard.with_sink(|sink| module_in(caller, index, build_id, sink))
 }
 
-/// The id of an object that a native frame is in, defined in the trace when it is new.
+/// The id of the object that contains a native frame. Defines the module in the trace if it is new. [`ModuleId::NONE`]
+/// if there are too many objects.
 pub(crate) fn define_module(object: &LoadedObject<'_>, sink: &mut RingSink<'_>) -> ModuleId {
     let caller = Caller { start: object.start, path: object.path.as_ptr() };
     let Some(index) = module_index(&caller) else { return ModuleId::NONE };
@@ -460,15 +470,16 @@ pub(crate) fn loaded_count() -> u64 {
     counts().0
 }
 
-/// How many it has ever unloaded.
+/// How many objects the loader has ever unloaded from this process.
 pub(crate) fn unloaded_count() -> u64 {
     counts().1
 }
 
-/// How many objects were ever loaded, and unloaded.
+/// How many objects were ever loaded, and how many were ever unloaded.
 fn counts() -> (u64, u64) {
     unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, size: usize, data: *mut c_void) -> c_int {
-        // SAFETY: the loader's own record, with the counters where `size` covers them; `data` is our own pair.
+        // SAFETY: `info` is the loader's own record and has these counters if `size` covers them. `data` points to our
+        // pair.
         unsafe {
             if size >= std::mem::offset_of!(libc::dl_phdr_info, dlpi_subs) + size_of::<u64>() {
                 *data.cast::<(u64, u64)>() = ((*info).dlpi_adds, (*info).dlpi_subs);
@@ -477,7 +488,7 @@ fn counts() -> (u64, u64) {
         1
     }
     let mut counts = (0u64, 0u64);
-    // SAFETY: the callback writes one pair and ends the iteration.
+    // SAFETY: the callback writes one pair, which outlives the call, and ends the iteration.
     unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut counts).cast()) };
     counts
 }

@@ -1,11 +1,15 @@
-//! What lines of files that `torch.compile` generated stand for: the program's own lines, which PyTorch's recorder lists behind them.
+//! Maps lines of files that `torch.compile` generated to the program's own lines. PyTorch's memory recorder shows those
+//! too.
 //!
-//! Only inductor knows, in `torch._inductor.codecache.PyCodeCache.linemaps` (from 2.1 on), and only who holds the GIL may ask, which a hook may
-//! not wait for. So a new frame of such a file is remembered, and `Py_AddPendingCall`, which any thread may call, has the interpreter
-//! call [`resolve`] on its main thread, between two instructions of Python, or at the latest when it ends. There the table is read by functions of the C API that run no Python code
-//! on objects of the types they are asked about, and refuse others.
+//! Only inductor has this mapping: `torch._inductor.codecache.PyCodeCache.linemaps`, from 2.1 on. Reading it needs the
+//! GIL, for which a hook must not wait. So a new frame of such a file is queued. Any thread may call
+//! `Py_AddPendingCall`, after which the interpreter calls [`resolve`] on its main thread, between two Python
+//! instructions. At the latest it does so when it ends.
 //!
-//! What the process has not come to when it dies stays what it is in the stacks: a line of a generated file.
+//! Constraint: `resolve` uses only functions of the C API that run no Python code on the objects used here and that
+//! refuse other types.
+//!
+//! A frame that is still queued when the process dies keeps its line in the generated file.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::ptr::null_mut;
@@ -23,13 +27,13 @@ use crate::process::Process;
 use crate::real::global;
 use crate::stack::FrameText;
 
-/// Frames that wait at most; more are counted as definitions that were dropped.
+/// At most this many frames are queued. Further ones are counted as dropped definitions.
 const MOST_WAITING: usize = 1 << 14;
-/// How often a frame is looked up whose file the table does not have yet: a file's own first run comes before its lines are in the
-/// table, and kernels' files never are.
+/// How often a frame is looked up while the table does not contain its file. A file's first run precedes its entry in
+/// the table, and files of kernels never get one.
 const MOST_LOOKS: u32 = 4;
 
-/// A frame to be looked up.
+/// A frame that waits for its lookup.
 struct Waiting {
     frame: FrameId,
     filename: Box<str>,
@@ -38,12 +42,12 @@ struct Waiting {
     next: *mut Waiting,
 }
 
-/// The frames of this process that wait to be looked up. See the module.
+/// The queue of this process's frames that wait for their lookup.
 pub(crate) struct Origins {
-    /// Taken as a whole only, so that adding to it needs no lock.
+    /// The head of a linked list. It is only extended or taken as a whole, so no lock is needed.
     first: AtomicPtr<Waiting>,
     count: AtomicUsize,
-    /// The interpreter has been asked to call.
+    /// Set while a pending call is queued in the interpreter.
     asked: AtomicBool,
     interface: OnceLock<Option<Interface>>,
 }
@@ -58,7 +62,7 @@ impl Origins {
         }
     }
 
-    /// A new frame of Python code. Whoever calls holds a guard.
+    /// Queues a new Python frame if its file was generated. The caller holds a guard.
     pub(crate) fn frame(process: &Process, frame: FrameId, text: &FrameText<'_>) {
         if !is_inductor_file(text.filename) {
             return;
@@ -68,12 +72,14 @@ impl Origins {
         if !origins.add(frame, text.filename.into(), text.line, 0) {
             process.count(Counter::DefinitionsDropped, 1);
         }
-        // SAFETY: reads a word of the runtime's, at any time. An interpreter that is gone must not be asked.
+        // SAFETY: `Py_IsInitialized` reads one word of the runtime at any time. An interpreter that has ended must not
+        // get a pending call.
         if unsafe { (interface.is_initialized)() } != 0 && !origins.asked.swap(true, Ordering::AcqRel) {
-            // SAFETY: needs no GIL; called back at a time when a hook's guard cannot be alive on that thread, with it.
+            // SAFETY: `Py_AddPendingCall` needs no GIL. The interpreter calls `resolve` with the GIL, when no guard
+            // exists on that thread.
             let refused = unsafe { (interface.add_pending_call)(resolve, null_mut()) } != 0;
             if refused {
-                // Too many others wait: asked again at the next frame.
+                // The interpreter's queue is full. The next frame tries again.
                 origins.asked.store(false, Ordering::Release);
             }
         }
@@ -88,18 +94,18 @@ impl Origins {
         let waiting = Box::into_raw(Box::new(Waiting { frame, filename, line, looks, next: first }));
         while let Err(now) = self.first.compare_exchange_weak(first, waiting, Ordering::Release, Ordering::Relaxed) {
             first = now;
-            // SAFETY: nobody else knows of it yet.
+            // SAFETY: no other thread has this pointer before the exchange succeeds.
             unsafe { (*waiting).next = first };
         }
         true
     }
 
-    /// All that wait.
+    /// Removes and returns all queued frames.
     fn take(&self) -> Vec<Waiting> {
         let mut next = self.first.swap(null_mut(), Ordering::Acquire);
         let mut all = Vec::new();
         while !next.is_null() {
-            // SAFETY: made by `add`; the whole list is ours alone since the swap.
+            // SAFETY: `add` made this box. Since the swap, no other thread has the list.
             let waiting = unsafe { *Box::from_raw(next) };
             next = waiting.next;
             all.push(waiting);
@@ -109,19 +115,19 @@ impl Origins {
     }
 }
 
-/// Called by the interpreter on its main thread, with the GIL. Must return 0, or it raises.
+/// The interpreter calls this on its main thread, with the GIL. A result other than 0 would raise an exception.
 unsafe extern "C" fn resolve(_: *mut c_void) -> c_int {
-    // In a forked child that has recorded nothing yet: its parent's affair.
+    // `None` in a forked child that has recorded nothing yet: the request belongs to its parent.
     let Some(process) = Process::if_started() else { return 0 };
     let Some(mut guard) = Guard::enter() else {
         process.origins.asked.store(false, Ordering::Release);
         return 0;
     };
     let origins = &guard.process().origins;
-    // What is added from here on asks again.
+    // A frame that is added from here on queues another call.
     origins.asked.store(false, Ordering::Release);
     let Some(Some(interface)) = origins.interface.get() else { return 0 };
-    // SAFETY: this thread holds the GIL.
+    // SAFETY: the interpreter makes pending calls with the GIL.
     let Some(table) = (unsafe { Table::find(interface) }) else { return 0 };
     for waiting in origins.take() {
         match table.lookup(&waiting.filename, waiting.line) {
@@ -153,8 +159,8 @@ struct Line<'a> {
     line: u32,
 }
 
-/// The lines of a traceback, innermost first: what `re.findall(r'File "(.+)", line (\d+), in (.+)\n')` finds, from the last to the first,
-/// as `PyCodeCache.stack_frames_for_code` does.
+/// The lines of a traceback, innermost first. These are the matches of `re.findall(r'File "(.+)", line (\d+), in
+/// (.+)\n')` in reverse order, as in `PyCodeCache.stack_frames_for_code`.
 fn parse(text: &str) -> impl Iterator<Item = Line<'_>> {
     text.split_inclusive('\n').rev().filter_map(|line| {
         let (_, rest) = line.strip_suffix('\n')?.split_once("File \"")?;
@@ -169,7 +175,7 @@ fn parse(text: &str) -> impl Iterator<Item = Line<'_>> {
 
 type Object = *mut c_void;
 
-/// What is used of CPython's C API. Its types check what they are given.
+/// The functions of CPython's C API that are used. They check the types of their arguments.
 struct Interface {
     add_pending_call: unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int,
     is_initialized: unsafe extern "C" fn() -> c_int,
@@ -190,12 +196,12 @@ struct Interface {
 
 impl Interface {
     fn find() -> Option<Interface> {
-        // SAFETY: all are of the C API, with these types in every CPython from 3.8 on.
+        // SAFETY: these symbols belong to the C API and have these types in every CPython from 3.8 on.
         unsafe {
             Some(Interface {
                 add_pending_call: global(c"Py_AddPendingCall")?,
                 is_initialized: global(c"Py_IsInitialized")?,
-                // Public since 3.13; before that with an underscore.
+                // Public since 3.13. Earlier versions export it with an underscore.
                 is_finalizing: global(c"Py_IsFinalizing").or_else(|| global(c"_Py_IsFinalizing"))?,
                 sys_object: global(c"PySys_GetObject")?,
                 dict_item_string: global(c"PyDict_GetItemString")?,
@@ -214,30 +220,31 @@ impl Interface {
     }
 }
 
-/// `PyCodeCache.linemaps`, held while this lives. Made and used with the GIL.
+/// `PyCodeCache.linemaps`, with a reference that we own. It is created and used with the GIL.
 struct Table<'a> {
     interface: &'a Interface,
     linemaps: Object,
 }
 
-/// What the table says of a line.
+/// The result of a lookup.
 enum Found {
-    /// The traceback it stands for.
+    /// The traceback of the program's lines.
     Text(Box<str>),
-    /// Nothing.
+    /// The table has no traceback for this line.
     Nothing,
-    /// The file is not in it.
+    /// The table does not contain the file.
     NoFile,
 }
 
 impl<'a> Table<'a> {
-    /// `None` where inductor is not there, not yet or not any more.
+    /// Finds the table. `None` if inductor is not imported or the interpreter is finalizing.
     ///
     /// # Safety
-    /// This thread holds the GIL, and does so as long as the table lives.
+    ///
+    /// The calling thread holds the GIL for as long as the table lives.
     unsafe fn find(interface: &'a Interface) -> Option<Table<'a>> {
-        // SAFETY: the caller has the GIL. No error is set between two instructions, so that clearing loses none; references that are not
-        // borrowed are released.
+        // SAFETY: the caller guarantees the GIL. No exception is set between two instructions, so clearing loses none.
+        // References that are not borrowed are released.
         unsafe {
             if (interface.is_finalizing)() != 0 {
                 return None;
@@ -259,8 +266,8 @@ impl<'a> Table<'a> {
 
     fn lookup(&self, filename: &str, line: u32) -> Found {
         let interface = self.interface;
-        // SAFETY: `find`'s caller has the GIL; all results but the new string are borrowed from the table, which nobody else can change
-        // meanwhile; each is checked for null before it is used; no error was set before.
+        // SAFETY: the caller of `find` guarantees the GIL. All results except the new string are borrowed from the
+        // table, which cannot change meanwhile. Each is checked for null, and no exception was set before.
         unsafe {
             let key = (interface.new_text)(filename.as_ptr().cast(), filename.len() as isize);
             let mut entry = null_mut();
@@ -275,18 +282,19 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// `[(lines, ...), (tracebacks, ...)]`: the traceback of the last line that is not beyond this one.
+    /// Looks up a line in `[(lines, ...), (tracebacks, ...)]`: the traceback of the last line that is not greater.
     ///
     /// # Safety
-    /// As in `lookup`; `entry` is an object.
+    ///
+    /// The calling thread holds the GIL, and `entry` is a live object of the table.
     unsafe fn text_of(&self, entry: Object, line: u32) -> Option<Found> {
         let interface = self.interface;
         let some = |object: Object| (!object.is_null()).then_some(object);
-        // SAFETY: as promised by the caller; these functions check types and bounds.
+        // SAFETY: the caller guarantees the GIL and the object. These functions check types and bounds.
         unsafe {
             let lines = some((interface.list_item)(entry, 0))?;
             let texts = some((interface.list_item)(entry, 1))?;
-            // Python's `bisect_right`.
+            // The same search as Python's `bisect_right`.
             let (mut low, mut high) = (0, (interface.tuple_size)(lines));
             while low < high {
                 let middle = low + (high - low) / 2;
@@ -307,7 +315,7 @@ impl<'a> Table<'a> {
 
 impl Drop for Table<'_> {
     fn drop(&mut self) {
-        // SAFETY: our own reference, and the GIL is still held.
+        // SAFETY: the reference is ours, and the caller of `find` guarantees the GIL while the table lives.
         unsafe { (self.interface.release)(self.linemaps) };
     }
 }

@@ -1,7 +1,7 @@
-//! This process's recording: found out once, at the first event; found out anew in a forked child.
+//! The recording of this process. The first event creates it, and a forked child creates its own.
 //!
-//! A fork is noticed without a hook: [`Process::alive`] points into a page that the kernel wipes in the child
-//! (`MADV_WIPEONFORK`), whichever way the child was made.
+//! Detecting a fork needs no hook. [`Process::alive`] points into a page that the kernel clears in every child
+//! (`MADV_WIPEONFORK`), no matter how the child was created.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -21,7 +21,7 @@ use crate::origins::Origins;
 use crate::seccomp;
 use crate::stack::{self, Interner, Python};
 
-/// Everything a recording process has. Never freed: hooks on other threads may be using it.
+/// The state of a process that is being recorded. Never freed, because hooks on other threads may use it at any time.
 pub(crate) struct Process {
     pub(crate) options: Options,
     pub(crate) segment: Segment,
@@ -33,86 +33,94 @@ pub(crate) struct Process {
     pub(crate) names: Names,
     pub(crate) cycles: Cycles,
     python: AtomicPtr<Python>,
-    /// When to look for an interpreter again: the number of looks that found none.
+    /// How many searches have found no interpreter. Determines when to search again.
     python_misses: AtomicU64,
     python_reported: AtomicU32,
-    /// One a ring; used by the ring's owner alone.
+    /// The state of each ring, used only by the ring's owner.
     locals: Locals,
+    /// 0 in a forked child until it starts its own recording.
     alive: &'static AtomicU32,
-    /// Which devices have been described, one bit each.
+    /// The devices that have been described, one bit each.
     pub(crate) devices: AtomicU64,
-    /// How many events are still to go without a look for a free ring: the last look found none.
+    /// How many more events skip the search for a free ring, because the last search found none.
     skip_looks: AtomicU32,
-    /// Set while events do not fit and waiting has failed: the launcher is stopped or gone.
+    /// Set while the rings are full and waiting has failed: the launcher is stopped or has ended.
     pub(crate) stalled: AtomicU32,
 }
 
-/// Null: not yet known. [`off`], [`unreachable`]: this process records nothing, for ever or for now.
+/// The recording of this process. Null before the first event. [`off`] if it never records, [`unreachable`] if it
+/// cannot record now.
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
-/// The thread id that is finding out, 0 when nobody is.
+/// The id of the thread that is starting the recording, 0 if none is.
 static STARTING: AtomicU32 = AtomicU32::new(0);
+/// How many recordings this process and its ancestors have tried to start.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
-/// The page that forks wipe.
+/// The page that the kernel clears in forked children. Null until it is mapped.
 static ALIVE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Events that passed while the launcher could not be reached. Told when it can be; see [`Process::missed_event`].
+/// Events that were lost while the launcher could not be reached. Counted in the recording once it starts
+/// ([`Process::missed_event`]).
 static MISSED: AtomicU64 = AtomicU64::new(0);
-/// Events that passed while the recording was paused; see [`Process::pass_by`].
+/// Events that were lost while the recording was paused ([`Process::pass_by`]).
 static PASSED_BY: AtomicU64 = AtomicU64::new(0);
 
-/// See [`Process::look_for_ring`].
+/// How many events skip the search after one that found no free ring ([`Process::look_for_ring`]).
 const LOOK_EVERY: u32 = 1024;
 
-/// How many of so many events that passed by have been told.
+/// How many of `passed_by` lost events have been counted in the recording: the first one, then multiples of 1024.
 fn told(passed_by: u64) -> u64 {
     passed_by.min(1).max(passed_by & !1023)
 }
 
-/// A pointer that is neither null nor a process: this process was not started by memtrace.
+/// A marker that is neither null nor a process: memtrace did not start this process.
 fn off() -> *mut Process {
     std::ptr::without_provenance_mut(align_of::<Process>())
 }
 
-/// The other such pointer: the launcher could not be reached (no descriptor was free, it was stopped, it is gone).
+/// A second marker: the launcher cannot be reached. No file descriptor was free, or the launcher is stopped or has
+/// ended.
 fn unreachable() -> *mut Process {
     std::ptr::without_provenance_mut(2 * align_of::<Process>())
 }
 
-/// The process that `CURRENT` points to; `None` for null and the two markers.
+/// The process that `pointer` refers to. `None` for null and for the two markers.
 #[inline]
 fn known(pointer: *mut Process) -> Option<&'static Process> {
     if pointer.addr() <= 2 * align_of::<Process>() {
         return None;
     }
-    // SAFETY: neither null nor a marker, so it was made by `start` and is never freed.
+    // SAFETY: the pointer is neither null nor a marker, so `find_out` made it from a box that is never freed.
     Some(unsafe { &*pointer })
 }
 
+/// The kernel's id of the calling thread.
 pub(crate) fn thread_id() -> u32 {
-    // SAFETY: no arguments; cannot fail.
+    // SAFETY: `gettid` takes no arguments and cannot fail.
     unsafe { libc::syscall(libc::SYS_gettid) as u32 }
 }
 
 impl Process {
-    /// This process's recording; `None` when it has none. The first call connects to the launcher.
+    /// This process's recording. `None` if it has none. The first call connects to the launcher.
     #[inline]
     pub(crate) fn current() -> Option<&'static Process> {
         if let Some(process) = Process::if_started() {
             return Some(process);
         }
         let pointer = CURRENT.load(Ordering::Relaxed);
-        // Whom nobody answered asks again after 1, 2, 4, 8 ... events.
+        // Retries the connection with exponential backoff: after 1, 2, 4, 8 ... lost events.
         let wait = std::ptr::eq(pointer, unreachable()) && !MISSED.load(Ordering::Relaxed).is_power_of_two();
         if std::ptr::eq(pointer, off()) || wait { None } else { Process::find_out() }
     }
 
-    /// The same, but without connecting: `None` also before the first event, and in a forked child before its own first.
+    /// This process's recording, without connecting to the launcher. `None` also before the first event of a process,
+    /// forked children included.
     #[inline]
     pub(crate) fn if_started() -> Option<&'static Process> {
         known(CURRENT.load(Ordering::Acquire)).filter(|p| p.alive.load(Ordering::Relaxed) != 0)
     }
 
-    /// An event passes by unrecorded. Where the launcher is meant to know, it will be told.
+    /// Counts an event that is not recorded because the launcher cannot be reached. The recording includes this count
+    /// once it starts.
     #[cold]
     pub(crate) fn missed_event() {
         if std::ptr::eq(CURRENT.load(Ordering::Relaxed), unreachable()) {
@@ -120,8 +128,11 @@ impl Process {
         }
     }
 
-    /// An event passes by while the recording is paused. Not counted exactly where threads do so at once: it is to cost nothing. The
-    /// first is told at once, so that a pause without an end is seen, others by the thousand, the rest when it ends.
+    /// Counts an event that is not recorded because of a pause.
+    ///
+    /// The counter is not exact if several threads count at once, which keeps it cheap. The first lost event is counted
+    /// in the recording at once, so that a pause without an end is visible. Later ones are added 1024 at a time, the
+    /// rest when the pause ends.
     pub(crate) fn pass_by() {
         let before = PASSED_BY.load(Ordering::Relaxed);
         PASSED_BY.store(before.wrapping_add(1), Ordering::Relaxed);
@@ -133,7 +144,7 @@ impl Process {
         }
     }
 
-    /// The pause is over.
+    /// Adds the remaining lost events to the recording when a pause ends.
     pub(crate) fn tell_passed_by(&self) {
         let all = PASSED_BY.swap(0, Ordering::Relaxed);
         self.count(Counter::EventsDropped, all - told(all));
@@ -145,12 +156,14 @@ impl Process {
         loop {
             match STARTING.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => break,
-                // A forked child whose parent was starting on another thread: that thread is not here.
+                // In a forked child whose parent was starting the recording on another thread: that thread does not
+                // exist here.
                 Err(other) if !thread_exists(other) => {
                     let _ = STARTING.compare_exchange(other, 0, Ordering::Relaxed, Ordering::Relaxed);
                 }
                 Err(_) => {
-                    // SAFETY: no arguments. The other thread only talks to the launcher, with a time limit.
+                    // SAFETY: `sched_yield` takes no arguments and has no preconditions. The other thread only connects
+                    // to the launcher, with a time limit.
                     unsafe { libc::sched_yield() };
                 }
             }
@@ -176,48 +189,51 @@ impl Process {
         known(pointer)
     }
 
-    /// What belongs to ring `index`. Only the ring's owner may call.
+    /// The state of ring `index`. Only the ring's owner may call this.
     #[inline]
     pub(crate) fn local(&self, index: usize) -> Option<&Local> {
         self.locals.get(index)
     }
 
-    /// The interpreter, when there is one and its layout was verified.
+    /// The interpreter. `None` if there is none.
     #[inline]
     pub(crate) fn python(&self) -> Option<&Python> {
         let python = self.python.load(Ordering::Acquire);
-        // SAFETY: null or a box leaked by `set_python`.
+        // SAFETY: the pointer is null or comes from `set_python`, which leaks its box.
         unsafe { python.as_ref() }
     }
 
-    /// Whether it is time to look for an interpreter: at the 1st, 2nd, 4th, 8th ... event without one.
+    /// Whether to search for an interpreter now: at the 1st, 2nd, 4th, 8th ... event without one.
     #[inline]
     pub(crate) fn should_look_for_python(&self) -> bool {
         self.python_misses.fetch_add(1, Ordering::Relaxed).wrapping_add(1).is_power_of_two()
     }
 
-    /// No interpreter will be looked for any more.
+    /// Ends all searches for an interpreter. The counter then never again reaches a power of two.
     pub(crate) fn stop_looking_for_python(&self) {
         self.python_misses.store(1 << 63 | 1, Ordering::Relaxed);
     }
 
-    /// Whether the interpreter's state has been reported.
+    /// Whether the result of the interpreter's verification has been reported.
     #[inline]
     pub(crate) fn python_reported(&self) -> bool {
         self.python_reported.load(Ordering::Relaxed) != 0
     }
 
-    /// Marks it as reported; true for the one who does.
+    /// Marks the result as reported. Returns `true` for the one caller that does so.
     pub(crate) fn set_python_reported(&self) -> bool {
         self.python_reported.swap(1, Ordering::Relaxed) == 0
     }
 
+    /// Sets the interpreter, for the rest of the process's life.
     pub(crate) fn set_python(&self, python: Python) {
         self.python.store(Box::into_raw(Box::new(python)), Ordering::Release);
     }
 
-    /// The ring for a thread that has none: what `look` finds, 0 for the common one. A look that finds nothing asks the kernel about every
-    /// owner, so after one only every [`LOOK_EVERY`]th event looks, more or less where threads count at once.
+    /// Finds a ring for a thread without one: the result of `look`, 0 for the common ring.
+    ///
+    /// A failed search asks the kernel about the owner of every ring. So after one, only every [`LOOK_EVERY`]th event
+    /// searches again. That number is approximate if several threads count at once.
     pub(crate) fn look_for_ring(&self, look: impl FnOnce() -> usize) -> usize {
         let skip = self.skip_looks.load(Ordering::Relaxed);
         if let Some(left) = skip.checked_sub(1) {
@@ -229,7 +245,7 @@ impl Process {
         index
     }
 
-    /// Adds to a counter of the shared header.
+    /// Adds to a counter in the segment's header.
     pub(crate) fn count(&self, counter: Counter, by: u64) {
         if let Some(place) = self.segment.header().counters.0.get(counter as usize) {
             place.fetch_add(by, Ordering::Relaxed);
@@ -237,22 +253,22 @@ impl Process {
     }
 }
 
-/// Whether this thread of this process exists.
+/// Whether this process has a thread with this id.
 pub(crate) fn thread_exists(tid: u32) -> bool {
-    // SAFETY: signal 0 sends nothing.
+    // SAFETY: signal 0 is never delivered. The call only checks whether the thread exists.
     let sent = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid as libc::pid_t, 0) == 0 };
     sent || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
-/// Why a process records nothing.
+/// Why a recording cannot start.
 enum NotStarted {
-    /// It was not started by memtrace.
+    /// memtrace did not start this process.
     NoSession,
-    /// The launcher did not answer or may not be asked, or memory could not be had.
+    /// The launcher did not answer, a seccomp filter forbids the connection, or memory is not available.
     Unreachable,
 }
 
-/// Connects. `parent` is what the process that forked this one had.
+/// Starts a recording. `parent` is the recording of the process that forked this one.
 fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
     let options = session_options().ok_or(NotStarted::NoSession)?;
     let permits = seccomp::permits(options.filters);
@@ -290,45 +306,49 @@ fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
     })
 }
 
-/// The options in the environment. The environment is read when first asked for, which is before the program's own code
-/// can have changed it only for early events; the launcher's variable is not one that programs touch.
+/// The options that the launcher put into the environment. `None` if memtrace did not start this process.
+///
+/// The environment is read at the first event, when the program may have changed it. Programs do not touch the
+/// launcher's variable.
 pub(crate) fn session_options() -> Option<Options> {
-    // The loader leaves us out of programs that gain privileges. Where it was told otherwise, the environment is still their caller's.
-    // SAFETY: a plain call.
+    // The loader does not preload this library into programs that gain privileges. If the system's configuration forces
+    // it to, the environment still belongs to the unprivileged caller.
+    // SAFETY: `getauxval` takes any number.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return None;
     }
-    // `std::env::var` takes std's own lock, which the target's C code does not know: getenv is what it would use itself.
+    // `std::env::var` takes the standard library's lock, which the program's C code does not know. C code calls
+    // `getenv` itself.
     let name = std::ffi::CString::new(options::ENV).ok()?;
-    // SAFETY: a C string.
+    // SAFETY: `name` is a C string.
     let value = unsafe { libc::getenv(name.as_ptr()) };
     if value.is_null() {
         return None;
     }
-    // SAFETY: the environment's strings are C strings.
+    // SAFETY: `value` is not null, and every string in the environment is a C string.
     let value = unsafe { std::ffi::CStr::from_ptr(value) };
     Options::parse(value.to_str().ok()?)
 }
 
-/// A word that reads 0 in every forked child until it is set again.
+/// A word that reads 0 in every forked child until the child sets it. `None` if the kernel cannot provide it.
 fn alive_page() -> Option<&'static AtomicU32> {
     let known = ALIVE.load(Ordering::Relaxed);
     if !known.is_null() {
-        // SAFETY: mapped below and never unmapped.
+        // SAFETY: this function has mapped the page, and nothing unmaps it.
         return Some(unsafe { &*known });
     }
-    // Without it a child could write into its parent's rings, so no recording.
+    // Without this page a child could write to its parent's rings, so there is no recording.
     let page = wiped_on_fork(size_of::<AtomicU32>())?.as_ptr();
     ALIVE.store(page.cast(), Ordering::Relaxed);
-    // SAFETY: a page of zeroes, aligned, never unmapped.
+    // SAFETY: the page is zeroed, aligned and never unmapped.
     Some(unsafe { &*page.cast::<AtomicU32>() })
 }
 
-/// Whether what we map leaves a program with a limit on its address space (`ulimit -v`) the room that it had.
+/// Whether our mappings take at most an eighth of the address space that the program's limit (`ulimit -v`) leaves.
 fn is_room() -> bool {
     const OURS: u64 = (SEGMENT_SIZE + Locals::SIZE) as u64;
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
-    // SAFETY: a place for the answer.
+    // SAFETY: `limit` is writable.
     unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
     if limit.rlim_cur == libc::RLIM_INFINITY {
         return true;

@@ -1,4 +1,4 @@
-//! The `dlsym` behind ours, and the originals found with it.
+//! The original `dlsym` and `dlvsym`, and the original functions found with them.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -8,29 +8,30 @@ use crate::objects;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// The `dlsym` that the program would call without us: the C library's, or that of another preloaded library. Null until
-/// [`dlsym_address`] has found it.
+/// The `dlsym` that the program would call without us: the C library's, or that of another preloaded library. Null
+/// before [`dlsym_address`] has found it.
 pub(crate) static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-/// The C library's `dlvsym`; null until [`dlvsym_address`] has found it, and over another library than glibc.
+/// The C library's `dlvsym`. Null before [`dlvsym_address`] has found it, and if the C library is not glibc.
 pub(crate) static DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 /// The C library's `dlsym`.
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The objects that have the C library's `dlsym`: glibc's, the one it was in before 2.34, musl's.
+/// The objects that contain the C library's `dlsym`: glibc's, libdl before glibc 2.34, and musl's.
 const C_LIBRARY: &[&[u8]] = &[b"libc.so.", b"libdl.so.", b"ld-musl-"];
 
-/// Finds the C library's `dlsym` in its own symbol table: the plain name is ours, and `dlvsym`, which tells names by version, too.
+/// Finds the C library's `dlsym` in that library's symbol table. The name itself resolves to our own function, and so
+/// does `dlvsym`, which could find it by version.
 fn real_dlsym() -> Option<Dlsym> {
     let mut found = REAL.load(Ordering::Relaxed);
     if found.is_null() {
         found = objects::exported(b"dlsym", C_LIBRARY) as *mut c_void;
         REAL.store(found, Ordering::Relaxed);
     }
-    // SAFETY: null, or the address of a function of this type.
+    // SAFETY: the pointer is null or the address of a function of this type.
     unsafe { std::mem::transmute::<*mut c_void, Option<Dlsym>>(found) }
 }
 
-/// See [`DLVSYM`].
+/// The value of [`DLVSYM`], which it searches for if necessary.
 pub(crate) fn dlvsym_address() -> *mut c_void {
     if DLVSYM.load(Ordering::Relaxed).is_null() {
         DLVSYM.store(objects::exported(b"dlvsym", C_LIBRARY) as *mut c_void, Ordering::Relaxed);
@@ -38,16 +39,16 @@ pub(crate) fn dlvsym_address() -> *mut c_void {
     DLVSYM.load(Ordering::Relaxed)
 }
 
-/// What the program would be answered by `dlvsym` without us.
+/// The result of the program's `dlvsym` without us.
 pub(crate) fn ask_version(handle: *mut c_void, name: &CStr, version: *const c_char) -> *mut c_void {
     type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
-    // SAFETY: null, or the address of a function of this type.
+    // SAFETY: the pointer is null or the address of a function of this type.
     let dlvsym = unsafe { std::mem::transmute::<*mut c_void, Option<Dlvsym>>(dlvsym_address()) };
-    // SAFETY: the program's own handle and version; the name is a C string.
+    // SAFETY: the program passed `handle` and `version`, and `name` is a C string.
     dlvsym.map_or(std::ptr::null_mut(), |dlvsym| unsafe { dlvsym(handle, name.as_ptr(), version) })
 }
 
-/// See [`DLSYM`].
+/// The value of [`DLSYM`], which it searches for if necessary.
 pub(crate) extern "C" fn dlsym_address() -> *mut c_void {
     let known = DLSYM.load(Ordering::Relaxed);
     if !known.is_null() {
@@ -59,69 +60,71 @@ pub(crate) extern "C" fn dlsym_address() -> *mut c_void {
     next
 }
 
-/// The C library's `dlsym(handle, name)`: for our own questions. Null when there is no such symbol.
+/// The C library's `dlsym(handle, name)`, for lookups of our own. Null if there is no such symbol.
 ///
-/// What nobody exports is not asked for: the C library allocates the words for its failure, and the program's `malloc` may be in the
-/// middle of something.
+/// It does not look up names that no object exports. On a failure the C library allocates an error message, and the
+/// program's `malloc` may be in an inconsistent state at this moment.
 pub(crate) fn lookup(handle: *mut c_void, name: &CStr) -> *mut c_void {
     if !objects::is_exported(name.to_bytes()) {
         return std::ptr::null_mut();
     }
-    // SAFETY: the handle is one of dlopen's or a special one; the name is a C string.
+    // SAFETY: `handle` is a special one or comes from `dlopen`, and `name` is a C string.
     forget_failure(real_dlsym().map_or(std::ptr::null_mut(), |dlsym| unsafe { dlsym(handle, name.as_ptr()) }))
 }
 
-/// What all loaded objects export by this name, as a pointer of type `T`.
+/// A symbol that any loaded object exports, as a pointer of type `T`. `None` if there is none.
 ///
 /// # Safety
-/// `T` is the type of a pointer to what has this name.
+///
+/// `T` is a pointer type that matches the symbol.
 pub(crate) unsafe fn global<T: Copy>(name: &CStr) -> Option<T> {
     const { assert!(size_of::<T>() == size_of::<*mut c_void>()) };
     let found = NonNull::new(lookup(libc::RTLD_DEFAULT, name))?;
-    // SAFETY: as promised by the caller; a pointer's size was looked at.
+    // SAFETY: the caller guarantees the type, and `T` has the size of a pointer.
     Some(unsafe { std::mem::transmute_copy::<NonNull<c_void>, T>(&found) })
 }
 
-/// Our own failed questions are not to be found by the program's next `dlerror`.
+/// Clears the error message of a failed lookup, so that the program's next `dlerror` does not return it.
 fn forget_failure(found: *mut c_void) -> *mut c_void {
     if found.is_null() {
-        // SAFETY: no arguments; the message is not looked at.
+        // SAFETY: `dlerror` takes no arguments, and its result is not used.
         unsafe { libc::dlerror() };
     }
     found
 }
 
-/// What the program would be answered without us.
+/// The result of the program's `dlsym` without us.
 pub(crate) fn ask(handle: *mut c_void, name: &CStr) -> *mut c_void {
-    // SAFETY: null, or the address of a function of this type.
+    // SAFETY: the pointer is null or the address of a function of this type.
     let dlsym = unsafe { std::mem::transmute::<*mut c_void, Option<Dlsym>>(dlsym_address()) };
-    // SAFETY: the program's own handle; the name is a C string.
+    // SAFETY: the program passed `handle`, and `name` is a C string.
     dlsym.map_or(std::ptr::null_mut(), |dlsym| unsafe { dlsym(handle, name.as_ptr()) })
 }
 
-/// A handle of an object that is loaded already, or null. Whoever does not [`close`] it keeps the object from being unloaded.
+/// A handle of an object that is already loaded, otherwise null. Without a [`close`] the object stays loaded for good.
 pub(crate) fn loaded(path: &CStr) -> *mut c_void {
     const FLAGS: c_int = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
-    // SAFETY: a C string; RTLD_NOLOAD loads nothing and runs nothing.
+    // SAFETY: `path` is a C string. `RTLD_NOLOAD` loads nothing and runs no code of the object.
     forget_failure(unsafe { libc::dlopen(path.as_ptr(), FLAGS) })
 }
 
-/// The same, but loads it if need be.
+/// A handle of an object, which is loaded if necessary. Null if that fails.
 #[cfg(not(test))]
 pub(crate) fn load(name: &CStr) -> *mut c_void {
-    // SAFETY: a C string; a library of the C library's own family.
+    // SAFETY: `name` is a C string and names a library of the C library's own family.
     forget_failure(unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) })
 }
 
-/// Gives a handle back, so that the program can unload the object.
+/// Releases a handle, so that the program can unload the object.
 pub(crate) fn close(handle: *mut c_void) {
     if !handle.is_null() {
-        // SAFETY: a handle of `loaded`, given back once. The object is in use by the program, so this unloads nothing.
+        // SAFETY: `handle` comes from `loaded` and is released once. The program still uses the object, so this unloads
+        // nothing.
         unsafe { libc::dlclose(handle) };
     }
 }
 
-/// An original's address, found once.
+/// The address of an original function, found once.
 pub(crate) struct Original {
     address: AtomicPtr<c_void>,
 }
@@ -131,7 +134,7 @@ impl Original {
         Original { address: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
-    /// The address, or what `find` finds; null is asked for again next time.
+    /// The address. If it is unknown, `find` searches for it; null is not stored as a result.
     #[inline]
     pub(crate) fn get(&self, find: impl FnOnce() -> *mut c_void) -> *mut c_void {
         let known = self.address.load(Ordering::Relaxed);
@@ -143,12 +146,13 @@ impl Original {
         found
     }
 
-    /// What is known now.
+    /// The address if it is known, otherwise null.
     #[inline]
     pub(crate) fn peek(&self) -> *mut c_void {
         self.address.load(Ordering::Relaxed)
     }
 
+    /// Stores the address, which may be null if it is still unknown.
     pub(crate) fn set(&self, address: *mut c_void) {
         self.address.store(address, Ordering::Relaxed);
     }

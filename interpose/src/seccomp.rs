@@ -1,35 +1,36 @@
-//! Whether the program's own filter of system calls (seccomp) lets us reach the launcher, found out where it does no harm.
+//! Checks whether the program's seccomp filter permits the system calls of a recording, without risking the process.
 //!
-//! A filter may kill for a call that it does not know. What the launcher runs under too is no danger, or the launcher would not run;
-//! a filter that came later may be one. Then the calls are tried, with arguments that do nothing, in a child that shares our memory as
-//! `posix_spawn`'s does: if it dies, they are not made here.
+//! A filter may kill the process for a system call that it does not expect. Filters that also apply to the launcher are
+//! harmless, because the launcher runs under them. For a later filter, the calls are tried in a child process, with
+//! arguments that have no effect. The child shares our memory like that of `posix_spawn`. If it dies, this process does
+//! not make the calls.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_trace::options;
 
-/// The room of the child's stack.
+/// The size of the child's stack in bytes.
 const STACK: usize = 16 << 10;
-/// How far the child came.
+/// How far the child got: 1 after the calls of a recording, 2 after `process_vm_readv`.
 static REACHED: AtomicU32 = AtomicU32::new(0);
 
-/// What may be called.
+/// The permitted system calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Permits {
-    /// What it takes to reach the launcher and to record.
+    /// The calls that connect to the launcher and record.
     pub(crate) recording: bool,
-    /// `process_vm_readv`.
+    /// The call `process_vm_readv`.
     pub(crate) reading: bool,
 }
 
-/// What may be called in this process, which was started under `known` filters.
+/// Determines what this process may call. `known` is the number of filters under which the launcher ran.
 pub(crate) fn permits(known: u32) -> Permits {
     const ALL: Permits = Permits { recording: true, reading: true };
     match std::fs::read_to_string("/proc/self/status") {
         Ok(status) if options::filters_in(&status) <= known => ALL,
         Ok(_) => tried(),
-        // Without /proc nobody knows.
+        // Without /proc the number of filters is unknown.
         Err(_) => ALL,
     }
 }
@@ -39,8 +40,8 @@ fn tried() -> Permits {
     let mut stack: Vec<u128> = Vec::with_capacity(STACK / size_of::<u128>());
     REACHED.store(0, Ordering::Relaxed);
     let (mut before, all) = (0u64, u64::MAX);
-    // SAFETY: signals are blocked while the child runs on our memory, so that no handler of the program runs in it; this thread waits
-    // until the child is gone (CLONE_VFORK), and collects it. The stack is the child's alone.
+    // SAFETY: all signals are blocked while the child runs on our memory, so no handler of the program runs in it. This
+    // thread is suspended until the child has ended (`CLONE_VFORK`) and then reaps it. Only the child uses the stack.
     unsafe {
         let set = |how: c_int, new: &u64, old: *mut u64| {
             libc::syscall(libc::SYS_rt_sigprocmask, how, std::ptr::from_ref(new), old, size_of::<u64>());
@@ -58,12 +59,13 @@ fn tried() -> Permits {
     Permits { recording: reached >= 1, reading: reached >= 2 }
 }
 
-/// The child: every kind of call that a recording makes and a program may not know.
+/// The child. It makes every kind of call that a recording makes and that a program may not make itself.
 extern "C" fn attempt(_: *mut c_void) -> c_int {
     const NOWHERE: c_long = -1;
     const NOTHING: *mut c_void = std::ptr::null_mut();
     let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: limits and descriptors of this child alone; all other calls fail for their arguments, if they are made at all.
+    // SAFETY: the limits and descriptors belong to the child alone. All other calls fail because of their arguments or
+    // have no effect.
     unsafe {
         libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_CORE, &raw const no_core, NOTHING);
         libc::syscall(libc::SYS_socket, libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);

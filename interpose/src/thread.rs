@@ -1,7 +1,8 @@
-//! What a thread has in thread-local storage: small, plain, without a destructor.
+//! The thread-local state of hooks: small, plain data without a destructor.
 //!
-//! The block is of the initial-exec TLS model, which a preloaded library may use: its address is two instructions away. The model
-//! that Rust gives a shared library (general dynamic) is a call of `__tls_get_addr` at every use, several times an event.
+//! The block uses the initial-exec TLS model, which a preloaded library may use. Its address takes two instructions.
+//! Rust's model for shared libraries (general dynamic) would call `__tls_get_addr` on every access, several times an
+//! event.
 
 use std::arch::{asm, global_asm};
 use std::cell::Cell;
@@ -11,46 +12,48 @@ use memtrace_trace::ids::ContextId;
 use crate::local::Local;
 use crate::process::Process;
 
-/// See the module. All zeroes, which is how a thread begins, is a valid value.
+/// The state of one thread. A thread starts with all zeros, which is a valid value.
 #[repr(C, align(64))]
 pub(crate) struct Thread {
-    /// Whether a hook's own work is under way; see [`crate::guard`].
+    /// Whether the thread has a [`crate::guard::Guard`].
     pub(crate) busy: Cell<bool>,
-    /// Whether the common ring is being used, for want of one of our own.
+    /// Whether the thread is using the common ring, because it has none of its own.
     pub(crate) common: Cell<bool>,
-    /// Whether the last event was written and not published: an allocation waits for its rounded size, a free for its completion.
+    /// Whether the last event is written and not yet published. An allocation waits for its rounded size, a free
+    /// request for its completion.
     pub(crate) holds: Cell<bool>,
-    /// `errno` as it was when the work began.
+    /// The value of `errno` when the guard was made.
     pub(crate) errno: Cell<i32>,
-    /// Where this thread's `errno` is; null until first asked for.
+    /// The address of this thread's `errno`. Null before the first guard.
     pub(crate) errno_at: Cell<*mut i32>,
-    /// Whose ring this thread writes to: another process's (before a fork) is none of ours.
+    /// The process whose ring this thread writes to. After a fork it may still be the parent.
     pub(crate) process: Cell<*const Process>,
-    /// What belongs to the claimed ring; null: none is claimed.
+    /// The state of the claimed ring. Null if none is claimed.
     pub(crate) local: Cell<*const Local>,
-    /// The autograd node being run; see `hooks::torch::autograd`.
+    /// The autograd node that is running (`hooks::torch::autograd`).
     pub(crate) context: Cell<ContextId>,
-    /// This thread's `c10::AutogradState`, once it may be read; see `hooks::torch::grad_mode`.
+    /// The address of this thread's `c10::AutogradState`. Null before it may be read (`hooks::torch::grad_mode`).
     pub(crate) autograd_state: Cell<*const u8>,
-    /// Depth of `evaluate_function` calls.
+    /// The nesting depth of `evaluate_function` calls.
     pub(crate) backward_depth: Cell<u32>,
-    /// The return address of the stub that was entered last; written by `hooks::entry`.
+    /// The return address of the stub that was entered last. `hooks::entry` writes it.
     pub(crate) caller: Cell<usize>,
-    /// Depth of hooked runtime calls, and whether a driver call was recorded inside.
+    /// The nesting depth of hooked runtime calls.
     pub(crate) runtime_depth: Cell<u32>,
+    /// Whether a driver call was recorded inside the current runtime call.
     pub(crate) nested_seen: Cell<bool>,
-    /// Whether the runtime call under way was made by PyTorch's caching allocator.
+    /// Whether PyTorch's caching allocator made the current runtime call.
     pub(crate) runtime_in_allocator: Cell<bool>,
-    /// What a hooked CUDA call last gave to PyTorch's allocator on this thread.
+    /// The memory that a hooked CUDA call last allocated for PyTorch's allocator on this thread.
     pub(crate) last_segment: Cell<LastSegment>,
 }
 
-/// See [`Thread::last_segment`].
+/// An address and size in bytes, as CUDA returned them.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct LastSegment {
     pub(crate) addr: u64,
     pub(crate) size: u64,
-    /// When the call had returned, in [`memtrace_trace::clock`] ticks.
+    /// The timestamp at which the call had returned, in units of [`memtrace_trace::clock`].
     pub(crate) since: u64,
 }
 
@@ -71,12 +74,12 @@ global_asm!(
 );
 
 impl Thread {
-    /// The calling thread's. Not to be kept beyond the call that asked, nor handed to another thread.
+    /// The calling thread's block. The reference must not outlive the current call or reach another thread.
     #[inline(always)]
     pub(crate) fn here() -> &'static Thread {
         let address: *const Thread;
-        // SAFETY: the first word of the thread control block is its own address (x86-64 TLS ABI), and the block above lies at a
-        // fixed distance from it.
+        // SAFETY: the first word of the thread control block is its own address (x86-64 TLS ABI). `memtrace_thread` is
+        // at a constant distance from it, which the loader puts into the GOT entry.
         unsafe {
             asm!(
                 "mov {0}, qword ptr fs:[0]",
@@ -85,12 +88,12 @@ impl Thread {
                 options(pure, nomem, nostack),
             );
         }
-        // SAFETY: aligned, zeroed when the thread began, alive as long as the thread runs; all fields are cells.
+        // SAFETY: the block is aligned, zeroed when the thread starts and alive while it runs. All fields are cells.
         unsafe { &*address }
     }
 }
 
-/// Lets the calling thread's storage be looked at.
+/// Calls `visit` with the calling thread's block.
 #[inline(always)]
 pub(crate) fn thread<T>(visit: impl FnOnce(&Thread) -> T) -> T {
     visit(Thread::here())

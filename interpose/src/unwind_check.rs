@@ -1,7 +1,9 @@
-//! `--check-stacks`: every native stack is compared, frame by frame, with what `_Unwind_Backtrace` says at the same moment: libgcc's
-//! unwinder, which C++ exceptions rely on and which has nothing in common with ours but the unwinding information.
+//! `--check-stacks`: compares every native stack, frame by frame, with the result of `_Unwind_Backtrace` at the same
+//! moment.
 //!
-//! For tests and for doubts: it allocates, and costs microseconds. The first difference is told in a notice.
+//! That is libgcc's unwinder, which C++ exceptions use. It shares nothing with ours except the unwinding information.
+//! This check is for tests and for diagnosis: it allocates memory and takes microseconds. A notice describes the first
+//! difference.
 
 use std::ffi::{c_int, c_void};
 use std::fmt::Write;
@@ -18,20 +20,20 @@ unsafe extern "C" {
 }
 
 extern "C" fn step(context: *mut c_void, frames: *mut c_void) -> c_int {
-    // SAFETY: libgcc's context, and the vector that `check` passes.
+    // SAFETY: libgcc passes its context, and `frames` is the vector that `check` passes.
     unsafe { (*frames.cast::<Vec<usize>>()).push(_Unwind_GetIP(context)) };
     0
 }
 
-/// Compares the stack that has just been taken with libgcc's, from the first frame that is not our own. Gives a sentence about the
-/// first difference of the process.
+/// Compares the stack that was just captured with libgcc's, starting at the first frame outside this library. Returns a
+/// description of a difference.
 ///
-/// libgcc's may end earlier: it stops at code without unwinding information.
+/// libgcc's stack may be shorter, because it stops at code without unwinding information.
 #[cold]
 #[inline(never)]
 pub(crate) fn check(process: &Process, stacks: &NativeStacks) -> Option<String> {
     let mut theirs: Vec<usize> = Vec::new();
-    // SAFETY: `step` matches the type, and the vector outlives the call.
+    // SAFETY: `step` has the required type, and `theirs` outlives the call.
     unsafe { _Unwind_Backtrace(step, (&raw mut theirs).cast()) };
     let own = objects::containing(check as *const () as usize).map(|object| object.start);
     let is_own = |ip: usize| objects::containing(ip.wrapping_sub(1)).map(|object| object.start) == own;

@@ -1,16 +1,16 @@
-//! The CUDA functions we know: wire number, exported symbol, layer, and what they do to memory.
+//! The known CUDA functions: wire number, exported symbol, API, and their effect on memory.
 //!
-//! The numbers are part of the trace file: never reuse or change one. A function we do not know keeps its number and
-//! has no name.
+//! The numbers are part of the trace file, so a number is never reused or changed. An unknown function keeps its number
+//! and has no name.
 
 use crate::event::Source;
 
-/// A CUDA function, by wire number (see [`Api::symbol`]).
+/// A CUDA function, identified by its wire number ([`Api::symbol`] has its name).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 #[repr(transparent)]
 pub struct Api(pub u16);
 
-/// The kind of memory a function deals with.
+/// The kind of memory that a function concerns.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Memory {
     /// Device memory at an address.
@@ -27,9 +27,9 @@ pub enum Memory {
     Array,
     /// Physical memory behind a VMM handle.
     Physical,
-    /// A mapping of physical memory, or a reservation of addresses: no memory of its own.
+    /// A mapping of physical memory, or a reservation of addresses. It has no memory of its own.
     Address,
-    /// Memory of another process, opened here: no memory of its own.
+    /// Memory of another process, opened in this one. It has no memory of its own.
     Imported,
 }
 
@@ -42,10 +42,10 @@ macro_rules! apis {
                 pub const $symbol: Api = Api($number);
             )*
 
-            /// Every function, in order of number.
+            /// All known functions, in order of their numbers.
             pub const ALL: &'static [Api] = &[$(Api($number)),*];
 
-            /// The exported symbol's name.
+            /// The name of the exported symbol. `None` for an unknown function.
             pub const fn symbol(self) -> Option<&'static str> {
                 match self.0 {
                     $($number => Some(stringify!($symbol)),)*
@@ -53,7 +53,7 @@ macro_rules! apis {
                 }
             }
 
-            /// The layer the function belongs to.
+            /// The API that the function belongs to. `None` for an unknown function.
             pub const fn source(self) -> Option<Source> {
                 match self.0 {
                     $($number => Some(Source::$source),)*
@@ -61,8 +61,9 @@ macro_rules! apis {
                 }
             }
 
-            /// The kind of memory the function deals with. A free names what its usual partner allocates: what was
-            /// really freed is known from the address.
+            /// The kind of memory that the function concerns. `None` for an unknown function.
+            ///
+            /// A free states the kind that its usual counterpart allocates. The address decides what was really freed.
             pub const fn memory(self) -> Option<Memory> {
                 match self.0 {
                     $($number => Some(Memory::$memory),)*
@@ -70,7 +71,7 @@ macro_rules! apis {
                 }
             }
 
-            /// Whether the function gives memory back.
+            /// Whether the function frees memory. `false` for an unknown function.
             pub const fn frees(self) -> bool {
                 match self.0 {
                     $($number => apis!(@frees $verb),)*
@@ -84,7 +85,7 @@ macro_rules! apis {
 }
 
 impl Api {
-    /// No CUDA function.
+    /// The value for events that are no CUDA calls.
     pub const NONE: Api = Api(0);
 }
 

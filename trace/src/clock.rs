@@ -1,14 +1,15 @@
-//! Time: one cheap read an event, converted to the wall clock afterwards.
+//! Timestamps: one cheap read for each event, converted to the wall clock afterwards.
 //!
-//! A *tick* is one count of the processor's invariant time-stamp counter (x86-64) or virtual counter (AArch64); where there is
-//! none, a nanosecond of `CLOCK_MONOTONIC`. The launcher and the traced process run on one machine and read the same
-//! counter. The launcher writes [`ClockPoint`]s into the trace; [`Calibration`] interpolates between them.
+//! The unit of a timestamp is one count of the processor's invariant time-stamp counter (x86-64) or virtual counter
+//! (AArch64). Without such a counter it is a nanosecond of `CLOCK_MONOTONIC`. The launcher and the traced process run
+//! on one machine and read the same counter. The launcher writes [`ClockPoint`]s into the trace, and [`Calibration`]
+//! converts with them.
 
-// The real atomics, not `crate::sync`'s: the clock is no part of any model.
+// The standard library's atomics, not those of `crate::sync`, because the clock is in no loom model.
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Which counter [`now`] reads.
+/// The counter that [`now`] reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Counter {
     Unknown = 0,
@@ -18,13 +19,13 @@ enum Counter {
 
 static COUNTER: AtomicU32 = AtomicU32::new(Counter::Unknown as u32);
 
-/// Whether [`now`] reads the processor's own counter.
+/// Whether [`now`] reads the processor's counter.
 pub fn is_hardware() -> bool {
     now();
     COUNTER.load(Relaxed) == Counter::Hardware as u32
 }
 
-/// The present moment, in ticks.
+/// The current time in counts of the counter.
 #[inline]
 pub fn now() -> u64 {
     match COUNTER.load(Relaxed) {
@@ -41,7 +42,7 @@ pub fn now() -> u64 {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn hardware() -> u64 {
-    // SAFETY: every x86-64 processor has RDTSC, and Linux does not forbid it unless asked to (PR_SET_TSC).
+    // SAFETY: every x86-64 processor has RDTSC, and Linux forbids it only on request (`PR_SET_TSC`).
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
@@ -78,7 +79,7 @@ fn hardware_is_invariant() -> bool {
 
 fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is a valid timespec; the call cannot fail for the two clocks used here.
+    // SAFETY: `t` is a valid timespec, and the call cannot fail for the two clocks used here.
     unsafe { libc::clock_gettime(clock, &mut t) };
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
@@ -88,29 +89,30 @@ pub fn monotonic_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
 
-/// `CLOCK_REALTIME` as it would be if nobody had set the clock since this program first asked: nanoseconds since the epoch.
+/// `CLOCK_REALTIME` without later adjustments, in nanoseconds since the epoch. It is `CLOCK_MONOTONIC` plus an offset
+/// read at the first call.
 ///
-/// Everything that one launcher writes down is on this clock. When the machine's clock is stepped during a run, order and
-/// durations stay true, also between processes whose recordings began before and after the step.
+/// Everything that one launcher writes uses this clock. If the machine's clock is stepped during a run, order and
+/// durations stay correct, also between processes whose recordings began before and after the step.
 pub fn epoch_ns() -> u64 {
     static OFFSET: OnceLock<u64> = OnceLock::new();
     let offset = *OFFSET.get_or_init(|| clock_ns(libc::CLOCK_REALTIME).wrapping_sub(monotonic_ns()));
     monotonic_ns().wrapping_add(offset)
 }
 
-/// The same moment on three clocks.
+/// One point in time on three clocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ClockPoint {
-    /// Ticks of [`now`].
+    /// The result of [`now`], in counts.
     pub ticks: u64,
-    /// `CLOCK_MONOTONIC`, nanoseconds.
+    /// `CLOCK_MONOTONIC` in nanoseconds.
     pub monotonic_ns: u64,
-    /// [`epoch_ns`].
+    /// The result of [`epoch_ns`], in nanoseconds.
     pub realtime_ns: u64,
 }
 
 impl ClockPoint {
-    /// Reads the three clocks as close together as can be: the best of a few tries.
+    /// Reads the three clocks as close together as possible: the best of five attempts.
     pub fn read() -> ClockPoint {
         let mut best: Option<(u64, ClockPoint)> = None;
         for _ in 0..5 {
@@ -127,10 +129,10 @@ impl ClockPoint {
     }
 }
 
-/// Converts ticks to nanoseconds of the epoch.
+/// Converts counter values to nanoseconds since the epoch.
 ///
-/// The rate comes from the first and the last [`ClockPoint`] and the wall clock from the first, so that time never runs
-/// backwards in a trace although the wall clock may be stepped during the run.
+/// The rate comes from the first and the last [`ClockPoint`], the offset from the first. So time never runs backwards
+/// in a trace, even if the wall clock is stepped during the run.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Calibration {
     first: ClockPoint,
@@ -138,7 +140,8 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// From all points of a trace, in order. Without two distinct points a tick is taken for a nanosecond.
+    /// Makes a calibration from all points of a trace, in order. Without two distinct points, one count is taken as one
+    /// nanosecond.
     pub fn new(points: &[ClockPoint]) -> Calibration {
         let first = points.first().copied().unwrap_or_default();
         let last = points.last().copied().unwrap_or_default();
@@ -148,13 +151,13 @@ impl Calibration {
         Calibration { first, ns_per_tick }
     }
 
-    /// Nanoseconds since the epoch of this tick.
+    /// Converts a counter value to nanoseconds since the epoch.
     pub fn epoch_ns(&self, ticks: u64) -> u64 {
         let delta = ticks.wrapping_sub(self.first.ticks) as i64;
         self.first.realtime_ns.saturating_add_signed((delta as f64 * self.ns_per_tick) as i64)
     }
 
-    /// Length of one tick.
+    /// The length of one count in nanoseconds.
     pub fn ns_per_tick(&self) -> f64 {
         self.ns_per_tick
     }

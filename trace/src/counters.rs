@@ -1,8 +1,8 @@
-//! What is counted in the traced process. Every count reaches every report: nothing is lost in silence.
+//! Counters of the traced process. Every count reaches every report, so that no loss is silent.
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $variant:ident = $index:literal $name:literal;)*) => {
-        /// A count kept in the shared segment's header, by index.
+        /// A counter in the shared segment's header, identified by its index.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[repr(u8)]
         pub enum Counter {
@@ -10,7 +10,7 @@ macro_rules! counters {
         }
 
         impl Counter {
-            /// Every counter.
+            /// All counters.
             pub const ALL: &'static [Counter] = &[$(Counter::$variant),*];
 
             /// The name in `summary.json` and `run.json`.
@@ -18,7 +18,7 @@ macro_rules! counters {
                 match self { $(Counter::$variant => $name,)* }
             }
 
-            /// Whether it counts what a recording lacks. The others tell of time and of ways: nothing is missing.
+            /// Whether it counts something that a recording lacks. The others count time or occurrences without a loss.
             pub const fn is_loss(self) -> bool {
                 !matches!(
                     self,
@@ -30,7 +30,7 @@ macro_rules! counters {
                 )
             }
 
-            /// The counter with this index.
+            /// The counter with this index. `None` for an index of a newer build.
             pub const fn from_index(index: usize) -> Option<Counter> {
                 match index { $($index => Some(Counter::$variant),)* _ => None }
             }
@@ -38,53 +38,55 @@ macro_rules! counters {
     };
 }
 
-/// Room for counters in the segment header; a trace file may hold fewer or more.
+/// How many counters fit into the segment header. A trace file may contain fewer or more.
 pub const COUNTER_SLOTS: usize = 64;
 
 counters! {
-    /// Events that did not fit into a ring although the hook waited.
+    /// Events that were dropped because a ring stayed full although the hook waited.
     EventsDropped = 0 "events_dropped";
-    /// Definitions (stacks, names) that did not fit into a ring.
+    /// Definitions (stacks, names) that were dropped because a ring stayed full.
     DefinitionsDropped = 1 "definitions_dropped";
-    /// Panics inside a hook; the original was called all the same.
+    /// Panics inside a hook. The original function was called all the same.
     Panics = 2 "panics";
-    /// Strings cut at the length limit.
+    /// Strings that were cut at the length limit.
     StringsCut = 3 "strings_cut";
-    /// Stacks cut at the depth limit or by a full table.
+    /// Stacks that were cut at the depth limit or because a table was full.
     StacksCut = 4 "stacks_cut";
     /// Backward nodes whose forward stack had been overwritten.
     ForwardStacksLost = 5 "forward_stacks_lost";
-    /// Allocator actions of a number we do not know.
+    /// Allocator actions with an unknown number.
     UnknownActions = 6 "unknown_actions";
-    /// Threads that found no ring and shared the common one.
+    /// How often a thread without a ring of its own used the common ring.
     SharedRingEvents = 7 "shared_ring_events";
-    /// Times a hook waited for room in a ring. For how long says [`Counter::RingWaitMicroseconds`].
+    /// How often a hook waited for space in a ring. [`Counter::RingWaitMicroseconds`] is the total time.
     RingWaits = 8 "ring_waits";
-    /// Events seen while this thread was already inside a hook's own work.
+    /// Events that occurred while the thread was already recording another one.
     Reentered = 9 "reentered";
-    /// CUDA calls whose original could not be found (they were answered with an error, as without us).
+    /// CUDA calls whose original could not be found. They returned an error, as without memtrace.
     OriginalsMissing = 10 "originals_missing";
-    /// Driver entry points asked for under a version we do not wrap.
+    /// Driver entry points that were requested in a version without a hook.
     UnwrappedEntryPoints = 11 "unwrapped_entry_points";
-    /// Events of the reporter that disagree with the tracker.
+    /// Reports of the profiler's reporter that disagree with the tracker.
     ReporterMismatches = 12 "reporter_mismatches";
-    /// Native stacks that were compared with the C library's own unwinder (`--check-stacks`).
+    /// Native stacks that were compared with libgcc's unwinder (`--check-stacks`).
     UnwindChecks = 13 "unwind_checks";
-    /// Those that differed.
+    /// Native stacks that differed from libgcc's unwinder.
     UnwindMismatches = 14 "unwind_mismatches";
-    /// How long hooks waited for room in rings, all threads together.
+    /// The total time that hooks of all threads waited for space in rings, in microseconds.
     RingWaitMicroseconds = 15 "ring_wait_us";
-    /// Ranges with a name (`record_function`, NVTX) that were not recorded: there are too many different names.
+    /// Named ranges (`record_function`, NVTX) that were not recorded, because there were too many different names.
     LabelsDropped = 16 "labels_dropped";
-    /// Looks at an `nn.Module` being called for which there was no room: it is known by its class, or as its caller.
+    /// Lookups of `nn.Module` calls without space for a new call. The call is identified by its class, or as its
+    /// caller.
     NnCallsCut = 17 "nn_calls_cut";
-    /// Names of tensors and modules that were not told, for there are too many.
+    /// Names of tensors and modules that were not reported, because there were too many.
     NamesCut = 18 "names_cut";
-    /// Reference cycles that are not shown (`--cycles`): there are too many different ones, or too large ones, or their file could not be written.
+    /// Reference cycles that are not shown (`--cycles`): too many different ones, too large ones, or their file could
+    /// not be written.
     CyclesNotShown = 19 "cycles_not_shown";
-    /// How long the program's interpreter was held up by looks for names of tensors and modules.
+    /// How long scans for names of tensors and modules stopped the program's interpreter, in microseconds.
     NamesMicroseconds = 20 "names_us";
 }
 
-/// A snapshot of all counters of one process.
+/// The values of all counters of one process.
 pub type CounterValues = [u64; COUNTER_SLOTS];

@@ -1,6 +1,6 @@
-//! Definitions: what the small numbers in events mean. The same bytes travel through the ring and lie in the trace file.
+//! Definitions: the meaning of the ids in events. The ring and the trace file contain the same bytes.
 //!
-//! A definition may arrive after the first event that uses it, may arrive twice, and is never taken back.
+//! A definition may follow the first event that uses it and may occur twice. It is never revoked.
 
 use crate::error::{Error, Result};
 use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
@@ -9,16 +9,16 @@ use crate::wire::{Cursor, put_str, put_varint};
 /// The longest encoded definition, in bytes. Longer strings are cut and counted before encoding.
 pub const MAX_DEFINITION: usize = 16 * 1024;
 
-/// How a notice bears on what it is about.
+/// What a notice says about its topic.
 #[derive(Clone, Copy, PartialEq, Hash, Eq, Default, Debug)]
 #[repr(u8)]
 pub enum Verdict {
-    /// Neither of the others; all notices of before 1.1.
+    /// Neither of the others. Notices of files before 1.1 have this value.
     #[default]
     Remark = 0,
-    /// This part works here: what it rests on was checked against something independent.
+    /// This part works here: its assumptions were checked against an independent source.
     Works = 1,
-    /// This part is off in this process, for the reason the text gives.
+    /// This part is switched off in this process. The text has the reason.
     Off = 2,
 }
 
@@ -32,7 +32,7 @@ impl Verdict {
         }
     }
 
-    /// The verdict of this number; one that a newer build added is a remark.
+    /// The verdict with this number. A number of a newer build is a remark.
     const fn from_wire(number: u64) -> Verdict {
         match number {
             1 => Verdict::Works,
@@ -42,11 +42,11 @@ impl Verdict {
     }
 }
 
-/// What a named tensor is.
+/// The role of a named tensor.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum TensorKind {
-    /// Anything else; what a newer build added.
+    /// Anything else, including roles of a newer build.
     Other = 0,
     /// A parameter of a module.
     Parameter = 1,
@@ -54,7 +54,7 @@ pub enum TensorKind {
     Buffer = 2,
     /// The `.grad` of a parameter.
     Gradient = 3,
-    /// What an optimizer keeps for a parameter.
+    /// The state that an optimizer keeps for a parameter.
     OptimizerState = 4,
 }
 
@@ -70,11 +70,11 @@ impl TensorKind {
     }
 }
 
-/// Through what a program named a range.
+/// The API with which a program named a range.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum LabelOrigin {
-    /// `torch.profiler.record_function`, and what PyTorch itself marks with it; what a newer build added.
+    /// `torch.profiler.record_function`, which PyTorch itself uses too. Also stands for APIs of a newer build.
     RecordFunction = 0,
     /// NVTX.
     Nvtx = 1,
@@ -89,7 +89,7 @@ impl LabelOrigin {
     }
 }
 
-/// What a definition defines. Borrowed from the bytes it was decoded from.
+/// One definition. It borrows from the bytes that it was decoded from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Definition<'a> {
     /// One line of one function.
@@ -98,98 +98,100 @@ pub enum Definition<'a> {
         id: FrameId,
         /// The function's name, as a traceback prints it (`co_name`).
         name: &'a str,
-        /// The qualified name (`co_qualname`), where the interpreter knows it; else the name.
+        /// The qualified name (`co_qualname`) if the interpreter has it, otherwise the name.
         qualname: &'a str,
-        /// The file's name, as the code object has it.
+        /// The file name in the code object.
         filename: &'a str,
-        /// The line, 0 when unknown.
+        /// The line, 0 if unknown.
         line: u32,
-        /// The first line of the function, 0 when unknown.
+        /// The first line of the function, 0 if unknown.
         first_line: u32,
     },
-    /// A stack: `frame` on top of (called from) `parent`.
+    /// A stack: `frame`, called from `parent`.
     Stack {
         /// The id being defined.
         id: StackId,
-        /// The caller's stack; `NONE` when `frame` is the outermost.
+        /// The caller's stack. `NONE` if `frame` is the outermost.
         parent: StackId,
         /// The innermost frame.
         frame: FrameId,
     },
-    /// An autograd node being run.
+    /// An autograd node that runs.
     Context {
         /// The id being defined.
         id: ContextId,
-        /// The node's type, e.g. `ConvolutionBackward0`, as C++ names it without namespaces of PyTorch's own.
+        /// The node's C++ type without the namespaces of PyTorch, for example `ConvolutionBackward0`.
         node: &'a str,
-        /// The Python stack of the forward call that made the node; `NONE` when unknown.
+        /// The Python stack of the forward call that created the node. `NONE` if unknown.
         forward: StackId,
-        /// The `nn.Module` whose call made the node ([`Definition::NnCall`]); `NONE` when unknown. Since 1.2.
+        /// The `nn.Module` whose call created the node ([`Definition::NnCall`]). `NONE` if unknown. Since 1.2.
         module: ContextId,
     },
-    /// An `nn.Module` being called. Shares the ids of [`Definition::Context`]: an event outside of backward has such a context. Since 1.2.
+    /// A call of an `nn.Module`. It shares the ids of [`Definition::Context`]: events outside backward have such a
+    /// context. Since 1.2.
     NnCall {
         /// The id being defined.
         id: ContextId,
-        /// The call from within which it was called; `NONE` for the outermost. Smaller than `id`.
+        /// The call that contains this one. `NONE` for an outermost call. Smaller than `id`.
         caller: ContextId,
         /// The address of the module's Python object.
         object: u64,
         /// The name of its class.
         class: &'a str,
     },
-    /// The name of an `nn.Module` in the model that holds it. Since 1.2.
+    /// The name of an `nn.Module` in the model that contains it. Since 1.2.
     NnName {
         /// The address of the module's Python object.
         object: u64,
-        /// How many events there were when this was read: it holds for calls around then.
+        /// The number of events when the name was read. The name is valid for calls around that event.
         seq: u64,
         /// The name of its class.
         class: &'a str,
-        /// The path as `named_modules()` gives it, e.g. `layer1.0.conv1`; empty for the model itself.
+        /// The path as in `named_modules()`, for example `layer1.0.conv1`. Empty for the model itself.
         name: &'a str,
     },
-    /// A name of a tensor's memory. Memory that several tensors share has several. Since 1.2.
+    /// A name of a tensor's memory. Memory that several tensors share has several names. Since 1.2.
     TensorName {
-        /// Where the storage begins.
+        /// The address at which the storage begins.
         address: u64,
-        /// How many events there were when this was read: it is the name of the block that was there then.
+        /// The number of events when the name was read. It names the block that was at the address then.
         seq: u64,
-        /// What the tensor is.
+        /// The tensor's role.
         kind: TensorKind,
-        /// e.g. `layer1.0.conv1.weight`, `layer1.0.conv1.weight.grad`, `Adam.exp_avg of layer1.0.conv1.weight`.
+        /// For example `layer1.0.conv1.weight`, `layer1.0.conv1.weight.grad`, `Adam.exp_avg of layer1.0.conv1.weight`.
         name: &'a str,
-        /// Data type and shape, e.g. `float32[64, 3, 7, 7]`; empty when unknown.
+        /// Data type and shape, for example `float32[64, 3, 7, 7]`. Empty if unknown.
         shape: &'a str,
     },
-    /// A name that the program gave to a range of its work. Since 1.2.
+    /// A name that the program gave to a range. Since 1.2.
     Label {
         /// The id used in events.
         id: u32,
-        /// Through what.
+        /// The API that the program used.
         origin: LabelOrigin,
         /// The name.
         text: &'a str,
     },
-    /// Objects that held each other, and memory with them, until the cyclic garbage collector came (`--cycles`). One for each tensor's
-    /// memory that they held. Since 1.2.
+    /// A reference cycle that held a tensor's memory until the cyclic garbage collector ran (`--cycles`). There is one
+    /// definition for each tensor's memory. Since 1.2.
     Cycle {
-        /// Where the tensor's storage begins; 0 where it is not known.
+        /// The address at which the tensor's storage begins, 0 if unknown.
         address: u64,
-        /// How many events there were when this was read: the block that was there then was held.
+        /// The number of events when the cycle was read. It held the block that was at the address then.
         seq: u64,
-        /// The file in the run's folder that shows the objects; empty where there is none.
+        /// The file in the run's folder that shows the objects. Empty if there is none.
         file: &'a str,
-        /// The cycle in one line, e.g. `Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor float32[1024, 1024]`.
+        /// The cycle in one line, for example `Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor
+        /// float32[1024, 1024]`.
         text: &'a str,
     },
     /// A loaded object.
     Module {
         /// The id being defined.
         id: ModuleId,
-        /// Its path as the loader has it; the executable's from `/proc/self/exe`.
+        /// Its path as the loader has it. For the executable, the target of `/proc/self/exe`.
         path: &'a str,
-        /// Its GNU build id in lower-case hexadecimal digits; empty where it has none.
+        /// Its GNU build id in lowercase hexadecimal digits. Empty if it has none.
         build_id: &'a str,
     },
     /// A thread.
@@ -201,7 +203,8 @@ pub enum Definition<'a> {
         /// The kernel's name for it (`comm`).
         name: &'a str,
     },
-    /// A private memory pool (CUDA graph or `MemPool`). Id 0, the default pool, is defined where events tell their pools.
+    /// A private memory pool (of a CUDA graph or a `MemPool`). The id 0, the default pool, is defined if events carry
+    /// their pools.
     Pool {
         /// The id used in events.
         id: u16,
@@ -210,33 +213,33 @@ pub enum Definition<'a> {
     },
     /// A GPU.
     Device {
-        /// The ordinal the process uses.
+        /// The ordinal that the process uses.
         ordinal: u32,
         /// Its marketing name.
         name: &'a str,
-        /// All of its memory, in bytes.
+        /// Its total memory in bytes.
         total: u64,
-        /// What was in use when the process first allocated there (`cuMemGetInfo`, this process's context included).
+        /// The bytes in use when the process first allocated on it (`cuMemGetInfo`, this process's context included).
         used_before: u64,
-        /// The PCI bus id, e.g. `0000:17:00.0`.
+        /// The PCI bus id, for example `0000:17:00.0`.
         pci: &'a str,
     },
-    /// A frame of native code. Shares the ids of [`Definition::Frame`], and stands in stacks like one.
+    /// A frame of native code. It shares the ids of [`Definition::Frame`] and occurs in stacks in the same way.
     NativeFrame {
         /// The id being defined.
         id: FrameId,
-        /// The object that holds the code; `NONE` for code that no loaded object holds (generated at run time).
+        /// The object that contains the code. `NONE` for code in no loaded object (generated at run time).
         module: ModuleId,
-        /// The return address, as the object's own file counts addresses (its ELF virtual address: the run-time address less the
-        /// load bias); without a module the run-time address. The call is the instruction before it.
+        /// The return address as an ELF virtual address of the object's file, which is the run-time address minus the
+        /// load bias. Without a module it is the run-time address. The call is the instruction before it.
         address: u64,
     },
-    /// A line that the line of a frame stands for: `torch.compile` generated the frame's file from it. PyTorch lists it as the frame's
-    /// caller, and so do we.
+    /// A line of the program from which `torch.compile` generated a frame's line. PyTorch lists it as the frame's
+    /// caller, and so does memtrace.
     FrameOrigin {
-        /// The frame, of a generated file.
+        /// The frame in the generated file.
         frame: FrameId,
-        /// The place among the frame's origins: 0 follows the frame, 1 follows that, and so on.
+        /// The position among the frame's origins. 0 is next to the frame, 1 follows 0, and so on.
         position: u32,
         /// The function's name.
         name: &'a str,
@@ -245,20 +248,21 @@ pub enum Definition<'a> {
         /// The line.
         line: u32,
     },
-    /// The process's place in a distributed job, as it told PyTorch itself (`torch.distributed.init_process_group`).
+    /// The process's rank in a distributed job, as the program gave it to PyTorch
+    /// (`torch.distributed.init_process_group`).
     Rank {
         /// Its rank.
         rank: u32,
         /// The number of ranks.
         size: u32,
     },
-    /// What a part of the recorder did or could not do: a topic such as `torch.tracker` and a sentence.
+    /// What a part of memtrace did or could not do.
     Notice {
-        /// Which part.
+        /// The part, for example `torch.tracker`.
         topic: &'a str,
-        /// What about it.
+        /// A sentence about it.
         text: &'a str,
-        /// Whether it works.
+        /// Whether the part works.
         verdict: Verdict,
     },
 }
@@ -405,8 +409,9 @@ impl<'a> Definition<'a> {
         }
     }
 
-    /// Reads one definition. `Ok(None)` is a kind this build does not know (skipped). Trailing bytes inside a known
-    /// kind are fields of a newer minor version and are ignored.
+    /// Decodes one definition. `Ok(None)` is an unknown kind, which is skipped. The error is [`Error::Malformed`].
+    ///
+    /// Bytes after the known fields of a kind belong to a newer minor version and are ignored.
     pub fn decode(cursor: &mut Cursor<'a>) -> Result<Option<Definition<'a>>> {
         let kind = cursor.byte()?;
         let len = usize::try_from(cursor.varint()?).map_err(|_| Error::Malformed { what: "definition length" })?;
@@ -427,14 +432,14 @@ impl<'a> Definition<'a> {
             },
             kind::CONTEXT => {
                 let (id, node, forward) = (ContextId(c.varint32()?), c.str()?, StackId(c.varint32()?));
-                // Files of before 1.2 end here.
+                // The definition ends here in files before 1.2.
                 let module = if c.is_empty() { ContextId::NONE } else { ContextId(c.varint32()?) };
                 Definition::Context { id, node, forward, module }
             }
             kind::MODULE => Definition::Module {
                 id: ModuleId(c.varint32()?),
                 path: c.str()?,
-                // Files of before native stacks end here.
+                // The definition ends here in files without native stacks.
                 build_id: if c.is_empty() { "" } else { c.str()? },
             },
             kind::THREAD => Definition::Thread { id: ThreadId(c.varint32()?), tid: c.varint32()?, name: c.str()? },
@@ -485,7 +490,7 @@ impl<'a> Definition<'a> {
             kind::NOTICE => Definition::Notice {
                 topic: c.str()?,
                 text: c.str()?,
-                // Files of 1.0 end here.
+                // The definition ends here in files of version 1.0.
                 verdict: if c.is_empty() { Verdict::Remark } else { Verdict::from_wire(c.varint()?) },
             },
             _ => return Ok(None),

@@ -1,22 +1,22 @@
-//! What can be wrong with a trace or a segment. Every message says what to do next.
+//! Errors of traces and segments. Every message says what to do next.
 
 use std::fmt;
 
 use crate::version::Version;
 
-/// An error of this crate. A message says everything, its cause included, so there is no `source()` to print after it.
+/// An error of this crate. Each message includes its cause, so `source()` returns nothing.
 #[derive(Debug)]
 pub enum Error {
     /// The file could not be read or written.
     Io {
-        /// What was being done, with the path.
+        /// The attempted operation, with the path.
         what: String,
-        /// The system's answer.
+        /// The system's error.
         cause: std::io::Error,
     },
-    /// The file does not begin as a trace does.
+    /// The file does not begin like a trace.
     NotATrace {
-        /// The first bytes.
+        /// The first bytes of the file.
         found: Vec<u8>,
     },
     /// A newer memtrace wrote the file.
@@ -26,21 +26,21 @@ pub enum Error {
         /// The newest version this build reads.
         supported: Version,
     },
-    /// Nothing after the first bytes can be used.
+    /// The header is damaged, so nothing after it can be used.
     Header {
-        /// Where.
+        /// The offset in the file, in bytes.
         offset: u64,
         /// What is wrong.
         what: String,
     },
-    /// Bytes that no encoder of ours writes.
+    /// Bytes that no memtrace writes.
     Malformed {
-        /// Which record or field.
+        /// The record or field.
         what: &'static str,
     },
 }
 
-// Written out: a derive macro would make the preloaded library's build twice as long.
+// Implemented by hand: a derive macro would double the build time of the preloaded library.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -64,7 +64,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Error {
-    /// An I/O error with what was being done.
+    /// Wraps an I/O error. `what` is the attempted operation.
     pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
         let what = what.into();
         move |cause| Error::Io { what, cause }
@@ -74,7 +74,7 @@ impl Error {
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What a file begins with, for people.
+/// Describes the beginning of a file for a message.
 fn beginning(found: &[u8]) -> String {
     if found.is_empty() { "it is empty".to_owned() } else { format!("it begins with \"{}\"", found.escape_ascii()) }
 }

@@ -1,19 +1,19 @@
-//! One event: what happened to one range of memory, when, on which thread, from which stack.
+//! One event: what happened to one range of memory, at which time, on which thread and from which stack.
 //!
-//! Inside the traced process an event is one 64-byte ring slot ([`Event::to_slot`]); in the trace file it is a row of a
-//! columnar block. Both carry exactly the fields below.
+//! In the traced process an event is one 64-byte ring slot ([`Event::to_slot`]). In the trace file it is a row of a
+//! columnar block. Both contain exactly these fields.
 
 use crate::api::Api;
 use crate::ids::{ContextId, ModuleId, StackId, ThreadId};
 
-/// Who told us.
+/// Where an event comes from.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum Source {
-    /// PyTorch's CUDA caching allocator, through its own trace tracker (`attachAllocatorTraceTracker`).
+    /// PyTorch's CUDA caching allocator, through its trace tracker (`attachAllocatorTraceTracker`).
     Torch = 0,
-    /// PyTorch's CUDA allocator, through `c10::reportMemoryUsageToProfiler`: sizes are rounded, streams and segments
-    /// are unknown. The fallback where the tracker cannot be attached.
+    /// PyTorch's CUDA allocator, through `c10::reportMemoryUsageToProfiler`. Sizes are rounded, streams and segments
+    /// are unknown. Used if the tracker cannot be attached.
     TorchReporter = 1,
     /// PyTorch's CPU allocator, through `c10::reportMemoryUsageToProfiler`.
     TorchCpu = 2,
@@ -21,12 +21,12 @@ pub enum Source {
     Driver = 3,
     /// A call of the CUDA runtime API.
     Runtime = 4,
-    /// The program itself, through `record_function` or NVTX: ranges with a name, no memory.
+    /// The program itself, through `record_function` or NVTX: named ranges without memory.
     Label = 5,
 }
 
 impl Source {
-    /// The source with this wire number.
+    /// The source with this wire number. `None` if it is unknown.
     pub const fn from_wire(value: u8) -> Option<Source> {
         Some(match value {
             0 => Source::Torch,
@@ -39,60 +39,66 @@ impl Source {
         })
     }
 
-    /// Whether the event comes from one of PyTorch's allocators (as against a CUDA call).
+    /// Whether the event comes from one of PyTorch's allocators, not from a CUDA call.
     pub const fn is_torch(self) -> bool {
         matches!(self, Source::Torch | Source::TorchReporter | Source::TorchCpu)
     }
 }
 
-/// What happened. The first nine are PyTorch's `TraceEntry::Action`, by number and by name.
+/// What happened. The first ten are PyTorch's `TraceEntry::Action`, with the same numbers and names.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum Action {
-    /// A block was handed to the program. For a CUDA call: memory was obtained (see [`Event::api`]).
+    /// A block was allocated. For a CUDA call: memory was allocated (see [`Event::api`]).
     Alloc = 0,
-    /// The program gave a block back. Where nothing is deferred, `FreeCompleted` follows at once.
+    /// The program freed a block. Unless the free is deferred, `FreeCompleted` follows at once.
     FreeRequested = 1,
-    /// The block may be used again. For a CUDA call: memory was released.
+    /// The block may be reused. For a CUDA call: memory was freed.
     FreeCompleted = 2,
-    /// The caching allocator obtained a segment (`cudaMalloc`).
+    /// The caching allocator allocated a segment (`cudaMalloc`).
     SegmentAlloc = 3,
-    /// The caching allocator returned a segment (`cudaFree`).
+    /// The caching allocator freed a segment (`cudaFree`).
     SegmentFree = 4,
     /// Part of an expandable segment was mapped.
     SegmentMap = 5,
     /// Part of an expandable segment was unmapped.
     SegmentUnmap = 6,
-    /// Somebody took a snapshot; `size` is the total of active bytes.
+    /// The program took a snapshot. `size` is the total of active bytes.
     Snapshot = 7,
-    /// An allocation failed for good: `size` is the rounded request, `addr` the free bytes of the device.
+    /// An allocation failed for good. `size` is the rounded request, `addr` the free bytes of the device.
     Oom = 8,
     /// PyTorch >= 2.14: a text was attached to a block.
     Annotate = 9,
-    /// A CUDA free that was recorded before the call was made has failed: `addr` is the [`Event::seq`] of the
-    /// event that did not happen.
+    /// A CUDA free, recorded before its call, has failed. `addr` is the [`Event::seq`] of the event to cancel.
     Retract = 16,
-    /// The allocator's own running totals, for checking a replay: `addr` is bytes allocated, `size` bytes reserved. For a CUDA
-    /// call: those of the stream-ordered pool whose handle `stream` is, where what it reserves has changed.
+    /// The allocator's own totals, to verify a replay: `addr` is the bytes allocated, `size` the bytes reserved.
+    ///
+    /// For a CUDA call these are the totals of the stream-ordered pool with the handle `stream`, recorded when its
+    /// reserved bytes have changed.
     Totals = 17,
-    /// Physical memory was mapped at an address (`cuMemMap`): `addr`, `size`, and the handle in `stream`.
+    /// Physical memory was mapped at an address (`cuMemMap`). `stream` is its handle.
     Map = 18,
     /// Physical memory was unmapped (`cuMemUnmap`).
     Unmap = 19,
-    /// An address range was reserved, no memory (`cuMemAddressReserve`).
+    /// An address range was reserved, without memory (`cuMemAddressReserve`).
     Reserve = 20,
-    /// An address range was given back (`cuMemAddressFree`).
+    /// An address range was freed (`cuMemAddressFree`).
     Unreserve = 21,
-    /// A range that the program named begins: `addr` is the label's id ([`crate::definition::Definition::Label`]), `size` is 0 for ranges that
-    /// nest on their thread, else the number by which its end is known (`nvtxRangeStart`), which may come on another thread.
+    /// A range that the program named begins. `addr` is the label's id ([`crate::definition::Definition::Label`]).
+    ///
+    /// `size` is 0 for a range that nests on its thread. Otherwise it is a number that identifies the range's end
+    /// (`nvtxRangeStart`), which may come from another thread.
     RangeStart = 22,
-    /// Such a range ends: `addr` and `size` as at its start. `addr` is 0 where the program does not say which: with a `size`, the range of that
-    /// number; without, the innermost of its thread that nests and was begun through NVTX in the domain that `stream` tells (0: the default one).
+    /// A named range ends. `addr` and `size` are those of its start.
+    ///
+    /// `addr` is 0 if the program does not name the range. Then a `size` that is not 0 identifies the range by its
+    /// number. With a `size` of 0 it is the innermost nested NVTX range of its thread in the domain `stream` (0 is the
+    /// default domain).
     RangeEnd = 23,
 }
 
 impl Action {
-    /// The action with this wire number.
+    /// The action with this wire number. `None` if it is unknown.
     pub const fn from_wire(value: u8) -> Option<Action> {
         Some(match value {
             0 => Action::Alloc,
@@ -117,7 +123,7 @@ impl Action {
         })
     }
 
-    /// The name PyTorch's snapshots use; ours for the actions PyTorch does not have.
+    /// The name in PyTorch's snapshots, or memtrace's own name for actions that PyTorch does not have.
     pub const fn name(self) -> &'static str {
         match self {
             Action::Alloc => "alloc",
@@ -142,33 +148,35 @@ impl Action {
     }
 }
 
-/// Facts about the moment of an event, one bit each.
+/// Facts about the point in time of an event, one bit each.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 #[repr(transparent)]
 pub struct Flags(pub u16);
 
 impl Flags {
-    /// The thread is inside `torch::autograd::Engine::evaluate_function`: backward, by definition.
+    /// The thread is inside `torch::autograd::Engine::evaluate_function`, so it runs backward.
     pub const IN_BACKWARD: Flags = Flags(1 << 0);
-    /// Autograd was recording (`c10::GradMode::is_enabled()`); meaningful only with [`Self::GRAD_KNOWN`].
+    /// Autograd was recording (`c10::GradMode::is_enabled()`). Only valid together with [`Self::GRAD_KNOWN`].
     pub const GRAD_ENABLED: Flags = Flags(1 << 1);
-    /// The grad mode could be read.
+    /// [`Self::GRAD_ENABLED`] is valid.
     pub const GRAD_KNOWN: Flags = Flags(1 << 2);
-    /// A driver call made from inside a hooked runtime call: the same bytes, already counted here; the runtime event
-    /// that follows on this thread carries [`Self::HAS_NESTED`].
+    /// A driver call inside a hooked runtime call. Its bytes are counted here. The runtime event that follows on this
+    /// thread has [`Self::HAS_NESTED`].
     pub const NESTED: Flags = Flags(1 << 3);
-    /// A runtime call during which the driver call it stands for was recorded too: do not count its bytes again.
+    /// A runtime call whose driver call was recorded too. Its bytes must not be counted again.
     pub const HAS_NESTED: Flags = Flags(1 << 4);
-    /// [`Event::slack`] is known: the block's rounded size is `size + slack`.
+    /// [`Event::slack`] is valid: the block's rounded size is `size + slack`.
     pub const SLACK_KNOWN: Flags = Flags(1 << 5);
-    /// The stack could not be taken in full (too deep, or the table is full).
+    /// The stack is not complete (too deep, or a table was full).
     pub const STACK_CUT: Flags = Flags(1 << 6);
-    /// The CUDA call came from inside PyTorch's caching allocator: these bytes are one of its segments.
+    /// PyTorch's caching allocator made the CUDA call, for one of its segments.
     pub const IN_ALLOCATOR: Flags = Flags(1 << 7);
-    /// CPython's cyclic garbage collector is at work on this thread.
+    /// CPython's cyclic garbage collector is running on this thread.
     pub const IN_GC: Flags = Flags(1 << 8);
-    /// Nothing happened: this was there before the recording's first event. Only of recordings that others made (PyTorch's snapshots), where
-    /// what follows or the state at the end tells of it; it is no older than what it is told before.
+    /// The block existed before the recording's first event.
+    ///
+    /// Only in recordings of other tools (PyTorch's snapshots), whose later events or final state show that the block
+    /// existed. It is no older than the events that follow this one.
     pub const BEFORE: Flags = Flags(1 << 9);
 
     /// Whether all bits of `other` are set.
@@ -177,72 +185,74 @@ impl Flags {
         self.0 & other.0 == other.0
     }
 
-    /// Both sets of bits.
+    /// The union of both sets of bits.
     #[inline]
     pub const fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
     }
 }
 
-/// One event. Sizes in bytes, addresses as the device or the driver gave them.
+/// One event. Sizes are in bytes, addresses are those of the device or the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Event {
-    /// Place in the process-wide order, from 1, without gaps: a missing number is a lost event.
+    /// The position in the process-wide order, from 1, without gaps. A missing number is a lost event.
     pub seq: u64,
-    /// When, in [`crate::clock`] ticks.
+    /// The timestamp, in the unit of [`crate::clock`].
     pub ticks: u64,
-    /// The address (or, see [`Action`], another number of 8 bytes).
+    /// The address, or another 8-byte number (see [`Action`]).
     pub addr: u64,
-    /// The requested size in bytes ([`Source::TorchReporter`]: the rounded one).
+    /// The requested size in bytes. For [`Source::TorchReporter`], the rounded size.
     pub size: u64,
-    /// The raw `cudaStream_t`; for VMM calls the allocation handle.
+    /// The raw `cudaStream_t`. For VMM calls, the allocation handle.
     pub stream: u64,
     /// The Python (and native) stack of the calling thread.
     pub stack: StackId,
-    /// What autograd was doing, when the thread runs a backward node; else the `nn.Module` that was being called.
+    /// The autograd node that the thread runs, otherwise the `nn.Module` that is being called.
     pub context: ContextId,
-    /// Who told us.
+    /// Where the event comes from.
     pub source: Source,
     /// What happened.
     pub action: Action,
-    /// The device ordinal; -1 for host memory or where it is unknown.
+    /// The device ordinal. -1 for host memory, and if it is unknown.
     pub device: i16,
-    /// Facts about the moment.
+    /// Facts about the point in time.
     pub flags: Flags,
-    /// CUDA calls: which function. Torch: [`Api::NONE`].
+    /// For CUDA calls, the function. For PyTorch's allocators, [`Api::NONE`].
     pub api: Api,
-    /// Torch: the private pool (0 = the default pool), see [`crate::definition::Definition::Pool`].
+    /// For PyTorch's allocators, the private pool ([`crate::definition::Definition::Pool`]). 0 is the default pool.
     pub pool: u16,
-    /// Torch, `Alloc`: rounded block size less requested size, where [`Flags::SLACK_KNOWN`]. Saturates.
+    /// For `Alloc` of PyTorch's allocators, the rounded block size minus the requested size, valid with
+    /// [`Flags::SLACK_KNOWN`]. Larger differences saturate.
     pub slack: u32,
-    /// CUDA calls: the result code (`CUresult` or `cudaError_t`); 0 is success.
+    /// For CUDA calls, the result code (`CUresult` or `cudaError_t`). 0 is success.
     pub result: i32,
-    /// CUDA calls: the object that called.
+    /// For CUDA calls, the object that made the call.
     pub module: ModuleId,
-    /// The thread. Not part of the ring slot: the ring has one owner.
+    /// The thread. It is not part of the ring slot, because a ring has one owner.
     pub thread: ThreadId,
 }
 
-/// Size of a ring slot, in 8-byte words.
+/// The size of a ring slot in 8-byte words.
 pub const SLOT_WORDS: usize = 8;
 /// One ring slot: 64 bytes, one cache line.
 pub type Slot = [u64; SLOT_WORDS];
 
-/// First byte of word 6 of a slot: what the slot holds.
+/// The first byte of word 6 of a slot: the slot's content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum SlotKind {
     /// An event.
     Event = 1,
-    /// A free request and the completion that followed it at once: the request's slot, whose last word is how many ticks (low half)
-    /// and how many numbers (high half) later it was completed.
+    /// A free request and the completion that followed at once. The last word of the request's slot is the distance to
+    /// the completion. The low half is in timestamp units, the high half in event numbers.
     FreeAtOnce = 3,
-    /// The head of a definition: word 0 is the length in bytes of the encoded definition, which fills the slots after it.
+    /// The start of a definition. Word 0 is the length in bytes of the encoded definition, which fills the following
+    /// slots.
     Definition = 2,
 }
 
 impl SlotKind {
-    /// What this slot holds, or `None` for a byte no build of ours writes.
+    /// The content of this slot. `None` for a byte that no memtrace writes.
     #[inline]
     pub const fn of(slot: &Slot) -> Option<SlotKind> {
         match slot[6] as u8 {
@@ -255,7 +265,7 @@ impl SlotKind {
 }
 
 impl Event {
-    /// An event with every field "none" or zero: the base for struct update.
+    /// An event whose fields are all zero or "none", as a base for struct updates.
     pub const EMPTY: Event = Event {
         seq: 0,
         ticks: 0,
@@ -276,8 +286,8 @@ impl Event {
         thread: ThreadId::NONE,
     };
 
-    /// The ring slot of this event. Word 6: kind (8 bits), source (3) and action (5), device (16), flags (16), api or
-    /// pool (16); word 7: slack or result (32), module (32).
+    /// The ring slot of this event. Word 6: kind (8 bits), source (3), action (5), device (16), flags (16), api or pool
+    /// (16). Word 7: slack or result (32), module (32).
     #[inline]
     pub const fn to_slot(&self) -> Slot {
         let (narrow, wide) =
@@ -299,14 +309,14 @@ impl Event {
         ]
     }
 
-    /// The last two words of the slot of an allocation whose block turned out to be `slack` bytes larger than the request.
+    /// The last two words of an allocation's slot whose block is `slack` bytes larger than the request.
     #[inline]
     pub const fn amend_slack(slot: &Slot, slack: u32) -> [u64; 2] {
         let [.., w6, w7] = *slot;
         [w6 | (Flags::SLACK_KNOWN.0 as u64) << 32, w7 & !(u32::MAX as u64) | slack as u64]
     }
 
-    /// Whether this completion tells nothing new about the free request in `slot`, but when it was and its number.
+    /// Whether this completion differs from the free request in `slot` only in its time and number.
     #[inline]
     pub const fn completes(&self, slot: &Slot) -> bool {
         const SAME: u64 = !(0xffff << 32 | 31 << 11);
@@ -320,7 +330,7 @@ impl Event {
             && slot[6] & SAME == request[6] & SAME
     }
 
-    /// The last two words of a free request's slot that stands for its completion too.
+    /// The last two words of a free request's slot that includes its completion. Time differences saturate at 32 bits.
     #[inline]
     pub const fn at_once(slot: &Slot, seq: u64, ticks: u64) -> [u64; 2] {
         let ticks = ticks.saturating_sub(slot[1]);
@@ -328,7 +338,7 @@ impl Event {
         [slot[6] & !0xff | SlotKind::FreeAtOnce as u64, ticks | seq.wrapping_sub(slot[0]) << 32]
     }
 
-    /// The completion in the slot of this free request; `None` where the slot holds none.
+    /// The completion in the slot of this free request. `None` if the slot contains none.
     #[inline]
     pub const fn completion(&self, slot: &Slot) -> Option<Event> {
         if slot[6] as u8 != SlotKind::FreeAtOnce as u8 {
@@ -343,7 +353,8 @@ impl Event {
         })
     }
 
-    /// The event in this slot (of two, the first), or `None` when the slot holds something else or an unknown source or action.
+    /// The event in this slot, or the first of two. `None` if the slot contains something else, or an unknown source or
+    /// action.
     #[inline]
     pub const fn from_slot(slot: &Slot, thread: ThreadId) -> Option<Event> {
         let w = slot[6];
@@ -377,7 +388,7 @@ impl Event {
         })
     }
 
-    /// The size of the block that the allocator set aside, where it is known; else the requested size.
+    /// The size in bytes of the allocator's block if it is known, otherwise the requested size.
     #[inline]
     pub const fn block_size(&self) -> u64 {
         self.size + self.slack as u64

@@ -1,12 +1,12 @@
-//! Files that `torch.compile`'s inductor generates, told by their names.
+//! Recognizes files that `torch.compile`'s inductor generates, by their names.
 
 /// The length of such a name: the letter `c` and 51 digits of a SHA-256 in base 32.
 const STEM: usize = 52;
 
-/// Whether a file name is that of a file of Python code that inductor generated, in every version from 2.1 on:
-/// `.../wu/cwu4x...o2.py`, in a folder that is called as the digits after the first letter.
+/// Whether this is the name of a Python file that inductor generated, in every version from 2.1 on. An example is
+/// `.../wu/cwu4x...o2.py`; the folder's name is the two digits after the first letter.
 ///
-/// Asked of every new frame: most names end the question at its first byte.
+/// This is called for every new frame. Most names are rejected at the first byte.
 pub fn is_inductor_file(filename: &str) -> bool {
     let Some((path, [b'/', stem @ .., b'.', b'p', b'y'])) = filename.as_bytes().split_last_chunk::<{ STEM + 4 }>()
     else {

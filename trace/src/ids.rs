@@ -1,7 +1,7 @@
-//! Newtypes for every number that crosses a crate border.
+//! Newtypes for all numbers that crates exchange.
 //!
-//! All ids are dense, start at 1 and are unique within one traced process; 0 means "none". They are defined by
-//! [`crate::definition::Definition`] records, which may arrive after the first event that uses them.
+//! All ids are dense, start at 1 and are unique within one traced process. 0 means "none".
+//! [`crate::definition::Definition`] records define them, and may follow the first event that uses them.
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
@@ -11,7 +11,7 @@ macro_rules! id {
         pub struct $name(pub u32);
 
         impl $name {
-            /// "No such thing": no stack was taken, no context applies.
+            /// No value: no stack was captured, or no context applies.
             pub const NONE: $name = $name(0);
 
             /// Whether this is [`Self::NONE`].
@@ -20,7 +20,7 @@ macro_rules! id {
                 self.0 == 0
             }
 
-            /// The id as an index into a table whose entry 0 stands for "none".
+            /// The id as an index into a table whose entry 0 means "none".
             #[inline]
             pub const fn index(self) -> usize {
                 self.0 as usize
@@ -34,11 +34,11 @@ id! {
     StackId
 }
 id! {
-    /// One line of one function: what a traceback prints for a frame.
+    /// One line of one function, as a traceback prints it.
     FrameId
 }
 id! {
-    /// What autograd was doing: a node type and the forward stack that made the node.
+    /// An autograd node's type with its forward stack, or a call of an `nn.Module`.
     ContextId
 }
 id! {

@@ -1,8 +1,8 @@
-//! The contract between the traced process (`interpose`), the launcher that drains it and the
-//! analysis that reads the trace file. It imports nothing of ours.
+//! The contract between the traced process (`interpose`), the launcher that drains it and the analysis that reads the
+//! trace file. It imports no other crate of memtrace.
 //!
-//! Two formats, two promises: [`shm`] lives for one run and one build and must match exactly; [`file`](mod@file) lives for
-//! years and is specified, byte for byte, in `trace/FORMAT.md`.
+//! There are two formats with different promises. [`shm`] lives for one run and one build and must match exactly.
+//! [`file`](mod@file) lives for years and is specified byte for byte in `trace/FORMAT.md`.
 
 pub mod api;
 pub mod clock;

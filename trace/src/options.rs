@@ -1,16 +1,16 @@
-//! What the launcher tells the preloaded library: one environment variable, parsed once.
+//! The options that the launcher passes to the preloaded library: one environment variable, parsed once.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-/// The environment variable that carries [`Options`] and turns the library on.
+/// The environment variable that contains [`Options`] and switches the library on.
 pub const ENV: &str = "MEMTRACE_SESSION";
 
 /// Whether CPU tensors are recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Cpu {
-    /// Until the program turns out to use a CUDA device.
+    /// Until the program uses a CUDA device.
     #[default]
     Auto,
     /// Always.
@@ -19,7 +19,7 @@ pub enum Cpu {
     Never,
 }
 
-/// Which stacks are taken.
+/// Which stacks are captured.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Stacks {
     /// Python frames.
@@ -33,22 +33,22 @@ pub enum Stacks {
     None,
 }
 
-/// Everything the library needs to know.
+/// All options of the library.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Names the launcher's socket: see [`crate::shm::handshake`].
+    /// The name of the launcher's socket ([`crate::shm::handshake`]).
     pub token: String,
     /// Whether CPU tensors are recorded.
     pub cpu: Cpu,
-    /// Which stacks are taken.
+    /// Which stacks are captured.
     pub stacks: Stacks,
-    /// Whether each native stack is compared with the C library's own unwinder.
+    /// Whether each native stack is compared with libgcc's unwinder.
     pub check_stacks: bool,
-    /// Whether tensors and modules are given their names.
+    /// Whether names of tensors and modules are recorded.
     pub names: bool,
-    /// Where reference cycles are to be shown: the run's folder, an absolute path. `None`: they are not looked for.
+    /// The run's folder as an absolute path, where reference cycles are written. `None` if they are not examined.
     pub cycles: Option<PathBuf>,
-    /// Filters of system calls (seccomp) that the launcher runs under itself.
+    /// The number of seccomp filters under which the launcher runs.
     pub filters: u32,
 }
 
@@ -60,7 +60,7 @@ macro_rules! names {
                 match self { $($type::$variant => $name,)* }
             }
 
-            /// The value of this name.
+            /// The value with this name. `None` if there is none.
             pub fn parse(name: &str) -> Option<$type> {
                 match name { $($name => Some($type::$variant),)* _ => None }
             }
@@ -77,14 +77,14 @@ impl Options {
         let check = if self.check_stacks { ";check=stacks" } else { "" };
         let names = if self.names { "" } else { ";names=off" };
         let (cpu, stacks) = (self.cpu.name(), self.stacks.name());
-        // In hexadecimal: a path may hold any byte.
+        // The path is in hexadecimal, because it may contain any byte.
         let hex = |path: &PathBuf| path.as_os_str().as_bytes().iter().map(|b| format!("{b:02x}")).collect::<String>();
         let cycles = self.cycles.as_ref().map_or(String::new(), |path| format!(";cycles={}", hex(path)));
         format!("{};cpu={cpu};stacks={stacks};filters={}{check}{names}{cycles}", self.token, self.filters)
     }
 
-    /// Reads [`Self::encode`]'s form. Unknown keys and values are ignored: launcher and library are of one build, and
-    /// the library may not fail.
+    /// Parses the result of [`Self::encode`]. `None` without a valid token. Unknown keys and values are ignored:
+    /// launcher and library come from one build, and the library must not fail.
     pub fn parse(value: &str) -> Option<Options> {
         let mut parts = value.split(';');
         let token = parts.next().filter(|t| !t.is_empty() && t.len() <= 64)?;
@@ -112,7 +112,7 @@ impl Options {
     }
 }
 
-/// The path that these hexadecimal digits are.
+/// The path in these hexadecimal digits. `None` if it is empty or malformed.
 fn path(hex: &str) -> Option<PathBuf> {
     let digit = |b: &u8| char::from(*b).to_digit(16);
     let byte = |pair: &[u8; 2]| u8::try_from(digit(&pair[0])? * 16 + digit(&pair[1])?).ok();
@@ -121,7 +121,7 @@ fn path(hex: &str) -> Option<PathBuf> {
     (rest.is_empty() && !bytes.is_empty()).then(|| OsString::from_vec(bytes).into())
 }
 
-/// How many filters of system calls a process runs under, by its `/proc/PID/status`. Before Linux 5.10: whether there are any.
+/// The number of seccomp filters of a process, from its `/proc/PID/status`. Before Linux 5.10 it is 1 if there are any.
 pub fn filters_in(status: &str) -> u32 {
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
     field("Seccomp_filters:").unwrap_or_else(|| u32::from(field("Seccomp:") == Some(2)))

@@ -1,4 +1,5 @@
-//! The atomics the ring is made of: the real ones, or the model checker's (`--cfg loom`, see `trace/tests/loom.rs`).
+//! The atomics of the ring: those of the standard library, or the model checker's (`--cfg loom`, see
+//! `trace/tests/loom.rs`).
 
 #[cfg(loom)]
 pub mod mortal;

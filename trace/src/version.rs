@@ -2,18 +2,19 @@
 
 use std::fmt;
 
-/// A format version. A reader of `major.minor` reads every file of the same major: unknown frame kinds, definitions and
-/// columns of a newer minor are skipped and counted.
+/// A format version. A reader of `major.minor` reads every file with the same major. It skips and counts unknown frame
+/// kinds, definitions and columns of a newer minor.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Version {
-    /// Raised when old readers would misread.
+    /// Incremented if old readers would misread a file.
     pub major: u16,
-    /// Raised when something was added that old readers can skip.
+    /// Incremented if something was added that old readers can skip.
     pub minor: u16,
 }
 
 impl Version {
-    /// What this build writes. 1.0: the first; 1.1: notices carry a verdict; ranks.
+    /// The version that this build writes. 1.0: the first. 1.1: notices have a verdict; ranks. 1.2: module calls, names
+    /// of modules and tensors, labels, reference cycles.
     pub const CURRENT: Version = Version { major: 1, minor: 2 };
 
     /// Whether this build can read a file of version `found`.

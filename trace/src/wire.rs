@@ -1,4 +1,4 @@
-//! Numbers and strings as bytes: LEB128 varints, zigzag for signed differences, length-prefixed UTF-8.
+//! Encodes numbers and strings as bytes: LEB128 varints, zigzag for signed differences, length-prefixed UTF-8.
 
 use crate::error::{Error, Result};
 
@@ -12,7 +12,7 @@ pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Maps a signed difference to an unsigned number, small ones to small ones.
+/// Maps a signed difference to an unsigned number. Small absolute values give small numbers.
 #[inline]
 pub const fn zigzag(value: i64) -> u64 {
     ((value << 1) ^ (value >> 63)) as u64
@@ -30,7 +30,7 @@ pub fn put_str(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
 }
 
-/// A cursor over bytes somebody else wrote: every read is checked.
+/// A cursor over untrusted bytes. Every read is checked and returns [`Error::Malformed`] for invalid bytes.
 #[derive(Clone, Debug)]
 pub struct Cursor<'a> {
     rest: &'a [u8],
@@ -42,17 +42,17 @@ impl<'a> Cursor<'a> {
         Cursor { rest: bytes }
     }
 
-    /// What has not been read yet.
+    /// The bytes that have not been read.
     pub const fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// Whether everything has been read.
+    /// Whether all bytes have been read.
     pub const fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
 
-    /// One byte.
+    /// Reads one byte.
     #[inline]
     pub fn byte(&mut self) -> Result<u8> {
         let (first, rest) = self.rest.split_first().ok_or(Error::Malformed { what: "record: it ends early" })?;
@@ -60,7 +60,7 @@ impl<'a> Cursor<'a> {
         Ok(*first)
     }
 
-    /// An LEB128 varint of at most 64 bits.
+    /// Reads an LEB128 varint of at most 64 bits.
     #[inline]
     pub fn varint(&mut self) -> Result<u64> {
         let mut value = 0u64;
@@ -78,13 +78,13 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A varint that must fit into 32 bits.
+    /// Reads a varint that must fit into 32 bits.
     #[inline]
     pub fn varint32(&mut self) -> Result<u32> {
         u32::try_from(self.varint()?).map_err(|_| Error::Malformed { what: "number: more than 32 bits" })
     }
 
-    /// The next `len` bytes.
+    /// Reads the next `len` bytes.
     pub fn bytes(&mut self, len: usize) -> Result<&'a [u8]> {
         let (bytes, rest) =
             self.rest.split_at_checked(len).ok_or(Error::Malformed { what: "record: it ends early" })?;
@@ -92,7 +92,7 @@ impl<'a> Cursor<'a> {
         Ok(bytes)
     }
 
-    /// A length-prefixed string.
+    /// Reads a length-prefixed string.
     pub fn str(&mut self) -> Result<&'a str> {
         let len = usize::try_from(self.varint()?).map_err(|_| Error::Malformed { what: "string length" })?;
         std::str::from_utf8(self.bytes(len)?).map_err(|_| Error::Malformed { what: "string: not UTF-8" })

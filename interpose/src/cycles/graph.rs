@@ -1,30 +1,32 @@
-//! Objects by number, which holds which, and what is to be said about them: cycles from which tensors are held.
+//! A graph of references between numbered objects, and the reference cycles in it that hold tensors.
 
 use std::collections::{HashMap, VecDeque};
 
-/// Steps from a cycle to a tensor, and objects looked at on the way, at most.
+/// The search from a cycle to its tensors visits at most this many objects.
 const MOST_LOOKED: usize = 20_000;
-/// Tensors named of one cycle, at most.
+/// At most this many tensors are listed for one cycle.
 const MOST_HELD: usize = 16;
 
-/// See the module.
+/// Which object holds references to which others.
 #[derive(Default)]
 pub(super) struct Graph {
-    /// Where each object's references begin, and one more.
+    /// For each object, the index in `to` of its first reference.
     first: Vec<u32>,
+    /// The referenced objects.
     to: Vec<u32>,
 }
 
-/// Objects each of which holds, over others of them, all of them; and a tensor.
+/// A set of objects each of which reaches all others through references, and the tensors it holds.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Cycle {
-    /// All of them.
+    /// All objects of the set, by number.
     pub(super) members: Vec<u32>,
-    /// A shortest way from the one that is nearest to a tensor back to itself; it stands at the beginning only.
+    /// A shortest path back to its first object. It starts at the member nearest to a tensor, which is not repeated at
+    /// the end.
     pub(super) way: Vec<u32>,
-    /// A shortest way from there to the tensor, both included.
+    /// A shortest path from that member to the tensor, both included.
     pub(super) to_tensor: Vec<u32>,
-    /// Tensors that it holds, nearest first; not all, where there are many.
+    /// Tensors that the cycle holds, nearest first, at most [`MOST_HELD`].
     pub(super) held: Vec<u32>,
 }
 
@@ -39,26 +41,27 @@ fn set<T>(of: &mut [T], at: u32, value: T) {
 }
 
 impl Graph {
-    /// Adds an object; its references follow.
+    /// Adds an object. Its references follow.
     pub(super) fn object(&mut self) {
         self.first.push(self.to.len() as u32);
     }
 
-    /// The object added last holds this one.
+    /// Adds a reference from the object added last to `other`.
     pub(super) fn holds(&mut self, other: u32) {
         self.to.push(other);
     }
 
+    /// The objects to which `object` holds references.
     pub(super) fn held_by(&self, object: u32) -> &[u32] {
         let begin = get(&self.first, object) as usize;
         let end = self.first.get(object as usize + 1).map_or(self.to.len(), |end| *end as usize);
         self.to.get(begin..end).unwrap_or_default()
     }
 
-    /// For each object the number of the set of objects that hold each other (Tarjan's strongly connected components, without recursion).
+    /// For each object the number of its strongly connected component (Tarjan's algorithm, without recursion).
     fn components(&self) -> Vec<u32> {
         let count = self.first.len();
-        // 0: not visited, not assigned.
+        // 0 means: not visited, not assigned.
         let (mut index, mut low, mut component) = (vec![0; count], vec![0; count], vec![0; count]);
         let (mut open, mut calls) = (Vec::new(), Vec::new());
         let (mut visited, mut found) = (0, 0);
@@ -108,7 +111,7 @@ impl Graph {
         component
     }
 
-    /// The cycles that hold tensors, in order of their first objects; at most so many.
+    /// The cycles that hold tensors, in order of their first objects, at most `most`.
     pub(super) fn cycles(&self, is_tensor: impl Fn(u32) -> bool, most: usize) -> Vec<Cycle> {
         let component = self.components();
         let mut members: HashMap<u32, Vec<u32>> = HashMap::new();
@@ -129,7 +132,7 @@ impl Graph {
         sets.into_iter().filter_map(cycle).collect()
     }
 
-    /// The way to the nearest tensor from the nearest of these objects, and the tensors that there are.
+    /// A shortest path from any of these objects to a tensor, and the tensors found.
     fn tensors(&self, from: &[u32], is_tensor: &impl Fn(u32) -> bool) -> (Vec<u32>, Vec<u32>) {
         let mut before: HashMap<u32, u32> = from.iter().map(|object| (*object, *object)).collect();
         let mut next: VecDeque<u32> = from.iter().copied().collect();
@@ -154,7 +157,7 @@ impl Graph {
         (way, held)
     }
 
-    /// A shortest way from an object back to it, through objects of these.
+    /// A shortest path from an object back to itself through objects that satisfy `within`. `None` if there is none.
     fn back(&self, start: u32, within: impl Fn(u32) -> bool) -> Option<Vec<u32>> {
         let mut before = HashMap::from([(start, start)]);
         let mut next = VecDeque::from([start]);
@@ -172,7 +175,7 @@ impl Graph {
         None
     }
 
-    /// The objects that are nearest to these, they included: at most so many.
+    /// The objects nearest to a cycle's paths, including them, at most `most`.
     pub(super) fn around(&self, cycle: &Cycle, most: usize) -> Vec<u32> {
         let mut all: Vec<u32> = Vec::new();
         let mut seen = std::collections::HashSet::new();
@@ -189,7 +192,7 @@ impl Graph {
     }
 }
 
-/// The way that led to an object, from its first, which came from itself.
+/// The path that led to an object. `before` maps each object to its predecessor, the first object to itself.
 fn trace(before: &HashMap<u32, u32>, to: u32) -> Vec<u32> {
     let mut way = vec![to];
     let mut at = to;
@@ -217,7 +220,8 @@ mod tests {
 
     #[test]
     fn cycles_that_hold_tensors() {
-        // 0 -> 1 -> 2 -> 0, 1 -> 3 (a tensor); 4 -> 4 -> 3; 5 -> 3 is no cycle; 6 -> 7 -> 6 holds none; 8 -> 0 is before one.
+        // 0 -> 1 -> 2 -> 0 holds the tensor 3 (1 -> 3), and 4 -> 4 holds it too. 5 -> 3 is no cycle, 6 -> 7 -> 6 holds
+        // no tensor, and 8 -> 0 only leads to a cycle.
         let graph = graph(&[&[1], &[2, 3], &[0], &[], &[4, 3], &[3], &[7], &[6], &[0]]);
         let cycles = graph.cycles(|object| object == 3, 100);
         let expected = [
@@ -236,7 +240,7 @@ mod tests {
         assert_eq!(cycles, [Cycle { members: vec![0, 1], way: vec![1, 0], to_tensor: vec![1], held: vec![1] }]);
     }
 
-    /// Against the definition: two objects are in one set when each reaches the other.
+    /// Compares the components with their definition: two objects are in one component if each reaches the other.
     #[test]
     fn sets_are_what_reaches_each_other() {
         let mut state = 7_u64;

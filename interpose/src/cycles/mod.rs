@@ -1,16 +1,22 @@
-//! `--cycles`: which objects held tensors' memory until the cyclic garbage collector came. Runs Python code in the program, so only on request.
+//! `--cycles`: shows which objects held tensors' memory until the cyclic garbage collector ran. It runs Python code in
+//! the program, so only on request.
 //!
-//! `torch.utils.viz._cycles` shows such objects, but its `observe_tensor_cycles` turns on PyTorch's own recording of memory, empties
-//! `gc.garbage`, forgets the program's debug flags, sets a profile function, collects everything twice after each collection, and sees
-//! CUDA tensors only. So its `create_graph` and `to_html` are used, and this does the rest:
+//! `torch.utils.viz._cycles` shows such objects too, but its `observe_tensor_cycles` has side effects. It starts
+//! PyTorch's own memory recording, empties `gc.garbage`, drops the program's debug flags and sets a profile function.
+//! It runs two full collections after each collection and sees only CUDA tensors. So only its `create_graph` and
+//! `to_html` are used.
 //!
-//! A function of ours in `gc.callbacks` sets `gc.DEBUG_SAVEALL` while the collector is at work: what it finds is then not freed but put
-//! at the end of `gc.garbage`, where it is taken away again before any other callback can see it. What cycles hold a tensor is worked out
-//! ([`graph`]) and shown ([`show`]). Then the objects are let go of as the collector would have done it, before it ends: the memory is
-//! freed in the same collection, and no other takes place. That they still are garbage is made sure of first: each has no more references
-//! than the others of them hold. If Python code that was run to show them has stored one, all are left to the next collection.
+//! Our function in `gc.callbacks` sets `gc.DEBUG_SAVEALL` while the collector runs. The collector then appends its
+//! findings to `gc.garbage` instead of freeing them. The function removes them from there before any other callback
+//! runs. It finds the cycles that hold tensors ([`graph`]) and renders them ([`show`]).
 //!
-//! The function is put into the list by a pending call (as in [`crate::names`]), at the first free of a tensor after PyTorch was imported.
+//! Before the collection ends, it frees the objects in the way the collector would. So the memory is freed in the same
+//! collection, and no further one runs. First it verifies that the objects are still garbage: each has only the
+//! references that the others hold. If Python code has stored one of them meanwhile, all are left to the next
+//! collection.
+//!
+//! A pending call (as in [`crate::names`]) registers the function at the first free of a tensor after PyTorch was
+//! imported.
 
 mod graph;
 mod python;
@@ -37,33 +43,38 @@ use crate::process::Process;
 const TOPIC: &str = "python.cycles";
 /// `gc.DEBUG_SAVEALL`.
 const SAVE_ALL: c_long = 32;
-/// Objects of one collection that are looked at, at most.
+/// A collection with more objects is not examined.
 const MOST_OBJECTS: usize = 1 << 18;
 
-/// See the module. One a process.
+/// The state of one process.
 pub(crate) struct Cycles {
-    /// What to show has been asked for.
+    /// Whether the options request this feature.
     on: bool,
-    /// The interpreter has been asked to call.
+    /// Set while a pending call is queued in the interpreter.
     asked: AtomicBool,
-    /// Used with the GIL, within [`collected`], which does not come back to itself: while it runs, the collector does not.
+    /// Accessed only with the GIL, inside [`collected`]. The collector does not run while that function does, so it is
+    /// never nested.
     known: UnsafeCell<Known>,
 }
 
-// SAFETY: `known` is used by the thread that has the GIL and whose collection it is; the rest is atomic.
+// SAFETY: only the thread that runs `collected` accesses `known`. It holds the GIL, and collections do not nest. All
+// other fields are atomic.
 unsafe impl Sync for Cycles {}
-// SAFETY: as above.
+// SAFETY: `known` belongs to no thread. Whichever thread runs `collected` with the GIL may access it.
 unsafe impl Send for Cycles {}
 
-/// The interpreter's functions; of this image and of the children it forks, which inherit what was put into `gc.callbacks`.
+/// The interpreter's functions. Belongs to the loaded library and is inherited by forked children, as is the entry in
+/// `gc.callbacks`.
 static INTERFACE: OnceLock<Option<Interface>> = OnceLock::new();
-/// What was installed, never freed; null before.
+/// The installed callback's objects, never freed. Null before.
 static INSTALLED: AtomicPtr<Installed> = AtomicPtr::new(null_mut());
+/// Set while a thread installs the callback, and for good if that has failed.
 static INSTALLING: AtomicBool = AtomicBool::new(false);
-/// How long `gc.garbage` was when the present collection began; negative where the program itself saves all, or none is under way.
+/// The length of `gc.garbage` when the current collection began. Negative if the program itself uses `DEBUG_SAVEALL`,
+/// or no collection runs.
 static BEGAN: AtomicIsize = AtomicIsize::new(-1);
 
-/// Objects that we hold references of for ever.
+/// Python objects with references that are never released.
 struct Installed {
     debug: Object,
     set_debug: Object,
@@ -79,11 +90,13 @@ static CALLBACK: Method = Method {
 };
 
 impl Cycles {
+    /// `on` says whether the options request reference cycles.
     pub(crate) fn new(on: bool) -> Cycles {
         Cycles { on, asked: AtomicBool::new(false), known: UnsafeCell::new(Known::default()) }
     }
 
-    /// A tensor's memory is freed, by the collector or for the first time. Needs no GIL.
+    /// Queues the installation. Called when a tensor's memory is freed by the collector, or for the first time. Needs
+    /// no GIL.
     #[cold]
     pub(crate) fn ask(guard: &mut Guard) {
         let cycles = &guard.process().cycles;
@@ -106,15 +119,15 @@ fn notice(verdict: Verdict, text: &str) {
     }
 }
 
-/// Called by the interpreter on its main thread, with the GIL. Must return 0, or it raises.
+/// The interpreter calls this on its main thread, with the GIL. A result other than 0 would raise an exception.
 unsafe extern "C" fn install(_: *mut c_void) -> c_int {
-    // SAFETY: errno is the thread's own.
+    // SAFETY: `__errno_location` returns the calling thread's own `errno`, which lives as long as the thread.
     let errno = unsafe { *libc::__errno_location() };
     if let (Some(process), Some(Some(interface))) = (Process::if_started(), INTERFACE.get())
-        // Imports come back to the interpreter's loop, which may call again.
+        // An import returns to the interpreter's loop, which may make this pending call again.
         && !INSTALLING.swap(true, Ordering::AcqRel)
     {
-        // SAFETY: the interpreter calls with the GIL.
+        // SAFETY: the interpreter makes pending calls with the GIL.
         let session = unsafe { interface.session() };
         if let Some(session) = session.filter(|session| session.is_imported(c"torch")) {
             match Installed::new(session) {
@@ -132,24 +145,26 @@ unsafe extern "C" fn install(_: *mut c_void) -> c_int {
                 }
                 Err(why) => {
                     notice(Verdict::Off, &format!("reference cycles are not shown: {why}"));
-                    // Not tried again.
-                    // SAFETY: errno is the thread's own.
+                    // `INSTALLING` stays set, so there is no further attempt.
+                    // SAFETY: `__errno_location` returns the calling thread's own `errno`, which lives as long as the
+                    // thread.
                     unsafe { *libc::__errno_location() = errno };
                     return 0;
                 }
             }
         }
         INSTALLING.store(false, Ordering::Release);
-        // The next collection that frees a tensor asks again, where it was too early.
+        // If PyTorch was not imported yet, the next collection that frees a tensor queues another attempt.
         process.cycles.asked.store(false, Ordering::Release);
     }
-    // SAFETY: as above.
+    // SAFETY: `__errno_location` returns the calling thread's own `errno`, which lives as long as the thread.
     unsafe { *libc::__errno_location() = errno };
     0
 }
 
 impl Installed {
-    /// Puts the callback into `gc.callbacks`. Beside it: why there are no pictures.
+    /// Puts the callback into `gc.callbacks`. The second result is the reason why there are no pictures, if there are
+    /// none.
     fn new(session: Session<'_>) -> Result<(Installed, Option<String>), String> {
         let gc = session.import(c"gc")?;
         let of_gc = |name: &CStr| session.attribute(gc.object, name).ok_or("the module gc is not CPython's");
@@ -205,12 +220,13 @@ impl Installed {
         if !objects.iter().any(is_tensor) {
             return;
         }
-        // What is freed from here on is this collection's, also if others come to run while Python code does.
+        // Everything freed from here on belongs to this collection, even if other threads run while Python code does.
         hooks::claim_collection();
         if objects.len() > MOST_OBJECTS {
             return process.count(Counter::CyclesNotShown, 1);
         }
-        // SAFETY: with the GIL, in the only collection there is.
+        // SAFETY: this thread holds the GIL inside `collected`, and collections do not nest, so there is no other
+        // reference.
         let known = unsafe { &mut *process.cycles.known.get() };
         let graph = found.graph(&objects);
         let shown = show::cycles(session, &self.torch, process, known, &graph, &objects);
@@ -225,17 +241,17 @@ impl Installed {
     }
 }
 
-/// `callback(phase, info)`, by the collector, with the GIL.
+/// `callback(phase, info)`. The collector calls it with the GIL.
 unsafe extern "C" fn collected(_: Object, arguments: Object) -> Object {
-    // SAFETY: errno is the thread's own.
+    // SAFETY: `__errno_location` returns the calling thread's own `errno`, which lives as long as the thread.
     let errno = unsafe { *libc::__errno_location() };
     let Some(Some(interface)) = INTERFACE.get() else { return null_mut() };
-    // SAFETY: null, or made by `install` and never freed.
+    // SAFETY: the pointer is null or comes from a box that `install` has leaked.
     let installed = unsafe { INSTALLED.load(Ordering::Acquire).as_ref() };
-    // SAFETY: the collector calls with the GIL.
+    // SAFETY: the collector runs its callbacks with the GIL.
     if let (Some(installed), Some(session)) = (installed, unsafe { interface.session() }) {
         let phase = session.tuple(arguments).next().and_then(|phase| session.utf8(phase));
-        // In a forked child that has recorded nothing, what was saved is freed all the same.
+        // In a forked child without a recording, the saved objects are freed all the same.
         let process = Process::if_started().filter(|process| process.cycles.on);
         match phase {
             Some("start") if process.is_some() => installed.begins(session),
@@ -243,33 +259,33 @@ unsafe extern "C" fn collected(_: Object, arguments: Object) -> Object {
             _ => {}
         }
     }
-    // SAFETY: as above.
+    // SAFETY: `__errno_location` returns the calling thread's own `errno`, which lives as long as the thread.
     unsafe { *libc::__errno_location() = errno };
-    // SAFETY: with the GIL.
+    // SAFETY: the collector runs its callbacks with the GIL.
     unsafe { interface.nothing() }
 }
 
-/// What a collection found, held by a list of ours.
+/// The findings of one collection, held by our list.
 struct Garbage<'a> {
     session: Session<'a>,
     list: Held<'a>,
 }
 
-/// Where references go while objects are traversed.
+/// Collects references while objects are traversed.
 struct Traversal<'a> {
     session: Session<'a>,
     numbers: &'a HashMap<usize, u32>,
     graph: Graph,
-    /// Dictionaries that were made for objects' attributes meanwhile.
+    /// Attribute dictionaries that CPython created for objects during the traversal.
     made: Vec<Object>,
 }
 
 unsafe extern "C" fn visit(object: Object, traversal: *mut c_void) -> c_int {
-    // SAFETY: `Garbage::traverse` gave its own, which nobody else uses meanwhile.
+    // SAFETY: `Garbage::graph` passes a pointer to its own `Traversal`, which nothing else uses during the call.
     let traversal = unsafe { &mut *traversal.cast::<Traversal<'_>>() };
     if let Some(number) = traversal.numbers.get(&object.addr()) {
         traversal.graph.holds(*number);
-    // SAFETY: a live object.
+    // SAFETY: the traversed object holds `object`, so it is alive.
     } else if traversal.session.is_dict(object) && unsafe { references(object) } == 1 {
         traversal.made.push(object);
     }
@@ -282,7 +298,8 @@ impl Garbage<'_> {
         (0..count).map_while(|at| self.session.list_item(self.list.object, at)).collect()
     }
 
-    /// Which of them hold which. A dictionary of attributes that is not among them counts as the object whose it is.
+    /// The references between these objects. A dictionary of attributes that is not among them counts as part of its
+    /// object.
     fn graph(&self, objects: &[Object]) -> Graph {
         let numbers: HashMap<usize, u32> = (0..).zip(objects).map(|(number, object)| (object.addr(), number)).collect();
         let mut traversal =
@@ -299,7 +316,7 @@ impl Garbage<'_> {
         traversal.graph
     }
 
-    /// Whether nobody else holds any of them.
+    /// Whether nothing outside these objects holds any of them.
     fn is_garbage(&self, objects: &[Object]) -> bool {
         let graph = self.graph(objects);
         let mut held = vec![1_usize; objects.len()];
@@ -310,11 +327,11 @@ impl Garbage<'_> {
                 }
             }
         }
-        // SAFETY: live objects: the list has a reference of each.
+        // SAFETY: the list holds a reference to each object, so all are alive.
         objects.iter().zip(held).all(|(object, held)| unsafe { references(*object) } == held)
     }
 
-    /// Frees them, as the collector does: in order, each that is still held by others is told to let go of what it holds.
+    /// Frees the objects in order, as the collector does: clears each one that others still hold.
     fn free(self, garbage: Object) {
         let objects = self.objects();
         if !self.is_garbage(&objects) {
@@ -329,7 +346,7 @@ impl Garbage<'_> {
                 session.list_append(garbage, object);
                 continue;
             }
-            // SAFETY: the list has a reference of it until the next line; it is garbage.
+            // SAFETY: the object is garbage, and the list holds a reference to it until `list_drop` below.
             unsafe {
                 if references(object) > 1 {
                     session.clear(object);

@@ -1,4 +1,6 @@
-//! What is used of CPython's C API to see what the garbage collector found. All is called with the GIL, and may run Python code.
+//! The part of CPython's C API that examines what the garbage collector has found.
+//!
+//! Constraint: every call needs the GIL, except those that say otherwise, and may run Python code.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::ptr::null_mut;
@@ -8,7 +10,7 @@ use crate::real::global;
 /// A `PyObject *`.
 pub(super) type Object = *mut c_void;
 
-/// Called for each object that another holds; 0 goes on.
+/// Called for each object that another one references. The result 0 continues.
 pub(super) type Visit = unsafe extern "C" fn(Object, *mut c_void) -> c_int;
 type Traverse = unsafe extern "C" fn(Object, Visit, *mut c_void) -> c_int;
 
@@ -16,7 +18,7 @@ type Traverse = unsafe extern "C" fn(Object, Visit, *mut c_void) -> c_int;
 const TP_CLEAR: c_int = 51;
 const TP_DEL: c_int = 53;
 const TP_TRAVERSE: c_int = 71;
-/// `METH_*`.
+/// `METH_*` of Include/methodobject.h.
 pub(super) const VARARGS: c_int = 1;
 pub(super) const ONE: c_int = 8;
 
@@ -29,21 +31,21 @@ pub(super) struct Method {
     pub(super) doc: *const c_char,
 }
 
-// SAFETY: never changed; points to constants.
+// SAFETY: a `Method` never changes, and its pointers refer to constants.
 unsafe impl Sync for Method {}
 
 macro_rules! interface {
     ($($field:ident: $type:ty = $name:literal;)*) => {
-        /// See the module.
+        /// Functions and types of the interpreter's C API.
         pub(super) struct Interface {
             $($field: $type,)*
             is_finalizing: unsafe extern "C" fn() -> c_int,
         }
 
         impl Interface {
-            /// `None` where there is no CPython, one before 3.10, or one that runs threads at once.
+            /// Finds the C API. `None` without a CPython, before 3.10, and for a free-threaded build.
             pub(super) fn find() -> Option<Interface> {
-                // SAFETY: all are of the C API, with these types in every CPython from 3.10 on.
+                // SAFETY: these symbols belong to the C API and have these types in every CPython from 3.10 on.
                 unsafe {
                     let version: unsafe extern "C" fn() -> *const c_char = global(c"Py_GetVersion")?;
                     let version = version();
@@ -51,11 +53,11 @@ macro_rules! interface {
                     if version.is_null() || threads(CStr::from_ptr(version).to_bytes()) {
                         return None;
                     }
-                    // Made in 3.10, as is what else is needed.
+                    // New in 3.10, so its presence proves that the rest is available too.
                     let _: unsafe extern "C" fn() -> c_int = global(c"PyGC_IsEnabled")?;
                     Some(Interface {
                         $($field: global($name)?,)*
-                        // Public since 3.13; before that with an underscore.
+                        // Public since 3.13. Earlier versions export it with an underscore.
                         is_finalizing: global(c"Py_IsFinalizing").or_else(|| global(c"_Py_IsFinalizing"))?,
                     })
                 }
@@ -114,15 +116,16 @@ interface! {
     callable_proxy_type: Object = c"_PyWeakref_CallableProxyType";
 }
 
-// SAFETY: functions of the interpreter's, and types that are there as long as it.
+// SAFETY: the fields are functions and types of the interpreter, which never change and live as long as it.
 unsafe impl Sync for Interface {}
-// SAFETY: as above.
+// SAFETY: the fields are functions and types of the interpreter, which belong to no thread.
 unsafe impl Send for Interface {}
 
 impl Interface {
-    /// Has the interpreter call `function` on its main thread, with the GIL; false where it is not running, or too many others wait.
+    /// Queues a pending call: the interpreter calls `function` on its main thread, with the GIL. Returns `false` if the
+    /// interpreter is not running or its queue is full.
     pub(super) fn call_soon(&self, function: unsafe extern "C" fn(*mut c_void) -> c_int) -> bool {
-        // SAFETY: these need no GIL, and are there at any time.
+        // SAFETY: these functions need no GIL and may be called at any time.
         unsafe {
             (self.is_initialized)() != 0
                 && (self.is_finalizing)() == 0
@@ -130,38 +133,40 @@ impl Interface {
         }
     }
 
-    /// `None` while an error is set, and when the interpreter ends.
+    /// Access to the interpreter. `None` while an exception is set, and once the interpreter is finalizing.
     ///
     /// # Safety
-    /// This thread holds the GIL, and does so as long as the answer is used.
+    ///
+    /// The calling thread holds the GIL for as long as the session is used.
     pub(super) unsafe fn session(&self) -> Option<Session<'_>> {
-        // SAFETY: with the GIL, as the caller promises.
+        // SAFETY: the caller guarantees that this thread holds the GIL.
         unsafe { ((self.is_finalizing)() == 0 && (self.error_occurred)().is_null()).then_some(Session(self)) }
     }
 
-    /// `None`, for the interpreter: a new reference.
+    /// A new reference to `None`, as a result for the interpreter.
     ///
     /// # Safety
-    /// This thread holds the GIL.
+    ///
+    /// The calling thread holds the GIL.
     pub(super) unsafe fn nothing(&self) -> Object {
-        // SAFETY: with the GIL.
+        // SAFETY: the caller guarantees that this thread holds the GIL.
         unsafe { (self.hold)(self.none) };
         self.none
     }
 }
 
-/// The time in which this thread holds the GIL and no error is set. Functions that fail leave none behind.
+/// Proof that this thread holds the GIL and that no exception is set. A method that fails clears the exception.
 #[derive(Clone, Copy)]
 pub(super) struct Session<'a>(&'a Interface);
 
-/// An object that we hold a reference of.
+/// A Python object with a reference that we own.
 pub(super) struct Held<'a> {
     session: Session<'a>,
     pub(super) object: Object,
 }
 
 impl Held<'_> {
-    /// Gives the reference away.
+    /// Transfers our reference to the caller.
     pub(super) fn keep(self) -> Object {
         let object = self.object;
         std::mem::forget(self);
@@ -171,7 +176,7 @@ impl Held<'_> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        // SAFETY: our own reference, with the GIL.
+        // SAFETY: the reference is ours, and the session guarantees the GIL.
         unsafe { (self.session.0.release)(self.object) };
     }
 }
@@ -179,27 +184,31 @@ impl Drop for Held<'_> {
 /// The type of an object.
 ///
 /// # Safety
-/// It is one.
+///
+/// `object` points to a live Python object.
 pub(super) unsafe fn type_of(object: Object) -> Object {
-    // SAFETY: `ob_type` is the second word of every object.
+    // SAFETY: the caller guarantees a live object. `ob_type` is the second word of every object.
     unsafe { object.cast::<Object>().add(1).read() }
 }
 
-/// How many references of an object there are.
+/// The reference count of an object.
 ///
 /// # Safety
-/// It is one.
+///
+/// `object` points to a live Python object.
 pub(super) unsafe fn references(object: Object) -> usize {
-    // SAFETY: the count is in the low half of the first word in every CPython with a GIL; nobody holds four billion.
+    // SAFETY: the caller guarantees a live object. In every CPython with a GIL the count is in the low half of the
+    // first word. No object has four billion references.
     unsafe { object.cast::<u32>().read() as usize }
 }
 
 /// The name of a type, without its module.
 ///
 /// # Safety
-/// It is a type; the name is used while it lives.
+///
+/// `of` points to a type, and the result is not used after the type is freed.
 pub(super) unsafe fn type_name<'a>(of: Object) -> &'a str {
-    // SAFETY: as promised.
+    // SAFETY: the caller guarantees a live type.
     unsafe { crate::names::type_name(of) }
 }
 
@@ -212,27 +221,30 @@ impl<'a> Session<'a> {
         Some(Held { session: self, object })
     }
 
+    /// Clears the exception that a failed call of ours has set.
     pub(super) fn clear_error(self) {
-        // SAFETY: with the GIL; no error was set before what we called.
+        // SAFETY: the session guarantees the GIL. No exception was set before our call, so this clears none of the
+        // program's.
         unsafe { (self.0.clear_error)() };
     }
 
-    /// What went wrong in the call before, in words; nothing is set afterwards.
+    /// The text of the exception that the previous call has raised. Clears it.
     fn error(self) -> String {
         let mut error = [null_mut(); 3];
         let [kind, value, trace] = &mut error;
-        // SAFETY: with the GIL; the three references, or nulls, become ours.
+        // SAFETY: the session guarantees the GIL. The three results are null or references that become ours.
         unsafe { (self.0.fetch_error)(kind, value, trace) };
         let [kind, value, _trace] = error.map(|object| (!object.is_null()).then_some(Held { session: self, object }));
-        // SAFETY: the kind of an error is a type.
+        // SAFETY: `kind` is the type of an exception, and we own a reference to it.
         let name = kind.as_ref().map_or("an error", |kind| unsafe { type_name(kind.object) });
         let text = value.and_then(|value| self.text_of(value.object)).unwrap_or_default();
         format!("{name}: {text}")
     }
 
-    /// Whether the program has imported a module, and is not about to.
+    /// Whether the program has imported a module completely.
     pub(super) fn is_imported(self, name: &CStr) -> bool {
-        // SAFETY: with the GIL; borrowed, and attributes of a module and its specification.
+        // SAFETY: the session guarantees the GIL. The references are borrowed from `sys.modules`, and only attributes
+        // of a module and its spec are read.
         unsafe {
             let modules = (self.0.sys_object)(c"modules".as_ptr());
             if modules.is_null() {
@@ -252,21 +264,23 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Imports a module; `Err` says what it raised.
+    /// Imports a module. The error is the text of the exception.
     pub(super) fn import(self, name: &CStr) -> Result<Held<'a>, String> {
-        // SAFETY: a C string, with the GIL.
+        // SAFETY: `name` is a C string, and the session guarantees the GIL.
         let module = unsafe { (self.0.import)(name.as_ptr()) };
         if module.is_null() { Err(self.error()) } else { Ok(Held { session: self, object: module }) }
     }
 
+    /// `getattr(object, name)`. `None` if it raises an exception.
     pub(super) fn attribute(self, object: Object, name: &CStr) -> Option<Held<'a>> {
-        // SAFETY: an object and a C string, with the GIL.
+        // SAFETY: callers pass a live object, `name` is a C string, and the session guarantees the GIL.
         self.held(unsafe { (self.0.attribute)(object, name.as_ptr()) })
     }
 
-    /// `function(*arguments, **named)`; the arguments are borrowed.
+    /// `function(*arguments, **named)`. The arguments are borrowed. `None` if it raises an exception.
     pub(super) fn call(self, function: Object, arguments: &[Object], named: &[(&CStr, Object)]) -> Option<Held<'a>> {
-        // SAFETY: with the GIL; the tuple takes over a reference each.
+        // SAFETY: the session guarantees the GIL. `PyTuple_SetItem` takes over one reference to each argument, which
+        // `hold` has added.
         unsafe {
             let tuple = self.held((self.0.tuple_new)(arguments.len() as isize))?;
             for (at, argument) in (0..).zip(arguments) {
@@ -286,45 +300,53 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// A function of ours as an object.
+    /// A Python function that calls `method`.
     pub(super) fn function(self, method: &'static Method) -> Option<Held<'a>> {
-        // SAFETY: a definition that is there for ever; no self and no module.
+        // SAFETY: `method` lives forever. The function has no `self` and no module.
         self.held(unsafe { (self.0.new_function)(method, null_mut(), null_mut()) })
     }
 
+    /// A new Python string. `None` without memory.
     pub(super) fn text(self, text: &str) -> Option<Held<'a>> {
-        // SAFETY: UTF-8 of this length.
+        // SAFETY: the bytes are UTF-8 of this length, and the session guarantees the GIL.
         self.held(unsafe { (self.0.new_text)(text.as_ptr().cast(), text.len() as isize) })
     }
 
+    /// A new Python `int`. `None` without memory.
     pub(super) fn number(self, value: c_long) -> Option<Held<'a>> {
-        // SAFETY: with the GIL.
+        // SAFETY: the session guarantees the GIL.
         self.held(unsafe { (self.0.new_long)(value) })
     }
 
+    /// A new reference to `True` or `False`, as a result for the interpreter.
     pub(super) fn truth(self, value: bool) -> Object {
-        // SAFETY: with the GIL; a new reference, for the interpreter.
+        // SAFETY: the session guarantees the GIL. The caller gives the new reference to the interpreter.
         unsafe { (self.0.new_bool)(value.into()) }
     }
 
+    /// The value of an `int`. -1 for any other object.
     pub(super) fn as_number(self, object: Object) -> c_long {
-        // SAFETY: an object; what is no number is refused with an error.
+        // SAFETY: callers pass a live object, and the session guarantees the GIL. An object that is no number raises an
+        // exception.
         let value = unsafe { (self.0.as_long)(object) };
         self.clear_error();
         value
     }
 
+    /// The low 64 bits of an `int`. All bits set for any other object.
     pub(super) fn as_address(self, object: Object) -> u64 {
-        // SAFETY: as above.
+        // SAFETY: callers pass a live object, and the session guarantees the GIL. An object that is no number raises an
+        // exception.
         let value = unsafe { (self.0.as_unsigned)(object) };
         self.clear_error();
         value
     }
 
-    /// The bytes of a text, as long as it lives.
+    /// The UTF-8 bytes of a string, valid as long as it lives. `None` for any other object.
     pub(super) fn utf8<'t>(self, text: Object) -> Option<&'t str> {
         let mut length = 0;
-        // SAFETY: an object; what is no text is refused with an error. The bytes are the text's own.
+        // SAFETY: callers pass a live object, and the session guarantees the GIL. An object that is no string raises an
+        // exception. The bytes belong to the string.
         unsafe {
             let bytes = (self.0.utf8)(text, &mut length);
             if bytes.is_null() {
@@ -335,20 +357,23 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// `str(object)`.
+    /// `str(object)`. `None` if it raises an exception.
     pub(super) fn text_of(self, object: Object) -> Option<String> {
-        // SAFETY: an object, with the GIL.
+        // SAFETY: callers pass a live object, and the session guarantees the GIL.
         let text = self.held(unsafe { (self.0.str)(object) })?;
         self.utf8(text.object).map(str::to_owned)
     }
 
+    /// A new, empty list. `None` without memory.
     pub(super) fn new_list(self) -> Option<Held<'a>> {
-        // SAFETY: with the GIL.
+        // SAFETY: the session guarantees the GIL.
         self.held(unsafe { (self.0.list_new)(0) })
     }
 
+    /// The length of a list. 0 for any other object.
     pub(super) fn list_len(self, list: Object) -> usize {
-        // SAFETY: an object; what is no list is refused with an error.
+        // SAFETY: callers pass a live object, and the session guarantees the GIL. An object that is no list raises an
+        // exception.
         let size = unsafe { (self.0.list_size)(list) };
         if size < 0 {
             self.clear_error();
@@ -356,9 +381,10 @@ impl<'a> Session<'a> {
         size.try_into().unwrap_or(0)
     }
 
-    /// Borrowed from the list.
+    /// An element of a list, as a borrowed reference. `None` if there is none.
     pub(super) fn list_item(self, list: Object, at: usize) -> Option<Object> {
-        // SAFETY: as above; bounds are checked.
+        // SAFETY: callers pass a live object, and the session guarantees the GIL. `PyList_GetItem` checks the type and
+        // the index.
         let item = unsafe { (self.0.list_item)(list, at as isize) };
         if item.is_null() {
             self.clear_error();
@@ -367,8 +393,11 @@ impl<'a> Session<'a> {
         Some(item)
     }
 
+    /// Appends an object, to which the list takes a reference. Returns `false` if `list` is no list or memory is
+    /// missing.
     pub(super) fn list_append(self, list: Object, object: Object) -> bool {
-        // SAFETY: as above.
+        // SAFETY: callers pass live objects, and the session guarantees the GIL. An object that is no list raises an
+        // exception.
         let done = unsafe { (self.0.list_append)(list, object) } == 0;
         if !done {
             self.clear_error();
@@ -376,9 +405,10 @@ impl<'a> Session<'a> {
         done
     }
 
-    /// As its first element.
+    /// Inserts an object as the first element.
     pub(super) fn list_prepend(self, list: Object, object: Object) -> bool {
-        // SAFETY: as above.
+        // SAFETY: callers pass live objects, and the session guarantees the GIL. An object that is no list raises an
+        // exception.
         let done = unsafe { (self.0.list_insert)(list, 0, object) } == 0;
         if !done {
             self.clear_error();
@@ -386,23 +416,25 @@ impl<'a> Session<'a> {
         done
     }
 
-    /// What a list has from here on, as a list.
+    /// A new list with the elements from index `from` on.
     pub(super) fn list_tail(self, list: Object, from: usize) -> Option<Held<'a>> {
-        // SAFETY: as above.
+        // SAFETY: callers pass a live object, and the session guarantees the GIL. An object that is no list raises an
+        // exception.
         self.held(unsafe { (self.0.list_slice)(list, from as isize, isize::MAX) })
     }
 
-    /// Takes out of a list what it has from here on.
+    /// Removes the elements from index `from` on.
     pub(super) fn list_cut(self, list: Object, from: usize) {
-        // SAFETY: as above; a null removes.
+        // SAFETY: callers pass a live object, and the session guarantees the GIL. A null value removes the slice.
         if unsafe { (self.0.list_set_slice)(list, from as isize, isize::MAX, null_mut()) } != 0 {
             self.clear_error();
         }
     }
 
-    /// Lets go of an element.
+    /// Replaces an element by `None`, which releases its reference.
     pub(super) fn list_drop(self, list: Object, at: usize) {
-        // SAFETY: as above; takes over the reference of `None`.
+        // SAFETY: callers pass a live object, and the session guarantees the GIL. `PyList_SetItem` takes over the new
+        // reference to `None`.
         unsafe {
             let none = self.0.nothing();
             if (self.0.list_set_item)(list, at as isize, none) != 0 {
@@ -411,25 +443,27 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The elements of a tuple.
+    /// The elements of a tuple, as borrowed references. Empty for any other object.
     pub(super) fn tuple(self, tuple: Object) -> impl Iterator<Item = Object> {
-        // SAFETY: an object; what is no tuple is refused with an error.
+        // SAFETY: callers pass a live object, and the session guarantees the GIL. An object that is no tuple raises an
+        // exception.
         let size = unsafe { (self.0.tuple_size)(tuple) };
         if size < 0 {
             self.clear_error();
         }
-        // SAFETY: within its bounds.
+        // SAFETY: `at` is below the size, so `tuple` is a tuple. It cannot change.
         (0..size).map(move |at| unsafe { (self.0.tuple_item)(tuple, at) })
     }
 
+    /// Whether `object` is an instance of `class`, decided by its type alone (no `__instancecheck__`).
     pub(super) fn is_instance(self, object: Object, class: Object) -> bool {
-        // SAFETY: an object and a type.
+        // SAFETY: callers pass a live object and a live type, and the session guarantees the GIL.
         unsafe { type_of(object) == class || (self.0.is_subtype)(type_of(object), class) != 0 }
     }
 
-    /// Whether it is a weak reference that passes for what it refers to.
+    /// Whether the object is a weak reference proxy, which behaves like the object that it refers to.
     pub(super) fn is_proxy(self, object: Object) -> bool {
-        // SAFETY: an object.
+        // SAFETY: callers pass a live object.
         let class = unsafe { type_of(object) };
         class == self.0.proxy_type || class == self.0.callable_proxy_type
     }
@@ -454,31 +488,33 @@ impl<'a> Session<'a> {
         self.is_instance(object, self.0.frame_type)
     }
 
-    /// Whether it is none of CPython's own kinds that have attributes beside what they are for.
+    /// Whether the object is none of CPython's own kinds whose attribute dictionary is not their content.
     pub(super) fn is_plain(self, object: Object) -> bool {
         !(self.is_dict(object) || self.is_sequence(object) || self.is_function(object) || self.is_frame(object))
     }
 
-    /// Whether it is a dictionary with something in it.
+    /// Whether the object is a dictionary that is not empty.
     pub(super) fn has_entries(self, dict: Object) -> bool {
         let mut position = 0;
-        // SAFETY: a dictionary; the answer's places may be null.
+        // SAFETY: `dict` is a dictionary, and `PyDict_Next` accepts null for both results.
         self.is_dict(dict) && unsafe { (self.0.dict_next)(dict, &mut position, null_mut(), null_mut()) } != 0
     }
 
-    /// An object's own dictionary, if it can have one.
+    /// The attribute dictionary of an object. `None` if it cannot have one. Creates the dictionary if it does not exist
+    /// yet.
     pub(super) fn dict_of(self, object: Object) -> Option<Held<'a>> {
-        // SAFETY: an object; one that can have none is refused with an error.
+        // SAFETY: callers pass a live object, and the session guarantees the GIL. An object without a dictionary raises
+        // an exception.
         self.held(unsafe { (self.0.generic_dict)(object, null_mut()) })
     }
 
-    /// The key under which a dictionary has a value. Borrowed.
+    /// The key of a value in a dictionary, as a borrowed reference. `None` if there is none.
     pub(super) fn key_of(self, dict: Object, value: Object) -> Option<Object> {
         if !self.is_dict(dict) {
             return None;
         }
         let (mut position, mut key, mut at) = (0, null_mut(), null_mut());
-        // SAFETY: a dictionary, which nobody changes meanwhile.
+        // SAFETY: `dict` is a dictionary, and the loop runs no code that could change it.
         while unsafe { (self.0.dict_next)(dict, &mut position, &mut key, &mut at) } != 0 {
             if at == value {
                 return Some(key);
@@ -487,9 +523,9 @@ impl<'a> Session<'a> {
         None
     }
 
-    /// Calls `visit` for each object that this one holds, as the garbage collector does.
+    /// Calls `visit` for each object that this one references, as the garbage collector does.
     pub(super) fn traverse(self, object: Object, visit: Visit, with: *mut c_void) {
-        // SAFETY: the slot is a function of this type or null; `visit` takes what it is given here.
+        // SAFETY: the slot `tp_traverse` is null or a function of this type. `visit` accepts the argument `with`.
         unsafe {
             let slot = (self.0.type_slot)(type_of(object), TP_TRAVERSE);
             if let Some(traverse) = std::mem::transmute::<*mut c_void, Option<Traverse>>(slot) {
@@ -498,12 +534,14 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Has an object let go of what it holds, as the garbage collector does with garbage.
+    /// Clears the references of an object, as the garbage collector does with garbage.
     ///
     /// # Safety
-    /// The object is garbage, and held by somebody meanwhile.
+    ///
+    /// The object is garbage, and another reference keeps it alive during the call.
     pub(super) unsafe fn clear(self, object: Object) {
-        // SAFETY: the slot is a function of this type or null.
+        // SAFETY: the slot `tp_clear` is null or a function of this type. The caller guarantees that the object
+        // survives the call.
         unsafe {
             let slot = (self.0.type_slot)(type_of(object), TP_CLEAR);
             if let Some(clear) = std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn(Object) -> c_int>>(slot)
@@ -514,9 +552,10 @@ impl<'a> Session<'a> {
         self.clear_error();
     }
 
-    /// Whether objects of its class are never cleared by the collector, but left in `gc.garbage`.
+    /// Whether the collector never clears objects of this class but leaves them in `gc.garbage`, because the class has
+    /// `tp_del`.
     pub(super) fn is_left_to_the_program(self, object: Object) -> bool {
-        // SAFETY: an object has a type.
+        // SAFETY: callers pass a live object, and every object has a type.
         !unsafe { (self.0.type_slot)(type_of(object), TP_DEL) }.is_null()
     }
 }

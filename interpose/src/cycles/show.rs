@@ -1,4 +1,4 @@
-//! Reference cycles in words and in pictures.
+//! Describes reference cycles in text and in pictures.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, CString};
@@ -18,23 +18,24 @@ use super::python::{Held, Method, ONE, Object, Session, type_name, type_of};
 use super::{INSTALLED, INTERFACE};
 use crate::process::Process;
 
-/// Pictures of one process, at most; and of a run, whose processes share the folder.
+/// At most this many pictures for one process.
 const MOST_FILES: usize = 10;
+/// File names of pictures end at this number. The processes of a run share the folder.
 const MOST_NUMBERS: usize = 1000;
-/// Kinds of cycles that are told apart.
+/// At most this many kinds of cycles are distinguished.
 const MOST_KINDS: usize = 1000;
-/// Cycles of one collection that are looked at.
+/// At most this many cycles of one collection are examined.
 const MOST_CYCLES: usize = 1000;
-/// Objects in a picture, and in another try where that was too large.
+/// How many objects a picture shows at most, and how many in a second attempt if the first file was too large.
 const OBJECTS: [usize; 2] = [400, 60];
-/// Bytes of a picture, at most.
+/// The largest size of a picture in bytes.
 const LARGEST: usize = 2 << 20;
-/// Objects named in words.
+/// How many objects the text names.
 const MOST_WORDS: usize = 12;
-/// Characters of a key.
+/// The largest number of characters of a key in the text.
 const LONGEST_KEY: usize = 40;
 
-/// What of PyTorch is used; references that are never given back.
+/// The objects of PyTorch that are used. Their references are never released.
 pub(super) struct Torch {
     /// `torch.Tensor`.
     pub(super) tensor: Object,
@@ -54,12 +55,12 @@ static IS_TENSOR: Method =
 static DESCRIBE: Method =
     Method { name: c"describe".as_ptr(), body: describe, flags: ONE, doc: c"What a tensor is.".as_ptr() };
 
-/// Called by `create_graph`, with the GIL.
+/// `create_graph` calls this with the GIL: whether an object is a tensor.
 unsafe extern "C" fn is_tensor(_: Object, object: Object) -> Object {
     answer(|session, torch| Some(session.truth(session.is_instance(object, torch.tensor))))
 }
 
-/// As above: data type, shape, and where its memory is; `None` of other objects.
+/// `create_graph` calls this with the GIL: data type, shape and address of a tensor. `None` for other objects.
 unsafe extern "C" fn describe(_: Object, object: Object) -> Object {
     answer(|session, torch| {
         let tensor = torch.look(session, object)?;
@@ -73,26 +74,27 @@ unsafe extern "C" fn describe(_: Object, object: Object) -> Object {
 
 fn answer(of: impl FnOnce(Session<'_>, &Torch) -> Option<Object>) -> Object {
     let Some(Some(interface)) = INTERFACE.get() else { return std::ptr::null_mut() };
-    // SAFETY: null, or made once and never freed.
+    // SAFETY: the pointer is null or comes from a box that is never freed.
     let installed = unsafe { INSTALLED.load(Ordering::Acquire).as_ref() };
-    // SAFETY: the interpreter calls with the GIL.
+    // SAFETY: the interpreter calls its functions with the GIL.
     let session = unsafe { interface.session() };
     let answer = installed.zip(session).and_then(|(installed, session)| of(session, &installed.torch));
-    // SAFETY: with the GIL.
+    // SAFETY: the interpreter calls its functions with the GIL.
     answer.unwrap_or_else(|| unsafe { interface.nothing() })
 }
 
-/// What is known of a tensor.
+/// The description of a tensor.
 struct Tensor {
-    /// e.g. `Tensor float32[1024, 1024]`
+    /// For example `Tensor float32[1024, 1024]`.
     text: String,
-    /// Where its storage begins, and how large that is; 0 where it is not known.
+    /// Where its storage begins, 0 if unknown.
     address: u64,
+    /// The size of its storage in bytes, 0 if unknown.
     bytes: u64,
 }
 
 impl Torch {
-    /// Beside it: why there are no pictures.
+    /// Finds PyTorch's objects. The second result is the reason why there are no pictures, if there are none.
     pub(super) fn new(session: Session<'_>, torch: &Held<'_>) -> Result<(Torch, Option<String>), String> {
         let unknown = "torch has no tensors";
         let tensor = session.attribute(torch.object, c"Tensor").ok_or(unknown)?;
@@ -105,17 +107,17 @@ impl Torch {
         Ok((Torch { tensor: tensor.keep(), parameter: parameter.keep(), pictures }, words_only))
     }
 
-    /// `None` for what is no tensor.
+    /// Describes a tensor. `None` for any other object.
     fn look(&self, session: Session<'_>, object: Object) -> Option<Tensor> {
         if !session.is_instance(object, self.tensor) {
             return None;
         }
-        // SAFETY: an object.
+        // SAFETY: callers pass a live object.
         let class = unsafe { type_of(object) };
-        // SAFETY: a type, alive as long as its object.
+        // SAFETY: `class` is the type of a live object, so it is alive too.
         let mut tensor = Tensor { text: unsafe { type_name(class) }.to_owned(), address: 0, bytes: 0 };
         if class != self.tensor && class != self.parameter {
-            // What a subclass answers may be the program's own code.
+            // A subclass may compute these attributes with the program's own code.
             return Some(tensor);
         }
         if let (Some(dtype), Some(shape)) = (session.attribute(object, c"dtype"), session.attribute(object, c"shape")) {
@@ -148,14 +150,15 @@ impl Pictures {
         Ok(Pictures { create_graph, to_html, is_tensor, describe })
     }
 
-    /// The page that shows these objects; `None` where it fails or is too large.
+    /// The HTML page that shows these objects. `None` if PyTorch's code fails or the page is too large.
     fn html<'a>(&self, session: Session<'a>, objects: impl Iterator<Item = Object>) -> Option<Held<'a>> {
         let list = session.new_list()?;
         let objects: Vec<Object> = objects.filter(|object| !session.is_proxy(*object)).collect();
         let mut seen: HashSet<usize> = objects.iter().map(|object| object.addr()).collect();
         for object in objects {
             session.list_append(list.object, object);
-            // It may have had none until it was asked for, as `create_graph` asks: what is in it is found there from then on.
+            // `create_graph` reads an object's dictionary, which may create it. From then on the dictionary holds the
+            // attributes, so the picture needs it as an object of its own.
             let attributes = session.is_plain(object).then(|| session.dict_of(object)).flatten();
             if let Some(dict) =
                 attributes.filter(|dict| session.has_entries(dict.object) && seen.insert(dict.object.addr()))
@@ -171,23 +174,23 @@ impl Pictures {
     }
 }
 
-/// What has been shown of this process.
+/// The cycles that this process has shown.
 #[derive(Default)]
 pub(super) struct Known {
     kinds: HashSet<u64>,
     files: usize,
 }
 
-/// A cycle that is told of.
+/// A cycle to report.
 pub(super) struct Shown {
-    /// In the run's folder; empty where there is none.
+    /// The name of the picture in the run's folder. Empty if there is none.
     pub(super) file: String,
     pub(super) text: String,
-    /// Where the tensors' memory is that it held; one 0 where nobody knows.
+    /// The addresses of the tensors' memory that the cycle held. A single 0 if no address is known.
     pub(super) addresses: Vec<u64>,
 }
 
-/// The cycles of a kind that was not there before.
+/// Describes the cycles whose kind has not been shown before.
 pub(super) fn cycles(
     session: Session<'_>,
     torch: &Torch,
@@ -231,7 +234,7 @@ pub(super) fn cycles(
 }
 
 impl Known {
-    /// Writes the page that shows a cycle, and gives its name; an empty one where there is none.
+    /// Writes the page that shows a cycle and returns its file name. Empty if there is none, which is counted.
     fn picture(
         &mut self,
         session: Session<'_>,
@@ -250,13 +253,13 @@ impl Known {
     }
 }
 
-/// Writes a new file, which the folder's owner alone can read, and gives its name.
+/// Writes a new file that only its owner can read and returns its name. `None` if that fails.
 fn write(folder: &Path, bytes: &[u8]) -> Option<String> {
     const FLAGS: i32 = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     for number in 0..MOST_NUMBERS {
         let name = format!("cycle-{number}.html");
         let path = CString::new(folder.join(&name).as_os_str().as_bytes()).ok()?;
-        // SAFETY: a C string. It makes a file, or fails: what is there already is not opened.
+        // SAFETY: `path` is a C string. `O_EXCL` creates a new file or fails, so no existing file is opened.
         let file = unsafe { libc::open(path.as_ptr(), FLAGS, 0o600) };
         if file < 0 {
             if std::io::Error::last_os_error().raw_os_error() == Some(libc::EEXIST) {
@@ -264,14 +267,15 @@ fn write(folder: &Path, bytes: &[u8]) -> Option<String> {
             }
             return None;
         }
-        // SAFETY: just opened, and ours. The program's umask may have taken our own rights.
+        // SAFETY: the descriptor was just opened and belongs to this function. `fchmod` restores permissions that the
+        // program's umask removed.
         let mut file = unsafe {
             libc::fchmod(file, 0o600);
             File::from_raw_fd(file)
         };
         if file.write_all(bytes).is_err() {
-            // A full disk.
-            // SAFETY: a C string; the file that we made.
+            // Removes an incomplete file, for example on a full disk.
+            // SAFETY: `path` is a C string and names the file that this function has created.
             unsafe { libc::unlink(path.as_ptr()) };
             return None;
         }
@@ -280,7 +284,7 @@ fn write(folder: &Path, bytes: &[u8]) -> Option<String> {
     None
 }
 
-/// Names objects and what leads from one to the next.
+/// Describes objects and the references between them.
 struct Words<'a> {
     session: Session<'a>,
     torch: &'a Torch,
@@ -289,13 +293,14 @@ struct Words<'a> {
 
 impl Words<'_> {
     fn class(&self, number: u32) -> &str {
-        // SAFETY: live objects, whose types are alive as long.
+        // SAFETY: the collector's list holds the objects, so they and their types are alive.
         self.objects.get(number as usize).map_or("?", |object| unsafe { type_name(type_of(*object)) })
     }
 
-    /// A number for all cycles of the same classes.
+    /// A hash of the classes in a cycle. Cycles with the same classes are of one kind.
     fn kind(&self, cycle: &Cycle) -> u64 {
-        // An object's dictionary may be an object of its own or not: it is made when it is asked for.
+        // CPython creates an object's dictionary on demand, so it may be an object of its own or not. The kind must not
+        // depend on that.
         let is_own = |from: u32, to: u32| {
             let object = |number: u32| self.objects.get(number as usize).copied();
             object(from)
@@ -310,7 +315,7 @@ impl Words<'_> {
         BuildHasherDefault::<DefaultHasher>::default().hash_one((classes(&cycle.way), classes(&cycle.to_tensor)))
     }
 
-    /// `Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor float32[1024, 1024]`
+    /// For example `Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor float32[1024, 1024]`.
     fn text(&self, cycle: &Cycle) -> String {
         let mut around = cycle.way.clone();
         around.extend(cycle.way.first());
@@ -325,7 +330,7 @@ impl Words<'_> {
         text
     }
 
-    /// Objects that lead from one to the next.
+    /// The text for a path of references.
     fn way(&self, numbers: &[u32]) -> String {
         let mut text = String::new();
         let mut skip = false;
@@ -344,7 +349,7 @@ impl Words<'_> {
             text += &self.object(*number);
             let Some(next) = numbers.get(at + 1) else { continue };
             match (self.reference(*number, *next), numbers.get(at + 2)) {
-                // An object's dictionary is the object, for whoever reads.
+                // The text shows an object and its dictionary as one.
                 (Reference::Dictionary(key_of), Some(value)) => {
                     if let Some(key) = key_of(self, *next, *value) {
                         let _ = write!(text, ".{key}");
@@ -369,7 +374,7 @@ impl Words<'_> {
         if let Some(tensor) = self.torch.look(self.session, object) {
             return tensor.text;
         }
-        // Attributes of types of CPython's own.
+        // Reads attributes of CPython's own types, which run no code of the program.
         let text = |of: Object, name: &CStr| {
             let value = self.session.attribute(of, name)?;
             self.session.utf8(value.object).map(str::to_owned)
@@ -409,29 +414,30 @@ impl Words<'_> {
         self.name(dict.object, to).map_or(Reference::Unknown, Reference::Attribute)
     }
 
-    /// The key of a value, as a dictionary's display shows it; of keys that are texts or numbers.
+    /// The key of a value, as `repr` of a dictionary shows it. `None` for keys that are neither strings nor integers.
     fn key(&self, dict: Object, value: Object) -> Option<String> {
         let key = self.session.key_of(dict, value)?;
         if let Some(text) = self.session.utf8(key) {
             return Some(format!("'{}'", text.chars().take(LONGEST_KEY).collect::<String>()));
         }
-        // SAFETY: an object, whose type is alive.
+        // SAFETY: the dictionary holds the key, so the key and its type are alive.
         let is_number = unsafe { type_name(type_of(key)) } == "int";
         is_number.then(|| self.session.text_of(key)).flatten()
     }
 
-    /// The name of an attribute.
+    /// The name of the attribute that has this value.
     fn name(&self, dict: Object, value: Object) -> Option<String> {
         let key = self.session.key_of(dict, value)?;
         self.session.utf8(key).map(|text| text.chars().take(LONGEST_KEY).collect())
     }
 }
 
-/// What leads from one object to the next.
+/// How one object references another.
 enum Reference {
     Unknown,
     Attribute(String),
     Item(String),
-    /// Its dictionary: the name under which that has the one behind it.
+    /// Through its attribute dictionary. The function returns the name of the attribute, given the numbers of the
+    /// dictionary and the value.
     Dictionary(fn(&Words<'_>, u32, u32) -> Option<String>),
 }

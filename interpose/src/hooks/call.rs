@@ -1,8 +1,7 @@
-//! One hooked CUDA call, from its door to its event.
+//! One hooked CUDA call, from its entry to its event.
 //!
-//! The order of things is the order in which they may be seen: memory is recorded after the call that obtained it has
-//! returned and before a call that releases it is made, so that no other thread can be given the address in between. A
-//! release that fails is taken back ([`Action::Retract`]).
+//! An allocation is recorded after its call has returned, a release before its call is made. So no other thread can get
+//! the address and record it in between. If a release fails, [`Action::Retract`] cancels its event.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
@@ -22,34 +21,34 @@ use crate::process::Process;
 use crate::real::{self, Original};
 use crate::thread::{LastSegment, thread};
 
-/// `CUDA_ERROR_UNKNOWN` and `cudaErrorUnknown`: what a call answers whose original cannot be found.
+/// `CUDA_ERROR_UNKNOWN` and `cudaErrorUnknown`: the result of a call whose original cannot be found.
 pub(super) const UNKNOWN: i32 = 999;
 
-/// A call under way.
+/// A call in progress.
 pub(super) struct Call {
     hook: &'static Hook,
     caller: Option<Caller>,
     /// The caller's index among the objects that call CUDA.
     module: Option<usize>,
-    /// Made by PyTorch's caching allocator, for one of its segments.
+    /// Whether PyTorch's caching allocator makes this call, for one of its segments.
     in_allocator: bool,
 }
 
-/// What a call obtained.
+/// The memory that a call allocates or releases. `size` is in bytes.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Memory {
     pub(super) addr: u64,
     pub(super) size: u64,
     pub(super) stream: u64,
-    /// Where the call itself says: one more than the device's ordinal, or [`ON_HOST`]; 0: on the current device.
+    /// The device if the call itself names it: one more than its ordinal, or [`ON_HOST`]. 0 means the current device.
     pub(super) place: u64,
 }
 
-/// See [`Memory::place`].
+/// The [`Memory::place`] of memory on the host.
 pub(super) const ON_HOST: u64 = u64::MAX;
 
 impl Call {
-    /// First thing in a body: the caller's address is overwritten by the next stub that runs.
+    /// Starts a call. It must come first in a body, because the next stub overwrites the caller's address.
     #[inline]
     pub(super) fn begin(hook: &'static Hook) -> Call {
         let caller = objects::containing(entry::caller());
@@ -63,7 +62,7 @@ impl Call {
         Call { hook, caller, module, in_allocator }
     }
 
-    /// The original; null when there is none.
+    /// The original function. Null if there is none, which is counted.
     pub(super) fn original(&self) -> *mut c_void {
         let found = if self.hook.is_runtime() {
             runtime_original(self.hook, self.caller.as_ref(), self.module)
@@ -78,13 +77,13 @@ impl Call {
         found
     }
 
-    /// Makes the call. For a runtime call, driver calls inside are nested ones.
+    /// Calls `original`. Returns its result and whether a driver call was recorded inside a runtime call.
     #[inline]
     pub(super) fn make(&self, original: impl FnOnce() -> i32) -> (i32, bool) {
         if !self.hook.is_runtime() {
             return (original(), false);
         }
-        // No destructor restores these: a C function of the runtime does not throw.
+        // No destructor restores these values, because the runtime's C functions do not throw.
         let outer = thread(|t| {
             let outer = (t.nested_seen.replace(false), t.runtime_in_allocator.replace(self.in_allocator));
             t.runtime_depth.set(t.runtime_depth.get() + 1);
@@ -99,22 +98,22 @@ impl Call {
         (result, seen)
     }
 
-    /// Records what the call obtained, or that it failed.
+    /// Records the memory that the call allocated, or that the call failed.
     pub(super) fn obtained(&self, action: Action, result: i32, nested_seen: bool, memory: impl FnOnce() -> Memory) {
         let mut memory = memory();
         if result == 0 && memory.addr == 0 {
-            return; // a request for nothing
+            return; // A request for 0 bytes returns no memory.
         }
         if result == 0 && memory.place == 0 {
             memory.place = match self.hook.api.memory() {
                 Some(Kind::Pool) => location::of_address(memory.addr),
-                // A mapping is where the physical memory is.
+                // A mapping is on the device of its physical memory.
                 Some(Kind::Address) if action == Action::Map => location::of_handle(memory.stream),
                 _ => 0,
             };
         }
         let obtains = result == 0 && action != Action::Reserve && !self.hook.is_host();
-        // Of a runtime call and the driver's inside, the outer one is looked at.
+        // Of a runtime call and the driver calls inside it, only the outer one is examined.
         let outer = self.hook.is_runtime() || thread(|t| t.runtime_depth.get()) == 0;
         let other = || outer && torch::tracker::attach_through_other(self.hook.is_pool());
         if obtains && (self.in_allocator || other()) {
@@ -127,7 +126,7 @@ impl Call {
         }
     }
 
-    /// Records a release before it is made; gives the event's number for [`Self::failed`].
+    /// Records a release before it is made. Returns the event's number for [`Self::failed`], 0 if there is none.
     pub(super) fn releasing(&self, action: Action, mut memory: Memory) -> u64 {
         if memory.addr == 0 {
             return 0;
@@ -141,7 +140,7 @@ impl Call {
         self.record(action, memory, 0, false)
     }
 
-    /// Tells what a pool holds of its device, where that has changed. `place`: the device, where this call says it.
+    /// Records how much memory a pool holds, if that has changed. `place` is the device if this call names it.
     pub(super) fn pool_changed(&self, pool: u64, place: u64) {
         let totals = pools::changed(pool, place);
         let Some(mut guard) = Guard::enter() else { return };
@@ -165,7 +164,7 @@ impl Call {
         device::obtained(&mut guard, device, totals.map_or(0, |t| t.grown));
     }
 
-    /// A release that had been recorded has failed.
+    /// Cancels the recorded release `seq`, because its call failed.
     pub(super) fn failed(&self, seq: u64, result: i32) {
         if seq != 0 {
             self.record(Action::Retract, Memory { addr: seq, ..Memory::default() }, result, false);
@@ -192,12 +191,12 @@ impl Call {
         }
         let module = self.module(&mut guard);
         let device = match self.hook.api.memory() {
-            // An address range is on no device.
+            // An address range belongs to no device.
             Some(Kind::Address) if memory.place == 0 => -1,
             _ if self.hook.is_host() => -1,
             _ => location::ordinal(memory.place, current_device),
         };
-        // What comes from a pool is the pool's growth.
+        // An allocation from a pool takes device memory only when the pool grows.
         if action == Action::Alloc && device >= 0 && !self.hook.is_pool() {
             let counts = result == 0 && !nested_seen;
             device::obtained(&mut guard, device, if counts { memory.size } else { 0 });
@@ -221,7 +220,7 @@ impl Call {
     }
 }
 
-/// Whether a caller is PyTorch's caching allocator; its name is looked at once.
+/// Whether the caller is PyTorch's caching allocator. Its file name is checked once per object.
 #[inline]
 fn is_allocator(caller: &Caller, module: Option<usize>) -> bool {
     const NO: u8 = 1;
@@ -238,13 +237,13 @@ fn is_allocator(caller: &Caller, module: Option<usize>) -> bool {
     }
 }
 
-/// A handle of the driver, when it is loaded.
+/// A handle of the driver library. Null if it is not loaded.
 pub(super) fn driver() -> *mut c_void {
     static DRIVER: Original = Original::new();
     DRIVER.get(|| real::loaded(c"libcuda.so.1"))
 }
 
-/// A function of the driver, by name, not one of ours.
+/// The driver's own function of this name, not our export. Null if there is none.
 pub(super) fn driver_function(cache: &Original, name: &std::ffi::CStr) -> *mut c_void {
     cache.get(|| {
         let driver = driver();
@@ -259,8 +258,8 @@ fn driver_original(hook: &Hook) -> *mut c_void {
     })
 }
 
-/// The function of another library that interposes the same symbol, preloaded after us: without us the program would call it,
-/// so we do.
+/// The function of another library that interposes the same symbol and was preloaded after us. The program would call
+/// it without us, so it becomes the original.
 fn interposed(hook: &Hook) -> Option<*mut c_void> {
     let found = real::lookup(libc::RTLD_NEXT, hook.symbol);
     let object = objects::containing(found as usize)?;
@@ -269,7 +268,8 @@ fn interposed(hook: &Hook) -> Option<*mut c_void> {
     (!genuine && !found.is_null()).then_some(found)
 }
 
-/// Originals of runtime functions, by hook and calling module: a process may hold several runtimes, and each caller has its own.
+/// The originals of runtime functions, by hook and calling module. A process may contain several runtimes, and each
+/// caller uses its own.
 static RUNTIME: [[AtomicPtr<c_void>; MODULES]; super::registry::RUNTIME_HOOKS] =
     [const { [const { AtomicPtr::new(std::ptr::null_mut()) }; MODULES] }; super::registry::RUNTIME_HOOKS];
 
@@ -280,8 +280,12 @@ fn runtime_original(hook: &'static Hook, caller: Option<&Caller>, module: Option
     }
     let ours = hook.entry as *mut c_void;
     let sound = |found: *mut c_void| !found.is_null() && found != ours;
-    // 1. Another interposer's. 2. What the caller itself is linked with. 3. What it was given by dlsym. 4. The executable's.
-    // 5. Any runtime there is.
+    // The order of the search:
+    // 1. another interposer's function;
+    // 2. the function that the caller is linked with;
+    // 3. the function that `dlsym` returned to the program;
+    // 4. the executable's function;
+    // 5. the function of any loaded runtime.
     let own =
         caller.map(|c| real::loaded(c.path())).filter(|h| !h.is_null() && !caller.is_some_and(|c| c.path().is_empty()));
     let mut found = interposed(hook).unwrap_or_default();

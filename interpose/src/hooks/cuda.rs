@@ -1,6 +1,7 @@
-//! The bodies of the hooked CUDA functions: which argument is the address, which the size.
+//! The bodies of the hooked CUDA functions: which argument is the address, which is the size.
 //!
-//! Signatures are those of cuda.h and cuda_runtime_api.h; both name the same machine types in CUDA 12 and 13.
+//! The signatures are those of cuda.h and cuda_runtime_api.h. In CUDA 12 and 13 both headers name the same machine
+//! types.
 
 #![allow(non_snake_case)]
 
@@ -79,14 +80,14 @@ pub(super) struct AllocationProperties {
     flags: u64,
 }
 
-/// Where physical memory is to be.
+/// The place of the physical memory that these properties request, encoded as [`Memory::place`].
 pub(super) fn place(properties: *const AllocationProperties) -> u64 {
-    /// `CU_MEM_LOCATION_TYPE_DEVICE`; the larger ones are the host's.
+    /// `CU_MEM_LOCATION_TYPE_DEVICE` of cuda.h. All larger values are places on the host.
     const DEVICE: i32 = 1;
     if properties.is_null() {
         return 0;
     }
-    // SAFETY: as in `at`.
+    // SAFETY: the original has just read the same pointer and reported success.
     let p = unsafe { properties.read_unaligned() };
     match p.location_kind {
         DEVICE => u64::try_from(p.location).map_or(0, |o| o + 1),
@@ -95,7 +96,7 @@ pub(super) fn place(properties: *const AllocationProperties) -> u64 {
     }
 }
 
-/// Reads through a pointer that the program gave; 0 for null.
+/// Reads a value that the program's pointer refers to. Zero for null.
 fn at<T: Copy + Default>(pointer: *const T) -> T {
     if pointer.is_null() {
         return T::default();
@@ -104,8 +105,8 @@ fn at<T: Copy + Default>(pointer: *const T) -> T {
     unsafe { pointer.read_unaligned() }
 }
 
-/// An argument as it may be looked at when the call has failed: what an out-pointer points at was not written, and may not
-/// even be memory.
+/// An argument of a call that failed. The memory of an out-pointer was not written and may not be mapped, so the
+/// pointer becomes null.
 trait Argument: Copy {
     fn after_failure(self) -> Self {
         self
@@ -125,7 +126,7 @@ impl Argument for u32 {}
 impl Argument for Extent {}
 impl Argument for IpcHandle {}
 
-/// Bytes of rows that are `pitch` apart; `pitch` is 0 where it is not known.
+/// Bytes of rows that are `pitch` bytes apart. `pitch` is 0 if it is unknown.
 fn rows(pitch: usize, width: usize, height: usize, depth: usize) -> usize {
     pitch.max(width).saturating_mul(height).saturating_mul(depth)
 }
@@ -134,8 +135,8 @@ fn elements(width: usize, height: usize, depth: usize) -> u64 {
     (width.max(1) as u64).saturating_mul(height.max(1) as u64).saturating_mul(depth.max(1) as u64)
 }
 
-/// Bytes of one element of an array, from `CUarray_format`: 8-, 16- and 32-bit integers and floats (cuda.h); other formats are
-/// block-compressed or planar and are counted as one byte a channel.
+/// Bytes of one element of an array, from `CUarray_format` of cuda.h: 8-, 16- and 32-bit integers and floats. All other
+/// formats are block-compressed or planar and count as one byte a channel.
 fn format_bytes(format: u32) -> u64 {
     match format {
         0x02 | 0x09 | 0x10 => 2,
@@ -148,7 +149,7 @@ fn array_2d(descriptor: *const ArrayDescriptor) -> u64 {
     if descriptor.is_null() {
         return 0;
     }
-    // SAFETY: as in `at`.
+    // SAFETY: the original has just read the same pointer and reported success.
     let d = unsafe { descriptor.read_unaligned() };
     elements(d.width, d.height, 1) * format_bytes(d.format) * u64::from(d.channels.max(1))
 }
@@ -157,7 +158,7 @@ fn array_3d(descriptor: *const Array3dDescriptor) -> u64 {
     if descriptor.is_null() {
         return 0;
     }
-    // SAFETY: as in `at`.
+    // SAFETY: the original has just read the same pointer and reported success.
     let d = unsafe { descriptor.read_unaligned() };
     elements(d.width, d.height, d.depth) * format_bytes(d.format) * u64::from(d.channels.max(1))
 }
@@ -166,20 +167,20 @@ fn channel_array(format: *const ChannelFormat, extent: Extent) -> u64 {
     if format.is_null() {
         return 0;
     }
-    // SAFETY: as in `at`.
+    // SAFETY: the original has just read the same pointer and reported success.
     let f = unsafe { format.read_unaligned() };
     let bits: u64 = f.bits.iter().map(|b| (*b).max(0) as u64).sum();
     elements(extent.width, extent.height, extent.depth) * bits.div_ceil(8)
 }
 
-/// The bytes of all levels of a mipmapped array whose first level has `base` bytes: each next one has a quarter (an eighth
-/// in three dimensions).
+/// Bytes of all levels of a mipmapped array whose first level has `base` bytes. Each level has a quarter of the
+/// previous one's bytes, or an eighth in three dimensions.
 fn mipmaps(base: u64, levels: u32, three_dimensional: bool) -> u64 {
     let shift = if three_dimensional { 3 } else { 2 };
     (0..levels.min(32)).map(|level| (base >> (shift * level)).max(1)).sum()
 }
 
-/// The size of an imported allocation: what `cuMemGetAddressRange` says of it.
+/// The size of an imported allocation in bytes, as `cuMemGetAddressRange` returns it. 0 if that fails.
 fn imported_size(addr: u64) -> u64 {
     static RANGE: crate::real::Original = crate::real::Original::new();
     let function = super::call::driver_function(&RANGE, c"cuMemGetAddressRange_v2");
@@ -187,7 +188,8 @@ fn imported_size(addr: u64) -> u64 {
         return 0;
     }
     let (mut base, mut size) = (0u64, 0usize);
-    // SAFETY: `CUresult cuMemGetAddressRange_v2(CUdeviceptr *, size_t *, CUdeviceptr)`.
+    // SAFETY: cuda.h declares `CUresult cuMemGetAddressRange_v2(CUdeviceptr *, size_t *, CUdeviceptr)`. `base` and
+    // `size` are writable.
     let result = unsafe {
         let range: unsafe extern "C" fn(*mut u64, *mut usize, u64) -> i32 = std::mem::transmute(function);
         range(&mut base, &mut size, addr)
@@ -212,10 +214,10 @@ macro_rules! hooks {
                         return UNKNOWN;
                     }
                     type Original = unsafe extern "C-unwind" fn($($type),*) -> i32;
-                    // SAFETY: the original of this very symbol, which has this signature.
+                    // SAFETY: `original` is the function of this symbol, which has this signature in CUDA's headers.
                     let original = unsafe { std::mem::transmute::<*mut c_void, Original>(original) };
                     hooks!(@$verb call $action [$($arg),*] { $($field: $value),* } {
-                        // SAFETY: the arguments that the program passed for this function.
+                        // SAFETY: the program passes these arguments for this function.
                         unsafe { original($($arg),*) }
                     })
                 }
@@ -231,7 +233,7 @@ macro_rules! hooks {
             )*
             #[allow(clippy::needless_update, reason = "some calls have a stream, some have not")]
             let memory = Memory { $($field: $value as u64,)* ..Memory::default() };
-            // Not even the address that a mapping or a registration was asked for.
+            // After a failure the address of a requested mapping or registration is not recorded either.
             if result == 0 { memory } else { Memory { addr: 0, ..memory } }
         });
         result

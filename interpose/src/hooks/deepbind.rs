@@ -1,10 +1,9 @@
-//! Objects loaded with `RTLD_DEEPBIND` bind to their own dependencies before anything preloaded: interposition by name does not
-//! reach them, nor does it reach the CUDA runtime they bring along.
+//! Hooks objects that were loaded with `RTLD_DEEPBIND`. They bind to their own dependencies before preloaded libraries,
+//! so interposition by name reaches neither them nor a CUDA runtime that they load.
 //!
-//! What does reach them: after such an object was loaded, the program asks `dlsym` for one of its functions, and that call is ours.
-//! New objects are then looked at once, and the slots through which they call hooked functions are set to our stubs: exactly
-//! what the loader would have put there without the flag. In every other object the slots hold that value already, or will when they
-//! are bound.
+//! After loading such an object the program calls `dlsym`, which we do intercept. Then new objects are scanned once.
+//! The slots through which they call hooked functions are set to our stubs, as the loader would have done without the
+//! flag. In all other objects these slots hold our stubs already, or get them on binding.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -12,13 +11,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use super::{loader, torch};
 use crate::objects;
 
-/// Objects loaded so far, as the loader counts them, at the last look.
+/// How many objects the loader had loaded at the last scan.
 static SEEN: AtomicU64 = AtomicU64::new(0);
+/// 1 while a thread scans.
 static LOOKING: AtomicU32 = AtomicU32::new(0);
-/// Where the objects that were looked at are loaded; 0: none, and no more behind it.
+/// The load addresses, plus one, of the objects that were scanned. 0 marks the end, [`UNLOADED`] a slot to reuse.
 static DONE: [AtomicUsize; 2048] = [const { AtomicUsize::new(0) }; 2048];
 
-/// Looks at objects that were loaded since the last look.
+/// Scans the objects that were loaded since the last scan.
 #[inline]
 pub(super) fn look() {
     let loaded = objects::loaded_count();
@@ -29,20 +29,20 @@ pub(super) fn look() {
     }
 }
 
-/// In [`DONE`]: there was an object, which has been unloaded.
+/// In [`DONE`]: an object was here and has been unloaded.
 const UNLOADED: usize = usize::MAX;
 
-/// Objects have been unloaded: others may come to their places, or they themselves again.
+/// Forgets objects that have been unloaded. Their addresses may be reused by others or by themselves.
 #[cold]
 pub(super) fn forget_unloaded() {
-    // Who is looking finds an end soon. A signal handler that interrupted a look in this very thread does not wait for it.
+    // A scan ends soon. But a signal handler may have interrupted a scan on this very thread, so the wait is bounded.
     let mut turns = 0;
     while LOOKING.swap(1, Ordering::Acquire) != 0 {
         turns += 1;
         if turns > 1000 {
             return;
         }
-        // SAFETY: no arguments.
+        // SAFETY: `sched_yield` takes no arguments and has no preconditions.
         unsafe { libc::sched_yield() };
     }
     let mut loaded = Vec::new();
@@ -75,7 +75,7 @@ fn look_at_new() {
     }
 }
 
-/// Whether an object at this address has not been looked at; it has, from now on.
+/// Whether an object at this address has not been scanned yet. Marks it as scanned.
 fn first_time(base: usize) -> bool {
     let mut free = None;
     for place in &DONE {
@@ -95,15 +95,16 @@ fn first_time(base: usize) -> bool {
     free.is_some()
 }
 
-/// Stores into a slot of a global offset table, which may be read-only by now.
+/// Stores `stub` into a slot of a global offset table, which may be read-only.
 fn set(slot: *mut usize, stub: usize) {
     const PAGE: usize = 4096;
-    // SAFETY: a slot of a loaded object, by its own relocations; words are aligned and written at once.
+    // SAFETY: the object's relocations name this address as a slot. Slots are aligned words, so an atomic store is
+    // sound. The object is loaded, so the page stays mapped.
     unsafe {
         let shared = &*slot.cast::<AtomicUsize>();
         let bound = shared.load(Ordering::Relaxed);
-        // Only a slot that leads to somebody else's function: one that is ours is right, one that leads back into its own object
-        // waits to be bound, and will be, to ours.
+        // Replaces only a slot that is bound to another object's function. A slot with our stub is right already. A
+        // slot that points into its own object is not bound yet and will bind to our stub.
         if bound == stub || !leads_elsewhere(slot as usize, bound) {
             return;
         }
@@ -118,14 +119,14 @@ fn set(slot: *mut usize, stub: usize) {
     }
 }
 
-/// Whether what a slot holds lies in another object than the slot: it is bound, and not to us.
+/// Whether a slot is bound, which is so if its value lies in another object than the slot.
 fn leads_elsewhere(slot: usize, bound: usize) -> bool {
     let home = objects::containing(slot).map(|o| o.start);
     let there = objects::containing(bound).map(|o| o.start);
     there.is_some() && there != home
 }
 
-/// The protection of the page that `address` lies in, from /proc/self/maps.
+/// The protection of the page at `address`, from /proc/self/maps. `None` if it is not mapped.
 fn protection_of(address: usize) -> Option<i32> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     maps.lines().find_map(|line| {

@@ -1,4 +1,4 @@
-//! What a GPU is: asked of the driver once, when the process has first obtained memory there.
+//! Describes each GPU once, after the process has first allocated memory on it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,13 +11,13 @@ use super::torch::device_in_use;
 use crate::guard::Guard;
 use crate::real::Original;
 
-/// One bit each.
+/// How many devices fit into a bitmap of one word.
 const DEVICES: usize = 64;
-/// Bytes obtained on each device before it could be described.
+/// Bytes that were allocated on each device before it was described.
 static OBTAINED: [AtomicU64; DEVICES] = [const { AtomicU64::new(0) }; DEVICES];
 
-/// `bytes` were obtained on a device: it is described the first time that this is known while it is the calling thread's current
-/// one, whose memory the driver tells of.
+/// Reports that `bytes` were allocated on a device. The device is described the first time that it is also the calling
+/// thread's current device, because the driver reports memory only of that one.
 pub(super) fn obtained(guard: &mut Guard, device: i16, bytes: u64) {
     let Some(index) = usize::try_from(device).ok().filter(|index| *index < DEVICES) else { return };
     let (described, bit) = (&guard.process().devices, 1u64 << index);
@@ -32,7 +32,7 @@ pub(super) fn obtained(guard: &mut Guard, device: i16, bytes: u64) {
     }
 }
 
-/// Sends the device's definition. `obtained` bytes of what is in use are the process's own.
+/// Writes the device's definition. `obtained` is how many of the bytes in use belong to this process.
 #[cold]
 fn describe(guard: &mut Guard, ordinal: i16, obtained: u64) {
     static GET: Original = Original::new();
@@ -44,8 +44,8 @@ fn describe(guard: &mut Guard, ordinal: i16, obtained: u64) {
     let mut name = [0 as c_char; 256];
     let mut bus = [0 as c_char; 32];
     let (mut total, mut free, mut all) = (0usize, 0usize, 0usize);
-    // SAFETY: the functions' signatures are cuda.h's; the buffers are as long as is said. None of them changes anything:
-    // the context exists, since it is the thread's current one.
+    // SAFETY: the signatures are those of cuda.h, and the lengths passed are those of the buffers. None of the
+    // functions changes anything, and the context exists, because it is the thread's current one.
     unsafe {
         ask(&GET, c"cuDeviceGet", |f: unsafe extern "C" fn(*mut c_int, c_int) -> c_int| f(&mut device, ordinal.into()));
         ask(&NAME, c"cuDeviceGetName", |f: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int| {
@@ -61,7 +61,7 @@ fn describe(guard: &mut Guard, ordinal: i16, obtained: u64) {
             f(&mut free, &mut all)
         });
     }
-    // SAFETY: both buffers are zeroed and were written short of their last byte.
+    // SAFETY: both buffers are zeroed, and the driver writes at most all bytes but the last, so each ends with a NUL.
     let (name, bus) = unsafe { (CStr::from_ptr(name.as_ptr()), CStr::from_ptr(bus.as_ptr())) };
     guard.define(&Definition::Device {
         ordinal: u32::from(ordinal.unsigned_abs()),
@@ -72,15 +72,16 @@ fn describe(guard: &mut Guard, ordinal: i16, obtained: u64) {
     });
 }
 
-/// Asks the driver; `None` where it has no such function.
+/// Calls a function of the driver. `None` if the driver has no such function.
 ///
 /// # Safety
-/// `F` must be the type of the function of that name.
+///
+/// `F` is the type of the driver function `name`.
 pub(super) unsafe fn ask<F: Copy>(cache: &Original, name: &CStr, make: impl FnOnce(F) -> c_int) -> Option<c_int> {
     let function: *mut c_void = driver_function(cache, name);
     if function.is_null() || size_of::<F>() != size_of::<*mut c_void>() {
         return None;
     }
-    // SAFETY: the caller's promise; a function pointer is one word.
+    // SAFETY: the caller guarantees the type `F`, and it has the size of a pointer.
     Some(make(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&function) }))
 }

@@ -1,11 +1,11 @@
-//! The machine code at the door: who called us must be read before anything else runs.
+//! The entry stubs of hooked functions. They read the caller's address before anything else runs.
 //!
-//! An exported CUDA function is a stub that stores its return address in a word of the thread's own ([`crate::thread`]) and jumps to
-//! the body with all registers and the stack as they came.
+//! An exported CUDA function is a stub. It stores its return address in a thread-local word ([`crate::thread`]) and
+//! jumps to the body, with the stack and all argument registers unchanged.
 
 use crate::thread::{Thread, thread};
 
-/// Where the word is in a thread's block.
+/// The offset of that word in a thread's block, in bytes.
 pub(super) const CALLER: usize = std::mem::offset_of!(Thread, caller);
 
 /// The return address of the stub that this thread entered last.

@@ -1,8 +1,9 @@
-//! How CUDA functions are reached that nobody links with: `dlsym` and the driver's own `cuGetProcAddress`.
+//! Intercepts lookups of CUDA functions that no object links with: `dlsym`, `dlvsym` and the driver's
+//! `cuGetProcAddress`.
 //!
-//! `dlsym` is a stub that jumps to the real one with everything as it came, so that `RTLD_NEXT` and `RTLD_DEFAULT` see their
-//! caller; only for the names of hooked functions is the answer ours. `dlopen` is not interposed: the caller's RPATH
-//! would be lost.
+//! `dlsym` is a stub. For the names of hooked functions it returns our entry. Otherwise it jumps to the original with
+//! registers and stack unchanged, so that `RTLD_NEXT` and `RTLD_DEFAULT` see the program as the caller. `dlopen` is not
+//! interposed, because that would lose the caller's RPATH.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -17,7 +18,7 @@ use crate::process::Process;
 use crate::real::{self, Original};
 use crate::stack::native::{unloaded, unloading};
 
-/// The exported `dlsym`. Its own name may lead elsewhere: to the executable's, where that has one.
+/// The exported `dlsym`. It jumps to [`our_dlsym`], because its own name may resolve to a `dlsym` of the executable.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[unsafe(naked)]
 unsafe extern "C" fn dlsym() {
@@ -47,7 +48,8 @@ unsafe extern "C" fn our_dlsym() {
     )
 }
 
-/// The exported `dlvsym`: the same for names with a version, which is also how tools that have a `dlsym` of their own find the next one.
+/// The exported `dlvsym`: [`dlsym`] for names with a version. Tools with a `dlsym` of their own find the next one with
+/// it.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[unsafe(naked)]
 unsafe extern "C" fn dlvsym() {
@@ -73,7 +75,7 @@ unsafe extern "C" fn dlvsym() {
     )
 }
 
-/// `int dlclose(void *)`: what is remembered about addresses may no longer hold.
+/// `int dlclose(void *)`. After an unload, cached facts about code addresses are invalid.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 extern "C-unwind" fn dlclose(handle: *mut c_void) -> c_int {
     static ORIGINAL: Original = Original::new();
@@ -83,7 +85,8 @@ extern "C-unwind" fn dlclose(handle: *mut c_void) -> c_int {
     }
     let before = objects::unloaded_count();
     unloading();
-    // SAFETY: the original of this symbol, with the argument as it came. The library's destructors run in it.
+    // SAFETY: `original` is the `dlclose` that comes after ours, with this signature. It gets the program's argument,
+    // and the library's destructors may unwind through this frame.
     let result = unsafe {
         let original: unsafe extern "C-unwind" fn(*mut c_void) -> c_int = std::mem::transmute(original);
         original(handle)
@@ -96,18 +99,19 @@ extern "C-unwind" fn dlclose(handle: *mut c_void) -> c_int {
     result
 }
 
-/// Our answer to `dlsym(handle, name)`; null leaves it to the real one, which has been found by then.
+/// Our result for `dlsym(handle, name)`. Null means that the stub calls the original, which is known by then.
 unsafe extern "C" fn replacement(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     const NO: *mut c_void = std::ptr::null_mut();
     if real::dlsym_address().is_null() || name.is_null() || handle == libc::RTLD_NEXT {
         return NO;
     }
-    // SAFETY: dlsym's name is a C string.
+    // SAFETY: `name` is not null, and `dlsym` takes a C string.
     let symbol = unsafe { CStr::from_ptr(name) };
     answer(symbol, || real::ask(handle, symbol))
 }
 
-/// Our answer to `dlvsym(handle, name, version)`, asked from `caller`; null leaves it to the real one, which has been found by then.
+/// Our result for `dlvsym(handle, name, version)`, called from the address `caller`. Null means that the stub calls the
+/// original, which is known by then.
 unsafe extern "C" fn versioned_replacement(
     handle: *mut c_void,
     name: *const c_char,
@@ -118,7 +122,7 @@ unsafe extern "C" fn versioned_replacement(
     if real::dlvsym_address().is_null() || name.is_null() || version.is_null() {
         return NO;
     }
-    // SAFETY: dlvsym's name is a C string.
+    // SAFETY: `name` is not null, and `dlvsym` takes a C string.
     let symbol = unsafe { CStr::from_ptr(name) };
     if handle == libc::RTLD_NEXT {
         let is_next = symbol == c"dlsym" && objects::comes_before_us(caller);
@@ -127,7 +131,8 @@ unsafe extern "C" fn versioned_replacement(
     answer(symbol, || real::ask_version(handle, symbol, version))
 }
 
-/// What a program is given for this name, of which `ask` tells what it would be without us; null where that is the same.
+/// The address that a program gets for this name. `ask` returns the address that it would get without us. Null means
+/// that the stub calls the original.
 fn answer(symbol: &CStr, ask: impl Fn() -> *mut c_void) -> *mut c_void {
     const NO: *mut c_void = std::ptr::null_mut();
     deepbind::look();
@@ -147,14 +152,16 @@ fn answer(symbol: &CStr, ask: impl Fn() -> *mut c_void) -> *mut c_void {
     let Some(hook) = registry::by_symbol(symbol.to_bytes()) else { return NO };
     let entry = hook.entry as *mut c_void;
     let found = ask();
-    // Another preloaded library's own reference to the name leads to us.
+    // A reference to the name in another preloaded library resolves to our entry.
     let ours = found.is_null() || found == entry;
     if !ours && adopt(hook, found) { entry } else { found }
 }
 
-/// Takes `found` for the hook's original. False when the hook has another one already, or when programs are linked with another
-/// runtime's function of that name: then the program gets what it asked for, unhooked; a runtime's calls are still seen in the
-/// driver.
+/// Stores `found` as the hook's original. Returns `false` if the hook has another original already, or if programs link
+/// with another runtime's function of this name.
+///
+/// In these cases the program gets the function that it asked for, without a hook. A runtime's calls are still recorded
+/// in the driver.
 fn adopt(hook: &Hook, found: *mut c_void) -> bool {
     let known = hook.original.peek();
     if !known.is_null() {
@@ -169,10 +176,10 @@ fn adopt(hook: &Hook, found: *mut c_void) -> bool {
     sound
 }
 
-/// What an object that imports this name is to call: the stub, where the name is hooked.
+/// The stub for a function that an object imports. `None` if the name is not hooked.
 pub(super) fn stub(name: &[u8]) -> Option<usize> {
     if name == b"dlsym" {
-        // By its name: what the loader would give.
+        // The exported symbol, as the loader would resolve it.
         return Some(dlsym as *const () as usize);
     }
     proc_address_entry(name)
@@ -180,7 +187,7 @@ pub(super) fn stub(name: &[u8]) -> Option<usize> {
         .or_else(|| registry::by_symbol(name).map(|h| h.entry as usize))
 }
 
-/// Our own `cuGetProcAddress` of this exported name, and where its original is kept.
+/// Our `cuGetProcAddress` of this exported name, and the storage for its original.
 fn proc_address_entry(name: &[u8]) -> Option<(*mut c_void, &'static Original)> {
     match name {
         b"cuGetProcAddress" => Some((cuGetProcAddress as *mut c_void, &GET_PROC_ADDRESS)),
@@ -195,12 +202,12 @@ static GET_PROC_ADDRESS_V2: Original = Original::new();
 entry!(cuGetProcAddress => get_proc_address);
 entry!(cuGetProcAddress_v2 => get_proc_address_v2);
 
-/// `CUDA_ERROR_NOT_FOUND`.
+/// `CUDA_ERROR_NOT_FOUND` of cuda.h.
 const NOT_FOUND: c_int = 500;
-/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
+/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM` of cuda.h.
 const PER_THREAD_STREAM: u64 = 1 << 1;
 
-/// CUDA 11.3 to 11.8.
+/// `cuGetProcAddress` as CUDA 11.3 to 11.8 export it.
 unsafe extern "C-unwind" fn get_proc_address(
     name: *const c_char,
     out: *mut *mut c_void,
@@ -211,19 +218,19 @@ unsafe extern "C-unwind" fn get_proc_address(
     if original.is_null() {
         return NOT_FOUND;
     }
-    // SAFETY: cuda.h's signature before CUDA 12.
+    // SAFETY: this is the signature of `cuGetProcAddress` in cuda.h before CUDA 12.
     let original: unsafe extern "C-unwind" fn(*const c_char, *mut *mut c_void, c_int, u64) -> c_int =
         unsafe { std::mem::transmute(original) };
-    // SAFETY: the program's own arguments.
+    // SAFETY: the program passes these arguments for this function.
     let result = unsafe { original(name, out, version, flags) };
     if result == 0 {
-        // SAFETY: the original has read the name and written the pointer.
+        // SAFETY: the original has succeeded, so it has read `name` and written `out`.
         unsafe { wrap(name, out, version, flags) };
     }
     result
 }
 
-/// CUDA 12 and later.
+/// `cuGetProcAddress_v2`, from CUDA 12 on.
 unsafe extern "C-unwind" fn get_proc_address_v2(
     name: *const c_char,
     out: *mut *mut c_void,
@@ -235,27 +242,28 @@ unsafe extern "C-unwind" fn get_proc_address_v2(
     if original.is_null() {
         return NOT_FOUND;
     }
-    // SAFETY: cuda.h's signature from CUDA 12 on.
+    // SAFETY: this is the signature of `cuGetProcAddress_v2` in cuda.h from CUDA 12 on.
     let original: unsafe extern "C-unwind" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int =
         unsafe { std::mem::transmute(original) };
-    // SAFETY: the program's own arguments.
+    // SAFETY: the program passes these arguments for this function.
     let result = unsafe { original(name, out, version, flags, status) };
     if result == 0 {
-        // SAFETY: the original has read the name and written the pointer.
+        // SAFETY: the original has succeeded, so it has read `name` and written `out`.
         unsafe { wrap(name, out, version, flags) };
     }
     result
 }
 
-/// Replaces an entry point that the driver has just given out.
+/// Replaces an entry point that the driver has just returned by our stub, if the function is hooked.
 ///
 /// # Safety
-/// `name` and `out` must be what a successful `cuGetProcAddress` was called with.
+///
+/// `name` and `out` are the arguments of a `cuGetProcAddress` that has succeeded.
 unsafe fn wrap(name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64) {
     if name.is_null() || out.is_null() {
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the driver has read `name` and written `out`. Neither is null.
     let (symbol, found) = unsafe { (CStr::from_ptr(name), *out) };
     if found.is_null() {
         return;
@@ -270,7 +278,7 @@ unsafe fn wrap(name: *const c_char, out: *mut *mut c_void, version: c_int, flags
             original.set(found);
         }
         if original.peek() == found {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that the driver has written `out`, so it is writable.
             unsafe { *out = entry };
         }
         return;
@@ -284,11 +292,12 @@ unsafe fn wrap(name: *const c_char, out: *mut *mut c_void, version: c_int, flags
         }
         return;
     }
-    // SAFETY: the caller's promise; the stub has the interface of the function it stands for.
+    // SAFETY: the caller guarantees that the driver has written `out`, so it is writable. The stub has the signature of
+    // the function it replaces.
     unsafe { *out = hook.entry as *mut c_void };
 }
 
-/// Whether the driver gave out an interface newer than the ones we know (`..._v3`), whose arguments may differ.
+/// Whether the driver returned an interface newer than those known here (`..._v3`). Its arguments may differ.
 fn newer_interface(symbol: &CStr, found: *mut c_void) -> bool {
     let driver = driver();
     if driver.is_null() {

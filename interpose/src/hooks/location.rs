@@ -1,5 +1,5 @@
-//! Where memory is, as the driver tells: the calling thread's current device is where memory is obtained, but it may be given back
-//! and mapped from anywhere.
+//! Asks the driver where memory is. An allocation is on the calling thread's current device, but any thread may free or
+//! map it.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -9,24 +9,24 @@ use super::cuda::{AllocationProperties, place};
 use super::device::ask;
 use crate::real::Original;
 
-/// The device of the calling thread's context; -1 when there is none.
+/// The ordinal of the calling thread's current device, -1 if there is none.
 pub(super) fn current_device() -> i16 {
     static GET_DEVICE: Original = Original::new();
     let mut device = -1;
-    // SAFETY: `CUresult cuCtxGetDevice(CUdevice *)`.
+    // SAFETY: cuda.h declares `CUresult cuCtxGetDevice(CUdevice *)`, and `device` is writable.
     let result = unsafe {
         ask(&GET_DEVICE, c"cuCtxGetDevice", |get: unsafe extern "C" fn(*mut c_int) -> c_int| get(&mut device))
     };
     if result == Some(0) { i16::try_from(device).unwrap_or(-1) } else { -1 }
 }
 
-/// How many devices the process has; 0 where the driver does not say.
+/// How many devices the process sees. 0 if the driver does not answer.
 fn devices() -> c_int {
     static GET_COUNT: Original = Original::new();
     static DEVICES: AtomicI32 = AtomicI32::new(0);
     let mut count = DEVICES.load(Ordering::Relaxed);
     if count == 0 {
-        // SAFETY: `CUresult cuDeviceGetCount(int *)`.
+        // SAFETY: cuda.h declares `CUresult cuDeviceGetCount(int *)`, and `count` is writable.
         unsafe {
             ask(&GET_COUNT, c"cuDeviceGetCount", |get: unsafe extern "C" fn(*mut c_int) -> c_int| get(&mut count));
         }
@@ -35,10 +35,10 @@ fn devices() -> c_int {
     count
 }
 
-/// Where the device memory at this address is, as [`super::call::Memory::place`] has it. Not asked for where there is one device
-/// only.
+/// The place of the device memory at this address, encoded as [`super::call::Memory::place`]. With a single device the
+/// driver is not asked.
 pub(super) fn of_address(addr: u64) -> u64 {
-    /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`
+    /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL` of cuda.h.
     const DEVICE_ORDINAL: c_int = 9;
     match devices() {
         count if count < 1 => 0,
@@ -49,12 +49,13 @@ pub(super) fn of_address(addr: u64) -> u64 {
     }
 }
 
-/// Where physical memory is, by its handle.
+/// The place of the physical memory with this handle, encoded as [`super::call::Memory::place`].
 pub(super) fn of_handle(handle: u64) -> u64 {
     static GET_PROPERTIES: Original = Original::new();
     let mut properties = AllocationProperties::default();
-    // SAFETY: `CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *, CUmemGenericAllocationHandle)`; ours has the
-    // size of that structure. A handle that is none is an error there.
+    // SAFETY: cuda.h declares `CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *,
+    // CUmemGenericAllocationHandle)`. `AllocationProperties` has the size of that structure, and the driver refuses an
+    // invalid handle.
     let result = unsafe {
         ask(
             &GET_PROPERTIES,
@@ -65,7 +66,7 @@ pub(super) fn of_handle(handle: u64) -> u64 {
     if result == Some(0) { place(&properties) } else { 0 }
 }
 
-/// The ordinal that a place stands for; `current` where the call says nothing about it.
+/// The device ordinal of a place, -1 for the host. `current` is called if the place is unknown.
 pub(super) fn ordinal(place: u64, current: impl FnOnce() -> i16) -> i16 {
     match place {
         0 => current(),
@@ -74,11 +75,13 @@ pub(super) fn ordinal(place: u64, current: impl FnOnce() -> i16) -> i16 {
     }
 }
 
-/// One attribute of an address, of type `T`, which must be the attribute's.
+/// One attribute of an address. `T` must be the attribute's type. `None` if the driver refuses; `empty` only
+/// initializes the storage.
 pub(super) fn pointer_attribute<T: Copy>(attribute: c_int, addr: u64, empty: T) -> Option<T> {
     static GET_ATTRIBUTE: Original = Original::new();
     let mut value = empty;
-    // SAFETY: `CUresult cuPointerGetAttribute(void *, CUpointer_attribute, CUdeviceptr)`; the caller names the attribute's type.
+    // SAFETY: cuda.h declares `CUresult cuPointerGetAttribute(void *, CUpointer_attribute, CUdeviceptr)`. Callers
+    // choose `T` to match the attribute.
     let result = unsafe {
         ask(&GET_ATTRIBUTE, c"cuPointerGetAttribute", |get: unsafe extern "C" fn(*mut T, c_int, u64) -> c_int| {
             get(&mut value, attribute, addr)

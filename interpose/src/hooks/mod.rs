@@ -1,4 +1,5 @@
-//! Every function that is interposed. [`registry`] lists the CUDA ones; `torch` has PyTorch's; `loader` is how both are reached.
+//! All interposed functions. [`registry`] lists those of CUDA, `torch` has those of PyTorch, and `loader` intercepts
+//! the functions that look up both.
 
 mod call;
 mod cuda;

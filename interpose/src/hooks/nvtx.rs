@@ -1,13 +1,14 @@
-//! NVTX: ranges of `torch.cuda.nvtx`, of the `nvtx` package and of any program that marks its work so.
+//! NVTX ranges: those of `torch.cuda.nvtx`, of the `nvtx` package and of any other program.
 //!
-//! NVTX asks the library that `NVTX_INJECTION64_PATH` names for `InitializeInjectionNvtx2`; the launcher names us there, unless
-//! somebody else is named already. Each object with NVTX in it (version 3 is headers only; before that it was libnvToolsExt) does so at
-//! its first call, and gives us its tables of functions (nvtxDetail/nvtxTypes.h, whose numbers are fixed): those about ranges, marks,
-//! domains and strings are ours from then on. CUDA's own libraries, which mark every call, are refused: nobody wrote those ranges, and they
-//! would cost.
+//! NVTX loads the library that `NVTX_INJECTION64_PATH` names and calls its `InitializeInjectionNvtx2`. The launcher
+//! sets that variable to this library, unless it is set already. Each object that contains NVTX does this at its first
+//! call: NVTX 3 is header-only, and earlier versions are the library libnvToolsExt. It passes its function tables
+//! (nvtxDetail/nvtxTypes.h, whose numbers are fixed). We replace the entries for ranges, marks, domains and strings.
 //!
-//! What the program sees is what it sees without a tool: a push or pop returns `NVTX_NO_PUSH_POP_TRACKING`. Only handles, which mean
-//! nothing to it, are not null.
+//! CUDA's own libraries mark every call and are refused: no user wrote those ranges, and recording them would be slow.
+//!
+//! The program sees the same results as without a tool: a push or pop returns `NVTX_NO_PUSH_POP_TRACKING`. Only
+//! handles, whose values mean nothing to the program, are not null.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -21,7 +22,7 @@ use crate::labels::{self, LONGEST, Mark, Moment};
 use crate::objects;
 use crate::process::{Process, session_options};
 
-/// `NVTX_ETID_CALLBACKS`, `NVTX_CB_MODULE_CORE`, `NVTX_CB_MODULE_CORE2`.
+/// `NVTX_ETID_CALLBACKS`, `NVTX_CB_MODULE_CORE`, `NVTX_CB_MODULE_CORE2` of nvtxTypes.h.
 const CALLBACKS: u32 = 1;
 const CORE: c_int = 1;
 const CORE2: c_int = 5;
@@ -57,7 +58,7 @@ pub(crate) struct Attributes {
     message: *const c_void,
 }
 
-/// Names of domains, and registered strings, for good: a handle is the address of a place here.
+/// Names of domains or registered strings. They are never freed. A handle is the address of a slot here.
 struct Names<const N: usize> {
     names: [AtomicPtr<String>; N],
     used: AtomicU32,
@@ -65,7 +66,7 @@ struct Names<const N: usize> {
 
 static DOMAINS: Names<256> = Names::new();
 static STRINGS: Names<{ 1 << 14 }> = Names::new();
-/// Numbers of ranges that do not nest.
+/// Counts the ranges that do not nest, to number them.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 impl<const N: usize> Names<N> {
@@ -73,10 +74,10 @@ impl<const N: usize> Names<N> {
         Names { names: [const { AtomicPtr::new(std::ptr::null_mut()) }; N], used: AtomicU32::new(0) }
     }
 
-    /// A handle for a name; null when there are too many.
+    /// The handle of a name. Null if there is no free slot.
     fn add(&self, name: String) -> *const c_void {
         let known = self.names.iter().take(self.used.load(Ordering::Acquire) as usize).find(|place| {
-            // SAFETY: null, or leaked below.
+            // SAFETY: the pointer is null or comes from a box that `add` has leaked.
             unsafe { place.load(Ordering::Acquire).as_ref() }.is_some_and(|known| *known == name)
         });
         let place = known.or_else(|| {
@@ -90,17 +91,17 @@ impl<const N: usize> Names<N> {
         place.map_or(std::ptr::null(), |place| std::ptr::from_ref(place).cast())
     }
 
-    /// The place of a handle, from 1 on, and its name; nothing for handles that are not ours.
+    /// The index of a handle, counted from 1, and its name. `None` for handles that are not ours.
     fn get(&self, handle: *const c_void) -> Option<(u32, &str)> {
         let offset = handle.addr().checked_sub(self.names.as_ptr().addr())?;
         let index = offset / size_of::<AtomicPtr<String>>();
-        // SAFETY: null, or leaked by `add`.
+        // SAFETY: the pointer is null or comes from a box that `add` has leaked.
         let name = unsafe { self.names.get(index)?.load(Ordering::Acquire).as_ref() }?;
         offset.is_multiple_of(size_of::<AtomicPtr<String>>()).then_some((index as u32 + 1, name.as_str()))
     }
 }
 
-/// A name in the making, without memory of its own beyond the stack.
+/// A name under construction, on the stack. `cut` says that it did not fit.
 struct Text {
     bytes: [u8; LONGEST],
     length: usize,
@@ -123,21 +124,24 @@ impl Text {
     }
 
     /// # Safety
-    /// Null or a C string.
+    ///
+    /// `text` is null or a C string.
     unsafe fn push_ascii(&mut self, text: *const c_char) {
         if !text.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees a C string. `strnlen` reads at most `LONGEST + 1` bytes and not beyond its
+            // end.
             let bytes = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), libc::strnlen(text, LONGEST + 1)) };
             self.push(bytes);
         }
     }
 
     /// # Safety
-    /// Null or a string of `wchar_t`, which ends with 0.
+    ///
+    /// `text` is null or a string of `wchar_t` that ends with 0.
     unsafe fn push_wide(&mut self, text: *const u32) {
         let mut at = text;
         while !at.is_null() && !self.cut {
-            // SAFETY: not beyond the end.
+            // SAFETY: the caller guarantees a terminating 0, and the loop has not passed it.
             let unit = unsafe { at.read_unaligned() };
             if unit == 0 {
                 break;
@@ -145,15 +149,17 @@ impl Text {
             let mut encoded = [0; 4];
             let character = char::from_u32(unit).unwrap_or(char::REPLACEMENT_CHARACTER);
             self.push(character.encode_utf8(&mut encoded).as_bytes());
-            // SAFETY: as above.
+            // SAFETY: the unit just read is not the terminating 0, so another one follows.
             at = unsafe { at.add(1) };
         }
     }
 
     /// # Safety
-    /// Null or attributes as NVTX's header describes them.
+    ///
+    /// `attributes` is null or points to attributes as NVTX's header defines them.
     unsafe fn push_message(&mut self, attributes: *const Attributes) {
-        // SAFETY: the caller's promise; a smaller structure than ours has no message.
+        // SAFETY: the caller guarantees valid attributes. A structure smaller than ours has no message and is not read
+        // further.
         unsafe {
             if attributes.is_null() || usize::from((*attributes).size) < size_of::<Attributes>() {
                 return;
@@ -168,7 +174,7 @@ impl Text {
         }
     }
 
-    /// The name of a domain goes before what happens in it.
+    /// Starts a name with its domain's name and a colon. Also returns the domain's index, 0 for the default domain.
     fn in_domain(domain: *const c_void) -> (Text, u32) {
         let mut text = Text::new();
         let Some((number, name)) = DOMAINS.get(domain) else { return (text, 0) };
@@ -185,7 +191,7 @@ impl Text {
         String::from_utf8_lossy(self.bytes()).into_owned()
     }
 
-    /// Sends the ends of ranges of this name.
+    /// Records range events with this name, one for each action.
     fn tell(&self, actions: &[Action], mark: Mark) {
         if Process::if_started().is_none() {
             return;
@@ -201,7 +207,7 @@ impl Text {
 }
 
 const START: &[Action] = &[Action::RangeStart];
-/// A mark is a range without length.
+/// A mark is recorded as a range of zero length.
 const MARK: &[Action] = &[Action::RangeStart, Action::RangeEnd];
 
 fn ended(mark: Mark) {
@@ -216,31 +222,34 @@ fn next_number() -> u64 {
     NUMBERS.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// The three ways in which a message comes; `$push` puts it behind what is in `text`.
+/// The three forms in which a message arrives. `$push` appends the message to `text`.
 macro_rules! messages {
     ($($way:ident $argument:ty, $push:ident;)*) => { $(
         mod $way {
             use super::*;
 
+            /// Implements `nvtxMark*`.
             pub(super) unsafe extern "C" fn mark(message: *const $argument) {
                 let mut text = Text::new();
-                // SAFETY: what NVTX's caller promises.
+                // SAFETY: NVTX's caller guarantees a valid message of this form.
                 unsafe { text.$push(message) };
                 text.tell(MARK, Mark::default());
             }
 
+            /// Implements `nvtxRangeStart*`. Returns the range's number.
             pub(super) unsafe extern "C" fn start(message: *const $argument) -> u64 {
                 let mark = Mark { number: next_number(), ..Mark::default() };
                 let mut text = Text::new();
-                // SAFETY: what NVTX's caller promises.
+                // SAFETY: NVTX's caller guarantees a valid message of this form.
                 unsafe { text.$push(message) };
                 text.tell(START, mark);
                 mark.number
             }
 
+            /// Implements `nvtxRangePush*`.
             pub(super) unsafe extern "C" fn push(message: *const $argument) -> c_int {
                 let mut text = Text::new();
-                // SAFETY: what NVTX's caller promises.
+                // SAFETY: NVTX's caller guarantees a valid message of this form.
                 unsafe { text.$push(message) };
                 text.tell(START, Mark::default());
                 NO_TRACKING
@@ -266,7 +275,7 @@ unsafe extern "C" fn range_pop() -> c_int {
 
 unsafe extern "C" fn domain_mark(domain: *const c_void, attributes: *const Attributes) {
     let (mut text, domain) = Text::in_domain(domain);
-    // SAFETY: what NVTX's caller promises.
+    // SAFETY: NVTX's caller guarantees valid attributes.
     unsafe { text.push_message(attributes) };
     text.tell(MARK, Mark { domain, number: 0 });
 }
@@ -274,7 +283,7 @@ unsafe extern "C" fn domain_mark(domain: *const c_void, attributes: *const Attri
 unsafe extern "C" fn domain_start(domain: *const c_void, attributes: *const Attributes) -> u64 {
     let (mut text, domain) = Text::in_domain(domain);
     let mark = Mark { domain, number: next_number() };
-    // SAFETY: what NVTX's caller promises.
+    // SAFETY: NVTX's caller guarantees valid attributes.
     unsafe { text.push_message(attributes) };
     text.tell(START, mark);
     mark.number
@@ -286,7 +295,7 @@ unsafe extern "C" fn domain_end(domain: *const c_void, number: u64) {
 
 unsafe extern "C" fn domain_push(domain: *const c_void, attributes: *const Attributes) -> c_int {
     let (mut text, domain) = Text::in_domain(domain);
-    // SAFETY: what NVTX's caller promises.
+    // SAFETY: NVTX's caller guarantees valid attributes.
     unsafe { text.push_message(attributes) };
     text.tell(START, Mark { domain, number: 0 });
     NO_TRACKING
@@ -299,38 +308,39 @@ unsafe extern "C" fn domain_pop(domain: *const c_void) -> c_int {
 
 unsafe extern "C" fn register_ascii(_domain: *const c_void, message: *const c_char) -> *const c_void {
     let mut text = Text::new();
-    // SAFETY: what NVTX's caller promises.
+    // SAFETY: NVTX's caller guarantees a C string.
     unsafe { text.push_ascii(message) };
     STRINGS.add(text.to_text())
 }
 
 unsafe extern "C" fn register_wide(_domain: *const c_void, message: *const u32) -> *const c_void {
     let mut text = Text::new();
-    // SAFETY: what NVTX's caller promises.
+    // SAFETY: NVTX's caller guarantees a string of `wchar_t` that ends with 0.
     unsafe { text.push_wide(message) };
     STRINGS.add(text.to_text())
 }
 
 unsafe extern "C" fn create_ascii(name: *const c_char) -> *const c_void {
     let mut text = Text::new();
-    // SAFETY: what NVTX's caller promises.
+    // SAFETY: NVTX's caller guarantees a C string.
     unsafe { text.push_ascii(name) };
     DOMAINS.add(text.to_text())
 }
 
 unsafe extern "C" fn create_wide(name: *const u32) -> *const c_void {
     let mut text = Text::new();
-    // SAFETY: what NVTX's caller promises.
+    // SAFETY: NVTX's caller guarantees a string of `wchar_t` that ends with 0.
     unsafe { text.push_wide(name) };
     DOMAINS.add(text.to_text())
 }
 
-/// Objects whose ranges nobody wrote: CUDA's own.
+/// CUDA's own libraries, whose ranges no user wrote.
 const REFUSED: &[&[u8]] = &[b"libcu", b"libnccl", b"libnv", b"libnpp", b"libcudnn"];
-/// libnvToolsExt is how others call NVTX.
+/// Through libnvToolsExt, users' programs call NVTX.
 const NOT_REFUSED: &[u8] = b"libnvToolsExt";
 
-/// `int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t)`: 1 when we listen. Called once by each object with NVTX in it.
+/// `int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t)`. Returns 1 if we record the object's ranges. Each object
+/// that contains NVTX calls it once.
 #[cfg_attr(not(test), unsafe(export_name = "InitializeInjectionNvtx2"))]
 unsafe extern "C" fn initialize(get: Option<GetExportTable>) -> c_int {
     let Some(get) = get.filter(|_| session_options().is_some()) else { return 0 };
@@ -339,11 +349,12 @@ unsafe extern "C" fn initialize(get: Option<GetExportTable>) -> c_int {
     if REFUSED.iter().any(|refused| name.starts_with(refused)) && !name.starts_with(NOT_REFUSED) {
         return 0;
     }
-    // SAFETY: NVTX's own function.
+    // SAFETY: `get` is NVTX's own function and returns null or a table that lives as long as the object.
     let table = unsafe { get(CALLBACKS).as_ref() };
     let listening = table.is_some_and(|table| {
         table.struct_size >= size_of::<ExportTable>()
-            // SAFETY: the table says that it holds the function, and NVTX is being initialised.
+            // SAFETY: `struct_size` says that the table contains this function, and NVTX is initializing the object
+            // now.
             && table.module_table.is_some_and(|tables| unsafe { subscribe(tables) })
     });
     if Process::if_started().is_some()
@@ -360,10 +371,11 @@ unsafe extern "C" fn initialize(get: Option<GetExportTable>) -> c_int {
     c_int::from(listening)
 }
 
-/// Puts our functions into an object's tables: all of them, or none.
+/// Puts our functions into an object's tables: all of them or none. Returns whether it did.
 ///
 /// # Safety
-/// `tables` is NVTX's `GetModuleFunctionTable`, and its object is being initialised.
+///
+/// `tables` is NVTX's `GetModuleFunctionTable`, and NVTX is initializing its object.
 unsafe fn subscribe(tables: unsafe extern "C" fn(c_int, *mut *const *mut Function, *mut u32) -> c_int) -> bool {
     let core: &[(usize, *const ())] = &[
         (1, ex::mark as *const ()),
@@ -391,23 +403,23 @@ unsafe fn subscribe(tables: unsafe extern "C" fn(c_int, *mut *const *mut Functio
     ];
     let places = |module: c_int, wanted: &[(usize, *const ())]| {
         let (mut table, mut size) = (std::ptr::null(), 0);
-        // SAFETY: places for the answers.
+        // SAFETY: `table` and `size` are writable, and the caller guarantees the function.
         let known = unsafe { tables(module, &mut table, &mut size) } != 0 && !table.is_null();
         let place = |(index, function): &(usize, *const ())| {
             if !known || *index >= size as usize {
                 return None;
             }
-            // SAFETY: below the table's size, where the table has a place for a function, or null.
+            // SAFETY: the index is below the table's size. Each element points to a slot for a function or is null.
             let place = unsafe { *table.add(*index) };
             (!place.is_null()).then_some((place, *function))
         };
         wanted.iter().map(place).collect::<Option<Vec<_>>>()
     };
     let Some(mut all) = places(CORE, core) else { return false };
-    // Before version 2 there were no domains.
+    // NVTX before version 2 has no domains.
     all.extend(places(CORE2, core2).unwrap_or_default());
     for (place, function) in all {
-        // SAFETY: a place for a pointer to a function of this type, by its number.
+        // SAFETY: the number identifies a slot for a pointer to a function of this type (nvtxTypes.h).
         unsafe { place.write(function.cast_mut().cast()) };
     }
     true
@@ -436,7 +448,7 @@ mod tests {
     fn names_are_put_together_and_cut() {
         let mut text = Text::new();
         text.push(b"domain:");
-        // SAFETY: strings that end with 0, or null.
+        // SAFETY: each argument is null or a string that ends with 0.
         unsafe {
             text.push_wide([0xe4, 0x1f600, u32::MAX, 0].as_ptr());
             text.push_ascii(c"!".as_ptr());

@@ -1,5 +1,8 @@
-//! What stream-ordered pools hold of their device: nobody calls for it, a pool grows when it must and shrinks when its threshold,
-//! a synchronization or a trim lets it. Told as [`Action::Totals`](memtrace_trace::event::Action::Totals) where it has changed.
+//! Reads how much device memory stream-ordered pools hold.
+//!
+//! No call requests or releases that memory. A pool grows when it must. It shrinks as its release threshold, a
+//! synchronization or a trim allows. A change becomes an [`Action::Totals`](memtrace_trace::event::Action::Totals)
+//! event.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,32 +11,34 @@ use super::device::ask;
 use super::location::pointer_attribute;
 use crate::real::Original;
 
-/// What a pool says of itself.
+/// The attributes of a pool. Sizes are in bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Totals {
     pub(super) pool: u64,
-    /// As in [`super::call::Memory::place`].
+    /// Encoded as [`super::call::Memory::place`].
     pub(super) place: u64,
     pub(super) used: u64,
     pub(super) reserved: u64,
-    /// How much more that is than before.
+    /// How much `reserved` has grown since the last query.
     pub(super) grown: u64,
 }
 
-/// Pools that are remembered, with what they held last; those that a process has more are not told.
+/// At most this many pools are remembered. Further ones are not reported.
 const KNOWN: usize = 64;
+/// For each pool: its handle, the bytes it last held, and its place.
 static LAST: [[AtomicU64; 3]; KNOWN] = [const { [const { AtomicU64::new(0) }; 3] }; KNOWN];
 
-/// The pool that memory came from; 0 where there is none.
+/// The handle of the pool that this memory came from, 0 if none.
 pub(super) fn of_address(addr: u64) -> u64 {
-    /// `CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE`
+    /// `CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE` of cuda.h.
     const MEMPOOL_HANDLE: c_int = 17;
     pointer_attribute(MEMPOOL_HANDLE, addr, 0u64).unwrap_or(0)
 }
 
-/// What the pool holds, if that has changed since it was asked last. `place` is 0 where the call does not say the device.
+/// The pool's totals. `None` if its size has not changed since the last query, or the pool cannot be queried. `place`
+/// is 0 if the call does not name the device.
 pub(super) fn changed(pool: u64, place: u64) -> Option<Totals> {
-    /// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`
+    /// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `CU_MEMPOOL_ATTR_USED_MEM_CURRENT` of cuda.h.
     const RESERVED: c_int = 5;
     const USED: c_int = 7;
     if pool == 0 {
@@ -44,7 +49,8 @@ pub(super) fn changed(pool: u64, place: u64) -> Option<Totals> {
     Some(Totals { pool, place, used: attribute(pool, USED)?, reserved, grown: reserved.saturating_sub(before) })
 }
 
-/// Remembers what a pool holds; gives what it held before and where it is, `None` where there is no room to remember it.
+/// Remembers the bytes that a pool holds. Returns the bytes it held before and its place. `None` if [`KNOWN`] other
+/// pools are remembered.
 fn note(pool: u64, place: u64, reserved: u64) -> Option<(u64, u64)> {
     for known_pool in &LAST {
         let [handle, held, here] = known_pool;
@@ -65,7 +71,8 @@ fn note(pool: u64, place: u64, reserved: u64) -> Option<(u64, u64)> {
 fn attribute(pool: u64, which: c_int) -> Option<u64> {
     static GET_ATTRIBUTE: Original = Original::new();
     let mut value = 0u64;
-    // SAFETY: `CUresult cuMemPoolGetAttribute(CUmemoryPool, CUmemPool_attribute, void *)`; the attributes asked for are 64 bits.
+    // SAFETY: cuda.h declares `CUresult cuMemPoolGetAttribute(CUmemoryPool, CUmemPool_attribute, void *)`, and both
+    // attributes have 64 bits.
     let result = unsafe {
         ask(&GET_ATTRIBUTE, c"cuMemPoolGetAttribute", |get: unsafe extern "C" fn(u64, c_int, *mut u64) -> c_int| {
             get(pool, which, &mut value)

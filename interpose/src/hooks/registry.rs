@@ -1,5 +1,6 @@
-//! The list of hooked CUDA functions. One line and a body (in [`super::cuda`]) is all that a new hook takes; the export list, the
-//! originals and the look-up tables are made from the lines.
+//! The list of hooked CUDA functions. A new hook needs one line here and a body in [`super::cuda`].
+//!
+//! The export list, the storage for the originals and the lookup tables are generated from these lines.
 
 use std::ffi::CStr;
 
@@ -14,41 +15,42 @@ pub(super) struct Hook {
     pub(super) symbol: &'static CStr,
     /// The exported stub.
     pub(super) entry: unsafe extern "C" fn(),
-    /// Driver: the original. Runtime: the original that `dlsym` gave out first; see `call::runtime_original`.
+    /// The original function. For the runtime, the one that `dlsym` returned first; `call::runtime_original` looks for
+    /// others.
     pub(super) original: Original,
 }
 
 impl Hook {
-    /// Whether the function is the runtime's (`cuda...`) or the driver's (`cu...`).
+    /// Whether the function belongs to the CUDA runtime (`cuda...`), not to the driver (`cu...`).
     #[inline]
     pub(super) fn is_runtime(&self) -> bool {
         self.api.0 >= FIRST_RUNTIME
     }
 
-    /// Whether the function deals with host memory.
+    /// Whether the function concerns host memory.
     pub(super) fn is_host(&self) -> bool {
         matches!(self.api.memory(), Some(Memory::Host | Memory::Registered))
     }
 
-    /// Whether the function deals with memory from a stream-ordered pool.
+    /// Whether the function concerns memory of a stream-ordered pool.
     pub(super) fn is_pool(&self) -> bool {
         self.api.memory() == Some(Memory::Pool)
     }
 
-    /// Index among the runtime's functions.
+    /// The index among the runtime's functions.
     pub(super) fn runtime_index(&self) -> usize {
         usize::from(self.api.0.saturating_sub(FIRST_RUNTIME))
     }
 }
 
-/// Wire numbers from here on are the runtime's.
+/// The wire number of the first runtime function. All larger ones belong to the runtime too.
 const FIRST_RUNTIME: u16 = Api::cudaMalloc.0;
-/// Room for the runtime's functions.
+/// Upper bound on the number of runtime functions.
 pub(super) const RUNTIME_HOOKS: usize = 32;
 
 macro_rules! registry {
     ($($name:ident)*) => {
-        /// Every hook.
+        /// All hooks.
         pub(super) static HOOKS: [Hook; Api::ALL.len()] = [$(Hook {
             api: Api::$name,
             symbol: match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
@@ -59,7 +61,7 @@ macro_rules! registry {
             original: Original::new(),
         }),*];
 
-        /// Each hook's own entry in [`HOOKS`], for its body.
+        /// The index of each hook in [`HOOKS`], for its body.
         #[allow(non_upper_case_globals)]
         pub(super) mod index {
             registry!(@count 0usize, $($name)*);
@@ -88,13 +90,15 @@ registry! {
     cudaIpcOpenMemHandle cudaIpcCloseMemHandle
 }
 
-/// The hook of this exported name.
+/// The hook that exports this name.
 pub(super) fn by_symbol(name: &[u8]) -> Option<&'static Hook> {
     HOOKS.iter().find(|h| h.symbol.to_bytes() == name)
 }
 
-/// The driver hook for a name and version as `cuGetProcAddress` takes them. The names have no version suffix there; the version is
-/// the CUDA release whose interface is wanted, and `_v2` interfaces came with the release given here (cuda.h).
+/// The driver hook for a name and a version, as `cuGetProcAddress` takes them.
+///
+/// These names have no version suffix. `version` is the CUDA release whose interface the caller requests. The numbers
+/// here are the releases that introduced each `_v2` interface (cuda.h).
 pub(super) fn by_entry_point(name: &[u8], version: i32, per_thread_stream: bool) -> Option<&'static Hook> {
     let since = |v2: i32, suffix: &'static str| if version >= v2 { Some(suffix) } else { None };
     let suffix = match name {

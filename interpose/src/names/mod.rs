@@ -1,15 +1,25 @@
-//! What the program calls its tensors and modules: `layer1.0.conv1.weight`, its `.grad`, `Adam.exp_avg of layer1.0.conv1.weight`.
+//! Tensor names: what the program calls its tensors and modules.
 //!
-//! Only the program's own objects know. They are read where the interpreter is between two instructions and holds the GIL
-//! (`Py_AddPendingCall`, as in [`crate::origins`]): no Python code runs, nothing is made or kept, no reference count is changed beyond the look. The
-//! garbage collector's list shows all `nn.Module`s and optimizers there are; a module that no other holds is a model. That scan
-//! of all objects takes milliseconds, so the models it found are scanned again without it: an object that its two
-//! neighbors in the collector's list still name is alive.
+//! Examples are `layer1.0.conv1.weight`, its `.grad`, and `Adam.exp_avg of layer1.0.conv1.weight`. Only the program's
+//! own objects hold these names. A pending call (`Py_AddPendingCall`) reads them between two Python instructions, while
+//! its thread holds the GIL.
 //!
-//! *When*: after a backward pass (the gradients are there), around an optimizer's step (so is what it keeps), when an allocation fails,
-//! when a module or an optimizer is called that no scan has seen, and, in a program that does none of these, once it has freed 16, 128,
-//! 1024 ... blocks. [`schedule`] decides which of these occasions are taken: by their number, never by a clock. A name is reported
-//! again only of other memory: freeing a block changes a number by its address.
+//! Constraints: a scan runs no Python code and keeps no object. It changes a reference count only for the duration of a
+//! read.
+//!
+//! The garbage collector's lists contain every `nn.Module` and every optimizer. A module that no other module contains
+//! is a model. This heap scan takes milliseconds, so later scans visit only the models that it found. An object is
+//! still alive if both of its neighbors in the collector's list link to it.
+//!
+//! A scan is requested on these occasions:
+//! - after a backward pass, when the gradients exist;
+//! - around an optimizer step, when the optimizer state exists;
+//! - when an allocation fails;
+//! - when the program calls a module or an optimizer that no scan has seen;
+//! - in a program that does none of these, after it has freed 16, 128, 1024 ... blocks.
+//!
+//! [`schedule`] decides which requests are served. It counts occasions and never reads a clock. A name is reported
+//! again only for other memory: every free increments a number that belongs to a hash of the address.
 
 mod python;
 mod roots;
@@ -43,57 +53,59 @@ use crate::process::Process;
 use crate::stack::CheckedMemory;
 use crate::thread::thread;
 
-/// Blocks freed when a program without a backward pass is first scanned, and by what that grows.
+/// A program without a backward pass is first scanned after `FIRST_FREES` freed blocks. Each later threshold is
+/// `FREES_GROW` times larger.
 const FIRST_FREES: u32 = 16;
 const FREES_GROW: u32 = 8;
-/// Blocks freed from the first call of an unknown module, in a program that does not train, to the scan for it: by then all its modules
-/// have been called, or a backward pass has come.
+/// In a program that does not train, the first call of an unknown module schedules a scan after this many freed blocks.
+/// By then the program has called all modules of the model, or a backward pass has run.
 const FREES_AFTER_CALL: u32 = 128;
-/// How often a scan waits for a constructor to end.
+/// How many scans are postponed at most because a constructor is running.
 const MOST_POSTPONED: u32 = 16;
-/// Optimizers that are told apart by where they are stepped, at most.
+/// At most this many optimizers are distinguished by the place of their `step()` call.
 const MOST_SITES: usize = 64;
-/// Modules remembered as scanned, at most.
+/// At most this many modules are remembered as scanned.
 const MOST_MODULES: usize = 1 << 16;
 const TOPIC: &str = "torch.names";
-/// Models and optimizers that are scanned again, at most; a program with more has them searched for each time.
+/// At most this many models and optimizers are scanned again. In a program with more, every scan is a heap scan.
 const MOST_KNOWN: usize = 256;
-/// Tensors on a device that are no proof of the layout, until it is given up.
+/// After this many device tensors that do not confirm the layout, name reading is switched off.
 const MOST_MISSES: u32 = 256;
-/// A name's own bytes, beside its text.
+/// Bytes that a pending name occupies beside its text.
 const NEWS: usize = 32;
-/// Bytes of names, at most.
+/// Upper bound on the bytes of pending names.
 const MOST_BYTES: usize = 64 << 20;
-/// Names remembered as told, at most.
+/// At most this many reported names are remembered.
 const MOST_REMEMBERED: usize = 1 << 19;
-/// Places for addresses.
+/// Number of hash slots for addresses.
 const PLACES: usize = 1 << 15;
-/// The garbage collector's two words lie in front of an object.
+/// Size in bytes of `PyGC_Head`, the collector's two words in front of an object.
 const LINKS: usize = 16;
-/// What the collector keeps in the low bits of its links.
+/// The low bits of the collector's links hold flags.
 const LINK_FLAGS: usize = 3;
 
-/// Threads that run an autograd node now, in any process of this image.
+/// How many threads are running an autograd node. Shared by all recordings of this loaded library.
 static EVALUATING: AtomicU32 = AtomicU32::new(0);
-/// A scan waits for the last of them to end.
+/// Set while a scan waits until no thread runs an autograd node.
 static POSTPONED: AtomicBool = AtomicBool::new(false);
 
-/// An autograd node begins to run on this thread.
+/// Reports that an autograd node begins to run on the calling thread.
 #[inline]
 pub(crate) fn node_begins() {
     EVALUATING.fetch_add(1, Ordering::Relaxed);
 }
 
-/// It has ended.
+/// Reports that an autograd node has ended on the calling thread. The last one to end requests a postponed scan.
 #[inline]
 pub(crate) fn node_ends() {
-    // The order of these two and of those in `go` is total: one of the two threads sees what the other did.
+    // These two accesses and the two in `is_evaluating` are in one total order (`SeqCst`). So one of the two threads
+    // sees the other's write.
     if EVALUATING.fetch_sub(1, Ordering::SeqCst) == 1 && POSTPONED.load(Ordering::SeqCst) {
         resume();
     }
 }
 
-/// Requests the scan that waited for a backward pass.
+/// Requests the scan that waited for the end of a backward pass.
 #[cold]
 fn resume() {
     if POSTPONED.swap(false, Ordering::SeqCst)
@@ -103,65 +115,69 @@ fn resume() {
     }
 }
 
-/// See the module.
+/// The state of tensor names in one recording.
 pub(crate) struct Names {
-    /// An event in backward requests a scan: none has since the last.
+    /// Set if the next event in a backward pass requests a scan. Cleared by that request.
     is_armed: AtomicBool,
-    /// The interpreter has been asked to call.
+    /// Set while a pending call is queued in the interpreter.
     asked: AtomicBool,
-    /// Why ([`cause`]).
+    /// The reasons for the requested scan, a set of bits ([`cause`]).
     causes: AtomicU8,
-    /// The program has been seen to run backward, or an optimizer.
+    /// Set once the program has run a backward pass or an optimizer step.
     trains: AtomicBool,
-    /// An allocation has failed.
+    /// Set once an allocation has failed.
     failed: AtomicBool,
-    /// Blocks freed, and at how many to scan; not exact where threads count at once.
+    /// Blocks freed so far. Not exact, because threads increment it without synchronization.
     frees: AtomicU32,
     scan_at: AtomicU32,
-    /// Where optimizers are stepped: hashes of the label and the stack. A new one is a change.
+    /// Hashes of label and stack, one for each place that steps an optimizer. 0 is a free slot. A new hash counts as a
+    /// change.
     sites: Box<[AtomicU64]>,
     new_site: AtomicBool,
-    /// By a hash of the address, a bit: something was told of memory there, and nothing has been freed there since. Few, so that a free
-    /// finds its own in the processor's nearest cache. Empty: switched off.
+    /// One bit for each hash slot of addresses. A set bit means that a name of memory in this slot was reported and no
+    /// block in it was freed since. The bitmap is small, so that a free finds its word in the processor's L1 cache.
+    /// Empty if tensor names are switched off.
     told_of: Box<[AtomicU64]>,
-    /// By the same hash: how often that ended.
+    /// For each hash slot, how often a free has cleared its bit.
     freed: Box<[AtomicU16]>,
     interface: OnceLock<Option<Interface>>,
     looking: AtomicBool,
     state: UnsafeCell<State>,
 }
 
-// SAFETY: `state` is used by whoever has set `looking`, the rest is atomic. Addresses of Python objects are numbers until somebody with
-// the GIL has made sure that they are alive.
+// SAFETY: only the thread that has set `looking` uses `state`, and all other fields are atomic. The addresses of Python
+// objects are plain numbers. `scan` dereferences them only with the GIL, after it has checked that the objects are
+// alive.
 unsafe impl Sync for Names {}
-// SAFETY: as above.
+// SAFETY: only the thread that has set `looking` uses `state`. The addresses of Python objects in it are plain numbers
+// and belong to no thread.
 unsafe impl Send for Names {}
 
-/// What is known from look to look.
+/// What one scan keeps for the next.
 #[derive(Default)]
 struct State {
     torch: Option<Torch>,
     layout: Option<Layout>,
-    /// The models and the optimizers; alive when they were last looked at.
+    /// The models. They were alive at the last scan.
     roots: Vec<Root>,
     optimizers: Vec<Known>,
     told: Told,
-    /// By the object of a parameter that an optimizer has: its name. Where a parameter is taken out of its module for a while
-    /// (FSDP does so) it keeps it.
+    /// Maps the object of each parameter that an optimizer has to its name. A parameter that is temporarily outside its
+    /// module (FSDP moves them) keeps its name.
     parameters: Parameters,
-    /// How many tensors have been looked at in vain for a layout.
+    /// How many tensors did not confirm the layout.
     misses: u32,
     schedule: Schedule,
-    /// The modules that scans have seen, by their objects, and how many calls of modules have been compared with them.
+    /// The objects of the modules that scans have seen.
     modules: HashSet<usize, Spreading>,
     calls_compared: usize,
-    /// There are more models and optimizers than are remembered.
+    /// Set if there are more models and optimizers than [`MOST_KNOWN`].
     has_too_many: bool,
     postponed: u32,
     is_verified: bool,
 }
 
-/// A Python object, by its address.
+/// A Python object, identified by its address and its type.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Known {
     object: usize,
@@ -170,9 +186,10 @@ struct Known {
 
 impl Known {
     /// # Safety
-    /// An object.
+    ///
+    /// `object` points to a live Python object, and the calling thread holds the GIL.
     unsafe fn of(object: Object) -> Known {
-        // SAFETY: as promised.
+        // SAFETY: the caller guarantees that `object` is alive, so its type can be read.
         Known { object: object.expose_provenance(), class: unsafe { python::type_of(object) }.addr() }
     }
 
@@ -180,8 +197,8 @@ impl Known {
         std::ptr::with_exposed_provenance_mut(self.object)
     }
 
-    /// Whether it is still there: the garbage collector's list leads from it to its neighbours and back. What the memory of an object that
-    /// is gone holds does not.
+    /// Whether the object is still alive: the garbage collector's list links it with both neighbors, and its type is
+    /// unchanged. The memory of a freed object does not satisfy this.
     fn is_alive(&self, memory: &CheckedMemory) -> bool {
         let links = self.object.wrapping_sub(LINKS);
         let link = |at: usize, which: usize| memory.size(at, which * 8).map(|word| word & !LINK_FLAGS);
@@ -199,6 +216,7 @@ fn place(address: u64) -> usize {
 }
 
 impl Names {
+    /// `on` says whether the options request tensor names. Otherwise the tables are empty and take no memory.
     pub(crate) fn new(on: bool) -> Names {
         Names {
             is_armed: AtomicBool::new(on),
@@ -218,12 +236,12 @@ impl Names {
         }
     }
 
-    /// An event, which may be an occasion for a scan.
+    /// Takes note of an event that is about to be written. Some events request a scan.
     #[inline(always)]
     pub(crate) fn note(&self, event: &Event) {
         match event.action {
             Action::FreeRequested => self.freed(event.addr),
-            // Nothing requests these, and nothing defers them.
+            // The CPU allocator has no separate free request and does not defer frees.
             Action::FreeCompleted if event.source == Source::TorchCpu => self.freed(event.addr),
             _ => {}
         }
@@ -243,7 +261,8 @@ impl Names {
         if told_of.load(Ordering::Relaxed) >> (place % 64) & 1 != 0 {
             self.ends(place);
         }
-        // Not exact where threads free at once.
+        // Two threads that free at the same time may lose an increment. Only the time of a scan depends on this
+        // counter.
         let frees = self.frees.load(Ordering::Relaxed).wrapping_add(1);
         self.frees.store(frees, Ordering::Relaxed);
         if frees == self.scan_at.load(Ordering::Relaxed) {
@@ -251,7 +270,7 @@ impl Names {
         }
     }
 
-    /// What was reported of memory at this place is over.
+    /// Marks the names of memory in this hash slot as outdated.
     #[cold]
     fn ends(&self, place: usize) {
         let Some((told_of, number)) = self.told_of.get(place / 64).zip(self.freed.get(place)) else { return };
@@ -259,7 +278,8 @@ impl Names {
         number.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// An optimizer's step begins or ends on this thread; where it begins, with a hash of which it is.
+    /// Reports that an optimizer step begins or ends on this thread. `site` is a hash of the optimizer's label and
+    /// stack at the beginning, `None` at the end.
     pub(crate) fn at_optimizer(&self, site: Option<u64>) {
         if let Some(site) = site {
             self.note_site(site | 1);
@@ -277,12 +297,13 @@ impl Names {
         }
     }
 
-    /// Different optimizers that have been seen to be stepped.
+    /// How many different places have stepped an optimizer.
     fn known_sites(&self) -> usize {
         self.sites.iter().take_while(|site| site.load(Ordering::Relaxed) != 0).count()
     }
 
-    /// A module is called whose call is new. A program that trains has occasions enough.
+    /// Reports the first call of a module. Only a program that does not train needs the earlier scan that this
+    /// schedules.
     pub(crate) fn new_call(&self) {
         if self.is_on() && !self.trains.load(Ordering::Relaxed) {
             let soon = self.frees.load(Ordering::Relaxed).saturating_add(FREES_AFTER_CALL);
@@ -292,7 +313,8 @@ impl Names {
         }
     }
 
-    /// What is the same as long as nothing is freed at this address. To be read before something is reported of it.
+    /// A number that does not change while no block at this address is freed. Read it before reporting a name of memory
+    /// at the address.
     fn number_at(&self, address: u64) -> u16 {
         let place = place(address);
         let Some((told_of, number)) = self.told_of.get(place / 64).zip(self.freed.get(place)) else { return 0 };
@@ -300,7 +322,7 @@ impl Names {
         loop {
             told_of.fetch_or(bit, Ordering::SeqCst);
             let now = number.load(Ordering::SeqCst);
-            // Where the bit is still there, whoever takes it away changes the number afterwards.
+            // If the bit is still set, the thread that clears it increments the number afterwards.
             if told_of.load(Ordering::SeqCst) & bit != 0 {
                 return now;
             }
@@ -316,7 +338,7 @@ impl Names {
         self.is_armed.store(false, Ordering::Relaxed);
     }
 
-    /// Has the interpreter call [`scan`] when it can.
+    /// Queues a pending call, in which the interpreter calls [`scan`].
     #[cold]
     fn request(&self, causes: u8) {
         if causes & cause::TRAINING != 0 {
@@ -335,36 +357,37 @@ impl Names {
             return self.switch_off();
         }
         if !interface.call_soon(scan) {
-            // The interpreter's queue is full.
+            // The interpreter's queue of pending calls is full.
             self.asked.store(false, Ordering::Release);
             self.request_at_next_free();
         }
     }
 
-    /// The scan could not be made now: the next block that is freed requests it again.
+    /// Schedules a new request at the next free, because the scan is not possible now.
     fn request_at_next_free(&self) {
         self.is_armed.store(true, Ordering::Relaxed);
         self.scan_at.store(self.frees.load(Ordering::Relaxed).wrapping_add(1).max(1), Ordering::Relaxed);
     }
 }
 
-/// Called by the interpreter on its main thread, with the GIL. Must return 0, or it raises.
+/// The interpreter calls this function on its main thread, with the GIL. A result other than 0 would raise an
+/// exception.
 unsafe extern "C" fn scan(_: *mut c_void) -> c_int {
-    // SAFETY: errno is the thread's own.
+    // SAFETY: `__errno_location` returns the calling thread's own `errno`, which lives as long as the thread.
     let errno = unsafe { *libc::__errno_location() };
-    // In a forked child that has recorded nothing yet: its parent's affair.
+    // `None` in a forked child that has recorded nothing yet: the request belongs to its parent.
     if let Some(process) = Process::if_started()
         && !process.names.looking.swap(true, Ordering::Acquire)
     {
         let names = &process.names;
         if names.asked.swap(false, Ordering::AcqRel) && names.is_on() {
             names.is_armed.store(true, Ordering::Relaxed);
-            // SAFETY: `looking` makes this the only one.
+            // SAFETY: this thread has set `looking`, so no other thread accesses `state` until it clears it.
             go(process, unsafe { &mut *names.state.get() });
         }
         names.looking.store(false, Ordering::Release);
     }
-    // SAFETY: the thread's own, which outlives the call.
+    // SAFETY: `__errno_location` returns the calling thread's own `errno`, which lives as long as the thread.
     unsafe { *libc::__errno_location() = errno };
     0
 }
@@ -373,7 +396,8 @@ fn go(process: &'static Process, state: &mut State) {
     let names = &process.names;
     let start = clock::monotonic_ns();
     if is_evaluating() || thread(|t| t.backward_depth.get()) > 0 {
-        // What is about to change is not scanned; the causes stay.
+        // A running backward pass is about to change gradients. The causes stay set for the scan that `resume`
+        // requests.
         return;
     }
     let causes = names.causes.swap(0, Ordering::AcqRel);
@@ -382,13 +406,13 @@ fn go(process: &'static Process, state: &mut State) {
         names.request_at_next_free();
     };
     let Some(Some(interface)) = names.interface.get() else { return };
-    // SAFETY: the interpreter calls with the GIL.
+    // SAFETY: the interpreter makes pending calls with the GIL, and this function does not release it.
     let Some(session) = (unsafe { interface.session() }) else { return again() };
     let made = search(process, state, session, causes);
     process.count(Counter::NamesMicroseconds, clock::monotonic_ns().saturating_sub(start) / 1000);
     let frees = names.frees.load(Ordering::Relaxed);
     let next = match made {
-        // Not yet: a model that is being built has no names, and PyTorch may not be there.
+        // Nothing to scan yet: a model under construction has no names, and PyTorch may not be imported.
         Ok(Scan::Nothing) if causes & cause::FREES != 0 => frees.saturating_add(FIRST_FREES),
         Ok(Scan::Nothing) => return,
         Ok(_) => frees.saturating_mul(FREES_GROW).max(FIRST_FREES),
@@ -402,11 +426,12 @@ fn go(process: &'static Process, state: &mut State) {
     names.scan_at.store(next, Ordering::Relaxed);
 }
 
-/// Whether a thread runs an autograd node. If so, the scan is requested again when the last of them ends.
+/// Whether any thread runs an autograd node. If so, the last of them requests the scan again when it ends.
 fn is_evaluating() -> bool {
     POSTPONED.store(true, Ordering::SeqCst);
     let is_evaluating = EVALUATING.load(Ordering::SeqCst) > 0;
-    // Where the last has ended meanwhile and requested the scan, it comes once more.
+    // If the last node has ended in between, its thread may have requested one more scan. That costs time and changes
+    // no result.
     if !is_evaluating {
         POSTPONED.store(false, Ordering::SeqCst);
     }
@@ -414,7 +439,7 @@ fn is_evaluating() -> bool {
 }
 
 impl State {
-    /// Forgets what is gone; whether anything is.
+    /// Forgets models and optimizers that no longer exist. Returns whether there were any.
     fn forget_dead(&mut self) -> bool {
         let before = self.roots.len() + self.optimizers.len();
         if before == 0 {
@@ -433,7 +458,7 @@ impl State {
         self.roots.len() + self.optimizers.len() != before
     }
 
-    /// Whether a module was called that no scan has seen, or an optimizer stepped where none had been.
+    /// Whether a module was called that no scan has seen, or an optimizer was stepped at a new place.
     fn is_changed(&mut self, process: &Process) -> bool {
         let names = &process.names;
         let calls = &process.torch.nn_calls;
@@ -444,7 +469,8 @@ impl State {
     }
 }
 
-/// Whether this thread is in a Python function of this name. Its frames are read in place: asked for as objects they would stay such.
+/// Whether this thread is inside a Python function of this name. The frames are read in place, because CPython would
+/// materialize frame objects that outlive the request.
 fn is_within(process: &Process, name: &str) -> bool {
     process.python().is_some_and(|python| python.is_within(name))
 }
@@ -466,7 +492,7 @@ fn search(
     let changed = state.is_changed(process) || state.has_too_many;
     let scan = match state.schedule.decide(causes, Facts { events, changed }) {
         Scan::Nothing => return Ok(Scan::Nothing),
-        // What comes in the place of a model that is gone is not known.
+        // A model is gone, so another may have replaced it. Only a heap scan finds that one.
         Scan::Known if state.forget_dead() => {
             state.schedule.decide(0, Facts { events, changed: true }).max(Scan::Known)
         }
@@ -475,7 +501,7 @@ fn search(
     let all = scan == Scan::All;
     let can_wait = !trains && !names.failed.load(Ordering::Relaxed) && state.postponed < MOST_POSTPONED;
     if all && can_wait && is_within(process, "__init__") {
-        // A model that is being built has no names yet.
+        // A model under construction has no names yet.
         state.postponed += 1;
         return Ok(Scan::Nothing);
     }
@@ -517,7 +543,7 @@ fn search(
     let mut walk =
         Walk::new(session, torch, layout, module, cpu, told, parameters).ok_or("the interpreter has no memory")?;
     if all {
-        // SAFETY: objects, as the interpreter has just listed them.
+        // SAFETY: the interpreter has just listed these objects, and this thread holds the GIL.
         let known = |objects: Vec<Object>| objects.into_iter().map(|o| unsafe { Known::of(o) }).collect();
         let found = walk.roots(&modules);
         let before = std::mem::take(roots);
@@ -528,14 +554,14 @@ fn search(
         roots.retain(|root| {
             let before = walk.tensors_seen;
             walk.root(root.known.object(), &root.name);
-            // A loss function and its like: nothing to come back for.
+            // Forgets modules without tensors, such as loss functions.
             walk.tensors_seen != before
         });
         known_optimizers.iter().for_each(|optimizer| walk.optimizer(optimizer.object()));
     };
     pass(&mut walk);
     if !had_layout && walk.has_layout() {
-        // It was found on the way: what came before it has not been told.
+        // The layout was confirmed during this pass, so the tensors before that point have not been reported.
         walk.begin_again();
         pass(&mut walk);
     }
@@ -566,7 +592,7 @@ fn search(
 }
 
 impl State {
-    /// Sends what is new.
+    /// Writes the pending names to the ring.
     fn tell(&mut self, process: &Process, seq: u64, is_verified: bool) {
         let news = std::mem::take(&mut self.told.news);
         let cut_names = std::mem::take(&mut self.told.cut);
@@ -597,12 +623,12 @@ impl State {
     }
 }
 
-/// What has been told, and what is to be.
+/// The names that were reported and those that are pending.
 #[derive(Default)]
 struct Told {
-    /// By a hash of what it is, its name and its address: the number that belonged to the address ([`Names::number_at`]).
+    /// Maps a hash of kind, name and address to the number that the address had ([`Names::number_at`]).
     before: HashMap<u64, u16, Spreading>,
-    /// Of the recording that this belongs to.
+    /// The tensor names of the current recording.
     names: Option<&'static Names>,
     news: Vec<News>,
     bytes: usize,
@@ -622,7 +648,7 @@ impl Told {
         }
     }
 
-    /// Whether this is news, and there is room for it.
+    /// Whether this name is new and fits into [`MOST_BYTES`].
     fn is_new(&mut self, key: impl Hash, number: u16, bytes: usize) -> bool {
         let mut hash = Spread::default();
         key.hash(&mut hash);
@@ -667,13 +693,14 @@ mod tests {
         let freed = |n: usize| n.is_multiple_of(7);
         for round in 1..4 {
             addresses.iter().enumerate().filter(|(n, _)| freed(*n)).for_each(|(_, address)| {
-                // Whatever comes and goes there after the first time has not been told of.
+                // Only the first free after a report matters. Later allocations and frees at the address concern memory
+                // that was not reported.
                 (0..round).for_each(|_| names.freed(*address));
             });
             let now: Vec<u16> = addresses.iter().map(|address| names.number_at(*address)).collect();
             let changed = |n: usize| now.get(n) != numbers.get(n);
             assert!((0..addresses.len()).filter(|n| freed(*n)).all(changed), "round {round}");
-            // Two addresses may have one place.
+            // Two addresses may share a hash slot.
             let others = (0..addresses.len()).filter(|n| !freed(*n) && changed(*n)).count();
             assert!(others < 20, "round {round}: {others} others");
         }

@@ -1,5 +1,7 @@
-//! What is used of CPython's C API to read the program's objects: functions that run no Python code on what they are given here, and change
-//! nothing. All are called with the GIL.
+//! The part of CPython's C API that reads the program's objects.
+//!
+//! Constraints: every call needs the GIL, except those that say otherwise. With the arguments used here, none of them
+//! runs the program's Python code or changes an object.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -10,23 +12,23 @@ use crate::real::global;
 /// A `PyObject *`.
 pub(crate) type Object = *mut c_void;
 
-/// `Py_TPFLAGS_*_SUBCLASS`
+/// `Py_TPFLAGS_*_SUBCLASS` of Include/object.h.
 const LIST: u64 = 1 << 25;
 const TUPLE: u64 = 1 << 26;
 const TEXT: u64 = 1 << 28;
 const DICT: u64 = 1 << 29;
 const TYPE: u64 = 1 << 31;
 
-/// `PyTypeObject.tp_name`: behind `ob_refcnt`, `ob_type` and `ob_size` in every CPython.
+/// Offset of `PyTypeObject.tp_name`, in bytes. In every CPython it follows `ob_refcnt`, `ob_type` and `ob_size`.
 const TP_NAME: usize = 24;
 
-/// Longer names of variables are not shown.
+/// Variable names of this many bytes or more are not used.
 const LONGEST_VARIABLE: usize = 80;
 
-/// Called for each object; 1 goes on.
+/// Called for each object. The result 1 continues the iteration.
 pub(super) type Visit = unsafe extern "C" fn(Object, *mut c_void) -> c_int;
 
-/// See the module.
+/// Functions and types of the interpreter's C API.
 pub(super) struct Interface {
     add_pending_call: unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int,
     is_initialized: unsafe extern "C" fn() -> c_int,
@@ -49,7 +51,7 @@ pub(super) struct Interface {
     utf8: unsafe extern "C" fn(Object, *mut isize) -> *const c_char,
     new_text: unsafe extern "C" fn(*const c_char) -> Object,
     release: unsafe extern "C" fn(Object),
-    /// From 3.12 on.
+    /// `PyUnstable_GC_VisitObjects`, from CPython 3.12 on.
     visit_objects: Option<unsafe extern "C" fn(Visit, *mut c_void)>,
     call: unsafe extern "C" fn(Object, Object) -> Object,
     is_true: unsafe extern "C" fn(Object) -> c_int,
@@ -58,9 +60,10 @@ pub(super) struct Interface {
 }
 
 impl Interface {
-    /// `None` where there is no CPython, or one whose objects other threads may change while we look.
+    /// Finds the C API. `None` without a CPython, and for a free-threaded build, where other threads change objects
+    /// during a scan.
     pub(super) fn find() -> Option<Interface> {
-        // SAFETY: all are of the C API, with these types in every CPython from 3.8 on.
+        // SAFETY: these symbols belong to the C API and have these types in every CPython from 3.8 on.
         unsafe {
             let version: unsafe extern "C" fn() -> *const c_char = global(c"Py_GetVersion")?;
             let version = version();
@@ -70,7 +73,7 @@ impl Interface {
             Some(Interface {
                 add_pending_call: global(c"Py_AddPendingCall")?,
                 is_initialized: global(c"Py_IsInitialized")?,
-                // Public since 3.13; before that with an underscore.
+                // Public since 3.13. Earlier versions export it with an underscore.
                 is_finalizing: global(c"Py_IsFinalizing").or_else(|| global(c"_Py_IsFinalizing"))?,
                 error_occurred: global(c"PyErr_Occurred")?,
                 clear_error: global(c"PyErr_Clear")?,
@@ -98,37 +101,40 @@ impl Interface {
         }
     }
 
-    /// Whether the interpreter is there. What frees memory at a program's very end may come after it.
+    /// Whether the interpreter is running. A program frees memory even after its interpreter has ended.
     pub(super) fn is_running(&self) -> bool {
-        // SAFETY: both read a word of the runtime's, at any time, on any thread.
+        // SAFETY: both functions read one word of the runtime. They need no GIL and may be called at any time.
         unsafe { (self.is_initialized)() != 0 && (self.is_finalizing)() == 0 }
     }
 
-    /// Has the interpreter call `function` on its main thread, with the GIL; false where too many others wait. It must be running.
+    /// Queues a pending call: the interpreter calls `function` on its main thread, with the GIL. Returns `false` if the
+    /// queue is full. The interpreter must be running.
     pub(super) fn call_soon(&self, function: unsafe extern "C" fn(*mut c_void) -> c_int) -> bool {
-        // SAFETY: needs no GIL.
+        // SAFETY: `Py_AddPendingCall` needs no GIL, and `function` has the type that it takes.
         unsafe { (self.add_pending_call)(function, null_mut()) == 0 }
     }
 
-    /// What can be read now. `None` while an error is set, and when the interpreter ends.
+    /// Access to the interpreter's objects. `None` while an exception is set, and once the interpreter is finalizing.
     ///
     /// # Safety
-    /// This thread holds the GIL, and does so as long as the answer lives.
+    ///
+    /// The calling thread holds the GIL for as long as the session lives.
     pub(super) unsafe fn session(&self) -> Option<Session<'_>> {
-        // SAFETY: with the GIL, as the caller promises.
+        // SAFETY: the caller guarantees that this thread holds the GIL.
         unsafe {
             ((self.is_finalizing)() == 0 && (self.error_occurred)().is_null()).then_some(Session { interface: self })
         }
     }
 }
 
-/// The time in which this thread holds the GIL, no error is set, and no Python code runs: borrowed objects stay.
+/// Proof that this thread holds the GIL, that no exception is set, and that no Python code runs. Borrowed references
+/// stay valid.
 #[derive(Clone, Copy)]
 pub(super) struct Session<'a> {
     interface: &'a Interface,
 }
 
-/// An object that we hold a reference of.
+/// A Python object with a reference that we own.
 pub(super) struct Held<'a> {
     session: Session<'a>,
     pub(super) object: Object,
@@ -136,13 +142,15 @@ pub(super) struct Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        // SAFETY: our own reference, with the GIL.
+        // SAFETY: the reference is ours, and the session guarantees the GIL.
         unsafe { (self.session.interface.release)(self.object) };
     }
 }
 
-/// The time in which the garbage collector does not run. Below Python 3.12 it would where an object is made, and an attribute that is
-/// not there makes an exception: what the collector frees may be what we look at, and it runs the program's finalizers.
+/// Keeps the garbage collector disabled while it lives.
+///
+/// Before Python 3.12 the collector may run whenever an object is created, and a missing attribute creates an
+/// exception. A collection could free the objects being scanned and would run the program's finalizers.
 pub(super) struct Uncollected<'a> {
     session: Session<'a>,
     was_on: bool,
@@ -152,7 +160,7 @@ impl Drop for Uncollected<'_> {
     fn drop(&mut self) {
         if self.was_on {
             match self.session.interface.collector {
-                // SAFETY: with the GIL.
+                // SAFETY: the session guarantees the GIL.
                 Some((_, on)) => _ = unsafe { on() },
                 None => _ = self.session.asked(c"gc", c"enable"),
             }
@@ -163,18 +171,20 @@ impl Drop for Uncollected<'_> {
 /// The type of an object.
 ///
 /// # Safety
-/// It is one.
+///
+/// `object` points to a live Python object.
 pub(super) unsafe fn type_of(object: Object) -> Object {
-    // SAFETY: `ob_type` is the second word of every object.
+    // SAFETY: the caller guarantees a live object. `ob_type` is the second word of every object.
     unsafe { object.cast::<Object>().add(1).read() }
 }
 
 /// The name of a type, without its module.
 ///
 /// # Safety
-/// It is a type; the name is used while it lives.
+///
+/// `of` points to a type, and the result is not used after the type is freed.
 pub(crate) unsafe fn type_name<'a>(of: Object) -> &'a str {
-    // SAFETY: as promised; a C string that lives as long as the type.
+    // SAFETY: the caller guarantees a live type. `tp_name` is null or a C string that lives as long as the type.
     let name = unsafe {
         let name = of.byte_add(TP_NAME).cast::<*const c_char>().read();
         if name.is_null() {
@@ -195,25 +205,27 @@ impl<'a> Session<'a> {
         Session::some(object).map(|object| Held { session: self, object })
     }
 
-    /// A text of ours, for [`Self::attribute`].
+    /// An interned string, for use with [`Self::attribute`].
     pub(super) fn text(self, text: &CStr) -> Option<Held<'a>> {
-        // SAFETY: a C string, with the GIL.
+        // SAFETY: `text` is a C string, and the session guarantees the GIL.
         let text = unsafe { (self.interface.new_text)(text.as_ptr()) };
         self.cleared(text).and_then(|text| self.held(text))
     }
 
-    /// The answer of a function that may have set an error.
+    /// The result of a function that may have set an exception. Clears the exception; `None` if there was one.
     fn cleared(self, object: Object) -> Option<Object> {
         if object.is_null() {
-            // SAFETY: with the GIL; no error was set before the call.
+            // SAFETY: the session guarantees the GIL. No exception was set before the call, so this clears none of the
+            // program's.
             unsafe { (self.interface.clear_error)() };
         }
         Session::some(object)
     }
 
-    /// A class of a module that the program has imported.
+    /// A class in a module that the program has imported. `None` if there is none.
     pub(super) fn class(self, module: &CStr, name: &CStr) -> Option<Object> {
-        // SAFETY: with the GIL; all borrowed. What is not of the expected type is refused with an error.
+        // SAFETY: the session guarantees the GIL. All references are borrowed. The functions check types and refuse
+        // other objects with an exception.
         let class = unsafe {
             let modules = (self.interface.sys_object)(c"modules".as_ptr());
             let module = (!modules.is_null())
@@ -225,33 +237,36 @@ impl<'a> Session<'a> {
         self.is(class, TYPE).then_some(class)
     }
 
-    /// Whether an object is of one of these kinds.
+    /// Whether the object's type has one of these flags.
     fn is(self, object: Object, flags: u64) -> bool {
-        // SAFETY: an object, with the GIL.
+        // SAFETY: callers pass live objects, and the session guarantees the GIL.
         unsafe { (self.interface.type_flags)(type_of(object)) & flags != 0 }
     }
 
+    /// Whether the object is a dictionary.
     pub(super) fn is_dict(self, object: Object) -> bool {
         self.is(object, DICT)
     }
 
-    /// Whether `object` is an instance of `class`, by its type alone.
+    /// Whether `object` is an instance of `class`, decided by its type alone (no `__instancecheck__`).
     pub(super) fn is_instance(self, object: Object, class: Object) -> bool {
-        // SAFETY: an object and a type, with the GIL.
+        // SAFETY: callers pass a live object and a live type, and the session guarantees the GIL.
         unsafe { self.is_subtype(type_of(object), class) }
     }
 
     /// # Safety
-    /// Both are types.
+    ///
+    /// `of` and `class` point to live types.
     unsafe fn is_subtype(self, of: Object, class: Object) -> bool {
-        // SAFETY: as promised; walks the method resolution order.
+        // SAFETY: the caller guarantees two live types. `PyType_IsSubtype` only reads the method resolution order.
         of == class || unsafe { (self.interface.is_subtype)(of, class) } != 0
     }
 
-    /// What an instance itself has under this name, in its dictionary or a slot. What its class computes is not asked for: that may be
-    /// the program's own code.
+    /// The attribute in the instance's own dictionary or in a slot. `None` for anything that the class computes,
+    /// because that may be the program's code.
     pub(super) fn attribute(self, object: Object, name: &Held<'_>) -> Option<Held<'a>> {
-        // SAFETY: an object and a text, with the GIL. Nothing of the class answers, but for slots, which are C code.
+        // SAFETY: callers pass a live object, `name` is a string, and the session guarantees the GIL. Only slots of the
+        // class are read, and those are C code.
         unsafe {
             let of_class = (self.interface.type_lookup)(type_of(object), name.object);
             if !of_class.is_null() && type_of(of_class) != self.interface.member_type {
@@ -262,41 +277,44 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The entries of a dictionary, in order of insertion; nothing, where it is none. They must not be changed meanwhile.
+    /// The entries of a dictionary in order of insertion. Empty if `dict` is no dictionary. The caller must not change
+    /// it meanwhile.
     pub(super) fn entries(self, dict: Object) -> impl Iterator<Item = (Object, Object)> {
         let mut position = if self.is_dict(dict) { Some(0) } else { None };
         std::iter::from_fn(move || {
             let position = position.as_mut()?;
             let (mut key, mut value) = (null_mut(), null_mut());
-            // SAFETY: a dictionary, which nobody changes while we hold the GIL and run no code of the program's.
+            // SAFETY: `dict` is a dictionary. It does not change, because we hold the GIL and run no Python code.
             let more = unsafe { (self.interface.dict_next)(dict, position, &mut key, &mut value) } != 0;
             (more && !key.is_null() && !value.is_null()).then_some((key, value))
         })
     }
 
-    /// The elements of a list or tuple; nothing, where it is neither.
+    /// The elements of a list or a tuple. Empty for any other object.
     pub(super) fn elements(self, sequence: Object) -> impl Iterator<Item = Object> {
         let size = if self.is(sequence, LIST) {
-            // SAFETY: a list, with the GIL.
+            // SAFETY: `sequence` is a list, and the session guarantees the GIL.
             Some((unsafe { (self.interface.list_size)(sequence) }, self.interface.list_item))
         } else if self.is(sequence, TUPLE) {
-            // SAFETY: a tuple, with the GIL.
+            // SAFETY: `sequence` is a tuple, and the session guarantees the GIL.
             Some((unsafe { (self.interface.tuple_size)(sequence) }, self.interface.tuple_item))
         } else {
             None
         };
         let (size, item) = size.unwrap_or((0, self.interface.list_item));
-        // SAFETY: within its bounds; borrowed.
+        // SAFETY: `index` is below the size. The reference is borrowed from the sequence, which does not change while
+        // we hold the GIL.
         (0..size).map_while(move |index| Session::some(unsafe { item(sequence, index) }))
     }
 
-    /// A Python text's own bytes.
+    /// The UTF-8 text of a Python string. `None` for any other object.
     pub(super) fn str<'t>(self, text: Object) -> Option<&'t str> {
         if !self.is(text, TEXT) {
             return None;
         }
         let mut length = 0;
-        // SAFETY: a text, with the GIL; the bytes are its own and live as long as it.
+        // SAFETY: `text` is a string, and the session guarantees the GIL. The bytes belong to the string and live as
+        // long as it.
         unsafe {
             let bytes = (self.interface.utf8)(text, &mut length);
             if bytes.is_null() {
@@ -307,8 +325,11 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Every object that the garbage collector knows and that is an instance of one of these classes. Called with the index of the class.
-    /// `lists`: the heads of the collector's lists, where they are known: from two ends they are read faster than the interpreter's own way does.
+    /// Visits every object that the garbage collector tracks and that is an instance of one of `classes`. Calls `found`
+    /// with the class's index and the object. Returns `false` if the objects cannot be listed.
+    ///
+    /// `lists` are the heads of the collector's lists, if they are known. Reading them from both ends is faster than
+    /// the interpreter's own iteration.
     pub(super) fn instances(
         self,
         classes: &[Object],
@@ -318,66 +339,70 @@ impl<'a> Session<'a> {
         let mut search = Search { session: self, classes, seen: vec![(null_mut(), NONE); SEEN], found };
         if let Some(lists) = lists {
             for head in lists {
-                // SAFETY: the heads of the collector's own lists, which were verified, with the GIL; `look` gets live objects and changes
-                // nothing.
+                // SAFETY: the caller has verified that these are the heads of the collector's lists, and the session
+                // guarantees the GIL. `look` receives live objects and changes nothing.
                 unsafe { each(head, |object| _ = look(object, (&raw mut search).cast())) };
             }
             return true;
         }
         if let Some(visit) = self.interface.visit_objects {
-            // SAFETY: with the GIL. `look` gets each object and the search, and does nothing but look.
+            // SAFETY: the session guarantees the GIL. `look` takes each object with a pointer to `search` and only
+            // reads.
             unsafe { visit(look, (&raw mut search).cast()) };
             return true;
         }
-        // A list of all of them, made by C code: one object more for a while.
+        // `gc.get_objects()` is C code. It creates one temporary list.
         let Some(list) = self.asked(c"gc", c"get_objects") else { return false };
         for object in self.elements(list.object) {
-            // SAFETY: the list holds it until then, and the program as before.
+            // SAFETY: `list` owns a reference to the object. The program owned one before, so the object outlives the
+            // list.
             unsafe { look(object, (&raw mut search).cast()) };
         }
         true
     }
 
-    /// Keeps the garbage collector from running. `None` where that cannot be done.
+    /// Disables the garbage collector until the result is dropped. `None` if that is impossible.
     pub(super) fn uncollected(self) -> Option<Uncollected<'a>> {
         let was_on = match self.interface.collector {
-            // SAFETY: with the GIL.
+            // SAFETY: the session guarantees the GIL.
             Some((off, _)) => unsafe { off() != 0 },
             None => {
                 let is_on = self.asked(c"gc", c"isenabled")?;
                 self.builtin(c"gc", c"enable")?;
                 self.asked(c"gc", c"disable")?;
-                // SAFETY: an object, with the GIL.
+                // SAFETY: `is_on` owns a live object, and the session guarantees the GIL.
                 unsafe { (self.interface.is_true)(is_on.object) == 1 }
             }
         };
         Some(Uncollected { session: self, was_on })
     }
 
-    /// What a function of C answers, without arguments.
+    /// Calls a C function of a module without arguments. `None` if it fails.
     fn asked(self, module: &CStr, name: &CStr) -> Option<Held<'a>> {
         let function = self.builtin(module, name)?;
-        // SAFETY: a function, with the GIL.
+        // SAFETY: `function` is a live C function, and the session guarantees the GIL.
         let answer = unsafe { (self.interface.call)(function, null_mut()) };
         self.cleared(answer).and_then(|answer| self.held(answer))
     }
 
-    /// A function of a module that the program has imported, if it is one of C.
+    /// A function of a module that the program has imported. `None` unless it is a C function.
     fn builtin(self, module: &CStr, name: &CStr) -> Option<Object> {
-        // SAFETY: as in `class`.
+        // SAFETY: the session guarantees the GIL. All references are borrowed. The functions check types and refuse
+        // other objects with an exception.
         let function = unsafe {
             let modules = Session::some((self.interface.sys_object)(c"modules".as_ptr()))?;
             let module = self.cleared((self.interface.dict_item_string)(modules, module.as_ptr()))?;
             let names = self.cleared((self.interface.module_dict)(module))?;
             self.cleared((self.interface.dict_item_string)(names, name.as_ptr()))?
         };
-        // SAFETY: an object has a type.
+        // SAFETY: `function` is a live object, and every object has a type.
         (unsafe { type_name(type_of(function)) } == "builtin_function_or_method").then_some(function)
     }
 
-    /// The first global variable of the program that holds this object.
+    /// The name of the first global variable of `__main__` that refers to this object.
     pub(super) fn variable<'t>(self, object: Object) -> Option<&'t str> {
-        // SAFETY: as in `class`.
+        // SAFETY: the session guarantees the GIL. All references are borrowed. The functions check types and refuse
+        // other objects with an exception.
         let names = unsafe {
             let modules = Session::some((self.interface.sys_object)(c"modules".as_ptr()))?;
             let main = self.cleared((self.interface.dict_item_string)(modules, c"__main__".as_ptr()))?;
@@ -388,28 +413,29 @@ impl<'a> Session<'a> {
     }
 }
 
-/// How many types are remembered while searching.
+/// Number of cache slots for the types that a search has classified.
 const SEEN: usize = 1 << 12;
 const NONE: usize = usize::MAX;
 
 struct Search<'a> {
     session: Session<'a>,
     classes: &'a [Object],
-    /// By a type's address: what it is a subclass of.
+    /// A cache by the type's address: the type and the index of the class that it is a subclass of, or [`NONE`].
     seen: Vec<(Object, usize)>,
     found: &'a mut dyn FnMut(usize, Object),
 }
 
-/// Looks at each object of a list of the collector's, from both of its ends: every link is a load that has to wait for memory, and so two of
-/// them wait at once.
+/// Visits each object of one of the collector's lists, from both ends at once. Following a link waits for memory, so
+/// two such loads overlap.
 ///
 /// # Safety
-/// The head of such a list, with the GIL, while the collector does not run.
+///
+/// `head` is the head of such a list, the calling thread holds the GIL, and the collector does not run meanwhile.
 unsafe fn each(head: usize, mut visit: impl FnMut(Object)) {
-    // SAFETY: every link of the list leads to the next, or the one before, and the last to the head.
+    // SAFETY: the caller guarantees a list of the collector. Each of its links points to a neighbor or to the head.
     let follow = |links: usize| unsafe { std::ptr::with_exposed_provenance::<usize>(links).read() } & !LINK_FLAGS;
     let (mut front, mut back) = (follow(head), follow(head + size_of::<usize>()));
-    // A link is missing in no list of the collector's; what is no such list ends there.
+    // No link in a list of the collector is null. A null link means that this is no such list.
     while front != head && back != head && front != 0 && back != 0 {
         visit(std::ptr::with_exposed_provenance_mut(front + LINKS));
         if front == back {
@@ -425,15 +451,15 @@ unsafe fn each(head: usize, mut visit: impl FnMut(Object)) {
 }
 
 unsafe extern "C" fn look(object: Object, search: *mut c_void) -> c_int {
-    // SAFETY: `instances` gave its own, and nobody else uses it meanwhile.
+    // SAFETY: `instances` passes a pointer to its own `Search`, which nothing else uses during the iteration.
     let search = unsafe { &mut *search.cast::<Search<'_>>() };
-    // SAFETY: an object.
+    // SAFETY: the collector's lists contain live objects only.
     let class = unsafe { type_of(object) };
     let place = (class.addr() >> 4) % SEEN;
     let known = search.seen.get(place).filter(|seen| seen.0 == class).map(|seen| seen.1);
     let which = known.unwrap_or_else(|| {
         let session = search.session;
-        // SAFETY: types.
+        // SAFETY: `class` is the type of a live object, and the caller of `instances` passes live classes.
         let is = |of: &Object| unsafe { session.is_subtype(class, *of) };
         let which = search.classes.iter().position(is).unwrap_or(NONE);
         if let Some(seen) = search.seen.get_mut(place) {
@@ -454,7 +480,8 @@ mod tests {
     #[test]
     fn a_list_is_read_from_both_ends_and_each_object_once() {
         for count in 0..9 {
-            // Head and objects: next, previous and what lies behind them. The collector's flags are in the links.
+            // The head and the objects. Each node has a next link, a previous link and two more words. The links carry
+            // the collector's flags.
             let mut nodes = vec![[0_usize; 4]; count + 1];
             let at: Vec<usize> = nodes.iter().map(|node| node.as_ptr().expose_provenance()).collect();
             for (index, node) in nodes.iter_mut().enumerate() {
@@ -462,7 +489,7 @@ mod tests {
                 node[1] = at[(index + count) % at.len()] | (index % 4);
             }
             let mut seen = Vec::new();
-            // SAFETY: such a list.
+            // SAFETY: `nodes` is built as such a list, and no collector runs on it.
             unsafe { each(at[0], |object| seen.push(object.addr() - LINKS)) };
             seen.sort_unstable();
             assert_eq!(seen, at[1..], "{count} objects");

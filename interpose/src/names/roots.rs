@@ -1,8 +1,10 @@
-//! What a model is called where another has parameters of the same names: `generator.0.weight`, `discriminator.0.weight`.
+//! Prefixes for models whose parameters have the same names: `generator.0.weight`, `discriminator.0.weight`.
 //!
-//! A model that is alone with its parameters' names keeps them as they are, and a name that has been told stays: who comes later is called
-//! by its class, where no other model is of that class, else by the global variable of the program that holds it, else by its class and
-//! a number.
+//! A model whose parameter names clash with no other model gets no prefix. A prefix that was reported never changes. A
+//! later model takes the first of these that is free:
+//! - its class, if no other model has that class;
+//! - the global variable of the program that refers to it;
+//! - its class and a number.
 
 use std::collections::HashMap;
 
@@ -10,19 +12,19 @@ use super::Known;
 use super::python::{Object, Session, type_name, type_of};
 use super::walk::{Spreading, Walk};
 
-/// A model.
+/// A model and its prefix.
 pub(super) struct Root {
     pub(super) known: Known,
-    /// What stands before its parameters' names; mostly nothing.
+    /// The prefix of its parameters' names, usually empty.
     pub(super) name: Box<str>,
 }
 
-/// By a hash of a parameter's name: the parameter.
+/// Maps a hash of a parameter's name to the parameter's object.
 pub(super) type Own = HashMap<u64, usize, Spreading>;
 
-/// Gives names to those of these models that `before` has not. What has no parameters keeps none.
+/// Assigns a prefix to each of the models `found` that `before` does not contain. Models without parameters get none.
 pub(super) fn named(session: Session<'_>, walk: &mut Walk<'_, '_>, found: &[Object], before: Vec<Root>) -> Vec<Root> {
-    // SAFETY: objects, as the interpreter has just listed them.
+    // SAFETY: the interpreter has just listed these objects, and this thread holds the GIL.
     let known: Vec<Known> = found.iter().map(|object| unsafe { Known::of(*object) }).collect();
     let old = |known: &Known| before.iter().position(|root| root.known == *known);
     if known.iter().all(|known| old(known).is_some()) || known.len() < 2 {
@@ -52,7 +54,7 @@ pub(super) fn named(session: Session<'_>, walk: &mut Walk<'_, '_>, found: &[Obje
             } else if let Some(variable) = variable() {
                 variable.into()
             } else {
-                // One of them may have been told without a name of its own.
+                // An earlier model of this class may have been reported without a prefix.
                 let nameless =
                     before.iter().any(|root| root.name.is_empty() && self::class(root.known.object()) == class);
                 let numbered = (1 + usize::from(nameless)..).map(|number| format!("{class}#{number}"));
@@ -65,6 +67,6 @@ pub(super) fn named(session: Session<'_>, walk: &mut Walk<'_, '_>, found: &[Obje
 }
 
 fn class<'a>(object: Object) -> &'a str {
-    // SAFETY: a live object, whose type lives as long as it.
+    // SAFETY: callers pass live objects. The type of an object lives at least as long.
     unsafe { type_name(type_of(object)) }
 }

@@ -1,36 +1,36 @@
-//! When the program's objects are scanned for names.
+//! Decides when the program's objects are scanned for names.
 //!
-//! Decided by what the program has done (backward passes, optimizer steps, freed blocks, failed allocations), never by a clock: the same
-//! program is scanned at the same places on an idle and on a busy machine, and gets the same names. Scans stay cheap because their number
-//! grows with the logarithm of what the program does.
+//! The decision depends only on what the program has done: backward passes, optimizer steps, freed blocks and failed
+//! allocations. It never reads a clock, so the same program gets the same scans and the same names on an idle and on a
+//! busy machine. The number of scans grows with the logarithm of the program's work, which keeps their cost low.
 
-/// Why a scan is requested; bits of a set.
+/// Reasons for a scan, as bits of a set.
 pub(super) mod cause {
-    /// A backward pass has ended: the gradients are there.
+    /// A backward pass has ended, so the gradients exist.
     pub(crate) const BACKWARD: u8 = 1;
-    /// An optimizer's step begins or has ended: what it keeps is there.
+    /// An optimizer step begins or has ended, so the optimizer state exists.
     pub(crate) const OPTIMIZER: u8 = 2;
-    /// The program has freed so many blocks that a program without backward passes is scanned.
+    /// The program has freed enough blocks for a scan without a backward pass.
     pub(crate) const FREES: u8 = 4;
-    /// An allocation failed: it may be the last that is seen of the program.
+    /// An allocation failed. It may be the last event of the program.
     pub(crate) const OOM: u8 = 8;
-    /// What only a program that trains does.
+    /// Causes that only a training program produces.
     pub(crate) const TRAINING: u8 = BACKWARD | OPTIMIZER;
 }
 
-/// Occasions that are all taken: the ends of two backward passes and both ends of two optimizer steps.
+/// The first occasions, all of which are used: the ends of two backward passes and both ends of two optimizer steps.
 const FIRST_OCCASIONS: u64 = 6;
-/// Scans of all objects that a change in the program may cause whatever they cost.
+/// How many heap scans changes in the program may cause regardless of their cost.
 const FREE_FULL_SCANS: u64 = 8;
-/// Events from one such scan to the next after that. A scan of all objects takes 25 ms where there are 250,000; so many events take a
-/// program 5 s and more.
+/// After those, the minimum number of events between two heap scans. A heap scan over 250,000 objects takes 25 ms. A
+/// program needs at least 5 s for this many events.
 const EVENTS_PER_FULL_SCAN: u64 = 1 << 20;
-/// Without any change, all objects are scanned again after so many events, and then each time that their number has grown by
-/// [`FULL_GROWTH`].
+/// Without a change, a heap scan runs after this many events. Later ones run each time the number of events has grown
+/// by [`FULL_GROWTH`].
 const FIRST_FULL_EVENTS: u64 = 1 << 19;
 const FULL_GROWTH: u64 = 8;
 
-/// Takes the first occasions of a kind, and then one in ever more: the number taken grows with the logarithm of all.
+/// Uses the first occasions of a kind, then ever fewer: the number used grows with the logarithm of all.
 #[derive(Default, Debug)]
 struct Cadence {
     seen: u64,
@@ -38,7 +38,7 @@ struct Cadence {
 }
 
 impl Cadence {
-    /// Counts an occasion; whether it is taken.
+    /// Counts an occasion and returns whether to use it.
     fn takes(&mut self) -> bool {
         let number = self.seen;
         self.seen += 1;
@@ -50,41 +50,42 @@ impl Cadence {
     }
 }
 
-/// What to scan now.
+/// The extent of a scan.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Scan {
     Nothing,
-    /// The models and optimizers that are known.
+    /// The known models and optimizers.
     Known,
     /// All objects of the program.
     All,
 }
 
-/// What the decision rests on, beside its causes.
+/// Inputs of the decision beside the causes.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Facts {
     /// Events recorded so far.
     pub(super) events: u64,
-    /// A module or an optimizer was called that no scan has seen, or a known model is gone.
+    /// Whether the program called a module or an optimizer that no scan has seen, or a known model no longer exists.
     pub(super) changed: bool,
 }
 
-/// The state of the decision.
+/// Counts the occasions and the scans so far.
 #[derive(Default, Debug)]
 pub(super) struct Schedule {
     training: Cadence,
     failures: Cadence,
-    /// Scans of all objects so far, and whether one came after the program was first seen to train.
+    /// Number of heap scans so far.
     full_scans: u64,
+    /// Whether a heap scan ran after the program had begun to train.
     seen_training: bool,
-    /// Events at the last scan of all objects.
+    /// Number of events at the last heap scan.
     full_at: u64,
-    /// A change that waits for its scan.
+    /// Whether a change still waits for its heap scan.
     changed: bool,
 }
 
 impl Schedule {
-    /// Counts these causes and decides. The scan of all objects counts as made when [`Schedule::made_full`] is called.
+    /// Counts these causes and decides. A heap scan counts only once [`Schedule::made_full`] is called.
     pub(super) fn decide(&mut self, causes: u8, facts: Facts) -> Scan {
         self.changed |= facts.changed;
         let trains = causes & cause::TRAINING != 0;
@@ -107,7 +108,7 @@ impl Schedule {
         self.full_scans < FREE_FULL_SCANS || events >= self.full_at.saturating_add(EVENTS_PER_FULL_SCAN)
     }
 
-    /// All objects have been scanned; `trains`: the program had been seen to train.
+    /// Reports that a heap scan has run at this number of events. `trains` says whether the program had begun to train.
     pub(super) fn made_full(&mut self, events: u64, trains: bool) {
         self.full_scans += 1;
         self.full_at = events;
@@ -124,7 +125,7 @@ mod tests {
         Facts { events, changed: false }
     }
 
-    /// Decides, and makes what was decided.
+    /// Decides, and reports a heap scan as made.
     fn step(schedule: &mut Schedule, causes: u8, facts: Facts) -> Scan {
         let scan = schedule.decide(causes, facts);
         if scan == Scan::All {
@@ -162,7 +163,7 @@ mod tests {
         let changed = |events| Facts { events, changed: true };
         let made = (0..100_u64).filter(|n| step(&mut schedule, cause::BACKWARD, changed(100 + n)) == Scan::All).count();
         assert_eq!(made as u64, FREE_FULL_SCANS - 1);
-        // The change is remembered until its time comes.
+        // The schedule remembers the change until a heap scan is allowed again.
         assert_ne!(step(&mut schedule, cause::BACKWARD, facts(300)), Scan::All);
         assert_eq!(step(&mut schedule, cause::BACKWARD, facts(300 + EVENTS_PER_FULL_SCAN)), Scan::All);
     }
@@ -171,7 +172,7 @@ mod tests {
     fn all_objects_are_scanned_again_as_events_grow_eightfold() {
         let mut schedule = Schedule::default();
         let full = (0..4096_u64).filter(|n| step(&mut schedule, cause::FREES, facts(n << 14)) == Scan::All).count();
-        // At 0, 2^19, 2^22 and 2^25 events of 2^26.
+        // Heap scans run at 0, 2^19, 2^22 and 2^25 of 2^26 events.
         assert_eq!(full, 4);
     }
 

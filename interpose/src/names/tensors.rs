@@ -1,16 +1,16 @@
-//! Where a tensor's memory is, read from the tensor itself: no Python code runs, nothing is materialised.
+//! Finds a tensor's memory by reading the tensor's own fields. No Python code runs, and no lazy copy is materialized.
 //!
-//! What is private here, and what it is checked against:
-//! - *`THPVariable`* (a tensor's Python object) points to its `c10::TensorImpl`: an object with exactly the vtable that libc10 exports for
-//!   that class, which points back to the Python object;
-//! - *`TensorImpl`* points to its `c10::StorageImpl`, 16 bytes in: an object whose vtable's type info has exactly that name (several libraries
-//!   have such a vtable);
-//! - *`StorageImpl`* holds `c10::DataPtr` (data, deleter, context, device) and the size: the data and the size must be what
-//!   `aoti_torch_get_data_ptr` and `aoti_torch_get_storage_size` (functions that libtorch exports with a promise to keep them) answer for
-//!   the same tensor, asked once of one whose memory is PyTorch's own and cannot be lazily copied;
-//! - *the sizes* lie where `aoti_torch_get_sizes` says.
+//! The layouts are private to PyTorch, so each is checked at run time:
+//! - *`THPVariable`*, a tensor's Python object, points to its `c10::TensorImpl`. That object must have exactly the
+//!   vtable that libc10 exports for the class, and it must point back to the Python object.
+//! - *`TensorImpl`* points to its `c10::StorageImpl` at offset 16. The type info of that object's vtable must have
+//!   exactly this name, because several libraries have such a vtable.
+//! - *`StorageImpl`* holds a `c10::DataPtr` (data, deleter, context, device) and the size. For one tensor, data and
+//!   size must equal the results of `aoti_torch_get_data_ptr` and `aoti_torch_get_storage_size`. libtorch exports both
+//!   as a stable interface. The tensor must have memory that PyTorch itself owns and that is no lazy copy.
+//! - *The sizes* must be at the address that `aoti_torch_get_sizes` returns.
 //!
-//! Tensors of other implementations (sparse, nested, quantized, functional) are left alone.
+//! Tensors of other implementations (sparse, nested, quantized, functional) are skipped.
 
 use std::ffi::{CStr, c_void};
 use std::fmt::Write;
@@ -20,35 +20,37 @@ use crate::hooks::exported_by;
 use crate::objects;
 use crate::stack::CheckedMemory;
 
-/// `c10::DeviceType`.
+/// Values of `c10::DeviceType`.
 const CPU: u8 = 0;
 const CUDA: u8 = 1;
 
-/// Where `THPVariable` has its `TensorImpl`: behind a flag of `c10::MaybeOwned`, or not.
+/// Possible offsets of the `TensorImpl` pointer in `THPVariable`, with and without a preceding flag of
+/// `c10::MaybeOwned`. In bytes.
 const IMPL_AT: [usize; 2] = [24, 16];
-/// Where `TensorImpl` has its storage.
+/// Offset of the storage pointer in `TensorImpl`, in bytes.
 const STORAGE_AT: usize = 16;
-/// Where `StorageImpl` has its `DataPtr`: behind vtable and reference counts.
+/// Possible offsets of the `DataPtr` in `StorageImpl`, after vtable and reference counts. In bytes.
 const DATA_AT: [usize; 2] = [16, 24];
-/// Within `DataPtr`, and behind it.
+/// Offsets of the deleter and the device within `DataPtr`, and of the storage's size behind it. In bytes from the
+/// `DataPtr`.
 const DELETER: usize = 8;
 const DEVICE: usize = 24;
 const SIZE: usize = 32;
-/// How far into a `TensorImpl` is looked: it is about 200 bytes.
+/// How many 8-byte words of a `TensorImpl` are searched. It has about 200 bytes.
 const IMPL_WORDS: usize = 22;
-/// `c10::impl::SizesAndStrides` holds so many dimensions itself.
+/// `c10::impl::SizesAndStrides` stores up to this many dimensions inline.
 const INLINE_DIMENSIONS: u64 = 5;
-/// More dimensions are not believed.
+/// A tensor with more dimensions is taken for an unknown layout.
 const MOST_DIMENSIONS: u64 = 64;
 
-/// The name of `c10::StorageImpl` in its type info.
+/// The name of `c10::StorageImpl` in its C++ type info.
 const STORAGE_NAME: &[u8; 20] = b"N3c1011StorageImplE\0";
 
 type Question<T> = unsafe extern "C" fn(*const *mut c_void, *mut T) -> i32;
 
-/// What is found in PyTorch's libraries.
+/// Symbols of PyTorch's libraries.
 pub(super) struct Torch {
-    /// `torch.Tensor`'s base class, as libtorch_python has it.
+    /// The base class of `torch.Tensor`, as exported by libtorch_python.
     pub(super) tensor_class: Object,
     tensor_vtable: u64,
     storage_vtable: u64,
@@ -63,7 +65,7 @@ pub(super) struct Torch {
     dtype: Question<i32>,
 }
 
-/// Offsets that were verified.
+/// The verified offsets, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Layout {
     implementation: usize,
@@ -75,24 +77,25 @@ pub(super) struct Layout {
 /// A tensor's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Memory {
-    /// Where its storage begins.
+    /// Where the tensor's storage begins in memory.
     pub(super) address: u64,
     pub(super) implementation: *mut c_void,
 }
 
-/// What is behind a tensor.
+/// The memory of a tensor, if it has any that is recorded.
 pub(super) enum Behind {
     Memory(Memory),
-    /// No memory of its own: a tensor that wraps others.
+    /// No memory of its own: the tensor wraps others.
     Nothing(*mut c_void),
-    /// Memory elsewhere, or a tensor of an implementation that is left alone.
+    /// Memory on another kind of device, or a tensor of an implementation that is skipped.
     Elsewhere,
 }
 
 /// # Safety
-/// There are 8 bytes.
+///
+/// `object + offset` points to 8 readable, aligned bytes.
 unsafe fn word(object: *mut c_void, offset: usize) -> u64 {
-    // SAFETY: as promised.
+    // SAFETY: the caller guarantees 8 readable, aligned bytes.
     unsafe { object.byte_add(offset).cast::<u64>().read() }
 }
 
@@ -101,7 +104,7 @@ fn pointer(address: u64) -> *mut c_void {
 }
 
 impl Torch {
-    /// `Err` names what is missing.
+    /// Finds the symbols. The error is the reason why tensor names are not available.
     pub(super) fn find() -> Result<Torch, &'static str> {
         let find = |library: &[u8], name: &CStr| {
             let found = exported_by(library, name);
@@ -112,15 +115,17 @@ impl Torch {
         };
         let vtable = |name: &CStr| {
             let found = find(b"libc10.so", name).ok_or("libc10 exports no vtables of tensors and storages")?;
-            // Behind the offset to the top and the type info.
+            // The address point of a vtable follows the offset to top and the type info, 8 bytes each (Itanium C++
+            // ABI).
             Ok::<u64, &'static str>(found.addr() as u64 + 16)
         };
         let class =
             find(b"libtorch_python.so", c"THPVariableClass").ok_or("libtorch_python exports no class of tensors")?;
         let grad =
             find(b"libc10.so", c"_ZNK3c1010TensorImpl4gradEv").ok_or("libc10 does not export TensorImpl::grad")?;
-        // SAFETY: `PyObject* THPVariableClass`; functions of these signatures (c10/core/TensorImpl.h,
-        // torch/csrc/inductor/aoti_torch/c/shim.h): a handle is a pointer to an `at::Tensor`, which is a pointer to its implementation.
+        // SAFETY: `THPVariableClass` is a `PyObject*`. The functions have these signatures in c10/core/TensorImpl.h and
+        // torch/csrc/inductor/aoti_torch/c/shim.h. There, a handle is a pointer to an `at::Tensor`, which is a pointer
+        // to its implementation.
         unsafe {
             let class = class.cast::<Object>().read();
             if class.is_null() {
@@ -146,10 +151,12 @@ impl Torch {
         }
     }
 
-    /// Works out the layout from one tensor and checks it. `Ok(None)`: this tensor is not one to tell by.
+    /// Determines the layout from one tensor and verifies it. `Ok(None)` if this tensor is not suitable, `Err` with the
+    /// reason if the layout is not as expected.
     ///
     /// # Safety
-    /// `tensor` is a live Python tensor; this thread holds the GIL.
+    ///
+    /// `tensor` is a live Python tensor, and the calling thread holds the GIL.
     pub(super) unsafe fn calibrate(&self, tensor: Object) -> Result<Option<Layout>, &'static str> {
         let Ok(memory) = CheckedMemory::open() else { return Ok(None) };
         let read = |address: u64, offset: usize| memory.size(address as usize, offset).map(|word| word as u64);
@@ -174,12 +181,14 @@ impl Torch {
         };
         let handle = pointer(at);
         let handle = &raw const handle;
-        // SAFETY: the handle of a live, plain tensor; these questions only read.
+        // SAFETY: `handle` refers to a live tensor whose implementation has the vtable of `TensorImpl`. These functions
+        // only read.
         let (offset, dimensions) = unsafe { (ask(self.storage_offset, handle), ask(self.dimensions, handle)) };
         if offset != Some(0) || !dimensions.is_some_and(|n| (1..=INLINE_DIMENSIONS as i64).contains(&n)) {
             return Ok(None);
         }
-        // A device of PyTorch's, and memory whose deleter is one of PyTorch's own that copies nothing: to ask where it is changes nothing.
+        // Accepts only PyTorch's CPU and CUDA devices, and a deleter in PyTorch's own libraries other than that of
+        // copy-on-write storage. Then reading the data pointer has no side effect.
         let plain = |at: &&usize| {
             let device = read(storage, **at + DEVICE).unwrap_or(u64::MAX).to_le_bytes()[0];
             let deleter = read(storage, **at + DELETER).unwrap_or(0);
@@ -187,7 +196,8 @@ impl Torch {
             (device == CPU || device == CUDA) && own && deleter != self.cow_deleter
         };
         let Some(data_at) = DATA_AT.iter().find(plain) else { return Ok(None) };
-        // SAFETY: as above; this one materialises a lazy copy, which this is not.
+        // SAFETY: `handle` refers to a live, plain tensor. `aoti_torch_get_data_ptr` materializes a lazy copy, and
+        // `plain` has excluded those.
         let (data, size) = unsafe { (ask(self.data, handle), ask(self.storage_size, handle)) };
         let (Some(data), Some(size)) = (data, size) else { return Ok(None) };
         if data == 0 || size == 0 {
@@ -196,7 +206,8 @@ impl Torch {
         if read(storage, *data_at) != Some(data) || read(storage, data_at + SIZE) != Some(size as u64) {
             return Err("a storage does not lie where PyTorch says its memory is");
         }
-        // SAFETY: as above: where the sizes are, which for so few dimensions is in the tensor itself.
+        // SAFETY: `handle` refers to a live, plain tensor, and this function only reads. The sizes of so few dimensions
+        // are inside the tensor.
         let sizes = unsafe { ask(self.sizes, handle) }.map_or(0, |at| at.addr() as u64);
         let sizes = sizes.wrapping_sub(at) as usize;
         if sizes >= IMPL_WORDS * 8 || read(at, sizes.wrapping_sub(8)) != dimensions.map(|n| n as u64) {
@@ -205,12 +216,14 @@ impl Torch {
         Ok(Some(Layout { implementation, python, data: *data_at, sizes }))
     }
 
-    /// What is behind a tensor's Python object.
+    /// Classifies the memory of a Python tensor. CPU memory counts only if `cpu` is set.
     ///
     /// # Safety
-    /// `tensor` is a live instance of the class of tensors; this thread holds the GIL.
+    ///
+    /// `tensor` is a live instance of the tensor class, and the calling thread holds the GIL.
     pub(super) unsafe fn behind(&self, layout: &Layout, tensor: Object, cpu: bool) -> Behind {
-        // SAFETY: a `THPVariable` has this word; what a plain implementation has was verified.
+        // SAFETY: the caller guarantees a live `THPVariable`, which has this word. `calibrate` has verified the other
+        // offsets for plain implementations.
         unsafe {
             let implementation = pointer(word(tensor, layout.implementation));
             if !self.is_plain(implementation) || word(implementation, layout.python) & !1 != tensor.addr() as u64 {
@@ -220,21 +233,24 @@ impl Torch {
         }
     }
 
-    /// Whether it is a `TensorImpl` and nothing derived from it.
+    /// Whether this is a `TensorImpl` itself, not an object of a derived class.
     ///
     /// # Safety
-    /// Null, or a live object with virtual functions.
+    ///
+    /// `implementation` is null or points to a live C++ object with virtual functions.
     unsafe fn is_plain(&self, implementation: *mut c_void) -> bool {
-        // SAFETY: such an object begins with its vtable pointer.
+        // SAFETY: the caller guarantees such an object. It begins with its vtable pointer.
         !implementation.is_null() && unsafe { word(implementation, 0) } == self.tensor_vtable
     }
 
-    /// Whether it is the vtable of `StorageImpl`.
+    /// Whether this is the vtable of `StorageImpl`.
     ///
     /// # Safety
-    /// It is one.
+    ///
+    /// `vtable` is the address of a C++ vtable.
     unsafe fn is_storage(&self, vtable: u64) -> bool {
-        // SAFETY: the word before the first function is the type info, whose second word is the name (Itanium C++ ABI 2.9).
+        // SAFETY: the caller guarantees a vtable. The word before its first function points to the type info, whose
+        // second word points to the name (Itanium C++ ABI 2.9).
         vtable == self.storage_vtable
             || unsafe {
                 let type_info = word(pointer(vtable).wrapping_byte_sub(8), 0);
@@ -244,9 +260,11 @@ impl Torch {
     }
 
     /// # Safety
-    /// A live, plain implementation.
+    ///
+    /// `implementation` is a live, plain `TensorImpl`.
     unsafe fn memory(&self, layout: &Layout, implementation: *mut c_void, cpu: bool) -> Behind {
-        // SAFETY: as promised: it holds a storage or none; a live `StorageImpl` has these words.
+        // SAFETY: the caller guarantees a live, plain implementation. Its storage pointer is null or points to a live
+        // object. A `StorageImpl` has these words, as `calibrate` has verified.
         unsafe {
             let storage = pointer(word(implementation, STORAGE_AT));
             if storage.is_null() {
@@ -267,12 +285,15 @@ impl Torch {
         }
     }
 
-    /// What is behind the gradient of a tensor, and its Python object, where it has one.
+    /// The memory of a tensor's gradient, and the gradient's Python object or null. `None` if there is no plain
+    /// gradient.
     ///
     /// # Safety
-    /// A live, plain implementation, whose gradient nobody changes meanwhile.
+    ///
+    /// `of` is a live, plain implementation, and no thread changes its gradient meanwhile.
     pub(super) unsafe fn gradient(&self, layout: &Layout, of: *mut c_void, cpu: bool) -> Option<(Behind, Object)> {
-        // SAFETY: the function's own object; its answer is a reference to a tensor that may be undefined.
+        // SAFETY: the caller guarantees a live implementation for this member function. It returns a reference to a
+        // tensor that may be undefined.
         unsafe {
             let gradient = (self.grad)(of);
             if gradient.is_null() || !self.is_plain(*gradient) {
@@ -283,12 +304,14 @@ impl Torch {
         }
     }
 
-    /// Data type and sizes, e.g. `float32[64, 3, 7, 7]`.
+    /// Data type and sizes, for example `float32[64, 3, 7, 7]`. Empty if the number of dimensions is implausible.
     ///
     /// # Safety
-    /// A live, plain implementation.
+    ///
+    /// `implementation` is a live, plain `TensorImpl`.
     pub(super) unsafe fn shape(&self, layout: &Layout, implementation: *mut c_void) -> String {
-        // SAFETY: verified: the number of dimensions, and behind it the sizes or where they are.
+        // SAFETY: `calibrate` has verified this offset: the number of dimensions, followed by the sizes or by a pointer
+        // to them. The caller guarantees that the tensor is alive.
         let (dtype, sizes) = unsafe {
             let dimensions = word(implementation, layout.sizes - 8);
             if dimensions > MOST_DIMENSIONS {
@@ -311,10 +334,12 @@ impl Torch {
 }
 
 /// # Safety
-/// The question is only read from, and the handle is of a live tensor.
+///
+/// `question` only reads from the tensor, and `handle` refers to a live tensor.
 unsafe fn ask<T>(question: Question<T>, handle: *const *mut c_void) -> Option<T> {
     let mut answer = std::mem::MaybeUninit::uninit();
-    // SAFETY: as promised; an answer of 0 says that the place was written.
+    // SAFETY: the caller guarantees the function and the handle. The result 0 means that the function has written
+    // `answer`.
     unsafe { (question(handle, answer.as_mut_ptr()) == 0).then(|| answer.assume_init()) }
 }
 
@@ -322,7 +347,7 @@ fn is_torch(file_name: &[u8]) -> bool {
     file_name.starts_with(b"libc10") || file_name.starts_with(b"libtorch")
 }
 
-/// `c10::ScalarType`, by number (torch/headeronly/core/ScalarType.h): numbers are never reused.
+/// Names of `c10::ScalarType` by number (torch/headeronly/core/ScalarType.h). PyTorch never reuses a number.
 const DTYPES: [&str; 46] = [
     "uint8",
     "int8",

@@ -1,4 +1,6 @@
-//! Through the program's modules and optimizers: what each tensor is called, as `named_parameters()` would say.
+//! Walks the program's modules and optimizers and names each tensor as `named_parameters()` does.
+//!
+//! Constraint: needs the GIL, runs no Python code and keeps no object.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
@@ -10,13 +12,14 @@ use super::python::{Held, Object, Session, type_name, type_of};
 use super::roots::Own;
 use super::tensors::{Behind, Layout, Memory, Torch};
 
-/// Modules within modules, and tensors within tensors, at most.
+/// Maximum nesting of modules.
 const DEEPEST: usize = 100;
+/// Maximum nesting of wrapped tensors.
 const DEEPEST_TENSOR: usize = 4;
-/// Names that one pass looks at, at most: a module that several others share has a name for each way to it.
+/// At most this many names are read in one pass. A module that several others share has one name for each path to it.
 const MOST: usize = 1 << 18;
 
-/// Hashes what is hashed already, or an address.
+/// A hash function for addresses and for values that are hashes already.
 #[derive(Default)]
 pub(super) struct Spread(u64);
 
@@ -45,10 +48,10 @@ impl Hasher for Spread {
 
 pub(super) type Spreading = BuildHasherDefault<Spread>;
 
-/// By a parameter's Python object: its first name.
+/// Maps a parameter's Python object to its first name.
 pub(super) type Parameters = HashMap<usize, Box<str>, Spreading>;
 
-/// The names of attributes.
+/// Python strings for the attribute names that the walk reads.
 struct Attributes<'a> {
     modules: Held<'a>,
     parameters: Held<'a>,
@@ -58,15 +61,15 @@ struct Attributes<'a> {
     local: Held<'a>,
 }
 
-/// Who is told.
+/// Receives the names that a walk finds.
 pub(super) trait Listener {
-    /// A module's path. Called once a module.
+    /// Takes a module, its class and its path. Called once for each module.
     fn module(&mut self, object: Object, class: &str, path: &str);
-    /// A name of the memory that begins at this address; data type and shape on request.
+    /// Takes a name of the memory that begins at `address`. `shape` returns data type and sizes.
     fn tensor(&mut self, kind: TensorKind, name: &str, address: u64, shape: &dyn Fn() -> String);
 }
 
-/// One pass.
+/// One pass over the models and optimizers.
 pub(super) struct Walk<'a, 't> {
     session: Session<'a>,
     torch: &'a Torch,
@@ -74,30 +77,32 @@ pub(super) struct Walk<'a, 't> {
     /// `torch.nn.Module`.
     module_class: Object,
     attributes: Attributes<'a>,
-    /// CPU tensors are recorded too.
+    /// Whether CPU tensors are recorded too.
     cpu: bool,
     told: &'t mut dyn Listener,
-    /// The path of the module that is being looked at, with a dot behind it.
+    /// The path of the current module, followed by a dot unless it is empty.
     path: String,
-    /// The modules that lead to it.
+    /// The modules that contain the current one, outermost first.
     above: Vec<Object>,
     seen: HashSet<usize, Spreading>,
     parameters: Parameters,
-    /// What optimizers' parameters were called before, and are called now.
+    /// The names of optimizers' parameters in the previous pass.
     before: &'a Parameters,
+    /// The names of optimizers' parameters in this pass.
     now: Parameters,
     looked: usize,
-    /// Tensors of modules so far.
+    /// How many tensors of modules this pass has visited.
     pub(super) tensors_seen: usize,
-    /// What was not looked at, for there is too much of it.
+    /// How many names were skipped because of [`MOST`].
     pub(super) cut: u64,
-    /// Tensors that were no proof of a layout.
+    /// How many tensors did not confirm the layout.
     pub(super) misses: u32,
-    /// Why a layout was refused.
+    /// Why the layout was rejected.
     pub(super) refused: Option<&'static str>,
 }
 
 impl<'a, 't> Walk<'a, 't> {
+    /// Makes a pass, which creates six Python strings. `None` if the interpreter has no memory for them.
     pub(super) fn new(
         session: Session<'a>,
         torch: &'a Torch,
@@ -137,7 +142,7 @@ impl<'a, 't> Walk<'a, 't> {
         })
     }
 
-    /// Those that no other holds.
+    /// The modules that no other module contains.
     pub(super) fn roots(&self, modules: &[Object]) -> Vec<Object> {
         let mut held = HashSet::<usize, Spreading>::default();
         for module in modules {
@@ -149,7 +154,7 @@ impl<'a, 't> Walk<'a, 't> {
         modules.iter().copied().filter(|module| !held.contains(&module.addr())).collect()
     }
 
-    /// A model's parameters by their names within it.
+    /// A model's parameters, by a hash of their names within the model.
     pub(super) fn own(&mut self, module: Object) -> Own {
         let mut own = Own::default();
         let mut path = Vec::new();
@@ -181,7 +186,7 @@ impl<'a, 't> Walk<'a, 't> {
         above.pop();
     }
 
-    /// A model and all within it; what stands before its names.
+    /// Visits a model and everything in it. `name` is the prefix of its tensors' names; empty means no prefix.
     pub(super) fn root(&mut self, module: Object, name: &str) {
         self.path.clear();
         if !name.is_empty() {
@@ -192,16 +197,17 @@ impl<'a, 't> Walk<'a, 't> {
         self.path.clear();
     }
 
+    /// Whether the layout of tensors is verified.
     pub(super) fn has_layout(&self) -> bool {
         self.layout.is_some()
     }
 
-    /// What the optimizers' parameters are called, and the modules that were seen.
+    /// Ends the pass. Returns the names of the optimizers' parameters and the modules that were visited.
     pub(super) fn end(self) -> (Parameters, HashSet<usize, Spreading>) {
         (self.now, self.seen)
     }
 
-    /// Forgets what has been seen.
+    /// Forgets what this pass has visited, so that it can be repeated.
     pub(super) fn begin_again(&mut self) {
         self.seen.clear();
         self.parameters.clear();
@@ -215,14 +221,14 @@ impl<'a, 't> Walk<'a, 't> {
         is_room
     }
 
-    /// A module and all within it. `path` holds its own, with a dot behind it where it has one.
+    /// Visits a module and everything in it. `path` is the module's path, followed by a dot unless it is empty.
     fn module(&mut self, module: Object) {
         if self.above.len() >= DEEPEST || self.above.contains(&module) || !self.is_room() {
             return;
         }
         if self.seen.insert(module.addr()) {
             let path = self.path.strip_suffix('.').unwrap_or("");
-            // SAFETY: an object has a type, which lives as long as it.
+            // SAFETY: `module` is alive, because the model that contains it is. Its type lives at least as long.
             self.told.module(module, unsafe { type_name(type_of(module)) }, path);
         }
         let session = self.session;
@@ -268,14 +274,15 @@ impl<'a, 't> Walk<'a, 't> {
         self.session.is_instance(object, self.torch.tensor_class)
     }
 
-    /// A tensor of this name, and its gradient.
+    /// Reports a tensor of this name, and its gradient if it is a parameter.
     fn named(&mut self, kind: TensorKind, tensor: Object, name: &str) {
         if !self.is_room() {
             return;
         }
         let Some(implementation) = self.tell(kind, tensor, name, 0) else { return };
         let Some(layout) = self.layout.filter(|_| kind == TensorKind::Parameter) else { return };
-        // SAFETY: a plain implementation of a live tensor; no backward is under way, so that nobody changes its gradient.
+        // SAFETY: `tell` has verified that `implementation` is a plain `TensorImpl`. The tensor is alive, and no
+        // backward pass is running that could change its gradient.
         let Some((behind, python)) = (unsafe { self.torch.gradient(&layout, implementation, self.cpu) }) else {
             return;
         };
@@ -287,10 +294,12 @@ impl<'a, 't> Walk<'a, 't> {
         }
     }
 
-    /// Tells of a tensor's memory; gives the implementation of a tensor that may have a gradient.
+    /// Reports a tensor's memory. Returns the implementation of a tensor that may have a gradient, `None` for memory
+    /// that is not recorded.
     fn tell(&mut self, kind: TensorKind, tensor: Object, name: &str, depth: usize) -> Option<*mut std::ffi::c_void> {
         if self.layout.is_none() && self.refused.is_none() {
-            // SAFETY: an instance of the class of tensors, with the GIL.
+            // SAFETY: the callers have checked that `tensor` is an instance of the tensor class. It is alive, and this
+            // thread holds the GIL.
             match unsafe { self.torch.calibrate(tensor) } {
                 Ok(layout) => {
                     self.misses += u32::from(layout.is_none());
@@ -300,7 +309,8 @@ impl<'a, 't> Walk<'a, 't> {
             }
         }
         let layout = (*self.layout)?;
-        // SAFETY: as above.
+        // SAFETY: the callers have checked that `tensor` is an instance of the tensor class. It is alive, and this
+        // thread holds the GIL.
         match unsafe { self.torch.behind(&layout, tensor, self.cpu) } {
             Behind::Memory(memory) => {
                 self.tell_memory(&layout, kind, name, &memory);
@@ -315,12 +325,12 @@ impl<'a, 't> Walk<'a, 't> {
     }
 
     fn tell_memory(&mut self, layout: &Layout, kind: TensorKind, name: &str, memory: &Memory) {
-        // SAFETY: the implementation of a live tensor, which was found to be plain.
+        // SAFETY: `behind` or `gradient` has verified that this is a plain `TensorImpl` of a live tensor.
         let shape = || unsafe { self.torch.shape(layout, memory.implementation) };
         self.told.tensor(kind, name, memory.address, &shape);
     }
 
-    /// The tensor that a `DTensor` wraps: this rank's part.
+    /// Reports the tensor that a `DTensor` wraps: the shard of this rank.
     fn tell_inner(&mut self, kind: TensorKind, tensor: Object, name: &str, depth: usize) {
         let Some(local) = self.session.attribute(tensor, &self.attributes.local) else { return };
         if depth < DEEPEST_TENSOR && self.is_tensor(local.object) {
@@ -328,10 +338,11 @@ impl<'a, 't> Walk<'a, 't> {
         }
     }
 
-    /// What an optimizer keeps for each parameter. After all modules.
+    /// Reports the state that an optimizer keeps for each parameter. Call it after all models, whose parameter names it
+    /// uses.
     pub(super) fn optimizer(&mut self, optimizer: Object) {
         let session = self.session;
-        // SAFETY: an object has a type, which lives as long as it.
+        // SAFETY: `optimizer` is alive, and so is its type.
         let class = unsafe { type_name(type_of(optimizer)) }.to_owned();
         let mut order = Vec::new();
         if let Some(groups) = session.attribute(optimizer, &self.attributes.groups) {
@@ -348,10 +359,10 @@ impl<'a, 't> Walk<'a, 't> {
             }
         }
         self.now.extend(called.iter().map(|(key, name)| (*key, name.clone())));
-        // Parameters that are in no module at all are numbered as `state_dict()` does.
+        // Parameters that belong to no module are numbered as in `state_dict()`.
         if called.is_empty() {
             for (number, parameter) in order.into_iter().enumerate() {
-                // FSDP's are in their modules, but for a while.
+                // FSDP's sharded parameters are outside their modules only temporarily.
                 if !self.is_tensor(parameter) || session.attribute(parameter, &self.attributes.local).is_some() {
                     continue;
                 }

@@ -1,12 +1,13 @@
-//! Which `nn.Module`s are being called: the frames of `Module.__call__` on a thread's stack, and the objects they were called on.
+//! Finds the `nn.Module`s that are being called: the frames of `Module.__call__` on a thread's stack, and the objects
+//! they were called on.
 //!
-//! A thread remembers which of the entries of its last walk ([`super::thread`]) are such frames, which object each had as its first
-//! local, and which context that made. Where the entries are the same, each frame is asked for its object alone: the same objects in
-//! the same order are the same context. What is remembered of an entry beyond `known` is stale and goes before new entries are
-//! looked at, see [`Calls::cut`].
+//! A thread remembers which entries of its last walk ([`super::thread`]) are such frames. For each, it remembers the
+//! object that was the first local variable and the resulting context. If the entries are unchanged, only each frame's
+//! object is read again. The same objects in the same order give the same context. Calls of entries beyond `known` are
+//! stale and are removed before new entries are examined ([`Calls::cut`]).
 //!
-//! An object is recognised by its address and its class: another module that takes the place of one that died is another call,
-//! unless it is of the same class. Then its calls have the same context; who reads the trace tells them apart by time.
+//! An object is identified by its address and class. A module that replaces a freed one at its address is another call,
+//! unless it has the same class. Then both have the same context, and a reader of the trace distinguishes them by time.
 
 use memtrace_trace::ids::ContextId;
 
@@ -14,41 +15,42 @@ use super::definition::DefinitionSink;
 use super::key_cache::Meaning;
 use super::thread::{Chain, ThreadStacks};
 
-/// Calls inside one another that are told apart; deeper ones belong to the innermost of these.
+/// At most this many nested calls are distinguished. Deeper ones belong to the innermost of these.
 const DEEPEST: usize = 64;
 
-/// One frame that calls a module.
+/// A frame that calls a module.
 #[derive(Clone, Copy)]
 struct Call {
-    /// Where it is among the entries.
+    /// The index of its entry.
     index: usize,
-    /// Address of the object, and of its class: 0 when that could not be read.
+    /// The address of the object.
     object: usize,
+    /// The address of its class, 0 if it could not be read.
     class: usize,
-    /// What it and its callers are: the caller's where the object is no module.
+    /// The context of this call and its callers. The caller's context if the object is no module.
     context: ContextId,
 }
 
 impl Call {
-    /// No object is at this address.
+    /// Not the address of any object.
     const NOBODY: usize = usize::MAX;
     const NONE: Call = Call { index: 0, object: Call::NOBODY, class: 0, context: ContextId::NONE };
 }
 
-/// What an object that was called turned out to be.
+/// The result of examining a called object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Called {
-    /// Address of its class; 0: it cannot be read.
+    /// The address of its class, 0 if it cannot be read.
     pub(super) class: usize,
-    /// The call; the caller where it is none.
+    /// The context of the call, or the caller's if it is no call of a module.
     pub(super) context: ContextId,
 }
 
-/// A thread's memory of its last calls. See the module.
+/// The calls on a thread's last stack.
 pub(super) struct Calls {
     list: [Call; DEEPEST],
     len: usize,
-    /// Which call is likely to be the next: a model calls its modules in the same order each time.
+    /// The index of the call that is expected next. A model calls its modules in the same order each time.
     next: u32,
 }
 
@@ -71,7 +73,7 @@ impl Calls {
         }
     }
 
-    /// The entry at `index` calls a module; those of all entries before it are known.
+    /// Adds a call at the entry `index`. The calls of all entries before it have been added.
     fn push(&mut self, index: usize) {
         if let Some(place) = self.list.get_mut(self.len) {
             *place = Call { index, ..Call::NONE };
@@ -81,10 +83,11 @@ impl Calls {
 }
 
 impl ThreadStacks {
-    /// Takes note of the entry at `index`, whose meaning is that of a call.
+    /// Adds the entry at `index`, whose meaning is a call.
     #[cold]
     pub(super) fn note_call(&mut self, index: usize, meaning: Meaning) {
-        // `Module.__call__` is one function or two, of which the outer one calls the inner one at once.
+        // `Module.__call__` is implemented by one function, or by two of which the outer one directly calls the inner
+        // one.
         let is_part = meaning.is_inner_call()
             && (0..index)
                 .rev()
@@ -96,15 +99,16 @@ impl ThreadStacks {
         }
     }
 
-    /// Whether there may be calls on the stack that the last capture gave.
+    /// Whether the stack of the last capture may contain calls.
     #[inline(always)]
     pub(crate) fn has_calls(&self) -> bool {
         self.calls.len != 0
     }
 
-    /// The innermost module being called on the stack that the last capture gave, which was not `NONE`.
+    /// The innermost module call on the stack of the last capture, which was not `NONE`.
     ///
     /// # Safety
+    ///
     /// The last capture was of this chain, which has not changed since.
     #[inline]
     pub(super) unsafe fn call<C: Chain>(&mut self, chain: &C, sink: &mut dyn DefinitionSink) -> ContextId {
@@ -113,11 +117,11 @@ impl ThreadStacks {
             if call.index >= self.depth() {
                 break;
             }
-            // SAFETY: the entry is one of the last stack's, whose frames are there.
+            // SAFETY: the entry belongs to the last stack, whose frames the caller guarantees to be unchanged.
             let object = unsafe { chain.first_local(self.frame(call.index).0) };
-            // SAFETY: a first local of that address has proved to be an object; it is alive as long as its frame.
+            // SAFETY: the object was verified at this address, and its frame keeps it alive.
             if object != call.object || call.class != 0 && unsafe { chain.class(object) } != call.class {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees that the chain is unchanged since the last capture.
                 return unsafe { self.call_from(at, innermost, chain, sink) };
             }
             innermost = call.context;
@@ -125,10 +129,11 @@ impl ThreadStacks {
         innermost
     }
 
-    /// The same where the call `at` and those in it have to be looked up.
+    /// [`Self::call`] with a lookup of the call `at` and of all calls inside it.
     ///
     /// # Safety
-    /// As [`Self::call`].
+    ///
+    /// The last capture was of this chain, which has not changed since.
     #[inline(never)]
     unsafe fn call_from<C: Chain>(
         &mut self,
@@ -142,9 +147,9 @@ impl ThreadStacks {
             let Some(index) = self.calls.list.get(at).map(|call| call.index).filter(|index| *index < depth) else {
                 break;
             };
-            // SAFETY: as above.
+            // SAFETY: the entry belongs to the last stack, whose frames the caller guarantees to be unchanged.
             let object = unsafe { chain.first_local(self.frame(index).0) };
-            // SAFETY: as above: what the chain has just given.
+            // SAFETY: the chain has just returned this object for a frame of its present stack.
             let Called { class, context } = unsafe { chain.called(object, caller, &mut self.calls.next, sink) };
             if let Some(call) = self.calls.list.get_mut(at) {
                 *call = Call { index, object, class, context };

@@ -1,8 +1,8 @@
-//! A 128-bit digest that stands for the text of a frame, or for a native frame's place.
+//! A 128-bit digest that identifies a frame's text, or a native frame's place.
 //!
-//! Two frames are the same frame when their digests are equal; the text itself is not kept, which bounds the
-//! interner's memory. With a million different frames the chance of any confusion is below 2^-88. It guards against
-//! accidents, not against an adversary: the traced program could only ever confuse its own stacks.
+//! Two frames are the same if their digests are equal. The text itself is not stored, which bounds the interner's
+//! memory. With a million different frames the probability of any collision is below 2^-88. This protects against
+//! accidents, not against an adversary: the traced program could only confuse its own stacks.
 
 use memtrace_trace::ids::ModuleId;
 
@@ -11,7 +11,7 @@ use super::definition::FrameText;
 const SEEDS: [u64; 2] = [0x243F_6A88_85A3_08D3, 0x1319_8A2E_0370_7344];
 const MULTIPLIERS: [u64; 2] = [0x9E37_79B9_7F4A_7C15, 0xD6E8_FEB8_6659_FD93];
 
-/// The upper and the lower half of a 64 x 64 bit product, folded together.
+/// Multiplies to 128 bits and combines both halves by XOR.
 #[inline]
 pub(super) fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
@@ -41,7 +41,7 @@ impl Digest {
     }
 }
 
-/// The digest of all of a frame's text. Never `[0, 0]`, which means "no key" in a table.
+/// The digest of all fields of a frame. Never `[0, 0]`, which means "no key" in a table.
 pub(super) fn digest(text: &FrameText<'_>) -> [u64; 2] {
     let mut digest = Digest(SEEDS);
     digest.text(text.filename);
@@ -53,7 +53,7 @@ pub(super) fn digest(text: &FrameText<'_>) -> [u64; 2] {
     [a, b | 1]
 }
 
-/// The digest of a text by itself. Never `[0, 0]`.
+/// The digest of a text and its kind. Never `[0, 0]`.
 pub(super) fn text_digest(kind: u8, text: &str) -> [u64; 2] {
     let mut digest = Digest(SEEDS);
     digest.text(text);
@@ -65,7 +65,7 @@ pub(super) fn text_digest(kind: u8, text: &str) -> [u64; 2] {
 
 /// The digest of a native frame. Never `[0, 0]`.
 pub(super) fn native_digest(module: ModuleId, address: u64) -> [u64; 2] {
-    /// Not the length of any file name, which is where a text's digest has its second word or a later one.
+    /// No file name has this length. A frame's digest has a text's length in the second word or a later one.
     const NATIVE: u64 = u64::MAX;
     let mut digest = Digest(SEEDS);
     digest.word(NATIVE);
@@ -116,7 +116,7 @@ mod tests {
             low[0].insert(a & 0xffff);
             low[1].insert(b >> 1 & 0xffff);
         }
-        // 4096 balls into 65536 bins: about 3968 bins are hit.
+        // 4096 balls into 65536 bins hit about 3968 bins.
         assert!(low.iter().all(|seen| seen.len() > 3850), "{} {}", low[0].len(), low[1].len());
     }
 }

@@ -1,13 +1,13 @@
-//! A set of keys, each of which has a dense id: the prefix tree's nodes and the frames.
+//! A set of keys with dense ids, for the nodes of the prefix tree and for frames.
 //!
-//! Keys lie in one array, in order of their ids, in address space that is reserved once and touched as it fills. A hash
-//! table of ids (4 bytes a slot, linear probing, at most half full) finds them. Lookups take no lock and write
-//! nothing; insertions need the [`Locked`] proof.
+//! Keys are in one array, in the order of their ids. Its address space is reserved once, and pages are used as it
+//! fills. A hash table of ids (4 bytes a slot, linear probing, at most half full) finds them. A lookup takes no lock
+//! and writes nothing. An insertion needs a [`Locked`] proof.
 //!
-//! Why a lookup is right without a lock: a key is written before the slot that names it is published with `Release`,
-//! neither ever changes, and both are read after an `Acquire` of that slot. A grown slot table is published the same
-//! way; the pages of the old one are given back while its addresses stay mapped, so a reader that is still in it sees
-//! empty slots, i.e. "not found", and asks again under the lock.
+//! Why a lookup is correct without a lock: a key is written before its slot is published with `Release`. Neither ever
+//! changes, and both are read after an `Acquire` load of the slot. A larger slot table is published in the same way.
+//! The old table's pages are discarded while its addresses stay mapped. A reader that still uses it finds empty slots,
+//! takes the key for unknown and repeats the lookup under the lock.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{
@@ -20,28 +20,28 @@ use super::lock::Locked;
 use super::pages;
 
 const FIRST_SLOTS_LOG2: u32 = 11;
-/// The slot table is page-aligned, so the low bits of its address hold its size.
+/// The slot table is page-aligned, so the low bits of its address can hold its size.
 const LOG2_BITS: usize = 0x1f;
 
-/// See the module. `WORDS` is the length of a key in words of 8 bytes.
+/// A set of keys of `WORDS` 8-byte words.
 pub(super) struct IdSet<const WORDS: usize> {
-    /// `(limit + 1) * WORDS` words; entry 0 stands for "none".
+    /// An array of `(limit + 1) * WORDS` words. Entry 0 is not used.
     keys: AtomicPtr<AtomicU64>,
-    /// Address of the slots | log2 of their number; 0 before the first insertion.
+    /// The address of the slots, combined with log2 of their number. 0 before the first insertion.
     slots: AtomicUsize,
-    /// Ids given out.
+    /// How many ids have been assigned.
     len: AtomicU32,
     limit: u32,
 }
 
-/// What became of an insertion.
+/// The result of an insertion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Inserted {
-    /// Somebody else was faster.
+    /// The key has this id already.
     Known(u32),
-    /// A new id.
+    /// The key gets this new id.
     New(u32),
-    /// The limit is reached or the kernel gives no memory.
+    /// The limit is reached, or the kernel refused memory.
     Full,
 }
 
@@ -54,7 +54,7 @@ struct Slots<'a> {
 impl<'a> Slots<'a> {
     fn unpack(word: usize) -> Option<Slots<'a>> {
         let first = std::ptr::with_exposed_provenance::<AtomicU32>(word & !LOG2_BITS);
-        // SAFETY: the word is 0 or was packed from a mapping of 2^log2 slots that is never unmapped.
+        // SAFETY: the word is 0 or was packed from a mapping of 2^log2 slots, which is never unmapped.
         let first = unsafe { first.as_ref() }?;
         Some(Slots { first, log2: (word & LOG2_BITS) as u32 })
     }
@@ -71,13 +71,13 @@ impl<'a> Slots<'a> {
 
     #[inline]
     fn at(self, index: usize) -> &'a AtomicU32 {
-        // SAFETY: the index is masked to the table's size; the table is mapped for ever.
+        // SAFETY: the index is masked to the table's size, and the table is never unmapped.
         unsafe { &*std::ptr::from_ref(self.first).add(index & self.mask()) }
     }
 
     fn discard(self) {
         let start = NonNull::from(self.first).cast();
-        // SAFETY: the table came from `map`; readers that are still in it may find its slots empty.
+        // SAFETY: the table comes from `map`. A reader that still uses it may find its slots empty, which is harmless.
         unsafe { pages::discard(start, size_of::<AtomicU32>() << self.log2) };
     }
 }
@@ -92,16 +92,17 @@ fn hash<const WORDS: usize>(key: &[u64; WORDS]) -> usize {
 }
 
 impl<const WORDS: usize> IdSet<WORDS> {
+    /// An empty set of at most `limit` keys, which maps no memory yet.
     pub(super) const fn new(limit: u32) -> Self {
         IdSet { keys: AtomicPtr::new(std::ptr::null_mut()), slots: AtomicUsize::new(0), len: AtomicU32::new(0), limit }
     }
 
-    /// How many ids have been given out; ids are `1..=len`.
+    /// How many ids have been assigned. Ids are `1..=len`.
     pub(super) fn len(&self) -> u32 {
         self.len.load(Relaxed)
     }
 
-    /// The id of a key, if it has one.
+    /// The id of a key. `None` if it has none, or if the table is just being replaced.
     #[inline]
     pub(super) fn find(&self, key: &[u64; WORDS]) -> Option<u32> {
         let slots = Slots::unpack(self.slots.load(Acquire))?;
@@ -118,7 +119,7 @@ impl<const WORDS: usize> IdSet<WORDS> {
         None
     }
 
-    /// Gives `key` an id unless it has one.
+    /// Assigns an id to `key` unless it has one.
     pub(super) fn insert(&self, key: &[u64; WORDS], locked: &Locked<'_>) -> Inserted {
         if let Some(id) = self.find(key) {
             return Inserted::Known(id);
@@ -145,14 +146,14 @@ impl<const WORDS: usize> IdSet<WORDS> {
         (self.limit as usize + 1) * WORDS * size_of::<u64>()
     }
 
-    /// Where the key of `id` lies; `None` before the first insertion or beyond the limit.
+    /// Where the key of `id` is stored. `None` before the first insertion and beyond the limit.
     #[inline]
     fn place(&self, id: u32) -> Option<&[AtomicU64; WORDS]> {
         let keys = self.keys.load(Relaxed);
         if keys.is_null() || id > self.limit {
             return None;
         }
-        // SAFETY: `keys` has room for `limit + 1` keys, is never unmapped, and zeroed memory is valid for atomics.
+        // SAFETY: `keys` has space for `limit + 1` keys and is never unmapped. Zeroed memory is valid for atomics.
         Some(unsafe { &*keys.add(id as usize * WORDS).cast() })
     }
 
@@ -171,7 +172,7 @@ impl<const WORDS: usize> IdSet<WORDS> {
         }
     }
 
-    /// A slot table that stays at most half full with `id` in it; the arrays are mapped at the first call.
+    /// A slot table that is at most half full with `id` in it. The first call maps the arrays.
     fn slots_for(&self, id: u32, _locked: &Locked<'_>) -> Option<Slots<'_>> {
         if self.keys.load(Relaxed).is_null() {
             self.keys.store(pages::reserve(self.key_bytes())?.as_ptr().cast(), Release);

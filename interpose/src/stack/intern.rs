@@ -1,13 +1,13 @@
-//! The process-wide prefix tree of stacks, and the frames it is made of.
+//! The process-wide prefix tree of stacks and its frames.
 //!
-//! A stack is `(parent stack, frame)`, root to leaf; its id is the node's. A frame is its text
-//! ([`FrameText`]): two code objects that print the same line are one frame; or, of native code, its object and address.
+//! A stack is `(parent stack, frame)`, from root to leaf, and its id is that of its node. A Python frame is its text
+//! ([`FrameText`]): two code objects that print the same line are one frame. A native frame is its object and address.
 //! Ids are dense and start at 1.
 //!
-//! Everything has a limit, so that memory stays bounded however long the program runs: at most [`MAX_STACKS`] stacks
-//! and [`MAX_FRAMES`] frames. A stack that finds no room is cut: its deepest known caller stands for it, and the sink
-//! is told. Host memory at the limits: 16 bytes a stack and 24 a frame, plus
-//! 1 MiB of key cache: 23 MiB. The tables are mapped at first use.
+//! Everything is bounded, so memory stays bounded however long the program runs: at most [`MAX_STACKS`] stacks and
+//! [`MAX_FRAMES`] frames. If there is no space for a stack, its deepest known caller stands for it, and the sink is
+//! notified. At these limits host memory is 16 bytes a stack, 24 a frame and 1 MiB of key cache, in total 23 MiB. The
+//! tables are mapped at first use.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -19,26 +19,26 @@ use super::id_set::{IdSet, Inserted};
 use super::key_cache::{FrameKey, KeyCache, Meaning};
 use super::lock::Lock;
 
-/// The most stacks one process may have.
+/// The largest number of stacks in one process.
 pub(crate) const MAX_STACKS: u32 = 1 << 20;
-/// The most frames (lines of functions) one process may have.
+/// The largest number of frames (lines of functions) in one process.
 pub(crate) const MAX_FRAMES: u32 = 1 << 18;
 
-/// See the module. One per process, in a `static`; all methods may be called from any thread.
+/// The prefix tree of one process. All methods may be called from any thread.
 pub(crate) struct Interner {
     lock: Lock,
     stacks: IdSet<1>,
     frames: IdSet<2>,
     keys: KeyCache,
-    /// Tells this interner from others; 0 until somebody asks.
+    /// A number that identifies this interner. 0 before [`Self::claim_epoch`].
     epoch: AtomicU32,
 }
 
-/// How many epochs have been given out. Copied by fork, so that a child's interner differs from its parent's.
+/// How many epochs have been assigned. A fork copies it, so a child's interner differs from its parent's.
 static EPOCHS: AtomicU32 = AtomicU32::new(0);
 
 impl Interner {
-    /// An empty interner. Maps nothing.
+    /// An empty interner, which maps no memory.
     #[allow(clippy::new_without_default, reason = "lives in a static; a Default would be a second way to make one")]
     pub(crate) const fn new() -> Interner {
         Interner {
@@ -50,19 +50,19 @@ impl Interner {
         }
     }
 
-    /// Stacks and frames known, and how many keys were written over in the cache of known code: many when the program
-    /// keeps making fresh code.
+    /// The number of stacks, of frames, and of keys evicted from the cache of known code. Many evictions mean that the
+    /// program keeps creating code.
     #[allow(dead_code, reason = "for tests, the stack probe and whoever wants to know")]
     pub(crate) fn counts(&self) -> (u32, u32, u64) {
         (self.stacks.len(), self.frames.len(), self.keys.evictions())
     }
 
-    /// The id of a frame, by its text. Delivers a definition when it is new. `NONE` when there is no room.
+    /// The id of a Python frame, by its text. Delivers a definition if it is new. `NONE` if there is no space.
     pub(crate) fn frame(&self, text: &FrameText<'_>, sink: &mut dyn DefinitionSink) -> FrameId {
         self.frame_of(digest(text), |id| sink.frame(id, text))
     }
 
-    /// The id of a native frame. Delivers a definition when it is new. `NONE` when there is no room.
+    /// The id of a native frame. Delivers a definition if it is new. `NONE` if there is no space.
     pub(super) fn native_frame(&self, module: ModuleId, address: u64, sink: &mut dyn DefinitionSink) -> FrameId {
         self.frame_of(native_digest(module, address), |id| sink.native_frame(id, module, address))
     }
@@ -82,8 +82,8 @@ impl Interner {
         }
     }
 
-    /// The stack that is `frame` called from `parent`. Delivers a definition when it is new. `parent` itself when
-    /// there is no room or `frame` is `NONE`.
+    /// The stack of `frame` called from `parent`. Delivers a definition if it is new. Returns `parent` if there is no
+    /// space or `frame` is `NONE`.
     #[inline]
     pub(crate) fn child(&self, parent: StackId, frame: FrameId, sink: &mut dyn DefinitionSink) -> StackId {
         match self.stacks.find(&Self::node(parent, frame)) {
@@ -116,13 +116,13 @@ impl Interner {
         }
     }
 
-    /// Another number for each interner; 0 until [`Self::claim_epoch`].
+    /// A number that differs for each interner. 0 before [`Self::claim_epoch`].
     #[inline]
     pub(super) fn epoch(&self) -> u32 {
         self.epoch.load(Relaxed)
     }
 
-    /// Another number for each interner, not 0.
+    /// A number that differs for each interner and is not 0. Assigns it if necessary.
     #[cold]
     pub(super) fn claim_epoch(&self) -> u32 {
         let fresh = EPOCHS.fetch_add(1, Relaxed).wrapping_add(1).max(1);
@@ -132,13 +132,13 @@ impl Interner {
         }
     }
 
-    /// What a key stands for, if it is remembered.
+    /// The meaning of a key. `UNKNOWN` if it is not cached.
     #[inline]
     pub(super) fn meaning(&self, key: FrameKey) -> Meaning {
         self.keys.find(key)
     }
 
-    /// Remembers what a key stands for.
+    /// Caches the meaning of a key.
     pub(super) fn remember(&self, key: FrameKey, meaning: Meaning) {
         self.keys.insert(key, meaning, &self.lock.lock());
     }

@@ -1,11 +1,11 @@
-//! Which frame a code address stands for: a cache of bounded size in front of the slow way (reading the text).
+//! Maps code addresses to frames: a bounded cache that avoids reading a frame's text.
 //!
-//! A key says how to recognise a frame again without reading its text. Many keys may stand for one frame (the same
-//! function compiled again), and keys die with their code; so this is a cache: three ways a set, one cache line a set,
-//! old entries are written over. What it forgets is found again by text, under the same id. A program that makes
-//! fresh code for ever therefore costs time, not memory.
+//! A key recognizes a frame without its text. Several keys may stand for one frame (the same function compiled again),
+//! and a key is invalid once its code is freed. The cache has three ways a set and one cache line a set, and it
+//! overwrites old entries. A forgotten key is resolved by text again and gets the same id. So a program that keeps
+//! creating code costs time, not memory.
 //!
-//! Lookups take no lock: each set has a sequence number that is odd while the set is being written. Writers need the
+//! A lookup takes no lock: each set has a sequence number that is odd while the set is being written. A writer needs a
 //! [`Locked`] proof.
 
 use std::sync::atomic::{
@@ -25,8 +25,8 @@ const SETS_LOG2: u32 = 14;
 const SETS: usize = 1 << SETS_LOG2;
 const WAYS: usize = 3;
 
-/// Recognises a frame. Two words that mean nothing here; whoever makes keys sees to it that one key never stands for
-/// two different frames, over the whole life of the process. Kinds are kept apart by the top bit of the first word.
+/// Identifies a frame. The words have no meaning here. The code that makes keys ensures that a key never stands for two
+/// different frames during the life of the process. The top bit of the first word distinguishes the kinds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FrameKey {
     place: u64,
@@ -36,14 +36,15 @@ pub(super) struct FrameKey {
 impl FrameKey {
     const NATIVE: u64 = 1 << 63;
 
-    /// `code`: address of the code object; `instruction`: where in it, as the walker reads it; `generation`: tells
-    /// apart code objects that had the same address one after the other.
+    /// A Python frame. `code` is the address of the code object, `instruction` the position in it, as the walker reads
+    /// it. `generation` distinguishes code objects that had the same address one after the other.
     #[inline]
     pub(super) fn python(code: usize, instruction: u32, generation: u32) -> FrameKey {
         FrameKey { place: code as u64 & !Self::NATIVE, detail: u64::from(generation) << 32 | u64::from(instruction) }
     }
 
-    /// `address`: of an instruction; `generation`: tells apart objects that were loaded at the same address.
+    /// A native frame. `address` is that of an instruction. `generation` distinguishes objects that were loaded at the
+    /// same address.
     pub(super) fn native(address: usize, generation: u32) -> FrameKey {
         FrameKey { place: address as u64 | Self::NATIVE, detail: u64::from(generation) << 32 }
     }
@@ -54,24 +55,25 @@ impl FrameKey {
     }
 }
 
-/// What a key stands for.
+/// The meaning of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Meaning(u32);
 
 impl Meaning {
     /// Not looked up yet.
     pub(super) const UNKNOWN: Meaning = Meaning(0);
-    /// Something a traceback does not show; the stack goes on with its caller.
+    /// Not shown in a traceback. The stack continues with the caller.
     pub(super) const HIDDEN: Meaning = Meaning(u32::MAX);
-    /// A frame for which there was no room: the stack is cut there, and that is counted.
+    /// A frame for which there was no space. The stack is cut there, and the cut is counted.
     pub(super) const REFUSED: Meaning = Meaning(u32::MAX - 1);
 
-    /// Bits of a frame that calls an `nn.Module`: of the function that is `Module.__call__`, and of the one that it may call in turn.
+    /// Bits of a frame that calls an `nn.Module`: of `Module.__call__` itself, and of the function that it may call in
+    /// turn.
     const CALL: u32 = 1 << 30;
     const INNER_CALL: u32 = 1 << 29;
     const SPECIAL: u32 = 1 << 31;
 
-    /// This frame calls an `nn.Module`.
+    /// The meaning of the same frame as a call of an `nn.Module`.
     pub(super) fn calling(self, inner: bool) -> Meaning {
         match self.id() {
             Some(_) => Meaning(self.0 | if inner { Self::INNER_CALL } else { Self::CALL }),
@@ -79,28 +81,28 @@ impl Meaning {
         }
     }
 
-    /// Whether it calls an `nn.Module`, one way or the other.
+    /// Whether the frame calls an `nn.Module`, in either way.
     #[inline]
     pub(super) fn is_any_call(self) -> bool {
         self.0 & (Self::CALL | Self::INNER_CALL) != 0 && self.0 & Self::SPECIAL == 0
     }
 
-    /// Whether it is of the function that is `Module.__call__`.
+    /// Whether the frame belongs to `Module.__call__` itself.
     pub(super) fn is_call(self) -> bool {
         self.is_any_call() && self.0 & Self::CALL != 0
     }
 
-    /// Whether it is of the function that `Module.__call__` may call in turn.
+    /// Whether the frame belongs to the function that `Module.__call__` may call in turn.
     pub(super) fn is_inner_call(self) -> bool {
         self.is_any_call() && self.0 & Self::INNER_CALL != 0
     }
 
-    /// A frame; `NONE` means it was refused an id.
+    /// The meaning of a frame. `NONE` gives [`Self::REFUSED`].
     pub(super) fn frame(id: FrameId) -> Meaning {
         if id.is_none() { Self::REFUSED } else { Meaning(id.0) }
     }
 
-    /// The frame, unless it is one of the special meanings.
+    /// The frame. `None` for the special meanings.
     #[inline]
     pub(super) fn id(self) -> Option<FrameId> {
         let special = self == Self::UNKNOWN || self == Self::HIDDEN || self == Self::REFUSED;
@@ -120,7 +122,7 @@ struct Set {
 
 const _: () = assert!(size_of::<Set>() == 64, "one set is one cache line");
 
-/// See the module.
+/// The cache. One set is one cache line.
 pub(super) struct KeyCache {
     sets: AtomicPtr<Set>,
     evictions: AtomicU64,
@@ -131,7 +133,7 @@ impl KeyCache {
         KeyCache { sets: AtomicPtr::new(std::ptr::null_mut()), evictions: AtomicU64::new(0) }
     }
 
-    /// How many entries were written over.
+    /// How many entries were overwritten.
     #[allow(dead_code, reason = "for tests, the stack probe and whoever wants to know")]
     pub(super) fn evictions(&self) -> u64 {
         self.evictions.load(Relaxed)
@@ -143,11 +145,12 @@ impl KeyCache {
         if sets.is_null() {
             return None;
         }
-        // SAFETY: `SETS` zeroed (valid) sets are mapped there for ever, and the index is below `SETS`.
+        // SAFETY: `SETS` zeroed sets are mapped there and never unmapped. Zeros are valid, and the index is below
+        // `SETS`.
         Some(unsafe { &*sets.add(key.set()) })
     }
 
-    /// What `key` stands for; `UNKNOWN` when the cache does not know or the set is being written.
+    /// The meaning of `key`. `UNKNOWN` if it is not cached or its set is being written.
     #[inline]
     pub(super) fn find(&self, key: FrameKey) -> Meaning {
         let Some(set) = self.set(key) else {
@@ -165,7 +168,7 @@ impl KeyCache {
         if torn { Meaning::UNKNOWN } else { found }
     }
 
-    /// Remembers what `key` stands for, in place of an older entry if need be. Without memory: forgets at once.
+    /// Caches the meaning of `key`, if necessary in place of an older entry. Does nothing without memory.
     pub(super) fn insert(&self, key: FrameKey, meaning: Meaning, _locked: &Locked<'_>) {
         if self.sets.load(Relaxed).is_null()
             && let Some(memory) = pages::reserve(SETS * size_of::<Set>())

@@ -1,7 +1,8 @@
-//! The one lock of the stack tables: a futex, because pthreads' locks may be hooked by others and the standard library's
-//! come with poisoning.
+//! The lock of the stack tables, implemented with a futex. Other tools may hook pthreads' locks, and the standard
+//! library's locks have poisoning.
 //!
-//! Held for a few hundred nanoseconds while a new entry is written; never while anything foreign is called.
+//! Constraint: it is held for a few hundred nanoseconds while a new entry is written, never while foreign code is
+//! called.
 
 use std::sync::atomic::{
     AtomicU32,
@@ -12,10 +13,10 @@ const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 const AWAITED: u32 = 2;
 
-/// A lock without an owner's data: what it protects takes a [`Locked`] as proof.
+/// A lock without data. Functions that need it take a [`Locked`] as proof.
 pub(super) struct Lock(AtomicU32);
 
-/// Proof that the lock is held; dropping it lets go.
+/// Proof that the lock is held. Dropping it releases the lock.
 pub(super) struct Locked<'a>(&'a Lock);
 
 impl Lock {
@@ -23,6 +24,7 @@ impl Lock {
         Lock(AtomicU32::new(FREE))
     }
 
+    /// Waits for the lock: 64 attempts, then a futex.
     pub(super) fn lock(&self) -> Locked<'_> {
         for _ in 0..64 {
             if self.0.compare_exchange_weak(FREE, TAKEN, Acquire, Relaxed).is_ok() {
@@ -37,7 +39,7 @@ impl Lock {
     }
 
     fn futex(&self, operation: libc::c_int, value: u32) {
-        // SAFETY: the futex word is a live atomic of ours; without a timeout the kernel reads nothing else.
+        // SAFETY: the futex word is a live atomic. Without a timeout the kernel reads nothing else.
         unsafe {
             libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, value, std::ptr::null::<libc::timespec>());
         }

@@ -1,19 +1,19 @@
-//! Call stacks: taken from inside a hook, at a few nanoseconds a frame, and named by a [`StackId`].
+//! Captures call stacks inside a hook, at a few nanoseconds a frame. A stack is identified by a [`StackId`].
 //!
-//! The calling thread's frames cannot change while the thread is inside our hook, so they are read in place, without
-//! the GIL ([`python`]). A stack is a node of one process-wide prefix tree ([`Interner`]); a thread remembers its last
-//! walk ([`ThreadStacks`]) and only looks up what changed since.
+//! The calling thread's frames cannot change while the thread is inside a hook. So they are read in place, without the
+//! GIL ([`python`]). A stack is a node of one process-wide prefix tree ([`Interner`]). A thread remembers its last walk
+//! ([`ThreadStacks`]) and looks up only what has changed.
 //!
-//! Constraints, all of which hold for a stack that is already known: no allocation, no lock, no panic, no call into
-//! foreign code but `PyGILState_GetThisThreadState` (one read of a thread-specific value). A *new* frame or stack may
-//! map anonymous memory and takes one short lock, which is never held while the [`DefinitionSink`] or anything foreign
-//! is called.
+//! A stack that is already known takes no allocation and no lock, and cannot panic. It calls no foreign code except
+//! `PyGILState_GetThisThreadState` (one read of a thread-specific value). A *new* frame or stack may map anonymous
+//! memory and takes one short lock. That lock is never held while the [`DefinitionSink`] or foreign code is called.
 //!
 //! # Cost
 //!
-//! Nanoseconds a capture, `tests/stackprobe/run --bench` on 2 shared cores of an AMD EPYC, CPython 3.12; 3.8 to 3.13
-//! differ by less than the noise, which is up to a factor of 2. 15 instructions a frame and about 100 more (callgrind).
-//! "first" begins with empty tables, whose pages the kernel has yet to give.
+//! The table shows nanoseconds for one capture, measured with `tests/stackprobe/run --bench` on 2 shared cores of an
+//! AMD EPYC with CPython 3.12. CPython 3.8 to 3.13 differ by less than the noise, which is up to a factor of 2. A
+//! capture takes 15 instructions a frame and about 100 more (callgrind). "first" starts with empty tables, whose pages
+//! the kernel has not provided yet.
 //!
 //! | depth | unchanged | another line | another callee | up and down 4 frames | one new frame | first |
 //! |---|---|---|---|---|---|---|
@@ -24,21 +24,23 @@
 //!
 //! The first capture of a process also verifies the layout, which takes 0.2 to 0.6 ms.
 //!
-//! Memory: 4 KiB a thread up to 128 frames deep; 16 bytes a stack and 24 a frame, at most 23 MiB a process.
+//! Memory: 4 KiB a thread for up to 128 frames. 16 bytes a stack and 24 a frame, at most 23 MiB a process.
 //!
 //! # Limits
 //!
-//! Before 3.12 a sub-interpreter's frames are not seen: the thread-specific state stays the main interpreter's, and so
-//! do the frames. Free-threaded builds are refused. A `libpython` that is unloaded after use is not expected.
+//! Before 3.12 the frames of a sub-interpreter are not found, because the thread-specific state remains that of the
+//! main interpreter. Free-threaded builds are refused. A `libpython` must not be unloaded after use.
 //!
-//! # Borders
+//! # Boundaries
 //!
-//! This module may not call the hooks, the ring or the trace file: what is new goes to the sink that the caller gives.
-//! It may not be entered twice on one thread (a signal handler inside a capture): the caller's guard sees to that.
+//! This module must not call the hooks, the ring or the trace file. It passes new definitions to the sink that the
+//! caller provides. It must not be entered twice on one thread (a signal handler inside a capture), which the caller's
+//! guard ensures.
 //!
-//! A forked child, whose own trace needs all definitions again, makes a new [`Interner`] and a new [`Python`]. The
-//! parent's are left alone: a lock in them may be held by a thread that is not there, and their pages are shared with
-//! the parent until somebody writes. A [`ThreadStacks`] may be kept: it notices that the interner is another one.
+//! The trace of a forked child needs all definitions again, so the child makes a new [`Interner`] and a new [`Python`].
+//! It does not touch the parent's. A thread that does not exist in the child may hold a lock in them. Their pages are
+//! shared with the parent until a write. A [`ThreadStacks`] may be kept, because it notices that the interner has
+//! changed.
 //!
 //! [`StackId`]: memtrace_trace::ids::StackId
 

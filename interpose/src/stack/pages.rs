@@ -1,37 +1,39 @@
-//! Anonymous memory straight from the kernel: the tables must not call the allocator of the traced program.
+//! Anonymous memory from the kernel. The tables must not call the traced program's allocator.
 //!
-//! May change `errno`; the caller's guard restores it.
+//! These functions may change `errno`, which the caller's guard restores.
 
 use std::ptr::{self, NonNull};
 
-/// Reserves zeroed memory that costs nothing until it is touched. Page-aligned. `None` when the kernel refuses.
+/// Reserves zeroed, page-aligned memory that takes no physical memory until it is used. `None` if the kernel refuses.
 pub(super) fn reserve(bytes: usize) -> Option<NonNull<u8>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
+    // SAFETY: an anonymous mapping at an address that the kernel chooses affects no existing memory.
     let address = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
     if address == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: the range was mapped just above. A huge page would make one touched entry cost 2 MiB; where the advice
-    // is not taken nothing is lost but memory.
+    // SAFETY: the range was just mapped. A huge page would make one used entry cost 2 MiB. If the kernel ignores the
+    // advice, only memory is lost.
     unsafe { libc::madvise(address, bytes, libc::MADV_NOHUGEPAGE) };
     NonNull::new(address.cast())
 }
 
-/// Gives the pages back to the kernel and keeps the addresses: whoever still reads there reads zeros.
+/// Returns the pages to the kernel and keeps the addresses mapped. Later reads there return zeros.
 ///
 /// # Safety
-/// `start..start + bytes` came from [`reserve`]; nothing in it is needed any more.
+///
+/// `start..start + bytes` comes from [`reserve`], and its contents are not needed any more.
 pub(super) unsafe fn discard(start: NonNull<u8>, bytes: usize) {
-    // SAFETY: the caller owns the private anonymous range, so dropping its pages loses nothing that is needed.
+    // SAFETY: the caller owns this private anonymous range and guarantees that its contents are not needed.
     unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTNEED) };
 }
 
-/// Makes a range larger, at another address if need be. `None`, and nothing changed, when the kernel refuses.
+/// Enlarges a range and moves it if necessary. `None` if the kernel refuses, which leaves the range unchanged.
 ///
 /// # Safety
-/// `start..start + old_bytes` came from [`reserve`] or [`grow`]; no pointer into it is used afterwards.
+///
+/// `start..start + old_bytes` comes from [`reserve`] or [`grow`], and no pointer into it is used afterwards.
 pub(super) unsafe fn grow(start: NonNull<u8>, old_bytes: usize, new_bytes: usize) -> Option<NonNull<u8>> {
     // SAFETY: the caller owns the range and gives up every pointer into it.
     let address = unsafe { libc::mremap(start.as_ptr().cast(), old_bytes, new_bytes, libc::MREMAP_MAYMOVE) };
@@ -41,7 +43,8 @@ pub(super) unsafe fn grow(start: NonNull<u8>, old_bytes: usize, new_bytes: usize
 /// Unmaps a range.
 ///
 /// # Safety
-/// `start..start + bytes` came from [`reserve`] or [`grow`]; no pointer into it is used afterwards.
+///
+/// `start..start + bytes` comes from [`reserve`] or [`grow`], and no pointer into it is used afterwards.
 #[allow(dead_code, reason = "for tests, the stack probe and whoever wants to know")]
 pub(super) unsafe fn release(start: NonNull<u8>, bytes: usize) {
     // SAFETY: the caller owns the range and gives up every pointer into it.

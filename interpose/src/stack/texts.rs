@@ -1,33 +1,33 @@
-//! Short texts, each of which has a dense id. The text itself is not kept: a 128-bit digest stands for it (see [`super::digest`]).
+//! Assigns dense ids to short texts. The text itself is not stored; a 128-bit digest stands for it ([`super::digest`]).
 
 use super::digest::text_digest;
 use super::id_set::{IdSet, Inserted};
 use super::lock::Lock;
 
-/// See the module. Looking a known text up takes no lock and allocates nothing.
+/// A set of texts. Looking up a known text takes no lock and allocates nothing.
 pub(crate) struct Texts {
     ids: IdSet<2>,
     lock: Lock,
 }
 
-/// What became of a text.
+/// The result of looking up a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum TextId {
-    /// It had this id.
+    /// The text has had this id before.
     Known(u32),
-    /// It has this id now: whoever hears this defines it.
+    /// The text gets this new id, and the caller must define it.
     New(u32),
-    /// There are too many.
+    /// The limit is reached.
     Full,
 }
 
 impl Texts {
-    /// For at most `limit` texts, with ids from 1 on.
+    /// A set of at most `limit` texts, with ids from 1 on.
     pub(crate) const fn new(limit: u32) -> Texts {
         Texts { ids: IdSet::new(limit), lock: Lock::new() }
     }
 
-    /// The id of a text of this kind.
+    /// The id of a text of this kind, assigned if it is new.
     #[inline]
     pub(crate) fn id(&self, kind: u8, text: &str) -> TextId {
         let key = text_digest(kind, text);

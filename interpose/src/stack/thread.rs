@@ -1,43 +1,44 @@
-//! What a thread remembers of its last walk, so that a known stack costs a few instructions a frame.
+//! A thread's cache of its last walk, which makes a known stack cost a few instructions a frame.
 //!
-//! # The argument
+//! # Why it is correct
 //!
-//! A stack is the sequence of its frames' *keys* `(code, instruction)`, root to leaf. The thread keeps the last
-//! sequence in an array, index 0 = root, with the interned stack of every prefix: `entries[i].stack` is *defined* as
-//! the stack of `entries[0..=i]`'s keys. This is a fact about keys, not about the present: it stays true when frames
-//! return, and nothing is concluded from an entry alone.
+//! A stack is the sequence of its frames' *keys* `(code, instruction)`, from root to leaf. The thread keeps the last
+//! sequence in an array, whose index 0 is the root, with the interned stack of every prefix. `entries[i].stack` is
+//! *defined* as the stack of the keys in `entries[0..=i]`. This is a fact about keys, not about the present. It stays
+//! true when frames return, and nothing is concluded from an entry alone.
 //!
-//! A capture reads the present chain, leaf to root, to its very end, and compares each frame's key with the entry of
-//! the same index. Where all keys from the leaf's index down to 0 are equal and the chain ends exactly there, the two
-//! sequences are equal, hence so is the stack. Otherwise the differing entries are rewritten and every prefix from the
-//! lowest difference up to the leaf is interned anew; longer prefixes are dropped.
+//! A capture reads the present chain, from leaf to root, to its very end. It compares each frame's key with the entry
+//! of the same index. If all keys from the leaf's index down to 0 are equal and the chain ends exactly there, both
+//! sequences are equal. So are their stacks. Otherwise the differing entries are rewritten, and every prefix from the
+//! lowest difference up to the leaf is interned again. Longer prefixes are dropped.
 //!
-//! *The frame addresses in the entries are only predictions*: which index the leaf has, and where the next frame
-//! lies. They are compared, never believed:
+//! *The frame addresses in the entries are only predictions* of the leaf's index and of the next frame's address. They
+//! are always verified:
 //!
-//! - A re-used frame address with the same code but another caller line differs at the caller's index: the walk goes
-//!   all the way down, so it is noticed.
-//! - A generator resumed from another depth has the same address at another index: the chain then does not end at
-//!   index 0, the guess is dropped, the frames are counted and the comparison starts again with the true index. A wrong
-//!   guess costs time, never truth.
-//! - Memory of returned frames may be unmapped. Only addresses that the present chain has just yielded are read: the
-//!   leaf from the thread state, each next one from its callee's `previous`. Comparing `previous` with the entry's
-//!   address and going on with *the entry's* (equal) value lets the processor's branch prediction run ahead of the
-//!   chain of dependent loads; what it reads ahead of a failed comparison never becomes architectural, faults included.
+//! - A reused frame address with the same code but another line in the caller differs at the caller's index. The walk
+//!   goes all the way down, so it finds the difference.
+//! - A generator that is resumed from another depth has the same address at another index. Then the chain does not end
+//!   at index 0. The prediction is dropped, the frames are counted, and the comparison starts again with the true
+//!   index. A wrong prediction costs time but never gives a wrong result.
+//! - Memory of returned frames may be unmapped. Only addresses from the present chain are read: the leaf from the
+//!   thread state, each next one from its callee's `previous`. The loop compares `previous` with the entry's address
+//!   and continues with *the entry's* (equal) value. So the processor's branch prediction can run ahead of the chain of
+//!   dependent loads. What it loads after a failed comparison never becomes architectural state, page faults included.
 //!
-//! *A key stands for one text only while its code object lives.* A frame on this thread's stack keeps its code alive,
-//! so a key read from the chain is right at that moment; but an entry may be older than the death of its code, and
-//! another code object may have been made at the same address since. [`Chain::deaths`] counts deaths before the memory
-//! is freed. When it has changed, entries whose [`Chain::generation`] has changed are dropped before anything is
-//! compared. The generation stored in an entry was read while the code was alive on this very stack, hence any later
-//! death changes it. A death seen too late cannot matter: for the address to come up on our stack as another code
-//! object, this thread must have run Python code since, under the GIL, after the thread that freed it had held the GIL.
+//! *A key stands for one text only while its code object is alive.* A frame on this thread's stack keeps its code
+//! alive, so a key from the chain is valid at that moment. But an entry may be older than the end of its code, and
+//! another code object may have the same address since. [`Chain::deaths`] counts freed code objects before their memory
+//! is freed. If it has changed, entries whose [`Chain::generation`] has changed are dropped before any comparison.
+//!
+//! An entry's generation was read while the code was alive on this very stack, so any later free changes it. A free
+//! that is noticed too late does no harm. For another code object to appear on our stack at the address, this thread
+//! must have run Python code since. It did so under the GIL, after the freeing thread had held the GIL.
 //!
 //! # Constraints
 //!
-//! A known stack: no allocation, no lock, no call but `step`. The array grows by `mremap`. The struct is plain data for
-//! a `thread_local` without a destructor; when a thread ends, [`ThreadStacks::release`] gives the array back, or the struct
-//! is handed on to another thread as it is: what it remembers are facts about keys, whoever learned them.
+//! A known stack needs no allocation, no lock and no call except `step`. The array grows with `mremap`. The struct is
+//! plain data for a `thread_local` without a destructor. When a thread ends, [`ThreadStacks::release`] frees the array,
+//! or another thread takes over the struct unchanged. It contains facts about keys, which hold for every thread.
 
 use std::arch::asm;
 use std::ptr::NonNull;
@@ -50,80 +51,88 @@ use super::intern::Interner;
 use super::key_cache::{FrameKey, Meaning};
 use super::pages;
 
-/// The deepest walk; deeper stacks lose their outermost frames, and that is counted.
+/// The deepest walk. Deeper stacks lose their outermost frames, which is counted.
 pub(crate) const MAX_DEPTH: usize = 100_000;
 const FIRST_CAPACITY: usize = 128;
-/// How far around the last leaf its address is looked for, and how many new frames are tried.
+/// How far from the last leaf's index its address is searched for.
 const WINDOW: usize = 8;
+/// How many new frames a prediction allows for.
 const NEW_FRAMES: usize = 4;
 
-/// One frame of a chain, as read in place.
+/// One frame of a chain, as read from memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Step {
-    /// Address of the code object.
+    /// The address of the code object.
     pub(super) code: usize,
-    /// Where in the code, in whatever form the interpreter keeps it.
+    /// The position in the code, in the interpreter's own form.
     pub(super) instruction: u32,
-    /// Address of the caller's frame, 0 at the root.
+    /// The address of the caller's frame, 0 at the root.
     pub(super) previous: usize,
 }
 
-/// What a frame turned out to be, the slow way.
+/// The meaning of a frame that was determined from its text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Identity {
+    /// What the frame stands for.
     pub(super) meaning: Meaning,
-    /// Whether the key alone decides, so that the meaning may be remembered.
+    /// Whether the key alone determines the meaning, so that it may be cached.
     pub(super) lasting: bool,
 }
 
-/// Reads frames. A copy of what that takes, so that the loop keeps it in registers.
+/// Reads frames. A small copy of the data it needs, which the loop keeps in registers.
 pub(super) trait ReadFrame: Copy {
     /// Reads a frame.
     ///
     /// # Safety
+    ///
     /// `frame` belongs to the calling thread's present chain.
     unsafe fn step(self, frame: usize) -> Step;
 }
 
-/// Where frames come from: an interpreter's live memory, or a test's.
+/// A source of frames: an interpreter's live memory, or a test's.
 pub(super) trait Chain {
     /// Reads this chain's frames.
     type Reader<'a>: ReadFrame
     where
         Self: 'a;
 
+    /// A reader of this chain's frames.
     fn reader(&self) -> Self::Reader<'_>;
 
-    /// How many code objects have died.
+    /// How many code objects have been freed.
     fn deaths(&self) -> usize;
 
-    /// Changes whenever a code object at this address dies (and now and then for no reason).
+    /// A number that changes whenever a code object at this address is freed, and sometimes without a reason.
     fn generation(&self, code: usize) -> u32;
 
-    /// Finds out what a frame is by reading its text.
+    /// Determines what a frame is by reading its text.
     ///
     /// # Safety
-    /// `frame` belongs to the calling thread's present chain and `step` is what it holds.
+    ///
+    /// `frame` belongs to the calling thread's present chain, and `step` is its content.
     unsafe fn identify(&self, frame: usize, step: Step, interner: &Interner, sink: &mut dyn DefinitionSink)
     -> Identity;
 
-    /// The object that is a frame's first local, 0 when there is none.
+    /// The object in a frame's first local variable, 0 if there is none.
     ///
     /// # Safety
+    ///
     /// `frame` belongs to the calling thread's present chain.
     unsafe fn first_local(&self, frame: usize) -> usize;
 
     /// The class of an object.
     ///
     /// # Safety
-    /// `object` is a live object.
+    ///
+    /// `object` points to a live object.
     unsafe fn class(&self, object: usize) -> usize;
 
-    /// What an object is that was called from within `caller`, in a frame whose meaning is that of a call. `next` is for
-    /// [`DefinitionSink::known_call`].
+    /// Determines what was called. `object` was called within `caller`, in a frame whose meaning is a call. `next` is
+    /// passed to [`DefinitionSink::known_call`].
     ///
     /// # Safety
-    /// `object` is what [`Self::first_local`] gives for that frame, which belongs to the calling thread's present chain.
+    ///
+    /// [`Self::first_local`] has returned `object` for that frame, which belongs to the calling thread's present chain.
     unsafe fn called(&self, object: usize, caller: ContextId, next: &mut u32, sink: &mut dyn DefinitionSink) -> Called;
 }
 
@@ -131,7 +140,7 @@ pub(super) trait Chain {
 #[repr(C)]
 struct Entry {
     frame: usize,
-    /// 0 for a frame whose key does not decide what it is: it never compares equal.
+    /// 0 for a frame whose key does not determine its meaning. Then it never compares equal.
     code: usize,
     instruction: u32,
     generation: u32,
@@ -141,7 +150,7 @@ struct Entry {
 
 const _: () = assert!(size_of::<Entry>() == 32, "two entries are one cache line");
 
-/// An entry that another has taken the place of.
+/// An entry that another one has replaced.
 #[derive(Clone, Copy)]
 struct Aside {
     entry: Entry,
@@ -164,26 +173,26 @@ impl Aside {
     };
 }
 
-/// A thread's memory of its last walk. See the module for why it is right.
+/// The cache of a thread's last walk.
 pub(crate) struct ThreadStacks {
     entries: *mut Entry,
     capacity: usize,
-    /// Entries `0..known` hold.
+    /// Entries `0..known` are valid.
     known: usize,
     /// The index of the last leaf.
     last: usize,
-    /// The leaf before the last one.
+    /// The entry that was the leaf before the last one.
     aside: Aside,
     /// The entries that call modules.
     pub(super) calls: Calls,
-    /// [`Chain::deaths`] when the entries were last checked.
+    /// The value of [`Chain::deaths`] when the entries were last checked.
     deaths: usize,
-    /// [`Interner::epoch`] of the interner whose ids the entries hold.
+    /// The [`Interner::epoch`] of the interner whose ids the entries contain.
     epoch: u32,
 }
 
 impl ThreadStacks {
-    /// Nothing remembered, nothing allocated.
+    /// An empty cache, which has no memory.
     #[allow(clippy::new_without_default, reason = "lives in a thread_local, which needs the const function")]
     pub(crate) const fn new() -> ThreadStacks {
         ThreadStacks {
@@ -198,11 +207,12 @@ impl ThreadStacks {
         }
     }
 
-    /// Gives the memory back. The struct may be used again and starts from nothing.
+    /// Frees the memory. The struct can be used again and is then empty.
     #[allow(dead_code, reason = "for tests, the stack probe and whoever wants to know")]
     pub(crate) fn release(&mut self) {
         if let Some(entries) = NonNull::new(self.entries) {
-            // SAFETY: the array came from `reserve` or `grow` with this capacity; the pointer is forgotten below.
+            // SAFETY: the array comes from `reserve` or `grow` with this capacity, and the pointer is overwritten
+            // below.
             unsafe { pages::release(entries.cast(), self.capacity * size_of::<Entry>()) };
         }
         *self = ThreadStacks::new();
@@ -211,8 +221,9 @@ impl ThreadStacks {
     /// The stack whose innermost frame is at `leaf`.
     ///
     /// # Safety
-    /// `leaf` is 0 or the innermost frame of the calling thread's present chain, and `self` is only ever used with
-    /// chains of the same kind.
+    ///
+    /// `leaf` is 0 or the innermost frame of the calling thread's present chain. `self` is only used with chains of the
+    /// same kind.
     #[inline]
     pub(super) unsafe fn capture<C: Chain>(
         &mut self,
@@ -238,11 +249,13 @@ impl ThreadStacks {
         let leaf_is_where_it_was = self.last < self.known && self.entry(self.last).frame == leaf;
         let mut differs = self.last;
         if leaf_is_where_it_was {
-            // SAFETY: the entry's frame is the leaf.
+            // SAFETY: `last` is below `known`, and the entry's frame is the leaf, which the caller guarantees to be the
+            // present chain's.
             let mut first = unsafe { self.first_difference(chain, self.last) };
-            // SAFETY: `leaf` is the present chain's, and that entry's.
+            // SAFETY: the caller guarantees that `leaf` is the present chain's leaf, and it is the frame of
+            // `entries[last]`.
             if first == Some(self.last) && unsafe { self.swap_leaf(chain, leaf) } {
-                // SAFETY: as above.
+                // SAFETY: `swap_leaf` has kept `leaf` as the frame of `entries[last]`, which is below `known`.
                 first = unsafe { self.first_difference(chain, self.last) };
             }
             match first {
@@ -252,33 +265,36 @@ impl ThreadStacks {
         }
         let mut changed = self.known;
         if leaf_is_where_it_was {
-            // SAFETY: the chain was followed to that entry, whose frame is part of it.
+            // SAFETY: `first_difference` has followed the chain to the entry `differs`, so its frame belongs to the
+            // chain.
             let aligned = unsafe { self.follow(chain, differs, &mut changed) };
             if aligned {
-                // SAFETY: entries `0..=last` mirror the present chain.
+                // SAFETY: `follow` has returned true, so entries `0..=last` mirror the present chain.
                 return unsafe { self.intern(chain, self.last, changed, interner, sink) };
             }
         }
-        // SAFETY: as promised by the caller.
+        // SAFETY: the caller guarantees `leaf`, which is not 0.
         unsafe { self.capture_elsewhere(chain, leaf, changed, interner, sink) }
     }
 
-    /// Where the leaf runs another instruction than last time, and ran this one the time before (a block is taken in one line and
-    /// given back in another, in turns): brings that entry back. Otherwise sets the present entry aside.
+    /// Restores the previous leaf entry if the leaf is at that entry's instruction again. A program often allocates in
+    /// one line and frees in another, in alternation. Otherwise it stores the present leaf entry for later. Returns
+    /// whether it has restored the entry.
     ///
-    /// What is set aside are facts about a key, as all entries are, and dropped with them. Its stack is that of the key *on its
-    /// callers' stack*, which is kept beside it: the entry comes back only where the callers' entries still have that stack,
-    /// so that every entry goes on meaning what the module says. Whether the callers are still those is for the walk to see.
+    /// The stored entry is a fact about a key, like all entries, and is dropped with them. Its stack belongs to the key
+    /// *on its callers' stack*, which is stored with it. The entry returns only if the callers' entries still have that
+    /// stack, so that every entry stays valid. The following walk verifies that the callers are still the same.
     ///
     /// # Safety
-    /// `leaf` is the innermost frame of the present chain, and that of `entries[last]`, which holds.
+    ///
+    /// `leaf` is the innermost frame of the present chain and the frame of `entries[last]`, which is valid.
     #[inline]
     unsafe fn swap_leaf<C: Chain>(&mut self, chain: &C, leaf: usize) -> bool {
-        // SAFETY: as promised by the caller.
+        // SAFETY: the caller guarantees that `leaf` belongs to the present chain.
         let step = unsafe { chain.reader().step(leaf) };
         let present = *self.entry(self.last);
         if present.code == step.code && present.instruction == step.instruction {
-            return false; // it is the caller that differs
+            return false; // The leaf is unchanged, so a caller differs.
         }
         let (index, caller) = (self.last, self.callers_stack(self.last));
         let aside = std::mem::replace(&mut self.aside, Aside { entry: present, caller, index });
@@ -286,7 +302,7 @@ impl ThreadStacks {
         let back = same_key && aside.index == index && aside.caller == caller;
         if back {
             *self.entry(index) = Entry { frame: leaf, ..aside.entry };
-            // Longer prefixes were those of the other leaf.
+            // Longer prefixes belonged to the other leaf.
             self.known = index + 1;
             self.calls.cut(index);
             if aside.entry.meaning.is_any_call() {
@@ -296,7 +312,7 @@ impl ThreadStacks {
         back
     }
 
-    /// The stack that a frame at this index was called from.
+    /// The stack of the callers of a frame at this index.
     #[inline]
     fn callers_stack(&mut self, index: usize) -> StackId {
         match index.checked_sub(1) {
@@ -305,60 +321,66 @@ impl ThreadStacks {
         }
     }
 
-    /// How many frames the stack has that the last capture gave, hidden ones included. To be asked right after it, and not
-    /// when it gave no stack.
+    /// How many frames the stack of the last capture has, hidden ones included. Only valid right after a capture that
+    /// returned a stack.
     #[inline]
     pub(super) fn depth(&self) -> usize {
         if self.known == 0 { 0 } else { self.last + 1 }
     }
 
-    /// Address and meaning of one of these frames; 0 is the outermost.
+    /// The address and meaning of one of these frames. 0 is the outermost.
     #[inline]
     pub(super) fn frame(&self, index: usize) -> (usize, Meaning) {
         debug_assert!(index < self.depth());
-        // SAFETY: the caller stays below `depth`, which is at most `known`; the array is ours alone.
+        // SAFETY: callers pass an index below `depth`, which is at most `known`. Only this struct uses the array.
         let entry = unsafe { &*self.entries.add(index) };
         (entry.frame, entry.meaning)
     }
 
-    /// What an entry means, for indices below the one that is being interned.
+    /// The meaning of an entry. Valid for indices below the one that is being interned.
     pub(super) fn meaning(&self, index: usize) -> Meaning {
         debug_assert!(index < self.capacity);
-        // SAFETY: as below.
+        // SAFETY: callers pass an index below the capacity. Only this struct uses the array, and zeroed memory is a
+        // valid entry.
         unsafe { (*self.entries.add(index)).meaning }
     }
 
-    /// Not for indices beyond `capacity`.
+    /// An entry. `index` must be below `capacity`.
     #[inline]
     fn entry(&mut self, index: usize) -> &mut Entry {
         debug_assert!(index < self.capacity);
-        // SAFETY: every caller stays below `known` or below a capacity it has just made sure of; the array is ours
-        // alone and zeroed memory is a valid entry.
+        // SAFETY: callers pass an index below `known`, or below a capacity that they have just ensured. Only this
+        // struct uses the array, and zeroed memory is a valid entry.
         unsafe { &mut *self.entries.add(index) }
     }
 
-    /// Where the chain from `entries[from].frame` on first differs from the entries `from..=0`; `None`: nowhere. What differs at the
-    /// index is its key, its caller's address or where the chain ends; the chain was followed to it.
+    /// The first index at which the chain from `entries[from].frame` on differs from the entries `from..=0`. `None` if
+    /// it does not. The difference is the frame's key, its caller's address or the end of the chain. The chain reaches
+    /// the frame at that index.
     ///
-    /// The loop that every capture runs, by itself so that all it needs is in registers.
+    /// Every capture runs this loop. It is separate, so that all its data fits into registers.
     ///
     /// # Safety
+    ///
     /// `from < known`, and `entries[from].frame` belongs to the present chain.
     #[inline]
     unsafe fn first_difference<C: Chain>(&self, chain: &C, from: usize) -> Option<usize> {
-        // SAFETY: `from` is below `known`, hence inside the array; the rest is the caller's promise.
+        // SAFETY: `from` is below `known`, hence inside the array. The caller guarantees that the frame belongs to the
+        // present chain.
         unsafe {
             let found = compare(chain.reader(), self.entries, self.entries.add(from));
             (!found.is_null()).then(|| found.offset_from_unsigned(self.entries))
         }
     }
 
-    /// Compares the chain from `entries[from].frame` on with the entries `from..=0`, whose addresses must all agree.
-    /// Keys that differ are rewritten, and `changed` becomes the lowest such index unless it is lower already (from an
-    /// attempt before, whose entries are still to be interned). False when the chain is not as long as the entries say
-    /// or turns elsewhere.
+    /// Compares the chain from `entries[from].frame` on with the entries `from..=0`, whose addresses must all be equal.
+    ///
+    /// It rewrites keys that differ and sets `changed` to the lowest such index. `changed` keeps a lower value from an
+    /// earlier attempt, whose entries are not interned yet. Returns `false` if the chain is not as long as the entries
+    /// or has another address.
     ///
     /// # Safety
+    ///
     /// `from < known`, and `entries[from].frame` belongs to the present chain.
     #[inline]
     unsafe fn follow<C: Chain>(&mut self, chain: &C, from: usize, changed: &mut usize) -> bool {
@@ -366,26 +388,27 @@ impl ThreadStacks {
         let first = self.entries;
         // SAFETY: `from` is below `known`, hence inside the array.
         let mut entry = unsafe { first.add(from) };
-        // SAFETY: as above.
+        // SAFETY: `entry` is inside the array, below `known`.
         let mut frame = unsafe { (*entry).frame };
         loop {
-            // SAFETY: `frame` is the caller's, or has just compared equal to a `previous` of the chain.
+            // SAFETY: `frame` is the first one, which the caller guarantees, or was just equal to a `previous` of the
+            // chain.
             let step = unsafe { reader.step(frame) };
-            // SAFETY: `entry` stays between `first` and `first + from`.
+            // SAFETY: `entry` stays between `first` and `first + from`, and nothing else refers to it.
             let known = unsafe { &mut *entry };
             if known.code != step.code || known.instruction != step.instruction {
                 known.code = step.code;
                 known.instruction = step.instruction;
                 known.meaning = Meaning::UNKNOWN;
-                // SAFETY: both point into the same array.
+                // SAFETY: both pointers are inside the same array.
                 *changed = unsafe { entry.offset_from_unsigned(first) }.min(*changed);
             }
             if entry == first {
                 return step.previous == 0;
             }
-            // SAFETY: `entry` is above `first`.
+            // SAFETY: `entry` is above `first`, so the entry before it is inside the array.
             entry = unsafe { entry.sub(1) };
-            // SAFETY: as above.
+            // SAFETY: `entry` is inside the array, below `known`.
             let predicted = unsafe { (*entry).frame };
             frame = unlinked(predicted);
             if predicted != step.previous {
@@ -394,10 +417,12 @@ impl ThreadStacks {
         }
     }
 
-    /// The leaf is not where it was: finds out how deep it is, by what the entries suggest or by counting.
+    /// [`Self::capture`] for a leaf that is not at its last index. Finds its index with the entries' help or by
+    /// counting the frames.
     ///
     /// # Safety
-    /// As [`Self::capture`], with `leaf` not 0.
+    ///
+    /// `leaf` is the innermost frame of the calling thread's present chain and not 0.
     #[inline(never)]
     unsafe fn capture_elsewhere<C: Chain>(
         &mut self,
@@ -407,20 +432,20 @@ impl ThreadStacks {
         interner: &Interner,
         sink: &mut dyn DefinitionSink,
     ) -> StackId {
-        // SAFETY: as promised by the caller.
+        // SAFETY: the caller guarantees `leaf`.
         if let Some((base, new)) = unsafe { self.guess(chain, leaf) }
             && self.ensure_capacity(base + new + 1)
         {
             let depth = base + new;
-            // SAFETY: the chain has at least `new` frames from the leaf before the guessed one.
+            // SAFETY: `guess` has followed the chain for `new` frames from the leaf, and the capacity exceeds `depth`.
             let reached = unsafe { self.rewrite(chain, leaf, depth, base + 1, &mut changed) };
-            // SAFETY: the frame was just reached in the chain, and its index is below `known`.
+            // SAFETY: the chain has just reached this frame, and `base` is below `known`.
             if reached == self.entry(base).frame && unsafe { self.follow(chain, base, &mut changed) } {
-                // SAFETY: entries `0..=depth` mirror the present chain.
+                // SAFETY: `rewrite` and `follow` have made entries `0..=depth` mirror the present chain.
                 return unsafe { self.intern(chain, depth, changed, interner, sink) };
             }
         }
-        // SAFETY: as promised by the caller.
+        // SAFETY: the caller guarantees `leaf`.
         let (count, cut) = unsafe { Self::count(chain, leaf) };
         if cut {
             sink.lost(Loss::Depth);
@@ -431,26 +456,27 @@ impl ThreadStacks {
             return StackId::NONE;
         }
         let depth = count - 1;
-        // SAFETY: the chain has `count` frames from the leaf.
+        // SAFETY: the chain has `count` frames from the leaf, and the capacity is at least `count`.
         unsafe { self.rewrite(chain, leaf, depth, 0, &mut changed) };
-        // SAFETY: entries `0..=depth` mirror the present chain.
+        // SAFETY: `rewrite` has made entries `0..=depth` mirror the present chain.
         unsafe { self.intern(chain, depth, changed, interner, sink) }
     }
 
-    /// Looks for one of the innermost frames and its caller near the last leaf: its index, and the number of frames above
-    /// it.
+    /// Searches near the last leaf for one of the innermost frames together with its caller. Returns its index and the
+    /// number of frames above it.
     ///
     /// # Safety
-    /// As [`Self::capture`], with `leaf` not 0.
+    ///
+    /// `leaf` is the innermost frame of the calling thread's present chain and not 0.
     unsafe fn guess<C: Chain>(&mut self, chain: &C, leaf: usize) -> Option<(usize, usize)> {
         let low = self.last.saturating_sub(WINDOW);
         let high = self.known.min(self.last + WINDOW);
         let reader = chain.reader();
         let mut frame = leaf;
         for new in 0..NEW_FRAMES {
-            // SAFETY: `frame` was reached from the leaf.
+            // SAFETY: `frame` was reached from the leaf through the chain and is not 0.
             let previous = unsafe { reader.step(frame) }.previous;
-            // The caller must fit, too: where frames are heap objects they change places.
+            // The caller must match too, because frames on the heap exchange their addresses.
             let fits = |this: &mut Self, index: usize| {
                 let below = index.checked_sub(1).map_or(0, |below| this.entry(below).frame);
                 this.entry(index).frame == frame && below == previous
@@ -466,15 +492,16 @@ impl ThreadStacks {
         None
     }
 
-    /// The number of frames from `leaf` to the root, and whether it was more than [`MAX_DEPTH`].
+    /// The number of frames from `leaf` to the root, and whether there are more than [`MAX_DEPTH`].
     ///
     /// # Safety
-    /// As [`Self::capture`], with `leaf` not 0.
+    ///
+    /// `leaf` is the innermost frame of the calling thread's present chain and not 0.
     unsafe fn count<C: Chain>(chain: &C, leaf: usize) -> (usize, bool) {
         let reader = chain.reader();
         let mut frame = leaf;
         for count in 1..=MAX_DEPTH {
-            // SAFETY: `frame` was reached from the leaf.
+            // SAFETY: `frame` was reached from the leaf through the chain and is not 0.
             frame = unsafe { reader.step(frame) }.previous;
             if frame == 0 {
                 return (count, false);
@@ -483,12 +510,13 @@ impl ThreadStacks {
         (MAX_DEPTH, true)
     }
 
-    /// Writes the chain's frames from `frame` on into the entries `from`, `from - 1`, ..., `to`. `changed` becomes the
-    /// lowest index whose key was not already there. Returns the next frame of the chain.
+    /// Writes the chain's frames from `frame` on into the entries `from`, `from - 1`, ..., `to`. Sets `changed` to the
+    /// lowest index whose key has changed. Returns the next frame of the chain.
     ///
     /// # Safety
-    /// `frame` belongs to the present chain, which has at least `from - to + 1` frames from there (none if
-    /// `from < to`); `from < capacity`.
+    ///
+    /// `frame` belongs to the present chain, which has at least `from - to + 1` frames from there (none if `from <
+    /// to`), and `from < capacity`.
     unsafe fn rewrite<C: Chain>(
         &mut self,
         chain: &C,
@@ -499,7 +527,8 @@ impl ThreadStacks {
     ) -> usize {
         let (known, reader) = (self.known, chain.reader());
         for index in (to..=from).rev() {
-            // SAFETY: `frame` was reached from the first one.
+            // SAFETY: `frame` was reached from the first one, and the caller guarantees that the chain has enough
+            // frames.
             let step = unsafe { reader.step(frame) };
             let entry = self.entry(index);
             entry.frame = frame;
@@ -514,9 +543,10 @@ impl ThreadStacks {
         frame
     }
 
-    /// Interns the prefixes from `changed` to `depth` and makes `depth` the last leaf.
+    /// Interns the prefixes from `changed` to `depth`, and makes `depth` the last leaf. Returns its stack.
     ///
     /// # Safety
+    ///
     /// Entries `0..=depth` mirror the calling thread's present chain.
     #[inline(never)]
     unsafe fn intern<C: Chain>(
@@ -528,7 +558,7 @@ impl ThreadStacks {
         sink: &mut dyn DefinitionSink,
     ) -> StackId {
         self.last = depth;
-        // If the sink should panic, what follows does not hold.
+        // If the sink panics, the entries from `changed` on are not valid.
         self.known = self.known.min(changed);
         if changed > depth {
             return self.entry(depth).stack;
@@ -538,7 +568,7 @@ impl ThreadStacks {
         for index in changed..=depth {
             let entry = self.entry(index);
             if entry.meaning == Meaning::UNKNOWN {
-                // SAFETY: the entry mirrors a frame of the present chain.
+                // SAFETY: the caller guarantees that the entry mirrors a frame of the present chain.
                 unsafe { Self::find_meaning(entry, chain, interner, sink) };
             }
             if let Some(frame) = entry.meaning.id() {
@@ -556,11 +586,15 @@ impl ThreadStacks {
         stack
     }
 
+    /// Determines the meaning of an entry.
+    ///
     /// # Safety
+    ///
     /// The entry's frame, code and instruction are those of a frame of the present chain.
     #[inline]
     unsafe fn find_meaning<C: Chain>(entry: &mut Entry, chain: &C, interner: &Interner, sink: &mut dyn DefinitionSink) {
-        // Read while the code is alive on this stack, and before its text: a death from now on is noticed.
+        // The generation is read while this stack keeps the code alive, and before the code's text. So any later free
+        // changes it.
         entry.generation = chain.generation(entry.code);
         let key = FrameKey::python(entry.code, entry.instruction, entry.generation);
         entry.meaning = interner.meaning(key);
@@ -568,7 +602,7 @@ impl ThreadStacks {
             return;
         }
         let step = Step { code: entry.code, instruction: entry.instruction, previous: 0 };
-        // SAFETY: as promised by the caller; `previous` is not looked at.
+        // SAFETY: the caller guarantees the frame. `previous` is not read.
         let identity = unsafe { chain.identify(entry.frame, step, interner, sink) };
         entry.meaning = identity.meaning;
         if identity.lasting {
@@ -579,7 +613,7 @@ impl ThreadStacks {
         }
     }
 
-    /// Drops the entries from the first one on whose code may have died.
+    /// Drops the entries from the first one on whose code may have been freed.
     #[cold]
     fn drop_dead<C: Chain>(&mut self, chain: &C) {
         self.aside = Aside::NONE;
@@ -592,7 +626,7 @@ impl ThreadStacks {
         }
     }
 
-    /// Makes room for `count` entries. False when the kernel gives no memory.
+    /// Ensures space for `count` entries. Returns `false` if the kernel refuses memory.
     fn ensure_capacity(&mut self, count: usize) -> bool {
         if count <= self.capacity {
             return true;
@@ -601,7 +635,8 @@ impl ThreadStacks {
         let bytes = capacity * size_of::<Entry>();
         let memory = match NonNull::new(self.entries) {
             None => pages::reserve(bytes),
-            // SAFETY: the array came from here with the old capacity; the old pointer is replaced below.
+            // SAFETY: the array comes from this function with the old capacity, and the old pointer is overwritten
+            // below.
             Some(old) => unsafe { pages::grow(old.cast(), self.capacity * size_of::<Entry>(), bytes) },
         };
         let Some(memory) = memory else {
@@ -613,16 +648,18 @@ impl ThreadStacks {
     }
 }
 
-/// See [`ThreadStacks::first_difference`]; null: no difference.
+/// The comparison of [`ThreadStacks::first_difference`]. Null means that there is no difference.
 ///
 /// # Safety
-/// `first..=entry` are entries that hold, and `entry`'s frame belongs to the present chain.
+///
+/// `first..=entry` are valid entries, and `entry`'s frame belongs to the present chain.
 #[inline(always)]
 unsafe fn compare<R: ReadFrame>(reader: R, first: *const Entry, mut entry: *const Entry) -> *const Entry {
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller guarantees that `entry` is valid.
     let mut frame = unsafe { (*entry).frame };
     loop {
-        // SAFETY: `frame` is the caller's, or has just compared equal to a `previous` of the chain; `entry` is one of the caller's.
+        // SAFETY: `frame` is the first one, which the caller guarantees, or was just equal to a `previous` of the
+        // chain. `entry` stays within the caller's range.
         let (step, known) = unsafe { (reader.step(frame), &*entry) };
         if known.code != step.code || known.instruction != step.instruction {
             return entry;
@@ -630,11 +667,11 @@ unsafe fn compare<R: ReadFrame>(reader: R, first: *const Entry, mut entry: *cons
         if entry == first {
             return if step.previous == 0 { std::ptr::null() } else { entry };
         }
-        // SAFETY: `entry` is above `first`.
+        // SAFETY: `entry` is above `first`, so the entry before it is in the caller's range.
         let below = unsafe { entry.sub(1) };
-        // SAFETY: as above.
+        // SAFETY: `below` is in the caller's range.
         let predicted = unsafe { (*below).frame };
-        // Before the comparison, after which the compiler knows them to be equal.
+        // This must come before the comparison, after which the compiler knows that both values are equal.
         frame = unlinked(predicted);
         if predicted != step.previous {
             return entry;
@@ -643,12 +680,12 @@ unsafe fn compare<R: ReadFrame>(reader: R, first: *const Entry, mut entry: *cons
     }
 }
 
-/// The same number, but the compiler may not know: where it sees two equal numbers it uses the one that comes last, and
-/// the next frame's loads would have to wait for it.
+/// The same number, in a form that hides the equality from the compiler. It uses the later one of two equal numbers,
+/// and then the next frame's loads would have to wait for it.
 #[inline]
 fn unlinked(address: usize) -> usize {
     let mut address = address;
-    // SAFETY: no instruction at all.
+    // SAFETY: the assembly contains no instruction.
     unsafe { asm!("/* {0} */", inout(reg) address, options(nomem, nostack, preserves_flags)) };
     address
 }

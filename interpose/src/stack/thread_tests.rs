@@ -1,4 +1,4 @@
-//! Random programs against a naive model: a stack is a list of texts, its id is looked up in a map from lists.
+//! Random programs against a naive model: a stack is a list of texts, and a map from lists gives its id.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -10,10 +10,10 @@ use super::*;
 
 /// Names and lines, root first.
 type Texts = Vec<(String, u32)>;
-/// The naive model: which id a list of texts was given.
+/// The naive model: the id of each list of texts.
 type Model = HashMap<Texts, StackId>;
 
-/// A repeatable source of choices.
+/// A repeatable random generator.
 struct Dice(u64);
 
 impl Dice {
@@ -32,29 +32,29 @@ struct FakeFrame {
     address: usize,
     code: usize,
     instruction: u32,
-    /// The first local.
+    /// The object in the first local variable.
     object: usize,
 }
 
-/// Functions of these names call modules.
+/// Functions of these two names call modules.
 const CALL: &str = "f0";
 const INNER_CALL: &str = "f1";
-/// Classes from here on are not those of modules.
+/// Classes from this address on are no modules.
 const NO_MODULES: usize = 0x9000;
 
-/// An interpreter with a few addresses for frames and codes, so that all are re-used all the time. Reading a frame that
-/// is not on the present stack fails the test.
+/// An interpreter with few addresses for frames and code, so that all are reused constantly. Reading a frame that is
+/// not on the present stack fails the test.
 #[derive(Default)]
 struct Machine {
     /// Root first.
     stack: Vec<FakeFrame>,
-    /// What lives at a code address: its name.
+    /// The name of the code object at each address.
     codes: HashMap<usize, String>,
     generations: HashMap<usize, u32>,
     deaths: usize,
-    /// What a class at an address is: whether its objects are modules.
+    /// The address of each object's class.
     classes: HashMap<usize, usize>,
-    /// Instructions from here on are hidden, unless the frame's address is odd; that is decided anew each time.
+    /// Instructions from here on are hidden, unless the frame's address is odd, which is random each time.
     hidden_from: u32,
     resolved: Cell<usize>,
 }
@@ -84,7 +84,7 @@ impl Machine {
         shown.map(|frame| (self.codes[&frame.code].clone(), frame.instruction)).collect()
     }
 
-    /// Objects and classes of the modules being called, outermost first.
+    /// The objects and classes of the modules being called, outermost first.
     fn called(&self) -> Vec<(usize, usize)> {
         let mut outer = false;
         let mut calls = Vec::new();
@@ -210,7 +210,7 @@ impl Tree {
         frames
     }
 
-    /// Objects and classes of a call and its callers, outermost first.
+    /// The objects and classes of a call and its callers, outermost first.
     fn calls_of(&self, mut id: ContextId) -> Vec<(usize, usize)> {
         let mut calls = Vec::new();
         while !id.is_none() {
@@ -231,7 +231,7 @@ fn capture(machine: &Machine, thread: &mut ThreadStacks, interner: &Interner, tr
 /// One step of a random program.
 fn act(machine: &mut Machine, dice: &mut Dice, deepest: usize) {
     let address = |machine: &Machine, dice: &mut Dice| {
-        // Mostly where a stack of frames would put it; now and then anywhere, as generators are.
+        // Usually the address that a stack of frames would have, sometimes any address, as for generators.
         let usual = 0x1000 + machine.stack.len() * 8;
         let candidate = if dice.one_in(4) { 0x9000 + dice.below(40) * 8 } else { usual };
         let taken = |address| machine.stack.iter().any(|frame| frame.address == address);
@@ -268,12 +268,12 @@ fn act(machine: &mut Machine, dice: &mut Dice, deepest: usize) {
     {
         leaf.instruction = dice.below(4) as u32;
     }
-    // Another object comes to the place of one, of the same class or not, of a module or not.
+    // Another object replaces one. Its class may be the same or not, a module's or not.
     let object = 0x100 + dice.below(5) * 16;
     if dice.one_in(8) {
         machine.classes.insert(object, [0x8000, 0x8010, 0x9000][dice.below(3)]);
     }
-    // And a function is called again from the same line, with another object.
+    // A function is called again from the same line, with another object.
     let at = dice.below(machine.stack.len().max(1));
     if let Some(frame) = machine.stack.get_mut(at)
         && dice.one_in(4)
@@ -302,9 +302,9 @@ fn random_programs_give_the_stacks_and_the_calls_of_the_naive_model() {
             let expected = machine.expected();
             assert_eq!(tree.stack_of(id), expected, "seed {seed}, step {step}");
             assert_eq!(*model.entry(expected).or_insert(id), id, "seed {seed}, step {step}: one stack, two ids");
-            // Not after every capture: what is remembered of calls may be older than what is of frames.
+            // Not after every capture, so that the cached calls may be older than the cached frames.
             if !id.is_none() && dice.one_in(2) {
-                // SAFETY: the machine has not moved since.
+                // SAFETY: the machine has not changed since the capture.
                 let call = unsafe { thread.call(&machine, &mut tree) };
                 let calls = machine.called();
                 called[calls.len().min(3)] += 1;
@@ -334,14 +334,14 @@ fn a_known_stack_is_not_looked_up() {
     let id = capture(&machine, &mut thread, &interner, &mut tree);
     assert_eq!(machine.resolved.get(), 30);
     assert_eq!(capture(&machine, &mut thread, &interner, &mut tree), id);
-    // Another code's death: nothing of ours is looked up again.
+    // Another code object is freed. None of the stack's frames is looked up again.
     machine.codes.insert(0x9000, "other".into());
     machine.kill(0x9000);
     assert_eq!(capture(&machine, &mut thread, &interner, &mut tree), id);
     machine.stack.pop();
     assert_ne!(capture(&machine, &mut thread, &interner, &mut tree), id);
     assert_eq!(machine.resolved.get(), 30);
-    // A thread with nothing in its memory finds the frames in the key cache.
+    // A thread with an empty cache finds the frames in the key cache.
     let mut other = ThreadStacks::new();
     capture(&machine, &mut other, &interner, &mut tree);
     assert_eq!(machine.resolved.get(), 30);
@@ -415,7 +415,7 @@ fn a_chain_without_end_is_cut_and_counted() {
     let interner = Interner::new();
     let (mut thread, mut tree) = (ThreadStacks::new(), Tree::default());
     for round in 1..=2 {
-        // SAFETY: the fake chain does not read memory.
+        // SAFETY: the fake chain reads no memory.
         let id = unsafe { thread.capture(&Endless, 0x1000, &interner, &mut tree) };
         assert_eq!(tree.stack_of(id).len(), MAX_DEPTH);
         assert_eq!(tree.lost, vec![Loss::Depth; round]);
@@ -434,7 +434,7 @@ fn threads_share_one_tree() {
                     let mut dice = Dice(seed % 2);
                     let (mut thread, mut tree) = (ThreadStacks::new(), Tree::default());
                     let mut model = HashMap::new();
-                    // All threads have the same code at the same addresses; none of it dies.
+                    // All threads have the same code at the same addresses, and none of it is freed.
                     let mut machine = Machine { hidden_from: u32::MAX, ..Machine::default() };
                     for n in 0..6 {
                         machine.codes.insert(0x5000 + n * 16, format!("f{n}"));
@@ -456,7 +456,7 @@ fn threads_share_one_tree() {
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    // Each definition was delivered to exactly one of the threads, and all agree on the ids.
+    // Each definition was delivered to exactly one thread, and all threads agree on the ids.
     let (mut all, mut ids) = (Tree::default(), HashMap::new());
     for (tree, model) in results {
         for (id, frame) in tree.frames {
@@ -474,7 +474,7 @@ fn threads_share_one_tree() {
     }
 }
 
-/// A guess that fails half-way has rewritten entries; the next attempt may find nothing more to change among them.
+/// A prediction that fails half-way has rewritten entries. The next attempt may find no further change among them.
 #[test]
 fn what_a_wrong_guess_has_rewritten_is_interned() {
     let interner = Interner::new();
@@ -491,7 +491,7 @@ fn what_a_wrong_guess_has_rewritten_is_interned() {
     };
     let programs: [&[(usize, u32)]; 6] = [
         &[(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0)],
-        // The same leaf and callers, two of them elsewhere, and then another root.
+        // The same leaf and callers, two of them at other addresses, and then another root.
         &[(9, 0), (1, 0), (2, 1), (3, 0), (4, 1), (5, 0)],
         &[(0, 0), (2, 0), (3, 1), (4, 1), (5, 0)],
         &[(0, 0), (1, 0), (2, 1), (3, 0), (4, 1), (6, 0), (5, 1)],
@@ -508,7 +508,7 @@ fn what_a_wrong_guess_has_rewritten_is_interned() {
     thread.release();
 }
 
-/// The caller catches a panic of the sink; what was half done then must not be believed later.
+/// The caller catches a panic of the sink. Later captures must not use the incomplete state.
 #[test]
 fn a_panic_in_the_sink_leaves_nothing_wrong_behind() {
     struct Panics;

@@ -1,23 +1,23 @@
-//! A block of events as columns: what repeats is said once, what moves is said as a difference, then zstd.
+//! A block of events as columns, compressed with zstd. Repeated values are stored once, changing values as differences.
 //!
 //! ```text
 //! prefix (32 bytes)  count u32, 0 u32, first_seq u64, first_ticks u64, last_ticks u64     not compressed
 //! columns            9 x (length varint, bytes)                                            compressed
-//!   0 shapes         dictionary of what comes in few combinations: source, action, device, flags, pool or api, stream,
+//!   0 shapes         dictionary of fields with few combinations: source, action, device, flags, pool or api, stream,
 //!                    module, thread
 //!   1 shape          index into it, per event
 //!   2 seq            zigzag(difference - 1)
 //!   3 ticks          zigzag(difference)
 //!   4 addr           index into the block's dictionary of addresses; index == its size: a new one, then
 //!                    zigzag(difference from the last new one)
-//!   5 size           0: as last time at this address; else size + 1
-//!   6 stack          as addr
-//!   7 context        as addr
-//!   8 extra          where SLACK_KNOWN: slack; CUDA calls: zigzag(result); else nothing
+//!   5 size           0: the last size at this address; else size + 1
+//!   6 stack          encoded like addr
+//!   7 context        encoded like addr
+//!   8 extra          with SLACK_KNOWN: slack; CUDA calls: zigzag(result); else nothing
 //! ```
 //!
-//! A training loop asks for the same addresses from the same stacks in the same order, step after step: indices that
-//! are the same in every step are what zstd folds away.
+//! A training loop requests the same addresses from the same stacks in the same order, step after step. zstd compresses
+//! the indices well, because they are the same in every step.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
@@ -30,15 +30,15 @@ use crate::event::{Action, Event, Flags, Source};
 use crate::ids::{ContextId, ModuleId, StackId, ThreadId};
 use crate::wire::{Cursor, put_varint, unzigzag, zigzag};
 
-/// Events of a full block.
+/// The number of events in a full block.
 pub(super) const BLOCK_EVENTS: usize = 16 * 1024;
-/// More events no block has: what one takes in memory is bounded, whatever it says.
+/// The largest number of events that a reader accepts in a block. It bounds a block's memory, whatever the file states.
 pub(super) const MAX_EVENTS: u32 = 1 << 16;
-/// Size of the uncompressed prefix.
+/// The size of the uncompressed prefix in bytes.
 pub(super) const PREFIX: usize = 32;
 const COLUMNS: usize = 9;
 
-/// What a block is about, readable without decoding it.
+/// The facts about a block that can be read without decoding it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Prefix {
     pub(super) count: u32,
@@ -48,6 +48,7 @@ pub(super) struct Prefix {
 }
 
 impl Prefix {
+    /// The prefix of a block with these events.
     pub(super) fn of(events: &[Event]) -> Prefix {
         Prefix {
             count: events.len() as u32,
@@ -57,7 +58,7 @@ impl Prefix {
         }
     }
 
-    /// What the first event's differences of seq and ticks are taken from.
+    /// The start values for the differences of `seq` and `ticks`.
     fn bases(&self) -> (u64, u64) {
         (self.first_seq.wrapping_sub(1), self.first_ticks)
     }
@@ -71,6 +72,7 @@ impl Prefix {
         b
     }
 
+    /// Decodes a prefix. `None` if there are too few bytes.
     pub(super) fn from_bytes(b: &[u8]) -> Option<Prefix> {
         let word = |at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
         Some(Prefix {
@@ -82,7 +84,7 @@ impl Prefix {
     }
 }
 
-/// What comes in few combinations.
+/// The fields of an event that have few combinations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Shape {
     source: Source,
@@ -153,7 +155,7 @@ impl Hash for Shape {
     }
 }
 
-/// Multiply-and-rotate over words: the keys are our own numbers, not an adversary's strings.
+/// A multiply-and-rotate hash over words. The keys are memtrace's own numbers, not strings of an adversary.
 #[derive(Default)]
 struct WordHasher(u64);
 
@@ -175,7 +177,7 @@ impl Hasher for WordHasher {
 
 type WordMap<K, V> = HashMap<K, V, BuildHasherDefault<WordHasher>>;
 
-/// Numbers said by index after the first time.
+/// A column of values that are stored by index after their first occurrence.
 #[derive(Default)]
 struct Dictionary {
     index: WordMap<u64, u32>,
@@ -184,7 +186,7 @@ struct Dictionary {
 }
 
 impl Dictionary {
-    /// Writes `value`; returns its index and whether it is new.
+    /// Writes `value`. Returns its index and whether it is new.
     fn put(&mut self, value: u64) -> (usize, bool) {
         let next = self.index.len() as u32;
         let index = *self.index.entry(value).or_insert(next);
@@ -197,7 +199,7 @@ impl Dictionary {
     }
 }
 
-/// The reading side of [`Dictionary`].
+/// Reads a column that [`Dictionary`] has written.
 struct DictionaryReader<'a> {
     column: Column<'a>,
     values: Vec<u64>,
@@ -231,7 +233,7 @@ impl<'a> DictionaryReader<'a> {
     }
 }
 
-/// The columns of `events`, uncompressed. `prefix` is theirs.
+/// Encodes `events` as uncompressed columns. `prefix` must be theirs.
 pub(super) fn encode(prefix: &Prefix, events: &[Event], out: &mut Vec<u8>) {
     let mut shapes: WordMap<Shape, u32> = WordMap::default();
     let mut columns: [Vec<u8>; COLUMNS] = Default::default();
@@ -255,7 +257,8 @@ pub(super) fn encode(prefix: &Prefix, events: &[Event], out: &mut Vec<u8>) {
             sizes.push(0);
         }
         if new || sizes[at] != e.size || e.size == 0 {
-            // A size of u64::MAX wraps to 0, "as last time": no allocation is that large, and decoding stays total.
+            // A size of `u64::MAX` wraps to 0, the code for the last size. No allocation is that large, and every code
+            // stays decodable.
             put_varint(&mut columns[5], e.size.wrapping_add(1));
             sizes[at] = e.size;
         } else {
@@ -278,7 +281,7 @@ pub(super) fn encode(prefix: &Prefix, events: &[Event], out: &mut Vec<u8>) {
     }
 }
 
-/// A shape as an event that lacks what differs from event to event, and whether it has an extra.
+/// A shape as an event without the fields that differ between events, and whether it has an extra.
 struct Template {
     event: Event,
     has_extra: bool,
@@ -303,7 +306,7 @@ impl Template {
     }
 }
 
-/// A block's columns, found but not read, but for its shapes.
+/// A block's columns. Only the shapes are decoded.
 struct Columns<'a> {
     shapes: Vec<Template>,
     shape: Column<'a>,
@@ -312,7 +315,7 @@ struct Columns<'a> {
 
 impl<'a> Columns<'a> {
     fn of(prefix: &Prefix, raw: &'a [u8]) -> Result<Columns<'a>> {
-        // Every event costs at least one byte in seven columns, so a count beyond that is a lie.
+        // Every event takes at least one byte in each of seven columns, so a larger count is invalid.
         if prefix.count as usize > raw.len() / 7 || prefix.count > MAX_EVENTS {
             return Err(malformed("event count of a block"));
         }
@@ -332,7 +335,7 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// The events of a block.
+/// Decodes the events of a block into `out`. The error is [`Error::Malformed`].
 pub(super) fn decode(prefix: &Prefix, raw: &[u8], out: &mut Vec<Event>) -> Result<()> {
     out.clear();
     let columns = Columns::of(prefix, raw)?;
@@ -379,11 +382,11 @@ fn decode_columns(prefix: &Prefix, columns: Columns<'_>, out: &mut Vec<Event>) -
     Ok(())
 }
 
-/// Counts a block's events by kind without decoding them: two columns of nine. See [`super::Decoder::census`].
+/// Counts a block's events by kind without decoding them. It reads two of nine columns. See [`super::Decoder::census`].
 pub(super) fn census(prefix: &Prefix, raw: &[u8], out: &mut Census) -> Result<()> {
     let Columns { shapes, shape: mut column, others } = Columns::of(prefix, raw)?;
     let [.., mut extras] = others;
-    // Which calls failed stands beside what the blocks of PyTorch's allocators waste.
+    // The same column stores the results of CUDA calls and the slack of PyTorch's blocks.
     let calls = shapes.iter().any(|shape| !shape.event.source.is_torch());
     let mut counts = vec![(0u64, 0u64); shapes.len()];
     let mut count = || {
@@ -438,7 +441,7 @@ mod tests {
                     module: ModuleId(i[3]),
                     thread: ThreadId(i[3] % 5),
                 };
-                // As a ring slot would carry it; slack travels only where it is known.
+                // Limits the event to what a ring slot contains. Slack is stored only if it is known.
                 slot = Event::from_slot(&slot.to_slot(), slot.thread)?;
                 if !slot.flags.contains(Flags::SLACK_KNOWN) {
                     slot.slack = 0;

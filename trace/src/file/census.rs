@@ -1,16 +1,16 @@
-//! What kinds of events a trace holds and how many of each: enough to see whose events tell about a device, at a tenth of
-//! what decoding costs.
+//! Counts the events of a trace by kind, at a tenth of the cost of decoding. That is enough to choose the event source
+//! for a device.
 
 use std::collections::HashMap;
 
 use crate::event::Event;
 
-/// Counts of events by kind. A kind is an event of which only the source, the action, the device, the flags, the API and whether
-/// the call failed (`result` is 0 or 1) are told.
+/// Event counts by kind. A kind is an event with only source, action, device, flags, API and `result` set. `result` is
+/// 1 if the call failed and 0 otherwise.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Census {
     kinds: HashMap<Event, u64>,
-    /// Earliest and latest moment, in ticks.
+    /// The earliest and the latest timestamp, in the unit of [`crate::clock`].
     pub ticks: Option<(u64, u64)>,
 }
 
@@ -21,12 +21,12 @@ impl Census {
         self.stretch((e.ticks, e.ticks));
     }
 
-    /// Counts so many events of the kind of `e`; says nothing of their moments.
+    /// Counts `count` events of the kind of `e`, without their timestamps.
     pub fn count_many(&mut self, e: &Event, count: u64) {
         self.add(e, e.result != 0, count);
     }
 
-    /// Takes over what another has counted.
+    /// Adds the counts of another census.
     pub fn merge(&mut self, other: Census) {
         for (kind, count) in other.kinds {
             *self.kinds.entry(kind).or_default() += count;
@@ -36,16 +36,17 @@ impl Census {
         }
     }
 
-    /// Every kind with its count, in no order.
+    /// All kinds with their counts, in no particular order.
     pub fn kinds(&self) -> impl Iterator<Item = (&Event, u64)> {
         self.kinds.iter().map(|(kind, count)| (kind, *count))
     }
 
-    /// All events.
+    /// The total number of events.
     pub fn events(&self) -> u64 {
         self.kinds.values().sum()
     }
 
+    /// Adds `count` events of the kind of `e`, with the given result.
     pub(super) fn add(&mut self, e: &Event, failed: bool, count: u64) {
         if count == 0 {
             return;
@@ -55,6 +56,7 @@ impl Census {
         *self.kinds.entry(kind).or_default() += count;
     }
 
+    /// Extends the time range to include both timestamps.
     pub(super) fn stretch(&mut self, (first, last): (u64, u64)) {
         let (f, l) = self.ticks.unwrap_or((first, last));
         self.ticks = Some((f.min(first), l.max(last)));

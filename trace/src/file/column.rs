@@ -1,22 +1,24 @@
-//! Reading one column of a block: the same varints as [`crate::wire::Cursor`] reads, without a branch per byte and without an error
-//! value per number. Most of what a block holds are numbers of one byte, the rest mostly of two or three.
+//! Reads one column of a block.
+//!
+//! It decodes the same varints as [`crate::wire::Cursor`], without a branch for each byte and without an error value
+//! for each number. Most numbers in a block take one byte, most others two or three.
 
 use crate::error::{Error, Result};
 use crate::wire::Cursor;
 
-/// What is wrong with a block: small enough to pass through registers.
+/// The reason why a block is invalid. It is small enough for registers.
 pub(super) type Bad = &'static str;
 
 const ENDS_EARLY: Bad = "record: it ends early";
 const TOO_LONG: Bad = "varint: more than 64 bits";
 
-/// The error a caller outside gets.
+/// The public error for this reason.
 #[cold]
 pub(super) fn malformed(what: Bad) -> Error {
     Error::Malformed { what }
 }
 
-/// A column and how far it has been read.
+/// A column and the current position in it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column<'a> {
     bytes: &'a [u8],
@@ -28,7 +30,7 @@ impl<'a> Column<'a> {
         Column { bytes, at: 0 }
     }
 
-    /// The next number.
+    /// Reads the next number.
     #[inline(always)]
     pub(super) fn varint(&mut self) -> Result<u64, Bad> {
         match self.bytes.get(self.at) {
@@ -40,7 +42,8 @@ impl<'a> Column<'a> {
         }
     }
 
-    /// A number of two to eight bytes is put together from one word; longer ones, and those at a column's end, byte by byte.
+    /// Reads a number of two to eight bytes from one word. Longer numbers, and those at the end of a column, are read
+    /// byte by byte.
     #[inline]
     fn long_varint(&mut self) -> Result<u64, Bad> {
         if let Some(word) = self.bytes.get(self.at..).and_then(|rest| rest.first_chunk()) {
@@ -48,7 +51,8 @@ impl<'a> Column<'a> {
             let ends = !word & 0x8080_8080_8080_8080;
             if ends != 0 {
                 self.at += ends.trailing_zeros() as usize / 8 + 1;
-                // All bits up to the end's, less the eighth bit of each byte; then neighbours close up: 7, 14, 28 bits.
+                // Keeps the bits up to the last byte and clears the top bit of each byte. Then adjacent groups are
+                // joined: 7, 14, 28 bits.
                 let w = word & (ends ^ (ends - 1)) & 0x7f7f_7f7f_7f7f_7f7f;
                 let w = (w & 0x007f_007f_007f_007f) | (w & 0x7f00_7f00_7f00_7f00) >> 1;
                 let w = (w & 0x0000_3fff_0000_3fff) | (w & 0x3fff_0000_3fff_0000) >> 2;
@@ -74,7 +78,7 @@ mod tests {
     use crate::wire::put_varint;
     use proptest::prelude::*;
 
-    /// Reads everything with both readers; they agree on every number and on where a column is no column.
+    /// Reads all bytes with both readers. They must agree on every number and on the first error.
     fn both_read(bytes: &[u8]) {
         let (mut column, mut cursor) = (Column::new(bytes), Cursor::new(bytes));
         loop {

@@ -1,5 +1,5 @@
-//! Blocks in, events out: checksum, zstd, columns. What this needs beside the reader, buffers and a decompressor, is kept from
-//! block to block, so that a pass over a long trace allocates nothing.
+//! Decodes blocks into events: checksum, zstd, columns. The buffers and the decompressor are reused, so that a pass
+//! over a long trace allocates nothing.
 
 use super::block::{self, PREFIX, Prefix};
 use super::census::Census;
@@ -10,15 +10,15 @@ use crate::event::Event;
 /// A block that could not be decoded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LostBlock {
-    /// Offset of the frame in the file.
+    /// The offset of the frame in the file, in bytes.
     pub offset: u64,
-    /// Events that are lost with it.
+    /// How many events are lost with it.
     pub events: u32,
-    /// What is wrong.
+    /// The reason.
     pub why: String,
 }
 
-/// See the module and [`Reader::decoder`].
+/// Decodes the blocks of one trace ([`Reader::decoder`]).
 pub struct Decoder<'a> {
     reader: &'a Reader,
     zstd: Option<zstd::bulk::Decompressor<'static>>,
@@ -34,25 +34,25 @@ impl std::fmt::Debug for Decoder<'_> {
 
 impl<'a> Decoder<'a> {
     pub(super) fn new(reader: &'a Reader) -> Decoder<'a> {
-        // It fails for want of memory only; the blocks then say so.
+        // This fails only without memory. Each block then returns an error.
         let zstd = zstd::bulk::Decompressor::new().ok();
         Decoder { reader, zstd, payload: Vec::new(), raw: Vec::new() }
     }
 
-    /// Decodes one block into `out`.
+    /// Decodes one block into `out`, which is cleared first.
     pub fn decode(&mut self, info: &BlockInfo, out: &mut Vec<Event>) -> Result<(), LostBlock> {
         out.clear();
         let decoded = self.unpack(info).and_then(|prefix| block::decode(&prefix, &self.raw, out));
         decoded.map_err(|e| lost(info, &e))
     }
 
-    /// Adds one block's events to `out` by kind.
+    /// Adds one block's events to `out`, by kind.
     pub fn census(&mut self, info: &BlockInfo, out: &mut Census) -> Result<(), LostBlock> {
         let counted = self.unpack(info).and_then(|prefix| block::census(&prefix, &self.raw, out));
         counted.map_err(|e| lost(info, &e))
     }
 
-    /// Reads, checks and decompresses a block: its columns are in `raw` then.
+    /// Reads, verifies and decompresses a block into `raw`.
     fn unpack(&mut self, info: &BlockInfo) -> Result<Prefix> {
         self.reader.read_payload(info.offset, &info.header, &mut self.payload)?;
         let prefix = Prefix::from_bytes(&self.payload).ok_or(Error::Malformed { what: "block: it has no prefix" })?;
@@ -62,7 +62,7 @@ impl<'a> Decoder<'a> {
         self.raw.clear();
         self.raw.reserve(len);
         let done = zstd.decompress_to_buffer(stored, &mut self.raw);
-        // The buffer may have room for more than the frame says.
+        // The buffer's capacity may exceed the length that the frame states.
         if !done.is_ok_and(|got| got <= len) {
             return Err(Error::Malformed { what: "compressed frame" });
         }

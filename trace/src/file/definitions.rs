@@ -1,4 +1,4 @@
-//! The tables that a trace's definitions add up to.
+//! The tables of all definitions in a trace.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,44 +9,45 @@ use crate::shm::intake::MAX_ID;
 /// One line of one function.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Frame {
-    /// As a traceback prints it; of native code the demangled name.
+    /// The name as in a traceback. For native code, the demangled name.
     pub name: Box<str>,
-    /// The qualified name, where known; else the name. Of native code: without arguments.
+    /// The qualified name if it is known, otherwise the name. For native code, the name without arguments.
     pub qualname: Box<str>,
-    /// As the code object has it; of native code the source file, else the object.
+    /// The file name in the code object. For native code, the source file or, if unknown, the object.
     pub filename: Box<str>,
-    /// 0 when unknown.
+    /// The line, 0 if unknown.
     pub line: u32,
-    /// First line of the function, 0 when unknown.
+    /// The first line of the function, 0 if unknown.
     pub first_line: u32,
     /// Whether this is native code, named by [`Definitions::name_native`].
     pub native: bool,
-    /// The frame that this one was inlined into, or the first that a line of a generated file stands for: it follows in every stack.
+    /// The frame that follows this one in every stack. It is the one it was inlined into, or the first origin of a line
+    /// in a generated file.
     pub inlined_into: FrameId,
 }
 
 impl Frame {
-    /// Whether this is only a place in the table.
+    /// Whether this is only an empty entry of the table.
     fn is_undefined(&self) -> bool {
         self.filename.is_empty() && self.name.is_empty()
     }
 }
 
-/// A place in native code. Its names are found afterwards, from the object's file.
+/// A position in native code. Its names are determined afterwards from the object's file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct NativeFrame {
-    /// The object; `NONE` for code generated at run time.
+    /// The object. `NONE` for code generated at run time.
     pub module: ModuleId,
-    /// The return address, in the object's own terms (ELF virtual address).
+    /// The return address as an ELF virtual address of the object.
     pub address: u64,
 }
 
 /// A loaded object.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Module {
-    /// As the loader has it.
+    /// The path as the loader has it.
     pub path: Box<str>,
-    /// GNU build id, lower-case hexadecimal; empty where it has none.
+    /// The GNU build id in lowercase hexadecimal digits. Empty if it has none.
     pub build_id: Box<str>,
 }
 
@@ -64,16 +65,16 @@ pub struct StackNode {
 pub struct Context {
     /// The node's type.
     pub node: Box<str>,
-    /// The stack of the forward call that made it.
+    /// The stack of the forward call that created it.
     pub forward: StackId,
-    /// The `nn.Module` whose call made it, one of [`Definitions::nn_calls`]; `NONE` when unknown.
+    /// The `nn.Module` whose call created it, one of [`Definitions::nn_calls`]. `NONE` if unknown.
     pub module: ContextId,
 }
 
-/// An `nn.Module` being called.
+/// A call of an `nn.Module`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NnCall {
-    /// The call from within which it was called; `NONE` for the outermost. Always smaller than its own id.
+    /// The call that contains this one. `NONE` for an outermost call. Always smaller than its own id.
     pub caller: ContextId,
     /// The address of the module's Python object.
     pub object: u64,
@@ -86,46 +87,46 @@ pub struct NnCall {
 pub struct NnName {
     /// The address of the module's Python object.
     pub object: u64,
-    /// How many events there were when it was read.
+    /// The number of events when it was read.
     pub seq: u64,
     /// The name of its class.
     pub class: Box<str>,
-    /// The path as `named_modules()` gives it; empty for the model itself.
+    /// The path as in `named_modules()`. Empty for the model itself.
     pub name: Box<str>,
 }
 
 /// A name of a tensor's memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorName {
-    /// Where the storage begins.
+    /// The address at which the storage begins.
     pub address: u64,
-    /// How many events there were when it was read: it is the name of the block that was there then.
+    /// The number of events when it was read. It names the block that was at the address then.
     pub seq: u64,
-    /// What the tensor is.
+    /// The tensor's role.
     pub kind: TensorKind,
     /// The name.
     pub name: Box<str>,
-    /// Data type and shape; empty when unknown.
+    /// Data type and shape. Empty if unknown.
     pub shape: Box<str>,
 }
 
-/// Objects that held each other, and a tensor's memory with them, until the cyclic garbage collector came.
+/// A reference cycle that held a tensor's memory until the cyclic garbage collector ran.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cycle {
-    /// Where the tensor's storage begins; 0 where it is not known.
+    /// The address at which the tensor's storage begins, 0 if unknown.
     pub address: u64,
-    /// How many events there were when it was read: the block that was there then was held.
+    /// The number of events when it was read. It held the block that was at the address then.
     pub seq: u64,
-    /// The file in the run's folder that shows the objects; empty where there is none.
+    /// The file in the run's folder that shows the objects. Empty if there is none.
     pub file: Box<str>,
     /// The cycle in one line.
     pub text: Box<str>,
 }
 
-/// A name that the program gave to a range of its work.
+/// A name that the program gave to a range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Label {
-    /// Through what.
+    /// The API that the program used.
     pub origin: LabelOrigin,
     /// The name.
     pub text: Box<str>,
@@ -145,26 +146,26 @@ pub struct Thread {
 pub struct Device {
     /// Marketing name.
     pub name: Box<str>,
-    /// All of its memory, in bytes.
+    /// Its total memory in bytes.
     pub total: u64,
-    /// In use when the process first allocated there, in bytes.
+    /// The bytes in use when the process first allocated on it.
     pub used_before: u64,
     /// PCI bus id.
     pub pci: Box<str>,
 }
 
-/// What a part of the recorder reported.
+/// What a part of memtrace reported.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Notice {
-    /// Which part, e.g. `torch.tracker`.
+    /// The part, for example `torch.tracker`.
     pub topic: Box<str>,
-    /// What about it.
+    /// A sentence about it.
     pub text: Box<str>,
-    /// Whether it works.
+    /// Whether the part works.
     pub verdict: Verdict,
 }
 
-/// All definitions of a trace. Entry 0 of each table is "none".
+/// All definitions of a trace. Entry 0 of each table means "none".
 #[derive(Clone, Debug, Default)]
 pub struct Definitions {
     /// By [`FrameId`].
@@ -173,11 +174,11 @@ pub struct Definitions {
     pub stacks: Vec<StackNode>,
     /// By [`ContextId`].
     pub contexts: Vec<Context>,
-    /// The frames of native code; `frames` has nothing at their ids before [`Self::name_native`].
+    /// The frames of native code. Before [`Self::name_native`], `frames` has empty entries at their ids.
     pub native_frames: BTreeMap<FrameId, NativeFrame>,
-    /// The lines that lines of generated files stand for: by the frame and the place behind it. [`Self::place_origins`] has put them there.
+    /// The origins of lines in generated files, by frame and position. [`Self::place_origins`] adds them to `frames`.
     pub origins: BTreeMap<(FrameId, u32), Frame>,
-    /// Calls of `nn.Module`s: contexts of events outside of backward. `contexts` has nothing at their ids.
+    /// Calls of `nn.Module`s: the contexts of events outside backward. `contexts` has empty entries at their ids.
     pub nn_calls: BTreeMap<ContextId, NnCall>,
     /// In order of arrival.
     pub nn_names: Vec<NnName>,
@@ -191,23 +192,23 @@ pub struct Definitions {
     pub modules: Vec<Module>,
     /// By [`ThreadId`].
     pub threads: Vec<Thread>,
-    /// By pool id: PyTorch's `MempoolId_t`.
+    /// PyTorch's `MempoolId_t` by pool id.
     pub pools: BTreeMap<u16, (u64, u64)>,
     /// By ordinal.
     pub devices: BTreeMap<u32, Device>,
-    /// The rank and the number of ranks, where the process told PyTorch; the first it told.
+    /// The rank and the number of ranks: the first pair that the process gave to PyTorch.
     pub rank: Option<(u32, u32)>,
-    /// In order of arrival, without repetitions.
+    /// In order of arrival, without duplicates.
     pub notices: Vec<Notice>,
 }
 
-/// Ids are dense, but for definitions that were lost: so many more than arrived may be told of. What lies beyond is damage, not a
-/// reason to allocate.
+/// Ids are dense except for definitions that were lost. An id must be below twice the number received plus this. A
+/// larger one is damage and must not cause an allocation.
 const MAX_GAP: usize = 1 << 20;
-/// No trace has as many bytes of definitions: the launcher takes 256 MiB from a process.
+/// No valid trace has more bytes of definitions: the launcher accepts 256 MiB from one process.
 const MAX_BYTES: usize = 512 << 20;
 
-/// Bounds what is kept of a trace: a file of a few kilobytes can unpack to gigabytes of definitions.
+/// Bounds the memory of a trace's definitions: a file of a few kilobytes can decompress to gigabytes.
 #[derive(Default, Debug)]
 pub(super) struct Bounds {
     bytes: usize,
@@ -232,7 +233,8 @@ fn set<T: Default + Clone>(table: &mut Vec<T>, received: &mut usize, index: usiz
 }
 
 impl Definitions {
-    /// Adds one definition of so many encoded bytes; false when its id cannot be right, or there is no more room.
+    /// Adds one definition, which was encoded in `bytes` bytes. Returns `false` if its id is invalid or the limit is
+    /// reached.
     pub(super) fn add(&mut self, definition: &Definition<'_>, bytes: usize, bounds: &mut Bounds) -> bool {
         bounds.bytes += bytes;
         if bounds.bytes > MAX_BYTES {
@@ -250,7 +252,7 @@ impl Definitions {
                 };
                 set(&mut self.frames, &mut bounds.frames, id.index(), frame)
             }
-            // A parent has a smaller id than its child: this is what makes walking to the root end.
+            // A parent has a smaller id than its child, so a walk to the root ends.
             Definition::Stack { id, parent, frame } => {
                 parent < id && set(&mut self.stacks, &mut bounds.stacks, id.index(), StackNode { parent, frame })
             }
@@ -258,7 +260,7 @@ impl Definitions {
                 let context = Context { node: node.into(), forward, module };
                 set(&mut self.contexts, &mut bounds.contexts, id.index(), context)
             }
-            // A caller has a smaller id than what it calls: this is what makes walking outwards end.
+            // A caller has a smaller id than its callee, so a walk to the outermost call ends.
             Definition::NnCall { id, caller, object, class } => {
                 let sound = caller < id
                     && (id.index() < self.contexts.len()
@@ -289,7 +291,7 @@ impl Definitions {
                 set(&mut self.modules, &mut bounds.modules, id.index(), module)
             }
             Definition::NativeFrame { id, module, address } => {
-                // Its names come later, if at all; its place among the frames is bounded like theirs.
+                // Its names come later, if at all. Its entry among the frames is bounded like theirs.
                 let sound = id.index() < self.frames.len()
                     || set(&mut self.frames, &mut bounds.frames, id.index(), Frame::default());
                 if sound {
@@ -329,7 +331,8 @@ impl Definitions {
         }
     }
 
-    /// Lets the lines that lines of generated files stand for follow these in every stack. To be called once, when all is read.
+    /// Makes the origins of lines in generated files follow those lines in every stack. Call it once, after all
+    /// definitions are read.
     pub(super) fn place_origins(&mut self) {
         if self.origins.is_empty() {
             return;
@@ -353,7 +356,7 @@ impl Definitions {
         }
     }
 
-    /// Makes the table so long that what is added has a number that no stack uses, defined or not.
+    /// Extends the table, so that new frames get ids that no stack uses, even an undefined one.
     fn reserve_used(&mut self) {
         let used = self.stacks.iter().map(|node| node.frame.index()).max().unwrap_or(0);
         let used = used.max(self.native_frames.last_key_value().map_or(0, |(id, _)| id.index()));
@@ -362,13 +365,13 @@ impl Definitions {
         }
     }
 
-    /// The frames of a stack, innermost first, inlined functions and origins as frames of their own. A stack or frame that was never
-    /// defined (its definition was lost) ends the walk with a `None`.
+    /// The frames of a stack, innermost first. Inlined functions and origins are frames of their own. A stack or frame
+    /// without a definition (it was lost) ends the walk with a `None`.
     pub fn walk(&self, stack: StackId) -> impl Iterator<Item = (StackId, Option<&Frame>)> {
         self.walk_ids(stack).map(|(stack, frame)| (stack, self.frame(frame)))
     }
 
-    /// The same by number; `NONE` for what was never defined.
+    /// [`Self::walk`] with frame ids. `NONE` for a frame without a definition.
     pub fn walk_ids(&self, stack: StackId) -> impl Iterator<Item = (StackId, FrameId)> {
         let mut at = stack;
         let mut inlined = (StackId::NONE, FrameId::NONE);
@@ -388,10 +391,10 @@ impl Definitions {
         })
     }
 
-    /// Gives every frame of native code its names: the frames it stands for, innermost first, all but the last inlined into
-    /// the next. One that gets none stays undefined.
+    /// Names every native frame. `names` returns the frames for a position, innermost first, each inlined into the
+    /// next. A position without names stays undefined.
     pub fn name_native(&mut self, mut names: impl FnMut(&NativeFrame) -> Vec<Frame>) {
-        // Inlined functions get new numbers.
+        // Inlined functions get new ids.
         self.reserve_used();
         for (id, place) in &self.native_frames {
             let mut last = *id;
@@ -410,22 +413,22 @@ impl Definitions {
         }
     }
 
-    /// A frame by id; `None` when it was never defined.
+    /// A frame by its id. `None` if it has no definition.
     pub fn frame(&self, id: FrameId) -> Option<&Frame> {
         if id.is_none() { None } else { self.frames.get(id.index()).filter(|f| !f.is_undefined()) }
     }
 
-    /// A context by id.
+    /// A context by its id. `None` if it has no definition.
     pub fn context(&self, id: ContextId) -> Option<&Context> {
         if id.is_none() { None } else { self.contexts.get(id.index()).filter(|c| !c.node.is_empty()) }
     }
 
-    /// A module's path by id.
+    /// A module's path by its id. `None` if it has no definition.
     pub fn module(&self, id: ModuleId) -> Option<&str> {
         if id.is_none() { None } else { self.modules.get(id.index()).map(|m| &*m.path).filter(|p| !p.is_empty()) }
     }
 
-    /// A thread by id.
+    /// A thread by its id. `None` if it has no definition.
     pub fn thread(&self, id: ThreadId) -> Option<&Thread> {
         if id.is_none() { None } else { self.threads.get(id.index()).filter(|t| t.tid != 0) }
     }
@@ -451,7 +454,7 @@ mod tests {
             first_line: 1,
         };
         let stack = |id, frame| Definition::Stack { id: StackId(id), parent: StackId(id - 1), frame: FrameId(frame) };
-        // Before what it is about, out of order, twice, of a frame that is never defined, of none.
+        // Origins before their frame, out of order, twice, of a frame that is never defined, and of none.
         let given = [origin(2, 1, 11), origin(2, 0, 10), frame(1, "main"), frame(2, "call"), origin(2, 0, 10)];
         let more = [origin(7, 0, 5), origin(0, 0, 5), stack(1, 1), stack(2, 2), stack(3, 7), stack(4, 2)];
         for definition in given.iter().chain(&more) {

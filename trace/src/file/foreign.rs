@@ -1,8 +1,8 @@
-//! Opening files that somebody else put there, or whose names somebody else wrote.
+//! Opens files that other programs have created or whose names they have chosen.
 //!
-//! A name in a recording, or in a folder that came from elsewhere, may be that of a pipe nobody writes to, of a device that does
-//! something when it is opened, of a kernel's file that is never at its end. Only regular files of real file systems are opened,
-//! opening never waits, and no more is read than the file has.
+//! A name in a recording, or in a folder from elsewhere, may be that of a pipe without a writer. It may be a device
+//! that acts when it is opened, or a kernel file without an end. So only regular files of real file systems are opened.
+//! Opening never blocks, and at most the file's size is read.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
@@ -10,10 +10,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Flags with which opening never waits and has no effect on a terminal, whatever is there.
+/// Flags with which opening never blocks and has no effect on a terminal, whatever the file is.
 pub const OPEN_FLAGS: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;
 
-/// File systems whose files are doors into the kernel or a device: to read some is to do something.
+/// File systems whose files are interfaces of the kernel or a device. Reading some of them has side effects.
 const KERNEL_FILE_SYSTEMS: [libc::c_long; 7] = [
     libc::PROC_SUPER_MAGIC,
     libc::SYSFS_MAGIC,
@@ -28,24 +28,25 @@ const KERNEL_FILE_SYSTEMS: [libc::c_long; 7] = [
 ///
 /// # Errors
 ///
-/// When it cannot be opened, or is anything else than a regular file of a real file system.
+/// If it cannot be opened, or is not a regular file of a real file system.
 pub fn open(path: &Path) -> io::Result<File> {
-    // Asked before opening, since opening some devices has effects, and after, since it may be another file by then.
+    // Checked before opening, because opening some devices has effects. Checked afterwards, because the file may have
+    // been replaced.
     check_kind(&std::fs::metadata(path)?)?;
     let file = OpenOptions::new().read(true).custom_flags(OPEN_FLAGS).open(path)?;
     check(&file)?;
     Ok(file)
 }
 
-/// Whether this may be read; gives its metadata.
+/// Checks whether this file may be read, and returns its metadata.
 ///
 /// # Errors
 ///
-/// When it is anything else than a regular file of a real file system.
+/// If it is not a regular file of a real file system.
 pub fn check(file: &File) -> io::Result<Metadata> {
     let metadata = file.metadata()?;
     check_kind(&metadata)?;
-    // SAFETY: `statfs` is plain data that the call fills; the descriptor is open.
+    // SAFETY: `statfs` is plain data, for which zeros are valid, and the descriptor is open.
     let file_system = unsafe {
         let mut statfs: libc::statfs = std::mem::zeroed();
         if libc::fstatfs(file.as_raw_fd(), &mut statfs) != 0 {
@@ -66,11 +67,11 @@ fn check_kind(metadata: &Metadata) -> io::Result<()> {
     if metadata.is_file() { Ok(()) } else { Err(io::Error::other("is no regular file")) }
 }
 
-/// All of an opened file.
+/// The whole content of an open file.
 ///
 /// # Errors
 ///
-/// When it cannot be read, is not a regular file, or has more than `limit` bytes.
+/// If it cannot be read, is not a regular file, or has more than `limit` bytes.
 pub fn read(file: &File, limit: u64) -> io::Result<Vec<u8>> {
     let len = check(file)?.len();
     if len > limit {
@@ -94,7 +95,7 @@ mod tests {
         assert!(read(&open(&file).unwrap(), 2).unwrap_err().to_string().contains("3 bytes"));
         let pipe = dir.path().join("pipe");
         let name = std::ffi::CString::new(pipe.as_os_str().as_encoded_bytes()).unwrap();
-        // SAFETY: a valid string.
+        // SAFETY: `name` is a C string.
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
         let link = dir.path().join("link");
         std::os::unix::fs::symlink("/dev/zero", &link).unwrap();

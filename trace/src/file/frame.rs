@@ -1,33 +1,33 @@
-//! Frames: the checksummed envelopes a trace file is a sequence of.
+//! Frames: a trace file is a sequence of these records with checksums.
 
 use crate::error::{Error, Result};
 use crate::version::Version;
 
-/// First bytes of a file, before the version.
+/// The first bytes of a file, before the version.
 pub const MAGIC: [u8; 8] = *b"MEMTRACE";
-/// Magic, major, minor, four zero bytes.
+/// The size of the file header in bytes: magic, major, minor, four zero bytes.
 pub(super) const FILE_HEADER: usize = 16;
-/// Size of [`FrameHeader`] in the file.
+/// The size of a [`FrameHeader`] in the file, in bytes.
 pub(super) const FRAME_HEADER: usize = 24;
-/// A frame begins with these bytes, so that a reader can find the next one after damage.
+/// The first bytes of a frame, with which a reader finds the next frame after damage.
 pub(super) const SYNC: [u8; 4] = *b"MTRF";
-/// No frame's payload is longer, stored or raw.
+/// The largest payload of a frame in bytes, stored or raw.
 pub(super) const MAX_PAYLOAD: u32 = 16 << 20;
 
-/// What a frame holds.
+/// The content of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// JSON about the process; the first frame.
+    /// JSON about the process. The first frame.
     Info,
     /// Definitions, one after another.
     Definitions,
-    /// A columnar block of events, see [`super::block`].
+    /// A columnar block of events ([`super::block`]).
     Events,
     /// One clock point.
     Clock,
     /// Counter values.
     Counters,
-    /// How the recording ended; the last frame.
+    /// How the recording ended. The last frame.
     End,
     /// A kind of a newer minor version.
     Unknown(u8),
@@ -59,11 +59,11 @@ impl Kind {
     }
 }
 
-/// The head of a frame.
+/// The header of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FrameHeader {
     pub(super) kind: Kind,
-    /// Whether the payload (of an event frame: the part after its fixed prefix) is zstd-compressed.
+    /// Whether the payload is compressed with zstd. In an event frame this excludes the prefix of fixed size.
     pub(super) compressed: bool,
     pub(super) stored_len: u32,
     pub(super) raw_len: u32,
@@ -84,7 +84,7 @@ impl FrameHeader {
         b
     }
 
-    /// The header in these bytes; `None` when they are none, or damaged.
+    /// Decodes a header. `None` if the bytes are no header or are damaged.
     pub(super) fn from_bytes(b: &[u8; FRAME_HEADER]) -> Option<FrameHeader> {
         let word = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
         let header = FrameHeader {
@@ -111,7 +111,7 @@ pub(super) fn file_header() -> [u8; FILE_HEADER] {
     b
 }
 
-/// The version of the file that begins with these bytes.
+/// The version of a file with this header. The error is [`Error::NotATrace`] or [`Error::TooNew`].
 pub(super) fn check_file_header(b: &[u8]) -> Result<Version> {
     if b.len() < FILE_HEADER || b[..8] != MAGIC {
         return Err(Error::NotATrace { found: b.iter().take(8).copied().collect() });

@@ -1,8 +1,12 @@
-//! The trace file, `.mtr`: what a process recorded, for years. `trace/FORMAT.md` has the byte tables.
+//! The trace file, `.mtr`: the recording of one process, in a format that stays readable for years. `trace/FORMAT.md`
+//! has the byte tables.
 //!
-//! The constraints it was made under: a file cut anywhere is readable up to the cut; damage in the middle costs the
-//! damaged frame and is counted; a reader never believes a number it has not checked; at most 8 bytes an event;
-//! windows of events can be found without decoding the rest.
+//! Constraints of the format:
+//! - A file that is cut anywhere is readable up to the cut.
+//! - Damage costs only the damaged frame, and is counted.
+//! - A reader uses no number that it has not checked.
+//! - An event takes at most 8 bytes.
+//! - A window of events can be found without decoding the others.
 
 mod block;
 mod census;

@@ -1,4 +1,4 @@
-//! Reading a trace file: one quick survey, then events block by block, in any number of passes.
+//! Reads a trace file: first an index, then events block by block, in any number of passes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,20 +18,20 @@ use crate::event::Event;
 use crate::version::Version;
 use crate::wire::Cursor;
 
-/// What could not be read, counted.
+/// Counts of what could not be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Damage {
-    /// Stretches of bytes that were no sound frame.
+    /// How many byte ranges contain no valid frame.
     pub damaged_places: u64,
-    /// Their total length, a cut tail included.
+    /// Their total length in bytes, including a cut end of the file.
     pub bytes_skipped: u64,
-    /// The file ends in the middle of a frame: the recorder was stopped while writing. Expected after a SIGKILL.
+    /// Whether the file ends inside a frame, because the launcher was stopped while writing. Expected after a SIGKILL.
     pub cut_tail: bool,
-    /// Frames of kinds this build does not know (a newer minor version wrote them).
+    /// How many frames have an unknown kind (of a newer minor version).
     pub unknown_frames: u64,
-    /// Definitions of kinds this build does not know.
+    /// How many definitions have an unknown kind.
     pub unknown_definitions: u64,
-    /// Definitions that could not be decoded.
+    /// How many definitions could not be decoded.
     pub malformed_definitions: u64,
 }
 
@@ -42,23 +42,23 @@ impl Damage {
     }
 }
 
-/// One block of events, as the survey saw it.
+/// One block of events in the index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockInfo {
-    /// Offset of the frame in the file.
+    /// The offset of the frame in the file, in bytes.
     pub offset: u64,
-    /// Events it says it holds.
+    /// The number of events that the block states.
     pub events: u32,
-    /// `seq` of the first.
+    /// The `seq` of the first event.
     pub first_seq: u64,
-    /// Earliest moment, in ticks.
+    /// The earliest timestamp, in the unit of [`crate::clock`].
     pub first_ticks: u64,
-    /// Latest moment, in ticks.
+    /// The latest timestamp, in the unit of [`crate::clock`].
     pub last_ticks: u64,
     pub(super) header: FrameHeader,
 }
 
-/// An opened trace. Reading is by position: any number of passes may run, also in parallel.
+/// An open trace. Reads are positional, so any number of passes may run, even in parallel.
 #[derive(Debug)]
 pub struct Reader {
     path: PathBuf,
@@ -74,15 +74,15 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens and surveys a trace: definitions, clock, counters and the index of blocks. A damaged file opens with what
-    /// can be saved and [`Self::damage`] says what could not.
+    /// Opens a trace and reads its definitions, clock points, counters and the index of blocks. A damaged file opens
+    /// with its valid parts, and [`Self::damage`] counts the rest.
     pub fn open(path: impl AsRef<Path>) -> Result<Reader> {
         let path = path.as_ref();
         let file = foreign::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
         Reader::of(path, file)
     }
 
-    /// The same of a file that is open; `path` is for messages.
+    /// [`Self::open`] for a file that is open already. `path` is for messages.
     pub fn of(path: &Path, file: File) -> Result<Reader> {
         let len = foreign::check(&file).map_err(Error::io(format!("cannot read {}", path.display())))?.len();
         let mut start = vec![0; FILE_HEADER.min(len as usize)];
@@ -105,27 +105,27 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Where the trace was read from.
+    /// The path of the trace.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The format version that wrote it.
+    /// The format version of the file.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// One JSON object about the process; empty when its frame is damaged.
+    /// One JSON object about the process. Empty if its frame is damaged.
     pub fn info(&self) -> &str {
         &self.info
     }
 
-    /// What the ids in events mean.
+    /// The meaning of the ids in events.
     pub fn definitions(&self) -> &Definitions {
         &self.definitions
     }
 
-    /// The same, for whoever finds out more about them.
+    /// The definitions, for adding to them.
     pub fn definitions_mut(&mut self) -> &mut Definitions {
         &mut self.definitions
     }
@@ -135,22 +135,22 @@ impl Reader {
         &self.clock_points
     }
 
-    /// Ticks to time.
+    /// The conversion from counter values to time.
     pub fn calibration(&self) -> Calibration {
         Calibration::new(&self.clock_points)
     }
 
-    /// A counter's last recorded value.
+    /// The last recorded value of a counter, 0 if it was not recorded.
     pub fn counter(&self, counter: Counter) -> u64 {
         self.counters.get(counter as usize).copied().unwrap_or(0)
     }
 
-    /// How the recording ended; `None` when the recorder itself was cut off.
+    /// How the recording ended. `None` if the launcher was killed.
     pub fn end(&self) -> Option<&End> {
         self.end.as_ref()
     }
 
-    /// What could not be read in the survey. Blocks that fail to decode are reported by [`Events`].
+    /// What the index could not include. [`Events`] reports blocks that cannot be decoded.
     pub fn damage(&self) -> &Damage {
         &self.damage
     }
@@ -160,27 +160,27 @@ impl Reader {
         &self.blocks
     }
 
-    /// Events the trace says it holds.
+    /// The number of events that the blocks state.
     pub fn event_count(&self) -> u64 {
         self.blocks.iter().map(|b| u64::from(b.events)).sum()
     }
 
-    /// All events, block by block, in order of `seq` but for the late ones that [`End::late`] counts.
+    /// All events, block by block, in order of `seq` except for those that [`End::late`] counts.
     pub fn events(&self) -> Events<'_> {
         Events { decoder: self.decoder(), blocks: self.blocks.iter() }
     }
 
-    /// Reads blocks one after another; each thread needs one of its own.
+    /// A decoder for several blocks. Each thread needs its own.
     pub fn decoder(&self) -> Decoder<'_> {
         Decoder::new(self)
     }
 
-    /// Decodes one block into `out`. For many blocks [`Self::decoder`] is cheaper.
+    /// Decodes one block into `out`. For many blocks, [`Self::decoder`] is cheaper.
     pub fn decode(&self, info: &BlockInfo, out: &mut Vec<Event>) -> Result<(), LostBlock> {
         self.decoder().decode(info, out)
     }
 
-    /// Reads a frame's payload into `payload` and checks it.
+    /// Reads a frame's payload into `payload` and verifies its checksum.
     pub(super) fn read_payload(&self, offset: u64, header: &FrameHeader, payload: &mut Vec<u8>) -> Result<()> {
         payload.resize(header.stored_len as usize, 0);
         self.file
@@ -197,7 +197,7 @@ impl Reader {
         let mut at = FILE_HEADER as u64;
         while at < len {
             let Some(header) = self.header_at(at, len)? else {
-                // Damage, or the cut tail: look for the next frame.
+                // Damage, or a cut end of the file: search for the next frame.
                 let next = self.resync(at + 1, len)?;
                 self.damage.damaged_places += 1;
                 self.damage.bytes_skipped += next - at;
@@ -220,7 +220,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The frame header at this offset, if there is a sound one.
+    /// The frame header at this offset. `None` if there is no valid one.
     fn header_at(&self, at: u64, len: u64) -> Result<Option<FrameHeader>> {
         if len - at < FRAME_HEADER as u64 {
             return Ok(None);
@@ -230,7 +230,7 @@ impl Reader {
         Ok(FrameHeader::from_bytes(&bytes))
     }
 
-    /// The offset of the next sound frame header at or after `from`, or `len`.
+    /// The offset of the next valid frame header from `from` on, or `len`.
     fn resync(&self, from: u64, len: u64) -> Result<u64> {
         let mut window = vec![0; 64 * 1024];
         let mut at = from;
@@ -243,13 +243,13 @@ impl Reader {
             if let Some(offset) = headers.position(|bytes| FrameHeader::from_bytes(bytes).is_some()) {
                 return Ok(at + offset as u64);
             }
-            // Headers that begin in the last bytes lie whole in the next window.
+            // A header that starts in the last bytes is complete in the next window.
             at += (take - FRAME_HEADER + 1) as u64;
         }
         Ok(len)
     }
 
-    /// Takes what a frame holds; false when the frame cannot be used.
+    /// Reads the content of a frame. Returns `false` if it is invalid.
     fn take_frame(&mut self, offset: u64, header: &FrameHeader, bounds: &mut Bounds) -> bool {
         if let Kind::Events = header.kind {
             return self.take_block(offset, header);
@@ -304,7 +304,7 @@ impl Reader {
             return false;
         }
         let Some(prefix) = Prefix::from_bytes(&prefix) else { return false };
-        // An event takes at least a byte in each of seven columns.
+        // Every event takes at least one byte in each of seven columns.
         if prefix.count > header.raw_len / 7 || prefix.count > MAX_EVENTS {
             return false;
         }
@@ -352,7 +352,8 @@ fn decompress(stored: &[u8], header: &FrameHeader) -> Result<Vec<u8>> {
     zstd::bulk::decompress(stored, header.raw_len as usize).map_err(|_| Error::Malformed { what: "compressed frame" })
 }
 
-/// Events, block by block. A block that cannot be decoded is an `Err` that says what is lost; the next one follows.
+/// All events, block by block. A block that cannot be decoded is an `Err` with the loss, and the iteration continues
+/// after it.
 #[derive(Debug)]
 pub struct Events<'a> {
     decoder: Decoder<'a>,

@@ -1,4 +1,4 @@
-//! Writing a trace file, by the launcher, while the process runs.
+//! Writes a trace file. The launcher does so while the process runs.
 
 use std::io::Write;
 
@@ -10,21 +10,21 @@ use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::wire::{Cursor, put_str, put_varint, unzigzag, zigzag};
 
-/// Level 1 is fast enough for a million events a second beside a busy program; higher levels gain little on columns.
+/// Level 1 handles a million events a second beside a busy program. Higher levels gain little on columns.
 const LEVEL: i32 = 1;
-/// Definitions are written when this many bytes have gathered.
+/// Definitions are written once this many bytes have accumulated.
 const DEFINITION_BYTES: usize = 64 * 1024;
 
 /// How a recording ended.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct End {
-    /// The status `wait(2)` gave, where the launcher is the parent.
+    /// The status of `wait(2)`, if the launcher is the parent.
     pub wait_status: Option<i32>,
-    /// Events that were numbered and never arrived.
+    /// How many events were numbered and never arrived.
     pub lost: u64,
-    /// Events that arrived after their place had been given up; they stand out of order.
+    /// How many events arrived after the writer had stopped waiting for them. They are out of order.
     pub late: u64,
-    /// Why the recording ended, in words: `exited`, `replaced by exec`, `still running`.
+    /// Why the recording ended: `exited`, `replaced by exec`, `still running`.
     pub reason: String,
 }
 
@@ -38,6 +38,7 @@ impl End {
         out
     }
 
+    /// Decodes the payload of an end frame. The error is [`Error::Malformed`].
     pub(super) fn decode(bytes: &[u8]) -> Result<End> {
         let mut c = Cursor::new(bytes);
         let status = c.varint()?;
@@ -50,9 +51,10 @@ impl End {
     }
 }
 
-/// Writes a trace to `out`, frame by frame; every frame reaches `out` whole, in one call.
+/// Writes a trace to `out`, frame by frame. Every frame reaches `out` completely, in one call.
 ///
-/// Errors are the sink's. After one, nothing more is written: the file is a sound trace up to the frame that failed.
+/// Errors are those of `out`. After one, nothing more is written, so the file is a valid trace up to the frame that
+/// failed.
 pub struct Writer<W: Write> {
     out: W,
     events: Vec<Event>,
@@ -70,7 +72,7 @@ impl<W: Write> std::fmt::Debug for Writer<W> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins a trace. `info` is one JSON object about the process.
+    /// Starts a trace. `info` is one JSON object about the process.
     pub fn new(mut out: W, info: &str) -> Result<Writer<W>> {
         out.write_all(&file_header()).map_err(Error::io("cannot write the trace"))?;
         let zstd = zstd::bulk::Compressor::new(LEVEL).map_err(Error::io("cannot start zstd"))?;
@@ -87,13 +89,14 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// Adds a definition as [`crate::definition::Definition::encode`] made it. The caller has checked that it decodes.
+    /// Adds a definition, encoded by [`crate::definition::Definition::encode`]. The caller has verified that it can be
+    /// decoded.
     pub fn definition(&mut self, encoded: &[u8]) -> Result<()> {
         self.definitions.extend_from_slice(encoded);
         if self.definitions.len() >= DEFINITION_BYTES { self.flush_definitions() } else { Ok(()) }
     }
 
-    /// Adds an event. Events come in order of `seq`.
+    /// Adds an event. Events must be in order of `seq`.
     pub fn event(&mut self, event: &Event) -> Result<()> {
         self.events.push(*event);
         if self.events.len() >= BLOCK_EVENTS { self.flush() } else { Ok(()) }
@@ -108,12 +111,12 @@ impl<W: Write> Writer<W> {
         self.frame(Kind::Clock, &payload)
     }
 
-    /// Records the counters as they stand; the last record counts.
+    /// Writes the current counters. The last record in the file is valid.
     pub fn counters(&mut self, values: &CounterValues) -> Result<()> {
         self.frame(Kind::Counters, &encode_counters(values))
     }
 
-    /// Closes the open block: everything added so far reaches the sink.
+    /// Writes the open block and all definitions to `out`.
     pub fn flush(&mut self) -> Result<()> {
         self.flush_definitions()?;
         if self.events.is_empty() {
@@ -129,7 +132,7 @@ impl<W: Write> Writer<W> {
         self.write_frame(Kind::Events, true, self.raw.len() as u32, &payload)
     }
 
-    /// Ends the trace and gives the sink back.
+    /// Ends the trace and returns `out`.
     pub fn finish(mut self, end: &End) -> Result<W> {
         self.flush()?;
         self.frame(Kind::End, &end.encode())?;
@@ -176,7 +179,7 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// A frame's bytes.
+/// The bytes of a frame.
 fn envelope(kind: Kind, compressed: bool, raw_len: u32, payload: &[u8]) -> Vec<u8> {
     let header =
         FrameHeader { kind, compressed, stored_len: payload.len() as u32, raw_len, crc: crc32fast::hash(payload) };
@@ -194,8 +197,8 @@ fn encode_counters(values: &CounterValues) -> Vec<u8> {
     payload
 }
 
-/// Ends a trace whose [`Writer`] failed on the way. `out` stands behind the last frame that is whole; what is missing after it is for
-/// `end` to say.
+/// Ends a trace whose [`Writer`] has failed. `out` is positioned after the last complete frame, and `end` states what
+/// is missing after it.
 pub fn end_after_failure(out: &mut impl Write, counters: Option<&CounterValues>, end: &End) -> Result<()> {
     let mut frame = |kind, payload: &[u8]| {
         let frame = envelope(kind, false, payload.len() as u32, payload);

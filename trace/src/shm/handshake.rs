@@ -1,9 +1,11 @@
-//! How a process that recorded its first event gets its segment.
+//! How a process gets its segment at its first event.
 //!
-//! The launcher listens on an abstract Unix socket named after the session's token. The process connects, sends [`Hello`],
-//! and gets one byte with the segment's descriptor attached; then both close. No descriptor stays open in the traced
-//! process. Both take the other's user from the kernel, not from a message: the socket's name is no secret, and when the launcher
-//! is gone, anybody may take it.
+//! The launcher listens on an abstract Unix socket whose name contains the session's token. The process connects, sends
+//! [`Hello`] and receives one byte with the segment's descriptor. Then both close the connection. No descriptor stays
+//! open in the traced process.
+//!
+//! Both ask the kernel for the other's user id and do not trust a message. The socket's name is no secret, and any
+//! process may bind it once the launcher has ended.
 
 use std::io;
 use std::mem::{size_of, zeroed};
@@ -11,20 +13,21 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use super::layout::BUILD;
 
-/// What the process says first: fixed size, native byte order (both ends are one machine and one build).
+/// The first message of the process. It has a fixed size and native byte order, because both ends are on one machine
+/// and from one build.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hello {
     /// [`BUILD`].
     pub build: u64,
-    /// How many times this process image has asked (0 the first time).
+    /// How many requests this process and its ancestors have made before (0 for the first).
     pub generation: u32,
     /// Reserved, zero.
     pub reserved: u32,
 }
 
 impl Hello {
-    /// The first words of a process of this build.
+    /// The message of a process of this build.
     pub const fn new(generation: u32) -> Hello {
         Hello { build: BUILD, generation, reserved: 0 }
     }
@@ -39,7 +42,7 @@ impl Hello {
         bytes
     }
 
-    /// The message in these bytes, if it is of this build.
+    /// Decodes a message. `None` if it is from another build.
     pub fn from_bytes(bytes: &[u8; size_of::<Hello>()]) -> Option<Hello> {
         let (build, rest) = bytes.split_at(8);
         let build = u64::from_ne_bytes(build.try_into().ok()?);
@@ -48,13 +51,13 @@ impl Hello {
     }
 }
 
-/// The abstract address of a session's socket: (address, length).
+/// The abstract address of a session's socket and its length. The error is `InvalidInput` for a token that is too long.
 pub fn address(token: &str) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
-    // SAFETY: sockaddr_un is plain data.
+    // SAFETY: `sockaddr_un` is plain data, for which zeros are valid.
     let mut address: libc::sockaddr_un = unsafe { zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     let name = b"memtrace-".iter().chain(token.as_bytes());
-    let mut len = 1; // the leading NUL that makes it abstract
+    let mut len = 1; // The leading NUL makes the address abstract.
     for byte in name {
         let Some(place) = address.sun_path.get_mut(len) else { return Err(io::ErrorKind::InvalidInput.into()) };
         *place = *byte as libc::c_char;
@@ -63,11 +66,12 @@ pub fn address(token: &str) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> 
     Ok((address, (std::mem::offset_of!(libc::sockaddr_un, sun_path) + len) as libc::socklen_t))
 }
 
-/// Who is at the other end, as the kernel knows it: of a listener's end who connected, of the other end who listens.
+/// The credentials of the other end, from the kernel: of the connecting process on the launcher's side, of the
+/// listening process on the other side.
 pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: an open socket, and a buffer of the length that is passed along.
+    // SAFETY: the socket is open, and `len` is the size of `cred`.
     let result = unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut cred).cast(), &mut len)
     };
@@ -78,9 +82,10 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     }
 }
 
-/// Whether the one who listens is our own user or root. What a process records is for nobody else, and nobody else's memory is mapped.
+/// Whether the listening process belongs to this process's user or to root. Recordings are only for these users, and
+/// only their memory is mapped.
 pub fn is_trusted(socket: BorrowedFd<'_>) -> bool {
-    // SAFETY: a plain call.
+    // SAFETY: `geteuid` takes no arguments and cannot fail.
     let ours = unsafe { libc::geteuid() };
     peer_credentials(socket).is_ok_and(|peer| peer.uid == ours || peer.uid == 0)
 }
@@ -94,7 +99,8 @@ pub fn send_fd(socket: BorrowedFd<'_>, fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut byte = 1u8;
     let mut io = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let mut control = Control([0; 32]);
-    // SAFETY: the message points at live locals; CMSG_* stay inside `control`, whose size holds one descriptor.
+    // SAFETY: the message points to live locals. The `CMSG_*` macros stay inside `control`, which has space for one
+    // descriptor.
     let sent = unsafe {
         let mut message: libc::msghdr = zeroed();
         message.msg_iov = &mut io;
@@ -111,18 +117,19 @@ pub fn send_fd(socket: BorrowedFd<'_>, fd: BorrowedFd<'_>) -> io::Result<()> {
     if sent == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Receives what [`send_fd`] sent.
+/// Receives the byte and the descriptor of [`send_fd`]. The error is `InvalidData` for any other message.
 pub fn recv_fd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut byte = 0u8;
     let mut io = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let mut control = Control([0; 32]);
-    // SAFETY: as in `send_fd`; the descriptor in the message is new and ours.
+    // SAFETY: the message points to live locals. The `CMSG_*` macros stay inside `control`, which has space for one
+    // descriptor. The received descriptor is new and belongs to this process.
     unsafe {
         let mut message: libc::msghdr = zeroed();
         message.msg_iov = &mut io;
         message.msg_iovlen = 1;
         message.msg_control = control.0.as_mut_ptr().cast();
-        // Room for one descriptor and no more, so that others that come along are dropped by the kernel.
+        // There is space for exactly one descriptor, so the kernel drops any others.
         message.msg_controllen = libc::CMSG_LEN(size_of::<RawFd>() as u32) as _;
         let received = libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC);
         if received < 0 {

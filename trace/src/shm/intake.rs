@@ -1,14 +1,14 @@
-//! Which definitions a traced process may send. Its bytes may be anything; what passes here is sound, and small enough for the tables
-//! of whoever reads the trace.
+//! Decides which definitions a traced process may send. Its bytes may be arbitrary. Accepted definitions are valid and
+//! small enough for the tables of a reader.
 
 use crate::definition::{Definition, MAX_DEFINITION};
 use crate::wire::Cursor;
 
-/// The largest id a definition may have: readers index tables with it.
+/// The largest id of a definition. Readers index tables with it.
 pub const MAX_ID: u32 = 1 << 24;
 
-/// The definition in these bytes, if there is one, nothing follows it, and a traced process may define it. Threads are the launcher's
-/// to define.
+/// Decodes one definition. `None` if it is invalid, has bytes after it, or a traced process must not define it. Only
+/// the launcher defines threads.
 pub fn definition(bytes: &[u8]) -> Option<Definition<'_>> {
     let mut cursor = Cursor::new(bytes);
     let definition = Definition::decode(&mut cursor).ok().flatten()?;

@@ -1,12 +1,12 @@
-//! Shared memory between the traced process and the launcher: one segment a process, one ring a thread.
+//! Shared memory between the traced process and the launcher: one segment for each process, one ring for each thread.
 //!
-//! It lives for one run and one build ([`layout::BUILD`]): nothing here is a stable format.
+//! It lives for one run and one build ([`layout::BUILD`]), so nothing here is a stable format.
 
 pub mod handshake;
 pub mod intake;
 pub mod layout;
 pub mod owner;
 pub mod ring;
-// The memory itself: the model checker's atomics cannot lie in a file.
+// Not with loom, because the model checker's atomics cannot be in a mapped file.
 #[cfg(not(loom))]
 pub mod segment;

@@ -1,18 +1,20 @@
-//! Who may write: which thread of the traced process a ring, or the common ring's lock, belongs to.
+//! Ownership of a ring or of the common ring's lock by a thread of the traced process.
 //!
-//! A thread that is gone gives nothing back, so whoever comes later takes over what belongs to a thread that no longer exists. The
-//! kernel uses thread ids again: between the question whether an owner exists and the answer's use, a new thread may have got the
-//! dead one's id and the ring with it. So an owner's word says not only who owns but also the how-manieth owner that is: whoever
-//! takes over takes from the owner that was asked about, and from no other.
+//! A thread that has ended releases nothing. So a later thread takes over what belongs to a thread that no longer
+//! exists. The kernel reuses thread ids. After the check whether an owner exists, a new thread may get the dead
+//! thread's id and take over the ring. So the owner's word also counts its owners. A takeover succeeds only from the
+//! owner that was checked.
 //!
-//! What the last owner wrote into memory, the next one sees: the kernel orders a thread's end before the answer that it is gone.
+//! The next owner sees everything that the last one wrote, because the kernel orders a thread's end before it reports
+//! that the thread is gone.
 //!
-//! None of this is on the way of an event: a thread claims once.
+//! A thread claims a ring once, so none of this is on the event path.
 
 use super::layout::RingHeader;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// The owner's kernel thread id in the low half, 0: nobody; in the high half how often that has changed. All zero: never owned.
+/// The low half is the owner's kernel thread id, 0 for none. The high half counts the changes. All zeros mean that it
+/// was never owned.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Owner(AtomicU64);
@@ -22,25 +24,27 @@ const fn tid_of(word: u64) -> u32 {
     word as u32
 }
 
-/// The word of the owner that follows.
+/// The word of the next owner.
 const fn next(word: u64, tid: u32) -> u64 {
     ((word >> 32).wrapping_add(1) << 32) | tid as u64
 }
 
 impl Owner {
-    /// What nobody has owned yet.
+    /// An owner's word that was never owned.
     #[cfg(any(test, loom))]
     pub fn nobody() -> Owner {
         Owner(AtomicU64::new(0))
     }
 
-    /// The owner's thread id; 0 when there is none.
+    /// The owner's thread id, 0 if there is none.
     pub fn tid(&self) -> u32 {
         tid_of(self.0.load(Ordering::Acquire))
     }
 
-    /// Makes thread `me` the owner of what nobody owns, or somebody of whom `exists` says that they are gone. A word with `me` in it was
-    /// left by a thread that had this id before. False: it belongs to another.
+    /// Makes thread `me` the owner, if there is none or `exists` returns `false` for it. Returns `false` if another
+    /// thread owns it.
+    ///
+    /// A word that contains `me` was left by an earlier thread with the same id.
     pub fn take(&self, me: u32, exists: impl Fn(u32) -> bool) -> bool {
         let seen = self.0.load(Ordering::Acquire);
         let tid = tid_of(seen);
@@ -48,22 +52,24 @@ impl Owner {
         free && self.0.compare_exchange(seen, next(seen, me), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Waits until it can be taken, calling `pause` in between.
+    /// Waits until [`Self::take`] succeeds, and calls `pause` between attempts.
     pub fn lock(&self, me: u32, exists: impl Fn(u32) -> bool, mut pause: impl FnMut()) {
         while !self.take(me, &exists) {
             pause();
         }
     }
 
-    /// Gives it back. Only the owner may call.
+    /// Releases the ownership. Only the owner may call this.
     pub fn release(&self) {
         self.0.store(next(self.0.load(Ordering::Relaxed), 0), Ordering::Release);
     }
 }
 
-/// Claims a ring for thread `me`: one that an earlier thread of the same id left, else a free one or one whose owner is gone, else a
-/// fresh one; `None` when all belong to others. `rings[0]`, the common one, is never claimed. `used` is one more than the highest index
-/// ever claimed, so that memory follows the number of threads alive at once.
+/// Claims a ring for thread `me` and returns its index. `None` if other threads own all rings.
+///
+/// It prefers a ring that an earlier thread with the same id has left. Next come a free one, one whose owner is gone,
+/// and an unused one. `rings[0]`, the common one, is never claimed. `used` is one more than the highest index ever
+/// claimed, so that memory grows with the number of threads that are alive at once.
 pub fn claim(rings: &[RingHeader], used: &AtomicU32, me: u32, exists: impl Fn(u32) -> bool) -> Option<usize> {
     let seen = (used.load(Ordering::Relaxed) as usize).clamp(1, rings.len().max(1));
     let take = |index: usize| rings.get(index).is_some_and(|ring| ring.owner.0.take(me, &exists));
@@ -72,7 +78,7 @@ pub fn claim(rings: &[RingHeader], used: &AtomicU32, me: u32, exists: impl Fn(u3
         .find(|index| own(index) && take(*index))
         .or_else(|| (1..seen).find(|index| take(*index)))
         .or_else(|| (seen..rings.len()).find(|index| take(*index)))?;
-    // The launcher looks at this before it looks for what was published: the publication orders the two.
+    // The launcher reads this before it looks for published slots. The publication orders the two.
     used.fetch_max(index as u32 + 1, Ordering::Relaxed);
     Some(index)
 }

@@ -1,22 +1,23 @@
-//! The queue between one thread of the traced process and the launcher: single producer, single consumer, fixed slots.
+//! The queue between one thread of the traced process and the launcher: single producer, single consumer, slots of
+//! fixed size.
 //!
-//! The rule: the producer writes slots in `[tail, head + RING_SLOTS)` and then publishes them with one release store of
-//! `tail`; the consumer reads slots in `[head, tail)` and then gives them back with one release store of `head`. Neither
-//! waits for the other here; what to do when a ring is full is the caller's choice.
+//! Invariant: the producer writes slots in `[tail, head + RING_SLOTS)` and then publishes them with one release store
+//! of `tail`. The consumer reads slots in `[head, tail)` and then frees them with one release store of `head`. Neither
+//! waits for the other here; the caller decides what to do if a ring is full.
 //!
-//! A producer killed between a write and its publication loses what it had not published, and nothing else.
+//! A producer that is killed between a write and its publication loses only what it has not published.
 
 use crate::event::{SLOT_WORDS, Slot, SlotKind};
 use crate::sync::{AtomicU64, Ordering};
 
-/// A slot as both sides share it. Words are atomic so that a race is never undefined behaviour, whatever the other
-/// process does; relaxed accesses compile to plain moves.
+/// A slot in shared memory. Its words are atomic, so that a race is never undefined behavior, whatever the other
+/// process does. Relaxed accesses compile to plain moves.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct SharedSlot {
     words: [AtomicU64; SLOT_WORDS],
-    /// Tells the model checker who touches the slot: no two may without `head` or `tail` between them. (It knows no load that reads a
-    /// store of the future, which the atomic words alone would let through.)
+    /// Shows the model checker each access to the slot: two accesses must be ordered by `head` or `tail`. loom does not
+    /// model a load that reads a later store, which the atomic words alone would permit.
     #[cfg(loom)]
     turn: loom::cell::UnsafeCell<()>,
 }
@@ -59,12 +60,12 @@ impl SharedSlot {
     }
 }
 
-/// Asks the processor to fetch a slot for writing. The consumer has read it last, on another core: without this the next event's
-/// stores wait for the line, and its numbering, which is a barrier, for the stores.
+/// Prefetches a slot for writing. The consumer read it last, on another core. Without the prefetch the next event's
+/// stores would wait for the cache line. Its numbering, which is a barrier, would wait for the stores.
 #[inline(always)]
 fn want_to_write(slot: &SharedSlot) {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
-    // SAFETY: a hint; nothing is read or written, and processors that do not know it take it for no instruction.
+    // SAFETY: a prefetch is a hint that changes no memory. Processors without it execute it as a no-op.
     unsafe {
         core::arch::asm!("prefetchw [{}]", in(reg) slot, options(nostack, preserves_flags, readonly));
     }
@@ -80,12 +81,12 @@ pub struct Ring<'a> {
     slots: &'a [SharedSlot],
 }
 
-/// The ring had no room.
+/// The ring has no space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
 impl<'a> Ring<'a> {
-    /// A ring over this memory. `slots.len()` must be a power of two.
+    /// A ring in this memory. `slots.len()` must be a power of two.
     pub fn new(tail: &'a AtomicU64, head: &'a AtomicU64, slots: &'a [SharedSlot]) -> Ring<'a> {
         debug_assert!(slots.len().is_power_of_two());
         Ring { tail, head, slots }
@@ -93,30 +94,30 @@ impl<'a> Ring<'a> {
 
     #[inline]
     fn slot(&self, position: u64) -> Option<&'a SharedSlot> {
-        // The mask keeps the index in range; `get` instead of indexing so that no panic is compiled in.
+        // The mask keeps the index in range. `get` avoids compiling in a panic.
         self.slots.get(position as usize & (self.slots.len().wrapping_sub(1)))
     }
 }
 
-/// The writing end. One a ring: the ring's owner keeps it.
+/// The writing side. The ring's owner has the only one.
 #[derive(Debug)]
 pub struct Producer<'a> {
     ring: Ring<'a>,
-    /// Next position to write; ahead of the shared tail while a record is held back.
+    /// The next position to write. It is ahead of the shared tail while a record is unpublished.
     next: u64,
-    /// The last head seen: read again only when the ring looks full.
+    /// The last head that was read. It is read again only if the ring seems full.
     head: u64,
 }
 
 impl<'a> Producer<'a> {
-    /// Goes on where the ring's last owner stopped.
+    /// Continues where the ring's last owner stopped.
     pub fn new(ring: Ring<'a>) -> Producer<'a> {
         let next = ring.tail.load(Ordering::Acquire);
         let head = ring.head.load(Ordering::Acquire);
         Producer { ring, next, head }
     }
 
-    /// How many slots can be written now.
+    /// Whether `wanted` slots can be written now.
     #[inline]
     fn room(&mut self, wanted: u64) -> bool {
         let capacity = self.ring.slots.len() as u64;
@@ -127,13 +128,14 @@ impl<'a> Producer<'a> {
         self.next.wrapping_sub(self.head).wrapping_add(wanted) <= capacity
     }
 
-    /// Whether [`Self::write`] will succeed: only the producer itself takes room away.
+    /// Whether [`Self::write`] will succeed. Only the producer itself uses up space.
     #[inline]
     pub fn has_room(&mut self) -> bool {
         self.room(1)
     }
 
-    /// Writes one slot without publishing it. [`Self::amend`] may change it until [`Self::publish`].
+    /// Writes one slot without publishing it. [`Self::amend`] may change it until [`Self::publish`]. The error is
+    /// [`Full`].
     #[inline]
     pub fn write(&mut self, slot: &Slot) -> Result<(), Full> {
         if !self.room(1) {
@@ -149,7 +151,8 @@ impl<'a> Producer<'a> {
         Ok(())
     }
 
-    /// Changes the last two words of the last slot, which has not been published, where `change` says so.
+    /// Changes the last two words of the last slot, which must be unpublished. `change` returns the new words, or
+    /// `None` for no change. Returns whether it has changed them.
     #[inline(always)]
     pub fn amend(&mut self, change: impl FnOnce(&Slot) -> Option<[u64; 2]>) -> bool {
         let Some(shared) = self.ring.slot(self.next.wrapping_sub(1)) else { return false };
@@ -164,7 +167,7 @@ impl<'a> Producer<'a> {
         self.ring.tail.store(self.next, Ordering::Release);
     }
 
-    /// Writes and publishes an encoded definition: a head slot with its length, then the bytes.
+    /// Writes and publishes an encoded definition: a slot with its length, then the bytes. The error is [`Full`].
     pub fn write_definition(&mut self, bytes: &[u8]) -> Result<(), Full> {
         let body = bytes.len().div_ceil(size_of::<Slot>()) as u64;
         if !self.room(body + 1) {
@@ -195,20 +198,20 @@ impl<'a> Producer<'a> {
     }
 }
 
-/// What the consumer took from a ring.
+/// A record that the consumer takes from a ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record<'a> {
-    /// One slot that holds an event, or a free's two.
+    /// One slot that contains an event, or a free request with its completion.
     Event(Slot),
     /// An encoded definition.
     Definition(&'a [u8]),
 }
 
-/// What the consumer found that no producer of ours writes. The ring is emptied: its framing is lost.
+/// Content that no producer writes. The ring was emptied, because its record boundaries are lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Corrupt;
 
-/// The reading end.
+/// The reading side.
 #[derive(Debug)]
 pub struct Consumer<'a> {
     ring: Ring<'a>,
@@ -216,20 +219,20 @@ pub struct Consumer<'a> {
 }
 
 impl<'a> Consumer<'a> {
-    /// Reads from the shared head.
+    /// Starts at the shared head.
     pub fn new(ring: Ring<'a>) -> Consumer<'a> {
         Consumer { ring, buffer: Vec::new() }
     }
 
-    /// Slots published and not yet consumed. A value beyond the capacity is the mark of a corrupt ring.
+    /// The number of published slots that are not consumed. A value beyond the capacity means that the ring is corrupt.
     pub fn pending(&self) -> u64 {
         self.ring.tail.load(Ordering::Acquire).wrapping_sub(self.ring.head.load(Ordering::Relaxed))
     }
 
-    /// Hands every published record to `take`, gives the slots back, and returns how many slots that were.
+    /// Passes every published record to `take` and frees the slots. Returns the number of slots.
     ///
-    /// Nothing read here is trusted: positions and lengths may be anything, and the worst outcome is `Err(Corrupt)`
-    /// with the ring emptied.
+    /// It trusts nothing in the ring: positions and lengths may have any value. The worst result is `Err(Corrupt)` with
+    /// an empty ring.
     pub fn drain(&mut self, mut take: impl FnMut(Record<'_>)) -> Result<u64, Corrupt> {
         self.drain_while(|record| {
             take(record);
@@ -237,8 +240,8 @@ impl<'a> Consumer<'a> {
         })
     }
 
-    /// [`Self::drain`] up to the first record for which `take` says `false`: that one and all after it stay in the ring, to be handed
-    /// out again, and keep their slots.
+    /// [`Self::drain`] up to the first record for which `take` returns `false`. That record and all later ones stay in
+    /// the ring for the next call.
     pub fn drain_while(&mut self, mut take: impl FnMut(Record<'_>) -> bool) -> Result<u64, Corrupt> {
         let head = self.ring.head.load(Ordering::Relaxed);
         let tail = self.ring.tail.load(Ordering::Acquire);
@@ -250,7 +253,7 @@ impl<'a> Consumer<'a> {
         result
     }
 
-    /// How many slots hold what was taken.
+    /// Passes records to `take`. Returns the number of slots that were taken.
     fn read(&mut self, head: u64, available: u64, take: &mut impl FnMut(Record<'_>) -> bool) -> Result<u64, Corrupt> {
         let mut at = 0;
         while at < available {
@@ -261,7 +264,7 @@ impl<'a> Consumer<'a> {
                 Some(SlotKind::Definition) => {
                     let len = slot[0];
                     let body = len.div_ceil(size_of::<Slot>() as u64);
-                    // A definition is published whole, so it must lie whole in what is available.
+                    // A definition is published as a whole, so it must be complete in the available slots.
                     if body > available - next {
                         return Err(Corrupt);
                     }
@@ -322,7 +325,7 @@ mod tests {
     }
 
     proptest! {
-        /// The ring against a plain queue.
+        /// Compares the ring with a plain queue.
         #[test]
         fn behaves_like_a_queue(steps in prop::collection::vec(step(), 0..200)) {
             let (tail, head) = (AtomicU64::new(u64::MAX - 5), AtomicU64::new(u64::MAX - 5));

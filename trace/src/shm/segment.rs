@@ -1,4 +1,4 @@
-//! The memory of one traced process, as the launcher creates it and both sides map it.
+//! The shared memory of one traced process. The launcher creates it, and both sides map it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -14,21 +14,22 @@ pub struct Segment {
     base: NonNull<u8>,
 }
 
-// SAFETY: everything inside is reached through shared references to atomics.
+// SAFETY: all memory of the segment is accessed through shared references to atomics.
 unsafe impl Send for Segment {}
-// SAFETY: as above.
+// SAFETY: all memory of the segment is accessed through shared references to atomics.
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// The launcher's side: a new sealed memfd (it cannot be shrunk under us), mapped, with its header written.
+    /// Creates a segment, on the launcher's side: a new memfd, mapped, with its header written. It is sealed, so that
+    /// it cannot be shrunk while it is mapped.
     pub fn create() -> io::Result<(Segment, OwnedFd)> {
         let made = memfd(libc::MFD_NOEXEC_SEAL).or_else(|e| match e.raw_os_error() {
-            // Before Linux 6.3 nobody can ask for that; since then a system may insist on it.
+            // Linux before 6.3 does not know this flag. Later ones may be configured to require it.
             Some(libc::EINVAL) => memfd(0),
             _ => Err(e),
         });
         let fd = made?;
-        // SAFETY: plain calls on an open descriptor.
+        // SAFETY: these calls take plain arguments, and the descriptor is open.
         let done = unsafe {
             libc::fchmod(fd.as_raw_fd(), 0o600) == 0
                 && libc::ftruncate(fd.as_raw_fd(), SEGMENT_SIZE as libc::off_t) == 0
@@ -49,17 +50,18 @@ impl Segment {
         Ok((segment, fd))
     }
 
-    /// The traced process's side: maps what it was sent and checks that it is a segment of this build.
+    /// Maps a received segment, on the traced process's side. The error is `InvalidData` if it is no sealed segment of
+    /// this build.
     pub fn map(fd: BorrowedFd<'_>) -> io::Result<Segment> {
-        // SAFETY: `stat` is plain data that fstat fills.
+        // SAFETY: `stat` is plain data, for which zeros are valid.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: an open descriptor and a valid pointer.
+        // SAFETY: the descriptor is open, and `stat` is writable.
         if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a plain call on an open descriptor; what has no seals at all answers with an error.
+        // SAFETY: the descriptor is open. The call returns an error for files that do not support seals.
         let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-        // Whoever could shrink it under us could kill us.
+        // Without the seal, another process could shrink the file, and an access would kill this process.
         if stat.st_size != SEGMENT_SIZE as libc::off_t || seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -72,8 +74,8 @@ impl Segment {
     }
 
     fn map_unchecked(fd: BorrowedFd<'_>) -> io::Result<Segment> {
-        // SAFETY: a fresh mapping at an address of the kernel's choice; the file has SEGMENT_SIZE bytes and is sealed
-        // against shrinking, so no access inside can fault.
+        // SAFETY: creates a new mapping at an address that the kernel chooses. The file has `SEGMENT_SIZE` bytes and is
+        // sealed against shrinking, so no access inside can fault.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -92,17 +94,19 @@ impl Segment {
 
     /// The segment's header.
     pub fn header(&self) -> &SegmentHeader {
-        // SAFETY: the mapping begins with a SegmentHeader: all atomics, valid for every bit pattern, aligned by the page.
+        // SAFETY: the mapping starts with a `SegmentHeader`. It is page-aligned, and its atomics are valid for every
+        // bit pattern.
         unsafe { self.base.cast::<SegmentHeader>().as_ref() }
     }
 
-    /// The heads of all rings.
+    /// The headers of all rings.
     pub fn ring_headers(&self) -> &[RingHeader] {
-        // SAFETY: inside the mapping; all atomics, valid for every bit pattern; aligned, since RINGS is a multiple of a page.
+        // SAFETY: the headers are inside the mapping and aligned, because `RINGS` is a multiple of a page. Their
+        // atomics are valid for every bit pattern.
         unsafe { std::slice::from_raw_parts(self.base.add(RINGS).cast::<RingHeader>().as_ptr(), RING_COUNT) }
     }
 
-    /// The head of ring `index`; `None` beyond [`RING_COUNT`].
+    /// The header of ring `index`. `None` beyond [`RING_COUNT`].
     pub fn ring_header(&self, index: usize) -> Option<&RingHeader> {
         self.ring_headers().get(index)
     }
@@ -110,7 +114,8 @@ impl Segment {
     /// Ring `index`; `None` beyond [`RING_COUNT`].
     pub fn ring(&self, index: usize) -> Option<Ring<'_>> {
         let header = self.ring_header(index)?;
-        // SAFETY: inside the mapping, since `ring_header` has checked the index; all atomics; 64-byte aligned.
+        // SAFETY: `ring_header` has checked the index, so the slots are inside the mapping. They are 64-byte aligned
+        // atomics, valid for every bit pattern.
         let slots = unsafe {
             let first = self.base.add(SLOTS).cast::<SharedSlot>().add(index * RING_SLOTS);
             std::slice::from_raw_parts(first.as_ptr(), RING_SLOTS)
@@ -121,7 +126,7 @@ impl Segment {
 
 fn memfd(flags: libc::c_uint) -> io::Result<OwnedFd> {
     let flags = flags | libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // SAFETY: a valid C string and valid flags; the descriptor is open and nobody else has it.
+    // SAFETY: the name is a C string and the flags are valid. The new descriptor belongs to this function alone.
     unsafe {
         let fd = libc::memfd_create(c"memtrace".as_ptr(), flags);
         if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
@@ -130,7 +135,7 @@ fn memfd(flags: libc::c_uint) -> io::Result<OwnedFd> {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map_unchecked` with this size; nobody can hold a reference past the segment's life.
+        // SAFETY: `map_unchecked` has mapped this range, and no reference into it outlives the segment.
         unsafe { libc::munmap(self.base.as_ptr().cast(), SEGMENT_SIZE) };
     }
 }
@@ -166,16 +171,16 @@ mod tests {
     fn a_foreign_file_is_refused() {
         let file = memfd(0).unwrap();
         assert!(Segment::map(file.as_fd()).is_err());
-        // Everything right but for the seals.
+        // Everything is right except for the seals.
         let (segment, _fd) = Segment::create().unwrap();
-        // SAFETY: the file gets the segment's size, and no more than its header is read.
+        // SAFETY: the file gets the segment's size, and only its header is read.
         unsafe {
             assert_eq!(libc::ftruncate(file.as_raw_fd(), SEGMENT_SIZE as libc::off_t), 0);
             let header = std::slice::from_raw_parts(segment.base.as_ptr(), size_of::<SegmentHeader>());
             assert_eq!(libc::pwrite(file.as_raw_fd(), header.as_ptr().cast(), header.len(), 0), header.len() as isize);
         }
         assert!(Segment::map(file.as_fd()).is_err());
-        // SAFETY: a plain call on an open descriptor.
+        // SAFETY: the call takes plain arguments, and the descriptor is open.
         assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) }, 0);
         assert!(Segment::map(file.as_fd()).is_ok());
     }
@@ -185,7 +190,7 @@ mod tests {
         let (_segment, fd) = Segment::create().unwrap();
         let metadata = std::fs::File::from(fd.try_clone().unwrap()).metadata().unwrap();
         assert_eq!(std::os::unix::fs::MetadataExt::mode(&metadata) & 0o7777, 0o600);
-        // SAFETY: plain calls on an open descriptor.
+        // SAFETY: these calls take plain arguments, and the descriptor is open.
         let (shrunk, sealed) = unsafe {
             (libc::ftruncate(fd.as_raw_fd(), 0), libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_WRITE))
         };

@@ -1,5 +1,5 @@
-//! loom's atomics on threads that may die: a thread can be told to stop for good before its so-manieth access to shared memory, as
-//! one that is killed does. Only under the model checker.
+//! loom's atomics on threads that may be killed. A thread can be made to stop for good before a given access to shared
+//! memory. Only for the model checker.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -7,14 +7,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use loom::sync::atomic::Ordering;
 
 loom::thread_local! {
-    /// Accesses that the thread has left; `None`: it does not die.
+    /// How many accesses the thread may still make. `None` means no limit.
     static LEFT: Cell<Option<u32>> = Cell::new(None);
 }
 
-/// What a thread that is killed unwinds with.
+/// The panic payload of a killed thread.
 struct Killed;
 
-/// Does `work` on a thread that is killed before access number `steps` (from 0). Whether it was killed before it was done.
+/// Runs `work` on a thread that is killed before access number `steps` (from 0). Returns whether it was killed before
+/// it finished.
 pub fn killed_before(steps: u32, work: impl FnOnce()) -> bool {
     LEFT.with(|left| left.set(Some(steps)));
     let done = catch_unwind(AssertUnwindSafe(work));
@@ -26,7 +27,7 @@ pub fn killed_before(steps: u32, work: impl FnOnce()) -> bool {
     }
 }
 
-/// Every access passes here.
+/// Every access calls this first.
 fn step() {
     LEFT.with(|left| match left.get() {
         None => {}
@@ -37,44 +38,45 @@ fn step() {
 
 macro_rules! mortal {
     ($name:ident, $value:ty) => {
-        /// As `std`'s.
+        /// The counterpart of the atomic type in `std`.
         #[derive(Debug)]
         pub struct $name(loom::sync::atomic::$name);
 
         impl $name {
-            /// A new one.
+            /// A new atomic with this value.
             pub fn new(value: $value) -> $name {
                 $name(loom::sync::atomic::$name::new(value))
             }
 
-            /// Loads.
+            /// Loads the value.
             pub fn load(&self, order: Ordering) -> $value {
                 step();
                 self.0.load(order)
             }
 
-            /// Stores.
+            /// Stores a value.
             pub fn store(&self, value: $value, order: Ordering) {
                 step();
                 self.0.store(value, order);
             }
 
-            /// Adds; the value before.
+            /// Adds `value` and returns the previous value.
             pub fn fetch_add(&self, value: $value, order: Ordering) -> $value {
                 step();
                 self.0.fetch_add(value, order)
             }
 
-            /// Keeps the larger; the value before.
+            /// Stores the maximum and returns the previous value.
             pub fn fetch_max(&self, value: $value, order: Ordering) -> $value {
                 step();
                 self.0.fetch_max(value, order)
             }
 
-            /// Stores `new` where `current` is.
+            /// Stores `new` if the value is `current`, and returns the previous value.
             ///
             /// # Errors
-            /// What is there, when it is something else.
+            ///
+            /// The value found, if it is not `current`.
             pub fn compare_exchange(
                 &self,
                 current: $value,

@@ -1,15 +1,18 @@
-//! Backward, named: which autograd node a thread is running, and which forward call made that node.
+//! Attributes backward allocations: which autograd node a thread is running, and which forward call created that node.
 //!
-//! Two functions of libtorch_cpu, both called through its PLT by the same names in every version from 2.4 to 2.15:
+//! libtorch_cpu calls these functions through its PLT, by the same names in every version from 2.4 to 2.15:
 //!
-//! - `at::sequence_number::get_and_increment()` is called on the forward thread when a node is made. The Python stack of that
-//!   moment is remembered under (forward thread, number). `AccumulateGrad` takes no number; its constructor is
-//!   interposed, and the stack is remembered under the node's address, in a table of its own.
-//! - `torch::autograd::Engine::evaluate_function(...)` runs one node. While it runs, allocations of this thread belong to the node.
+//! - `at::sequence_number::get_and_increment()` runs on the forward thread when a node is created. The Python stack at
+//!   that moment is remembered under (forward thread, number).
+//! - `torch::autograd::AccumulateGrad::AccumulateGrad(at::Tensor)`: this node takes no number. The stack is remembered
+//!   under the node's address, in a table of its own.
+//! - `torch::autograd::Engine::evaluate_function(...)` runs one node. While it runs, allocations of this thread belong
+//!   to the node.
 //!
-//! `Node` (torch/csrc/autograd/function.h, later node.h): see [`LAYOUTS`]. One is believed when numbers found there are numbers
-//! that were handed out. The type's name comes from the vtable's type info; nodes of Python's `autograd.Function` share one, so
-//! they are named by their Python class: see [`super::python_node`].
+//! The layout of `Node` (torch/csrc/autograd/function.h, later node.h) is private; [`LAYOUTS`] has the candidates. A
+//! layout is verified once the numbers found in nodes are numbers that were assigned. The vtable's type info names the
+//! node's type. Nodes of Python's `autograd.Function` share one C++ type, so they are named by their Python class
+//! ([`super::python_node`]).
 
 use std::ffi::{CStr, CString, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -29,36 +32,40 @@ use crate::real::Original;
 use crate::stack::MAX_STACKS;
 use crate::thread::thread;
 
-/// Forward stacks remembered; a node older than this many later ones has lost its stack, and that is counted.
+/// Number of forward stacks that are remembered. A node older than this many later ones has lost its stack, which is
+/// counted.
 const FORWARD_SLOTS: usize = 1 << 20;
-/// The same for nodes without a number, which lie anywhere: in buckets, of which a full one forgets any.
+/// Buckets for the stacks of nodes without a number, by address. A full bucket overwrites an arbitrary entry.
 const UNNUMBERED_BUCKETS: usize = 1 << 15;
 const BUCKET: usize = 8;
-/// Distinct triples of node type, forward stack and module; a node beyond that has no context, and that is counted.
+/// How many distinct combinations of node type, forward stack and module get a context. Further nodes have none, which
+/// is counted.
 const CONTEXT_SLOTS: usize = 1 << 16;
-/// When there are so many, new ones have no module: a program that makes new modules all the time leaves room for what its nodes are.
+/// From this many contexts on, new ones have no module. So a program that keeps creating modules leaves space for node
+/// types and stacks.
 const CROWDED: u32 = CONTEXT_SLOTS as u32 / 2;
-/// How often a node's number must not have been handed out, with never one that was, until the layout is given up.
+/// Autograd recording is switched off after this many nodes with unassigned numbers, if there was never one with an
+/// assigned number.
 const MISSES_ALLOWED: u32 = 64;
-/// Where `sequence_nr_` and `thread_id_` are, in words: after `std::enable_shared_from_this` (until 2.14), after
-/// `c10::intrusive_ptr_target` (2.15).
+/// Offsets of `sequence_nr_` and `thread_id_` in 8-byte words. They follow `std::enable_shared_from_this` (until 2.14)
+/// or `c10::intrusive_ptr_target` (2.15).
 const LAYOUTS: [(usize, usize); 2] = [(3, 6), (2, 5)];
-/// `AccumulateGrad`'s sequence number.
+/// The sequence number in an `AccumulateGrad`.
 const NO_NUMBER: u64 = u64::MAX;
 
-/// A context's type, its forward stack beside its id, its module.
+/// Words of a context: its type; its forward stack and its id; its module.
 const WORDS: usize = 3;
 
-/// What is known of autograd in this process.
+/// The state of autograd recording in this process.
 pub(super) struct State {
     forward: Table<1>,
     unnumbered: Table<BUCKET>,
     contexts: Table<WORDS>,
     contexts_lock: AtomicU32,
     context_count: AtomicU32,
-    /// Which of [`LAYOUTS`] has proved right, plus 1.
+    /// One more than the index of the verified layout in [`LAYOUTS`], 0 before.
     layout: AtomicU32,
-    /// Whether that has been said.
+    /// Whether the verification has been reported.
     told: AtomicU32,
     misses: AtomicU32,
     python: PythonNodes,
@@ -79,7 +86,7 @@ impl State {
         }
     }
 
-    /// Remembers where the node was made that has this number of this thread of PyTorch's.
+    /// Remembers where the node with this number was created. `owner` is PyTorch's number of the thread.
     fn remember(&self, owner: u64, number: u64, made: Made) {
         let (slot, check) = place(owner, number);
         if let Some([word]) = self.forward.entries().get(slot) {
@@ -94,7 +101,7 @@ impl State {
         (word & CHECK == check && word != 0).then_some(Made::unpack(word))
     }
 
-    /// Remembers where the node at this address was made, which has no number.
+    /// Remembers where the node at this address was created, which has no number.
     fn remember_unnumbered(&self, address: u64, made: Made) {
         let (slot, check) = place(address, NO_NUMBER);
         let Some(bucket) = self.unnumbered.entries().get(slot % UNNUMBERED_BUCKETS) else { return };
@@ -113,13 +120,14 @@ impl State {
         words.take_while(|word| *word != 0).find(|word| word & CHECK == check).map(Made::unpack)
     }
 
-    /// Out of line: it would take the registers of the nodes with a number, which are most.
+    /// Not inlined, because it would take registers from the more frequent nodes with a number.
     #[inline(never)]
     fn forward_of_unnumbered(&self, address: u64) -> Forward {
         self.recall_unnumbered(address).map_or(Forward::NoNumber, Forward::Known)
     }
 
-    /// Where the context of a node of this type (the address of a vtable or a Python class), made there, is or goes: [`WORDS`] each.
+    /// The slots in which the context of such a node may be, [`WORDS`] words each. `kind` is the address of a vtable or
+    /// a Python class.
     fn places(&self, kind: u64, made: Made) -> impl Iterator<Item = &[AtomicU64; WORDS]> {
         let places = self.contexts.entries();
         let spread = (kind ^ u64::from(made.stack.0) << 32)
@@ -128,7 +136,7 @@ impl State {
         (0..64).map_while(move |probe| places.get((start + probe) % CONTEXT_SLOTS))
     }
 
-    /// That context, where there is one.
+    /// The context of such a node. `None` if there is none yet.
     #[inline]
     fn known(&self, kind: u64, made: Made) -> Option<ContextId> {
         for [key, value, module] in self.places(kind, made) {
@@ -143,7 +151,7 @@ impl State {
         None
     }
 
-    /// The context of a node that was met when there were too many: without its module.
+    /// The context of a node that was first seen when there were too many contexts, so it has no module.
     #[cold]
     fn known_crowded(&self, kind: u64, made: Made) -> Option<ContextId> {
         self.is_crowded().then(|| self.known(kind, Made { module: ContextId::NONE, ..made })).flatten()
@@ -153,12 +161,12 @@ impl State {
         self.context_count.load(Ordering::Relaxed) >= CROWDED
     }
 
-    /// Whether node layouts have proved wrong.
+    /// Whether autograd recording is switched off because no layout was verified.
     fn given_up(&self) -> bool {
         self.layout.load(Ordering::Relaxed) == 0 && self.misses.load(Ordering::Relaxed) >= MISSES_ALLOWED
     }
 
-    /// Says once that nodes are laid out as expected: one carried a number that its forward call was given.
+    /// Reports once that the layout is verified: a node carried a number that its forward call was given.
     fn tell(&self, guard: &mut Guard) {
         if self.layout.load(Ordering::Relaxed) != 0 && self.told.swap(1, Ordering::Relaxed) == 0 {
             guard.notice(
@@ -170,20 +178,20 @@ impl State {
         }
     }
 
-    /// Where a node was made.
+    /// Where a node was created.
     ///
     /// # Safety
     ///
-    /// `node` is alive.
+    /// `node` points to a live autograd node.
     unsafe fn forward(&self, node: *const u64) -> Forward {
         let known = self.layout.load(Ordering::Relaxed) as usize;
         let layouts = LAYOUTS.iter().enumerate().filter(|(index, _)| known == 0 || known == index + 1);
         let mut outcome = Forward::Unknown;
         for (index, (number_at, owner_at)) in layouts {
-            // SAFETY: every node is at least 56 bytes: the greatest index is 6.
+            // SAFETY: the caller guarantees a live node. Every node has at least 56 bytes, and the greatest index is 6.
             let (number, owner) = unsafe { (node.add(*number_at).read(), node.add(*owner_at).read()) };
             if number == NO_NUMBER {
-                // Says nothing about the layout: any member may be all ones.
+                // This does not verify the layout, because any field may have all bits set.
                 return self.forward_of_unnumbered(node as u64);
             }
             if let Some(made) = self.recall(owner, number) {
@@ -195,16 +203,16 @@ impl State {
     }
 }
 
-/// What is known of a node's forward call.
+/// The forward call of a node.
 enum Forward {
     Known(Made),
-    /// A node without a number, made before anything was recorded.
+    /// The node has no number, or was created before recording began.
     NoNumber,
-    /// A number that nobody handed out, or too long ago.
+    /// The number was never assigned, or its entry has been overwritten.
     Unknown,
 }
 
-/// Where a node was made: by which Python stack, in the call of which module.
+/// Where a node was created: the Python stack and the module call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Made {
     stack: StackId,
@@ -230,13 +238,13 @@ impl Made {
     }
 }
 
-/// Whether a context of the table was made there. `value` is its second word, which was read before.
+/// Whether a context of the table has this stack and this module. `value` is its second word.
 fn holds(value: u64, module: &AtomicU64, made: Made) -> bool {
     (value >> 32) as u32 == made.stack.0 && module.load(Ordering::Relaxed) == u64::from(made.module.0)
 }
 
-/// Where in the table a node's stack lies, and the upper bits of its word. Numbers that follow each other lie side by side, so a
-/// slot is used again only after a million later nodes of the same thread.
+/// The slot of a node's entry, and the upper bits of its word. Consecutive numbers get adjacent slots, so a thread
+/// reuses a slot only after a million later nodes.
 fn place(owner: u64, number: u64) -> (usize, u64) {
     let spread = owner.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let slot = number.wrapping_add(spread >> 40) as usize % FORWARD_SLOTS;
@@ -263,7 +271,7 @@ extern "C-unwind" fn get_and_increment() -> u64 {
     if original.is_null() {
         return 0;
     }
-    // SAFETY: the original of this symbol.
+    // SAFETY: `original` is libtorch_cpu's function of this symbol, which has this signature.
     let number = unsafe {
         let original: unsafe extern "C-unwind" fn() -> u64 = std::mem::transmute(original);
         original()
@@ -278,22 +286,23 @@ extern "C-unwind" fn get_and_increment() -> u64 {
     number
 }
 
-/// PyTorch's own number of the calling thread, which nodes carry.
+/// PyTorch's own number of the calling thread, which its nodes carry. `None` if libtorch_cpu does not export the
+/// function.
 fn forward_thread() -> Option<u64> {
     static ORIGINAL: Original = Original::new();
     let original = libtorch_cpu(&ORIGINAL, CURRENT_THREAD);
     if original.is_null() {
         return None;
     }
-    // SAFETY: `static uint64_t at::RecordFunction::currentThreadId()`: a thread-local counter. The node being made
-    // asks for it too.
+    // SAFETY: `static uint64_t at::RecordFunction::currentThreadId()` reads a thread-local counter. The constructor of
+    // the node calls it too.
     unsafe {
         let original: unsafe extern "C-unwind" fn() -> u64 = std::mem::transmute(original);
         Some(original())
     }
 }
 
-/// `torch::autograd::AccumulateGrad::AccumulateGrad(at::Tensor)`; a class with a destructor is passed by address.
+/// `torch::autograd::AccumulateGrad::AccumulateGrad(at::Tensor)`. A class with a destructor is passed by address.
 #[cfg_attr(not(test), unsafe(export_name = "_ZN5torch8autograd14AccumulateGradC1EN2at6TensorE"))]
 extern "C-unwind" fn accumulate_grad(node: *mut c_void, tensor: *mut c_void) {
     static ORIGINAL: Original = Original::new();
@@ -301,7 +310,7 @@ extern "C-unwind" fn accumulate_grad(node: *mut c_void, tensor: *mut c_void) {
     if original.is_null() {
         return;
     }
-    // SAFETY: the original of this symbol, with the arguments as they came.
+    // SAFETY: `original` is libtorch_cpu's function of this symbol, and the arguments are the caller's.
     unsafe {
         let original: unsafe extern "C-unwind" fn(*mut c_void, *mut c_void) = std::mem::transmute(original);
         original(node, tensor);
@@ -314,7 +323,7 @@ extern "C-unwind" fn accumulate_grad(node: *mut c_void, tensor: *mut c_void) {
     }
 }
 
-/// The thread's state before a node, put back when the node is done, also by an exception.
+/// Restores the thread's state after a node, also if the node throws.
 struct Restore {
     context: ContextId,
 }
@@ -355,8 +364,8 @@ extern "C-unwind" fn evaluate_function(
         t.backward_depth.set(t.backward_depth.get() + 1);
         Restore { context: t.context.replace(context) }
     });
-    // SAFETY: the original of this symbol, with the arguments as they came. A C++ exception passes through this frame and runs
-    // the destructor above.
+    // SAFETY: `original` is libtorch_cpu's function of this symbol, and the arguments are the caller's. A C++ exception
+    // unwinds through this frame and runs the destructor of `Restore`.
     unsafe {
         let original: unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void, *mut c_void) =
             std::mem::transmute(original);
@@ -364,7 +373,7 @@ extern "C-unwind" fn evaluate_function(
     }
 }
 
-/// The context of a node: its type and the forward stack that made it.
+/// The context of a node. [`ContextId::NONE`] if it has none.
 fn context_of(node: *mut c_void) -> ContextId {
     let Some(process) = Process::if_started() else { return ContextId::NONE };
     let state = &process.torch.autograd;
@@ -372,7 +381,7 @@ fn context_of(node: *mut c_void) -> ContextId {
         return ContextId::NONE;
     }
     let node = node.cast::<u64>();
-    // SAFETY: a live node: the engine is about to run it. It begins with its vtable pointer.
+    // SAFETY: the engine is about to run this node, so it is alive. It begins with its vtable pointer.
     let (vtable, forward) = unsafe { (node.read(), state.forward(node)) };
     if matches!(forward, Forward::Unknown) {
         if state.layout.load(Ordering::Relaxed) != 0 {
@@ -388,23 +397,24 @@ fn context_of(node: *mut c_void) -> ContextId {
         }
     }
     let made = if let Forward::Known(made) = forward { made } else { Made::NOWHERE };
-    // SAFETY: as above.
+    // SAFETY: the engine is about to run this node, so it is alive, and `vtable` is its first word.
     let kind = unsafe { state.python.class(node, vtable) }.unwrap_or(vtable);
-    // SAFETY: as above.
+    // SAFETY: the engine is about to run this node, so it is alive, and `vtable` is its first word.
     state
         .known(kind, made)
         .or_else(|| state.known_crowded(kind, made))
         .unwrap_or_else(|| unsafe { meet(process, node, vtable, made) })
 }
 
-/// The context of a node of a kind, or with a forward stack, that is new.
+/// Creates the context of a node whose combination of type, stack and module is new.
 ///
 /// # Safety
-/// `node` must be a live node with this vtable.
+///
+/// `node` is a live node with this vtable.
 #[cold]
 unsafe fn meet(process: &'static Process, node: *const u64, vtable: u64, made: Made) -> ContextId {
     let python = &process.torch.autograd.python;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees a live node with this vtable.
     let class = || unsafe { python.class(node, vtable) };
     if let Some(class) = class() {
         return define(process, class, made, &python.name(class));
@@ -417,7 +427,7 @@ unsafe fn meet(process: &'static Process, node: *const u64, vtable: u64, made: M
     }
 }
 
-/// Makes the context of a node of this type, made there, unless another thread has just done so.
+/// Creates a context, unless another thread has just created the same one. [`ContextId::NONE`] if there is no space.
 fn define(process: &'static Process, kind: u64, made: Made, name: &str) -> ContextId {
     let state = &process.torch.autograd;
     let made = if state.is_crowded() { Made { module: ContextId::NONE, ..made } } else { made };
@@ -459,10 +469,10 @@ fn define(process: &'static Process, kind: u64, made: Made, name: &str) -> Conte
     }
 }
 
-/// A class's name without namespaces, from its vtable: the word before the first function is the type info, whose second word
-/// is the mangled name (Itanium C++ ABI 2.9).
+/// A class's name without namespaces, from its vtable. The word before the first function points to the type info,
+/// whose second word points to the mangled name (Itanium C++ ABI 2.9).
 fn type_name(vtable: u64) -> String {
-    // SAFETY: a live object's vtable, of a library compiled with type information, as PyTorch always is.
+    // SAFETY: `vtable` belongs to a live node. PyTorch's libraries are compiled with type information.
     let mangled: CString = unsafe {
         let type_info = (vtable as *const *const *const std::ffi::c_char).sub(1).read();
         if type_info.is_null() {
@@ -473,7 +483,7 @@ fn type_name(vtable: u64) -> String {
     last_component(mangled.to_bytes())
 }
 
-/// `N5torch8autograd9generated12AddBackward0E` -> `AddBackward0`.
+/// The last component of a mangled name: `N5torch8autograd9generated12AddBackward0E` gives `AddBackward0`.
 fn last_component(mangled: &[u8]) -> String {
     let mut rest = mangled.strip_prefix(b"N").unwrap_or(mangled);
     let mut last: &[u8] = mangled;
@@ -529,7 +539,7 @@ mod tests {
             state.remember(1, n, made(n));
             state.remember_unnumbered(0x7f00_0000_1000 + 112 * n, made(n + 20_000));
         }
-        // What was there before at the same address is gone.
+        // New nodes at the same addresses replace the old entries.
         for n in 0..5000 {
             state.remember_unnumbered(0x7f00_0000_1000 + 112 * n, made(n + 50_000));
         }
@@ -537,7 +547,7 @@ mod tests {
         let there = |n: u64| state.recall_unnumbered(0x7f00_0000_1000 + 112 * n);
         assert!((0..20_000).all(|n| there(n) == Some(made(n + if n < 5000 { 50_000 } else { 20_000 }))));
         assert_eq!(state.recall_unnumbered(0x7f00_0000_1008), None);
-        // Twenty times as many as there are places for: most of the last ones are there.
+        // With twenty times as many nodes as slots, most of the last ones are still there.
         let many = 20 * (UNNUMBERED_BUCKETS * BUCKET) as u64;
         (0..many).for_each(|n| state.remember_unnumbered(64 * n + 64, made(n % 1000)));
         let last = many - 10_000..many;

@@ -1,14 +1,17 @@
-//! Whether CPython's cyclic garbage collector is at work on this thread: what it frees had waited for it, in a reference cycle.
+//! Determines whether CPython's cyclic garbage collector is running on this thread. Memory that it frees was part of a
+//! reference cycle.
 //!
-//! The interpreter says so in a word, `collecting` of `struct _gc_runtime_state` (Include/internal/pycore_gc.h; pycore_pymem.h before
-//! 3.9), which is read in place at each free. Where the structure lies differs by release, so it is searched for, once: no other has
-//! three generations of which the first is pointed to by the word behind the third. What lies between that and `collecting` is the same
-//! from 3.8 to 3.13. From 3.13 on the place is published too (`_Py_DebugOffsets`), and must be the same; 3.14, whose generations are others,
-//! has that alone. A word that is neither 0 nor 1 is none of ours.
+//! The interpreter keeps this in one word: `collecting` of `struct _gc_runtime_state` (Include/internal/pycore_gc.h;
+//! pycore_pymem.h before 3.9). Each free reads it in place. The structure's address differs by release, so it is
+//! searched for once. Its signature is unique: three generations, followed by a word that points to the first of them.
+//! The fields between that word and `collecting` are the same from 3.8 to 3.13.
 //!
-//! Which thread it is at work on, nothing says: PyTorch lets go of the GIL while a tensor is freed. It is the one that frees first while it is
-//! at work, among those that run Python; others come to run only after that one has let go. Collections are told apart by how many there
-//! were, which the interpreter counts.
+//! From 3.13 on, `_Py_DebugOffsets` publishes the address, and both results must agree. CPython 3.14 has other
+//! generations, so there only the published address is used. A word that is neither 0 nor 1 is rejected.
+//!
+//! The interpreter does not store which thread collects, and PyTorch releases the GIL while it frees a tensor. The
+//! collecting thread is the first one that runs Python and frees while `collecting` is set. Others run only after it
+//! has released the GIL. The interpreter counts collections, which distinguishes them.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -26,25 +29,26 @@ use crate::thread::Thread;
 static PLACE: AtomicUsize = AtomicUsize::new(UNKNOWN);
 const UNKNOWN: usize = 0;
 const REFUSED: usize = 1;
-/// `PyThreadState *PyGILState_GetThisThreadState(void)`: null on a thread that runs no Python.
+/// `PyThreadState *PyGILState_GetThisThreadState(void)`, which returns null on a thread that runs no Python.
 static THIS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-/// The thread of the present collection (where its storage is, 48 bits) and the collection's number (above).
+/// The low 48 bits identify the thread of the current collection by the address of its [`Thread`]. The bits above are
+/// the collection's number.
 static OWNER: AtomicU64 = AtomicU64::new(0);
 const THREAD_BITS: u32 = 48;
 
-/// The last release (3.x) whose generations are three.
+/// The minor version of the last CPython 3 release with three generations.
 const SAME_UNTIL: u32 = 13;
-/// How much is searched, in words.
+/// How many 8-byte words are searched.
 const SEARCHED: usize = 8192;
-/// The words of a generation: next, previous, threshold and count.
+/// Words of a generation: next, previous, and one that holds threshold and count.
 const GENERATION: usize = 3;
-/// Words from the first generation on: where the pointer to it is, the permanent generation, and `collecting`, which follows three
-/// generations' statistics of three words.
+/// Offsets in words from the first generation: the pointer to that generation, the permanent generation, and
+/// `collecting`. Between the last two are the statistics of three generations, three words each.
 const POINTER: usize = 3 * GENERATION;
 const PERMANENT: usize = POINTER + 1;
 const COLLECTING: usize = PERMANENT + GENERATION + 9;
 
-/// The flag, if it is so.
+/// [`Flags::IN_GC`] if the collector is running on this thread, otherwise no flag.
 #[inline(always)]
 pub(super) fn flag(guard: &mut Guard) -> Flags {
     let place = PLACE.load(Ordering::Relaxed);
@@ -54,7 +58,8 @@ pub(super) fn flag(guard: &mut Guard) -> Flags {
         }
         return Flags::default();
     }
-    // SAFETY: a word of the interpreter's state, which is never unmapped; read as another thread may write it.
+    // SAFETY: `place` is a verified word of the interpreter's state, which is never unmapped. Another thread may write
+    // it, so the read is atomic.
     let collecting =
         unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(place)) }.load(Ordering::Relaxed);
     if collecting != 0 && is_here(place) {
@@ -65,8 +70,9 @@ pub(super) fn flag(guard: &mut Guard) -> Flags {
     }
 }
 
-/// Where the heads of the collector's lists of objects are: three generations and the permanent one. `None` where its state was not found,
-/// and from 3.14 on, whose generations are others.
+/// The addresses of the heads of the collector's object lists: three generations and the permanent one.
+///
+/// `None` if the collector's state was not found, and from CPython 3.14 on, which has other generations.
 pub(crate) fn lists(guard: &mut Guard) -> Option<[usize; 4]> {
     flag(guard);
     let place = PLACE.load(Ordering::Relaxed);
@@ -75,7 +81,7 @@ pub(crate) fn lists(guard: &mut Guard) -> Option<[usize; 4]> {
     Some([0, GENERATION, 2 * GENERATION, PERMANENT].map(|words| first + words * 8))
 }
 
-/// The collection that is under way is this thread's, whoever frees first.
+/// Assigns the current collection to this thread, whichever thread frees first.
 pub(crate) fn claim() {
     let place = PLACE.load(Ordering::Relaxed);
     if place > REFUSED {
@@ -85,23 +91,25 @@ pub(crate) fn claim() {
 
 #[cold]
 fn is_here(place: usize) -> bool {
-    // SAFETY: null, or a function of this type in every CPython, which reads a word of the thread's.
+    // SAFETY: the pointer is null or this function, which has this type in every CPython. It reads a word of the
+    // calling thread.
     let this = unsafe {
         std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn() -> *mut c_void>>(THIS.load(Ordering::Relaxed))
     };
-    // SAFETY: as above.
+    // SAFETY: `this` is `PyGILState_GetThisThreadState`, which needs no GIL.
     if this.is_none_or(|this| unsafe { this() }.is_null()) {
         return false;
     }
     let count = |words: usize| {
-        // SAFETY: words of the same structure, before `collecting`: each generation's number of collections.
+        // SAFETY: these words precede `collecting` in the same verified structure. Each is a generation's number of
+        // collections.
         unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(place - words * 8)) }.load(Ordering::Relaxed)
     };
     let collections = count(9).wrapping_add(count(6)).wrapping_add(count(3));
     let here = std::ptr::from_ref(Thread::here()).addr() as u64 & ((1 << THREAD_BITS) - 1);
     let claim = collections << THREAD_BITS | here;
     let known = OWNER.load(Ordering::Relaxed);
-    // The same collection is some thread's already, or becomes this one's.
+    // Whether a thread owns this collection already. Otherwise this thread claims it.
     let settled = known != 0 && known >> THREAD_BITS == claim >> THREAD_BITS;
     let owner = if settled {
         known
@@ -111,7 +119,7 @@ fn is_here(place: usize) -> bool {
     owner == claim
 }
 
-/// Looks for the word once the interpreter is known, and says what came of it.
+/// Searches for the word once the interpreter is known, and reports the result.
 #[cold]
 fn find(guard: &mut Guard) {
     let Some(python) = guard.process().python().filter(|python| python.verified() == Ok(true)) else { return };
@@ -135,7 +143,7 @@ fn locate(minor: u32, symbol: &dyn Fn(&CStr) -> *mut c_void) -> Result<usize, &'
         return Err("the interpreter lacks a symbol: what the collector frees is not marked");
     }
     THIS.store(this, Ordering::Relaxed);
-    // SAFETY: `PyInterpreterState *PyInterpreterState_Main(void)`, which reads a word of `_PyRuntime`.
+    // SAFETY: `PyInterpreterState *PyInterpreterState_Main(void)` reads a word of `_PyRuntime` and needs no GIL.
     let main = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_void>(main)() };
     let memory = CheckedMemory::open().map_err(|_| "memory cannot be read: what the collector frees is not marked")?;
     let owner = if minor < 9 { runtime } else { main.expose_provenance() };
@@ -153,9 +161,10 @@ fn locate(minor: u32, symbol: &dyn Fn(&CStr) -> *mut c_void) -> Result<usize, &'
     if sane { Ok(place) } else { Err(unknown) }
 }
 
-/// Where `_Py_DebugOffsets` says that `collecting` is, from the start of the interpreter's state.
+/// The offset of `collecting` in the interpreter's state, in bytes, as `_Py_DebugOffsets` publishes it.
 fn published(memory: &CheckedMemory, runtime: usize, minor: u32) -> Option<usize> {
-    /// The words that hold the offset of the collector's state in the interpreter's, and of `collecting` in that.
+    /// For each minor version, two indices of words in `_Py_DebugOffsets`. The first word is the offset of the
+    /// collector's state in the interpreter's state. The second is the offset of `collecting` in the collector's state.
     const SLOTS: [(u32, usize, usize); 2] = [(13, 10, 72), (14, 11, 82)];
     const FARTHEST: usize = 1 << 20;
     let (_, state, collecting) = SLOTS.into_iter().find(|(of, ..)| *of == minor)?;
@@ -167,10 +176,10 @@ fn published(memory: &CheckedMemory, runtime: usize, minor: u32) -> Option<usize
     (state < FARTHEST && collecting < FARTHEST).then_some(state + collecting)
 }
 
-/// The address of `collecting` in what begins at `base`, where there is exactly one collector's state.
+/// The address of `collecting` in the memory at `base`. `None` unless exactly one collector's state is found.
 fn search(memory: &CheckedMemory, base: usize) -> Option<usize> {
     let mut bytes = vec![0; SEARCHED * 8];
-    // How far the state goes is not known: what lies behind it may not be there.
+    // The size of the structure at `base` is unknown, and memory after it may not be mapped.
     while !memory.read(base, &mut bytes) {
         let half = bytes.len() / 2;
         bytes.truncate(half);
@@ -186,7 +195,7 @@ fn search(memory: &CheckedMemory, base: usize) -> Option<usize> {
     found.next().filter(|_| found.next().is_none())
 }
 
-/// Whether the words at `address` are the collector's state from its generations on.
+/// Whether `words`, read at `address`, are the collector's state, beginning at its generations.
 fn is_state(words: &[u64], address: u64) -> bool {
     let is_pointer = |index: usize| words.get(index).is_some_and(|word| *word != 0 && word.is_multiple_of(8));
     let is_head = |index: usize| is_pointer(index) && is_pointer(index + 1);
@@ -201,7 +210,7 @@ fn is_state(words: &[u64], address: u64) -> bool {
 mod tests {
     use super::*;
 
-    /// A state as CPython makes it: empty generations, linked to themselves.
+    /// A collector's state as CPython initializes it: empty generations that link to themselves.
     fn state(base: u64, before: usize) -> Vec<u64> {
         let mut words = vec![7; before + COLLECTING + 20];
         let at = |index: usize| base + (before + index) as u64 * 8;

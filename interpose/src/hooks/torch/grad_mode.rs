@@ -1,10 +1,12 @@
-//! Whether autograd is recording on this thread: asked for at every event, so it is read in place.
+//! Reads whether autograd records on this thread. Every event needs this, so it is read in place.
 //!
-//! `c10::GradMode::is_enabled()` costs several calls (its own, the thread-local's initialisation, `__tls_get_addr`). What it
-//! reads is one bit of a thread-local `c10::AutogradState`, whose address `AutogradState::get_tls_state()` gives, and which stays
-//! where it is as long as its thread runs. Which bit differs by version, so it is found out: the mode is turned over and back on
-//! the calling thread, where nobody else can see it, and exactly one bit must have changed with it. Otherwise the function is
-//! called, as it is where one of the symbols is missing.
+//! `c10::GradMode::is_enabled()` costs several calls: itself, the initialization of the thread-local and
+//! `__tls_get_addr`. It reads one bit of a thread-local `c10::AutogradState`. `AutogradState::get_tls_state()` returns
+//! that object's address, which is constant for a thread.
+//!
+//! The bit's position differs by version, so it is determined at run time. The mode is toggled twice on the calling
+//! thread, where no other thread sees it. Exactly one bit must follow the mode. If not, or if a symbol is missing, the
+//! function is called at every event.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,15 +19,15 @@ use crate::real::Original;
 use crate::stack::CheckedMemory;
 use crate::thread::thread;
 
-/// How much of the state is looked at.
+/// How many bytes of the state are examined.
 const STATE_BYTES: usize = 32;
 
-/// Where the bit is: [`UNKNOWN`], [`REFUSED`], or one more than its number from the start of the state.
+/// [`UNKNOWN`], [`REFUSED`], or one more than the bit's index from the start of the state.
 static PLACE: AtomicU32 = AtomicU32::new(UNKNOWN);
 const UNKNOWN: u32 = 0;
 const REFUSED: u32 = u32::MAX;
 
-/// `None`: PyTorch cannot be asked.
+/// Whether autograd records on this thread. `None` if PyTorch's function is not available.
 #[inline(always)]
 pub(super) fn is_enabled() -> Option<bool> {
     let state = thread(|t| t.autograd_state.get());
@@ -33,12 +35,12 @@ pub(super) fn is_enabled() -> Option<bool> {
         return ask();
     }
     let bit = PLACE.load(Ordering::Relaxed).wrapping_sub(1);
-    // SAFETY: the thread's own state, of which the bit was found to be a part.
+    // SAFETY: `state` is this thread's own state, and `find_bit` has found this bit inside it.
     let byte = unsafe { state.add(bit as usize / 8).read_volatile() };
     Some(byte >> (bit % 8) & 1 != 0)
 }
 
-/// Says once how the mode is read. For rare moments: it is the calling thread's PyTorch that is asked.
+/// Reports once how the mode is read. It calls PyTorch on the calling thread, so it is for rare moments.
 pub(super) fn tell(guard: &mut Guard) {
     static TOLD: AtomicU32 = AtomicU32::new(0);
     if is_enabled().is_none() || TOLD.swap(1, Ordering::Relaxed) != 0 {
@@ -52,7 +54,7 @@ pub(super) fn tell(guard: &mut Guard) {
     guard.notice("torch.grad_mode", Verdict::Works, text);
 }
 
-/// `bool c10::GradMode::is_enabled()`; remembers where this thread's state is, once it is known what to look for there.
+/// Calls `bool c10::GradMode::is_enabled()`. Remembers the address of this thread's state once the bit is known.
 #[cold]
 fn ask() -> Option<bool> {
     static IS_ENABLED: Original = Original::new();
@@ -60,7 +62,7 @@ fn ask() -> Option<bool> {
     if function.is_null() {
         return None;
     }
-    // SAFETY: `static bool c10::GradMode::is_enabled()`, which reads a thread-local.
+    // SAFETY: `static bool c10::GradMode::is_enabled()` has this signature and reads a thread-local.
     let is_enabled = || unsafe {
         let function: unsafe extern "C" fn() -> bool = std::mem::transmute(function);
         function()
@@ -78,28 +80,28 @@ fn ask() -> Option<bool> {
     Some(is_enabled())
 }
 
-/// `static AutogradState& c10::AutogradState::get_tls_state()`; null where there is no such function.
+/// Calls `static AutogradState& c10::AutogradState::get_tls_state()`. Null if there is no such function.
 fn autograd_state() -> *const u8 {
     static GET: Original = Original::new();
     let function = libc10(&GET, c"_ZN3c1013AutogradState13get_tls_stateEv");
     if function.is_null() {
         return std::ptr::null();
     }
-    // SAFETY: a reference is returned as an address (Itanium C++ ABI).
+    // SAFETY: the function has this signature: it returns a reference as an address (Itanium C++ ABI).
     unsafe {
         let function: unsafe extern "C" fn() -> *const u8 = std::mem::transmute(function);
         function()
     }
 }
 
-/// The number of the bit in `state` that follows the grad mode.
+/// The index of the bit in `state` that follows the grad mode. `None` if it cannot be determined.
 fn find_bit(state: *const u8, enabled: bool) -> Option<u32> {
     static SET: Original = Original::new();
     let function: *mut c_void = libc10(&SET, c"_ZN3c108GradMode11set_enabledEb");
     if function.is_null() || state.is_null() {
         return None;
     }
-    // SAFETY: `static void c10::GradMode::set_enabled(bool)`, which writes the thread-local.
+    // SAFETY: `static void c10::GradMode::set_enabled(bool)` has this signature and writes a thread-local.
     let set = |enabled: bool| unsafe {
         let function: unsafe extern "C" fn(bool) = std::mem::transmute(function);
         function(enabled);
@@ -109,7 +111,7 @@ fn find_bit(state: *const u8, enabled: bool) -> Option<u32> {
         let mut bytes = [0; STATE_BYTES];
         memory.read(state.addr(), bytes.get_mut(..length)?).then_some(bytes)
     };
-    // How far the state goes is not known: what lies behind it may not be there.
+    // The size of the state is unknown, and memory after it may not be mapped.
     let length = [STATE_BYTES, 8, 1].into_iter().find(|length| read(*length).is_some())?;
     let look = || read(length);
     let before = look()?;
@@ -120,7 +122,8 @@ fn find_bit(state: *const u8, enabled: bool) -> Option<u32> {
     changed_bit(&before, &turned?, &after, enabled)
 }
 
-/// The one bit that was `enabled` before and after, and not in between; `None` when it is not the only difference.
+/// The index of the one bit that was `enabled` before and after, and not in between. `None` unless it is the only
+/// difference.
 fn changed_bit(before: &[u8], turned: &[u8], after: &[u8], enabled: bool) -> Option<u32> {
     let differences = || before.iter().zip(turned).map(|(a, b)| a ^ b).enumerate().filter(|(_, bits)| *bits != 0);
     let (index, bits) = differences().next()?;

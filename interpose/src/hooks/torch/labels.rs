@@ -1,14 +1,15 @@
-//! `torch.profiler.record_function`, and what PyTorch marks with it itself: `Optimizer.step#Adam.step`, `Optimizer.zero_grad#...`,
-//! `enumerate(DataLoader)#...`, `ProfilerStep#3`.
+//! Ranges of `torch.profiler.record_function`, including those that PyTorch itself creates: `Optimizer.step#Adam.step`,
+//! `Optimizer.zero_grad#...`, `enumerate(DataLoader)#...`, `ProfilerStep#3`.
 //!
-//! PyTorch offers a door for that: `at::addGlobalCallback(at::RecordFunctionCallback)`, which libtorch_cpu exports from 2.1 to 2.15.
-//! The callback is registered for `RecordScope::USER_SCOPE` alone, so that no operator pays, with the first block that is recorded.
-//! That may be under the CUDA allocator's lock; the lock of PyTorch's list of callbacks is held while that list is copied, and by
-//! nobody who allocates on a device.
+//! libtorch_cpu exports `at::addGlobalCallback(at::RecordFunctionCallback)` for this from 2.1 to 2.15. The callback is
+//! registered with the first recorded block, for `RecordScope::USER_SCOPE` alone, so that operators cost nothing. This
+//! may happen under the CUDA allocator's lock. PyTorch holds the lock of its callback list only while it copies the
+//! list, and no thread allocates on a device meanwhile.
 //!
-//! What is private here is how the callback is laid out (ATen/record_function.h: two functions, the probability 1.0, one byte a scope,
-//! three more), passed in memory. It is checked: PyTorch is asked whom it would call (`at::getStepCallbacksUnlessEmpty`), and must name
-//! both of our functions for a user's range and none of them for an operator. Otherwise the callback is taken back.
+//! The callback's layout is private (ATen/record_function.h): two functions, the probability 1.0, one byte for each
+//! scope, three more bytes, passed in memory. It is verified with `at::getStepCallbacksUnlessEmpty`, which returns the
+//! callbacks that PyTorch would call. Both our functions must be among them for a user's range, and neither for an
+//! operator. Otherwise the callback is removed.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::hash::{Hash, Hasher};
@@ -24,7 +25,7 @@ use crate::labels::{self, LONGEST, Mark, Moment};
 use crate::process::Process;
 use crate::real::Original;
 
-/// `at::RecordScope` (a byte): the first one, and users' own.
+/// Values of `at::RecordScope`, a byte: operators and users' ranges.
 const FUNCTION: u8 = 0;
 const USER_SCOPE: u8 = 7;
 const SCOPES: usize = 10;
@@ -50,10 +51,10 @@ const NAME: &CStr = c"_ZNK2at14RecordFunction4nameEv";
 const NEW: u32 = 0;
 const REGISTERING: u32 = 1;
 const SETTLED: u32 = 2;
-/// Of this image: a forked child has its parent's PyTorch, with the callback in it.
+/// Belongs to the loaded library, not to a recording: a forked child inherits PyTorch with the registered callback.
 static STATE: AtomicU32 = AtomicU32::new(NEW);
 
-/// Registers, once. Called outside any guard, when something has been recorded.
+/// Registers the callback once. Call it without a guard, after something was recorded.
 #[inline(always)]
 pub(super) fn attach() {
     if STATE.load(Ordering::Relaxed) == NEW {
@@ -69,7 +70,7 @@ fn attach_now() {
     }
     let (verdict, text) = match register() {
         Ok(true) => (Verdict::Works, "record_function verified: PyTorch calls for users' ranges and not for operators"),
-        // This thread has switched such callbacks off; another time.
+        // This thread has disabled such callbacks, so another attempt follows.
         Ok(false) => return STATE.store(NEW, Ordering::Relaxed),
         Err(why) => (Verdict::Off, why),
     };
@@ -79,14 +80,15 @@ fn attach_now() {
     }
 }
 
-/// Whether the callback is registered; not yet, where this thread could not be asked about it.
+/// Registers and verifies the callback. `Ok(false)` if callbacks are disabled on this thread, `Err` with the reason if
+/// it is not possible.
 fn register() -> Result<bool, &'static str> {
     let symbol = |name: &CStr| Some(exported_by(b"libtorch_cpu.so", name)).filter(|address| !address.is_null());
     let find = || Some((symbol(ADD)?, symbol(REMOVE)?, symbol(IS_ENABLED)?, symbol(CALLBACKS)?, symbol(NAME)?));
     let (add, remove, is_enabled, callbacks, _) = find()
         .ok_or("libtorch_cpu lacks a function that registers or checks the callback: no ranges of record_function")?;
-    // SAFETY: functions of these signatures in ATen/record_function.h; a trivially copyable class of 40 bytes is passed in memory, and a
-    // result that is not trivial is made where the first argument points.
+    // SAFETY: the functions have these signatures in ATen/record_function.h. A trivially copyable class of 40 bytes is
+    // passed in memory. A result that is not trivial is constructed at the address in the first argument.
     unsafe {
         let is_enabled: unsafe extern "C-unwind" fn() -> bool = std::mem::transmute(is_enabled);
         if !is_enabled() {
@@ -122,27 +124,28 @@ fn register() -> Result<bool, &'static str> {
     Err("the callback's layout is not recognised: no ranges of record_function")
 }
 
-/// Room for `std::optional<at::StepCallbacks>`, which is about 100 bytes: up to four pairs of functions, which lie in it, and a few
-/// numbers. Nothing in it needs to be destroyed.
+/// Storage for a `std::optional<at::StepCallbacks>`. That has about 100 bytes: up to four pairs of functions, stored
+/// inline, and a few numbers. It needs no destructor call.
 type Answer = [u64; ANSWER];
 const ANSWER: usize = 128;
 
-/// `std::unique_ptr<ObserverContext> (*)(const RecordFunction&)`: always null, for the name says at the end which range it is.
+/// `std::unique_ptr<ObserverContext> (*)(const RecordFunction&)`. The result is always null: the end of a range is
+/// matched by its name.
 unsafe extern "C-unwind" fn on_start(context: *mut *mut c_void, function: *const c_void) -> *mut *mut c_void {
-    // SAFETY: where the caller wants its result.
+    // SAFETY: the caller passes the address of its result (Itanium C++ ABI), which is writable.
     unsafe { context.write(std::ptr::null_mut()) };
-    // SAFETY: the caller's live object.
+    // SAFETY: PyTorch passes a live `RecordFunction`.
     unsafe { tell(Action::RangeStart, function) };
     context
 }
 
 /// `void (*)(const RecordFunction&, ObserverContext*)`.
 unsafe extern "C-unwind" fn on_end(function: *const c_void, _context: *mut c_void) {
-    // SAFETY: as above.
+    // SAFETY: PyTorch passes a live `RecordFunction`.
     unsafe { tell(Action::RangeEnd, function) };
 }
 
-/// Which optimizer is stepped: a hash of its label and of the stack that steps it.
+/// Identifies an optimizer by a hash of its label and of the stack that steps it.
 fn site(label: &[u8], stack: StackId) -> u64 {
     let mut hash = std::hash::DefaultHasher::new();
     (label, stack.0).hash(&mut hash);
@@ -160,7 +163,8 @@ unsafe fn tell(action: Action, function: *const c_void) {
     if name.is_null() {
         return;
     }
-    // SAFETY: `const char* RecordFunction::name() const`, of a live object: a C string that it owns.
+    // SAFETY: `const char* RecordFunction::name() const` has this signature. The caller guarantees a live object, which
+    // owns the returned C string.
     let text = unsafe {
         let name: unsafe extern "C-unwind" fn(*const c_void) -> *const c_char = std::mem::transmute(name);
         let text = name(function);
@@ -175,9 +179,9 @@ unsafe fn tell(action: Action, function: *const c_void) {
         now.stack = guard.stack();
     }
     labels::range(&mut guard, action, LabelOrigin::RecordFunction, text, Mark::default(), now);
-    // Before it the gradients are there, after it what the optimizer keeps.
+    // At the beginning the gradients exist, at the end the optimizer state does.
     if text.starts_with(b"Optimizer.step#") {
-        // Optimizers of one class are told apart by the lines that call them.
+        // Two optimizers of one class are distinguished by the source lines that step them.
         let site = (action == Action::RangeStart).then(|| site(text, now.stack));
         guard.process().names.at_optimizer(site);
     }

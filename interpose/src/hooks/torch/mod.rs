@@ -1,7 +1,7 @@
-//! PyTorch: its CUDA allocator's own tracker, the profiler's reporter (fallback, and CPU tensors), autograd.
+//! PyTorch: the tracker of its CUDA allocator, the profiler's reporter (a fallback, and for CPU tensors), autograd.
 //!
-//! Everything that rests on a private layout is checked at run time against something independent before it is believed, and
-//! switched off with a notice where the check fails.
+//! Constraint: whatever depends on a private layout is first verified at run time against an independent source. If the
+//! check fails, it is switched off with a notice.
 
 mod autograd;
 mod gc;
@@ -25,22 +25,22 @@ use crate::objects;
 use crate::real::{self, Original};
 use crate::thread::thread;
 
-/// What is known of this process's PyTorch.
+/// What this process knows about its PyTorch.
 pub(crate) struct TorchState {
-    /// See [`tracker`].
+    /// The allocator's callback.
     tracker: tracker::State,
-    /// See [`autograd`].
+    /// Nodes and forward calls.
     autograd: autograd::State,
-    /// See [`nn_calls`].
+    /// Calls of `nn.Module`s.
     pub(crate) nn_calls: nn_calls::NnCalls,
-    /// How many autograd nodes and calls of modules have been given an id.
+    /// How many ids autograd nodes and module calls have been given.
     contexts: AtomicU32,
-    /// PyTorch's pool ids, by ours.
+    /// The pool ids of PyTorch.
     pools: tracker::Pools,
 }
 
 impl TorchState {
-    /// A forked child has its parent's PyTorch, with our tracker in it.
+    /// `parent` is the state of the process that forked this one. A child inherits PyTorch with our tracker attached.
     pub(crate) fn new(parent: Option<&TorchState>) -> TorchState {
         TorchState {
             tracker: tracker::State::new(parent.map(|p| &p.tracker)),
@@ -51,63 +51,68 @@ impl TorchState {
         }
     }
 
-    /// An id that no other autograd node and no call has.
+    /// A new id, distinct among autograd nodes and module calls.
     pub(crate) fn next_context(&self) -> ContextId {
         ContextId(self.contexts.fetch_add(1, Ordering::Relaxed) + 1)
     }
 }
 
-/// Set once a CUDA device is in use: CPU tensors are then left alone, unless asked for. Of this image and of the children it forks: the
-/// workers of a program that trains on a GPU are not what is looked for either.
+/// Set once a CUDA device is in use. CPU tensors are then not recorded, unless the options request it. Belongs to the
+/// loaded library and is inherited by forked children, so that the workers of a GPU program do not record CPU tensors
+/// either.
 static DEVICE_IN_USE: AtomicU32 = AtomicU32::new(0);
 
-/// A CUDA device is in use.
+/// Reports that a CUDA device is in use.
 pub(super) fn device_in_use() {
     DEVICE_IN_USE.store(1, Ordering::Relaxed);
 }
 
-/// Whether one is.
+/// Whether a CUDA device is in use.
 pub(crate) fn is_device_in_use() -> bool {
     DEVICE_IN_USE.load(Ordering::Relaxed) != 0
 }
 
-/// How many calls of others are still to be looked at, for whether PyTorch's allocator made them ask: none before it is loaded and
-/// none after its first own call, for a look is a native stack. Of this image, as above.
+/// How many more calls of other objects are examined for whether PyTorch's allocator caused them. Each takes a native
+/// stack.
+///
+/// It is 0 before the allocator is loaded and after its first own call. Belongs to the loaded library, not to a
+/// recording.
 static LOOKS: AtomicU32 = AtomicU32::new(0);
 const MOST_LOOKS: u32 = 100;
 
-/// An object has been loaded. Noticed at the next `dlsym` of the program's: the CUDA runtime asks for the driver that way.
+/// Reports that an object has been loaded. This is noticed at the program's next `dlsym`; the CUDA runtime calls it to
+/// find the driver.
 pub(super) fn object_loaded(file_name: &[u8]) {
     if is_allocator(file_name) {
         LOOKS.store(MOST_LOOKS, Ordering::Relaxed);
     }
 }
 
-/// Whether an object's calls are those of PyTorch's CUDA caching allocator.
+/// Whether this file is PyTorch's CUDA caching allocator.
 pub(super) fn is_allocator(file_name: &[u8]) -> bool {
     file_name.starts_with(b"libc10_cuda")
 }
 
-/// A function that libc10 exports, as libc10 itself would find it.
+/// A function that libc10 exports. Null if there is none.
 fn libc10(cache: &Original, name: &CStr) -> *mut std::ffi::c_void {
     cache.get(|| exported_by(b"libc10.so", name))
 }
 
-/// A symbol that the object of this file name exports; not ours.
+/// A symbol that the loaded object of this file name exports, never one of ours. Null if there is none.
 pub(crate) fn exported_by(file_name: &[u8], name: &CStr) -> *mut std::ffi::c_void {
     let Some(object) = objects::named(file_name) else { return std::ptr::null_mut() };
     let handle = object.handle();
     if handle.is_null() { handle } else { real::lookup(handle, name) }
 }
 
-/// The facts about this moment that PyTorch knows: is autograd recording, is this thread running backward.
+/// What PyTorch knows about this point in time: whether autograd records and whether this thread runs backward.
 #[inline]
 pub(super) fn moment() -> Flags {
     let mut flags = Flags::default();
     if thread(|t| t.backward_depth.get()) > 0 {
         flags = flags.with(Flags::IN_BACKWARD);
     }
-    // Only where PyTorch has called one of our hooks are its libraries there to be asked.
+    // PyTorch's libraries are available only once PyTorch has called one of our hooks.
     if reporter::SEEN.load(Ordering::Relaxed) == 0 {
         return flags;
     }

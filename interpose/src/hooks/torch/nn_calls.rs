@@ -1,10 +1,11 @@
-//! Calls of `nn.Module`s: the ids of (caller, module, class). [`crate::stack`] finds them; nodes and events refer to them.
+//! Assigns ids to calls of `nn.Module`s, identified by (caller, module, class). [`crate::stack`] finds the calls; nodes
+//! and events refer to them.
 //!
-//! They lie in the order in which they became known, which is that in which a model calls its modules: whoever has found one finds the
-//! next beside it. What is not there is looked for in a table of places.
+//! Calls are stored in the order in which they are found, which is the order in which a model calls its modules. So the
+//! next call is usually next to the previous one. Otherwise a hash table finds it.
 //!
-//! A program that makes new modules all the time has no end of calls. Once there are [`MAX_OBJECTS`], a new one is known by its class
-//! alone, and once there are [`MAX_CALLS`] it is its caller's.
+//! A program may create modules without end. After [`MAX_OBJECTS`] calls, a new call is identified by its caller and
+//! class alone. After [`MAX_CALLS`] it gets its caller's id.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -13,32 +14,32 @@ use memtrace_trace::ids::ContextId;
 use super::table::Table;
 use crate::stack::ModuleCall;
 
-/// The most calls of one process, and of those the most that are known by their object.
+/// At most this many calls have an id, and at most [`MAX_OBJECTS`] of those are identified by their object.
 pub(super) const MAX_CALLS: u32 = 1 << 16;
 const MAX_OBJECTS: u32 = 1 << 15;
 const SLOTS: usize = 2 * MAX_CALLS as usize;
-/// How far from its place a call may lie.
+/// How many slots of the hash table may hold a call.
 const PROBES: usize = 64;
-/// Object, class, and the caller beside the id.
+/// Words of a call: its object; its class; its caller and its id.
 const WORDS: usize = 3;
 
-/// See the module.
+/// The module calls of one process. Reading takes no lock.
 pub(crate) struct NnCalls {
     calls: Table<WORDS>,
-    /// By a hash of the call: part of the hash (above) and its index among `calls` plus one.
+    /// The hash table. Each word has a part of the hash above and the index in `calls` plus one below.
     places: Table<1>,
     lock: AtomicU32,
     count: AtomicU32,
 }
 
-/// What became of a call that was to be new.
+/// The result of adding a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Made {
-    /// What it is known as; what has another object is less exact.
+    /// The call as it is stored. It has no object if it is identified by its class.
     pub(crate) call: ModuleCall,
-    /// Its id; the caller's where there was no room at all.
+    /// The call's id, or its caller's if there is no space.
     pub(crate) id: ContextId,
-    /// Whether it is to be defined.
+    /// Whether the id is new and must be defined in the trace.
     pub(crate) new: bool,
 }
 
@@ -52,7 +53,7 @@ impl NnCalls {
         }
     }
 
-    /// The id of a call if it is the one at this index.
+    /// The id of the call at this index, if it is `call`.
     #[inline]
     fn at(&self, index: u32, call: ModuleCall) -> Option<ContextId> {
         let [object, class, value] = self.calls.entries().get(index as usize)?;
@@ -60,15 +61,15 @@ impl NnCalls {
         ((known >> 32) as u32 == call.caller.0
             && object.load(Ordering::Relaxed) == call.object as u64
             && class.load(Ordering::Relaxed) == call.class as u64
-            // Nothing has the id 0: an index that is not in use yet holds nothing else.
+            // No call has the id 0, so this is an unused index.
             && known as u32 != 0)
             .then_some(ContextId(known as u32))
     }
 
-    /// The places where a call may be, and the part of its hash that they hold.
+    /// The slots that may hold a call, and the part of its hash that they store.
     fn places(&self, call: ModuleCall) -> (impl Iterator<Item = &AtomicU64>, u64) {
         let places = self.places.entries();
-        // Objects are aligned to 16 bytes, and lie side by side.
+        // Objects are aligned to 16 bytes and often adjacent.
         let spread = (call.object as u64 >> 4).wrapping_add(u64::from(call.caller.0) << 32);
         let spread = (spread ^ (call.class as u64).rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let start = (spread >> 40) as usize;
@@ -76,7 +77,8 @@ impl NnCalls {
         (near, spread << 32)
     }
 
-    /// The id of a call, if it has one. `next` is where it is looked for first, and then the index behind it.
+    /// The id of a call, if it has one. `*next` is the index to try first. On success it becomes the index after the
+    /// call's.
     #[inline]
     pub(crate) fn find(&self, call: ModuleCall, next: &mut u32) -> Option<ContextId> {
         if let Some(id) = self.at(*next, call) {
@@ -102,7 +104,7 @@ impl NnCalls {
         None
     }
 
-    /// Makes the id of a call, unless another thread has just done so.
+    /// Assigns an id to a call, unless another thread has just done so. `next` returns a new id.
     #[cold]
     pub(crate) fn make(&self, call: ModuleCall, next: impl Fn() -> ContextId) -> Made {
         while self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -119,18 +121,18 @@ impl NnCalls {
         made.unwrap_or(Made { call, id: call.caller, new: false })
     }
 
-    /// How many calls there are.
+    /// How many calls have an id.
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire) as usize
     }
 
-    /// The objects of the calls from this number on; without those that are known by their class alone.
+    /// The objects of the calls from this index on, without calls that are identified by their class alone.
     pub(crate) fn objects_from(&self, from: usize) -> impl Iterator<Item = usize> {
         let calls = self.calls.entries().get(from..self.count()).unwrap_or_default();
         calls.iter().map(|[object, ..]| object.load(Ordering::Relaxed) as usize).filter(|object| *object != 0)
     }
 
-    /// To be called with the lock held.
+    /// The caller must hold the lock.
     fn insert(&self, call: ModuleCall, next: &impl Fn() -> ContextId) -> Option<Made> {
         if let Some((_, id)) = self.search(call) {
             return Some(Made { call, id, new: false });
@@ -186,12 +188,12 @@ mod tests {
         }
         assert!(exact <= MAX_OBJECTS + 1 && exact > MAX_OBJECTS * 9 / 10, "{exact}");
         assert_eq!(exact + by_class, 200_000);
-        // Then classes without end, each in another.
+        // Then classes without end, a new one for each call.
         for n in 0..200_000 {
             make(call(n % 1000, n as usize, n as usize + 100));
         }
         assert!(last.load(Ordering::Relaxed) <= MAX_CALLS, "{last:?}");
-        // What has an id keeps it.
+        // A call with an id keeps it.
         assert!(calls.find(call(0, 5, 7), &mut 0).is_some());
         let lost = make(call(3, 1, 999_999));
         assert_eq!((lost.id, lost.new), (ContextId(3), false));

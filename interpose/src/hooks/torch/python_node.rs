@@ -1,9 +1,10 @@
-//! Nodes of Python's `torch.autograd.Function`: all are of one C++ class, `PyNode`; the name that people know is that of the
-//! Python class, as `PyNode::name()` has it (which takes the GIL, so it is not called).
+//! Names nodes of Python's `torch.autograd.Function`. All of them have one C++ class, `PyNode`, so the Python class
+//! names them, as in `PyNode::name()`. That function takes the GIL, so it is not called.
 //!
-//! A `PyNode` holds its Python object, and the object (`THPFunction`) holds the node. Where either pointer lies differs by
-//! version, so it is searched for once, with reads that cannot fault: a word of the node that points to an object which points
-//! back, and whose class is named as PyTorch names them all, `...Backward`. Not found: the nodes stay `PyNode`.
+//! A `PyNode` and its Python object (`THPFunction`) point to each other. The offsets of both pointers differ by
+//! version, so they are searched for once, with reads that cannot fault. A match is a word of the node that points to
+//! an object which points back. The object's class must have a name that ends with `Backward`, as PyTorch's all do.
+//! Without a match the nodes keep the name `PyNode`.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -13,24 +14,24 @@ use memtrace_trace::definition::Verdict;
 use crate::guard::Guard;
 use crate::stack::CheckedMemory;
 
-/// The first word of a node that may be the pointer: after the number and the thread.
+/// The first word of a node that may be the pointer. Sequence number and thread are before it.
 const FIRST: usize = 7;
-/// Words of a node, and of its Python object, that are searched.
+/// How many words of a node and of its Python object are searched.
 const NODE_WORDS: usize = 400;
 const OBJECT_WORDS: usize = 96;
-/// How many nodes are searched in vain before it is given up.
+/// The search is switched off after this many nodes without a match.
 const ATTEMPTS: u32 = 8;
 const GIVEN_UP: u32 = u32::MAX;
 
-/// `PyObject.ob_type` and `PyTypeObject.tp_name` (Include/object.h, Include/cpython/object.h), in bytes.
+/// Offsets of `PyObject.ob_type` and `PyTypeObject.tp_name` in bytes (Include/object.h, Include/cpython/object.h).
 const OB_TYPE: usize = 8;
 const TP_NAME: usize = 24;
 
-/// What is known of `PyNode` in this process.
+/// What this process knows about `PyNode`.
 pub(super) struct PythonNodes {
-    /// `PyNode`'s vtable; 0: not met yet.
+    /// The address of `PyNode`'s vtable, 0 before the first such node.
     vtable: AtomicU64,
-    /// Which word of a node points to its Python object; 0: not found yet.
+    /// The index of the word in a node that points to its Python object, 0 before it is found.
     word: AtomicU32,
     attempts: AtomicU32,
 }
@@ -40,18 +41,18 @@ impl PythonNodes {
         PythonNodes { vtable: AtomicU64::new(0), word: AtomicU32::new(0), attempts: AtomicU32::new(0) }
     }
 
-    /// Hears the name of a C++ class when it is met for the first time.
+    /// Takes the name of each C++ class when it is first seen.
     pub(super) fn met(&self, vtable: u64, name: &str) {
         if name == "PyNode" {
             self.vtable.store(vtable, Ordering::Relaxed);
         }
     }
 
-    /// The address of a node's Python class; `None` for nodes of C++.
+    /// The address of a node's Python class. `None` for nodes of C++ classes.
     ///
     /// # Safety
     ///
-    /// `node` is alive, and `vtable` is its first word.
+    /// `node` points to a live node, and `vtable` is its first word.
     #[inline]
     pub(super) unsafe fn class(&self, node: *const u64, vtable: u64) -> Option<u64> {
         if self.vtable.load(Ordering::Relaxed) != vtable {
@@ -62,16 +63,17 @@ impl PythonNodes {
             0 => self.search(node)?,
             word => word,
         };
-        // SAFETY: a live node of the class in which this word was found; it owns the object, and the object its class.
+        // SAFETY: the caller guarantees a live node. It is a `PyNode`, in which this word was found. The node owns the
+        // object, and the object owns a reference to its class.
         unsafe {
             let object = node.add(word as usize).read() as *const u64;
             if object.is_null() { None } else { Some(object.byte_add(OB_TYPE).read()) }
         }
     }
 
-    /// A class's name.
+    /// The name of a class that [`Self::class`] returned.
     pub(super) fn name(&self, class: u64) -> String {
-        // SAFETY: `class` gave it a moment ago for a node that is still alive; CPython's classes all have a name.
+        // SAFETY: `class` was just read from a node that is still alive, and every class of CPython has a name.
         unsafe {
             let name = (class as *const *const std::ffi::c_char).byte_add(TP_NAME).read();
             CStr::from_ptr(name).to_string_lossy().into_owned()
@@ -80,7 +82,7 @@ impl PythonNodes {
 
     #[cold]
     fn search(&self, node: *const u64) -> Option<u32> {
-        // Keeps errno; and what allocates in here is not recorded.
+        // The guard restores `errno` and keeps allocations in this function out of the recording.
         let mut guard = Guard::enter()?;
         let found = CheckedMemory::open().ok().and_then(|memory| find(&memory, node as usize));
         if let Some(word) = found {
@@ -115,7 +117,7 @@ fn is_python_object_of(memory: &CheckedMemory, object: usize, node: usize) -> bo
         })
 }
 
-/// The C string at an address, where there is one of no more than 256 bytes.
+/// The C string at an address. `None` if it is not readable or longer than 256 bytes.
 fn text(memory: &CheckedMemory, address: usize) -> Option<Vec<u8>> {
     let mut text = Vec::new();
     for at in (0..256).step_by(8) {
@@ -132,7 +134,7 @@ fn text(memory: &CheckedMemory, address: usize) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// A class, an object that points to the node at its word 40, and the node, which points to the object at word 90.
+    /// A class, an object that points to the node at its word 40, and a node that points to the object at its word 90.
     fn graph(name: &CStr) -> [Box<[usize]>; 3] {
         let address = |words: &[usize]| words.as_ptr() as usize;
         let (mut class, mut object, mut node) =
@@ -140,7 +142,7 @@ mod tests {
         class[TP_NAME / 8] = name.as_ptr() as usize;
         object[OB_TYPE / 8] = address(&class);
         object[40] = address(&node);
-        // Words that lead nowhere, or to something that does not point back.
+        // Words that are no addresses, or that point to something that does not point back.
         (node[8], node[9], node[10]) = (8, usize::MAX, address(&class));
         node[90] = address(&object);
         [class, object, node]

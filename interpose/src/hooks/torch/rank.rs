@@ -1,9 +1,9 @@
-//! Which rank of a distributed job this process is: known to PyTorch even where no environment variable says so (ranks started by
-//! `torch.multiprocessing.spawn`).
+//! Finds the rank of this process in a distributed job, even if no environment variable has it
+//! (`torch.multiprocessing.spawn`).
 //!
-//! Every backend of `torch.distributed` (NCCL, Gloo, ...) begins with `c10d::Backend::Backend(int rank, int size)`, which libtorch_cpu
-//! exports by that name in every version from 2.1 to 2.15 and calls through its PLT. The first one made is the default group's, whose
-//! ranks are the job's.
+//! Every backend of `torch.distributed` (NCCL, Gloo, ...) starts with `c10d::Backend::Backend(int rank, int size)`.
+//! libtorch_cpu exports that constructor from 2.1 to 2.15 and calls it through its PLT. The first backend is the
+//! default group's, whose ranks are those of the job.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -15,7 +15,7 @@ use crate::real::Original;
 
 const BACKEND: &CStr = c"_ZN4c10d7BackendC2Eii";
 
-/// `c10d::Backend::Backend(int rank, int size)`, as the classes derived from it call it.
+/// `c10d::Backend::Backend(int rank, int size)`, the variant that derived classes call.
 #[cfg_attr(not(test), unsafe(export_name = "_ZN4c10d7BackendC2Eii"))]
 extern "C-unwind" fn backend(object: *mut c_void, rank: c_int, size: c_int) {
     static ORIGINAL: Original = Original::new();
@@ -23,12 +23,12 @@ extern "C-unwind" fn backend(object: *mut c_void, rank: c_int, size: c_int) {
     if original.is_null() {
         return;
     }
-    // SAFETY: the original of this symbol, with the arguments as they came.
+    // SAFETY: `original` is libtorch_cpu's function of this symbol, and the arguments are the caller's.
     unsafe {
         let original: unsafe extern "C-unwind" fn(*mut c_void, c_int, c_int) = std::mem::transmute(original);
         original(object, rank, size);
     }
-    // Before its first event a process tells when that comes.
+    // A process without a recording reports its rank when the recording starts.
     if rank::set(rank, size)
         && Process::if_started().is_some()
         && let Some(mut guard) = Guard::enter()

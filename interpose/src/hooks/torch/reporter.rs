@@ -1,7 +1,10 @@
-//! `c10::reportMemoryUsageToProfiler`: libc10 and libc10_cuda call it through their PLT for every block they hand out or take back.
+//! `c10::reportMemoryUsageToProfiler`: libc10 and libc10_cuda call it through their PLT for every block that they
+//! allocate or free.
 //!
-//! It serves three ends: the rounded size of a block that the tracker has just reported; the fallback where the tracker cannot
-//! be attached; CPU tensors, whose events are only sent while `c10::memoryProfilingEnabled()` says true.
+//! It has three uses:
+//! - the rounded size of a block that the tracker has just reported;
+//! - a fallback if the tracker cannot be attached;
+//! - CPU tensors, which PyTorch reports only while `c10::memoryProfilingEnabled()` returns true.
 //!
 //! `c10::Device` is two bytes, type and index, passed in one register (c10/core/Device.h).
 
@@ -17,13 +20,13 @@ use crate::guard::Guard;
 use crate::process::session_options;
 use crate::real::Original;
 
-/// Set once PyTorch has called here: its libraries are loaded.
+/// Set once PyTorch has called one of these functions, so its libraries are loaded.
 pub(super) static SEEN: AtomicU32 = AtomicU32::new(0);
 
 /// `c10::DeviceType::CPU` and `CUDA` (c10/core/DeviceType.h).
 const CPU: u8 = 0;
 const CUDA: u8 = 1;
-/// The allocator's totals are noted with every so many of its reports.
+/// An event with the allocator's totals follows every this many reports.
 const TOTALS_EVERY: u32 = 1024;
 
 /// `bool c10::memoryProfilingEnabled()`.
@@ -38,15 +41,15 @@ extern "C-unwind" fn memory_profiling_enabled() -> bool {
     if original.is_null() {
         return false;
     }
-    // SAFETY: the original of this symbol.
+    // SAFETY: `original` is libc10's function of this symbol, which has this signature.
     unsafe {
         let original: unsafe extern "C-unwind" fn() -> bool = std::mem::transmute(original);
         original()
     }
 }
 
-/// Whether CPU tensors are recorded. Decided without connecting to the launcher: a process that imports torch and allocates
-/// nothing stays untouched.
+/// Whether CPU tensors are recorded. This is decided without connecting to the launcher, so that a process which
+/// imports torch and allocates nothing is not affected.
 fn cpu_recorded() -> bool {
     const UNKNOWN: u32 = 0;
     const NO: u32 = 1;
@@ -91,7 +94,7 @@ extern "C-unwind" fn report_memory_usage(
     if original.is_null() {
         return;
     }
-    // SAFETY: the original of this symbol, with the arguments as they came.
+    // SAFETY: `original` is libc10's function of this symbol, and the arguments are the caller's.
     unsafe {
         let original: unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, u16) = std::mem::transmute(original);
         original(address, size, allocated, reserved, device);
@@ -107,7 +110,7 @@ fn cuda_block(addr: u64, size: i64, allocated: u64, reserved: u64, device: i16) 
                 process.count(Counter::ReporterMismatches, 1);
             }
         } else {
-            // The allocator reports at the end of a free: a completion from here on is a deferred one.
+            // The allocator calls this at the end of a free, so a later completion is a deferred one.
             guard.release();
         }
         if process.torch.tracker.count_report() % TOTALS_EVERY == 0 {
@@ -179,7 +182,7 @@ extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, reserved:
     if original.is_null() {
         return;
     }
-    // SAFETY: the original of this symbol, with the arguments as they came.
+    // SAFETY: `original` is libc10's function of this symbol, and the arguments are the caller's.
     unsafe {
         let original: unsafe extern "C-unwind" fn(i64, usize, usize, u16) = std::mem::transmute(original);
         original(size, allocated, reserved, device);

@@ -1,19 +1,21 @@
-//! Arrays in anonymous memory, for tables that are mostly empty.
+//! Sparse tables in anonymous memory.
 
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-/// Zeroed entries of so many words in anonymous memory, mapped when first used: pages cost memory when they are touched.
+/// Zeroed entries of `WORDS` words in anonymous memory, mapped on first use. A page takes physical memory only once it
+/// is written.
 pub(super) struct Table<const WORDS: usize> {
     entries: AtomicPtr<[AtomicU64; WORDS]>,
     len: usize,
 }
 
 impl<const WORDS: usize> Table<WORDS> {
+    /// A table of `len` entries, which maps no memory yet.
     pub(super) const fn new(len: usize) -> Self {
         Table { entries: AtomicPtr::new(std::ptr::null_mut()), len }
     }
 
-    /// The array; empty when it cannot be mapped.
+    /// The entries. Empty if they cannot be mapped.
     #[inline]
     pub(super) fn entries(&self) -> &[[AtomicU64; WORDS]] {
         let mut entries = self.entries.load(Ordering::Acquire);
@@ -23,14 +25,14 @@ impl<const WORDS: usize> Table<WORDS> {
                 return &[];
             }
         }
-        // SAFETY: `map` made it of this length; it is never unmapped.
+        // SAFETY: `map` has mapped `len` entries at this address, and nothing unmaps them. Zeros are valid.
         unsafe { std::slice::from_raw_parts(entries, self.len) }
     }
 
     #[cold]
     fn map(&self) -> *mut [AtomicU64; WORDS] {
         let bytes = self.len * size_of::<[AtomicU64; WORDS]>();
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
+        // SAFETY: creates a new anonymous mapping at an address that the kernel chooses.
         let fresh = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -48,7 +50,7 @@ impl<const WORDS: usize> Table<WORDS> {
         match self.entries.compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => fresh,
             Err(other) => {
-                // SAFETY: our own mapping, which nobody has seen.
+                // SAFETY: this is our own mapping, and no other thread has seen its address.
                 unsafe { libc::munmap(fresh.cast(), bytes) };
                 other
             }

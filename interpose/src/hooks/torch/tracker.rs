@@ -1,18 +1,21 @@
-//! The CUDA caching allocator's own callback: `CUDAAllocator::attachAllocatorTraceTracker(std::function<void(const TraceEntry&)>)`.
+//! The callback of PyTorch's CUDA caching allocator:
+//! `CUDAAllocator::attachAllocatorTraceTracker(std::function<void(const TraceEntry&)>)`.
 //!
-//! Attached at the first CUDA call that the allocator makes, or has made for it: its mutex is recursive and this thread holds it, and its trackers are
-//! not being called at that moment, so the very first `segment_alloc` is seen.
+//! It is attached during the first CUDA call that the allocator makes or causes. This thread then holds the allocator's
+//! mutex, which is recursive, and the allocator is not calling its trackers. So even the first `segment_alloc` is
+//! recorded.
 //!
-//! What is private here, and what it is checked against:
-//! - *the vtable slot* differs by version; libtorch exports both the vtable of `CUDAPluggableAllocator` and its own method of that
-//!   name, so the slot is where the one holds the other;
-//! - *the class*: only `NativeCachingAllocator`, by its type info; other allocators throw when asked;
-//! - *`std::function`*: libstdc++'s, 32 bytes: 16 of functor, manager, invoker (bits/std_function.h);
-//! - *`TraceEntry`*: the first segment event must carry the address and the size of the CUDA call that this thread has just
-//!   made (or a part of it), and a time near now. Otherwise the tracker is ignored and the reporter takes over.
+//! These layouts are private, so each is verified:
+//! - *The vtable slot* differs by version. libtorch exports the vtable of `CUDAPluggableAllocator` and its method of
+//!   the same name, so the slot is the position of the method in that vtable.
+//! - *The class* must be `NativeCachingAllocator` by its type info. Other allocators throw in this method.
+//! - *`std::function`* is libstdc++'s, 32 bytes: functor (16), manager, invoker (bits/std_function.h).
+//! - *`TraceEntry`*: the first segment event must have a time near now. Its address and size must be those of the CUDA
+//!   call that this thread has just made, or of a part of it. Otherwise the tracker is ignored, and the reporter
+//!   replaces it.
 //!
-//! The callback runs under the allocator's lock: it takes no lock of Python's, calls nothing of PyTorch's but one thread-local
-//! read, and does not block (but for a full ring, see [`crate::emit`]).
+//! Constraints: the callback runs under the allocator's lock. It takes no lock of Python and calls nothing of PyTorch
+//! except one thread-local read. It blocks only while the ring is full ([`crate::emit`]).
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -28,7 +31,7 @@ use crate::objects;
 use crate::process::Process;
 use crate::thread::{LastSegment, thread};
 
-/// What is done instead.
+/// The replacement for a tracker that cannot be used, for messages.
 macro_rules! fallback {
     () => {
         "using the profiler's reporter"
@@ -36,30 +39,30 @@ macro_rules! fallback {
 }
 const FALLBACK: &str = fallback!();
 
-/// How far attaching has come.
+/// The progress of attaching.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Phase {
-    /// Not tried.
+    /// Not attempted yet.
     New = 0,
     /// A thread is attaching.
     Attaching = 1,
-    /// Attached; the layout is not verified yet.
+    /// Attached, with a layout that is not verified yet.
     Attached = 2,
-    /// Verified; [`State::layout`] says what was found.
+    /// Verified, with the layout in [`State::layout`].
     Verified = 3,
-    /// Not to be had; the reporter takes over.
+    /// Not available. The reporter replaces it.
     Off = 4,
 }
 
-/// What verification found out about `TraceEntry`.
+/// The verified facts about `TraceEntry`, a set of bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct EntryLayout(u32);
 
 impl EntryLayout {
-    /// `pool` is at 48 and `time` at 64 (PyTorch 2.7 and later); otherwise `time` is at 48.
+    /// `pool` is at offset 48 and `time` at 64 (PyTorch 2.7 and later). Otherwise `time` is at 48.
     const POOL: u32 = 1;
-    /// `time` counts as [`clock::now`] does: it need not be read again.
+    /// `time` is from the clock of [`clock::now`], so that the clock need not be read again.
     const TICKS: u32 = 2;
 
     #[inline]
@@ -67,14 +70,14 @@ impl EntryLayout {
         self.0 & Self::POOL != 0
     }
 
-    /// Where the time is, when it can be used.
+    /// The offset of the timestamp in bytes. `None` if it cannot be used.
     #[inline]
     fn ticks_at(self) -> Option<usize> {
         (self.0 & Self::TICKS != 0).then_some(if self.has_pool() { 64 } else { 48 })
     }
 }
 
-/// The tracker's state.
+/// The tracker of one process.
 pub(super) struct State {
     phase: AtomicU32,
     layout: AtomicU32,
@@ -82,29 +85,30 @@ pub(super) struct State {
 }
 
 impl State {
+    /// `parent` is the state of the process that forked this one, whose tracker a child inherits.
     pub(super) fn new(parent: Option<&State>) -> State {
         let known = parent.map_or(Phase::New as u32, |p| p.phase.load(Ordering::Acquire));
-        // What another thread was in the middle of is lost with that thread.
+        // The thread that was attaching does not exist in the forked child.
         let phase = if known == Phase::Attaching as u32 { Phase::Off as u32 } else { known };
         let layout = parent.map_or(0, |p| p.layout.load(Ordering::Relaxed));
         State { phase: AtomicU32::new(phase), layout: AtomicU32::new(layout), reports: AtomicU32::new(0) }
     }
 
-    /// Whether allocator events come from here (or are about to: the first one verifies).
+    /// Whether allocator events come from the tracker, or are about to: the first one verifies the layout.
     #[inline]
     pub(super) fn attached(&self) -> bool {
         let phase = self.phase.load(Ordering::Relaxed);
         phase == Phase::Verified as u32 || phase == Phase::Attached as u32
     }
 
-    /// The verified layout; `None` before and where it was refused.
+    /// The verified layout. `None` before verification, and if it failed.
     #[inline]
     fn layout(&self) -> Option<EntryLayout> {
         let verified = self.phase.load(Ordering::Acquire) == Phase::Verified as u32;
         verified.then(|| EntryLayout(self.layout.load(Ordering::Relaxed)))
     }
 
-    /// Counts a report of the reporter: not exactly, when threads do so at once.
+    /// Counts a call of the reporter. Not exact if several threads count at once.
     #[inline]
     pub(super) fn count_report(&self) -> u32 {
         let reports = self.reports.load(Ordering::Relaxed).wrapping_add(1);
@@ -117,10 +121,10 @@ impl State {
     }
 }
 
-/// How many private pools get an id of their own; later ones share the last.
+/// At most this many private pools have an id of their own. Later ones share the last id.
 const POOLS: usize = 4096;
 
-/// PyTorch's pool ids seen so far: a pool's id is its place plus one.
+/// PyTorch's ids of the pools seen so far. Our id is the index plus one.
 pub(super) struct Pools {
     lock: AtomicU32,
     known: AtomicU32,
@@ -137,7 +141,7 @@ impl Pools {
     }
 }
 
-/// `libstdc++`'s `std::function<void(const TraceEntry&)>`.
+/// libstdc++'s `std::function<void(const TraceEntry&)>`.
 #[repr(C)]
 struct StdFunction {
     functor: [u64; 2],
@@ -149,11 +153,11 @@ struct StdFunction {
 unsafe extern "C" fn manage(to: *mut u64, from: *const u64, operation: u32) -> bool {
     if !to.is_null() {
         let value = match operation {
-            0 => 0, // no type info: nobody asks for our target's type
+            0 => 0, // No type info, which PyTorch never requests.
             1 => from as u64,
             _ => return false,
         };
-        // SAFETY: `to` is the caller's storage for one pointer.
+        // SAFETY: `to` is not null, and the caller provides storage for one pointer there.
         unsafe { *to = value };
     }
     false
@@ -163,15 +167,16 @@ const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
 const PLUGGABLE_VTABLE: &CStr = c"_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
 const PLUGGABLE_METHOD: &[u8] =
     b"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator27attachAllocatorTraceTracker";
-/// No allocator interface has as many virtual functions.
+/// More slots than any allocator interface has virtual functions.
 const VTABLE_LIMIT: usize = 160;
 
-/// Attaches, once. Called from inside the allocator, outside any guard.
+/// Attaches the tracker once. Call it during a CUDA call of the allocator, without a guard.
 pub(in super::super) fn attach() {
-    // SAFETY: errno is the thread's own. Connecting, the first time, must not leave a trace in it.
+    // SAFETY: `__errno_location` returns this thread's own `errno`. The first call connects to the launcher, which must
+    // not change it.
     let errno = unsafe { *libc::__errno_location() };
     let process = Process::current();
-    // SAFETY: as above.
+    // SAFETY: `__errno_location` returns this thread's own `errno`.
     unsafe { *libc::__errno_location() = errno };
     let Some(process) = process else { return };
     let state = &process.torch.tracker;
@@ -183,14 +188,15 @@ pub(in super::super) fn attach() {
     {
         return;
     }
-    // Until the outcome is known the phase is Attaching: other threads go on without waiting.
+    // The phase stays `Attaching` until the result is known, so other threads continue without waiting.
     let outcome = find_method();
     match outcome {
         Ok((allocator, method, slot)) => {
             state.set(Phase::Attached);
             let function = StdFunction { functor: [0; 2], manager: manage, invoker: on_entry };
-            // SAFETY: `method` is the slot of attachAllocatorTraceTracker(std::function) in the vtable of `allocator`; a class
-            // with a destructor is passed by the address of the caller's copy (Itanium C++ ABI 3.1.1).
+            // SAFETY: `method` is the slot of `attachAllocatorTraceTracker(std::function)` in the vtable of
+            // `allocator`. A class with a destructor is passed by the address of the caller's copy (Itanium C++ ABI
+            // 3.1.1).
             unsafe {
                 let method: unsafe extern "C-unwind" fn(*mut c_void, *const StdFunction) = std::mem::transmute(method);
                 method(allocator, &function);
@@ -209,9 +215,11 @@ pub(in super::super) fn attach() {
     }
 }
 
-/// A call of another object obtains memory: where PyTorch's allocator asked that object for it (a `MemPool` with an allocator of the
-/// program's own), this thread holds the allocator's lock as it does in a call of its own. Attaches then, once; says whether what
-/// was obtained may be the allocator's first segment. `pooled`: memory of a pool of CUDA's is never a segment.
+/// Attaches the tracker if PyTorch's allocator has caused another object's CUDA call, as with a `MemPool` whose
+/// allocator the program provides. This thread then holds the allocator's lock, as in the allocator's own calls.
+///
+/// Returns whether the allocated memory may be the allocator's first segment. `pooled` says that the memory comes from
+/// a CUDA pool, which is never a segment.
 pub(in super::super) fn attach_through_other(pooled: bool) -> bool {
     let looks = super::LOOKS.load(Ordering::Relaxed);
     if pooled || looks == 0 {
@@ -234,19 +242,20 @@ pub(in super::super) fn attach_through_other(pooled: bool) -> bool {
     attached
 }
 
-/// The allocator object, the address of its method, and the method's slot.
+/// The allocator object, the address of its method and the method's slot. The error is the reason why the tracker
+/// cannot be attached.
 fn find_method() -> Result<(*mut c_void, usize, usize), &'static str> {
     let pointer = exported_by(b"libc10_cuda.so", ALLOCATOR).cast::<*mut c_void>();
     if pointer.is_null() {
         return Err(concat!("libc10_cuda exports no allocator pointer; ", fallback!()));
     }
-    // SAFETY: `std::atomic<CUDAAllocator*> allocator`, exported data of libc10_cuda.
+    // SAFETY: libc10_cuda exports the data `std::atomic<CUDAAllocator*> allocator`.
     let allocator = unsafe { *pointer };
     if allocator.is_null() {
         return Err(concat!("the allocator is not set yet; ", fallback!()));
     }
-    // SAFETY: an object with virtual functions begins with its vtable pointer; the word before the first function is its
-    // type info, whose second word is its name (Itanium C++ ABI 2.5, 2.9).
+    // SAFETY: an object with virtual functions begins with its vtable pointer. The word before the first function
+    // points to the type info, whose second word points to the name (Itanium C++ ABI 2.5, 2.9).
     let (vtable, class) = unsafe {
         let vtable = *allocator.cast::<*const usize>();
         let type_info = vtable.sub(1).read() as *const *const std::ffi::c_char;
@@ -258,7 +267,7 @@ fn find_method() -> Result<(*mut c_void, usize, usize), &'static str> {
     }
     let slot = method_slot()
         .ok_or(concat!("libtorch exports no CUDAPluggableAllocator to find the vtable slot with; ", fallback!()))?;
-    // SAFETY: the slot lies in the vtable of a class of the same interface.
+    // SAFETY: `slot` is inside the vtable of another class with the same interface, so it is inside this one.
     let method = unsafe { vtable.add(slot).read() };
     let home = objects::containing(method);
     if !home.is_some_and(|o| super::is_allocator(o.file_name())) {
@@ -276,8 +285,8 @@ fn method_slot() -> Option<usize> {
             continue;
         }
         // The first two words are the offset to top and the type info.
-        // SAFETY: reads at most VTABLE_LIMIT words of a data symbol; a vtable of this class is followed by others in the
-        // same section, so the words exist even past its end.
+        // SAFETY: reads at most `VTABLE_LIMIT` words of a data symbol. Other vtables follow this one in the same
+        // section, so the words exist even after its end.
         let found = (0..VTABLE_LIMIT).find(|slot| unsafe { vtable.add(2 + slot).read() } == method);
         if found.is_some() {
             return found;
@@ -286,13 +295,14 @@ fn method_slot() -> Option<usize> {
     None
 }
 
-/// `TraceEntry`, as far as it is read: offsets from PyTorch's c10/core/CachingDeviceAllocator.h (2.11) and
+/// The fields of `TraceEntry` that are read. Offsets are from PyTorch's c10/core/CachingDeviceAllocator.h (2.11) and
 /// c10/cuda/CUDACachingAllocator.h (2.4).
 struct TraceEntry(*const u8);
 
 impl TraceEntry {
     fn word(&self, offset: usize) -> u64 {
-        // SAFETY: the smallest TraceEntry is 80 bytes (2.2: seven fields and two words of time); no offset here is beyond.
+        // SAFETY: PyTorch passes a live entry. The smallest has 80 bytes (2.2: seven fields and two words of time), and
+        // no offset used here is beyond that.
         unsafe { self.0.add(offset).cast::<u64>().read_unaligned() }
     }
 
@@ -317,7 +327,7 @@ impl TraceEntry {
     }
 }
 
-/// PyTorch calls here, under the allocator's lock.
+/// The allocator calls this for every entry, under its lock.
 unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
     let entry = TraceEntry(entry);
     let Some(mut guard) = Guard::enter() else { return };
@@ -340,8 +350,8 @@ unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
         pool: if layout.has_pool() { pool_id(&mut guard, (entry.word(48), entry.word(56))) } else { 0 },
         ..Event::EMPTY
     };
-    // Within one free the completion has the request's stack: the reporter, which is called at the end of a free, has not been
-    // called in between. A deferred completion happens wherever the allocator next looks, and has what is there.
+    // A completion within the same free has the request's stack, because the reporter, called at the end of a free, was
+    // not called in between. A deferred completion happens at a later allocator call and gets that call's stack.
     if action == Action::FreeCompleted && guard.complete(&event) {
         return;
     }
@@ -358,7 +368,7 @@ unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
     }
 }
 
-/// What the first entry proves about its own layout; `None`: nothing, and the reporter takes over.
+/// Verifies the layout with the first entry. `None` if that fails; then the reporter replaces the tracker.
 #[cold]
 fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
     let state = &guard.process().torch.tracker;
@@ -374,7 +384,7 @@ fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
             guard.notice("torch.tracker", Verdict::Works, &format!("TraceEntry verified, {pool}, {time}"));
             grad_mode::tell(guard);
             if layout.has_pool() {
-                // The default pool, by which a reader sees that the events' pools are known.
+                // Defines the default pool. A reader recognizes by it that the pools of events are known.
                 guard.define(&Definition::Pool { id: 0, pool: (0, 0) });
             }
             Some(layout)
@@ -388,14 +398,14 @@ fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
     }
 }
 
-/// Checks the first entry against what this thread has just seen in CUDA. Its time is by our clock where it lies between that call and
-/// now; a clock that agrees to the microsecond is ours.
+/// Compares the first entry with the CUDA call that this thread has just made. If its time is between that call and
+/// now, both clocks are the same.
 fn verify(entry: &TraceEntry) -> Result<EntryLayout, &'static str> {
     let LastSegment { addr, size, since } = thread(|t| t.last_segment.get());
     let same = match entry.action() {
-        // An allocator of the program's own may have asked for more.
+        // An allocator that the program provides may have requested more than the entry's size.
         3 => entry.addr() == addr && (1..=size).contains(&entry.size()) && entry.size().is_multiple_of(GRANULE),
-        // An expandable segment is mapped piece by piece; the last piece lies in what is reported.
+        // An expandable segment is mapped in pieces, and the entry covers the last piece.
         5 => addr >= entry.addr() && addr.wrapping_add(size) <= entry.addr().wrapping_add(entry.size()),
         _ => false,
     };
@@ -412,16 +422,17 @@ fn verify(entry: &TraceEntry) -> Result<EntryLayout, &'static str> {
     }
 }
 
-/// Segments are multiples of this (`kMinBlockSize`).
+/// The size of a segment is a multiple of this many bytes (`kMinBlockSize`).
 const GRANULE: u64 = 512;
 
-/// Whether a time of PyTorch's clock (`c10::getApproximateTime`: the time-stamp counter on x86-64) is within seconds of now.
+/// Whether a time of PyTorch's clock is within seconds of now. `c10::getApproximateTime` is the time-stamp counter on
+/// x86-64.
 fn near(time: u64) -> bool {
     const SECONDS: u64 = 20_000_000_000;
     time.abs_diff(clock::now()) < SECONDS || time.abs_diff(clock::monotonic_ns()) < SECONDS
 }
 
-/// Our id of a pool; 0 is the default one.
+/// Our id of a pool. 0 is the default pool.
 #[inline]
 fn pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
     if pool == (0, 0) { 0 } else { private_pool_id(guard, pool) }

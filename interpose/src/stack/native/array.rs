@@ -1,16 +1,17 @@
-//! A growing array in pages of its own: the walk may not call the traced program's allocator.
+//! A growing array in pages of its own. The walk must not call the traced program's allocator.
 
 use std::ptr::NonNull;
 
 use super::super::pages;
 
-/// What may be made of zeroed memory.
+/// Types for which zeroed memory is a valid value.
 ///
 /// # Safety
-/// All bytes zero is a valid value.
+///
+/// A value whose bytes are all zero is valid.
 pub(super) unsafe trait Zeroed: Copy {}
 
-/// See the module. Plain data: nothing is given back unless [`Self::release`] is called.
+/// A growing array. Plain data without a destructor: only [`Self::release`] frees the memory.
 pub(super) struct Array<T> {
     first: *mut T,
     capacity: usize,
@@ -21,23 +22,25 @@ impl<T: Zeroed> Array<T> {
         Array { first: std::ptr::null_mut(), capacity: 0 }
     }
 
-    /// The element at `index`, which must have been reserved.
+    /// The element at `index`, which must be below the reserved count.
     #[inline]
     pub(super) fn get(&self, index: usize) -> &T {
         debug_assert!(index < self.capacity);
-        // SAFETY: every caller stays below a capacity that it has made sure of; the memory began zeroed.
+        // SAFETY: callers pass an index below a capacity that they have reserved. The memory is initially zeroed, which
+        // is valid for `T`.
         unsafe { &*self.first.add(index) }
     }
 
-    /// The same, to be written.
+    /// The element at `index`, for writing. It must be below the reserved count.
     #[inline]
     pub(super) fn get_mut(&mut self, index: usize) -> &mut T {
         debug_assert!(index < self.capacity);
-        // SAFETY: as above; the array is ours alone.
+        // SAFETY: callers pass an index below a capacity that they have reserved. The memory is initially zeroed, which
+        // is valid for `T`, and `&mut self` excludes other references.
         unsafe { &mut *self.first.add(index) }
     }
 
-    /// Makes room for `count` elements. False when the kernel gives no memory.
+    /// Ensures space for `count` elements. Returns `false` if the kernel refuses memory.
     #[inline]
     pub(super) fn reserve(&mut self, count: usize) -> bool {
         count <= self.capacity || self.grow(count)
@@ -49,7 +52,8 @@ impl<T: Zeroed> Array<T> {
         let bytes = capacity * size_of::<T>();
         let memory = match NonNull::new(self.first) {
             None => pages::reserve(bytes),
-            // SAFETY: the array came from here with the old capacity; the old pointer is replaced below.
+            // SAFETY: the array comes from this function with the old capacity, and the old pointer is overwritten
+            // below.
             Some(old) => unsafe { pages::grow(old.cast(), self.capacity * size_of::<T>(), bytes) },
         };
         let Some(memory) = memory else { return false };
@@ -57,10 +61,10 @@ impl<T: Zeroed> Array<T> {
         true
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     pub(super) fn release(&mut self) {
         if let Some(first) = NonNull::new(self.first) {
-            // SAFETY: the array came from `grow` with this capacity; the pointer is forgotten below.
+            // SAFETY: the array comes from `grow` with this capacity, and the pointer is overwritten below.
             unsafe { pages::release(first.cast(), self.capacity * size_of::<T>()) };
         }
         *self = Array::new();

@@ -1,17 +1,20 @@
-//! Unwinding information (`.eh_frame`), read where it is mapped, made into a [`Rule`] for one code address.
+//! Reads unwinding information (`.eh_frame`) in place and converts it into a [`Rule`] for one code address.
 //!
-//! The parsing is `gimli`'s. framehop, which stands on gimli too, was looked at first: it knows no expression that reads
-//! memory and goes by the frame pointer in silence where it meets one. GCC describes every function that realigns its
-//! stack that way (5,119 of 348,883 in PyTorch 2.11's libtorch_cpu: `DW_OP_breg6 -40; DW_OP_deref`), and so does the C library
-//! for signal frames; and a frame pointer gives such a function's caller a wrong stack pointer.
+//! `gimli` does the parsing. framehop, which also uses gimli, was considered first. It supports no expression that
+//! reads memory and silently falls back to the frame pointer there. GCC describes every function that realigns its
+//! stack with such an expression: 5,119 of 348,883 in PyTorch 2.11's libtorch_cpu (`DW_OP_breg6 -40; DW_OP_deref`). So
+//! does the C library for signal frames. For the caller of such a function, a frame pointer gives a wrong stack
+//! pointer.
 //!
 //! # No panic
 //!
-//! gimli is written to answer any bytes with an error. Where it is used here was read for 0.33: readers check every length
-//! (`EndianSlice`), rows and their stack are of fixed size and refuse what does not fit (`TooManyRegisterRules`, `StackFull`),
-//! arithmetic on addresses wraps or is checked. Two exceptions: `EhHdrTable::pointer_to_offset`, which subtracts unchecked, is not
-//! called; `EhHdrTable::lookup` multiplies the table's count, and is built without overflow checks (`Cargo.toml`): what wraps is
-//! refused by the table's bounds. The fuzzer's target `unwind` holds all this against any bytes.
+//! gimli returns an error for invalid bytes. The parts used here were reviewed for 0.33. Readers check every length
+//! (`EndianSlice`). Rows and their stack have fixed sizes and refuse what does not fit (`TooManyRegisterRules`,
+//! `StackFull`). Arithmetic on addresses wraps or is checked.
+//!
+//! There are two exceptions. `EhHdrTable::pointer_to_offset` subtracts unchecked and is not called.
+//! `EhHdrTable::lookup` multiplies the table's count and is built without overflow checks (`Cargo.toml`); the table's
+//! bounds refuse a wrapped result. The fuzzer's target `unwind` tests all of this with arbitrary bytes.
 
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, EhFrameHdr, Encoding, EndianSlice, Expression, Format, LittleEndian, Operation,
@@ -23,8 +26,8 @@ use super::rule::{Base, Frame, Place, Rule};
 
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
-/// Room for what one row may say, on our own stack: x86-64 has 17 registers that programs save, and 16 vector registers that
-/// code for other systems' calling conventions does.
+/// Storage for one row on the stack. x86-64 has 17 registers that programs save, and 16 vector registers that code for
+/// other systems' calling conventions saves.
 struct OnStack;
 
 impl UnwindContextStorage<usize> for OnStack {
@@ -34,8 +37,8 @@ impl UnwindContextStorage<usize> for OnStack {
 
 const ENCODING: Encoding = Encoding { address_size: 8, format: Format::Dwarf32, version: 4 };
 
-/// The rule for an address in the code of `object`. `lookup` lies in the instruction that the frame is at, `ip` is where
-/// it goes on.
+/// The rule for an address in the code of `object`. `lookup` is inside the frame's current instruction, `ip` is where
+/// the frame continues.
 #[cold]
 #[inline(never)]
 pub(super) fn rule(object: &Object<'_>, lookup: usize, ip: usize) -> Rule {
@@ -48,29 +51,31 @@ pub(super) fn rule(object: &Object<'_>, lookup: usize, ip: usize) -> Rule {
         .unwrap_or(Rule::Guess { known: true, called })
 }
 
-/// Whether the last instruction of `code` may be a call: its encodings are looked for at the end.
+/// Whether the last instruction of `code` may be a call, judged by the encodings at the end.
 fn follows_call(code: &[u8]) -> bool {
     let from_end = |distance: usize| code.len().checked_sub(distance).and_then(|at| code.get(at..)).unwrap_or_default();
-    // call rel32
+    // `call rel32`.
     if from_end(5).first() == Some(&0xe8) {
         return true;
     }
-    // call through a register or memory: FF /2, of 2 to 7 bytes, a REX prefix included
+    // A call through a register or memory: FF /2, 2 to 7 bytes long, a REX prefix included.
     (2..=7).any(|length| match from_end(length) {
         [0xff, modrm, ..] => modrm >> 3 & 7 == 2,
         _ => false,
     })
 }
 
-/// Where the function (or the part of one, where a compiler splits them) around `lookup` begins and ends, and whether it begins as
-/// functions do, with nothing but the return address on the stack.
+/// A function, or one part of a split function.
 pub(super) struct Extent {
+    /// The address of its first byte.
     pub(super) start: usize,
+    /// The address after its last byte.
     pub(super) end: usize,
+    /// Whether it starts like a function, with only the return address on the stack.
     pub(super) whole: bool,
 }
 
-/// See [`Extent`].
+/// The extent of the function or part that contains `lookup`. `None` without unwinding information.
 pub(super) fn extent(object: &Object<'_>, lookup: usize) -> Option<Extent> {
     let mut context = UnwindContext::<usize, OnStack>::new_in();
     let (section, bases, fde) = entry(object, lookup)?;
@@ -82,20 +87,20 @@ pub(super) fn extent(object: &Object<'_>, lookup: usize) -> Option<Extent> {
 
 type Entry<'a> = (EhFrame<Bytes<'a>>, BaseAddresses, gimli::FrameDescriptionEntry<Bytes<'a>>);
 
-/// The entry that covers `lookup`. Addresses are those of the running process, throughout.
+/// The entry that covers `lookup`. All addresses are those of the running process.
 fn entry<'a>(object: &Object<'a>, lookup: usize) -> Option<Entry<'a>> {
     let (hdr_at, hdr) = object.eh_frame_hdr()?;
     let mut bases = BaseAddresses::default().set_eh_frame_hdr(hdr_at as u64);
     let hdr = EhFrameHdr::new(hdr, LittleEndian).parse(&bases, 8).ok()?;
     let section_at = hdr.eh_frame_ptr().direct().ok()?;
     bases = bases.set_eh_frame(section_at);
-    // The section's end is not stated; its contents say where they end.
+    // The header does not state the section's end, but the section's contents do.
     let mut section = EhFrame::new(object.from(section_at as usize)?, LittleEndian);
     section.set_address_size(8);
     let at = hdr.table()?.lookup(lookup as u64, &bases).ok()?.direct().ok()?;
     let offset = usize::try_from(at.checked_sub(section_at)?).ok()?;
     let fde = section.fde_from_offset(&bases, offset.into(), EhFrame::cie_from_offset).ok()?;
-    // The table knows where entries begin, not where they end.
+    // The table contains where entries start, not where they end.
     fde.contains(lookup as u64).then_some((section, bases, fde))
 }
 
@@ -157,19 +162,20 @@ fn base_of(register: gimli::Register) -> Option<Base> {
     }
 }
 
-/// What is known of a value without looking at memory.
+/// What an expression gives without reading memory.
 #[derive(Clone, Copy)]
 enum Value {
     Number(i64),
     /// A register plus an offset.
     Address(Place),
-    /// The word that is stored there.
+    /// The word that is stored at this address.
     Word(Place),
 }
 
-/// Evaluates an expression as far as the address of the instruction allows. Enough for what compilers, linkers and the C library
-/// write: a register plus an offset, a word stored there, and the condition on the instruction's address in the
-/// procedure linkage table.
+/// Evaluates an expression as far as the instruction's address allows. `None` if that is not enough.
+///
+/// It supports the expressions of compilers, linkers and the C library. These are a register plus an offset, a word
+/// stored there, and the procedure linkage table's condition on the instruction's address.
 fn evaluate(expression: Expression<Bytes<'_>>, ip: usize) -> Option<Value> {
     const DEPTH: usize = 8;
     let mut stack = [Value::Number(0); DEPTH];
@@ -217,7 +223,7 @@ fn add(a: Value, b: Value) -> Option<Value> {
     }
 }
 
-/// `top` was pushed last: it is the right-hand side.
+/// `top` was pushed last, so it is the right-hand operand.
 fn number(top: Value, below: Value, operation: impl Fn(i64, i64) -> i64) -> Option<Value> {
     match (below, top) {
         (Value::Number(a), Value::Number(b)) => Some(Value::Number(operation(a, b))),
@@ -240,11 +246,11 @@ mod tests {
     #[test]
     fn the_expressions_that_are_in_use() {
         let place = |base, offset| Place { base, offset };
-        // DW_OP_breg6 -40; DW_OP_deref: a realigned stack
+        // DW_OP_breg6 -40; DW_OP_deref: a realigned stack.
         assert_eq!(evaluated(&[0x76, 0x58, 0x06], 0), Some((place(Base::Bp, -40), true)));
-        // DW_OP_breg7 160; DW_OP_deref: a signal frame
+        // DW_OP_breg7 160; DW_OP_deref: a signal frame.
         assert_eq!(evaluated(&[0x77, 0xa0, 0x01, 0x06], 0), Some((place(Base::Sp, 160), true)));
-        // DW_OP_breg7 8; DW_OP_breg16 0; lit15; and; lit11; ge; lit3; shl; plus: the procedure linkage table
+        // DW_OP_breg7 8; DW_OP_breg16 0; lit15; and; lit11; ge; lit3; shl; plus: the procedure linkage table.
         let plt = [0x77, 8, 0x80, 0, 0x3f, 0x1a, 0x3b, 0x2a, 0x33, 0x24, 0x22];
         assert_eq!(evaluated(&plt, 0x1000), Some((place(Base::Sp, 8), false)));
         assert_eq!(evaluated(&plt, 0x100b), Some((place(Base::Sp, 16), false)));

@@ -1,25 +1,25 @@
-//! Where the code of the interpreter's evaluation function is: a native frame in it stands for Python frames.
+//! Finds the code of the interpreter's evaluation function. A native frame in it stands for Python frames.
 //!
-//! The function is exported, so its first address is known; its extent is in its unwinding information, whether or not
-//! there are symbols. Compilers put code that is rarely run into a part of its own, elsewhere (`.cold`). That part has an entry of its
-//! own in the unwinding information, which does not begin as a function does, and the function jumps into it: so it is found.
+//! The function is exported, so its first address is known. Its unwinding information states its extent, with or
+//! without symbols. Compilers move rarely executed code into a separate part (`.cold`). That part has its own entry in
+//! the unwinding information and does not start like a function. The function jumps into it.
 
 use super::cfi;
 use super::objects::{Object, with_code_at};
 
-/// More parts than any compiler makes.
+/// Upper bound on the number of parts.
 const MOST: usize = 8;
-/// No evaluation function is as long.
+/// Upper bound on the function's size in bytes.
 const LONGEST: usize = 1 << 20;
 
-/// See the module.
+/// The address ranges of the evaluation function's parts.
 pub(crate) struct Evaluator {
     parts: [(usize, usize); MOST],
     count: usize,
 }
 
 impl Evaluator {
-    /// The parts of the function at this address; none when it is not known.
+    /// The parts of the function at this address. Empty if it is unknown.
     pub(crate) fn find(function: usize) -> Evaluator {
         with_code_at(function, |object| Evaluator::find_in(object, function)).unwrap_or_else(Evaluator::none)
     }
@@ -28,7 +28,7 @@ impl Evaluator {
         Evaluator { parts: [(0, 0); MOST], count: 0 }
     }
 
-    /// The same, of a function of this object.
+    /// The parts of a function in this object.
     pub(super) fn find_in(object: &Object<'_>, function: usize) -> Evaluator {
         let mut found = Evaluator::none();
         found.search(object, function);
@@ -48,8 +48,8 @@ impl Evaluator {
         let Some(first) = whole.start.checked_sub(code.as_ptr().addr()) else { return };
         let Some(body) = code.get(first..first + (whole.end - whole.start).min(LONGEST)) else { return };
         for (at, bytes) in body.windows(6).enumerate() {
-            // jcc rel32, jmp rel32. Bytes in the midst of other instructions may look the same: what they lead to is
-            // looked at before it is believed.
+            // `jcc rel32` and `jmp rel32`. Bytes inside other instructions may look the same, so the unwinding
+            // information of the destination must confirm that it is a part.
             let (rel, length) = match bytes {
                 [0x0f, 0x80..=0x8f, a, b, c, d] => ([*a, *b, *c, *d], 6),
                 [0xe9, a, b, c, d, _] => ([*a, *b, *c, *d], 5),

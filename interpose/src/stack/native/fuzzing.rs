@@ -1,5 +1,5 @@
-//! The fuzzer's way in (`tests/fuzz`): an object whose memory is any bytes. It ends where the next page cannot be read, so that a read
-//! beyond its end is seen.
+//! The entry point of the fuzzer (`tests/fuzz`): an object whose memory is arbitrary. It ends before an unreadable
+//! page, so that a read beyond its end faults.
 
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::OnceLock;
@@ -9,16 +9,16 @@ use super::evaluator::Evaluator;
 use super::objects::Object;
 use super::rule::Rule;
 
-/// The largest object.
+/// The largest size of an object in bytes.
 const SIZE: usize = 1 << 18;
 const PAGE: usize = 4096;
 
-/// Where objects end.
+/// The address at which objects end.
 fn end() -> usize {
     static END: OnceLock<usize> = OnceLock::new();
     *END.get_or_init(|| {
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a fresh mapping, of which the last page is made unreadable.
+        // SAFETY: creates a new mapping and makes its last page unreadable.
         unsafe {
             let pages = libc::mmap(std::ptr::null_mut(), SIZE + PAGE, protection, flags, -1, 0);
             assert_ne!(pages, libc::MAP_FAILED);
@@ -29,13 +29,15 @@ fn end() -> usize {
     })
 }
 
-/// Reads what an object says of one address. `data`: where `.eh_frame_hdr` is and how long, which address is asked for, where the notes
-/// are (four numbers of two bytes), then the object as it lies in memory.
+/// Reads an object's unwinding information for one address.
+///
+/// `data` starts with four 2-byte numbers: the position of `.eh_frame_hdr`, its length, the address to look up, and the
+/// position of the notes. The object's memory follows.
 pub(crate) fn unwind(data: &[u8]) {
     let Some((head, image)) = data.split_at_checked(8).filter(|(_, image)| image.len() <= SIZE) else { return };
     let number = |at: usize| u64::from(u16::from_le_bytes([head[at], head[at + 1]]));
     let start = (end() - image.len()) & !15;
-    // SAFETY: inside the mapping above, which only this thread uses.
+    // SAFETY: the range is inside the mapping of `end`, which only this thread uses.
     unsafe {
         let place: *mut u8 = with_exposed_provenance_mut(start);
         std::ptr::copy_nonoverlapping(image.as_ptr(), place, image.len());

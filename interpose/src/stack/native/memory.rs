@@ -1,27 +1,28 @@
-//! Reading the calling thread's stack without ever faulting, whatever unwinding information says.
+//! Reads the calling thread's stack without ever faulting, regardless of the unwinding information.
 //!
-//! Between the stack pointer and the end of the thread's own stack everything is mapped: those words are loaded. All others
-//! (an alternate signal stack, a coroutine's, or nonsense) are read through the kernel, which answers where a load would
-//! be a fault: slow, but right.
+//! All memory between the stack pointer and the end of the thread's own stack is mapped, so those words are loaded. All
+//! others are read through the kernel, which returns an error where a load would fault. That is slow but safe. They
+//! belong to an alternate signal stack, to a coroutine's stack, or to a wrong address.
 
 use std::cell::Cell;
 use std::ptr::with_exposed_provenance;
 
 use super::super::python::CheckedMemory;
 
-/// The longest stack that is believed. Where its size has no limit (`ulimit -s unlimited`) the C library says that the main thread's
-/// reaches down to the next mapping, which may be terabytes: the heap grows into that, and a coroutine's stack may be there.
+/// The largest plausible stack size in bytes. Without a limit (`ulimit -s unlimited`), the C library reports that the
+/// main thread's stack extends down to the next mapping. That may be terabytes, into which the heap grows, and a
+/// coroutine's stack may be there.
 const LONGEST: usize = 1 << 30;
 
-/// How many words one question to the kernel fetches.
+/// How many words one read through the kernel fetches.
 const WINDOW: usize = 64;
 
-/// The stack of the calling thread, as of now.
+/// The stack of the calling thread at this moment.
 pub(super) struct StackMemory {
-    /// The stack pointer, when it lies in the thread's own stack; else equal to `end`.
+    /// The stack pointer if it is in the thread's own stack, otherwise equal to `end`.
     start: usize,
     end: usize,
-    /// The way to the rest, opened when first needed.
+    /// Reads all other memory. Opened on first use.
     rest: Option<Rest>,
 }
 
@@ -33,15 +34,16 @@ struct Rest {
 }
 
 thread_local! {
-    /// The lowest and the highest address of the thread's stack; (0, 0): not asked yet.
+    /// The lowest and the highest address of the thread's stack. (0, 0) means that they are unknown yet.
     static STACK: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
-/// What it takes to understand unwinding information, in bytes of stack.
+/// How much stack, in bytes, the parsing of unwinding information needs.
 const NEEDED: usize = 16 << 10;
 
-/// Whether the calling thread has as much of its stack left as it takes to understand unwinding information: who has recursed down to
-/// the last page shall not fall off because of us. (On a stack that is not its own nobody knows.)
+/// Whether the calling thread has enough stack left to parse unwinding information. A program that has recursed to its
+/// last page must not overflow because of us. On a stack that is not the thread's own, the limit is unknown and the
+/// result is `true`.
 pub(super) fn has_room() -> bool {
     let mark = 0_u8;
     let here = (&raw const mark).addr();
@@ -49,7 +51,7 @@ pub(super) fn has_room() -> bool {
     !(low..end).contains(&here) || here - low >= NEEDED
 }
 
-/// The calling thread's own stack.
+/// The bounds of the calling thread's own stack.
 #[inline]
 fn known_stack() -> (usize, usize) {
     STACK.with(|stack| match stack.get() {
@@ -59,43 +61,45 @@ fn known_stack() -> (usize, usize) {
 }
 
 impl StackMemory {
-    /// The calling thread's stack, of which nothing below `sp` will be loaded.
+    /// The calling thread's stack. Nothing below `sp` is loaded.
     #[inline]
     pub(super) fn from(sp: usize) -> StackMemory {
         let (low, end) = known_stack();
         if (low..end).contains(&sp) {
-            // SAFETY: what lies between the stack pointer and the end of the thread's stack is mapped while it runs.
+            // SAFETY: all memory between the stack pointer and the end of the thread's own stack is mapped while the
+            // thread runs.
             unsafe { StackMemory::of(sp, end) }
         } else {
-            // SAFETY: nothing at all.
+            // SAFETY: the range is empty.
             unsafe { StackMemory::of(0, 0) }
         }
     }
 
     /// # Safety
+    ///
     /// All of `start..end` is readable as long as the result is used.
     #[inline]
     pub(super) unsafe fn of(start: usize, end: usize) -> StackMemory {
         StackMemory { start, end, rest: None }
     }
 
-    /// Where the thread's own stack ends, 0 when the thread is not on it: tells stacks apart.
+    /// The end of the thread's own stack, 0 if the thread is not on it. It distinguishes stacks.
     #[inline]
     pub(super) fn end(&self) -> usize {
         self.end
     }
 
-    /// Whether a word at this address can simply be loaded.
+    /// Whether a word at this address can be loaded directly.
     #[inline]
     pub(super) fn is_own(&self, address: usize) -> bool {
         address >= self.start && address < self.end.saturating_sub(size_of::<usize>() - 1)
     }
 
-    /// The word at `address`; `None` when it cannot be read.
+    /// The word at `address`. `None` if it is not readable.
     #[inline]
     pub(super) fn read(&mut self, address: usize) -> Option<usize> {
         if self.is_own(address) {
-            // SAFETY: inside `start..end`, as `of` was promised.
+            // SAFETY: the word is inside `start..end`, which the caller of `of` guarantees to be readable.
             return Some(unsafe { with_exposed_provenance::<usize>(address).read_unaligned() });
         }
         self.read_elsewhere(address)
@@ -114,7 +118,7 @@ impl StackMemory {
             return None;
         }
         if !(rest.used && (rest.at..rest.at + WINDOW * 8).contains(&address)) {
-            // A window that does not cross a page's border is readable as a whole or not at all.
+            // A window that does not cross a page boundary is readable as a whole or not at all.
             let at = address & !(WINDOW * 8 - 1);
             let mut bytes = [0; WINDOW * 8];
             if !memory.read(at, &mut bytes) {
@@ -129,16 +133,17 @@ impl StackMemory {
     }
 }
 
-/// Asks the C library once a thread. (For the main thread it reads /proc/self/maps; what it may still grow is included.)
+/// Asks the C library for the bounds, once a thread. For the main thread it reads /proc/self/maps and includes space
+/// for growth.
 #[cold]
 fn ask(stack: &Cell<(usize, usize)>) -> (usize, usize) {
     let mut found = (usize::MAX, usize::MAX);
-    // SAFETY: plain data for the call to fill.
+    // SAFETY: `pthread_attr_t` is plain data, for which zeros are valid.
     let mut attributes: libc::pthread_attr_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the calling thread's own handle; the attributes are destroyed below.
+    // SAFETY: the handle is the calling thread's own, and the attributes are destroyed below.
     if unsafe { libc::pthread_getattr_np(libc::pthread_self(), &mut attributes) } == 0 {
         let (mut address, mut size) = (std::ptr::null_mut(), 0);
-        // SAFETY: attributes that were just filled.
+        // SAFETY: the call has just initialized the attributes.
         unsafe {
             if libc::pthread_attr_getstack(&attributes, &mut address, &mut size) == 0 {
                 let end = address.expose_provenance().saturating_add(size);
@@ -163,7 +168,7 @@ mod tests {
             let mut memory = StackMemory::from(here);
             assert!(memory.is_own(here) && memory.is_own(here + 8) && !memory.is_own(here - 8));
             assert_eq!(memory.read(here + 8), Some(22));
-            // Up to its last word, and not one further by a load.
+            // The last word of the stack is readable, and no load reaches beyond it.
             assert!(memory.read(memory.end() - 8).is_some() && !memory.is_own(memory.end() - 7));
             for nowhere in [0, 8, 4096, usize::MAX - 6, usize::MAX & !7, 1 << 47] {
                 assert_eq!(memory.read(nowhere), None, "{nowhere:#x}");

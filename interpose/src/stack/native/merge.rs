@@ -1,10 +1,13 @@
-//! One stack of both kinds: Python frames in the places of the interpreter's evaluation function.
+//! Merges a native and a Python stack: Python frames replace the native frames of the interpreter's evaluation
+//! function.
 //!
 //! Each native frame of that function evaluates one Python frame (up to 3.10) or a group of frames that call each other
-//! (3.11 and later); which frames begin a group is written in the frames. So the outermost evaluation gives way to the outermost
-//! group, and so on. That is checked each time: there must be as many evaluations as groups. If not (a stack
-//! that could not be unwound to its end, frames that something else has linked in), nothing is invented: the stack is all
-//! Python frames and then what the innermost evaluation has called, and that is counted.
+//! (3.11 and later). The frames contain which of them start a group. So the outermost evaluation is replaced by the
+//! outermost group, and so on.
+//!
+//! Each merge verifies that there are as many evaluations as groups. If not, nothing is invented: the stack contains
+//! all Python frames and then the native frames that the innermost evaluation has called. This is counted. It happens
+//! if a stack cannot be unwound completely, or if something else has added frames to the chain.
 
 use memtrace_trace::ids::StackId;
 
@@ -20,30 +23,32 @@ use super::walk::{Walk, Walked};
 #[derive(Clone, Copy)]
 struct Item {
     meaning: Meaning,
+    /// The stack up to and including this frame.
     stack: StackId,
 }
 
-// SAFETY: two numbers.
+// SAFETY: both fields are numbers, for which zero is valid.
 unsafe impl Zeroed for Item {}
 
 /// A thread's last merged stack.
 pub(super) struct Merged {
-    /// 0 = outermost.
+    /// Index 0 is the outermost frame.
     items: Array<Item>,
-    /// Items `0..known` are right: each is its meaning on top of the one before.
+    /// Items `0..known` are valid: each is its meaning on top of the previous item.
     known: usize,
-    /// What the last merge was made of, and its result.
+    /// The number of native frames in the last merge.
     depth: usize,
+    /// The Python stack of the last merge.
     python: StackId,
     shape: u64,
     stack: StackId,
     matched: bool,
 }
 
-/// How a Python stack falls into groups.
+/// How a Python stack is divided into groups.
 struct Groups {
     count: usize,
-    /// Differs where groups begin elsewhere.
+    /// A hash of the positions at which groups start.
     shape: u64,
 }
 
@@ -60,17 +65,19 @@ impl Merged {
         }
     }
 
+    /// Drops the items, so that the next merge interns all frames again.
     pub(super) fn forget(&mut self) {
         self.known = 0;
         self.depth = 0;
     }
 
+    /// Frees the memory.
     pub(super) fn release(&mut self) {
         self.items.release();
         *self = Merged::new();
     }
 
-    /// The merged stack of a native walk and the Python stack `stack`, which has just been taken into `frames`.
+    /// The merged stack of a native walk and the Python stack `stack`, which was just captured into `frames`.
     #[allow(clippy::too_many_arguments, reason = "two stacks, and where frames go")]
     pub(super) fn merge<S: DefinitionSink>(
         &mut self,
@@ -121,12 +128,13 @@ impl Merged {
         }
         let mut top = Top { merged: self, at: 0, stack: StackId::NONE };
         let mut next = 0;
-        // A group: its first frame, and all further ones that begin none.
+        // Pushes one group: its first frame and all following ones that start no group. Pushes all remaining frames if
+        // `all` is set.
         let group = |top: &mut Top<'_>, next: &mut usize, all: bool, sink: &mut S| {
             let mut first = true;
             while *next < python_depth {
                 let (frame, meaning) = frames.frame(*next);
-                // SAFETY: a frame of the present chain.
+                // SAFETY: `frames` was just captured on this thread, so the frame belongs to the present chain.
                 if !all && !first && unsafe { python.begins_evaluation(frame) } {
                     break;
                 }
@@ -156,7 +164,7 @@ impl Merged {
     }
 }
 
-/// The stack as it grows.
+/// The merged stack during its construction.
 struct Top<'a> {
     merged: &'a mut Merged,
     at: usize,
@@ -184,7 +192,7 @@ impl Top<'_> {
 fn groups(python: &Python, frames: &ThreadStacks) -> Groups {
     let mut groups = Groups { count: 0, shape: 0 };
     for index in 0..frames.depth() {
-        // SAFETY: a frame of the present chain.
+        // SAFETY: `frames` was just captured on this thread, so the frame belongs to the present chain.
         let begins = unsafe { python.begins_evaluation(frames.frame(index).0) };
         groups.count += usize::from(begins);
         groups.shape = groups.shape.wrapping_mul(0x0000_0100_0000_01b3) ^ u64::from(begins) ^ 2;

@@ -1,25 +1,27 @@
-//! Native stacks: the return addresses of the calling thread, without frame pointers, in place.
+//! Captures native stacks: the return addresses of the calling thread, without frame pointers, in place.
 //!
 //! - [`memory`]: reads the stack and never faults.
 //! - [`objects`]: the loaded object of a code address.
-//! - [`cfi`]: unwinding information made into a [`rule`] for one address; [`rules`] remembers them, for the process.
-//! - [`walk`]: unwinds what changed since the thread's last walk; says why that is right.
-//! - [`unloads`]: when what is remembered about addresses no longer holds.
-//! - [`evaluator`], [`merge`]: Python frames in the places of the interpreter's own.
+//! - [`cfi`]: converts unwinding information into a [`rule`] for one address; [`rules`] caches rules for the process.
+//! - [`walk`]: unwinds what has changed since the thread's last walk, and explains why that is correct.
+//! - [`unloads`]: detects when cached facts about addresses become invalid.
+//! - [`evaluator`], [`merge`]: replace the interpreter's own frames by Python frames.
 //!
-//! A frame is (object, address), see [`memtrace_trace::definition::Definition::NativeFrame`]; names are found afterwards, offline.
-//! Frames of this library are not shown.
+//! A frame is (object, address), see [`memtrace_trace::definition::Definition::NativeFrame`]. Symbol names are found
+//! afterwards, offline. Frames of this library are not shown.
 //!
 //! # Cost
 //!
-//! See docs/performance.md; `scripts/bench unwind` measures.
+//! docs/performance.md has the results; `scripts/bench unwind` measures them.
 //!
-//! # Borders
+//! # Boundaries
 //!
-//! As for all of [`super`]. A *new* address asks the loader (`dl_iterate_phdr`: one of its locks, some microseconds), a thread's
-//! first walk asks the C library for the stack's bounds. A signal handler's own alternate stack and coroutines' stacks are read
-//! through the kernel. Code without unwinding information is left by its frame pointer only where the result is in the
-//! stack's bounds and follows a call instruction; else the walk ends there, and that is counted.
+//! Those of [`super`] apply. A *new* address asks the loader (`dl_iterate_phdr`: one of its locks, some microseconds).
+//! A thread's first walk asks the C library for the stack's bounds. An alternate signal stack and coroutines' stacks
+//! are read through the kernel.
+//!
+//! Code without unwinding information is unwound by its frame pointer. The result must be inside the stack's bounds and
+//! follow a call instruction. Otherwise the walk ends there, which is counted.
 
 mod array;
 mod cfi;
@@ -53,20 +55,20 @@ use merge::Merged;
 use rule::State;
 use walk::{Ending, Walk, Walked};
 
-/// How many stacks a thread remembers. A program takes memory and gives it back by ways that differ in their innermost frames, in
-/// turns: each finds itself whole.
+/// How many stacks a thread caches. A program alternates between allocating and freeing in different innermost frames,
+/// and each of these stacks has its own slot.
 const SLOTS: usize = 4;
 
-/// A thread's memory of its last native stacks.
+/// A thread's cache of its last native stacks.
 pub(crate) struct NativeStacks {
     slots: [Slot; SLOTS],
-    /// Which was used last.
+    /// The index of the slot used last.
     last: usize,
 }
 
-/// One stack that is remembered.
+/// One cached stack.
 struct Slot {
-    /// The registers that the walk began with.
+    /// The instruction pointer and stack pointer at which the walk started.
     start: (usize, usize),
     walk: Walk,
     merged: Merged,
@@ -74,15 +76,15 @@ struct Slot {
     depth: usize,
     /// Entries `0..interned` have their stacks.
     interned: usize,
-    /// The interner whose ids the entries hold.
+    /// The epoch of the interner whose ids the entries contain.
     epoch: u32,
 }
 
-/// The registers of the function that this is inlined into.
+/// The registers of the function into which this one is inlined.
 #[inline(always)]
 fn registers() -> State {
     let (ip, sp, bp): (usize, usize, usize);
-    // SAFETY: reads three registers.
+    // SAFETY: only reads three registers.
     unsafe {
         std::arch::asm!(
             "lea {ip}, [rip]",
@@ -98,13 +100,13 @@ fn registers() -> State {
 }
 
 impl NativeStacks {
-    /// Nothing remembered, nothing allocated.
+    /// An empty cache, which has no memory.
     #[allow(clippy::new_without_default, reason = "made in a const context")]
     pub(crate) const fn new() -> NativeStacks {
         NativeStacks { slots: [const { Slot::new() }; SLOTS], last: 0 }
     }
 
-    /// Gives the memory back. The struct may be used again and starts from nothing.
+    /// Frees the memory. The struct can be used again and is then empty.
     #[allow(dead_code, reason = "for tests, the stack probe and whoever wants to know")]
     pub(crate) fn release(&mut self) {
         for slot in &mut self.slots {
@@ -114,15 +116,15 @@ impl NativeStacks {
         *self = NativeStacks::new();
     }
 
-    /// The calling thread's native stack. Never twice at a time on one thread.
+    /// The calling thread's native stack. Never call it twice at a time on one thread.
     #[inline(never)]
     pub(crate) fn capture<S: DefinitionSink>(&mut self, interner: &Interner, sink: &mut S) -> StackId {
         let start = registers();
         self.slot(&start).map_or(StackId::NONE, |slot| slot.capture(start, interner, sink))
     }
 
-    /// The calling thread's native stack with the frames of `python`, whose stack has just been taken as `stack` into `stacks`,
-    /// in the places of its interpreter's.
+    /// The calling thread's native stack, in which frames of `python` replace those of its interpreter. The Python
+    /// stack `stack` was just captured into `stacks`.
     #[inline(never)]
     pub(crate) fn capture_merged<S: DefinitionSink>(
         &mut self,
@@ -138,15 +140,16 @@ impl NativeStacks {
         slot.merged.merge(&slot.walk, walked, python, stacks, stack, interner, sink)
     }
 
-    /// The frames of the last capture, innermost first: where each goes on, and whether it is one of this library's own.
+    /// The frames of the last capture, innermost first: the address where each continues, and whether it belongs to
+    /// this library.
     pub(crate) fn frames(&self) -> impl Iterator<Item = (usize, bool)> {
         let slot = self.slots.get(self.last);
         let entries = slot.into_iter().flat_map(|slot| (0..slot.depth).rev().map(|index| slot.walk.entry(index)));
         entries.map(|entry| (entry.state.ip, entry.meaning == Meaning::HIDDEN))
     }
 
-    /// The stack that began here when it was last taken, or the one that was not asked for longest: its outer frames may be
-    /// the same. Which one is chosen decides how long the walk takes, and nothing else.
+    /// The slot of the stack that last started at these registers, otherwise the slot after the last one, whose outer
+    /// frames may be the same. The choice affects only the cost of the walk, not its result.
     #[inline]
     fn slot(&mut self, start: &State) -> Option<&mut Slot> {
         let start = (start.ip, start.sp);
@@ -229,10 +232,10 @@ fn child<S: DefinitionSink>(parent: StackId, meaning: Meaning, interner: &Intern
     parent
 }
 
-/// What frame a state is in.
+/// The meaning of the frame with this state.
 #[inline]
 fn meaning<S: DefinitionSink>(state: &State, interner: &Interner, sink: &mut S) -> Meaning {
-    // While an object is being unloaded nothing is looked up or remembered by address.
+    // While an object is being unloaded, nothing is cached by address.
     let key = unloads::count().map(|unloads| FrameKey::native(state.return_address(), unloads));
     let known = key.map_or(Meaning::UNKNOWN, |key| interner.meaning(key));
     if known == Meaning::UNKNOWN { identify(state, key, interner, sink) } else { known }
@@ -241,7 +244,7 @@ fn meaning<S: DefinitionSink>(state: &State, interner: &Interner, sink: &mut S) 
 #[cold]
 #[inline(never)]
 fn identify<S: DefinitionSink>(state: &State, key: Option<FrameKey>, interner: &Interner, sink: &mut S) -> Meaning {
-    /// The longest build id that is kept: those of linkers have 20 bytes, or 16, or 8.
+    /// The longest build id that is stored, in bytes. Linkers write 20, 16 or 8.
     const LONGEST_ID: usize = 32;
     let found = with_code_at(state.lookup(), |object| {
         let ours = object.code(identify::<S> as *const () as usize).is_some();
@@ -250,7 +253,7 @@ fn identify<S: DefinitionSink>(state: &State, key: Option<FrameKey>, interner: &
         (ours, object.bias, object.start(), CString::from(object.path), build_id)
     });
     let address = state.return_address();
-    // Code that no object has may give way to an object without anybody noticing.
+    // Code outside all objects may be replaced by an object without notice.
     let lasting = found.is_some();
     let meaning = match found {
         Some((true, ..)) => Meaning::HIDDEN,
@@ -303,11 +306,12 @@ mod tests {
             self.dice % limit
         }
 
-        /// Takes the stack twice at one place: with what is remembered, and from nothing.
+        /// Captures the stack twice at one place: with the cache and without it.
         #[inline(never)]
         fn check(&mut self) {
             let mut fresh = NativeStacks::new();
-            // All code of a test is in our own object, which no stack shows: the frames' registers are compared.
+            // All code of a test is in our own object, which no stack shows. So the registers of the frames are
+            // compared.
             let mut found = [Vec::new(), Vec::new()];
             let mut turn = 0;
             while turn < black_box(2) {
@@ -325,7 +329,7 @@ mod tests {
             self.captures += 1;
         }
 
-        /// Calls at random, at random depths, from frames of many sizes, in a register or not.
+        /// Makes random calls, at random depths, with frames of many sizes, directly and through pointers.
         fn act(&mut self, depth: u64) {
             for _ in 0..self.below(3) + 1 {
                 match self.below(6) {

@@ -1,23 +1,23 @@
-//! The loaded object that a code address belongs to, as the loader has mapped it.
+//! The loaded object of a code address, as the loader has mapped it.
 //!
-//! Everything is asked inside `dl_iterate_phdr`, which keeps objects from being unloaded meanwhile; nothing is kept, so
-//! nothing can be out of date. A few microseconds, for addresses that are new.
+//! All queries run inside `dl_iterate_phdr`, during which the loader unloads nothing. Nothing is cached, so nothing can
+//! be stale. A query takes a few microseconds and is only made for new addresses.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 use std::ptr::with_exposed_provenance;
 
-/// A loaded object, during one look at it.
+/// A loaded object, during one query.
 pub(crate) struct Object<'a> {
-    /// What its own addresses are relative to.
+    /// The load bias, to which the object's own addresses are relative.
     pub(crate) bias: usize,
-    /// Its path as the loader has it; empty for the executable.
+    /// The path as the loader has it. Empty for the executable.
     pub(crate) path: &'a CStr,
     headers: &'a [libc::Elf64_Phdr],
 }
 
 impl<'a> Object<'a> {
-    /// The object with these program headers, whose segments are mapped.
+    /// An object with these program headers. Its segments must be mapped.
     pub(super) fn new(bias: usize, headers: &'a [libc::Elf64_Phdr]) -> Object<'a> {
         Object { bias, path: c"", headers }
     }
@@ -27,7 +27,7 @@ impl<'a> Object<'a> {
         start..start.saturating_add(header.p_memsz as usize)
     }
 
-    /// Where it starts in memory.
+    /// Where it starts in memory, rounded down to a page.
     pub(crate) fn start(&self) -> usize {
         const PAGE: usize = 4096;
         self.segments(libc::PT_LOAD).next().map_or(0, |first| self.address(first).start & !(PAGE - 1))
@@ -37,7 +37,7 @@ impl<'a> Object<'a> {
         self.headers.iter().filter(move |header| header.p_type == kind)
     }
 
-    /// The mapped, readable bytes around `address`: its whole segment.
+    /// The mapped, readable segment that contains `address` and has these flags.
     fn segment(&self, address: usize, flags: u32) -> Option<Range<usize>> {
         let flags = flags | libc::PF_R;
         self.segments(libc::PT_LOAD)
@@ -46,27 +46,27 @@ impl<'a> Object<'a> {
             .find(|range| range.contains(&address))
     }
 
-    /// The code that `address` lies in, from the start of its segment to its end.
+    /// The code segment that contains `address`.
     pub(super) fn code(&self, address: usize) -> Option<&'a [u8]> {
-        // SAFETY: a readable segment of an object that cannot be unloaded during this look.
+        // SAFETY: this is a readable segment of an object that cannot be unloaded during this query.
         self.segment(address, libc::PF_X).map(|range| unsafe { bytes(range) })
     }
 
-    /// From `address` to the end of its readable segment.
+    /// The bytes from `address` to the end of its readable segment.
     pub(super) fn from(&self, address: usize) -> Option<&'a [u8]> {
         let segment = self.segment(address, 0)?;
-        // SAFETY: as in `code`.
+        // SAFETY: this is part of a readable segment of an object that cannot be unloaded during this query.
         Some(unsafe { bytes(address..segment.end) })
     }
 
-    /// Where `.eh_frame_hdr` is.
+    /// The address and the bytes of `.eh_frame_hdr`.
     pub(super) fn eh_frame_hdr(&self) -> Option<(usize, &'a [u8])> {
         let range = self.address(self.segments(libc::PT_GNU_EH_FRAME).next()?);
         let mapped = self.from(range.start)?;
         Some((range.start, mapped.get(..range.len())?))
     }
 
-    /// Its GNU build id.
+    /// The GNU build id. `None` if there is none.
     pub(crate) fn build_id(&self) -> Option<&'a [u8]> {
         const NT_GNU_BUILD_ID: u32 = 3;
         let number = |bytes: &[u8], at: usize| {
@@ -76,8 +76,8 @@ impl<'a> Object<'a> {
         for header in self.segments(libc::PT_NOTE) {
             let range = self.address(header);
             let Some(mut notes) = self.from(range.start).and_then(|mapped| mapped.get(..range.len())) else { continue };
-            // Name and description are padded to 4 bytes; notes of objects with alignment 8 hold no build id, but are
-            // stepped over in their own way.
+            // Name and description are padded to 4 bytes. Notes with an alignment of 8 contain no build id, and are
+            // skipped with their own padding.
             let align = (header.p_align as usize).clamp(4, 8);
             while let (Some(name), Some(size), Some(kind)) = (number(notes, 0), number(notes, 4), number(notes, 8)) {
                 let (name_end, size) = (12 + name as usize, size as usize);
@@ -95,9 +95,10 @@ impl<'a> Object<'a> {
 }
 
 /// # Safety
-/// The range is mapped and readable, and not written, as long as the result is used.
+///
+/// The range is mapped, readable and not written as long as the result is used.
 unsafe fn bytes<'a>(range: Range<usize>) -> &'a [u8] {
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller guarantees a mapped, readable and constant range.
     unsafe { std::slice::from_raw_parts(with_exposed_provenance(range.start), range.len()) }
 }
 
@@ -107,13 +108,15 @@ struct Search<W, F, T> {
     found: Option<T>,
 }
 
-/// What `visit` makes of the object whose code `address` lies in; `None` when there is none. `visit` runs under the loader's
-/// lock: it may call nothing foreign but the allocator.
+/// The result of `visit` for the object whose code contains `address`. `None` if there is none.
+///
+/// `visit` runs under the loader's lock. It must not call foreign code except the allocator.
 pub(crate) fn with_code_at<T>(address: usize, visit: impl FnOnce(&Object<'_>) -> T) -> Option<T> {
     find(|object| object.segment(address, libc::PF_X).is_some(), visit)
 }
 
-/// The same, of the object that starts at `start`.
+/// The result of `visit` for the object that starts at `start`. `None` if there is none. `visit` runs under the
+/// loader's lock.
 pub(crate) fn with_start<T>(start: usize, visit: impl FnOnce(&Object<'_>) -> T) -> Option<T> {
     find(|object| object.start() == start, visit)
 }
@@ -124,19 +127,20 @@ fn find<T, W: FnMut(&Object<'_>) -> bool, F: FnOnce(&Object<'_>) -> T>(wanted: W
         _size: usize,
         data: *mut c_void,
     ) -> c_int {
-        // SAFETY: dl_iterate_phdr passes its own info and our pointer, both valid for the call.
+        // SAFETY: `dl_iterate_phdr` passes its own info and the pointer to our `Search`. Both are valid during the
+        // call.
         let (info, search) = unsafe { (&*info, &mut *data.cast::<Search<W, F, T>>()) };
         if info.dlpi_phdr.is_null() {
             return 0;
         }
-        // SAFETY: the loader gives dlpi_phnum program headers.
+        // SAFETY: the loader provides `dlpi_phnum` program headers.
         let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
         let mut object = Object::new(info.dlpi_addr as usize, headers);
         if !(search.wanted)(&object) {
             return 0;
         }
         if !info.dlpi_name.is_null() {
-            // SAFETY: a C string of the loader's, which lives as long as the object.
+            // SAFETY: `dlpi_name` is not null, and the loader keeps a C string there as long as the object is loaded.
             object.path = unsafe { CStr::from_ptr(info.dlpi_name) };
         }
         search.found = search.visit.take().map(|visit| visit(&object));
@@ -148,7 +152,7 @@ fn find<T, W: FnMut(&Object<'_>) -> bool, F: FnOnce(&Object<'_>) -> T>(wanted: W
         step::<T, W, F>
     }
     let mut search = Search { wanted, visit: Some(visit), found: None };
-    // SAFETY: the callback matches the type that `data` points at and neither outlives the call.
+    // SAFETY: `step_of` chooses the callback for the type of `search`, which outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(step_of(&search)), (&raw mut search).cast()) };
     search.found
 }

@@ -1,35 +1,35 @@
-//! How one frame is left: where its caller's registers are, for one code address.
+//! How to unwind one frame: where the caller's registers are, for one code address.
 //!
-//! Three registers are followed: the instruction pointer, the stack pointer and `rbp`. Compilers describe frames by the
-//! stack pointer or `rbp` wherever a call can be made from; where unwinding information wants anything else, there is
-//! no rule and the walk ends there, which is counted.
+//! Three registers are tracked: the instruction pointer, the stack pointer and `rbp`. Compilers describe frames by the
+//! stack pointer or `rbp` wherever a call is possible. If unwinding information needs anything else, there is no rule.
+//! The walk then ends there, which is counted.
 
 use super::memory::StackMemory;
 
-/// The registers of a frame that are followed.
+/// The tracked registers of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct State {
-    /// Where the frame will go on: a return address, or the very instruction that was interrupted ([`Self::exact`]).
+    /// Where the frame continues: a return address, or the interrupted instruction itself ([`Self::exact`]).
     pub(super) ip: usize,
     pub(super) sp: usize,
     pub(super) bp: usize,
-    /// Whether `ip` is not a return address: the leaf, and what a signal interrupted.
+    /// Whether `ip` is no return address: in the leaf, and in a frame that a signal interrupted.
     pub(super) exact: bool,
 }
 
 impl State {
-    /// An address inside the instruction that the frame is at: a return address may lie in the next function.
+    /// An address inside the frame's current instruction. A return address itself may be in the next function.
     pub(super) fn lookup(&self) -> usize {
         if self.exact { self.ip } else { self.ip.wrapping_sub(1) }
     }
 
-    /// The address in the form of a return address: one past a byte of the instruction that the frame is at.
+    /// The address in the form of a return address: one past a byte of the frame's current instruction.
     pub(super) fn return_address(&self) -> usize {
         if self.exact { self.ip.wrapping_add(1) } else { self.ip }
     }
 }
 
-/// What an offset in a rule is relative to.
+/// The register to which an offset in a rule is relative.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Base {
     Cfa,
@@ -37,62 +37,61 @@ pub(super) enum Base {
     Bp,
 }
 
-/// An address: a register plus an offset, in bytes.
+/// An address: a register plus an offset in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place {
     pub(super) base: Base,
     pub(super) offset: i32,
 }
 
-/// How a frame is left.
+/// How to unwind a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Rule {
-    /// By unwinding information.
+    /// With unwinding information.
     Frame(Frame),
-    /// There is no information about this address: a frame pointer is all that can be hoped for. `known`: the address lies in
-    /// the code of a loaded object.
+    /// There is no information about this address, so only a frame pointer is possible.
     Guess {
-        /// Whether the address lies in the code of a loaded object.
+        /// Whether the address is in the code of a loaded object.
         known: bool,
         /// Whether the instruction before the address is a call.
         called: bool,
     },
     /// The outermost frame.
     Outermost,
-    /// The information there is cannot be followed.
+    /// The unwinding information is not supported.
     Unsupported,
 }
 
 /// A frame that unwinding information describes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Frame {
-    /// The canonical frame address, or where it is stored (`indirect`). Not relative to itself.
+    /// The canonical frame address, or the address where it is stored if `indirect` is set. Its base is never `Cfa`.
     pub(super) cfa: Place,
     pub(super) indirect: bool,
     pub(super) return_address: Place,
-    /// Where the caller's `rbp` was saved; `None`: it is still there.
+    /// Where the caller's `rbp` is saved. `None` if `rbp` is unchanged.
     pub(super) bp: Option<Place>,
-    /// The frame was made by the kernel for a signal handler.
+    /// Whether the kernel created the frame for a signal handler.
     pub(super) signal: bool,
     /// Whether the instruction before the address is a call.
     pub(super) called: bool,
 }
 
-/// What a step read. What it found there is in the caller's state.
+/// The words that a step has read. Their values are in the caller's state.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Reads {
-    /// The words, by address; 0: not read.
+    /// The addresses of the words, 0 if not read.
     pub(super) ip: usize,
     pub(super) bp: usize,
     pub(super) sp: usize,
-    /// Whether an address was made from `rbp`.
+    /// Whether an address was computed from `rbp`.
     pub(super) by_bp: bool,
 }
 
-/// What leaving a frame comes to.
+/// The result of unwinding a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// The caller's state, and what was read to know it.
+    /// The caller's state, and what was read to determine it.
     Caller(State, Reads),
     /// There is no caller.
     End,
@@ -100,13 +99,13 @@ pub(super) enum Step {
     Lost,
 }
 
-/// Addresses that no frame's code has.
+/// Whether no code can have this address.
 fn impossible(ip: usize) -> bool {
     !(4096..1 << 47).contains(&ip)
 }
 
 impl Frame {
-    /// The caller's state.
+    /// Unwinds one frame and returns the caller's state.
     #[inline]
     pub(super) fn leave(&self, state: State, memory: &mut StackMemory) -> Step {
         let by_bp =
@@ -126,7 +125,7 @@ impl Frame {
             let Some(value) = memory.read(cfa) else { return Step::Lost };
             cfa = value;
         }
-        // A stack grows downwards: callers lie higher. A signal may have changed stacks.
+        // A stack grows downwards, so callers have higher addresses. A signal may have switched stacks.
         if !cfa.is_multiple_of(8) || (cfa <= state.sp && !self.signal) {
             return Step::Lost;
         }
@@ -148,7 +147,7 @@ impl Frame {
     }
 }
 
-/// Leaves a frame by its frame pointer, if `rbp` can be one. The caller checks what it leads to.
+/// Unwinds a frame by its frame pointer, if `rbp` can be one. The caller must verify the result.
 pub(super) fn leave_by_frame_pointer(state: State, memory: &mut StackMemory) -> Step {
     let frame = Frame {
         cfa: Place { base: Base::Bp, offset: 16 },
@@ -206,7 +205,7 @@ impl Rule {
         }
     }
 
-    /// The opposite of [`Self::pack`].
+    /// The rule of three words from [`Self::pack`]. `None` for other words.
     #[inline]
     pub(super) fn unpack([first, second, third]: [u64; 3]) -> Option<Rule> {
         match first & 0xff {
@@ -225,7 +224,7 @@ impl Rule {
         }
     }
 
-    /// Whether a frame may be at this address after a call: only asked where a frame pointer was all there was to go by.
+    /// Whether a frame may continue at this address after a call. For results of frame pointers only.
     pub(super) fn plausible_caller(&self) -> bool {
         match self {
             Rule::Frame(frame) => frame.called,
@@ -271,11 +270,11 @@ mod tests {
 
     #[test]
     fn frames_are_left_as_their_rules_say() {
-        // [0] saved rbp, [1] return address, [2] the address of [3]
+        // [0] saved rbp, [1] return address, [2] the address after [3].
         let mut words = [0x7777_usize, 0x40_1000, 0, 0x40_2000, 0];
         let base = (&raw const words).expose_provenance();
         words[2] = base + 32;
-        // SAFETY: the array.
+        // SAFETY: the range is the array, which outlives `memory`.
         let mut memory = unsafe { StackMemory::of(base, base + size_of_val(&words)) };
         let state = State { ip: 0x40_0000, sp: base, bp: base, exact: false };
         let place = |base, offset| Place { base, offset };
@@ -289,7 +288,7 @@ mod tests {
             realigned.leave(state, &mut memory),
             Step::Caller(caller, Reads { ip: base + 24, bp: 0, sp: base + 16, by_bp: true })
         );
-        // A return address of 0 ends the stack; a frame may not lie below its callee, nor be misaligned.
+        // A return address of 0 ends the stack. A frame must not be below its callee or misaligned.
         assert_eq!(frame(place(Base::Sp, 40), None).leave(state, &mut memory), Step::End);
         assert_eq!(frame(place(Base::Sp, 0), None).leave(state, &mut memory), Step::Lost);
         assert_eq!(frame(place(Base::Sp, 12), None).leave(state, &mut memory), Step::Lost);

@@ -1,9 +1,11 @@
-//! The rules of code addresses that were met before: one cache a process, without a lock.
+//! A lock-free, process-wide cache of the rules for code addresses.
 //!
-//! A cache of bounded size in front of the slow way ([`super::cfi`]): two ways a set, old rules are written over. Each slot
-//! holds its key combined (exclusive or) with its value, so that a slot that is being written, or was written by
-//! two threads at once, is the rule of no address. A rule is found under the number of unloads that it was made under, so it is
-//! forgotten when an object is unloaded: another one may come to lie at the same address.
+//! It has a bounded size and avoids parsing unwinding information ([`super::cfi`]). There are two ways a set, and old
+//! rules are overwritten. Each slot stores its key XORed with its value. So a slot that is being written, or that two
+//! threads have written at once, matches no address.
+//!
+//! The key includes the number of unloads. So an unload invalidates all rules, because another object may get the same
+//! address.
 
 use std::sync::atomic::{
     AtomicPtr, AtomicU64,
@@ -21,7 +23,7 @@ const SETS: usize = 1 << 12;
 #[repr(C, align(64))]
 struct Set([Slot; 2]);
 
-/// The key combined with the words of the rule, then these. All zero: empty.
+/// The key XORed with the words of the rule, then those words. All zeros mean an empty slot.
 #[repr(C)]
 struct Slot {
     key: AtomicU64,
@@ -30,7 +32,7 @@ struct Slot {
 
 static CACHE: AtomicPtr<Set> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Addresses have 47 bits; the rest of the word holds the number of unloads, as far as it fits.
+/// Addresses have 47 bits. The other bits hold the number of unloads, truncated.
 fn key(state: &State, unloads: u32) -> u64 {
     state.ip as u64 ^ u64::from(state.exact) << 47 ^ u64::from(unloads) << 48
 }
@@ -38,11 +40,12 @@ fn key(state: &State, unloads: u32) -> u64 {
 fn set(state: &State) -> Option<&'static Set> {
     let sets = CACHE.load(Acquire);
     let index = fold(state.ip as u64, 0x9E37_79B9_7F4A_7C15) as usize % SETS;
-    // SAFETY: null, or an array of `SETS` zeroed sets that is never unmapped.
+    // SAFETY: the pointer is null or an array of `SETS` zeroed sets, which is never unmapped. The index is below
+    // `SETS`.
     (!sets.is_null()).then(|| unsafe { &*sets.add(index) })
 }
 
-/// The rule of a frame. `unloads`: how many objects were unloaded, `None` while one is being unloaded.
+/// The rule of a frame. `unloads` is how many objects were unloaded, `None` while one is being unloaded.
 #[inline]
 pub(super) fn rule(state: &State, unloads: Option<u32>) -> Rule {
     if let Some(unloads) = unloads
@@ -72,7 +75,7 @@ fn learn(state: &State, unloads: Option<u32>) -> Rule {
     let lookup = state.lookup();
     let rule = objects::with_code_at(lookup, |object| cfi::rule(object, lookup, state.ip))
         .unwrap_or(Rule::Guess { known: false, called: false });
-    // Code that no object has may give way to an object without anybody noticing.
+    // Code outside all objects may be replaced by an object without notice.
     let lasting = !matches!(rule, Rule::Guess { known: false, .. });
     if let Some(unloads) = unloads.filter(|_| lasting) {
         insert(state, unloads, &rule);
@@ -83,15 +86,15 @@ fn learn(state: &State, unloads: Option<u32>) -> Rule {
 fn insert(state: &State, unloads: u32, rule: &Rule) {
     if CACHE.load(Relaxed).is_null() {
         let Some(memory) = pages::reserve(SETS * size_of::<Set>()) else { return };
-        // Another thread may have been faster: its array is used, and ours, which is untouched, given back.
+        // Another thread may have mapped the array first. Then that one is used and ours is unmapped.
         if CACHE.compare_exchange(std::ptr::null_mut(), memory.as_ptr().cast(), Release, Relaxed).is_err() {
-            // SAFETY: reserved above, known to nobody.
+            // SAFETY: the memory was just reserved, and no other thread has its address.
             unsafe { pages::release(memory, SETS * size_of::<Set>()) };
         }
     }
     let Some(Set(ways)) = set(state) else { return };
     let free = ways.iter().find(|slot| slot.words.iter().all(|word| word.load(Relaxed) == 0));
-    // Any bit will do to choose whom to write over.
+    // Any bit of the address can choose the slot to overwrite.
     let Some(slot) = free.or_else(|| ways.get(state.ip >> 3 & 1)) else { return };
     let words = rule.pack();
     let [a, b, c] = words;
@@ -113,7 +116,7 @@ mod tests {
 
     #[test]
     fn rules_are_remembered_until_something_is_unloaded() {
-        // Addresses that no object has: what is not in the cache is a guess.
+        // No object contains these addresses, so an uncached rule is a guess.
         let state = |n: usize| State { ip: 0x1000_0000 + n * 5, sp: n, bp: n, exact: false };
         let rule = |n: i32| {
             Rule::Frame(Frame {

@@ -1,9 +1,11 @@
-//! Notices when an object is unloaded: from then on its addresses may mean something else.
+//! Detects that an object is unloaded, after which its addresses may have another meaning.
 //!
-//! The `dlclose` hook reports here, before and after the original runs. While one runs nothing that is remembered about
-//! addresses is used, as another thread may already be loading into the gap. Objects that are *loaded* need no notice: they lie
-//! where nothing was known before. Not noticed: an object that the C library itself unloads (a character set converter),
-//! and generated code that gives way to other code.
+//! The `dlclose` hook calls this module before and after the original. Meanwhile no cached fact about addresses is
+//! used, because another thread may already be loading an object into the freed range. *Loading* an object needs no
+//! notice, because nothing was cached for its addresses before.
+//!
+//! Two cases are not detected. One is an object that the C library itself unloads (a character set converter). The
+//! other is generated code that is replaced by other code.
 
 use std::sync::atomic::{
     AtomicU32,
@@ -13,19 +15,19 @@ use std::sync::atomic::{
 static UNLOADING: AtomicU32 = AtomicU32::new(0);
 static UNLOADS: AtomicU32 = AtomicU32::new(0);
 
-/// How many times objects were unloaded; `None` while one is being unloaded.
+/// How many times objects were unloaded. `None` while one is being unloaded.
 #[inline]
 pub(super) fn count() -> Option<u32> {
-    // The count is read last: whoever sees the end of an unload sees it counted.
+    // The count is read last, so a reader that sees the end of an unload also sees it counted.
     (UNLOADING.load(Acquire) == 0).then(|| UNLOADS.load(Acquire))
 }
 
-/// `dlclose` is about to run.
+/// Reports that `dlclose` is about to run.
 pub(crate) fn begin() {
     UNLOADING.fetch_add(1, AcqRel);
 }
 
-/// `dlclose` has returned. `unloaded`: whether the loader has unloaded anything.
+/// Reports that `dlclose` has returned. `unloaded` says whether the loader has unloaded anything.
 pub(crate) fn end(unloaded: bool) {
     if unloaded {
         UNLOADS.fetch_add(1, AcqRel);

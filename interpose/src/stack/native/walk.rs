@@ -1,35 +1,35 @@
-//! What a thread remembers of its last native walk, so that only what changed is unwound.
+//! A thread's cache of its last native walk, so that only what has changed is unwound.
 //!
-//! # The argument
+//! # Why it is correct
 //!
-//! Unwinding is a function: a frame's [`State`] (instruction pointer, stack pointer, `rbp`), the rule for its instruction
-//! pointer and the words that the rule reads decide the caller's state, and nothing else does. The thread keeps the states
-//! of its last walk, index 0 = outermost, and with each the addresses of the words that were read to leave it. What these words
-//! held is in the caller's remembered state.
+//! Unwinding is a function of three inputs. They are a frame's [`State`] (instruction pointer, stack pointer, `rbp`),
+//! the rule for its instruction pointer, and the words that the rule reads. These alone determine the caller's state.
+//! The thread keeps the states of its last walk; index 0 is the outermost. With each state it keeps the addresses of
+//! the words that were read to unwind it. The values of these words are in the caller's cached state.
 //!
-//! A capture unwinds from the present registers. As soon as a frame's state *equals* a remembered one, its callers need not be
-//! unwound: it is checked that the remembered words still hold what they held. Where all of them do, all states down to
-//! the outermost are what unwinding would give, by induction: same state, same rule, same words read, hence the same
-//! caller's state. At the first word that differs, the state of that frame is still right; unwinding goes on from there, and
-//! may meet remembered states again further out.
+//! A capture unwinds from the present registers. Once a frame's state *equals* a cached one, its callers need not be
+//! unwound. Instead, the cached words are compared with their present values. If all are equal, all states down to the
+//! outermost are what unwinding would give. This follows by induction: the same state, the same rule and the same words
+//! give the same caller's state. At the first word that differs, that frame's state is still correct. Unwinding
+//! continues from there and may reach cached states again further out.
 //!
-//! - *Same rule*: rules are functions of the address as long as the object that holds it is loaded; when one has been
-//!   unloaded ([`unloads`]), everything is forgotten. What ends a walk (the outermost frame, a guess that led nowhere) is not
-//!   remembered but found again each time.
-//! - *`rbp` counts where it is used*: most code keeps something of its own in it, another value every time. A frame's `rbp` matters
-//!   if its rule makes an address from it, or if it leaves it to a caller where it matters. Where it does not, it is
-//!   neither compared nor does it decide anything; but it is kept true, since another caller may make it matter.
-//! - *Words are read where unwinding would read them*: between the present stack pointer and the end of the thread's own stack.
-//!   The addresses were inside these bounds when they were remembered, are at or above the stack pointer of their frame,
-//!   which the present walk has just reached, and the bounds' end is compared. Frames on other stacks (a signal's, a
-//!   coroutine's) are not remembered.
-//! - *Which remembered state to compare with* is found by stack pointers, which grow towards the outermost frame. A wrong
-//!   choice costs time: nothing is concluded from less than equality.
+//! - *Same rule*: a rule is a function of the address as long as the object with that address is loaded. After an
+//!   unload ([`unloads`]) the whole cache is dropped. The end of a walk (the outermost frame, or a guess that failed)
+//!   is not cached but determined again each time.
+//! - *`rbp` matters only where it is used*: most code keeps a value of its own in it, which changes each time. A
+//!   frame's `rbp` matters if its rule computes an address from it, or if it passes it unchanged to a caller where it
+//!   matters. Otherwise it is not compared. It is still kept up to date, because another caller may make it matter.
+//! - *Words are read where unwinding would read them*: between the present stack pointer and the end of the thread's
+//!   own stack. The addresses were inside these bounds when they were cached. They are at or above the stack pointer of
+//!   their frame, which the present walk has just reached. The bounds' end is compared. Frames on other stacks (a
+//!   signal's, a coroutine's) are not cached.
+//! - *Stack pointers select the cached state to compare with*, because they grow towards the outermost frame. A wrong
+//!   selection costs time. Only equality leads to a conclusion.
 //!
 //! # Constraints
 //!
-//! A known stack: no allocation, no lock, no system call. Plain data, without a destructor, kept beside the thread's ring and
-//! handed on with it.
+//! A known stack needs no allocation, no lock and no system call. The struct is plain data without a destructor. It is
+//! stored with the thread's ring and passes to the ring's next owner.
 
 use memtrace_trace::ids::StackId;
 
@@ -39,39 +39,39 @@ use super::memory::StackMemory;
 use super::rule::{Reads, Rule, State, Step, leave_by_frame_pointer};
 use super::{rules, unloads};
 
-/// The deepest walk; deeper stacks lose their outermost frames, and that is counted.
+/// The deepest walk. Deeper stacks lose their outermost frames, which is counted.
 pub(crate) const MAX_DEPTH: usize = 8192;
-/// So many frames of generated code in a row are believed to be a chain of frame pointers.
+/// At most this many consecutive frames of generated code are accepted as a chain of frame pointers.
 const MOST_GUESSES: u32 = 32;
 
-/// A frame, as it was walked.
+/// A frame of the walk.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct Entry {
     pub(super) state: State,
-    /// What the frame is, for whoever walks: unknown for a frame that is new.
+    /// The meaning of the frame, for the caller of the walk. Unknown for a new frame.
     pub(super) meaning: Meaning,
-    /// The stack up to here, for whoever walks.
+    /// The stack up to this frame, for the caller of the walk.
     pub(super) stack: StackId,
-    /// What was read to leave it. Not for the outermost.
+    /// What was read to unwind it. Unused in the outermost entry.
     reads: Remembered,
-    /// Whether its `rbp` decides anything.
+    /// Whether its `rbp` affects any caller's state.
     bp_matters: bool,
 }
 
-// SAFETY: numbers, and `bool`s that are false when zeroed.
+// SAFETY: the fields are numbers and `bool`s, for which zero is valid.
 unsafe impl Zeroed for Entry {}
 
 const _: () = assert!(size_of::<Entry>() == 64, "an entry is one cache line");
 
-/// [`Reads`] by distance from the frame's stack pointer in bytes, with the lowest bit set; 0: not read.
+/// [`Reads`] as distances from the frame's stack pointer in bytes, with the lowest bit set. 0 means not read.
 #[derive(Clone, Copy, Default)]
 struct Remembered {
     ip: u32,
     bp: u32,
     sp: u32,
     by_bp: bool,
-    /// All of it lies in the thread's own stack, so that it may be read again without asking.
+    /// Whether all words are in the thread's own stack, so that they can be loaded directly.
     own: bool,
 }
 
@@ -91,18 +91,21 @@ impl Remembered {
         Remembered { ip, bp, sp, by_bp: reads.by_bp, own }
     }
 
+    /// Reads a cached word.
+    ///
     /// # Safety
-    /// [`Self::own`] held when this was made of a frame with this stack pointer, which is at or above the present one, on a stack
-    /// with the same end; `distance` is one of these, not 0.
+    ///
+    /// [`Self::own`] was true when this was made from a frame with this stack pointer. The frame is at or above the
+    /// present stack pointer, on a stack with the same end. `distance` is one of the fields and not 0.
     #[inline]
     unsafe fn word(sp: usize, distance: u32) -> usize {
-        // SAFETY: as promised by the caller.
+        // SAFETY: the caller guarantees that the word is in the thread's own stack, above the present stack pointer.
         unsafe { std::ptr::with_exposed_provenance::<usize>(sp + (distance & !1) as usize).read_unaligned() }
     }
 }
 
 impl Entry {
-    /// Whether a frame in this state is this frame, as far as anything depends on it.
+    /// Whether a frame with this state is this frame, in everything that affects its callers.
     #[inline]
     fn is_in(&self, state: &State) -> bool {
         self.state.ip == state.ip
@@ -117,33 +120,33 @@ impl Entry {
 pub(super) enum Ending {
     /// At the outermost frame.
     Whole,
-    /// Before it: unwinding information is missing or wrong.
+    /// Before it, because unwinding information is missing or wrong.
     Lost,
     /// At [`MAX_DEPTH`].
     TooDeep,
-    /// The kernel gave no memory: there are no frames.
+    /// The kernel refused memory, so there are no frames.
     NoMemory,
 }
 
-/// What came of a walk.
+/// The result of a walk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Walked {
-    /// How many frames there are.
+    /// The number of frames.
     pub(super) depth: usize,
-    /// Entries from here on are new: they may mean something else than they did.
+    /// Entries from this index on are new and may have another meaning than before.
     pub(super) changed: usize,
     pub(super) ending: Ending,
 }
 
-/// A thread's memory of its last walk. See the module for why it is right.
+/// The cache of a thread's last walk.
 pub(super) struct Walk {
-    /// Index 0 = outermost.
+    /// Index 0 is the outermost frame.
     entries: Array<Entry>,
-    /// New frames, innermost first, while a walk is under way.
+    /// New frames during a walk, innermost first.
     fresh: Array<Entry>,
-    /// Entries `0..known` hold.
+    /// Entries `0..known` are valid.
     known: usize,
-    /// The entries' stack ends here.
+    /// The end of the stack to which the entries belong.
     end: usize,
     unloads: u32,
     ending: Ending,
@@ -154,7 +157,7 @@ impl Walk {
         Walk { entries: Array::new(), fresh: Array::new(), known: 0, end: 0, unloads: 0, ending: Ending::Whole }
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     pub(super) fn release(&mut self) {
         self.entries.release();
         self.fresh.release();
@@ -167,17 +170,19 @@ impl Walk {
         self.entries.get_mut(index)
     }
 
+    /// An entry of the last walk.
     #[inline]
     pub(super) fn entry(&self, index: usize) -> &Entry {
         self.entries.get(index)
     }
 
-    /// Forgets everything.
+    /// Drops all entries.
     pub(super) fn forget(&mut self) {
         self.known = 0;
     }
 
-    /// Walks the stack from `start`, the registers of a frame of the calling thread that does not return before this does.
+    /// Walks the stack from `start`. These are the registers of a frame of the calling thread that does not return
+    /// before this function.
     #[inline]
     pub(super) fn walk(&mut self, start: State, memory: &mut StackMemory) -> Walked {
         let unloads = unloads::count();
@@ -187,7 +192,7 @@ impl Walk {
             self.end = memory.end();
         }
         let mut fresh = 0;
-        // Entries `0..below` may still be met.
+        // The walk may still reach entries `0..below`.
         let mut below = self.known;
         let mut state = start;
         let mut guesses = 0;
@@ -200,7 +205,8 @@ impl Walk {
                 match self.first_difference(below - 1, memory, unloads) {
                     None => break self.ending,
                     Some(differs) => {
-                        // What lies between is as it was, only its place may be another; what differs is left below.
+                        // The frames up to the difference are unchanged, but their indices may change. The frame that
+                        // differs is unwound again below.
                         if !self.fresh.reserve(fresh + below - differs) {
                             return self.without_memory();
                         }
@@ -248,7 +254,7 @@ impl Walk {
     #[inline]
     fn keep(&mut self, below: usize, mut fresh: usize, unloads: Option<u32>, ending: Ending) -> Walked {
         if ending == Ending::Lost {
-            // What a guess led to and nothing came of is no frame. (The leaf is ours.)
+            // A frame from a guess that led nowhere is dropped. The leaf is kept, because it is ours.
             while fresh > 1 && is_unknown(&rules::rule(&self.fresh.get(fresh - 1).state, unloads)) {
                 fresh -= 1;
             }
@@ -260,7 +266,7 @@ impl Walk {
         for index in 0..fresh {
             *self.entries.get_mut(depth - 1 - index) = *self.fresh.get(index);
         }
-        // The outermost frame is left anew each time, so its `rbp` matters.
+        // The outermost frame is unwound again each time, so its `rbp` matters.
         let mut matters = below.checked_sub(1).is_none_or(|index| self.entries.get(index).bp_matters);
         for index in below..depth {
             let entry = self.entries.get_mut(index);
@@ -276,20 +282,22 @@ impl Walk {
         Walked { depth, changed: below, ending }
     }
 
-    /// The highest index up to `from` whose frame is left for another caller than before; `None`: all are as they were. `rbp` is
-    /// made true in all that were reached.
+    /// The highest index up to `from` whose frame has another caller than before. `None` if all callers are unchanged.
+    /// Updates `rbp` in all entries that it reaches.
     #[inline]
     fn first_difference(&mut self, from: usize, memory: &mut StackMemory, unloads: Option<u32>) -> Option<usize> {
         let Entry { state: State { mut sp, mut bp, .. }, mut reads, .. } = *self.entries.get(from);
         for index in (0..from).rev() {
             let caller = self.entries.get_mut(index);
-            // SAFETY: see the module: the words are inside the thread's own stack, above the present stack pointer.
+            // SAFETY: entries below `known` have words inside the thread's own stack (`own`). They are above the
+            // present stack pointer, because the walk has reached this frame. The stack's end was compared.
             let (ip_now, sp_now) = unsafe {
                 let sp_now = if reads.sp == 0 { caller.state.sp } else { Remembered::word(sp, reads.sp) };
                 (Remembered::word(sp, reads.ip), sp_now)
             };
             if reads.bp != 0 {
-                // SAFETY: as above.
+                // SAFETY: entries below `known` have words inside the thread's own stack (`own`). They are above the
+                // present stack pointer, because the walk has reached this frame. The stack's end was compared.
                 bp = unsafe { Remembered::word(sp, reads.bp) };
             }
             if ip_now != caller.state.ip || sp_now != caller.state.sp || (caller.bp_matters && bp != caller.state.bp) {
@@ -314,7 +322,7 @@ impl Walk {
     }
 }
 
-/// Whether no object has the address that the rule is for.
+/// Whether the rule's address is in no object.
 fn is_unknown(rule: &Rule) -> bool {
     matches!(rule, Rule::Guess { known: false, .. })
 }
@@ -329,7 +337,7 @@ fn leave(rule: &Rule, state: State, memory: &mut StackMemory, unloads: Option<u3
     }
 }
 
-/// Leaves a frame that nothing is known of by its frame pointer, if what that leads to can be its caller.
+/// Unwinds a frame without information by its frame pointer, if the result can be its caller.
 #[cold]
 fn guess(state: State, memory: &mut StackMemory, unloads: Option<u32>, guesses: &mut u32) -> Step {
     *guesses += 1;

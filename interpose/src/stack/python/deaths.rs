@@ -1,17 +1,17 @@
-//! Notices when a code object's memory is about to be freed.
+//! Detects that a code object's memory is about to be freed.
 //!
-//! A frame is recognised by the address of its code object and by the instruction. That is exact only while the code
-//! object lives: programs that `exec` generated code, and compilers such as torch.fx and Dynamo, free code objects, and
-//! the allocator likes to hand out the same address next. Comparing some fields does not help: name, file name and
-//! line table of the next one often have the same addresses, too, and only their contents differ.
+//! The address of its code object and the instruction identify a frame. That is exact only while the code object is
+//! alive. Programs that `exec` generated code, and compilers such as torch.fx and Dynamo, free code objects, and the
+//! allocator often returns the same address next. Comparing fields does not help: the next object's name, file name and
+//! line table often have the same addresses too, and only their contents differ.
 //!
-//! So the type's `tp_dealloc` is replaced by a function that counts the death and goes on to the original. The program
-//! cannot see it: `tp_dealloc` is not visible from Python, the type cannot be subclassed, and a code object dies as
-//! it did before. One aligned pointer is exchanged, in memory that the interpreter itself wrote when it made the type
-//! ready. CPython 3.12 has `PyCode_AddWatcher` for this purpose, but that needs the GIL and one of eight slots.
+//! So the type's `tp_dealloc` is replaced by a function that counts the free and calls the original. The program cannot
+//! observe this. `tp_dealloc` is not visible from Python, the type cannot be subclassed, and a code object is freed as
+//! before. One aligned pointer is exchanged, in memory that the interpreter wrote when it initialized the type. CPython
+//! 3.12 has `PyCode_AddWatcher` for this purpose, but that needs the GIL and one of eight slots.
 //!
-//! Each death changes the generation of the bucket that the address falls into, then the total. A death in the same
-//! bucket as a living code object makes that one be looked up again by text, which costs time only.
+//! Each free changes the generation of the bucket of its address, then the total. A free in the same bucket as a living
+//! code object causes one more lookup of that object by text, which costs only time.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -25,7 +25,8 @@ use super::reason::Reason;
 
 const BUCKETS: usize = 1 << 14;
 
-/// `destructor`. "C-unwind": a weak reference's callback runs Python code inside, where `pthread_exit` may unwind us.
+/// `destructor` of Include/object.h. It is "C-unwind" because a weak reference's callback runs Python code inside,
+/// where `pthread_exit` may unwind this frame.
 type Destructor = unsafe extern "C-unwind" fn(*mut c_void);
 
 static ORIGINAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
@@ -39,13 +40,13 @@ fn bucket(code: usize) -> &'static AtomicU32 {
     GENERATIONS.get(index).unwrap_or(&NEVER)
 }
 
-/// How many code objects have died since [`watch`].
+/// How many code objects have been freed since [`watch`].
 #[inline]
 pub(super) fn total() -> usize {
     TOTAL.load(Acquire)
 }
 
-/// Changes whenever a code object at this address dies.
+/// A number that changes whenever a code object at this address is freed.
 #[inline]
 pub(super) fn generation(code: usize) -> u32 {
     bucket(code).load(Acquire)
@@ -57,35 +58,38 @@ fn record(code: usize) {
 }
 
 /// # Safety
-/// Called by the interpreter, in place of [`ORIGINAL`], with a code object that nobody refers to any more.
+///
+/// The interpreter calls this in place of [`ORIGINAL`], with a code object to which no references are left.
 unsafe extern "C-unwind" fn code_dealloc(code: *mut c_void) {
     record(code.addr());
     let original = ORIGINAL.load(Acquire);
     if original.is_null() {
-        return; // Cannot be: it is stored before this function is.
+        return; // Unreachable: `watch` stores the original before it installs this function.
     }
-    // SAFETY: it was read from `tp_dealloc` of the same type, so it is a destructor for this object.
+    // SAFETY: the pointer was read from `tp_dealloc` of the same type, so it is a destructor for this object.
     let original: Destructor = unsafe { std::mem::transmute(original) };
-    // SAFETY: passed on as it came.
+    // SAFETY: the interpreter passed this object for its destructor.
     unsafe { original(code) };
 }
 
-/// Starts to watch. Further calls do nothing.
+/// Starts to count. Further calls do nothing. The error is [`Reason::CodeType`] if the slot is not as expected.
 ///
 /// # Safety
+///
 /// `slot` is the address of `PyCode_Type.tp_dealloc`.
 pub(super) unsafe fn watch(slot: usize) -> Result<(), Reason> {
     let slot = ptr::with_exposed_provenance_mut::<*mut c_void>(slot);
     let ours = code_dealloc as Destructor as *mut c_void;
-    // SAFETY: the slot is an aligned pointer inside the type object, written by nobody once the type is ready.
+    // SAFETY: the caller guarantees the slot, an aligned pointer inside the type object. No code writes it once the
+    // type is initialized.
     let slot = unsafe { AtomicPtr::from_ptr(slot) };
     let original = slot.load(Acquire);
     if original.is_null() {
         return Err(Reason::CodeType);
     }
     let known = ORIGINAL.load(Acquire);
-    // In the second case another tool has put its function over ours, which is called by theirs. Not so when the slot
-    // still holds what ours replaces: a fork came between the two stores below.
+    // In the second case another tool has replaced our function and calls it. This does not apply if the slot still
+    // holds the original: then a fork happened between the two stores below.
     if original == ours || (!known.is_null() && known != original) {
         return Ok(());
     }
@@ -120,7 +124,7 @@ mod tests {
         let dealloc = slot.load(Relaxed);
         assert_ne!(dealloc, free as Destructor as *mut c_void);
         let (total, other, this) = (total(), generation(0x2000), generation(0x1000));
-        // SAFETY: the slot holds our destructor, which calls `free`, which takes any address.
+        // SAFETY: the slot holds our destructor. It calls `free`, which accepts any address.
         unsafe { std::mem::transmute::<*mut c_void, Destructor>(dealloc)(ptr::without_provenance_mut(0x1000)) };
         assert_eq!(FREED.load(Relaxed), 0x1000);
         assert_eq!(super::total(), total + 1);

@@ -1,4 +1,4 @@
-//! The fuzzer's way in (`tests/fuzz`): line tables of any bytes.
+//! The entry point of the fuzzer (`tests/fuzz`): line tables of arbitrary bytes.
 
 use super::layout::LinesKind;
 use super::lines::line_at;

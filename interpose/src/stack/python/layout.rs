@@ -1,10 +1,10 @@
-//! Where things lie in CPython's memory, as data. 64-bit, builds with the GIL.
+//! Offsets in CPython's structures, as data. For 64-bit builds with the GIL.
 //!
-//! To add a version: add a row to [`TABLE`] (the numbers are `offsetof` of the named fields in that version's headers
-//! under `Py_BUILD_CORE`; all patch releases of a version share them), and run `tests/stackprobe/run` with it. From 3.13
-//! on the interpreter publishes most offsets (`_Py_DebugOffsets` at the start of `_PyRuntime`): those are used, a row
-//! says in which slots they are ([`PublishedSlots`]) and what is not published. The row of 3.14 was written from its
-//! headers and has not met a 3.14 yet; verification decides.
+//! To add a version, add a row to [`TABLE`] and run `tests/stackprobe/run` with it. The numbers are `offsetof` of the
+//! named fields in that version's headers under `Py_BUILD_CORE`, and all patch releases of a version share them. From
+//! 3.13 on the interpreter publishes most offsets (`_Py_DebugOffsets` at the start of `_PyRuntime`), and those are
+//! used. A row then contains their slots ([`PublishedSlots`]) and the offsets that are not published. The row of 3.14
+//! was written from its headers and has not been tested with a 3.14 yet; verification decides.
 
 use super::reason::Reason;
 
@@ -15,7 +15,7 @@ pub(super) struct Version {
     pub(super) minor: u32,
 }
 
-/// Everything that is read in place. Offsets in bytes from the start of the object.
+/// All fields that are read in place. Offsets are in bytes from the start of the object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Layout {
     pub(super) version: Version,
@@ -24,7 +24,7 @@ pub(super) struct Layout {
     pub(super) code: CodeLayout,
     pub(super) text: TextLayout,
     pub(super) sizes: TypeSizes,
-    /// Where the version publishes its offsets, if it does.
+    /// The slots in which this version publishes its offsets, if it does.
     pub(super) published: Option<PublishedSlots>,
 }
 
@@ -33,9 +33,9 @@ pub(super) struct Layout {
 pub(super) struct ThreadLayout {
     /// `frame` (3.8-3.10), `cframe` (3.11, 3.12) or `current_frame` (3.13 and later).
     pub(super) frame: usize,
-    /// `_PyCFrame.current_frame`, where there is a cframe in between.
+    /// `_PyCFrame.current_frame`, if the version has a cframe in between.
     pub(super) cframe_current: Option<usize>,
-    /// `thread_id`: what `pthread_self` gives.
+    /// `thread_id`: the result of `pthread_self`.
     pub(super) thread_id: usize,
 }
 
@@ -46,33 +46,35 @@ pub(super) struct FrameLayout {
     pub(super) previous: usize,
     /// `f_code`, `f_executable`.
     pub(super) code: usize,
-    /// Cleared bits of a code reference: stack references carry tags from 3.14 on.
+    /// Clears these bits of a code reference. Stack references carry tags from 3.14 on.
     pub(super) code_mask: usize,
-    /// `f_lasti`, `prev_instr`, `instr_ptr`: its low 32 bits.
+    /// The low 32 bits of `f_lasti`, `prev_instr` or `instr_ptr`.
     pub(super) instruction: usize,
     pub(super) instruction_kind: InstructionKind,
-    /// `owner`, where there is one.
+    /// `owner`, if the version has it.
     pub(super) owner: Option<Owner>,
-    /// `f_localsplus`, `localsplus`: the first local. Stack references carry tags like that of the code.
+    /// `f_localsplus` or `localsplus`: the first local variable. Stack references carry the same tags as that of the
+    /// code.
     pub(super) locals: usize,
-    /// The opcode at which a frame may be part of the chain while its locals are let go of.
+    /// The opcode at which a frame of the chain may have released its local variables.
     pub(super) leaving: Option<u8>,
     /// Which frames the interpreter's C function was called for.
     pub(super) evaluation: Evaluation,
 }
 
-/// Which frames begin an evaluation: a call of `_PyEval_EvalFrameDefault`. The others were called within it. Not published.
+/// Which frames start an evaluation, a call of `_PyEval_EvalFrameDefault`. The other frames were called within one.
+/// This is not published.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Evaluation {
     /// Every frame (3.8 to 3.10).
     Every,
-    /// Those with `is_entry` set (3.11), a byte at this offset.
+    /// Frames with `is_entry` set (3.11), a byte at this offset.
     Entry { offset: usize },
-    /// Each begins with a shim of its own (3.12 and later), see [`Owner::first_shim`].
+    /// Frames after a shim of their own (3.12 and later), see [`Owner::first_shim`].
     Shim,
 }
 
-/// How a frame says where it is.
+/// How a frame stores its position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum InstructionKind {
     /// A signed index in units of this many bytes.
@@ -81,14 +83,14 @@ pub(super) enum InstructionKind {
     Pointer,
 }
 
-/// Who owns a frame's memory, which tells what kind of frame it is.
+/// The owner of a frame's memory, which identifies the kind of frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Owner {
-    /// A byte.
+    /// The offset of a byte.
     pub(super) offset: usize,
     /// `FRAME_OWNED_BY_GENERATOR`.
     pub(super) generator: u8,
-    /// This and higher: not a Python frame but a mark that C code left (`FRAME_OWNED_BY_CSTACK`,
+    /// This value and higher ones: no Python frame but a mark of C code (`FRAME_OWNED_BY_CSTACK`,
     /// `FRAME_OWNED_BY_INTERPRETER`).
     pub(super) first_shim: u8,
 }
@@ -112,15 +114,15 @@ pub(super) struct CodeLayout {
 pub(super) enum Bytecode {
     /// `co_code`: a bytes object.
     Bytes { code: usize },
-    /// `co_code_adaptive`: inside the code object, as many 2-byte units as `ob_size` says.
+    /// `co_code_adaptive`: inside the code object, with `ob_size` units of 2 bytes.
     Inline {
         start: usize,
-        /// `_co_firsttraceable`, in units: a frame that is not there yet is incomplete.
+        /// `_co_firsttraceable`, in units. A frame before that instruction is incomplete.
         first_traceable: usize,
     },
 }
 
-/// The three ways in which CPython has written line tables.
+/// The three formats of CPython's line tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LinesKind {
     /// 3.8, 3.9: `Objects/lnotab_notes.txt`.
@@ -136,20 +138,20 @@ pub(super) enum LinesKind {
 pub(super) struct TextLayout {
     pub(super) length: usize,
     pub(super) state: usize,
-    /// Where the characters of a compact ASCII string begin.
+    /// Where the characters of a compact ASCII string start.
     pub(super) ascii_data: usize,
-    /// Where the characters of any other compact string begin.
+    /// Where the characters of any other compact string start.
     pub(super) compact_data: usize,
     /// The pointer to the characters of a string that is not compact.
     pub(super) data_pointer: usize,
 }
 
-/// What exported type objects say about the sizes of their objects.
+/// The sizes that exported type objects state, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct TypeSizes {
     /// Basic size and item size.
     pub(super) code: (usize, usize),
-    /// Basic size, where it is known, and item size.
+    /// Basic size if it is known, and item size.
     pub(super) frame: (Option<usize>, usize),
     pub(super) unicode: usize,
 }
@@ -166,7 +168,7 @@ pub(super) const TP_BASICSIZE: usize = 32;
 pub(super) const TP_ITEMSIZE: usize = 40;
 pub(super) const TP_DEALLOC: usize = 48;
 pub(super) const TP_MRO: usize = 344;
-/// Where the items of a tuple begin: before 3.14, and since (`ob_hash`).
+/// Where the items of a tuple start: before 3.14, and from 3.14 on (`ob_hash`).
 pub(super) const TUPLE_ITEMS: [usize; 2] = [24, 32];
 
 const OLD_TEXT: TextLayout = TextLayout { length: 16, state: 32, ascii_data: 48, compact_data: 72, data_pointer: 72 };
@@ -226,7 +228,7 @@ const V3_11: Layout = Layout {
         instruction_kind: InstructionKind::Pointer,
         owner: Some(Owner { offset: 69, generator: 1, first_shim: u8::MAX }),
         locals: 72,
-        // `RETURN_VALUE`: `pop_frame` clears the frame first.
+        // `RETURN_VALUE`: `pop_frame` clears the frame before it leaves the chain.
         leaving: Some(83),
         evaluation: Evaluation::Entry { offset: 68 },
     },
@@ -317,7 +319,7 @@ const V3_14: Layout = Layout {
 const TABLE: [Layout; 7] = [V3_8, V3_9, V3_10, V3_11, V3_12, V3_13, V3_14];
 
 impl Layout {
-    /// The layout of a version, from the table.
+    /// The row of a version. The error is [`Reason::UnknownVersion`].
     pub(super) fn of(version: Version) -> Result<&'static Layout, Reason> {
         TABLE.iter().find(|layout| layout.version == version).ok_or(Reason::UnknownVersion)
     }
@@ -329,7 +331,7 @@ impl Version {
         u64::from(self.major) << 8 | u64::from(self.minor)
     }
 
-    /// Reads what `Py_GetVersion` gives, e.g. `3.12.1 (main, Jan 1 2024, 00:00:00) [GCC 13.2.0]`.
+    /// Parses the result of `Py_GetVersion`, for example `3.12.1 (main, Jan 1 2024, 00:00:00) [GCC 13.2.0]`.
     pub(super) fn parse(text: &str) -> Result<Version, Reason> {
         if text.contains("free-threading") {
             return Err(Reason::FreeThreaded);
@@ -342,7 +344,7 @@ impl Version {
     }
 }
 
-/// `_Py_DebugOffsets`, at the start of `_PyRuntime`: which word holds which offset.
+/// The indices of the words of `_Py_DebugOffsets`, at the start of `_PyRuntime`, that hold each offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PublishedSlots {
     thread_frame: usize,
@@ -364,21 +366,21 @@ pub(super) struct PublishedSlots {
 }
 
 impl PublishedSlots {
-    /// How many words of `_PyRuntime` are looked at.
+    /// How many words of `_PyRuntime` are read.
     pub(super) const WORDS: usize = 96;
     const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
     /// The word that holds `PY_VERSION_HEX`.
     const VERSION: usize = 1;
     /// The word that is not 0 in a free-threaded build.
     const FREE_THREADED: usize = 2;
-    /// No structure that is looked at is larger.
+    /// Every structure that is read is smaller than this many bytes.
     const LARGEST_OFFSET: usize = 4096;
     /// `_co_firsttraceable` is this far before `co_code_adaptive`: an int and `co_extra`.
     const FIRST_TRACEABLE: usize = 16;
     /// `sizeof(PyCompactUnicodeObject) - sizeof(PyASCIIObject)`: `utf8_length` and `utf8`.
     const COMPACT_EXTRA: usize = 16;
 
-    /// The row's layout with what is published in `words` put in.
+    /// The row's layout with the published offsets in `words`.
     fn apply(&self, row: &Layout, words: &[u64]) -> Result<Layout, Reason> {
         let word = |slot| words.get(slot).copied().ok_or(Reason::PublishedOffsets);
         if word(0)? != Self::COOKIE || word(Self::VERSION)? >> 16 != row.version.hex() {
@@ -432,8 +434,8 @@ impl PublishedSlots {
 }
 
 impl Layout {
-    /// This row with what the interpreter itself publishes put in, if the version publishes anything. `words`: the first
-    /// [`PublishedSlots::WORDS`] words of `_PyRuntime`.
+    /// This row's layout with the offsets that the interpreter publishes, if the version publishes any. `words` are the
+    /// first [`PublishedSlots::WORDS`] words of `_PyRuntime`.
     pub(super) fn with_published(&self, words: &[u64]) -> Result<Layout, Reason> {
         match &self.published {
             Some(slots) => slots.apply(self, words),
@@ -467,7 +469,7 @@ mod tests {
         assert_eq!(Layout::of(Version { major: 4, minor: 12 }), Err(Reason::UnknownVersion));
     }
 
-    /// What CPython 3.13.0 publishes, as far as it is looked at.
+    /// The words that CPython 3.13.0 publishes, as far as they are read.
     fn words_of_3_13() -> [u64; PublishedSlots::WORDS] {
         let mut words = [0; PublishedSlots::WORDS];
         words[0] = PublishedSlots::COOKIE;

@@ -1,11 +1,12 @@
-//! Line numbers from a code object's line table: pure functions over bytes.
+//! Decodes a code object's line table: pure functions over bytes.
 //!
-//! Our own decoders rather than `PyCode_Addr2Line`, because from 3.12 on that may look at monitoring data which another
-//! thread, holding the GIL, is changing. The tables themselves never change. Verification compares the two.
+//! `PyCode_Addr2Line` is not used on the event path. From 3.12 on it may read monitoring data that another thread,
+//! which holds the GIL, is changing. The tables themselves never change. Verification compares both results.
 
 use super::layout::LinesKind;
 
-/// The line of the instruction at `offset` bytes (negative: not started). 0 when the table says there is none.
+/// The line of the instruction at `offset` bytes; a negative offset means not started. 0 if the table has no line for
+/// it.
 pub(super) fn line_at(kind: LinesKind, table: &[u8], first_line: u32, offset: i32) -> u32 {
     let Ok(offset) = u32::try_from(offset) else {
         return first_line;
@@ -17,7 +18,7 @@ pub(super) fn line_at(kind: LinesKind, table: &[u8], first_line: u32, offset: i3
     }
 }
 
-/// Pairs of (bytes of code: u8, lines: i8); the lines are added where the bytes end.
+/// Pairs of (bytes of code: u8, lines: i8). The lines are added at the end of the bytes.
 fn lnotab(table: &[u8], first_line: u32, offset: u32) -> u32 {
     let (mut line, mut address) = (first_line, 0u32);
     for [bytes, lines] in table.as_chunks::<2>().0 {
@@ -30,7 +31,7 @@ fn lnotab(table: &[u8], first_line: u32, offset: u32) -> u32 {
     line
 }
 
-/// Pairs of (bytes of code: u8, lines: i8, -128 for "no line"); the lines are added before the range.
+/// Pairs of (bytes of code: u8, lines: i8, where -128 means "no line"). The lines are added before the range.
 fn ranges(table: &[u8], first_line: u32, offset: u32) -> u32 {
     const NO_LINE: i8 = -128;
     let (mut line, mut end) = (first_line, 0u32);
@@ -47,8 +48,8 @@ fn ranges(table: &[u8], first_line: u32, offset: u32) -> u32 {
     0
 }
 
-/// Entries that begin with a byte whose top bit is set: 4 bits of kind, 3 bits of (2-byte units of code - 1); then, by
-/// kind, a signed variable-length number of lines, and columns, which are skipped.
+/// Entries that start with a byte whose top bit is set: 4 bits of kind, 3 bits of (2-byte units of code - 1). Depending
+/// on the kind, a signed variable-length number of lines follows, then columns, which are skipped.
 fn locations(table: &[u8], first_line: u32, offset: u32) -> u32 {
     const NO_LOCATION: u8 = 15;
     const LONG: u8 = 14;
@@ -74,7 +75,7 @@ fn locations(table: &[u8], first_line: u32, offset: u32) -> u32 {
     0
 }
 
-/// Six bits a byte, lowest first, bit 6 for "more"; then the sign is the lowest bit.
+/// Six bits a byte, lowest first; bit 6 means that another byte follows. The lowest bit of the value is the sign.
 fn signed_varint(bytes: &mut &[u8]) -> i32 {
     let (mut value, mut shift) = (0u32, 0);
     while let Some((byte, rest)) = bytes.split_first() {
@@ -120,8 +121,8 @@ mod tests {
         #[rustfmt::skip]
         let table = [
             entry(0, 1), 0x12,                    // short form, same line: 10
-            entry(11, 2), 1, 2,                   // one line, +1: 11
-            entry(15, 1),                         // none
+            entry(11, 2), 1, 2,                   // one line further: 11
+            entry(15, 1),                         // no line
             entry(13, 1), 64 | 0b000_001, 0b1,    // no columns; 1 | 1 << 6 = 65, odd: -32
             entry(14, 8), 4, 0, 0, 0,             // long; +2
         ];

@@ -1,7 +1,7 @@
-//! Reading memory that may not be there, through the kernel: only for verification.
+//! Reads memory that may not be mapped, through the kernel. Only for verification.
 //!
-//! `process_vm_readv` on ourselves fails with `EFAULT` where a load would be a fault. Some sandboxes forbid it; then
-//! `/proc/self/mem` does the same. May change `errno`.
+//! `process_vm_readv` on the own process fails with `EFAULT` where a load would fault. Some sandboxes forbid it; then
+//! `/proc/self/mem` does the same. These functions may change `errno`.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,12 +10,12 @@ use super::reason::Reason;
 
 static AVOID_PROCESS: AtomicBool = AtomicBool::new(false);
 
-/// The program must not be seen to call `process_vm_readv`: a filter of its own would kill it.
+/// Stops the use of `process_vm_readv`, because the program's own seccomp filter would kill it for that call.
 pub(crate) fn avoid_process_vm_readv() {
     AVOID_PROCESS.store(true, Ordering::Relaxed);
 }
 
-/// A way to read memory that answers instead of crashing.
+/// Reads memory and returns an error instead of faulting.
 pub(crate) enum CheckedMemory {
     /// `process_vm_readv`.
     Process(libc::pid_t),
@@ -24,11 +24,11 @@ pub(crate) enum CheckedMemory {
 }
 
 impl CheckedMemory {
-    /// Tries the ways there are on a word of our own.
+    /// Chooses the first way that can read a word of our own.
     pub(crate) fn open() -> Result<CheckedMemory, Reason> {
         let known = 0x5EED_u64;
         let works = |memory: &CheckedMemory| memory.word((&raw const known).expose_provenance(), 0) == Some(known);
-        // SAFETY: takes nothing.
+        // SAFETY: `getpid` takes no arguments and cannot fail.
         let process = CheckedMemory::Process(unsafe { libc::getpid() });
         if !AVOID_PROCESS.load(Ordering::Relaxed) && works(&process) {
             return Ok(process);
@@ -42,7 +42,7 @@ impl CheckedMemory {
         if works(&file) { Ok(file) } else { Err(Reason::UncheckedMemory) }
     }
 
-    /// Fills `into` from `address`. False when not all of it is readable.
+    /// Fills `into` from `address`. Returns `false` if not all of it is readable.
     pub(crate) fn read(&self, address: usize, into: &mut [u8]) -> bool {
         let length = into.len();
         let target = into.as_mut_ptr().cast::<c_void>();
@@ -50,7 +50,7 @@ impl CheckedMemory {
             CheckedMemory::Process(pid) => {
                 let local = libc::iovec { iov_base: target, iov_len: length };
                 let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(address), iov_len: length };
-                // SAFETY: the kernel writes to `into` only, and checks the other address itself.
+                // SAFETY: the kernel writes only to `into` and checks the other address itself.
                 unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) }
             }
             CheckedMemory::File(file) => {
@@ -64,18 +64,18 @@ impl CheckedMemory {
         usize::try_from(count) == Ok(length)
     }
 
-    /// The field of 8 bytes at `object + offset`.
+    /// The 8-byte field at `object + offset`. `None` if it is not readable.
     pub(super) fn word(&self, object: usize, offset: usize) -> Option<u64> {
         let mut bytes = [0; 8];
         self.read(object.wrapping_add(offset), &mut bytes).then_some(u64::from_le_bytes(bytes))
     }
 
-    /// The same, as an address or a size.
+    /// [`Self::word`] as an address or a size.
     pub(crate) fn size(&self, object: usize, offset: usize) -> Option<usize> {
         self.word(object, offset).map(|word| word as usize)
     }
 
-    /// The field of 4 bytes at `object + offset`.
+    /// The 4-byte field at `object + offset`. `None` if it is not readable.
     pub(super) fn half(&self, object: usize, offset: usize) -> Option<u32> {
         let mut bytes = [0; 4];
         self.read(object.wrapping_add(offset), &mut bytes).then_some(u32::from_le_bytes(bytes))
@@ -85,7 +85,7 @@ impl CheckedMemory {
 impl Drop for CheckedMemory {
     fn drop(&mut self) {
         if let CheckedMemory::File(file) = *self {
-            // SAFETY: the descriptor is ours.
+            // SAFETY: this struct owns the descriptor and closes it once.
             unsafe { libc::close(file) };
         }
     }

@@ -1,4 +1,4 @@
-//! The walker and the checks over made-up objects in a made-up layout.
+//! Tests the walker and the checks with synthetic objects in a synthetic layout.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use super::reason::Reason;
 use super::verify::{self, LiveCheck, Seen, Types};
 use super::walk::Frames;
 
-/// No CPython is laid out like this.
+/// A layout that no CPython has.
 const LAYOUT: Layout = Layout {
     version: Version { major: 3, minor: 99 },
     thread: ThreadLayout { frame: 40, cframe_current: Some(24), thread_id: 8 },
@@ -47,7 +47,7 @@ const LAYOUT: Layout = Layout {
     published: None,
 };
 
-/// The same with frames and bytecode as before 3.11.
+/// The same layout with frames and bytecode as before 3.11.
 const OLD: Layout = Layout {
     thread: ThreadLayout { frame: 16, cframe_current: None, thread_id: 8 },
     frame: FrameLayout {
@@ -63,18 +63,18 @@ const OLD: Layout = Layout {
 const GENERATOR: u8 = 1;
 const SHIM: u8 = 3;
 const THREAD_ID: usize = 0x7777;
-/// Bytecode units, and the line table that goes with them: one line for each two units.
+/// Bytecode units, and the matching line table: one line for each two units.
 const UNITS: usize = 8;
 const LINES: [u8; 8] = [4, 0, 4, 1, 4, 1, 4, 1];
 
-/// Objects that stay where they are for the whole test.
+/// Objects that keep their addresses for the whole test.
 struct World {
     layout: Layout,
     objects: Vec<Box<[u64]>>,
     types: Types,
 }
 
-/// Addresses of one function's code object, by the line of the instruction in it.
+/// The address of a function's code object.
 #[derive(Clone, Copy)]
 struct Code(usize);
 
@@ -102,7 +102,7 @@ impl World {
         address
     }
 
-    /// Writes into whatever object has this address.
+    /// Writes into the object that contains this address.
     fn put_bytes(&mut self, address: usize, bytes: &[u8]) {
         let object = self.objects.iter_mut().find(|object| {
             let start = object.as_ptr().addr();
@@ -168,7 +168,7 @@ impl World {
         Code(code)
     }
 
-    /// A frame of `code` at an instruction (a unit), called from `previous`.
+    /// A frame of `code` at an instruction (in units), called from `previous`.
     fn frame(&mut self, code: Code, unit: usize, owner: u8, previous: usize) -> usize {
         let layout = self.layout.frame;
         let frame = self.allocate(48);
@@ -220,7 +220,7 @@ thread_local! {
     static FIRST_LINE: Cell<i32> = const { Cell::new(0) };
 }
 
-/// What `PyCode_Addr2Line` would say of the code objects here, all of which begin at `FIRST_LINE`.
+/// Stands for `PyCode_Addr2Line`. All code objects here start at `FIRST_LINE`.
 unsafe extern "C" fn address_to_line(_code: *mut c_void, offset: i32) -> i32 {
     FIRST_LINE.get() + if offset < 0 { 0 } else { offset / 4 }
 }
@@ -245,7 +245,7 @@ impl DefinitionSink for Names {
 fn walk(world: &World, thread: usize) -> Vec<String> {
     let (frames, interner) = (Frames::new(world.layout, world.types.code), Interner::new());
     let (mut stacks, mut names) = (ThreadStacks::new(), Names::default());
-    // SAFETY: the objects are laid out as the layout says and live in `world`.
+    // SAFETY: the objects have this layout and live in `world`.
     let mut id = unsafe {
         let leaf = frames.leaf(thread);
         stacks.capture(&frames, leaf, &interner, &mut names)
@@ -301,7 +301,7 @@ fn exported_sizes_are_checked() {
     }
 }
 
-/// A world with two frames, checked and found good, and what is needed to break it.
+/// A world with two frames that passes the checks, and what a test needs to break it.
 fn good(layout: Layout) -> (World, usize, usize, Code) {
     FIRST_LINE.set(10);
     let mut world = World::new(layout);
@@ -359,7 +359,8 @@ fn a_thread_without_frames_decides_nothing() {
     assert_eq!(world.check(thread), Ok(Seen::Nothing));
 }
 
-/// Any offset wrong by any number of bytes: a reason or, where the wrong place holds the same, no reason; never a crash.
+/// Any offset wrong by any number of bytes: the check gives a reason, or none if the wrong place holds the same value.
+/// It never crashes.
 #[test]
 fn wrong_layouts_never_crash() {
     let (world, thread, ..) = good(LAYOUT);

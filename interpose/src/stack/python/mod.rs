@@ -1,14 +1,14 @@
-//! CPython stacks, read in place without the GIL.
+//! Captures CPython stacks in place, without the GIL.
 //!
-//! - [`layout`]: where things lie, per version, as tables of offsets; 3.13 and later publish theirs.
-//! - [`verify`]: checks a layout against things that are exported or public, before anything relies on it.
+//! - [`layout`]: tables of offsets for each version; 3.13 and later publish theirs.
+//! - [`verify`]: checks a layout against exported or public facts before it is used.
 //! - [`walk`]: the frames of the calling thread, on the event path.
-//! - [`text`], [`lines`]: names and line numbers, only when something is first seen.
-//! - [`deaths`]: notices when a code object's memory is about to be freed.
-//! - [`modules`]: which frames call an `nn.Module`, and which one.
-//! - [`process`]: puts them together, once per process.
+//! - [`text`], [`lines`]: names and line numbers, read only when a frame is first seen.
+//! - [`deaths`]: detects that a code object's memory is about to be freed.
+//! - [`modules`]: which frames call an `nn.Module`, and which module.
+//! - [`process`]: combines them, once for each process.
 //!
-//! No function of CPython that needs the GIL, allocates or takes a lock is called. What is called:
+//! Constraint: no function of CPython is called that needs the GIL, allocates or takes a lock. These are called:
 //! `PyGILState_GetThisThreadState` (a thread-specific value), `Py_GetVersion` (once), and during verification
 //! `PyCode_Addr2Line` (computes from immutable bytes).
 

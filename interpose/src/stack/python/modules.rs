@@ -1,16 +1,18 @@
-//! Which frames call an `nn.Module`, and whether what they were called on is one.
+//! Determines which frames call an `nn.Module`, and verifies that the called object is one.
 //!
-//! Every call of a module runs `Module.__call__`, in `torch/nn/modules/module.py`: a function named `_wrapped_call_impl` (2.1 and
-//! later), `_call_impl` (1.7 to 2.0) or `__call__` (before). Its first parameter is the module, its frame's first local holds it for
-//! as long as the frame runs: the function neither rebinds it nor lets an inner function have it, which would make it a cell.
-//! `_call_impl` of today does the latter; there the object is a cell, which is no module, and its caller says it all.
+//! Every call of a module runs `Module.__call__` in `torch/nn/modules/module.py`. That function is named
+//! `_wrapped_call_impl` (2.1 and later), `_call_impl` (1.7 to 2.0) or `__call__` (before). Its first parameter is the
+//! module, and its frame's first local variable refers to it as long as the frame runs. The function neither rebinds it
+//! nor shares it with an inner function, which would make it a cell. Today's `_call_impl` does share it. There the
+//! object is a cell, which is no module, and the caller's frame has the module.
 //!
-//! *Only live objects are read.* A frame of this thread's chain owns its locals. The one exception is a frame that lets go of them
-//! before it leaves the chain (3.11, at its return): at that instruction it counts as no call.
+//! *Only live objects are read.* A frame of this thread's chain owns its local variables. The only exception is a frame
+//! that releases them before it leaves the chain (3.11, at its return). At that instruction it does not count as a
+//! call.
 //!
-//! *Verified.* Until one object has proved to be a module, and for every class that is new, nothing is read but through
-//! [`CheckedMemory`]: the object's class has a method resolution order that begins with itself, ends with `object`, and has a class
-//! named `Module` in between.
+//! *Verified.* Reads go through [`CheckedMemory`] until one object has proved to be a module, and for every new class.
+//! The object's class must have a method resolution order that starts with itself, ends with `object` and contains a
+//! class named `Module`.
 
 use std::ffi::{CStr, c_char};
 use std::ptr::with_exposed_provenance;
@@ -23,27 +25,27 @@ use super::super::definition::DefinitionSink;
 use super::layout::{OB_SIZE, OB_TYPE, TP_MRO, TP_NAME, TUPLE_ITEMS};
 use super::memory::CheckedMemory;
 
-/// The file that every call of a module goes through.
+/// The end of the path of the file that implements every call of a module.
 const FILE: &str = "torch/nn/modules/module.py";
-/// Objects that must have been no module, with never one that was, until it is given up.
+/// Module calls are switched off after this many objects that are no modules, if there was never one that is.
 const ATTEMPTS: u32 = 64;
 /// The longest method resolution order that is read.
 const LONGEST_ORDER: usize = 256;
-/// The longest name of a class, in bytes; longer ones are cut.
+/// The longest class name in bytes. Longer ones are cut.
 const LONGEST_NAME: usize = 256;
-/// Classes whose verdict is remembered.
+/// How many classes are cached.
 const CLASSES: usize = 256;
 
 /// How a function calls a module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Calls {
-    /// It is `Module.__call__`.
+    /// The function is `Module.__call__`.
     Directly,
-    /// It is `Module.__call__`, or the part of it that does the work.
+    /// The function is `Module.__call__`, or the part of it that does the work.
     Inside,
 }
 
-/// Whether and how a function calls a module.
+/// Whether and how the function `name` in this file calls a module.
 pub(super) fn calls(filename: &str, name: &str) -> Option<Calls> {
     let how = match name {
         "_wrapped_call_impl" | "__call__" => Calls::Directly,
@@ -54,12 +56,12 @@ pub(super) fn calls(filename: &str, name: &str) -> Option<Calls> {
     (rest.is_empty() || rest.ends_with('/')).then_some(how)
 }
 
-/// What is known of modules in this process.
+/// What this process knows about modules.
 pub(super) struct Modules {
-    /// 0 until an object has proved to be one.
+    /// 0 before an object has proved to be a module.
     verified: AtomicU32,
     misses: AtomicU32,
-    /// Classes that were looked at: address and name, mixed; the lowest bit says whether it is a module's.
+    /// Cached classes: address and name, mixed. The lowest bit is set for a module's class.
     classes: [AtomicU64; CLASSES],
 }
 
@@ -72,7 +74,7 @@ impl Modules {
         }
     }
 
-    /// Whether an object has proved to be a module: first locals are where the layout says.
+    /// Whether an object has proved to be a module, so that first local variables are where the layout expects them.
     pub(super) fn is_verified(&self) -> bool {
         self.verified.load(Relaxed) != 0
     }
@@ -82,16 +84,17 @@ impl Modules {
         self.verified.load(Relaxed) == 0 && self.misses.load(Relaxed) >= ATTEMPTS
     }
 
-    /// The class of what a call's frame has as its first local; `None` where it cannot be read or is not to be.
+    /// The class of the object in a call frame's first local variable. `None` if it cannot be read, or must not be.
     ///
     /// # Safety
-    /// If first locals are where the layout says, `object` is a live object.
+    ///
+    /// If first local variables are where the layout expects them, `object` is a live object.
     #[inline]
     pub(super) unsafe fn class(&self, object: usize) -> Option<usize> {
         if self.verified.load(Acquire) == 0 {
             return self.first_class(object);
         }
-        // SAFETY: an object was found there, so they are; hence this is one.
+        // SAFETY: the layout is verified, so the caller guarantees a live object.
         Some(unsafe { load(object + OB_TYPE) })
     }
 
@@ -108,7 +111,7 @@ impl Modules {
     pub(super) fn is_module(&self, class: usize, sink: &mut dyn DefinitionSink) -> bool {
         let Ok(memory) = CheckedMemory::open() else { return false };
         let Some(name) = memory.size(class, TP_NAME) else { return false };
-        // Another class may come to the same place, but hardly with its name at the same place.
+        // Another class may later have the same address, but hardly with its name at the same address too.
         let mixed = (class as u64 ^ (name as u64).rotate_left(20)) & !1;
         let place = self.classes.get((mixed >> 4) as usize % CLASSES);
         let known = place.map_or(0, |place| place.load(Relaxed));
@@ -136,7 +139,7 @@ fn plausible(address: usize) -> bool {
     address.is_multiple_of(8) && (1 << 12..1 << 47).contains(&address)
 }
 
-/// Whether the method resolution order of a class is one, and has `Module` in it.
+/// Whether the class has a valid method resolution order that contains `Module`.
 fn descends_from_module(memory: &CheckedMemory, class: usize) -> bool {
     let Some(order) = memory.size(class, TP_MRO).filter(|order| plausible(*order)) else { return false };
     let Some(count) = memory.size(order, OB_SIZE).filter(|count| (2..=LONGEST_ORDER).contains(count)) else {
@@ -154,19 +157,20 @@ fn descends_from_module(memory: &CheckedMemory, class: usize) -> bool {
     is_named(count - 1, b"object\0") && (0..count - 1).any(|at| is_named(at, b"Module\0"))
 }
 
-/// Whether these bytes, up to eight, are at an address.
+/// Whether these bytes, at most eight, are at an address.
 fn begins_with(memory: &CheckedMemory, address: usize, bytes: &[u8]) -> bool {
     let mut there = [0; 8];
     let there = there.get_mut(..bytes.len()).unwrap_or_default();
     memory.read(address, there) && there == bytes
 }
 
-/// The name of a class, without the module that a class of C code has in it.
+/// The name of a class, without the module prefix that classes of C code have.
 ///
 /// # Safety
-/// `class` is a live class, and stays so for `'a`.
+///
+/// `class` is a live class, and stays alive for `'a`.
 pub(super) unsafe fn name<'a>(class: usize) -> &'a str {
-    // SAFETY: every class has a name: a C string that lives as long as it.
+    // SAFETY: the caller guarantees a live class. Every class has a name, a C string that lives as long as the class.
     let text = unsafe { CStr::from_ptr(with_exposed_provenance::<c_char>(load(class + TP_NAME))) }.to_bytes();
     let text = text.get(..LONGEST_NAME).unwrap_or(text);
     let whole = match str::from_utf8(text) {
@@ -177,10 +181,11 @@ pub(super) unsafe fn name<'a>(class: usize) -> &'a str {
 }
 
 /// # Safety
-/// A readable, aligned word lies at `address`.
+///
+/// A readable, aligned word is at `address`.
 #[inline]
 unsafe fn load(address: usize) -> usize {
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller guarantees a readable, aligned word.
     unsafe { with_exposed_provenance::<usize>(address).read() }
 }
 
@@ -217,7 +222,7 @@ mod tests {
         }
     }
 
-    /// A class of this order, made of words: the class itself first.
+    /// Synthetic classes with this method resolution order. The first is the class itself.
     struct Classes {
         words: Vec<Box<[usize]>>,
         order: Box<[usize]>,
@@ -272,14 +277,14 @@ mod tests {
         for _ in 0..3 {
             assert!(!modules.is_module(cell.first(), &mut told));
             assert!(modules.is_module(linear.first(), &mut told));
-            // SAFETY: made above.
+            // SAFETY: `object` and its class are alive and have this layout.
             assert_eq!(unsafe { modules.class(object.as_ptr().expose_provenance()) }, Some(linear.first()));
         }
         assert_eq!(told.0, [true]);
-        // SAFETY: as above.
+        // SAFETY: `linear` is alive and has the layout of a class.
         assert_eq!(unsafe { name(linear.first()) }, "Linear");
         let long = classes(&[c"torch._C.\xc3\xbcber", c"object"], 24);
-        // SAFETY: as above.
+        // SAFETY: `long` is alive and has the layout of a class.
         assert_eq!(unsafe { name(long.first()) }, "über");
     }
 
@@ -287,12 +292,12 @@ mod tests {
     fn what_is_never_a_module_is_given_up() {
         let (modules, mut told) = (Modules::new(), Told::default());
         let all: Vec<Classes> = (0..ATTEMPTS).map(|_| classes(&[c"cell", c"object"], 24)).collect();
-        // SAFETY: not an address of anything, which is for it to find out.
+        // SAFETY: no layout is verified yet, so the addresses are read with checks.
         assert_eq!(unsafe { (modules.class(64), modules.class(12345)) }, (None, None));
         for class in &all {
             modules.is_module(class.first(), &mut told);
         }
-        // Some may share a place, and are then looked at again; none is taken for another.
+        // Some classes may share a cache slot and are then examined again. None is mistaken for another.
         while told.0.is_empty() {
             for class in &all {
                 modules.is_module(class.first(), &mut told);
@@ -300,7 +305,7 @@ mod tests {
         }
         assert_eq!(told.0, [false]);
         let object = [1, all[0].first()];
-        // SAFETY: made above.
+        // SAFETY: `object` and its class are alive and have this layout.
         assert_eq!(unsafe { modules.class(object.as_ptr().expose_provenance()) }, None);
     }
 }

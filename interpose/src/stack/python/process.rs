@@ -1,4 +1,4 @@
-//! One CPython in one process: found, verified, then walked.
+//! The CPython of this process: detected, verified, then walked.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
@@ -25,35 +25,37 @@ type ThisThreadState = unsafe extern "C" fn() -> *mut c_void;
 /// `Py_GetVersion`.
 type GetVersion = unsafe extern "C" fn() -> *const c_char;
 
-/// Nobody has seen a Python frame yet.
+/// No Python frame has been seen yet.
 const UNVERIFIED: u8 = 0;
-/// A thread is looking at its frames.
+/// A thread is examining its frames.
 const VERIFYING: u8 = 0xfe;
-/// Stacks are taken. Any other number is a [`Reason`].
+/// Stacks are captured. Any other number is a [`Reason`].
 const VERIFIED: u8 = 0xff;
 
-/// A thread state may have been made on another thread than it runs on, and then does not hold this thread's id. Such a
-/// thread proves nothing, so others are tried, but not for ever.
+/// A thread state may have been created on another thread than it runs on. Then it does not hold this thread's id and
+/// proves nothing, so this many attempts are made.
 const MAX_ATTEMPTS: u32 = 100;
 
-/// The CPython of this process. Made by [`Python::detect`]; lives as long as the process. A forked child makes its own.
+/// The CPython of this process. Made by [`Python::detect`], it lives as long as the process. A forked child makes its
+/// own.
 pub(crate) struct Python {
     this_thread_state: ThisThreadState,
     address_to_line: AddressToLine,
     types: Types,
     frames: Frames,
-    /// Address of `_PyEval_EvalFrameDefault`, 0 when it is not exported, and where its code is, once asked for.
+    /// The address of `_PyEval_EvalFrameDefault`, 0 if it is not exported.
     evaluation: usize,
+    /// Where that function's code is, once requested.
     evaluator: OnceLock<Evaluator>,
     state: AtomicU8,
     attempts: AtomicU32,
 }
 
 impl Python {
-    /// Looks for CPython and checks all that can be checked before any frame is seen. `resolve` gives the address of a
-    /// symbol or null; nothing else is asked of it.
+    /// Detects CPython and checks everything that does not need a frame. `resolve` returns the address of a symbol or
+    /// null.
     ///
-    /// Does not need an initialised interpreter. The answer `NoPython` may change when a library is loaded.
+    /// The interpreter need not be initialized. The result `NoPython` may change when a library is loaded.
     pub(crate) fn detect(mut resolve: impl FnMut(&CStr) -> *mut c_void) -> Result<Python, Reason> {
         let version = resolve(c"Py_GetVersion");
         if version.is_null() {
@@ -73,18 +75,18 @@ impl Python {
         };
         let runtime = resolve(c"_PyRuntime").expose_provenance();
         let evaluation = resolve(c"_PyEval_EvalFrameDefault").expose_provenance();
-        // SAFETY: a symbol of this name is a function of this type in every CPython; it returns a static string.
+        // SAFETY: a symbol of this name is a function of this type in every CPython. It returns a static string.
         let version = unsafe { std::mem::transmute::<*mut c_void, GetVersion>(version)() };
         if version.is_null() {
             return Err(Reason::UnreadableVersion);
         }
-        // SAFETY: a static C string.
+        // SAFETY: `version` is not null and a static C string.
         let version = unsafe { CStr::from_ptr(version) }.to_str().map_err(|_| Reason::UnreadableVersion)?;
         let layout = verify::check_exports(Layout::of(Version::parse(version)?)?, &types, runtime)?;
         Ok(Python {
             // SAFETY: a symbol of this name is a function of this type in every CPython.
             this_thread_state: unsafe { std::mem::transmute::<*mut c_void, ThisThreadState>(this_thread_state) },
-            // SAFETY: as above.
+            // SAFETY: a symbol of this name is a function of this type in every CPython.
             address_to_line: unsafe { std::mem::transmute::<*mut c_void, AddressToLine>(address_to_line) },
             frames: Frames::new(layout, types.code),
             types,
@@ -95,10 +97,9 @@ impl Python {
         })
     }
 
-    /// The calling thread's Python stack. `NONE` when it runs no Python code or stacks are switched off.
+    /// The calling thread's Python stack. `NONE` if it runs no Python code or stacks are switched off.
     ///
-    /// To be called on the thread that is inside the hook, with or without the GIL, never twice at a time on one
-    /// thread.
+    /// Call it on the thread that is inside the hook, with or without the GIL, and never twice at a time on one thread.
     #[inline]
     pub(crate) fn capture<S: DefinitionSink>(
         &self,
@@ -109,38 +110,41 @@ impl Python {
         if self.state.load(Acquire) != VERIFIED && !self.verify(sink) {
             return StackId::NONE;
         }
-        // SAFETY: reads a thread-specific value; works before, during and after the interpreter's life.
+        // SAFETY: the function reads a thread-specific value. It works before, during and after the interpreter's life.
         let state = unsafe { (self.this_thread_state)() };
         if state.is_null() {
             return StackId::NONE;
         }
         // SAFETY: the thread state of the calling thread is alive, and its layout is verified.
         let leaf = unsafe { self.frames.leaf(state.expose_provenance()) };
-        // SAFETY: `leaf` was read from the calling thread's state just now, and cannot change before we return.
+        // SAFETY: `leaf` was just read from the calling thread's state, which cannot change before this function
+        // returns.
         unsafe { thread.capture(&self.frames, leaf, interner, sink) }
     }
 
-    /// The innermost `nn.Module` being called on the stack that the last [`Self::capture`] gave; `NONE` when there is none.
+    /// The innermost `nn.Module` being called on the stack of the last [`Self::capture`]. `NONE` if there is none.
     ///
-    /// To be called right after it, on the same thread, and not when it gave no stack.
+    /// Call it right after that capture, on the same thread, and not if the capture returned no stack.
     #[inline]
     pub(crate) fn call<S: DefinitionSink>(&self, thread: &mut ThreadStacks, sink: &mut S) -> ContextId {
-        // SAFETY: the thread is still inside the hook.
+        // SAFETY: the thread is still inside the hook, so the chain of the last capture is unchanged.
         unsafe { thread.call(&self.frames, sink) }
     }
 
-    /// Whether the calling thread is in a function of this name, `false` also where frames cannot be read. Nothing is made an object.
+    /// Whether the calling thread is in a Python function of this name. `false` if frames cannot be read. It creates no
+    /// frame objects.
     pub(crate) fn is_within(&self, name: &str) -> bool {
         if self.state.load(Acquire) != VERIFIED {
             return false;
         }
-        // SAFETY: as in `capture`.
+        // SAFETY: the function reads a thread-specific value. It works before, during and after the interpreter's life.
         let state = unsafe { (self.this_thread_state)() };
-        // SAFETY: as in `capture`: the chain cannot change before we return.
+        // SAFETY: the thread state is alive and its layout verified. The calling thread's chain cannot change before
+        // this function returns.
         !state.is_null() && unsafe { self.frames.is_within(self.frames.leaf(state.expose_provenance()), name) }
     }
 
-    /// Where the code of the interpreter's evaluation function is.
+    /// The address range of the interpreter's evaluation function.
     pub(crate) fn evaluator(&self) -> &Evaluator {
         self.evaluator.get_or_init(|| Evaluator::find(self.evaluation))
     }
@@ -148,14 +152,16 @@ impl Python {
     /// Whether the evaluation function was called for this frame.
     ///
     /// # Safety
-    /// `frame` belongs to the calling thread's present chain, and stacks are taken.
+    ///
+    /// `frame` belongs to the calling thread's present chain, and the layout is verified.
     #[inline]
     pub(crate) unsafe fn begins_evaluation(&self, frame: usize) -> bool {
-        // SAFETY: as promised by the caller.
+        // SAFETY: the caller guarantees the frame and the verified layout.
         unsafe { self.frames.begins_evaluation(frame) }
     }
 
-    /// Whether stacks are taken: yes, not yet known (no Python frame was seen), or no, and why.
+    /// Whether stacks are captured. `Ok(false)` if no Python frame was seen yet, `Err` with the reason if they never
+    /// are.
     pub(crate) fn verified(&self) -> Result<bool, Reason> {
         match self.state.load(Acquire) {
             VERIFIED => Ok(true),
@@ -164,16 +170,16 @@ impl Python {
         }
     }
 
-    /// The version that was found, e.g. `(3, 12)`.
+    /// The detected version, for example `(3, 12)`.
     pub(crate) fn version(&self) -> (u32, u32) {
         let version = self.frames.layout().version;
         (version.major, version.minor)
     }
 
-    /// Verifies if nobody has. True when stacks may be taken now.
+    /// Verifies the layout unless a thread has done so. Returns whether stacks can be captured now.
     #[cold]
     fn verify(&self, sink: &mut dyn DefinitionSink) -> bool {
-        // SAFETY: as in `capture`.
+        // SAFETY: the function reads a thread-specific value. It works before, during and after the interpreter's life.
         let thread = unsafe { (self.this_thread_state)() };
         if thread.is_null() {
             return false;
@@ -207,11 +213,11 @@ impl Python {
             address_to_line: self.address_to_line,
             memory: CheckedMemory::open()?,
         };
-        // SAFETY: takes nothing.
+        // SAFETY: `pthread_self` takes no arguments and cannot fail.
         let thread_id = unsafe { libc::pthread_self() };
         let seen = check.run(thread, thread_id as usize)?;
         if seen == Seen::Frames {
-            // SAFETY: `PyCode_Type` is the exported type object of a layout whose sizes and objects were checked.
+            // SAFETY: `PyCode_Type` is the exported type object, and the layout's sizes and objects were verified.
             unsafe { deaths::watch(self.types.code + TP_DEALLOC)? };
         }
         Ok(seen)

@@ -1,45 +1,46 @@
-//! Why Python stacks are not taken.
+//! Reasons for not capturing Python stacks.
 
 use std::fmt;
 
-/// Why Python stacks are not taken, in this process or at this moment. [`fmt::Display`] says it for people.
+/// Why Python stacks are not captured, in this process or at this moment. [`fmt::Display`] gives a text for users.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 #[non_exhaustive]
 pub(crate) enum Reason {
-    /// There is no CPython in the process (or none whose symbols can be found).
+    /// There is no CPython in the process, or its symbols cannot be found.
     NoPython = 1,
-    /// A symbol is missing that every supported CPython exports.
+    /// A symbol that every supported CPython exports is missing.
     MissingSymbol,
     /// The version string could not be read.
     UnreadableVersion,
-    /// A CPython whose layout is not known.
+    /// The layout of this CPython version is not known.
     UnknownVersion,
-    /// A free-threaded build: frames and reference counts are laid out differently there.
+    /// A free-threaded build, which has another layout of frames and reference counts.
     FreeThreaded,
-    /// An exported type object says that objects are larger or smaller than the table says (a debug or patched build).
+    /// An exported type object states other object sizes than the table (a debug or patched build).
     TypeSizes,
-    /// The offsets that the interpreter publishes are not those of a layout this build can read.
+    /// The offsets that the interpreter publishes do not match a layout that this build can read.
     PublishedOffsets,
-    /// The thread state does not hold this thread's id where the table says.
+    /// The thread state does not hold this thread's id at the expected offset.
     ThreadState,
-    /// The kernel does not let the process read its own memory with checks, so nothing could be verified.
+    /// The kernel does not let the process read its own memory with checks, so nothing can be verified.
     UncheckedMemory,
     /// A frame does not lead to a code object.
     NotACodeObject,
-    /// A code object's name, file name or tables are not what they should be.
+    /// A code object's name, file name or tables are not as expected.
     CodeObject,
-    /// A frame's instruction pointer lies outside its code.
+    /// A frame's instruction pointer is outside its code.
     Instruction,
-    /// The chain of frames has no end or leaves readable memory.
+    /// The chain of frames does not end, or leaves readable memory.
     FrameChain,
-    /// A line number is not the one that `PyCode_Addr2Line` gives.
+    /// A line number differs from that of `PyCode_Addr2Line`.
     LineNumber,
-    /// The type object of code objects is not what it should be, so their deaths cannot be noticed.
+    /// The type object of code objects is not as expected, so freed code objects cannot be detected.
     CodeType,
 }
 
 impl Reason {
+    /// All reasons.
     pub(super) const ALL: [Reason; 15] = [
         Reason::NoPython,
         Reason::MissingSymbol,
@@ -79,7 +80,7 @@ impl Reason {
         }
     }
 
-    /// The reason with this number.
+    /// The reason with this number. `None` if there is none.
     pub(super) fn from_number(number: u8) -> Option<Reason> {
         Self::ALL.into_iter().find(|reason| *reason as u8 == number)
     }

@@ -1,8 +1,8 @@
-//! Python strings, read in place and as UTF-8.
+//! Reads Python strings in place, as UTF-8.
 //!
-//! ASCII, by far the most, is borrowed as it lies. Anything else is converted into a [`Buffer`]; what does not fit is cut
-//! at a character and counted. Lone surrogates (file names that are not valid in the file system's encoding) become
-//! U+FFFD.
+//! ASCII, by far the most frequent, is borrowed without a copy. Other text is converted into a [`Buffer`]. If it does
+//! not fit, it is cut at a character, and the cut is counted. Lone surrogates (file names that are not valid in the
+//! file system's encoding) become U+FFFD.
 
 use super::layout::TextLayout;
 
@@ -16,12 +16,12 @@ pub(super) struct Storage {
 }
 
 impl Storage {
-    /// Where the bits for kind (3), compact and ascii begin in `PyASCIIObject.state`. Above 2 bits of `interned`, or
-    /// above 16 in some builds of 3.14. In neither form can the other one's bits be those of a string: the kind would
-    /// be 0.
+    /// The position of the bits for kind (3), compact and ascii in `PyASCIIObject.state`. They follow 2 bits of
+    /// `interned`, or 16 bits in some builds of 3.14. In each form the bits at the other position cannot be a string's,
+    /// because the kind would be 0.
     const SHIFTS: [u32; 2] = [2, 16];
 
-    /// `None` when `state` is not that of any string.
+    /// Decodes `state`. `None` if it is no string's.
     pub(super) fn of(state: u32) -> Option<Storage> {
         Self::SHIFTS.into_iter().find_map(|shift| {
             let bits = state >> shift;
@@ -32,11 +32,11 @@ impl Storage {
     }
 }
 
-/// Room for one converted string of at most `SIZE` bytes.
+/// Space for one converted string of at most `SIZE` bytes.
 pub(super) struct Buffer<const SIZE: usize> {
     bytes: [u8; SIZE],
     len: usize,
-    /// Whether something did not fit.
+    /// Whether the string did not fit.
     cut: bool,
 }
 
@@ -45,7 +45,7 @@ impl<const SIZE: usize> Buffer<SIZE> {
         Buffer { bytes: [0; SIZE], len: 0, cut: false }
     }
 
-    /// Whether something did not fit.
+    /// Whether the string did not fit.
     pub(super) fn was_cut(&self) -> bool {
         self.cut
     }
@@ -72,16 +72,17 @@ impl<const SIZE: usize> Buffer<SIZE> {
     }
 }
 
-/// The text of the string object at `object`. Empty when it is not a string.
+/// The text of the string at `object`. Empty if it is no string.
 ///
 /// # Safety
-/// `object` is a live `str` laid out as `layout` says, and stays alive for `'a`.
+///
+/// `object` is a live `str` with this layout, and stays alive for `'a`.
 pub(super) unsafe fn read<'a, const SIZE: usize>(
     layout: &TextLayout,
     object: usize,
     buffer: &'a mut Buffer<SIZE>,
 ) -> &'a str {
-    // SAFETY: both fields lie inside the object.
+    // SAFETY: the caller guarantees a live string with this layout, which contains both fields.
     let (state, length) = unsafe { (load::<u32>(object + layout.state), load::<usize>(object + layout.length)) };
     let Some(storage) = Storage::of(state) else {
         return "";
@@ -89,7 +90,7 @@ pub(super) unsafe fn read<'a, const SIZE: usize>(
     let data = match storage {
         Storage { compact: true, ascii: true, .. } => object + layout.ascii_data,
         Storage { compact: true, ascii: false, .. } => object + layout.compact_data,
-        // SAFETY: a string that is not compact has this field.
+        // SAFETY: the caller guarantees the layout, and a string that is not compact has this field.
         Storage { compact: false, .. } => unsafe { load::<usize>(object + layout.data_pointer) },
     };
     if data == 0 {
@@ -104,24 +105,26 @@ pub(super) unsafe fn read<'a, const SIZE: usize>(
                 _ => buffer.fill(bytes.iter().map(|byte| u32::from(*byte))),
             }
         }
-        // SAFETY: as above, two bytes a character.
+        // SAFETY: the string has `length` characters of two bytes there, which never change.
         2 => buffer.fill(unsafe { characters::<u16>(data, length) }.iter().map(|unit| u32::from(*unit))),
-        // SAFETY: as above, four bytes a character.
+        // SAFETY: the string has `length` characters of four bytes there, which never change.
         _ => buffer.fill(unsafe { characters::<u32>(data, length) }.iter().copied()),
     }
 }
 
 /// # Safety
-/// A readable, aligned value of a plain type lies at `address`.
+///
+/// A readable, aligned value of a plain type is at `address`.
 unsafe fn load<T: Copy>(address: usize) -> T {
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller guarantees a readable, aligned value.
     unsafe { std::ptr::with_exposed_provenance::<T>(address).read() }
 }
 
 /// # Safety
-/// `length` readable, aligned characters lie at `address` and do not change for `'a`.
+///
+/// `length` readable, aligned characters are at `address` and do not change for `'a`.
 unsafe fn characters<'a, T>(address: usize, length: usize) -> &'a [T] {
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller guarantees readable, aligned and constant characters.
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), length) }
 }
 
@@ -133,7 +136,7 @@ mod tests {
     const COMPACT: u32 = 8;
     const ASCII: u32 = 16;
 
-    /// A made-up string object.
+    /// A synthetic string object.
     fn object(bits: u32, length: usize, ascii_data: bool, data: &[u8]) -> Vec<u64> {
         let mut bytes = vec![0u8; 24];
         bytes[4..8].copy_from_slice(&(bits << 2).to_le_bytes());
@@ -146,7 +149,7 @@ mod tests {
 
     fn text(object: &[u64]) -> (String, bool) {
         let mut buffer = Buffer::<16>::new();
-        // SAFETY: the object lives as long as the text.
+        // SAFETY: `object` has this layout and lives as long as the text.
         let text = unsafe { read(&LAYOUT, object.as_ptr().expose_provenance(), &mut buffer) }.to_owned();
         (text, buffer.was_cut())
     }

@@ -1,10 +1,15 @@
-//! Checks a layout before anything relies on it.
+//! Verifies a layout before anything relies on it.
 //!
-//! First against what the interpreter exports: object sizes in its type objects, the offsets it publishes. Then, on
-//! the first thread that runs Python code, against its live frames: the thread state holds this thread's id; every frame
-//! leads to an object whose type *is* `PyCode_Type`; names are `PyUnicode_Type` objects with sane lengths; tables are
-//! `PyBytes_Type` objects; the instruction lies inside the code; our line is the one `PyCode_Addr2Line` gives; the
-//! chain ends. All reads go through the kernel ([`CheckedMemory`]), so a wrong layout gives a reason, not a crash.
+//! The first check is against the interpreter's exports: object sizes in its type objects, and the offsets it
+//! publishes. The second is against the live frames of the first thread that runs Python code:
+//! - The thread state holds this thread's id.
+//! - Every frame refers to an object whose type *is* `PyCode_Type`.
+//! - Names are `PyUnicode_Type` objects of plausible length, and tables are `PyBytes_Type` objects.
+//! - The instruction is inside the code.
+//! - Our line equals that of `PyCode_Addr2Line`.
+//! - The chain ends.
+//!
+//! All reads go through the kernel ([`CheckedMemory`]), so a wrong layout gives a reason, not a crash.
 
 use super::layout::{
     BYTES_DATA, Bytecode, InstructionKind, Layout, LinesKind, OB_SIZE, OB_TYPE, PublishedSlots, TP_BASICSIZE,
@@ -16,19 +21,19 @@ use super::reason::Reason;
 use super::text::Storage;
 use super::walk::Frames;
 
-/// Frames that are checked, at some ten microseconds each. Deeper ones are as good as these.
+/// How many frames are checked, at some ten microseconds each. Deeper ones give no further evidence.
 const CHECKED_FRAMES: usize = 16;
-/// Longest chain that is followed to see that it ends.
+/// How many frames are followed to see that the chain ends.
 const LONGEST_CHAIN: usize = 2_000;
-/// Longest string, line table or code that is believed.
+/// The longest plausible string, line table or code, in bytes or characters.
 const LONGEST: usize = 1 << 28;
-/// Longest line table that is compared with `PyCode_Addr2Line`.
+/// The longest line table in bytes that is compared with `PyCode_Addr2Line`.
 const COMPARED_TABLE: usize = 4096;
 
 /// `PyCode_Addr2Line`.
 pub(super) type AddressToLine = unsafe extern "C" fn(*mut std::ffi::c_void, i32) -> i32;
 
-/// Addresses of the exported type objects.
+/// The addresses of the exported type objects.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Types {
     pub(super) code: usize,
@@ -37,8 +42,8 @@ pub(super) struct Types {
     pub(super) bytes: usize,
 }
 
-/// The layout of `row`'s version in this process, checked against what the interpreter exports. `runtime`: address of
-/// `_PyRuntime`, 0 when not exported.
+/// The layout of `row`'s version in this process, checked against the interpreter's exports. `runtime` is the address
+/// of `_PyRuntime`, 0 if it is not exported.
 pub(super) fn check_exports(row: &Layout, types: &Types, runtime: usize) -> Result<Layout, Reason> {
     let memory = CheckedMemory::open()?;
     let mut words = [0; PublishedSlots::WORDS];
@@ -60,12 +65,12 @@ pub(super) fn check_exports(row: &Layout, types: &Types, runtime: usize) -> Resu
     if same { Ok(layout) } else { Err(Reason::TypeSizes) }
 }
 
-/// What came of looking at live frames.
+/// The result of examining live frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Seen {
-    /// At least one Python frame, and all as expected.
+    /// At least one Python frame, and all were as expected.
     Frames,
-    /// No Python frame: ask again later.
+    /// No Python frame, so another attempt is needed.
     Nothing,
 }
 
@@ -78,7 +83,7 @@ pub(super) struct LiveCheck<'a> {
 }
 
 impl LiveCheck<'_> {
-    /// `thread`: the calling thread's thread state; `thread_id`: what `pthread_self` gives.
+    /// Runs the check. `thread` is the calling thread's thread state, `thread_id` the result of `pthread_self`.
     pub(super) fn run(&self, thread: usize, thread_id: usize) -> Result<Seen, Reason> {
         let layout = self.layout;
         if self.memory.size(thread, layout.thread.thread_id) != Some(thread_id) {
@@ -134,7 +139,7 @@ impl LiveCheck<'_> {
         object != 0 && object.is_multiple_of(8) && self.memory.size(object, OB_TYPE) == Some(wanted)
     }
 
-    /// The instruction lies inside the code, at an even offset.
+    /// Checks that the instruction is inside the code, at an even offset.
     fn check_instruction(&self, frame: usize, code: usize, instruction: u32) -> Result<(), Reason> {
         let size = |object, field| self.memory.size(object, field).ok_or(Reason::CodeObject);
         let bytes = match self.layout.code.bytecode {
@@ -146,11 +151,11 @@ impl LiveCheck<'_> {
                 size(object, OB_SIZE)?
             }
             Bytecode::Inline { start, .. } => {
-                // The layout keeps only the low half of the pointer; here all of it must point into the code.
+                // The layout keeps only the low half of the pointer. Here the whole pointer must be inside the code.
                 let pointer = size(frame, self.layout.frame.instruction)?;
                 let units = size(code, OB_SIZE)?;
                 let first = code.wrapping_add(start);
-                // One unit before the first instruction means "not started" in 3.11 and 3.12.
+                // In 3.11 and 3.12, one unit before the first instruction means "not started".
                 if self.layout.frame.instruction_kind == InstructionKind::Pointer
                     && !(first.wrapping_sub(2)..first.saturating_add(units.saturating_mul(2))).contains(&pointer)
                 {
@@ -179,8 +184,8 @@ impl LiveCheck<'_> {
         Ok(())
     }
 
-    /// A string whose kind, length and characters make sense together: its last character is there, and what follows
-    /// it is the terminating zero.
+    /// Whether this is a string whose kind, length and characters are consistent: its last character is readable and
+    /// followed by a terminating zero.
     fn is_string(&self, string: usize) -> bool {
         let layout = &self.layout.text;
         let (Some(state), Some(length)) =
@@ -205,7 +210,7 @@ impl LiveCheck<'_> {
         terminated && end.iter().take(width).all(|byte| *byte == 0)
     }
 
-    /// Our line and `PyCode_Addr2Line`'s. That is called only now that the code object is known to be one.
+    /// Compares our line with that of `PyCode_Addr2Line`, which may be called because the code object is verified.
     fn check_line(&self, code: usize, instruction: u32) -> Result<(), Reason> {
         let layout = &self.layout.code;
         let field = |offset| self.memory.size(code, offset).ok_or(Reason::CodeObject);
@@ -227,11 +232,11 @@ impl LiveCheck<'_> {
         }
         let offset = Frames::instruction_offset(self.layout, code, instruction);
         let ours = lines::line_at(layout.lines_kind, bytes, first_line, offset);
-        // `PyCode_Addr2Line` of 3.8 and 3.9 has no notion of "not started": it answers the first line, too.
+        // `PyCode_Addr2Line` of 3.8 and 3.9 does not know "not started" and returns the first line for it too.
         debug_assert!(layout.lines_kind != LinesKind::Lnotab || offset >= -1);
         let object = std::ptr::with_exposed_provenance_mut(code);
-        // SAFETY: the object's type is `PyCode_Type` and it is alive, as its frame is on this thread's stack. The
-        // function computes from the line table, without the GIL's protection of anything it changes.
+        // SAFETY: the object's type is `PyCode_Type`, and its frame on this thread's stack keeps it alive. The function
+        // computes from the line table and changes nothing that the GIL protects.
         let theirs = unsafe { (self.address_to_line)(object, offset) };
         if ours == u32::try_from(theirs).unwrap_or(0) { Ok(()) } else { Err(Reason::LineNumber) }
     }

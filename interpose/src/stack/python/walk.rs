@@ -1,7 +1,7 @@
-//! The frames of the calling thread, in live memory.
+//! Reads the frames of the calling thread in live memory.
 //!
-//! The event path. Nothing is checked here: the layout has been verified ([`super::verify`]), and the calling thread's
-//! frames, their code objects and their strings cannot change or go away while the thread is inside our hook.
+//! This is the event path, and nothing is checked here. The layout was verified ([`super::verify`]). The calling
+//! thread's frames, their code objects and their strings cannot change or be freed while the thread is inside a hook.
 
 use std::ptr::with_exposed_provenance;
 
@@ -17,27 +17,30 @@ use super::modules::{self, Calls, Modules};
 use super::text::{self, Buffer};
 use super::{deaths, lines};
 
-/// Longest converted (non-ASCII) file name and name, in bytes of UTF-8.
+/// The longest file name that is converted because it is not ASCII, in bytes of UTF-8.
 const LONGEST_FILENAME: usize = 4096;
+/// The longest name that is converted because it is not ASCII, in bytes of UTF-8.
 const LONGEST_NAME: usize = 1024;
 
-/// Frames in memory, laid out in one way.
+/// The frames of a process, in one layout.
 pub(super) struct Frames {
     layout: Layout,
-    /// Address of `PyCode_Type`.
+    /// The address of `PyCode_Type`.
     code_type: usize,
     modules: Modules,
 }
 
 /// # Safety
-/// A readable, aligned value of a plain type lies at `address`.
+///
+/// A readable, aligned value of a plain type is at `address`.
 #[inline]
 unsafe fn load<T: Copy>(address: usize) -> T {
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller guarantees a readable, aligned value.
     unsafe { with_exposed_provenance::<T>(address).read() }
 }
 
 impl Frames {
+    /// `layout` must be verified before a frame is read. `code_type` is the address of `PyCode_Type`.
     pub(super) const fn new(layout: Layout, code_type: usize) -> Frames {
         Frames { layout, code_type, modules: Modules::new() }
     }
@@ -46,14 +49,15 @@ impl Frames {
         &self.layout
     }
 
-    /// The innermost frame of a thread, 0 when it runs no Python code.
+    /// The innermost frame of a thread, 0 if it runs no Python code.
     ///
     /// # Safety
+    ///
     /// `thread` is the calling thread's live thread state.
     #[inline]
     pub(super) unsafe fn leaf(&self, thread: usize) -> usize {
         let layout = &self.layout.thread;
-        // SAFETY: the field lies inside the thread state.
+        // SAFETY: the caller guarantees a live thread state, and the verified layout has this field inside it.
         let frame = unsafe { load::<usize>(thread + layout.frame) };
         match layout.cframe_current {
             // SAFETY: a thread state always has a cframe, which lives as long as it is in use.
@@ -65,19 +69,20 @@ impl Frames {
     /// Whether `_PyEval_EvalFrameDefault` was called for this frame.
     ///
     /// # Safety
+    ///
     /// `frame` belongs to the calling thread's present chain.
     #[inline]
     pub(super) unsafe fn begins_evaluation(&self, frame: usize) -> bool {
         match (self.layout.frame.evaluation, self.layout.frame.owner) {
-            // SAFETY: the field lies inside the frame.
+            // SAFETY: the caller guarantees a live frame, and the verified layout has this field inside it.
             (Evaluation::Entry { offset }, _) => unsafe { load::<u8>(frame + offset) != 0 },
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees a live frame, and the verified layout has this field inside it.
             (Evaluation::Shim, Some(owner)) => unsafe { load::<u8>(frame + owner.offset) >= owner.first_shim },
             (Evaluation::Every | Evaluation::Shim, _) => true,
         }
     }
 
-    /// The offset of the instruction from the start of the code, in bytes; negative: not started.
+    /// The offset of the instruction from the start of the code, in bytes. Negative means not started.
     pub(super) fn instruction_offset(layout: &Layout, code: usize, instruction: u32) -> i32 {
         match (layout.frame.instruction_kind, layout.code.bytecode) {
             (InstructionKind::Index { unit }, _) => instruction.cast_signed().saturating_mul(unit),
@@ -89,9 +94,10 @@ impl Frames {
         }
     }
 
-    /// What a traceback prints for a frame, and whether the frame calls an `nn.Module`.
+    /// Interns the line that a traceback prints for a frame. Also returns whether the frame calls an `nn.Module`.
     ///
     /// # Safety
+    ///
     /// `code` is a live code object.
     unsafe fn frame(
         &self,
@@ -102,26 +108,26 @@ impl Frames {
     ) -> (FrameId, Option<Calls>) {
         let layout = &self.layout.code;
         let string = |offset| {
-            // SAFETY: the field lies inside the code object.
+            // SAFETY: the caller guarantees a live code object, and the verified layout has this field inside it.
             unsafe { load::<usize>(code + offset) }
         };
         let mut filename = Buffer::<LONGEST_FILENAME>::new();
         let mut name = Buffer::<LONGEST_NAME>::new();
         let mut qualname = Buffer::<LONGEST_NAME>::new();
-        // SAFETY: fields of the code object, which lives as long as its frame: longer than this call.
+        // SAFETY: the caller guarantees a live code object, and the verified layout has this field inside it.
         let first_line = unsafe { load::<u32>(code + layout.first_line) };
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees a live code object.
         let line = unsafe { self.line(code, instruction, first_line) };
-        // SAFETY: as above: a code object owns its strings.
+        // SAFETY: the caller guarantees a live code object, which owns its strings.
         let name_text = unsafe { text::read(&self.layout.text, string(layout.name), &mut name) };
         let text = FrameText {
             name: name_text,
             qualname: match layout.qualname {
-                // SAFETY: as above.
+                // SAFETY: the caller guarantees a live code object, which owns its strings.
                 Some(offset) => unsafe { text::read(&self.layout.text, string(offset), &mut qualname) },
                 None => name_text,
             },
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees a live code object, which owns its strings.
             filename: unsafe { text::read(&self.layout.text, string(layout.filename), &mut filename) },
             line,
             first_line,
@@ -134,10 +140,11 @@ impl Frames {
         (id, calls)
     }
 
-    /// Whether one of the frames from this one outwards is of a function of this name.
+    /// Whether this frame or one of its callers belongs to a function of this name.
     ///
     /// # Safety
-    /// The frame, unless 0, is one of the calling thread's present chain.
+    ///
+    /// `leaf` is 0 or a frame of the calling thread's present chain.
     pub(super) unsafe fn is_within(&self, leaf: usize, name: &str) -> bool {
         const DEEPEST: usize = 1000;
         let (reader, mut frame) = (self.reader(), leaf);
@@ -146,7 +153,8 @@ impl Frames {
                 return false;
             }
             let mut buffer = Buffer::<LONGEST_NAME>::new();
-            // SAFETY: frames of the present chain lead to others of it; what they run is an object, and alive as long.
+            // SAFETY: a frame of the present chain leads to another one of it, and its executable is an object that
+            // lives as long.
             unsafe {
                 let step = reader.step(frame);
                 let is_code = step.code != 0 && load::<usize>(step.code + OB_TYPE) == self.code_type;
@@ -161,28 +169,30 @@ impl Frames {
         false
     }
 
-    /// Whether a frame at this instruction may be letting go of its locals.
+    /// Whether a frame at this instruction may be releasing its local variables.
     ///
     /// # Safety
-    /// `code` is a live code object, and the instruction one of it.
+    ///
+    /// `code` is a live code object, and the instruction belongs to it.
     unsafe fn is_leaving(&self, code: usize, instruction: u32) -> bool {
         let (Some(leaving), Bytecode::Inline { start, .. }) = (self.layout.frame.leaving, self.layout.code.bytecode)
         else {
             return false;
         };
         let offset = Self::instruction_offset(&self.layout, code, instruction);
-        // SAFETY: the instruction lies inside the code.
+        // SAFETY: the caller guarantees that the instruction is inside the live code object.
         offset >= 0 && unsafe { load::<u8>(code + start + offset as usize) } == leaving
     }
 
     /// # Safety
+    ///
     /// `code` is a live code object.
     unsafe fn line(&self, code: usize, instruction: u32, first_line: u32) -> u32 {
         let layout = &self.layout.code;
         let offset = Self::instruction_offset(&self.layout, code, instruction);
-        // SAFETY: the field lies inside the code object.
+        // SAFETY: the caller guarantees a live code object, and the verified layout has this field inside it.
         let table = unsafe { load::<usize>(code + layout.lines) };
-        // SAFETY: it is a bytes object, which the code object owns.
+        // SAFETY: the table is a bytes object, which the code object owns.
         let length = unsafe { load::<usize>(table + OB_SIZE) };
         // SAFETY: a bytes object has `ob_size` bytes there, which never change.
         let bytes = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(table + BYTES_DATA), length) };
@@ -190,7 +200,7 @@ impl Frames {
     }
 }
 
-/// The offsets that the walk needs.
+/// The offsets that the walk needs, in bytes.
 #[derive(Clone, Copy)]
 pub(super) struct FrameOffsets {
     previous: usize,
@@ -202,7 +212,8 @@ pub(super) struct FrameOffsets {
 impl ReadFrame for FrameOffsets {
     #[inline]
     unsafe fn step(self, frame: usize) -> Step {
-        // SAFETY: the fields lie inside a frame of the present chain.
+        // SAFETY: the caller guarantees a frame of the present chain, and the verified layout has these fields inside
+        // it.
         unsafe {
             Step {
                 code: load::<usize>(frame.wrapping_add(self.code)) & self.code_mask,
@@ -232,9 +243,11 @@ impl Chain for Frames {
         deaths::generation(code)
     }
 
-    /// Hidden are what CPython's tracebacks leave out (`_PyFrame_IsIncomplete`): marks left by C code, and frames whose
-    /// prologue has not finished, unless a generator owns them. The owner is not part of a key, so what depends on
-    /// it is not remembered. From 3.13 on C code's marks run `None` instead of a code object.
+    /// Hides the frames that CPython's tracebacks omit (`_PyFrame_IsIncomplete`): marks of C code, and frames with an
+    /// unfinished prologue, unless a generator owns them.
+    ///
+    /// The owner is not part of a key, so results that depend on it are not cached. From 3.13 on, marks of C code run
+    /// `None` instead of a code object.
     #[cold]
     unsafe fn identify(
         &self,
@@ -245,17 +258,18 @@ impl Chain for Frames {
     ) -> Identity {
         let mut lasting = true;
         if let Some(owner) = self.layout.frame.owner {
-            // SAFETY: the field lies inside a frame of the present chain.
+            // SAFETY: the caller guarantees a frame of the present chain, and the verified layout has this field inside
+            // it.
             let owned_by = unsafe { load::<u8>(frame + owner.offset) };
             if owned_by >= owner.first_shim {
                 return Identity { meaning: Meaning::HIDDEN, lasting };
             }
-            // SAFETY: an executable is an object, and alive as long as its frame.
+            // SAFETY: an executable is an object, and its frame keeps it alive.
             if unsafe { load::<usize>(step.code + OB_TYPE) } != self.code_type {
                 return Identity { meaning: Meaning::HIDDEN, lasting: false };
             }
             if let Bytecode::Inline { first_traceable, .. } = self.layout.code.bytecode {
-                // SAFETY: the frame's code object is alive.
+                // SAFETY: the frame keeps its code object alive, and the verified layout has this field inside it.
                 let first = unsafe { load::<i32>(step.code + first_traceable) }.saturating_mul(2);
                 if Self::instruction_offset(&self.layout, step.code, step.instruction) < first {
                     lasting = false;
@@ -265,10 +279,10 @@ impl Chain for Frames {
                 }
             }
         }
-        // SAFETY: the frame's code object is alive.
+        // SAFETY: the frame keeps its code object alive.
         let (id, calls) = unsafe { self.frame(step.code, step.instruction, interner, sink) };
         let meaning = Meaning::frame(id);
-        // SAFETY: as above.
+        // SAFETY: the frame keeps its code object alive, and the instruction was read from the frame.
         let calls = calls.filter(|_| unsafe { !self.is_leaving(step.code, step.instruction) });
         let meaning = calls.map_or(meaning, |how| meaning.calling(how == Calls::Inside));
         Identity { meaning, lasting }
@@ -276,13 +290,14 @@ impl Chain for Frames {
 
     #[inline]
     unsafe fn first_local(&self, frame: usize) -> usize {
-        // SAFETY: a frame of the present chain, of a function with parameters.
+        // SAFETY: the caller guarantees a frame of the present chain. It belongs to a function with parameters, so it
+        // has a first local variable.
         unsafe { load::<usize>(frame + self.layout.frame.locals) & self.layout.frame.code_mask }
     }
 
     #[inline]
     unsafe fn class(&self, object: usize) -> usize {
-        // SAFETY: a live object.
+        // SAFETY: the caller guarantees a live object.
         unsafe { load(object + OB_TYPE) }
     }
 
@@ -291,7 +306,7 @@ impl Chain for Frames {
         if object == 0 {
             return nobody;
         }
-        // SAFETY: the frame's own object, if the layout is right, which is for `modules` to find out.
+        // SAFETY: the frame owns this object if the layout is right, which `modules` verifies before it relies on it.
         let Some(class) = (unsafe { self.modules.class(object) }) else { return nobody };
         let call = ModuleCall { caller, object, class };
         if let Some(context) = sink.known_call(call, next) {
@@ -300,7 +315,7 @@ impl Chain for Frames {
         if !self.modules.is_module(class, sink) {
             return Called { class: if self.modules.is_verified() { class } else { 0 }, context: caller };
         }
-        // SAFETY: the class of a live object.
+        // SAFETY: `class` is the class of a live object.
         let context = sink.new_call(call, unsafe { modules::name(class) });
         Called { class, context }
     }
