@@ -7,7 +7,7 @@ use memtrace_trace::shm::layout::SEGMENT_SIZE;
 use super::diagnosis::Finding;
 use super::units::bytes;
 
-/// What the launcher needs beside the program, with room to spare (docs/performance.md: 10 MiB).
+/// What the launcher needs beside the program, with room to spare (docs/dev/performance.md: 10 MiB).
 const LAUNCHER_MEMORY: u64 = 64 << 20;
 /// Descriptors: two a process, and a few of the launcher's own.
 const FEW_FILES: u64 = 256;

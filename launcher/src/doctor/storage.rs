@@ -7,7 +7,7 @@ use std::path::Path;
 use super::diagnosis::Finding;
 use super::units::bytes;
 
-/// Trainings take 1 to 7 bytes an event (docs/performance.md): this holds a long one.
+/// Trainings take 1 to 7 bytes an event (docs/dev/performance.md): this holds a long one.
 const PLENTY: u64 = 1 << 30;
 
 /// Whether a run can be written below `folder`, and how large it may become.

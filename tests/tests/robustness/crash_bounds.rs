@@ -1,5 +1,6 @@
 //! How long a program is held up by a launcher that does not do its work, and what that costs the recording. Times are measured in the
-//! program, call by call; the bounds here leave room for a busy machine, the true figures are in docs/reliability.md.
+//! program, call by call; the bounds here leave room for a busy machine, the true figures are in
+//! docs/dev/reliability.md.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! Privacy: a run is its owner's alone, while it is made and afterwards. Safety: nothing is written outside the run's folder, nothing
-//! that a recording says does harm to whoever reads it. docs/safety.md lists the promises.
+//! that a recording says does harm to whoever reads it. docs/explanation/safety.md lists the promises.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};

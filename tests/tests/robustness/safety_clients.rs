@@ -12,7 +12,7 @@ use memtrace_trace::file::Reader;
 use serde_json::Value;
 
 const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
-/// What the launcher may take of memory, whatever it is told: docs/safety.md has the sum.
+/// What the launcher may take of memory, whatever it is told: docs/explanation/safety.md has the sum.
 const MOST_MEMORY_KIB: u64 = 700 * 1024;
 /// What a launcher takes that nobody troubles, and windows and queues of a run or two.
 const LITTLE_MEMORY_KIB: u64 = 120 * 1024;

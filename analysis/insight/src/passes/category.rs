@@ -7,7 +7,7 @@
 //! out-of-memory error unwinding the program, the end of the recording) are judged by where they came from.
 //!
 //! The first seven categories and what is between them are those of PyTorch's own memory timeline (`torch.profiler._memory_profiler`),
-//! against which they are measured: see `docs/accuracy.md`.
+//! against which they are measured: see `docs/dev/accuracy.md`.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,7 +1,7 @@
 //! What can be wrong with a run's use of memory: one rule for each illness.
 //!
-//! A rule is what a report cites and what docs/diagnosis.md explains; how evidence adds up to it is a pass's business
-//! (`passes/illness`).
+//! A rule is what a report cites and what docs/reference/diagnostics.md explains; how evidence adds up to it is a pass's
+//! business (`passes/illness`).
 
 /// One illness.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

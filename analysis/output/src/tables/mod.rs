@@ -1,5 +1,6 @@
-//! A run as tables of Parquet files, for DuckDB, Polars, Spark and Ray Data: events, blocks, stacks, phases. `docs/parquet.md` says what
-//! every column is. Each row carries its run, rank and process, so that the files of any number of ranks are one table.
+//! A run as tables of Parquet files, for DuckDB, Polars, Spark and Ray Data: events, blocks, stacks, phases.
+//! `docs/reference/parquet.md` says what every column is. Each row carries its run, rank and process, so that the files of
+//! any number of ranks are one table.
 
 mod writer;
 

@@ -12,7 +12,7 @@
 //!
 //! # Cost
 //!
-//! See docs/performance.md; `scripts/bench unwind` measures.
+//! See docs/dev/performance.md; `scripts/bench unwind` measures.
 //!
 //! # Borders
 //!
