@@ -1,5 +1,6 @@
-"""Draws docs/images/timeline.svg from the block table of a run: memtrace export RUN --to csv -o blocks.csv
+"""Draws docs/images/timeline.svg from the blocks of a run of examples/gpt.py:
 
+    memtrace export RUN --to csv -o blocks.csv
     python3 docs/images/timeline.py blocks.csv > docs/images/timeline.svg
 """
 
@@ -70,7 +71,7 @@ for (part, number), end in zip(spans, [start for _, start in spans[1:]] + [len(s
     else:
         merged.append([part, number, end])
 for (step, phase), start, end in merged:
-    out.append(f'<rect x="{x(start):.0f}" y="{TOP}" width="{x(end) - x(start):.0f}" height="{HEIGHT - TOP - BOTTOM}" fill="{PHASES[phase]}"/>')
+    out.append(f'<rect x="{x(start):.0f}" y="{TOP}" width="{x(end) - x(start):.0f}" height="{HEIGHT - TOP - BOTTOM}" fill="{PHASES.get(phase, PHASES['load'])}"/>')
     if x(end) - x(start) > 30:
         out.append(f'<text class="mid small" x="{(x(start) + x(end)) / 2:.0f}" y="{HEIGHT - BOTTOM + 15}">{phase}</text>')
 for step in sorted({part[0] for part, _, _ in merged if part[0]}):
