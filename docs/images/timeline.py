@@ -71,7 +71,8 @@ for (part, number), end in zip(spans, [start for _, start in spans[1:]] + [len(s
     else:
         merged.append([part, number, end])
 for (step, phase), start, end in merged:
-    out.append(f'<rect x="{x(start):.0f}" y="{TOP}" width="{x(end) - x(start):.0f}" height="{HEIGHT - TOP - BOTTOM}" fill="{PHASES.get(phase, PHASES['load'])}"/>')
+    color, width, height = PHASES.get(phase, "#efefef"), x(end) - x(start), HEIGHT - TOP - BOTTOM
+    out.append(f'<rect x="{x(start):.0f}" y="{TOP}" width="{width:.0f}" height="{height}" fill="{color}"/>')
     if x(end) - x(start) > 30:
         out.append(f'<text class="mid small" x="{(x(start) + x(end)) / 2:.0f}" y="{HEIGHT - BOTTOM + 15}">{phase}</text>')
 for step in sorted({part[0] for part, _, _ in merged if part[0]}):
