@@ -279,7 +279,8 @@ pub(crate) struct Check {
     /// There is no out-of-memory error, caught or not
     #[arg(long)]
     pub(crate) no_oom: bool,
-    /// There is no finding of this rule, e.g. leak (docs/diagnosis.md lists them), or of any; may be repeated
+    /// There is no finding of this rule, e.g. leak (docs/reference/diagnostics.md lists them), or of any; may be
+    /// repeated
     #[arg(long, value_name = "RULE", value_parser = rule_names())]
     pub(crate) no_finding: Vec<String>,
     /// Peak and reserved memory are those of this earlier run, or less: its folder, its summary.json, a trace or snapshot
@@ -393,7 +394,8 @@ pub(crate) enum Format {
     Speedscope,
     /// The same as folded stacks, for flamegraph.pl and its kin
     Folded,
-    /// Tables for DuckDB, Polars, Spark and Ray Data (events, blocks, stacks, phases); -o is a folder. See docs/parquet.md
+    /// Tables for DuckDB, Polars, Spark and Ray Data (events, blocks, stacks, phases); -o is a folder. See
+    /// docs/reference/parquet.md
     Parquet,
 }
 

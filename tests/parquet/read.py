@@ -32,7 +32,7 @@ for table in tables:
             sums[name] = int(ours) if ours is not None else None
     told[table] = {"rows": count, "columns": columns, "sums": sums}
 
-# The queries of docs/parquet.md.
+# The queries of docs/how-to/parquet.md.
 told["peak"] = rows("select device, max(allocated) from events group by device order by device")
 told["at_peak"] = rows(
     """

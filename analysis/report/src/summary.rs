@@ -123,7 +123,7 @@ pub struct ProcessSummary {
 /// Something wrong with the run.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct FindingSummary {
-    /// The rule that says so; docs/diagnosis.md explains each.
+    /// The rule that says so; docs/reference/diagnostics.md explains each.
     pub rule: String,
     /// On which device; -1 is the CPU.
     pub device: i16,

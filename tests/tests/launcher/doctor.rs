@@ -458,14 +458,14 @@ fn the_list_of_tested_versions() {
     for (name, what) in [("tested", "tested"), ("known", "layout from its headers, not met yet")] {
         text(name).iter().for_each(|version| table += &format!("| {version} | {what} |\n"));
     }
-    let page = root().join("docs/versions.md");
+    let page = root().join("docs/reference/versions.md");
     let before = std::fs::read_to_string(&page).unwrap();
     let (head, rest) = before.split_once("<!-- made from launcher/src/doctor/tested-versions.json -->\n").unwrap();
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&page, format!("{head}<!-- made from launcher/src/doctor/tested-versions.json -->\n{table}"))
             .unwrap();
     } else {
-        assert!(rest == table, "docs/versions.md: run with UPDATE_GOLDEN=1 and look at what changed");
+        assert!(rest == table, "docs/reference/versions.md: run with UPDATE_GOLDEN=1 and look at what changed");
     }
 }
 

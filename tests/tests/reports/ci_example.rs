@@ -10,7 +10,7 @@ const PACKAGES: [&str; 4] = ["pytest==8.3.5", "iniconfig==2.1.0", "packaging==25
 
 /// Writes the page's Python files into a folder. Each code block names its file in its first line.
 fn unpack(folder: &Path) -> Vec<String> {
-    let page = std::fs::read_to_string(root().join("docs/ci.md")).expect("docs/ci.md");
+    let page = std::fs::read_to_string(root().join("docs/how-to/ci.md")).expect("docs/how-to/ci.md");
     let mut names = Vec::new();
     for block in page.split("```python\n# ").skip(1) {
         let (name, rest) = block.split_once('\n').expect("a name");

@@ -207,10 +207,10 @@ fn the_textbook_snapshot() {
 /// The docs describe each rule as the rule describes itself.
 #[test]
 fn the_docs_have_every_rule() {
-    let docs = std::fs::read_to_string(root().join("docs/diagnosis.md")).unwrap();
+    let docs = std::fs::read_to_string(root().join("docs/reference/diagnostics.md")).unwrap();
     for rule in memtrace_analysis::rules::ILLNESSES {
         let row = format!("| `{}` | {} | {} |", rule.name, rule.rests_on, rule.blind_to);
-        assert!(docs.contains(&row), "docs/diagnosis.md lacks\n{row}");
+        assert!(docs.contains(&row), "docs/reference/diagnostics.md lacks\n{row}");
     }
 }
 
@@ -230,7 +230,7 @@ mod exhaustive {
         assert!(rows["none"].variants >= 12);
         let remarks: Vec<&String> = rows.values().flat_map(|row| &row.remarks).collect();
         assert!(remarks.is_empty(), "{table}\n{remarks:#?}");
-        let docs = std::fs::read_to_string(root().join("docs/diagnosis.md")).unwrap();
-        assert!(docs.contains(&table), "docs/diagnosis.md has another table than\n{table}");
+        let docs = std::fs::read_to_string(root().join("docs/dev/diagnostics.md")).unwrap();
+        assert!(docs.contains(&table), "docs/dev/diagnostics.md has another table than\n{table}");
     }
 }
