@@ -7,7 +7,7 @@ use memtrace_trace::shm::layout::SEGMENT_SIZE;
 use super::diagnosis::Finding;
 use super::units::bytes;
 
-/// The memory that the launcher needs in addition to the program, in bytes, with a margin. docs/performance.md measures
+/// The memory that the launcher needs in addition to the program, in bytes, with a margin. docs/dev/performance.md measures
 /// 10 MiB.
 const LAUNCHER_MEMORY: u64 = 64 << 20;
 /// The minimum number of descriptors: two for each process and a few for the launcher itself.

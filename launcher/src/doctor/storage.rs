@@ -7,7 +7,7 @@ use std::path::Path;
 use super::diagnosis::Finding;
 use super::units::bytes;
 
-/// The free space in bytes that suffices for a long run. Training takes 1 to 7 bytes an event (docs/performance.md).
+/// The free space in bytes that suffices for a long run. Training takes 1 to 7 bytes an event (docs/dev/performance.md).
 const PLENTY: u64 = 1 << 30;
 
 /// Checks whether a run can be written below `folder` and how much space is free.

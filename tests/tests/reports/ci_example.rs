@@ -1,4 +1,4 @@
-//! Runs the worked example of docs/ci.md, exactly as it is on the page, with pytest.
+//! Runs the worked example of docs/how-to/ci.md, exactly as it is on the page, with pytest.
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -15,7 +15,7 @@
 //! classified by allocation site.
 //!
 //! The first seven categories, and the distinctions between them, are those of PyTorch's own memory timeline
-//! (`torch.profiler._memory_profiler`). `docs/accuracy.md` measures the agreement with it.
+//! (`torch.profiler._memory_profiler`). `docs/dev/accuracy.md` measures the agreement with it.
 
 use std::collections::{HashMap, HashSet};
 

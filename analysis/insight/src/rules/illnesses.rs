@@ -1,6 +1,6 @@
 //! The issues that a run's memory use can have, with one rule per issue.
 //!
-//! Reports cite the rule, and docs/diagnosis.md explains it. The passes in `passes/illness` collect the evidence.
+//! Reports cite the rule, and docs/reference/diagnostics.md explains it. The passes in `passes/illness` collect the evidence.
 
 /// The rule for one issue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,5 +1,5 @@
 //! A run as tables in Parquet files, for DuckDB, Polars, Spark and Ray Data: events, blocks, stacks, phases.
-//! `docs/parquet.md` describes every column. Each row has its run, rank and process, so the files of any number of
+//! `docs/reference/parquet.md` describes every column. Each row has its run, rank and process, so the files of any number of
 //! ranks form one table.
 
 mod writer;

@@ -12,7 +12,7 @@
 //!
 //! # Cost
 //!
-//! docs/performance.md has the results; `scripts/bench unwind` measures them.
+//! docs/dev/performance.md has the results; `scripts/bench unwind` measures them.
 //!
 //! # Boundaries
 //!
