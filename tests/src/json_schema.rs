@@ -5,7 +5,8 @@ use serde_json::Value;
 
 /// Fails the test unless `value` is valid under `schema`.
 ///
-/// # Panics Names the path of the value that is invalid.
+/// # Panics
+/// Names the path of the value that is invalid.
 pub fn assert_valid(schema: &Value, value: &Value) {
     validate(schema, schema, value, "$");
 }

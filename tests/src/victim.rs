@@ -198,7 +198,8 @@ impl Run {
 
     /// The number of native stacks that `--check-stacks` compared with libgcc's unwinder.
     ///
-    /// # Panics When a stack differed.
+    /// # Panics
+    /// When a stack differed.
     #[track_caller]
     pub fn checked_stacks(&self) -> u64 {
         let counted = |counter| self.traces().iter().map(|trace| trace.counter(counter)).sum::<u64>();

@@ -74,7 +74,8 @@ pub extern "C" fn probe_native(_into: *mut usize, _size: i32) -> i32 {
 /// Returns their number, or -1 where something was lost. Captures the stack twice, first without a cache and then with
 /// the first capture's cache, and returns -2 where the two differ.
 ///
-/// # Safety The caller guarantees that `into` is valid for writing `size` addresses.
+/// # Safety
+/// The caller guarantees that `into` is valid for writing `size` addresses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probe_native_addresses(into: *mut usize, size: i32) -> i32 {
     let (interner, mut stacks, mut keep) = (Interner::new(), NativeStacks::new(), Keep::default());

@@ -138,7 +138,8 @@ pub extern "C" fn probe_state() -> u32 {
 
 /// Writes the reason as text, cut to `size` bytes, and returns its full length in bytes; 0 when there is no reason.
 ///
-/// # Safety The caller guarantees that `into` is valid for writing `size` bytes.
+/// # Safety
+/// The caller guarantees that `into` is valid for writing `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probe_reason(into: *mut c_char, size: usize) -> usize {
     let reason = verified().err().map(|reason| reason.to_string()).unwrap_or_default();
@@ -155,7 +156,8 @@ pub extern "C" fn probe_capture() -> u32 {
 /// Writes a stack, innermost frame first, cut to `size` bytes. A frame has name, qualname, file, line and first line,
 /// separated by 0x1f; 0x1e separates frames. Returns the full length in bytes, which may exceed `size`.
 ///
-/// # Safety The caller guarantees that `into` is valid for writing `size` bytes.
+/// # Safety
+/// The caller guarantees that `into` is valid for writing `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probe_stack(id: u32, into: *mut c_char, size: usize) -> usize {
     // Another thread may have created this id and not delivered its definition yet.
@@ -186,7 +188,8 @@ fn text_of(mut id: StackId) -> Option<String> {
 
 /// Copies at most `size` bytes of the text and returns the text's length.
 ///
-/// # Safety The caller guarantees that `into` is valid for writing `size` bytes.
+/// # Safety
+/// The caller guarantees that `into` is valid for writing `size` bytes.
 unsafe fn copy(text: &str, into: *mut c_char, size: usize) -> usize {
     // SAFETY: at most `text.len()` bytes are read and at most `size` are written; the caller guarantees room for
     // `size`.
@@ -197,7 +200,8 @@ unsafe fn copy(text: &str, into: *mut c_char, size: usize) -> usize {
 /// A count by name: `stacks`, `frames`, `evicted`, `again` (definitions delivered twice), or one of the losses `frame`,
 /// `depth`, `memory`, `unverified`, `text`.
 ///
-/// # Safety The caller guarantees that `name` is a NUL-terminated string.
+/// # Safety
+/// The caller guarantees that `name` is a NUL-terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probe_count(name: *const c_char) -> u64 {
     let (stacks, frames, evicted) = interner().counts();

@@ -35,7 +35,8 @@ fn mode(path: &Path) -> u32 {
 
 /// A command that runs as another user.
 ///
-/// # Panics Without root privileges, because the test would check nothing then.
+/// # Panics
+/// Without root privileges, because the test would check nothing then.
 #[track_caller]
 fn as_another_user(program: impl AsRef<std::ffi::OsStr>) -> Command {
     // SAFETY: `geteuid` has no arguments and always succeeds.
