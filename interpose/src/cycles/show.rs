@@ -297,22 +297,26 @@ impl Words<'_> {
         self.objects.get(number as usize).map_or("?", |object| unsafe { type_name(type_of(*object)) })
     }
 
-    /// A hash of the classes in a cycle. Cycles with the same classes are of one kind.
+    /// A hash of the classes in a cycle and on its path to a tensor. Cycles with the same classes are of one kind.
+    ///
+    /// The collector lists the objects of a cycle in no fixed order, so the kind depends neither on where the path
+    /// around the cycle starts nor on its direction.
     fn kind(&self, cycle: &Cycle) -> u64 {
+        let object = |number: u32| self.objects.get(number as usize).copied();
         // CPython creates an object's dictionary on demand, so it may be an object of its own or not. The kind must not
         // depend on that.
-        let is_own = |from: u32, to: u32| {
-            let object = |number: u32| self.objects.get(number as usize).copied();
-            object(from)
-                .zip(object(to))
-                .is_some_and(|(from, to)| self.session.is_plain(from) && self.session.is_dict(to))
+        let is_own_dict = |from: u32, to: u32| {
+            let both = object(from).zip(object(to));
+            both.is_some_and(|(from, to)| self.session.is_plain(from) && self.session.is_dict(to))
         };
-        let classes = |numbers: &[u32]| {
-            let before = std::iter::once(None).chain(numbers.iter().map(Some));
-            let others = numbers.iter().zip(before).filter(|(to, from)| !from.is_some_and(|from| is_own(*from, **to)));
-            others.map(|(number, _)| self.class(*number).to_owned()).collect::<Vec<_>>()
-        };
-        BuildHasherDefault::<DefaultHasher>::default().hash_one((classes(&cycle.way), classes(&cycle.to_tensor)))
+        // Both paths begin at the same object, which the last object of the cycle refers to.
+        let mut classes = std::collections::BTreeSet::new();
+        for path in [&cycle.way, &cycle.to_tensor] {
+            let before = cycle.way.last().into_iter().chain(path);
+            let others = before.zip(path).filter(|(from, to)| !is_own_dict(**from, **to));
+            classes.extend(others.map(|(_, number)| self.class(*number)));
+        }
+        BuildHasherDefault::<DefaultHasher>::default().hash_one(classes)
     }
 
     /// For example `Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor float32[1024, 1024]`.
