@@ -1,11 +1,13 @@
 //! A graph of references between numbered objects, and the reference cycles in it that hold tensors.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// The search from a cycle to its tensors visits at most this many objects.
 const MOST_LOOKED: usize = 20_000;
 /// At most this many tensors are listed for one cycle.
 const MOST_HELD: usize = 16;
+/// At most this many members of a cycle are compared for where its description starts.
+const MOST_STARTS: usize = 256;
 
 /// Which object holds references to which others.
 #[derive(Default)]
@@ -123,21 +125,36 @@ impl Graph {
         sets.sort_unstable_by_key(|set| set.first().copied());
         sets.truncate(most);
         let cycle = |members: Vec<u32>| {
-            let (way_to, held) = self.tensors(&members, &is_tensor);
-            let start = *way_to.first()?;
+            let (to_tensor, held) = self.tensors(&members, usize::MAX, &is_tensor);
+            let start = *to_tensor.first()?;
             let of = get(&component, start);
             let way = self.back(start, |object| get(&component, object) == of)?;
-            Some(Cycle { members, way, to_tensor: way_to, held })
+            Some(Cycle { members, way, to_tensor, held })
         };
         sets.into_iter().filter_map(cycle).collect()
     }
 
-    /// A shortest path from any of these objects to a tensor, and the tensors found.
-    fn tensors(&self, from: &[u32], is_tensor: &impl Fn(u32) -> bool) -> (Vec<u32>, Vec<u32>) {
+    /// The same cycle, described from each member that is as near to a tensor as the nearest.
+    ///
+    /// The collector lists objects in no fixed order. A caller that chooses among these by what they say gets the same
+    /// description in every run.
+    pub(super) fn descriptions(&self, cycle: &Cycle, is_tensor: impl Fn(u32) -> bool) -> Vec<Cycle> {
+        let members: HashSet<u32> = cycle.members.iter().copied().collect();
+        let from = |start: &u32| {
+            let (to_tensor, _) = self.tensors(std::slice::from_ref(start), cycle.to_tensor.len(), &is_tensor);
+            let is_nearest = to_tensor.len() == cycle.to_tensor.len();
+            let way = if is_nearest { self.back(*start, |object| members.contains(&object))? } else { return None };
+            Some(Cycle { members: cycle.members.clone(), way, to_tensor, held: cycle.held.clone() })
+        };
+        cycle.members.iter().take(MOST_STARTS).filter_map(from).collect()
+    }
+
+    /// A shortest path of at most `longest` objects from any of these objects to a tensor, and the tensors found.
+    fn tensors(&self, from: &[u32], longest: usize, is_tensor: &impl Fn(u32) -> bool) -> (Vec<u32>, Vec<u32>) {
         let mut before: HashMap<u32, u32> = from.iter().map(|object| (*object, *object)).collect();
-        let mut next: VecDeque<u32> = from.iter().copied().collect();
+        let mut next: VecDeque<(u32, usize)> = from.iter().map(|object| (*object, 1)).collect();
         let (mut way, mut held) = (Vec::new(), Vec::new());
-        while let Some(object) = next.pop_front() {
+        while let Some((object, length)) = next.pop_front() {
             if is_tensor(object) {
                 if held.is_empty() {
                     way = trace(&before, object);
@@ -147,10 +164,10 @@ impl Graph {
                     break;
                 }
             }
-            for other in self.held_by(object) {
+            for other in self.held_by(object).iter().filter(|_| length < longest) {
                 if before.len() < MOST_LOOKED.max(from.len()) && !before.contains_key(other) {
                     before.insert(*other, object);
-                    next.push_back(*other);
+                    next.push_back((*other, length + 1));
                 }
             }
         }
@@ -178,7 +195,7 @@ impl Graph {
     /// The objects nearest to a cycle's paths, including them, at most `most`.
     pub(super) fn around(&self, cycle: &Cycle, most: usize) -> Vec<u32> {
         let mut all: Vec<u32> = Vec::new();
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         let ways = cycle.way.iter().chain(&cycle.to_tensor);
         let mut next: VecDeque<u32> = ways.copied().filter(|object| seen.insert(*object)).collect();
         while let Some(object) = next.pop_front() {
@@ -232,6 +249,42 @@ mod tests {
         assert_eq!(graph.around(&cycles[0], 3), [1, 2, 0]);
         assert_eq!(graph.cycles(|_| true, 1).len(), 1);
         assert!(graph.cycles(|_| false, 100).is_empty());
+    }
+
+    /// The objects of a tree of three nodes (0, 1, 2, each with a tensor) and the list of the root's children, numbered
+    /// in every order: the chosen description names the same objects.
+    #[test]
+    fn the_description_does_not_depend_on_the_order_of_objects() {
+        // 0: root, 1 and 2: children, 3: list of children, 4 to 6: tensors.
+        let references: [&[u32]; 7] = [&[4, 3], &[5, 0], &[6, 0], &[2, 1], &[], &[], &[]];
+        let mut orders = vec![vec![]];
+        for object in 0..7_u32 {
+            let longer = |order: &Vec<u32>| {
+                let insert = |at: usize, order: &Vec<u32>| {
+                    let mut order = order.clone();
+                    order.insert(at, object);
+                    order
+                };
+                (0..=order.len()).map(|at| insert(at, order)).collect::<Vec<_>>()
+            };
+            orders = orders.iter().flat_map(longer).collect();
+        }
+        assert_eq!(orders.len(), 5040);
+        for order in orders {
+            // `order[n]` is the object with number n.
+            let number = |object: &u32| order.iter().position(|o| o == object).unwrap() as u32;
+            let renumbered: Vec<Vec<u32>> =
+                order.iter().map(|object| references[*object as usize].iter().map(number).collect()).collect();
+            let graph = graph(&renumbered.iter().map(|of| &of[..]).collect::<Vec<_>>());
+            let is_tensor = |n: u32| order[n as usize] >= 4;
+            let cycles = graph.cycles(is_tensor, 10);
+            assert_eq!(cycles.len(), 1);
+            let objects = |numbers: &[u32]| numbers.iter().map(|n| order[*n as usize]).collect::<Vec<_>>();
+            let described = graph.descriptions(&cycles[0], is_tensor);
+            assert_eq!(described.len(), 3, "the list is farther from a tensor");
+            let chosen = described.iter().map(|c| (objects(&c.way), objects(&c.to_tensor))).min();
+            assert_eq!(chosen, Some((vec![0, 3, 2], vec![0, 4])));
+        }
     }
 
     #[test]

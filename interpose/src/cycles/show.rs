@@ -213,7 +213,8 @@ pub(super) fn cycles(
             continue;
         }
         known.kinds.insert(kind);
-        let text = words.text(&cycle);
+        let described = graph.descriptions(&cycle, is_tensor).into_iter().map(|cycle| (words.text(&cycle), cycle));
+        let (text, cycle) = described.min_by(|a, b| a.0.cmp(&b.0)).unwrap_or_else(|| (words.text(&cycle), cycle));
         let mut addresses: Vec<u64> = cycle
             .held
             .iter()
