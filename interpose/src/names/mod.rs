@@ -490,13 +490,16 @@ fn search(
     let trains = names.trains.load(Ordering::Relaxed);
     let events = process.segment.header().next_seq.0.load(Ordering::Relaxed);
     let changed = state.is_changed(process) || state.has_too_many;
-    let scan = match state.schedule.decide(causes, Facts { events, changed }) {
-        Scan::Nothing => return Ok(Scan::Nothing),
-        // A model is gone, so another may have replaced it. Only a heap scan finds that one.
-        Scan::Known if state.forget_dead() => {
-            state.schedule.decide(0, Facts { events, changed: true }).max(Scan::Known)
-        }
-        scan => scan,
+    let scan = state.schedule.decide(causes, Facts { events, changed });
+    if scan == Scan::Nothing {
+        return Ok(Scan::Nothing);
+    }
+    // Before anything reads the known objects: those that are gone must not be touched.
+    let scan = if state.forget_dead() {
+        // The objects that replace them are unknown.
+        state.schedule.decide(0, Facts { events, changed: true }).max(scan)
+    } else {
+        scan
     };
     let all = scan == Scan::All;
     let can_wait = !trains && !names.failed.load(Ordering::Relaxed) && state.postponed < MOST_POSTPONED;
