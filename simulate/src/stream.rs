@@ -1,7 +1,9 @@
 //! Streams and events on a virtual timeline.
 //!
 //! Work is done at once, and only its *end* is simulated. Each launch extends the time for which its stream is busy by
-//! `SIMCUDA_KERNEL_US` microseconds of real time. Until then, queries return "not ready" and synchronization sleeps.
+//! `SIMCUDA_KERNEL_US` microseconds. Until then, queries return "not ready". The clock advances by a fixed time with each
+//! call about a stream, and to the end of the work with each synchronization, so the results do not depend on how fast
+//! the machine is.
 
 use crate::error::{Error, Result};
 use crate::handle::{Handles, Kind, fixed};
@@ -21,7 +23,7 @@ pub struct Stream {
     pub priority: i32,
     /// The number that `cuStreamGetId` returns.
     pub id: u64,
-    /// When all work issued so far is done, in nanoseconds of the monotonic clock.
+    /// When all work issued so far is done, in nanoseconds of the virtual clock.
     pub busy_until: u64,
     /// The capture in which it takes part. That capture may have ended since.
     pub capture: Option<u64>,

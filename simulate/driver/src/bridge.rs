@@ -2,7 +2,7 @@
 //! table.
 
 use crate::module::launch;
-use crate::state::{current_device, machine, nest, now_ns};
+use crate::state::{current_device, machine, monotonic_ns, nest};
 use simcuda::bridge::{Bridge, ID};
 use simcuda::error::Error;
 use simcuda::out::Out;
@@ -47,7 +47,7 @@ unsafe extern "C" fn append(number: u64, fields: *const u8, length: usize) {
     // SAFETY: the other simulated libraries are the only callers. They pass UTF-8 text of that length that outlives the
     // call.
     let fields = unsafe { text(fields, length) };
-    machine().ledger.append(number, now_ns(), fields);
+    machine().ledger.append(number, monotonic_ns(), fields);
 }
 
 unsafe extern "C" fn strikes(api: *const u8, length: usize) -> bool {

@@ -5,8 +5,8 @@ use simcuda::error::{Error, Result, code_of};
 use simcuda::ledger::{Call, Layer};
 use simcuda::machine::Machine;
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| {
     let machine = Machine::new(Config::from_env());
@@ -102,20 +102,29 @@ pub(crate) fn nest(enter: bool) {
     RUNTIME_DEPTH.set(if enter { depth + 1 } else { depth.saturating_sub(1) });
 }
 
-/// The time of the monotonic clock in nanoseconds.
-pub(crate) fn now_ns() -> u64 {
+/// The time of the monotonic clock in nanoseconds, for the ledger.
+pub(crate) fn monotonic_ns() -> u64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` is a `timespec` on this stack frame that is valid for writes.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// Sleeps until a point of the virtual timeline, in nanoseconds. The caller must not hold the lock of the machine.
+/// The virtual time that the program needs from one call about a stream to the next, in nanoseconds.
+const CALL_NS: u64 = 2_000;
+
+/// The virtual clock: the time up to which the program itself has come, in nanoseconds.
+static CLOCK: AtomicU64 = AtomicU64::new(0);
+
+/// The virtual time of this call. It advances only by calls and waits, so it is the same on an idle and on a busy
+/// machine.
+pub(crate) fn now_ns() -> u64 {
+    CLOCK.fetch_add(CALL_NS, Ordering::Relaxed) + CALL_NS
+}
+
+/// Advances the virtual clock to a point of the timeline, in nanoseconds.
 pub(crate) fn wait_until(then: u64) {
-    let now = now_ns();
-    if then > now {
-        std::thread::sleep(Duration::from_nanos(then - now));
-    }
+    CLOCK.fetch_max(then, Ordering::Relaxed);
 }
 
 /// Waits for the device until a point of the virtual timeline and trims the pools, as the synchronizing calls do.
@@ -153,7 +162,7 @@ pub(crate) fn recorded(
     let number = machine.ledger.number();
     if machine.ledger.is_on() {
         let fields = call.fields(Layer::Driver, RUNTIME_DEPTH.get() > 0, code);
-        machine.ledger.append(number, now_ns(), &fields);
+        machine.ledger.append(number, monotonic_ns(), &fields);
     }
     code
 }

@@ -217,6 +217,20 @@ def later():
         optimizer.zero_grad()
 
 
+def folds():
+    """Cross-validation: one model stays, and beside it models with equal names come and go."""
+    kept, oracle = Generator(*mlp()), Oracle()
+    for _ in range(4):
+        model = Discriminator(*critic())
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(7):
+            model(kept(torch.empty(64, 512, device="cuda"))).sum().backward()
+            optimizer.step()
+            oracle.note([kept, model], [optimizer], gradients=False, called=["Generator", "Discriminator"])
+            optimizer.zero_grad()
+        del model, optimizer
+
+
 def resumed():
     """Another optimizer, at another line, continues the training of the same model."""
     model = mlp()

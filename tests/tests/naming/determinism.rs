@@ -128,6 +128,7 @@ mod exhaustive {
             "variables",
             "classes",
             "later",
+            "folds",
             "resumed",
             "served",
             "inference",

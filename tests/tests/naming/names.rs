@@ -239,6 +239,12 @@ fn a_model_that_comes_later() {
 }
 
 #[test]
+fn models_that_replace_each_other() {
+    let told = check_listed("folds");
+    assert!(told.names().contains(&(TensorKind::Parameter, "Generator.0.weight")), "{:?}", told.names());
+}
+
+#[test]
 fn an_optimizer_that_comes_later() {
     let ours = check_listed("resumed");
     let has = |name| ours.names().contains(&(TensorKind::OptimizerState, name));
