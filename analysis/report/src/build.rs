@@ -245,17 +245,21 @@ fn process_summary(process: &Process, story: &Story, names: Names, found: &[Post
         findings: context.findings(story),
         pinned: context.owners(story, Place::Host),
         losses: losses(process, story),
-        notices: process
-            .definitions()
-            .notices
-            .iter()
-            .map(|n| NoticeSummary {
-                topic: n.topic.to_string(),
-                text: n.text.to_string(),
-                verdict: n.verdict.name().to_owned(),
-            })
-            .collect(),
+        notices: notices(process),
     }
+}
+
+/// The notices by topic. Threads write them to their own rings, so the order in the file depends on when each ring was
+/// drained. Notices of one topic keep that order.
+fn notices(process: &Process) -> Vec<NoticeSummary> {
+    let notice = |n: &memtrace_trace::file::Notice| NoticeSummary {
+        topic: n.topic.to_string(),
+        text: n.text.to_string(),
+        verdict: n.verdict.name().to_owned(),
+    };
+    let mut notices: Vec<NoticeSummary> = process.definitions().notices.iter().map(notice).collect();
+    notices.sort_by(|a, b| a.topic.cmp(&b.topic));
+    notices
 }
 
 /// Everything that is missing or inconsistent in a recording, by name.
