@@ -122,7 +122,7 @@ def figures(confusion):
     return share(same, theirs), share(same, either)
 
 
-def judge(name, program, answer, found, rows):
+def add_agreement(name, program, answer, found, rows):
     confusion, causes, alone, matched, unmatched = compare(answer, found)
     strict, either = figures(confusion)
     whole = sum(confusion.values())
@@ -145,7 +145,7 @@ def main():
             here = folder / name.replace(" ", "-")
             run, file = (here / program, here / f"{program}.json") if earlier else record(program, here, device, steps, options)
             answer = json.loads(file.read_text())
-            confusion, causes, alone = judge(name, program, answer, ours(run, here, device), rows)
+            confusion, causes, alone = add_agreement(name, program, answer, ours(run, here, device), rows)
             total.update(confusion)
             for key, weight in causes.items():
                 every[(program, *key)] += weight

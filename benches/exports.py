@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every form of `memtrace export`, and `memtrace report` of the snapshot: beside pickle.load, _memory_viz trace_plot and Mosaic.
+"""Every format of `memtrace export`, and `memtrace report` of the snapshot: beside pickle.load, _memory_viz trace_plot and Mosaic.
 
 BENCH_MOSAIC=PYTHON    a Python that can `import mosaic` (analysis.py says which)
 """
@@ -16,7 +16,7 @@ SIZES = [100_000] if frame.QUICK else [100_000, 1_000_000, 10_000_000]
 # The largest number of events for each of Python's tools: Mosaic takes 3.5 GB for a million.
 PEERS = {"load": 10_000_000, "trace_plot": 10_000_000, "mosaic": 1_000_000}
 NAMES = {"load": "pickle.load", "trace_plot": "pickle.load + _memory_viz trace_plot", "mosaic": "Mosaic, categories"}
-FORMS = {
+FORMATS = {
     "snapshot": [],
     "csv": [],
     "timeline": [],
@@ -31,9 +31,9 @@ NEAREST = {"load": "report of the snapshot", "trace_plot": "timeline", "mosaic":
 TABLE = "Medians; each of ours measured whole, start included; a ratio is memtrace's time to the peer's"
 
 
-def export(trace, form, options):
+def export(trace, name, options):
     """Seconds and memory of one export, and the number of bytes that it wrote."""
-    target = form.split(",")[0]
+    target = name.split(",")[0]
     out = frame.SCRATCH / {"timeline": "out.html", "parquet": "tables"}.get(target, "out")
     found = analysis.measure([frame.MEMTRACE, "export", "--to", target, "-o", out, *options, trace])
     found["bytes"] = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
@@ -47,11 +47,11 @@ def rows_of(events, trace):
     subprocess.run([frame.MEMTRACE, "export", "--to", "snapshot", "-o", snapshot, trace], check=True, stderr=subprocess.DEVNULL)
     viz = importlib.util.find_spec("torch").submodule_search_locations[0] + "/cuda/_memory_viz.py"
     peers = [name for name, most in PEERS.items() if events <= most and (name != "mosaic" or analysis.MOSAIC)]
-    found = {name: [] for name in [*FORMS, "report of the snapshot", *peers]}
+    found = {name: [] for name in [*FORMATS, "report of the snapshot", *peers]}
     for round_ in range(rounds):
-        for form, options in FORMS.items():
-            frame.say(f"{events:,} events, round {round_ + 1}: {form}")
-            found[form].append(export(trace, form, options))
+        for name, options in FORMATS.items():
+            frame.say(f"{events:,} events, round {round_ + 1}: {name}")
+            found[name].append(export(trace, name, options))
         found["report of the snapshot"].append(analysis.measure([frame.MEMTRACE, "report", snapshot]))
         for name in peers:
             frame.say(f"{events:,} events, round {round_ + 1}: {NAMES[name]}")

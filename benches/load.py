@@ -68,11 +68,11 @@ def one(command, folder=None):
         whole = time.monotonic() - start
         out.seek(0)
         errors.seek(0)
-        said, status = out.read(), errors.read()
+        output, status = out.read(), errors.read()
     if process.returncode != 0:
         sys.exit(f"{command}: ended with {process.returncode}: {status}")
     seconds = int(re.search(r"^us (\d+)", status, re.MULTILINE)[1]) / 1e6
-    return {"pairs": sum(int(line.split()[2]) for line in said.splitlines()), "seconds": seconds, "whole": whole,
+    return {"pairs": sum(int(line.split()[2]) for line in output.splitlines()), "seconds": seconds, "whole": whole,
             "memory": of_status(status, "VmHWM"), "watch": watch}
 
 

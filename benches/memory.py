@@ -31,7 +31,7 @@ def high_water(pid):
         return next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM")), 0)
 
 
-class Held:
+class WaitingProcess:
     """A process, under memtrace or not, that waits after its work until `end`."""
 
     def __init__(self, name, command, memtrace, **environment):
@@ -42,8 +42,8 @@ class Held:
         line = self.process.stdout.readline()
         if not line:
             sys.exit(f"{command}: died")
-        self.said = json.loads(line)
-        self.target = proportional(self.said["pid"])
+        self.report = json.loads(line)
+        self.traced = proportional(self.report["pid"])
         self.launcher = proportional(self.process.pid) if memtrace else (0, 0, 0)
 
     def end(self):
@@ -80,25 +80,25 @@ def build():
 
 
 def growth(load, environment):
-    plain = Held("plain", [load, 1, 1000, 0], False, **environment)
+    plain = WaitingProcess("plain", [load, 1, 1000, 0], False, **environment)
     plain.end()
     rows = []
     for millions in (1, 10, 100):
         events = millions * MILLION // SCALE
-        held = Held(f"growth-{millions}", [load, 1, events, MILLION], True, **environment)
-        pss = held.target[0] + held.launcher[0] - plain.target[0]
-        peak = held.end()
-        count, size = recorded(held.folder)
+        waiting = WaitingProcess(f"growth-{millions}", [load, 1, events, MILLION], True, **environment)
+        pss = waiting.traced[0] + waiting.launcher[0] - plain.traced[0]
+        peak = waiting.end()
+        count, size = recorded(waiting.folder)
         rows.append({
-            "table": "Host memory that memtrace adds to target and launcher together: cuMemAlloc and cuMemFree of a driver that does nothing, "
+            "table": "Host memory that memtrace adds to the traced process and the launcher together: cuMemAlloc and cuMemFree of a driver that does nothing, "
                      "1 M events a second, at the end of the run",
-            "events": count, "target_RSS_adds_MiB": (held.target[1] - plain.target[1]) / MIB, "launcher_RSS_MiB": held.launcher[1] / MIB,
-            "added_in_all_PSS_MiB": pss / MIB, "launcher_peak_with_closing_page_MiB": peak / MIB, "lost": held.losses()["lost"],
+            "events": count, "traced_process_added_RSS_MiB": (waiting.traced[1] - plain.traced[1]) / MIB, "launcher_RSS_MiB": waiting.launcher[1] / MIB,
+            "added_in_all_PSS_MiB": pss / MIB, "launcher_peak_with_end_summary_MiB": peak / MIB, "lost": waiting.losses()["lost"],
             "trace_bytes_an_event": size / count, "ratio_to": "itself after 1 M events",
         })
         rows[-1]["ratio"] = rows[-1]["added_in_all_PSS_MiB"] / rows[0]["added_in_all_PSS_MiB"]
         frame.say(f"memory: {count:,} events, {pss / MIB:.1f} MiB")
-        for file in held.folder.iterdir():
+        for file in waiting.folder.iterdir():
             file.unlink()
     return rows
 
@@ -110,9 +110,9 @@ def available():
 
 def beside_pytorch():
     def measure(kind, events):
-        held = Held(f"held-{kind}-{events}", [sys.executable, frame.HERE / "memory_child.py", "held", kind, events], kind == "memtrace")
-        held.end()
-        return held.target[2] + held.launcher[0]
+        waiting = WaitingProcess(f"held-{kind}-{events}", [sys.executable, frame.HERE / "memory_child.py", "held", kind, events], kind == "memtrace")
+        waiting.end()
+        return waiting.traced[2] + waiting.launcher[0]
 
     rows = []
     for millions in (1, 10):
@@ -123,7 +123,7 @@ def beside_pytorch():
             break
         plain = measure("off", 1000)
         ours, theirs = measure("memtrace", events) - plain, measure("python", events) - plain
-        rows.append({"table": "Host memory that recording adds to a PyTorch process: torch.empty and free at stack depth 20; the target's "
+        rows.append({"table": "Host memory that recording adds to a PyTorch process: torch.empty and free at stack depth 20; the traced process "
                      "without its files", "events": events,
                      "memtrace_PSS_MiB": ours / MIB, "stacks=python_PSS_MiB": theirs / MIB, "ratio_to": "stacks=python, default max_entries",
                      "ratio": ours / theirs})
@@ -149,12 +149,12 @@ def lost(load, environment):
     for rate in (MILLION, 0):
         for threads in (1, 2, 4):
             events = (10 if rate else 20) * MILLION // SCALE
-            held = Held(f"lost-{rate}-{threads}", [load, threads, events, rate], True, **environment)
-            held.end()
-            losses = held.losses()
+            waiting = WaitingProcess(f"lost-{rate}-{threads}", [load, threads, events, rate], True, **environment)
+            waiting.end()
+            losses = waiting.losses()
             gone = losses["lost"] + losses["unwritten"] + losses["dropped"]
             rows.append({"table": "Events lost on this machine's cores", "speed": "1 M events/s" if rate else "as fast as it can", "threads": threads,
-                         "events": events, "M_events/s": events / held.said["seconds"] / MILLION,
+                         "events": events, "M_events/s": events / waiting.report["seconds"] / MILLION,
                          "lost": gone,
                          "ratio_to": "all events", "ratio": gone / events})
             frame.say(f"memory: {threads} threads, {rows[-1]['M_events/s']:.2f} M events/s, lost {gone:,}")

@@ -19,7 +19,7 @@ def history():
     torch.cuda.memory._record_memory_history(stacks="python")
 
 
-def held(kind, events):
+def wait_with_events(kind, events):
     def at_depth(depth):
         if depth > 1:
             return at_depth(depth - 1)
@@ -55,4 +55,4 @@ def size_of(model, events):
 
 
 if __name__ == "__main__":
-    {"held": held, "bytes": size_of}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+    {"held": wait_with_events, "bytes": size_of}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))

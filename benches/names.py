@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What names of tensors and modules cost: a step with them and with --no-names, and the first look's pause."""
+"""What names of tensors and modules cost: a step with them and with --no-names, and the pause of the first scan."""
 
 import os
 import statistics
@@ -18,7 +18,7 @@ def ratios(fresh, kind, to):
             for one, other in zip(fresh[kind], fresh[to])]
 
 
-def row(about, found, looks):
+def row(about, found, scans):
     fresh = found["fresh"]
     first = {kind: [sum(one["first_s"]) for one in fresh[kind]] for kind in fresh}
     paused = [(named - plain) * 1000 for named, plain in zip(first[NAMED], first[PLAIN])]
@@ -35,8 +35,8 @@ def row(about, found, looks):
         "control_95%": frame.bootstrap(control),
         "first_steps_longer_ms": statistics.median(paused),
         "first_steps_longer_ms_range": [min(paused), max(paused)],
-        "looks_ms": statistics.median(looks),
-        "looks_ms_range": [min(looks), max(looks)],
+        "scans_ms": statistics.median(scans),
+        "scans_ms_range": [min(scans), max(scans)],
         "process_s": statistics.median(one["whole_s"] for one in fresh[NAMED]),
     }
 
@@ -49,15 +49,15 @@ def main():
     asked = os.environ.get("BENCH_LAYERS")
     for about, layers in ((about, layers) for about, layers in LAYERS.items() if asked in (None, layers)):
         found = under.memtrace(f"names-{layers}", "names_child.py", layers)
-        looks = [us / 1000 for us in under.counted(f"names-{layers}", "names_us") if us]
-        rows.append({"table": "Steps a second with names, as a share of those without", **row(about, found, looks)})
+        scans = [us / 1000 for us in under.counted(f"names-{layers}", "names_us") if us]
+        rows.append({"table": "Steps a second with names, as a share of those without", **row(about, found, scans)})
         frame.say(f"names: {rows[-1]}")
     frame.done(
         "names", rows,
         "Rounds of three fresh processes, all recorded: one with names and two with --no-names, taking turns block by block. `ratio`: steps a second "
         "with names for one without, a round's blocks side by side, the median of rounds, since processes that do the same differ, too: "
         "`control` is the same of the two without. `first steps longer`: by how much the first three steps with names took longer than "
-        "those without, all that is looked at for the first time included; `looks`: how long a process was held up by looks for names, all together "
+        "those without, including the first scans; `scans`: how long scans for names paused a process, all together "
         "(`names_us` of run.json), of the `process_s` between its first step and its end, the others' turns included. What the ratio has beside that "
         "is the paths of modules being called, which --no-names leaves out too.",
         **frame.conditions(torch))

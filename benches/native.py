@@ -30,8 +30,8 @@ def row(found):
 def main():
     import torch
 
-    said = subprocess.run([frame.MEMTRACE, "run", "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
-    if "both" not in said:
+    help_text = subprocess.run([frame.MEMTRACE, "run", "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    if "both" not in help_text:
         raise SystemExit("this memtrace has no --stacks both")
     measured = under.memtrace("native", "record_child.py", "forked", ",".join(KINDS))
     compare.check(under.losses("native"), measured["pairs"])

@@ -50,7 +50,7 @@ def main():
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        print(f"step {step}: {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB at most")
+        print(f"step {step}: peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
 
 
 main()

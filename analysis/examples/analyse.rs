@@ -16,8 +16,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let run = open_run(&path)?;
     eprintln!("open       {:>7.1} ms", start.elapsed().as_secs_f64() * 1e3);
     let start = Instant::now();
-    let events: u64 = run.processes().iter().map(|p| p.survey().total_events).sum();
-    eprintln!("survey     {:>7.1} ms   {events} events", start.elapsed().as_secs_f64() * 1e3);
+    let events: u64 = run.processes().iter().map(|p| p.trace_index().total_events).sum();
+    eprintln!("index      {:>7.1} ms   {events} events", start.elapsed().as_secs_f64() * 1e3);
     let start = Instant::now();
     let summary = summarize(&run, &mut |_| {})?;
     eprintln!("summary    {:>7.1} ms", start.elapsed().as_secs_f64() * 1e3);

@@ -72,7 +72,7 @@ fn main() {
     put("ring", "definitions", &ring(&slots));
     let free = Event { seq: 5, addr: 64, source: Source::Torch, action: Action::FreeRequested, ..Event::EMPTY };
     let mut slot = free.to_slot();
-    [slot[6], slot[7]] = Event::at_once(&slot, 7, 9);
+    [slot[6], slot[7]] = Event::complete_free(&slot, 7, 9);
     put("ring", "at-once", &ring(&[slot]));
 
     put("session", "hello", &Hello::new(3).to_bytes());

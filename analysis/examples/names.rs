@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         eprintln!("names      {:>7.1} ms", start.elapsed().as_secs_f64() * 1e3);
         process.recording().stream(&mut |events| {
             for event in events {
-                if let Some(named) = names.of_alloc(event.seq) {
+                if let Some(named) = names.of_allocation(event.seq) {
                     println!("{}\t{:?}\t{}\t{}\t{}", event.seq, named.kind, named.text(), named.shape, event.size);
                 }
             }
@@ -27,8 +27,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for module in &definitions.nn_names {
             println!("module {:x} {} {:?} after {}", module.object, module.class, module.name, module.seq);
         }
-        let (told, unmatched) = (definitions.tensor_names.len(), names.unmatched());
-        println!("{} allocations have names; {unmatched} of {told} names have no allocation", names.named_allocs());
+        let (tensor_names, unmatched) = (definitions.tensor_names.len(), names.unmatched());
+        println!(
+            "{} allocations have names; {unmatched} of {tensor_names} names have no allocation",
+            names.named_allocations()
+        );
     }
     Ok(())
 }

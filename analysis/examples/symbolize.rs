@@ -34,9 +34,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let start = Instant::now();
     let mut symbols = Symbols::default();
-    symbols.complete([&definitions], &Search::here());
+    symbols.resolve_missing([&definitions], &Search::local_machine());
     let looked_up = start.elapsed();
-    symbols.name_frames(&mut definitions);
+    symbols.symbolize(&mut definitions);
     let named = start.elapsed();
     for (i, line) in text.lines().enumerate() {
         println!("{}", line.trim());

@@ -5,21 +5,39 @@
 //! `memtrace-insight` draws conclusions by named rules. `memtrace-output` writes files for other programs, and
 //! `memtrace-report` writes for people. No layer keeps the events of a trace in memory: memory use grows with allocated
 //! blocks and distinct stacks.
+//!
+//! ```
+//! use memtrace_analysis::export::{FlameFormat, FlameWeight, Window, flame_graph};
+//! use memtrace_analysis::{open_run, summarize};
+//!
+//! let run = open_run("../tests/golden/snapshots/resnet_leak.pickle.gz")?;
+//! let summary = summarize(&run, &mut |_progress| {})?;
+//! assert_eq!(summary.processes.len(), 1);
+//!
+//! let mut stacks = Vec::new();
+//! let process = &run.processes()[0];
+//! flame_graph(process, &Window::WHOLE, FlameWeight::Peak, FlameFormat::Folded, &mut stacks, &mut |_events_read| {})?;
+//! assert!(!stacks.is_empty());
+//! # Ok::<(), memtrace_analysis::Error>(())
+//! ```
 
 pub use memtrace_input::{
-    Error, NewFile, Process, Result, Run, RunFolder, error, load, open_run, open_run_heard, printable, symbols,
+    AtomicFile, Error, Process, Result, Run, RunFolder, error, load, open_run, open_run_with_progress, printable,
+    symbols,
 };
 pub use memtrace_insight::{passes, rules};
 pub use memtrace_output as export;
 pub use memtrace_report as report;
 pub use memtrace_report::{
-    Baseline, CheckReport, CheckWanted, DiffReport, DiffWanted, FinishOptions, LinesReport, LinesWanted, Progress,
-    Replaying, SECTIONS, Section, Summary, TextOptions, Tolerance, Written, check, diff, finish_run, html_page, lines,
-    summarize, summarize_with,
+    Baseline, CheckOptions, CheckReport, DiffOptions, DiffReport, FinishOptions, FinishedRun, LinesOptions,
+    LinesReport, Progress, Replaying, SECTIONS, Section, Summary, TextOptions, Tolerance, check, diff, finish_run,
+    html_report, lines, summarize, summarize_with,
 };
 
 /// The replayed state of the allocators, and the recordings that are replayed.
 pub mod model {
-    pub use memtrace_input::{AddressHasher, AddressHashing, Lane, LostEvents, MemoryRecording, Recording, Survey};
+    pub use memtrace_input::{
+        AddressBuildHasher, AddressHasher, EventSource, LostEvents, MemoryRecording, Recording, TraceIndex,
+    };
     pub use memtrace_replay::*;
 }

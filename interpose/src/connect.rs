@@ -1,9 +1,9 @@
 //! Requests a shared-memory segment from the launcher at a process's first event.
 //!
 //! The program waits meanwhile, so the wait is bounded. A running launcher answers within a few milliseconds. On an
-//! overloaded machine, or if the launcher is stopped, the wait ends after [`PATIENCE`]. A hook waits as long for space
-//! in a ring. After that no event waits again while the launcher is stopped. A connection to a launcher that has ended
-//! fails at once.
+//! overloaded machine, or if the launcher is stopped, the wait ends after [`ANSWER_TIMEOUT`]. A hook waits as long for
+//! space in a ring. After that no event waits again while the launcher is stopped. A connection to a launcher that has
+//! ended fails at once.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -14,15 +14,15 @@ use memtrace_trace::shm::handshake::{Hello, address, is_trusted, peer_credential
 use memtrace_trace::shm::segment::Segment;
 
 /// The longest time for the launcher's answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The launcher's process id. 0 before it is known, and if its pid namespace is not visible here.
-static LAUNCHER: AtomicI32 = AtomicI32::new(0);
+static LAUNCHER_PID: AtomicI32 = AtomicI32::new(0);
 
-/// Requests a segment. `again` says that an earlier attempt has failed. Leaves no descriptor open. `None` if the
+/// Requests a segment. `is_retry` says that an earlier attempt has failed. Leaves no descriptor open. `None` if the
 /// launcher does not answer or is not trusted.
-pub(crate) fn connect(token: &str, generation: u32, again: bool) -> Option<Segment> {
-    if again && state(LAUNCHER.load(Ordering::Relaxed)).is_some_and(is_stopped) {
+pub(crate) fn request_segment(token: &str, generation: u32, is_retry: bool) -> Option<Segment> {
+    if is_retry && process_state(LAUNCHER_PID.load(Ordering::Relaxed)).is_some_and(is_stopped) {
         return None;
     }
     let (address, len) = address(token).ok()?;
@@ -34,7 +34,7 @@ pub(crate) fn connect(token: &str, generation: u32, again: bool) -> Option<Segme
         }
         let socket = OwnedFd::from_raw_fd(fd);
         // Connecting and sending block only if very many processes are waiting already.
-        let limit = libc::timeval { tv_sec: PATIENCE.as_secs() as libc::time_t, tv_usec: 0 };
+        let limit = libc::timeval { tv_sec: ANSWER_TIMEOUT.as_secs() as libc::time_t, tv_usec: 0 };
         for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
             let size = size_of::<libc::timeval>() as libc::socklen_t;
             libc::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const limit).cast(), size);
@@ -48,7 +48,7 @@ pub(crate) fn connect(token: &str, generation: u32, again: bool) -> Option<Segme
         return None;
     }
     let launcher = peer_credentials(socket.as_fd()).map_or(0, |peer| peer.pid);
-    LAUNCHER.store(launcher, Ordering::Relaxed);
+    LAUNCHER_PID.store(launcher, Ordering::Relaxed);
     let hello = Hello::new(generation).to_bytes();
     // SAFETY: `hello` is valid for its length. `MSG_NOSIGNAL` prevents a SIGPIPE.
     let sent = unsafe { libc::send(socket.as_raw_fd(), hello.as_ptr().cast(), hello.len(), libc::MSG_NOSIGNAL) };
@@ -60,19 +60,19 @@ pub(crate) fn connect(token: &str, generation: u32, again: bool) -> Option<Segme
         match recv_fd(socket.as_fd()) {
             Ok(fd) => return Segment::map(fd.as_fd()).ok(),
             // A signal for the program has interrupted the call.
-            Err(e) if e.kind() == io::ErrorKind::Interrupted && began.elapsed() < PATIENCE => {}
+            Err(e) if e.kind() == io::ErrorKind::Interrupted && began.elapsed() < ANSWER_TIMEOUT => {}
             Err(_) => return None,
         }
     }
 }
 
 /// Whether the launcher has ended. `false` if it is not visible.
-pub(crate) fn launcher_is_gone() -> bool {
-    let pid = LAUNCHER.load(Ordering::Relaxed);
+pub(crate) fn has_launcher_ended() -> bool {
+    let pid = LAUNCHER_PID.load(Ordering::Relaxed);
     // SAFETY: signal 0 is never delivered. The call only checks whether the process exists.
     let exists =
         || unsafe { libc::kill(pid, 0) } == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
-    pid > 0 && (!exists() || matches!(state(pid), Some(b'Z' | b'X')))
+    pid > 0 && (!exists() || matches!(process_state(pid), Some(b'Z' | b'X')))
 }
 
 /// Whether the process is stopped, by a signal or by a debugger.
@@ -81,7 +81,7 @@ fn is_stopped(state: u8) -> bool {
 }
 
 /// The letter of a process's state in /proc. `None` if the process does not exist or is not visible.
-fn state(pid: libc::pid_t) -> Option<u8> {
+fn process_state(pid: libc::pid_t) -> Option<u8> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     // The process's name may contain any character. The letter follows the last parenthesis.
     let end = stat.iter().rposition(|b| *b == b')')?;
@@ -93,8 +93,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_stopped_is_seen() {
-        assert!(state(0).is_none() && !is_stopped(state(std::process::id() as i32).unwrap()));
+    fn a_stopped_process_is_recognized() {
+        assert!(process_state(0).is_none() && !is_stopped(process_state(std::process::id() as i32).unwrap()));
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id() as i32;
         let mut status = 0;
@@ -103,9 +103,9 @@ mod tests {
             libc::kill(pid, libc::SIGSTOP);
             libc::waitpid(pid, &mut status, libc::WUNTRACED);
         }
-        assert!(is_stopped(state(pid).unwrap()));
+        assert!(is_stopped(process_state(pid).unwrap()));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(state(pid), None);
+        assert_eq!(process_state(pid), None);
     }
 }

@@ -1,13 +1,13 @@
 //! Writes records to the ring: assigns numbers and timestamps and handles a full ring.
 //!
 //! A full ring means that the launcher is behind. The hook then waits, because events must not be lost. It stops
-//! waiting once the launcher has taken nothing from any ring for [`LONGEST_WAIT`]. Otherwise the traced process would
+//! waiting once the launcher has taken nothing from any ring for [`MAX_WAIT`]. Otherwise the traced process would
 //! hang with a launcher that is stopped, has ended or waits for a disk. While the launcher makes progress, it serves
 //! all rings in turn, this one included. After a failed wait, events are dropped and counted without waiting until
 //! there is space again.
 //!
 //! A sleep may take far longer than requested because the process was stopped together with its launcher. It counts as
-//! [`LONGEST_STEP`].
+//! [`MAX_COUNTED_SLEEP`].
 //!
 //! Invariant: an event gets its number only once it has space. A dropped event has no number, because the launcher
 //! waits for every number that was assigned.
@@ -17,32 +17,32 @@ use std::time::Duration;
 
 use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
-use memtrace_trace::definition::{Definition, MAX_DEFINITION, Verdict};
+use memtrace_trace::definition::{Definition, MAX_DEFINITION, NoticeStatus};
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId};
 use memtrace_trace::shm::layout::SegmentHeader;
 use memtrace_trace::shm::ring::{Full, Producer};
 
-use crate::objects;
-use crate::origins::Origins;
+use crate::inductor_lines::InductorLines;
+use crate::loaded_objects;
 use crate::process::Process;
 use crate::stack::{DefinitionSink, FrameText, LoadedObject, Loss, ModuleCall};
 use crate::{connect, guard, heap};
 
 /// The longest string in a definition, in bytes.
 const MAX_STRING: usize = MAX_DEFINITION / 4;
-/// How long a hook waits while the launcher makes no progress, and how. After [`SPINS`] attempts it sleeps. Each sleep
-/// takes twice as long as the one before, up to [`LONGEST_NAP`].
+/// How long a hook waits while the launcher makes no progress, and how. After [`SPIN_ATTEMPTS`] attempts it sleeps.
+/// Each sleep takes twice as long as the one before, up to [`MAX_SLEEP`].
 ///
 /// A longer sleep would leave a ring empty after the launcher has drained it. With a shorter one (2 ms was measured), a
-/// thousand threads would take the processor from the launcher. Every [`LOOK_EVERY`] the hook checks whether the
-/// launcher still exists.
-const LONGEST_WAIT: Duration = Duration::from_secs(2);
-const LONGEST_STEP: Duration = Duration::from_millis(100);
-const LOOK_EVERY: Duration = Duration::from_millis(100);
-const SPINS: u32 = 200;
-const FIRST_NAP: Duration = Duration::from_micros(50);
-const LONGEST_NAP: Duration = Duration::from_millis(32);
+/// thousand threads would take the processor from the launcher. Every [`LAUNCHER_CHECK_INTERVAL`] the hook checks
+/// whether the launcher still exists.
+const MAX_WAIT: Duration = Duration::from_secs(2);
+const MAX_COUNTED_SLEEP: Duration = Duration::from_millis(100);
+const LAUNCHER_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+const SPIN_ATTEMPTS: u32 = 200;
+const FIRST_SLEEP: Duration = Duration::from_micros(50);
+const MAX_SLEEP: Duration = Duration::from_millis(32);
 
 /// Assigns the event's number and, unless PyTorch provided one, its timestamp.
 ///
@@ -59,13 +59,13 @@ pub(crate) fn stamp(process: &Process, event: &mut Event) {
 /// Waits until the ring has space for an event. Returns `false` if it got none in time; then the event must be dropped
 /// and is counted.
 #[inline(always)]
-pub(crate) fn room(process: &Process, producer: &mut Producer<'_>) -> bool {
-    producer.has_room() || room_in_time(process, producer)
+pub(crate) fn ensure_room(process: &Process, producer: &mut Producer<'_>) -> bool {
+    producer.has_room() || wait_for_room(process, producer)
 }
 
 #[cold]
-fn room_in_time(process: &Process, producer: &mut Producer<'_>) -> bool {
-    let found = wait(process, producer, |p| if p.has_room() { Ok(()) } else { Err(Full) });
+fn wait_for_room(process: &Process, producer: &mut Producer<'_>) -> bool {
+    let found = wait_and_retry(process, producer, |p| if p.has_room() { Ok(()) } else { Err(Full) });
     if !found {
         process.count(Counter::EventsDropped, 1);
     }
@@ -77,30 +77,31 @@ pub(crate) fn define(process: &Process, producer: &mut Producer<'_>, definition:
     let mut bytes = Vec::with_capacity(256);
     definition.encode(&mut bytes);
     let written = bytes.len() <= MAX_DEFINITION
-        && (producer.write_definition(&bytes).is_ok() || wait(process, producer, |p| p.write_definition(&bytes)));
+        && (producer.write_definition(&bytes).is_ok()
+            || wait_and_retry(process, producer, |p| p.write_definition(&bytes)));
     if !written {
         process.count(Counter::DefinitionsDropped, 1);
     }
-    // Memory is allocated only for something new, and everything new is defined here. So this is the place to notice
+    // Memory is allocated only for something new, and everything new is defined here. So this function notices
     // that memory has run out.
-    if heap::is_exhausted() && guard::end() {
-        let text = "the system gave no more memory (a limit?): nothing is recorded from here on";
-        define(process, producer, &Definition::Notice { topic: "memory", text, verdict: Verdict::Off });
+    if heap::is_exhausted() && guard::end_recording() {
+        let text = "the kernel refused more memory, perhaps because of a limit: the recording ends here";
+        define(process, producer, &Definition::Notice { topic: "memory", text, status: NoticeStatus::Off });
     }
 }
 
 #[cold]
-fn wait(
+fn wait_and_retry(
     process: &Process,
     producer: &mut Producer<'_>,
-    mut again: impl FnMut(&mut Producer<'_>) -> Result<(), Full>,
+    mut attempt: impl FnMut(&mut Producer<'_>) -> Result<(), Full>,
 ) -> bool {
     producer.publish();
     let header = process.segment.header();
     let closed = &header.closed.0;
     if closed.load(Ordering::Relaxed) != 0 || process.stalled.load(Ordering::Relaxed) != 0 {
         // Tries once without waiting, because the launcher may be draining again.
-        let written = again(producer).is_ok();
+        let written = attempt(producer).is_ok();
         if written {
             process.stalled.store(0, Ordering::Relaxed);
         }
@@ -108,7 +109,7 @@ fn wait(
     }
     process.count(Counter::RingWaits, 1);
     let since = monotonic();
-    let found = nap_until(header, || again(producer).is_ok());
+    let found = sleep_until(header, || attempt(producer).is_ok());
     process.count(Counter::RingWaitMicroseconds, (monotonic().saturating_sub(since)).as_micros() as u64);
     if !found && closed.load(Ordering::Relaxed) == 0 {
         process.stalled.store(1, Ordering::Relaxed);
@@ -117,37 +118,37 @@ fn wait(
 }
 
 /// Retries `done` until it succeeds. Returns `false` if it did not succeed in time.
-fn nap_until(header: &SegmentHeader, mut done: impl FnMut() -> bool) -> bool {
-    for _ in 0..SPINS {
+fn sleep_until(header: &SegmentHeader, mut done: impl FnMut() -> bool) -> bool {
+    for _ in 0..SPIN_ATTEMPTS {
         if done() {
             return true;
         }
         std::hint::spin_loop();
     }
-    let (mut nap, mut waited, mut look_at) = (FIRST_NAP, Duration::ZERO, LOOK_EVERY);
+    let (mut sleep, mut waited, mut next_check) = (FIRST_SLEEP, Duration::ZERO, LAUNCHER_CHECK_INTERVAL);
     let (mut now, mut taken) = (monotonic(), header.taken.0.load(Ordering::Relaxed));
-    while waited < LONGEST_WAIT && header.closed.0.load(Ordering::Relaxed) == 0 {
-        if waited >= look_at {
-            if connect::launcher_is_gone() {
+    while waited < MAX_WAIT && header.closed.0.load(Ordering::Relaxed) == 0 {
+        if waited >= next_check {
+            if connect::has_launcher_ended() {
                 return false;
             }
-            look_at = waited + LOOK_EVERY;
+            next_check = waited + LAUNCHER_CHECK_INTERVAL;
         }
-        let time = libc::timespec { tv_sec: 0, tv_nsec: nap.subsec_nanos().into() };
+        let time = libc::timespec { tv_sec: 0, tv_nsec: sleep.subsec_nanos().into() };
         // SAFETY: `time` is a valid timespec, and a null pointer discards the remaining time. A signal may end the
         // sleep early without harm.
         unsafe { libc::nanosleep(&time, std::ptr::null_mut()) };
-        nap = (nap * 2).min(LONGEST_NAP);
+        sleep = (sleep * 2).min(MAX_SLEEP);
         if done() {
             return true;
         }
         // Measures the time instead of adding up the sleeps: on a busy machine a sleep takes much longer than
         // requested.
         let before = std::mem::replace(&mut now, monotonic());
-        waited += now.saturating_sub(before).min(LONGEST_STEP);
+        waited += now.saturating_sub(before).min(MAX_COUNTED_SLEEP);
         let taken_before = std::mem::replace(&mut taken, header.taken.0.load(Ordering::Relaxed));
         if taken != taken_before {
-            (waited, look_at) = (Duration::ZERO, LOOK_EVERY);
+            (waited, next_check) = (Duration::ZERO, LAUNCHER_CHECK_INTERVAL);
         }
     }
     false
@@ -161,11 +162,11 @@ fn monotonic() -> Duration {
 }
 
 /// Cuts a string to [`MAX_STRING`] bytes at a character boundary, and counts the cut.
-pub(crate) fn cut<'a>(process: &Process, text: &'a str) -> &'a str {
+pub(crate) fn truncate<'a>(process: &Process, text: &'a str) -> &'a str {
     if text.len() <= MAX_STRING {
         return text;
     }
-    process.count(Counter::StringsCut, 1);
+    process.count(Counter::StringsTruncated, 1);
     let end = (0..=MAX_STRING).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     text.get(..end).unwrap_or_default()
 }
@@ -180,14 +181,14 @@ impl DefinitionSink for RingSink<'_> {
     fn frame(&mut self, id: FrameId, text: &FrameText<'_>) {
         let definition = Definition::Frame {
             id,
-            name: cut(self.process, text.name),
-            qualname: cut(self.process, text.qualname),
-            filename: cut(self.process, text.filename),
+            name: truncate(self.process, text.name),
+            qualname: truncate(self.process, text.qualname),
+            filename: truncate(self.process, text.filename),
             line: text.line,
             first_line: text.first_line,
         };
         define(self.process, self.producer, &definition);
-        Origins::frame(self.process, id, text);
+        InductorLines::frame(self.process, id, text);
     }
 
     fn stack(&mut self, id: StackId, parent: StackId, frame: FrameId) {
@@ -195,7 +196,7 @@ impl DefinitionSink for RingSink<'_> {
     }
 
     fn module(&mut self, object: &LoadedObject<'_>) -> ModuleId {
-        objects::define_module(object, self)
+        loaded_objects::define_module(object, self)
     }
 
     fn native_frame(&mut self, id: FrameId, module: ModuleId, address: u64) {
@@ -203,39 +204,39 @@ impl DefinitionSink for RingSink<'_> {
     }
 
     #[inline]
-    fn known_call(&mut self, call: ModuleCall, next: &mut u32) -> Option<ContextId> {
+    fn find_call(&mut self, call: ModuleCall, next: &mut u32) -> Option<ContextId> {
         self.process.torch.nn_calls.find(call, next)
     }
 
-    fn new_call(&mut self, call: ModuleCall, class: &str) -> ContextId {
-        let made = self.process.torch.nn_calls.make(call, || self.process.torch.next_context());
-        if made.new {
-            let ModuleCall { caller, object, .. } = made.call;
+    fn add_call(&mut self, call: ModuleCall, class: &str) -> ContextId {
+        let added = self.process.torch.nn_calls.add(call, || self.process.torch.next_context());
+        if added.is_new {
+            let ModuleCall { caller, object, .. } = added.call;
             let object = object as u64;
-            define(self.process, self.producer, &Definition::NnCall { id: made.id, caller, object, class });
-            self.process.names.new_call();
+            define(self.process, self.producer, &Definition::NnCall { id: added.id, caller, object, class });
+            self.process.names.module_first_called();
         }
-        if made.call != call || made.id == call.caller {
-            self.process.count(Counter::NnCallsCut, 1);
+        if added.call != call || added.id == call.caller {
+            self.process.count(Counter::NnCallsMerged, 1);
         }
-        made.id
+        added.id
     }
 
-    fn modules_verified(&mut self, works: bool) {
-        let (verdict, text) = if works {
-            (Verdict::Works, "verified: what Module.__call__ was called on is an nn.Module")
+    fn module_layout_checked(&mut self, is_verified: bool) {
+        let (status, text) = if is_verified {
+            (NoticeStatus::Works, "verified: Module.__call__ was called on an nn.Module")
         } else {
-            (Verdict::Off, "frames not recognised: events do not tell which nn.Module was being called")
+            (NoticeStatus::Off, "frames not recognized: events do not name the nn.Module being called")
         };
-        define(self.process, self.producer, &Definition::Notice { topic: "torch.modules", text, verdict });
+        define(self.process, self.producer, &Definition::Notice { topic: "torch.modules", text, status });
     }
 
-    fn lost(&mut self, what: Loss) {
-        let counter = match what {
+    fn lost(&mut self, loss: Loss) {
+        let counter = match loss {
             Loss::Frame | Loss::Depth | Loss::Memory | Loss::Unverified | Loss::Unwinding | Loss::Merging => {
-                Counter::StacksCut
+                Counter::StacksTruncated
             }
-            Loss::Text => Counter::StringsCut,
+            Loss::Text => Counter::StringsTruncated,
         };
         self.process.count(counter, 1);
     }

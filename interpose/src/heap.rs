@@ -20,32 +20,32 @@ static HEAP: Heap = Heap;
 
 const PAGE: usize = 4096;
 /// The smallest block size in bytes. All block sizes are powers of two.
-const SMALLEST: usize = 16;
+const MIN_BLOCK: usize = 16;
 /// The number of block sizes, up to 64 KiB. A larger allocation has its own pages.
-const CLASSES: usize = 13;
-const LARGEST: usize = SMALLEST << (CLASSES - 1);
+const SIZE_CLASSES: usize = 13;
+const MAX_BLOCK: usize = MIN_BLOCK << (SIZE_CLASSES - 1);
 
-/// The free list of each block size. The low bits are the address of the first block in units of [`SMALLEST`].
+/// The free list of each block size. The low bits are the address of the first block in units of [`MIN_BLOCK`].
 ///
 /// The high bits count changes. So a list that was changed and restored meanwhile does not compare equal (the ABA
 /// problem).
-static FREE: [AtomicU64; CLASSES] = [const { AtomicU64::new(0) }; CLASSES];
+static FREE_LISTS: [AtomicU64; SIZE_CLASSES] = [const { AtomicU64::new(0) }; SIZE_CLASSES];
 const ADDRESS_BITS: u32 = 44;
-const ADDRESS: u64 = (1 << ADDRESS_BITS) - 1;
+const ADDRESS_MASK: u64 = (1 << ADDRESS_BITS) - 1;
 
-fn changed(list: u64, first: usize) -> u64 {
-    (list & !ADDRESS).wrapping_add(1 << ADDRESS_BITS) | (first / SMALLEST) as u64
+fn with_first_block(list: u64, first: usize) -> u64 {
+    (list & !ADDRESS_MASK).wrapping_add(1 << ADDRESS_BITS) | (first / MIN_BLOCK) as u64
 }
 
-fn first_of(list: u64) -> usize {
-    (list & ADDRESS) as usize * SMALLEST
+fn first_block(list: u64) -> usize {
+    (list & ADDRESS_MASK) as usize * MIN_BLOCK
 }
 
 /// The free list for this layout, and its block size in bytes. `None` if the allocation has its own pages.
-fn class(layout: &Layout) -> Option<(&'static AtomicU64, usize)> {
-    let size = layout.size().max(layout.align()).max(SMALLEST).checked_next_power_of_two()?;
-    let index = (size.trailing_zeros() - SMALLEST.trailing_zeros()) as usize;
-    FREE.get(index).map(|list| (list, size))
+fn size_class(layout: &Layout) -> Option<(&'static AtomicU64, usize)> {
+    let size = layout.size().max(layout.align()).max(MIN_BLOCK).checked_next_power_of_two()?;
+    let index = (size.trailing_zeros() - MIN_BLOCK.trailing_zeros()) as usize;
+    FREE_LISTS.get(index).map(|list| (list, size))
 }
 
 /// The word of a free block that links to the next.
@@ -53,22 +53,22 @@ fn class(layout: &Layout) -> Option<(&'static AtomicU64, usize)> {
 /// # Safety
 ///
 /// `block` is the address of a block of this allocator. Those are never unmapped.
-unsafe fn link<'a>(block: usize) -> &'a AtomicU64 {
+unsafe fn next_of<'a>(block: usize) -> &'a AtomicU64 {
     // SAFETY: the caller guarantees a block, which is mapped and aligned to 16 bytes. If another thread uses it
     // meanwhile, the list's counter has changed and the value read is discarded.
     unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(block) }
 }
 
-fn take(list: &AtomicU64, size: usize) -> *mut u8 {
+fn pop(list: &AtomicU64, size: usize) -> *mut u8 {
     let mut seen = list.load(Ordering::Acquire);
     loop {
-        let block = first_of(seen);
+        let block = first_block(seen);
         if block == 0 {
             return refill(list, size);
         }
         // SAFETY: the list contains only blocks of this allocator.
-        let next = unsafe { link(block) }.load(Ordering::Relaxed) as usize;
-        match list.compare_exchange_weak(seen, changed(seen, next), Ordering::AcqRel, Ordering::Acquire) {
+        let next = unsafe { next_of(block) }.load(Ordering::Relaxed) as usize;
+        match list.compare_exchange_weak(seen, with_first_block(seen, next), Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => return std::ptr::with_exposed_provenance_mut(block),
             Err(now) => seen = now,
         }
@@ -76,12 +76,12 @@ fn take(list: &AtomicU64, size: usize) -> *mut u8 {
 }
 
 /// Pushes a chain of blocks, linked from `first` to `last`, onto the list.
-fn give(list: &AtomicU64, first: usize, last: usize) {
+fn push(list: &AtomicU64, first: usize, last: usize) {
     let mut seen = list.load(Ordering::Acquire);
     loop {
         // SAFETY: the caller owns this block of the allocator.
-        unsafe { link(last) }.store(first_of(seen) as u64, Ordering::Relaxed);
-        match list.compare_exchange_weak(seen, changed(seen, first), Ordering::AcqRel, Ordering::Acquire) {
+        unsafe { next_of(last) }.store(first_block(seen) as u64, Ordering::Relaxed);
+        match list.compare_exchange_weak(seen, with_first_block(seen, first), Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => return,
             Err(now) => seen = now,
         }
@@ -92,7 +92,7 @@ fn give(list: &AtomicU64, first: usize, last: usize) {
 #[cold]
 fn refill(list: &AtomicU64, size: usize) -> *mut u8 {
     let bytes = (size * 8).max(4 * PAGE);
-    let chunk = pages(bytes);
+    let chunk = map_pages(bytes);
     if chunk.is_null() {
         return from_reserve(size);
     }
@@ -100,14 +100,14 @@ fn refill(list: &AtomicU64, size: usize) -> *mut u8 {
     let (first, last) = (chunk + size, chunk + bytes - size);
     for block in (first..last).step_by(size) {
         // SAFETY: the block is inside the new chunk, which no other thread has.
-        unsafe { link(block) }.store((block + size) as u64, Ordering::Relaxed);
+        unsafe { next_of(block) }.store((block + size) as u64, Ordering::Relaxed);
     }
-    give(list, first, last);
+    push(list, first, last);
     std::ptr::with_exposed_provenance_mut(chunk)
 }
 
 /// Maps zeroed pages. Null if the kernel refuses.
-fn pages(bytes: usize) -> *mut u8 {
+fn map_pages(bytes: usize) -> *mut u8 {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: creates a new mapping at an address that the kernel chooses.
     let pages = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
@@ -116,26 +116,26 @@ fn pages(bytes: usize) -> *mut u8 {
 
 /// The reserve for when the kernel refuses memory. It takes no physical memory before.
 #[repr(align(4096))]
-struct Reserve(std::cell::UnsafeCell<[u8; RESERVE]>);
-const RESERVE: usize = 512 << 10;
-// SAFETY: `LAST_USED` hands out each piece once, so no two users share a byte.
+struct Reserve(std::cell::UnsafeCell<[u8; RESERVE_BYTES]>);
+const RESERVE_BYTES: usize = 512 << 10;
+// SAFETY: `RESERVE_USED` hands out each piece once, so no two users share a byte.
 unsafe impl Sync for Reserve {}
-static LAST: Reserve = Reserve(std::cell::UnsafeCell::new([0; RESERVE]));
-static LAST_USED: AtomicUsize = AtomicUsize::new(0);
-static EXHAUSTED: AtomicBool = AtomicBool::new(false);
+static RESERVE_MEMORY: Reserve = Reserve(std::cell::UnsafeCell::new([0; RESERVE_BYTES]));
+static RESERVE_USED: AtomicUsize = AtomicUsize::new(0);
+static IS_EXHAUSTED: AtomicBool = AtomicBool::new(false);
 
 /// Takes a block from the reserve. A freed one returns to the list of its size like any other.
 fn from_reserve(size: usize) -> *mut u8 {
-    EXHAUSTED.store(true, Ordering::Relaxed);
-    let mut used = LAST_USED.load(Ordering::Relaxed);
+    IS_EXHAUSTED.store(true, Ordering::Relaxed);
+    let mut used = RESERVE_USED.load(Ordering::Relaxed);
     loop {
         let at = used.next_multiple_of(size.min(PAGE));
-        if at + size > RESERVE {
+        if at + size > RESERVE_BYTES {
             return std::ptr::null_mut();
         }
-        match LAST_USED.compare_exchange_weak(used, at + size, Ordering::Relaxed, Ordering::Relaxed) {
+        match RESERVE_USED.compare_exchange_weak(used, at + size, Ordering::Relaxed, Ordering::Relaxed) {
             // SAFETY: the range is inside the reserve, and the exchange has given it to this caller alone.
-            Ok(_) => return unsafe { LAST.0.get().cast::<u8>().add(at) },
+            Ok(_) => return unsafe { RESERVE_MEMORY.0.get().cast::<u8>().add(at) },
             Err(now) => used = now,
         }
     }
@@ -143,7 +143,7 @@ fn from_reserve(size: usize) -> *mut u8 {
 
 /// Whether the kernel has refused memory. The rest of the reserve is for ending the recording.
 pub(crate) fn is_exhausted() -> bool {
-    EXHAUSTED.load(Ordering::Relaxed)
+    IS_EXHAUSTED.load(Ordering::Relaxed)
 }
 
 fn whole_pages(layout: &Layout) -> usize {
@@ -154,11 +154,11 @@ fn whole_pages(layout: &Layout) -> usize {
 // until they are freed.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        match class(&layout) {
-            Some((list, size)) => take(list, size),
+        match size_class(&layout) {
+            Some((list, size)) => pop(list, size),
             None if layout.align() > PAGE => std::ptr::null_mut(),
             None => {
-                let pages = pages(whole_pages(&layout));
+                let pages = map_pages(whole_pages(&layout));
                 if pages.is_null() { from_reserve(whole_pages(&layout)) } else { pages }
             }
         }
@@ -169,7 +169,7 @@ unsafe impl GlobalAlloc for Heap {
         // never used.
         unsafe {
             let block = self.alloc(layout);
-            if class(&layout).is_some() && !block.is_null() {
+            if size_class(&layout).is_some() && !block.is_null() {
                 block.write_bytes(0, layout.size());
             }
             block
@@ -177,8 +177,8 @@ unsafe impl GlobalAlloc for Heap {
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        match class(&layout) {
-            Some((list, _)) => give(list, block.expose_provenance(), block.expose_provenance()),
+        match size_class(&layout) {
+            Some((list, _)) => push(list, block.expose_provenance(), block.expose_provenance()),
             None if is_reserve(block) => {}
             // SAFETY: the caller guarantees that the block was allocated with this layout, so these are pages of our
             // own.
@@ -190,14 +190,14 @@ unsafe impl GlobalAlloc for Heap {
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the alignment was valid, and the caller guarantees a valid size.
-        let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        match (class(&layout), class(&wanted)) {
-            (Some((_, had)), Some((_, needs))) if had == needs => return block,
+        let new_layout = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        match (size_class(&layout), size_class(&new_layout)) {
+            (Some((_, old_size)), Some((_, new_size))) if old_size == new_size => return block,
             (None, None) if !is_reserve(block) && layout.align() <= PAGE => {
                 // SAFETY: the caller guarantees that the block was allocated with this layout, so these are pages of
                 // our own.
                 let moved = unsafe {
-                    libc::mremap(block.cast(), whole_pages(&layout), whole_pages(&wanted), libc::MREMAP_MAYMOVE)
+                    libc::mremap(block.cast(), whole_pages(&layout), whole_pages(&new_layout), libc::MREMAP_MAYMOVE)
                 };
                 return if moved == libc::MAP_FAILED { std::ptr::null_mut() } else { moved.cast() };
             }
@@ -205,7 +205,7 @@ unsafe impl GlobalAlloc for Heap {
         }
         // SAFETY: both blocks are at least as large as the bytes copied. The caller owns the old one and gives it up.
         unsafe {
-            let new = self.alloc(wanted);
+            let new = self.alloc(new_layout);
             if !new.is_null() {
                 std::ptr::copy_nonoverlapping(block, new, layout.size().min(size));
                 self.dealloc(block, layout);
@@ -216,11 +216,11 @@ unsafe impl GlobalAlloc for Heap {
 }
 
 fn is_reserve(block: *mut u8) -> bool {
-    let start = LAST.0.get().addr();
-    (start..start + RESERVE).contains(&block.addr())
+    let start = RESERVE_MEMORY.0.get().addr();
+    (start..start + RESERVE_BYTES).contains(&block.addr())
 }
 
-const _: () = assert!(LARGEST == 64 << 10);
+const _: () = assert!(MAX_BLOCK == 64 << 10);
 
 #[cfg(test)]
 mod tests {
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn blocks_are_aligned_and_disjoint() {
-        for size in [1, 16, 17, 1000, 4096, 5000, LARGEST, LARGEST + 1, 1 << 20] {
+        for size in [1, 16, 17, 1000, 4096, 5000, MAX_BLOCK, MAX_BLOCK + 1, 1 << 20] {
             for align in [1, 16, 64, 128, 4096] {
                 let blocks: Vec<_> = (0..40).map(|value| filled(size, align, value)).collect();
                 for (value, (block, layout)) in (0..).zip(blocks) {
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn contents_survive_growing_and_shrinking() {
         let (mut block, mut layout) = filled(10, 8, 7);
-        for size in [12, 16, 17, 5000, LARGEST, LARGEST + 1, 3 << 20, 1 << 20, LARGEST, 10] {
+        for size in [12, 16, 17, 5000, MAX_BLOCK, MAX_BLOCK + 1, 3 << 20, 1 << 20, MAX_BLOCK, 10] {
             // SAFETY: `layout` is the block's layout.
             block = unsafe { HEAP.realloc(block, layout, size) };
             layout = Layout::from_size_align(size, 8).unwrap();
@@ -273,22 +273,22 @@ mod tests {
     fn threads_never_share_a_block() {
         let work = |thread: usize| {
             let mut random = thread as u64 * 2 + 1;
-            let mut held: Vec<(*mut u8, Layout, u8)> = Vec::new();
+            let mut blocks: Vec<(*mut u8, Layout, u8)> = Vec::new();
             for turn in 0..20_000_usize {
                 random ^= random << 13;
                 random ^= random >> 7;
                 random ^= random << 17;
-                if held.len() > 50 {
-                    let (block, layout, value) = held.swap_remove(random as usize % 50);
+                if blocks.len() > 50 {
+                    let (block, layout, value) = blocks.swap_remove(random as usize % 50);
                     assert!(is_filled(block, layout.size(), value));
                     // SAFETY: the block is freed once, with its layout.
                     unsafe { HEAP.dealloc(block, layout) };
                 }
                 let value = (turn * 4 + thread) as u8;
                 let (block, layout) = filled(1 + random as usize % 100, 8, value);
-                held.push((block, layout, value));
+                blocks.push((block, layout, value));
             }
-            held.iter().all(|(block, layout, value)| is_filled(*block, layout.size(), *value))
+            blocks.iter().all(|(block, layout, value)| is_filled(*block, layout.size(), *value))
         };
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || work(thread))).collect();

@@ -1,8 +1,8 @@
 //! Ranges that the program names (`record_function`, NVTX): a label for each name, an event for each start and end.
 //!
-//! A program may create names without end (`batch 17`). So a process has at most [`MOST`] labels. After that, names
-//! that differ only in a trailing number share a label (`batch #*`), of which there are at most [`MOST_SHARED`]. A name
-//! without a label is counted.
+//! A program may create names without end (`batch 17`). So a process has at most [`MAX_LABELS`] labels. After that,
+//! names that differ only in a trailing number share a label (`batch #*`), of which there are at most
+//! [`MAX_SHARED_LABELS`]. A name without a label is counted.
 
 use std::borrow::Cow;
 
@@ -15,21 +15,21 @@ use crate::guard::Guard;
 use crate::stack::{TextId, Texts};
 
 /// At most this many names have a label of their own.
-const MOST: u32 = 1 << 16;
+const MAX_LABELS: u32 = 1 << 16;
 /// At most this many labels stand for several names.
-const MOST_SHARED: u32 = 1 << 12;
+const MAX_SHARED_LABELS: u32 = 1 << 12;
 /// The longest name in bytes. A longer name is cut, and the cut is counted.
-pub(crate) const LONGEST: usize = 1024;
+pub(crate) const MAX_NAME_BYTES: usize = 1024;
 
 /// The labels of a process.
 pub(crate) struct Labels {
-    own: Texts,
+    individual: Texts,
     shared: Texts,
 }
 
 /// Identifies the range that ends, if its name does not.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Mark {
+pub(crate) struct RangeKey {
     /// NVTX's domain. Ranges nest within a domain. 0 is the default domain.
     pub(crate) domain: u32,
     /// The number of a range that does not nest, 0 for ranges that do.
@@ -38,7 +38,7 @@ pub(crate) struct Mark {
 
 /// Further facts about the start or end of a range.
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Moment {
+pub(crate) struct RangeDetails {
     /// The Python stack.
     pub(crate) stack: StackId,
     /// The state of PyTorch.
@@ -47,35 +47,49 @@ pub(crate) struct Moment {
 
 impl Labels {
     pub(crate) const fn new() -> Labels {
-        Labels { own: Texts::new(MOST), shared: Texts::new(MOST_SHARED) }
+        Labels { individual: Texts::new(MAX_LABELS), shared: Texts::new(MAX_SHARED_LABELS) }
     }
 }
 
 /// Records that a range of this name starts or ends.
-pub(crate) fn range(guard: &mut Guard, action: Action, origin: LabelOrigin, text: &[u8], mark: Mark, moment: Moment) {
+pub(crate) fn record_range(
+    guard: &mut Guard,
+    action: Action,
+    origin: LabelOrigin,
+    text: &[u8],
+    key: RangeKey,
+    details: RangeDetails,
+) {
     match String::from_utf8_lossy(text) {
-        Cow::Borrowed(text) => named(guard, action, origin, text, mark, moment),
-        // The text is not UTF-8, or [`LONGEST`] has cut a character.
-        Cow::Owned(text) => named(guard, action, origin, &text, mark, moment),
+        Cow::Borrowed(text) => record_named(guard, action, origin, text, key, details),
+        // The text is not UTF-8, or [`MAX_NAME_BYTES`] has cut a character.
+        Cow::Owned(text) => record_named(guard, action, origin, &text, key, details),
     }
 }
 
 /// Records the end of a range: the one with the mark's number, otherwise the innermost one of this thread and domain.
 /// The reader of the trace finds its name.
-pub(crate) fn end(guard: &mut Guard, mark: Mark, moment: Moment) {
-    emit(guard, Action::RangeEnd, 0, mark, moment);
+pub(crate) fn record_end(guard: &mut Guard, key: RangeKey, details: RangeDetails) {
+    emit(guard, Action::RangeEnd, 0, key, details);
 }
 
-fn named(guard: &mut Guard, action: Action, origin: LabelOrigin, text: &str, mark: Mark, moment: Moment) {
+fn record_named(
+    guard: &mut Guard,
+    action: Action,
+    origin: LabelOrigin,
+    text: &str,
+    key: RangeKey,
+    details: RangeDetails,
+) {
     let labels = &guard.process().labels;
-    let (id, new) = match labels.own.id(origin as u8, text) {
+    let (id, new) = match labels.individual.id(origin as u8, text) {
         TextId::Known(id) => (id, None),
         TextId::New(id) => (id, Some(Cow::Borrowed(text))),
         TextId::Full => {
-            let kin = kin(text);
-            match labels.shared.id(origin as u8, &kin) {
-                TextId::Known(id) => (MOST + id, None),
-                TextId::New(id) => (MOST + id, Some(Cow::Owned(kin))),
+            let name = shared_name(text);
+            match labels.shared.id(origin as u8, &name) {
+                TextId::Known(id) => (MAX_LABELS + id, None),
+                TextId::New(id) => (MAX_LABELS + id, Some(Cow::Owned(name))),
                 TextId::Full => {
                     guard.process().count(Counter::LabelsDropped, 1);
                     return;
@@ -86,24 +100,24 @@ fn named(guard: &mut Guard, action: Action, origin: LabelOrigin, text: &str, mar
     if let Some(text) = new {
         guard.define(&Definition::Label { id, origin, text: &text });
     }
-    emit(guard, action, id, mark, moment);
+    emit(guard, action, id, key, details);
 }
 
-fn emit(guard: &mut Guard, action: Action, label: u32, mark: Mark, moment: Moment) {
+fn emit(guard: &mut Guard, action: Action, label: u32, key: RangeKey, details: RangeDetails) {
     guard.emit(Event {
         source: Source::Label,
         action,
         addr: label.into(),
-        size: mark.number,
-        stream: mark.domain.into(),
-        stack: moment.stack,
-        flags: moment.flags,
+        size: key.number,
+        stream: key.domain.into(),
+        stack: details.stack,
+        flags: details.flags,
         ..Event::EMPTY
     });
 }
 
 /// The name without its trailing number, followed by `*`.
-fn kin(text: &str) -> String {
+fn shared_name(text: &str) -> String {
     format!("{}*", text.trim_end_matches(|c: char| c.is_ascii_digit()))
 }
 
@@ -112,9 +126,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_differ_in_their_last_number_are_kin() {
-        assert_eq!(kin("ProfilerStep#17"), "ProfilerStep#*");
-        assert_eq!(kin("batch 3"), "batch *");
-        assert_eq!(kin("forward"), "forward*");
+    fn names_that_differ_in_their_last_number_share_a_name() {
+        assert_eq!(shared_name("ProfilerStep#17"), "ProfilerStep#*");
+        assert_eq!(shared_name("batch 3"), "batch *");
+        assert_eq!(shared_name("forward"), "forward*");
     }
 }

@@ -7,16 +7,11 @@
 //! ```text
 //! hooks -> guard -> emit -> ring
 //!   |        \-> stack
-//!   \-> real (original functions), objects (loaded objects and callers)
+//!   \-> original (original functions), loaded_objects (shared objects and callers)
 //! ```
 
 #![cfg_attr(test, allow(dead_code, reason = "hooks are reached through exports, which tests leave out"))]
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, clippy::expect_used))]
-
-#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-compile_error!(
-    "memtrace's preloaded library knows Linux on x86-64 only: hooks/entry.rs and objects.rs are what to port"
-);
 
 mod connect;
 mod cycles;
@@ -24,17 +19,17 @@ mod emit;
 mod guard;
 mod heap;
 mod hooks;
+mod inductor_lines;
 mod labels;
 #[cfg(not(test))]
-mod late;
-mod local;
+mod lazy_symbol;
+mod loaded_objects;
 mod names;
-mod objects;
-mod origins;
+mod original;
 mod process;
 mod rank;
-mod real;
 mod seccomp;
 mod stack;
-mod thread;
+mod thread_local;
+mod thread_state;
 mod unwind_check;

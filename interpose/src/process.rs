@@ -10,16 +10,16 @@ use memtrace_trace::options::{self, Options};
 use memtrace_trace::shm::layout::SEGMENT_SIZE;
 use memtrace_trace::shm::segment::Segment;
 
-use crate::connect::connect;
+use crate::connect::request_segment;
 use crate::cycles::Cycles;
 use crate::hooks::TorchState;
+use crate::inductor_lines::InductorLines;
 use crate::labels::Labels;
-use crate::local::{Local, Locals, wiped_on_fork};
+use crate::loaded_objects::DefinedModules;
 use crate::names::Names;
-use crate::objects::DefinedModules;
-use crate::origins::Origins;
 use crate::seccomp;
 use crate::stack::{self, Interner, Python};
+use crate::thread_state::{ThreadState, ThreadStates, map_wiped_on_fork};
 
 /// The state of a process that is being recorded. Never freed, because hooks on other threads may use it at any time.
 pub(crate) struct Process {
@@ -28,68 +28,68 @@ pub(crate) struct Process {
     pub(crate) interner: Interner,
     pub(crate) modules: DefinedModules,
     pub(crate) torch: TorchState,
-    pub(crate) origins: Origins,
+    pub(crate) inductor_lines: InductorLines,
     pub(crate) labels: Labels,
     pub(crate) names: Names,
     pub(crate) cycles: Cycles,
     python: AtomicPtr<Python>,
     /// How many searches have found no interpreter. Determines when to search again.
-    python_misses: AtomicU64,
+    failed_python_searches: AtomicU64,
     python_reported: AtomicU32,
     /// The state of each ring, used only by the ring's owner.
-    locals: Locals,
+    thread_states: ThreadStates,
     /// 0 in a forked child until it starts its own recording.
     alive: &'static AtomicU32,
     /// The devices that have been described, one bit each.
     pub(crate) devices: AtomicU64,
     /// How many more events skip the search for a free ring, because the last search found none.
-    skip_looks: AtomicU32,
+    ring_searches_to_skip: AtomicU32,
     /// Set while the rings are full and waiting has failed: the launcher is stopped or has ended.
     pub(crate) stalled: AtomicU32,
 }
 
-/// The recording of this process. Null before the first event. [`off`] if it never records, [`unreachable`] if it
-/// cannot record now.
+/// The recording of this process. Null before the first event. [`off`] if it never records, [`launcher_unreachable`] if
+/// it cannot record now.
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 /// The id of the thread that is starting the recording, 0 if none is.
-static STARTING: AtomicU32 = AtomicU32::new(0);
+static STARTING_THREAD: AtomicU32 = AtomicU32::new(0);
 /// How many recordings this process and its ancestors have tried to start.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// The page that the kernel clears in forked children. Null until it is mapped.
-static ALIVE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+static ALIVE_PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Events that were lost while the launcher could not be reached. Counted in the recording once it starts
-/// ([`Process::missed_event`]).
-static MISSED: AtomicU64 = AtomicU64::new(0);
-/// Events that were lost while the recording was paused ([`Process::pass_by`]).
-static PASSED_BY: AtomicU64 = AtomicU64::new(0);
+/// ([`Process::count_missed_event`]).
+static MISSED_EVENTS: AtomicU64 = AtomicU64::new(0);
+/// Events that were lost while the recording was paused ([`Process::count_paused_event`]).
+static PAUSED_EVENTS: AtomicU64 = AtomicU64::new(0);
 
-/// How many events skip the search after one that found no free ring ([`Process::look_for_ring`]).
-const LOOK_EVERY: u32 = 1024;
+/// How many events skip the search after one that found no free ring ([`Process::find_ring`]).
+const RING_SEARCH_INTERVAL: u32 = 1024;
 
-/// How many of `passed_by` lost events have been counted in the recording: the first one, then multiples of 1024.
-fn told(passed_by: u64) -> u64 {
-    passed_by.min(1).max(passed_by & !1023)
+/// How many of `paused_events` lost events have been counted in the recording: the first one, then multiples of 1024.
+fn reported_paused_events(paused_events: u64) -> u64 {
+    paused_events.min(1).max(paused_events & !1023)
 }
 
 /// A marker that is neither null nor a process: memtrace did not start this process.
-fn off() -> *mut Process {
+fn not_traced() -> *mut Process {
     std::ptr::without_provenance_mut(align_of::<Process>())
 }
 
 /// A second marker: the launcher cannot be reached. No file descriptor was free, or the launcher is stopped or has
 /// ended.
-fn unreachable() -> *mut Process {
+fn launcher_unreachable() -> *mut Process {
     std::ptr::without_provenance_mut(2 * align_of::<Process>())
 }
 
 /// The process that `pointer` refers to. `None` for null and for the two markers.
 #[inline]
-fn known(pointer: *mut Process) -> Option<&'static Process> {
+fn as_process(pointer: *mut Process) -> Option<&'static Process> {
     if pointer.addr() <= 2 * align_of::<Process>() {
         return None;
     }
-    // SAFETY: the pointer is neither null nor a marker, so `find_out` made it from a box that is never freed.
+    // SAFETY: the pointer is neither null nor a marker, so `start_or_wait` made it from a box that is never freed.
     Some(unsafe { &*pointer })
 }
 
@@ -108,23 +108,24 @@ impl Process {
         }
         let pointer = CURRENT.load(Ordering::Relaxed);
         // Retries the connection with exponential backoff: after 1, 2, 4, 8 ... lost events.
-        let wait = std::ptr::eq(pointer, unreachable()) && !MISSED.load(Ordering::Relaxed).is_power_of_two();
-        if std::ptr::eq(pointer, off()) || wait { None } else { Process::find_out() }
+        let wait =
+            std::ptr::eq(pointer, launcher_unreachable()) && !MISSED_EVENTS.load(Ordering::Relaxed).is_power_of_two();
+        if std::ptr::eq(pointer, not_traced()) || wait { None } else { Process::start_or_wait() }
     }
 
     /// This process's recording, without connecting to the launcher. `None` also before the first event of a process,
     /// forked children included.
     #[inline]
     pub(crate) fn if_started() -> Option<&'static Process> {
-        known(CURRENT.load(Ordering::Acquire)).filter(|p| p.alive.load(Ordering::Relaxed) != 0)
+        as_process(CURRENT.load(Ordering::Acquire)).filter(|p| p.alive.load(Ordering::Relaxed) != 0)
     }
 
     /// Counts an event that is not recorded because the launcher cannot be reached. The recording includes this count
     /// once it starts.
     #[cold]
-    pub(crate) fn missed_event() {
-        if std::ptr::eq(CURRENT.load(Ordering::Relaxed), unreachable()) {
-            MISSED.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn count_missed_event() {
+        if std::ptr::eq(CURRENT.load(Ordering::Relaxed), launcher_unreachable()) {
+            MISSED_EVENTS.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -133,33 +134,33 @@ impl Process {
     /// The counter is not exact if several threads count at once, which keeps it cheap. The first lost event is counted
     /// in the recording at once, so that a pause without an end is visible. Later ones are added 1024 at a time, the
     /// rest when the pause ends.
-    pub(crate) fn pass_by() {
-        let before = PASSED_BY.load(Ordering::Relaxed);
-        PASSED_BY.store(before.wrapping_add(1), Ordering::Relaxed);
-        let news = told(before.wrapping_add(1)) - told(before);
-        if news != 0
+    pub(crate) fn count_paused_event() {
+        let before = PAUSED_EVENTS.load(Ordering::Relaxed);
+        PAUSED_EVENTS.store(before.wrapping_add(1), Ordering::Relaxed);
+        let unreported = reported_paused_events(before.wrapping_add(1)) - reported_paused_events(before);
+        if unreported != 0
             && let Some(process) = Process::if_started()
         {
-            process.count(Counter::EventsDropped, news);
+            process.count(Counter::EventsDropped, unreported);
         }
     }
 
     /// Adds the remaining lost events to the recording when a pause ends.
-    pub(crate) fn tell_passed_by(&self) {
-        let all = PASSED_BY.swap(0, Ordering::Relaxed);
-        self.count(Counter::EventsDropped, all - told(all));
+    pub(crate) fn count_remaining_paused_events(&self) {
+        let all = PAUSED_EVENTS.swap(0, Ordering::Relaxed);
+        self.count(Counter::EventsDropped, all - reported_paused_events(all));
     }
 
     #[cold]
-    fn find_out() -> Option<&'static Process> {
+    fn start_or_wait() -> Option<&'static Process> {
         let me = thread_id();
         loop {
-            match STARTING.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+            match STARTING_THREAD.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => break,
                 // In a forked child whose parent was starting the recording on another thread: that thread does not
                 // exist here.
                 Err(other) if !thread_exists(other) => {
-                    let _ = STARTING.compare_exchange(other, 0, Ordering::Relaxed, Ordering::Relaxed);
+                    let _ = STARTING_THREAD.compare_exchange(other, 0, Ordering::Relaxed, Ordering::Relaxed);
                 }
                 Err(_) => {
                     // SAFETY: `sched_yield` takes no arguments and has no preconditions. The other thread only connects
@@ -169,30 +170,31 @@ impl Process {
             }
         }
         let pointer = CURRENT.load(Ordering::Acquire);
-        let before = known(pointer);
-        let settled = std::ptr::eq(pointer, off()) || before.is_some_and(|p| p.alive.load(Ordering::Relaxed) != 0);
+        let before = as_process(pointer);
+        let settled =
+            std::ptr::eq(pointer, not_traced()) || before.is_some_and(|p| p.alive.load(Ordering::Relaxed) != 0);
         let pointer = if settled {
             pointer
         } else {
             let pointer = match start(before) {
                 Ok(process) => {
-                    process.count(Counter::EventsDropped, MISSED.swap(0, Ordering::Relaxed));
+                    process.count(Counter::EventsDropped, MISSED_EVENTS.swap(0, Ordering::Relaxed));
                     Box::into_raw(Box::new(process))
                 }
-                Err(NotStarted::NoSession) => off(),
-                Err(NotStarted::Unreachable) => unreachable(),
+                Err(NotStarted::NotTraced) => not_traced(),
+                Err(NotStarted::Unreachable) => launcher_unreachable(),
             };
             CURRENT.store(pointer, Ordering::Release);
             pointer
         };
-        STARTING.store(0, Ordering::Release);
-        known(pointer)
+        STARTING_THREAD.store(0, Ordering::Release);
+        as_process(pointer)
     }
 
     /// The state of ring `index`. Only the ring's owner may call this.
     #[inline]
-    pub(crate) fn local(&self, index: usize) -> Option<&Local> {
-        self.locals.get(index)
+    pub(crate) fn thread_state(&self, index: usize) -> Option<&ThreadState> {
+        self.thread_states.get(index)
     }
 
     /// The interpreter. `None` if there is none.
@@ -205,13 +207,13 @@ impl Process {
 
     /// Whether to search for an interpreter now: at the 1st, 2nd, 4th, 8th ... event without one.
     #[inline]
-    pub(crate) fn should_look_for_python(&self) -> bool {
-        self.python_misses.fetch_add(1, Ordering::Relaxed).wrapping_add(1).is_power_of_two()
+    pub(crate) fn should_search_python(&self) -> bool {
+        self.failed_python_searches.fetch_add(1, Ordering::Relaxed).wrapping_add(1).is_power_of_two()
     }
 
     /// Ends all searches for an interpreter. The counter then never again reaches a power of two.
-    pub(crate) fn stop_looking_for_python(&self) {
-        self.python_misses.store(1 << 63 | 1, Ordering::Relaxed);
+    pub(crate) fn stop_python_search(&self) {
+        self.failed_python_searches.store(1 << 63 | 1, Ordering::Relaxed);
     }
 
     /// Whether the result of the interpreter's verification has been reported.
@@ -230,25 +232,25 @@ impl Process {
         self.python.store(Box::into_raw(Box::new(python)), Ordering::Release);
     }
 
-    /// Finds a ring for a thread without one: the result of `look`, 0 for the common ring.
+    /// Finds a ring for a thread without one: the result of `search`, 0 for the common ring.
     ///
-    /// A failed search asks the kernel about the owner of every ring. So after one, only every [`LOOK_EVERY`]th event
-    /// searches again. That number is approximate if several threads count at once.
-    pub(crate) fn look_for_ring(&self, look: impl FnOnce() -> usize) -> usize {
-        let skip = self.skip_looks.load(Ordering::Relaxed);
+    /// A failed search asks the kernel about the owner of every ring. So after one, only every
+    /// [`RING_SEARCH_INTERVAL`]th event searches again. That number is approximate if several threads count at once.
+    pub(crate) fn find_ring(&self, search: impl FnOnce() -> usize) -> usize {
+        let skip = self.ring_searches_to_skip.load(Ordering::Relaxed);
         if let Some(left) = skip.checked_sub(1) {
-            self.skip_looks.store(left, Ordering::Relaxed);
+            self.ring_searches_to_skip.store(left, Ordering::Relaxed);
             return 0;
         }
-        let index = look();
-        self.skip_looks.store(if index == 0 { LOOK_EVERY } else { 0 }, Ordering::Relaxed);
+        let index = search();
+        self.ring_searches_to_skip.store(if index == 0 { RING_SEARCH_INTERVAL } else { 0 }, Ordering::Relaxed);
         index
     }
 
     /// Adds to a counter in the segment's header.
     pub(crate) fn count(&self, counter: Counter, by: u64) {
-        if let Some(place) = self.segment.header().counters.0.get(counter as usize) {
-            place.fetch_add(by, Ordering::Relaxed);
+        if let Some(slot) = self.segment.header().counters.0.get(counter as usize) {
+            slot.fetch_add(by, Ordering::Relaxed);
         }
     }
 }
@@ -263,25 +265,25 @@ pub(crate) fn thread_exists(tid: u32) -> bool {
 /// Why a recording cannot start.
 enum NotStarted {
     /// memtrace did not start this process.
-    NoSession,
+    NotTraced,
     /// The launcher did not answer, a seccomp filter forbids the connection, or memory is not available.
     Unreachable,
 }
 
 /// Starts a recording. `parent` is the recording of the process that forked this one.
 fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
-    let options = session_options().ok_or(NotStarted::NoSession)?;
-    let permits = seccomp::permits(options.filters);
-    if !permits.recording || !is_room() {
+    let options = session_options().ok_or(NotStarted::NotTraced)?;
+    let permitted = seccomp::permitted_calls(options.filters);
+    if !permitted.recording || !has_address_space() {
         return Err(NotStarted::Unreachable);
     }
-    if !permits.reading {
+    if !permitted.process_vm_readv {
         stack::avoid_process_vm_readv();
     }
     let alive = alive_page().ok_or(NotStarted::Unreachable)?;
     let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
-    let segment =
-        connect(&options.token, generation, MISSED.load(Ordering::Relaxed) != 0).ok_or(NotStarted::Unreachable)?;
+    let segment = request_segment(&options.token, generation, MISSED_EVENTS.load(Ordering::Relaxed) != 0)
+        .ok_or(NotStarted::Unreachable)?;
     alive.store(1, Ordering::Relaxed);
     let names = Names::new(options.names);
     let cycles = Cycles::new(options.cycles.is_some());
@@ -291,17 +293,17 @@ fn start(parent: Option<&Process>) -> Result<Process, NotStarted> {
         interner: Interner::new(),
         modules: DefinedModules::new(),
         torch: TorchState::new(parent.map(|p| &p.torch)),
-        origins: Origins::new(),
+        inductor_lines: InductorLines::new(),
         labels: Labels::new(),
         names,
         cycles,
         python: AtomicPtr::new(std::ptr::null_mut()),
-        python_misses: AtomicU64::new(0),
+        failed_python_searches: AtomicU64::new(0),
         python_reported: AtomicU32::new(0),
-        locals: Locals::new().ok_or(NotStarted::Unreachable)?,
+        thread_states: ThreadStates::new().ok_or(NotStarted::Unreachable)?,
         alive,
         devices: AtomicU64::new(0),
-        skip_looks: AtomicU32::new(0),
+        ring_searches_to_skip: AtomicU32::new(0),
         stalled: AtomicU32::new(0),
     })
 }
@@ -332,21 +334,21 @@ pub(crate) fn session_options() -> Option<Options> {
 
 /// A word that reads 0 in every forked child until the child sets it. `None` if the kernel cannot provide it.
 fn alive_page() -> Option<&'static AtomicU32> {
-    let known = ALIVE.load(Ordering::Relaxed);
+    let known = ALIVE_PAGE.load(Ordering::Relaxed);
     if !known.is_null() {
         // SAFETY: this function has mapped the page, and nothing unmaps it.
         return Some(unsafe { &*known });
     }
     // Without this page a child could write to its parent's rings, so there is no recording.
-    let page = wiped_on_fork(size_of::<AtomicU32>())?.as_ptr();
-    ALIVE.store(page.cast(), Ordering::Relaxed);
+    let page = map_wiped_on_fork(size_of::<AtomicU32>())?.as_ptr();
+    ALIVE_PAGE.store(page.cast(), Ordering::Relaxed);
     // SAFETY: the page is zeroed, aligned and never unmapped.
     Some(unsafe { &*page.cast::<AtomicU32>() })
 }
 
 /// Whether our mappings take at most an eighth of the address space that the program's limit (`ulimit -v`) leaves.
-fn is_room() -> bool {
-    const OURS: u64 = (SEGMENT_SIZE + Locals::SIZE) as u64;
+fn has_address_space() -> bool {
+    const OUR_MAPPINGS: u64 = (SEGMENT_SIZE + ThreadStates::SIZE) as u64;
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
     // SAFETY: `limit` is writable.
     unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
@@ -355,5 +357,5 @@ fn is_room() -> bool {
     }
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: Option<u64> = statm.split(' ').next().and_then(|pages| pages.parse().ok());
-    pages.is_some_and(|pages| limit.rlim_cur.saturating_sub(pages.saturating_mul(4096)) / 8 >= OURS)
+    pages.is_some_and(|pages| limit.rlim_cur.saturating_sub(pages.saturating_mul(4096)) / 8 >= OUR_MAPPINGS)
 }

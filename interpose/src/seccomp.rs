@@ -11,34 +11,34 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use memtrace_trace::options;
 
 /// The size of the child's stack in bytes.
-const STACK: usize = 16 << 10;
+const CHILD_STACK_BYTES: usize = 16 << 10;
 /// How far the child got: 1 after the calls of a recording, 2 after `process_vm_readv`.
-static REACHED: AtomicU32 = AtomicU32::new(0);
+static CHILD_PROGRESS: AtomicU32 = AtomicU32::new(0);
 
 /// The permitted system calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Permits {
+pub(crate) struct PermittedCalls {
     /// The calls that connect to the launcher and record.
     pub(crate) recording: bool,
     /// The call `process_vm_readv`.
-    pub(crate) reading: bool,
+    pub(crate) process_vm_readv: bool,
 }
 
-/// Determines what this process may call. `known` is the number of filters under which the launcher ran.
-pub(crate) fn permits(known: u32) -> Permits {
-    const ALL: Permits = Permits { recording: true, reading: true };
+/// Determines what this process may call. `launcher_filters` is the number of filters under which the launcher ran.
+pub(crate) fn permitted_calls(launcher_filters: u32) -> PermittedCalls {
+    const ALL: PermittedCalls = PermittedCalls { recording: true, process_vm_readv: true };
     match std::fs::read_to_string("/proc/self/status") {
-        Ok(status) if options::filters_in(&status) <= known => ALL,
-        Ok(_) => tried(),
+        Ok(status) if options::filters_in(&status) <= launcher_filters => ALL,
+        Ok(_) => try_in_child(),
         // Without /proc the number of filters is unknown.
         Err(_) => ALL,
     }
 }
 
 #[cold]
-fn tried() -> Permits {
-    let mut stack: Vec<u128> = Vec::with_capacity(STACK / size_of::<u128>());
-    REACHED.store(0, Ordering::Relaxed);
+fn try_in_child() -> PermittedCalls {
+    let mut stack: Vec<u128> = Vec::with_capacity(CHILD_STACK_BYTES / size_of::<u128>());
+    CHILD_PROGRESS.store(0, Ordering::Relaxed);
     let (mut before, all) = (0u64, u64::MAX);
     // SAFETY: all signals are blocked while the child runs on our memory, so no handler of the program runs in it. This
     // thread is suspended until the child has ended (`CLONE_VFORK`) and then reaps it. Only the child uses the stack.
@@ -48,41 +48,41 @@ fn tried() -> Permits {
         };
         set(libc::SIG_SETMASK, &all, &mut before);
         let top = stack.as_mut_ptr().add(stack.capacity()).cast::<c_void>();
-        let child = libc::clone(attempt, top, libc::CLONE_VM | libc::CLONE_VFORK, std::ptr::null_mut());
+        let child = libc::clone(child_main, top, libc::CLONE_VM | libc::CLONE_VFORK, std::ptr::null_mut());
         if child > 0 {
             let mut status = 0;
             libc::waitpid(child, &mut status, libc::__WALL);
         }
         set(libc::SIG_SETMASK, &before, std::ptr::null_mut());
     }
-    let reached = REACHED.load(Ordering::Relaxed);
-    Permits { recording: reached >= 1, reading: reached >= 2 }
+    let progress = CHILD_PROGRESS.load(Ordering::Relaxed);
+    PermittedCalls { recording: progress >= 1, process_vm_readv: progress >= 2 }
 }
 
 /// The child. It makes every kind of call that a recording makes and that a program may not make itself.
-extern "C" fn attempt(_: *mut c_void) -> c_int {
-    const NOWHERE: c_long = -1;
-    const NOTHING: *mut c_void = std::ptr::null_mut();
+extern "C" fn child_main(_: *mut c_void) -> c_int {
+    const INVALID: c_long = -1;
+    const NULL: *mut c_void = std::ptr::null_mut();
     let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limits and descriptors belong to the child alone. All other calls fail because of their arguments or
     // have no effect.
     unsafe {
-        libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_CORE, &raw const no_core, NOTHING);
+        libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_CORE, &raw const no_core, NULL);
         libc::syscall(libc::SYS_socket, libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
-        libc::syscall(libc::SYS_setsockopt, NOWHERE, libc::SOL_SOCKET, libc::SO_RCVTIMEO, NOTHING, 0);
-        libc::syscall(libc::SYS_connect, NOWHERE, NOTHING, 0);
-        libc::syscall(libc::SYS_sendto, NOWHERE, NOTHING, 0, libc::MSG_NOSIGNAL, NOTHING, 0);
-        libc::syscall(libc::SYS_recvmsg, NOWHERE, NOTHING, libc::MSG_CMSG_CLOEXEC);
-        libc::syscall(libc::SYS_madvise, NOTHING, 0, libc::MADV_WIPEONFORK);
+        libc::syscall(libc::SYS_setsockopt, INVALID, libc::SOL_SOCKET, libc::SO_RCVTIMEO, NULL, 0);
+        libc::syscall(libc::SYS_connect, INVALID, NULL, 0);
+        libc::syscall(libc::SYS_sendto, INVALID, NULL, 0, libc::MSG_NOSIGNAL, NULL, 0);
+        libc::syscall(libc::SYS_recvmsg, INVALID, NULL, libc::MSG_CMSG_CLOEXEC);
+        libc::syscall(libc::SYS_madvise, NULL, 0, libc::MADV_WIPEONFORK);
         libc::syscall(libc::SYS_gettid);
-        libc::syscall(libc::SYS_tgkill, NOWHERE, NOWHERE, 0);
-        libc::syscall(libc::SYS_prctl, libc::PR_GET_NAME, NOTHING, 0, 0, 0);
+        libc::syscall(libc::SYS_tgkill, INVALID, INVALID, 0);
+        libc::syscall(libc::SYS_prctl, libc::PR_GET_NAME, NULL, 0, 0, 0);
         libc::syscall(libc::SYS_sched_yield);
-        libc::syscall(libc::SYS_clock_nanosleep, NOWHERE, 0, NOTHING, NOTHING);
-        libc::syscall(libc::SYS_mremap, NOTHING, 0, 0, 0);
-        REACHED.store(1, Ordering::Relaxed);
-        libc::syscall(libc::SYS_process_vm_readv, NOWHERE, NOTHING, 0, NOTHING, 0, 0);
-        REACHED.store(2, Ordering::Relaxed);
+        libc::syscall(libc::SYS_clock_nanosleep, INVALID, 0, NULL, NULL);
+        libc::syscall(libc::SYS_mremap, NULL, 0, 0, 0);
+        CHILD_PROGRESS.store(1, Ordering::Relaxed);
+        libc::syscall(libc::SYS_process_vm_readv, INVALID, NULL, 0, NULL, 0, 0);
+        CHILD_PROGRESS.store(2, Ordering::Relaxed);
         libc::syscall(libc::SYS_exit_group, 0);
     }
     0
@@ -93,8 +93,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_filter_everything_may_be_called() {
-        assert_eq!(tried(), Permits { recording: true, reading: true });
-        assert_eq!(permits(0), permits(u32::MAX));
+    fn all_calls_are_permitted_without_a_filter() {
+        assert_eq!(try_in_child(), PermittedCalls { recording: true, process_vm_readv: true });
+        assert_eq!(permitted_calls(0), permitted_calls(u32::MAX));
     }
 }

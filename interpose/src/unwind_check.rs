@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 use memtrace_trace::counters::Counter;
 
-use crate::objects;
+use crate::loaded_objects;
 use crate::process::Process;
 use crate::stack::NativeStacks;
 
@@ -32,24 +32,25 @@ extern "C" fn step(context: *mut c_void, frames: *mut c_void) -> c_int {
 #[cold]
 #[inline(never)]
 pub(crate) fn check(process: &Process, stacks: &NativeStacks) -> Option<String> {
-    let mut theirs: Vec<usize> = Vec::new();
-    // SAFETY: `step` has the required type, and `theirs` outlives the call.
-    unsafe { _Unwind_Backtrace(step, (&raw mut theirs).cast()) };
-    let own = objects::containing(check as *const () as usize).map(|object| object.start);
-    let is_own = |ip: usize| objects::containing(ip.wrapping_sub(1)).map(|object| object.start) == own;
-    let theirs: Vec<usize> = theirs.into_iter().filter(|ip| *ip != 0).skip_while(|ip| is_own(*ip)).collect();
-    let ours: Vec<usize> = stacks.frames().skip_while(|(_, own)| *own).map(|(ip, _)| ip).collect();
+    let mut libgcc: Vec<usize> = Vec::new();
+    // SAFETY: `step` has the required type, and `libgcc` outlives the call.
+    unsafe { _Unwind_Backtrace(step, (&raw mut libgcc).cast()) };
+    let library = loaded_objects::containing(check as *const () as usize).map(|object| object.start);
+    let is_in_library =
+        |ip: usize| loaded_objects::containing(ip.wrapping_sub(1)).map(|object| object.start) == library;
+    let libgcc: Vec<usize> = libgcc.into_iter().filter(|ip| *ip != 0).skip_while(|ip| is_in_library(*ip)).collect();
+    let ours: Vec<usize> = stacks.frames().skip_while(|(_, library)| *library).map(|(ip, _)| ip).collect();
     process.count(Counter::UnwindChecks, 1);
-    if ours.starts_with(&theirs) && !theirs.is_empty() {
+    if ours.starts_with(&libgcc) && !libgcc.is_empty() {
         return None;
     }
     process.count(Counter::UnwindMismatches, 1);
-    let same = ours.iter().zip(&theirs).take_while(|(a, b)| a == b).count();
-    let place = |ip: Option<&usize>| match ip {
+    let same = ours.iter().zip(&libgcc).take_while(|(a, b)| a == b).count();
+    let describe = |ip: Option<&usize>| match ip {
         None => String::from("the end"),
         Some(ip) => {
             let mut text = format!("{ip:#x}");
-            if let Some(object) = objects::containing(ip.wrapping_sub(1)) {
+            if let Some(object) = loaded_objects::containing(ip.wrapping_sub(1)) {
                 let name = String::from_utf8_lossy(object.file_name()).into_owned();
                 let _ = write!(text, " ({name}+{:#x})", ip.wrapping_sub(object.start));
             }
@@ -58,10 +59,10 @@ pub(crate) fn check(process: &Process, stacks: &NativeStacks) -> Option<String> 
     };
     let before = same.checked_sub(1).and_then(|index| ours.get(index));
     Some(format!(
-        "frame {same} of {}: after {} we have {}, libgcc {}",
-        theirs.len(),
-        place(before),
-        place(ours.get(same)),
-        place(theirs.get(same))
+        "frame {same} of {} differs: after {}, memtrace found {} and libgcc {}",
+        libgcc.len(),
+        describe(before),
+        describe(ours.get(same)),
+        describe(libgcc.get(same))
     ))
 }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::inherited::State;
+use crate::inherited::InheritedState;
 
 /// The command, running or ended and not yet collected. Its pid is not reused before [`Child::collect`].
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(crate) enum Change {
 
 impl Child {
     /// Starts `command` (name and arguments) through PATH, as execvp does. The error is that of exec.
-    pub(crate) fn spawn(command: &[OsString], state: State) -> io::Result<Child> {
+    pub(crate) fn spawn(command: &[OsString], state: InheritedState) -> io::Result<Child> {
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
         command.args(arguments);
@@ -43,7 +43,7 @@ impl Child {
     }
 
     /// The `wait(2)` status word of a child that has ended. The child stays uncollected. `None` while it runs.
-    pub(crate) fn ended(&self) -> Option<i32> {
+    pub(crate) fn exit_status(&self) -> Option<i32> {
         self.wait(libc::WEXITED | libc::WNOWAIT | libc::WNOHANG).map(|info| wait_status(&info))
     }
 
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_codes() {
+    fn exit_codes_follow_the_shell() {
         assert_eq!(exit_code(3 << 8), 3);
         assert_eq!(exit_code(libc::SIGKILL), 137);
         assert_eq!(exit_code(libc::SIGSEGV | 0x80), 139);

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_raised_flag_is_seen() {
+    fn a_raised_flag_is_readable() {
         let (epoll, flag) = (Epoll::new().unwrap(), EventFd::new().unwrap());
         epoll.add(flag.as_fd(), 7).unwrap();
         let mut ready = vec![1];

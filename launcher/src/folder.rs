@@ -13,14 +13,18 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use memtrace_analysis::RunFolder;
-use memtrace_analysis::load::RUN_MANIFEST;
+use memtrace_analysis::load::MANIFEST_FILE;
+
+use crate::message::WithHelp;
 
 /// The mode bits of users other than the owner.
-const OTHERS: u32 = 0o077;
+const OTHERS_MODE: u32 = 0o077;
+/// What to do when the folder cannot be used.
+pub(crate) const CHOOSE_ANOTHER: &str = "choose another folder with -o";
 
 /// A new run folder and whether it is private.
 #[derive(Debug)]
-pub(crate) struct Created {
+pub(crate) struct CreatedFolder {
     pub(crate) folder: RunFolder,
     /// Whether other users can read the recording, because the file system does not store modes.
     pub(crate) is_open_to_others: bool,
@@ -28,70 +32,68 @@ pub(crate) struct Created {
 
 /// Creates the run folder.
 ///
-/// `wanted` must be new or empty. Without it, the folder goes into the current directory, named after the program and
-/// `stamp`. Fails when the folder cannot be created or is not empty, writable and owned by this user.
-pub(crate) fn create(wanted: Option<&Path>, command: &[OsString], stamp: &str) -> anyhow::Result<Created> {
+/// `requested` must be new or empty. Without it, the folder goes into the current directory, named after the program
+/// and `stamp`. Fails when the folder cannot be created or is not empty, writable and owned by this user.
+pub(crate) fn create(requested: Option<&Path>, command: &[OsString], stamp: &str) -> anyhow::Result<CreatedFolder> {
+    let cannot_create = |path: &Path| WithHelp::new(format!("cannot create {}", path.display()), CHOOSE_ANOTHER);
     let mut builder = DirBuilder::new();
     builder.mode(0o700);
-    if let Some(path) = wanted {
-        let shown = path.display();
+    if let Some(path) = requested {
         if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
-            std::fs::create_dir_all(parent)
-                .with_context(|| format!("cannot create the folder {}; choose another with -o", parent.display()))?;
+            std::fs::create_dir_all(parent).with_context(|| cannot_create(parent))?;
         }
         match builder.create(path) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(e).with_context(|| format!("cannot create {shown}; choose another folder with -o")),
+            Err(e) => return Err(e).with_context(|| cannot_create(path)),
         }
-        return take(path);
+        return claim(path);
     }
-    let name = format!("memtrace-{}-{stamp}", program(command));
+    let name = format!("memtrace-{}-{stamp}", program_name(command));
     for suffix in 1..1000 {
         let path = PathBuf::from(if suffix == 1 { name.clone() } else { format!("{name}-{suffix}") });
         match builder.create(&path) {
-            Ok(()) => return take(&path),
+            Ok(()) => return claim(&path),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(e) => {
-                return Err(e)
-                    .with_context(|| format!("cannot create {} here; choose another folder with -o", path.display()));
-            }
+            Err(e) => return Err(e).with_context(|| cannot_create(&path)),
         }
     }
-    bail!("there are too many folders called {name}; choose another name with -o")
+    bail!(WithHelp::new(format!("cannot create {name}: too many folders have this name"), CHOOSE_ANOTHER))
 }
 
 /// Opens the folder and makes sure that it is empty, writable, owned by this user and closed to others.
-fn take(path: &Path) -> anyhow::Result<Created> {
+fn claim(path: &Path) -> anyhow::Result<CreatedFolder> {
     let shown = path.display();
-    let unusable = || format!("{shown} cannot be used as the run's folder; choose another with -o");
+    let fail = |text: String| WithHelp::new(text, CHOOSE_ANOTHER);
+    let unusable = || fail(format!("cannot use {shown} as the run folder"));
     let folder = RunFolder::open(path).with_context(unusable)?;
     ensure!(
-        folder.names().with_context(unusable)?.is_empty(),
-        "{shown} is not empty; remove it or choose another folder with -o"
+        folder.file_names().with_context(unusable)?.is_empty(),
+        fail(format!("cannot use {shown} as the run folder: it is not empty"))
     );
     // The process that creates the manifest owns the folder. Another process may have found the folder empty at the
     // same time.
-    let manifest = folder.create(RUN_MANIFEST);
-    let manifest = manifest.with_context(|| format!("cannot write into {shown}; choose another folder with -o"))?;
+    let manifest = folder.create(MANIFEST_FILE).with_context(|| fail(format!("cannot write into {shown}")))?;
     // Compare with the owner of a new file, not with the user id: a file server may map all files of this user to
     // another user.
     let us = manifest.metadata().with_context(unusable)?.uid();
-    if folder.status().with_context(unusable)?.st_uid != us {
-        let _ = folder.remove(RUN_MANIFEST);
-        bail!("{shown} belongs to another user, who could read and change what is recorded; choose another with -o");
+    if folder.stat().with_context(unusable)?.st_uid != us {
+        let _ = folder.remove(MANIFEST_FILE);
+        bail!(fail(format!(
+            "cannot use {shown} as the run folder: it belongs to another user, who could read the run"
+        )));
     }
-    let mode = || folder.status().map(|status| status.st_mode & OTHERS);
+    let mode = || folder.stat().map(|stat| stat.st_mode & OTHERS_MODE);
     if mode().with_context(unusable)? != 0 {
         // Some file systems have no modes, so this may fail.
         let _ = rustix::fs::fchmod(folder.descriptor().as_fd(), rustix::fs::Mode::RWXU);
     }
     let is_open_to_others = mode().with_context(unusable)? != 0;
-    Ok(Created { folder, is_open_to_others })
+    Ok(CreatedFolder { folder, is_open_to_others })
 }
 
 /// A short name for the program. If an interpreter runs a script or module, its name.
-fn program(command: &[OsString]) -> String {
+fn program_name(command: &[OsString]) -> String {
     let stem = |a: &OsString| Path::new(a).file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     let first = command.first().map(stem).unwrap_or_default();
     let arguments = command.get(1..).unwrap_or_default();
@@ -111,6 +113,7 @@ fn program(command: &[OsString]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::help_of;
     use std::os::unix::fs::PermissionsExt;
 
     fn mode(path: &Path) -> u32 {
@@ -118,11 +121,11 @@ mod tests {
     }
 
     fn name(line: &str) -> String {
-        program(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>())
+        program_name(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>())
     }
 
     #[test]
-    fn named_after_the_script() {
+    fn the_default_name_is_that_of_the_script() {
         assert_eq!(name("python train.py --bs 16"), "train");
         assert_eq!(name("/usr/bin/python3.12 -u examples/gpt/train.py"), "train");
         assert_eq!(name("python -m torch.distributed.run --nproc 2 ddp.py"), "ddp");
@@ -134,20 +137,20 @@ mod tests {
     }
 
     #[test]
-    fn only_new_or_empty_folders() {
+    fn a_folder_must_be_new_or_empty() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
         let created = create(Some(&path), &[], "").unwrap();
         assert_eq!((created.folder.path(), created.is_open_to_others), (&*path, false));
         assert_eq!(mode(&path), 0o700);
         // An existing folder is closed to other users.
-        created.folder.remove(RUN_MANIFEST).unwrap();
+        created.folder.remove(MANIFEST_FILE).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
         assert!(!create(Some(&path), &[], "").unwrap().is_open_to_others);
-        assert_eq!((mode(&path), mode(&path.join(RUN_MANIFEST))), (0o700, 0o600));
+        assert_eq!((mode(&path), mode(&path.join(MANIFEST_FILE))), (0o700, 0o600));
         let error = create(Some(&path), &[], "").unwrap_err().to_string();
         assert!(error.contains("not empty"), "{error}");
-        let error = create(Some(&path.join("run.json")), &[], "").unwrap_err().to_string();
-        assert!(error.contains("choose another"), "{error}");
+        let error = create(Some(&path.join("run.json")), &[], "").unwrap_err();
+        assert_eq!(help_of(&error).as_deref(), Some(CHOOSE_ANOTHER), "{error:#}");
     }
 }

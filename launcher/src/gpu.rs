@@ -7,9 +7,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 /// How long the driver may take to answer, in milliseconds.
-const PATIENCE_MS: libc::c_int = 3000;
+const TIMEOUT_MS: libc::c_int = 3000;
 /// The maximum length of the child's answer, in bytes.
-const LONGEST_ANSWER: u64 = 64 * 1024;
+const MAX_ANSWER_SIZE: u64 = 64 * 1024;
 
 /// A CUDA device that a program can use.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -20,9 +20,9 @@ pub(crate) struct Device {
     pub(crate) memory: u64,
 }
 
-/// The result of asking the driver.
+/// The state of the CUDA driver, as a query shows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Answer {
+pub(crate) enum DriverState {
     /// There is no NVIDIA driver.
     NoDriver,
     /// `CUDA_VISIBLE_DEVICES` hides every device.
@@ -30,9 +30,9 @@ pub(crate) enum Answer {
     /// There is a driver, but `libcuda.so.1` cannot be loaded.
     NoLibrary,
     /// The driver returned this `CUresult` as an error.
-    Refused(i32),
+    Failed(i32),
     /// The driver did not answer in time.
-    Silent,
+    TimedOut,
     /// The usable devices. The list may be empty.
     Devices(Vec<Device>),
 }
@@ -41,29 +41,29 @@ pub(crate) enum Answer {
 ///
 /// Must be called while this process has one thread.
 pub(crate) fn is_usable() -> bool {
-    matches!(ask(), Answer::Devices(devices) if !devices.is_empty())
+    matches!(query(), DriverState::Devices(devices) if !devices.is_empty())
 }
 
 /// Asks the driver which devices a program can use here.
 ///
 /// Must be called while this process has one thread.
-pub(crate) fn ask() -> Answer {
+pub(crate) fn query() -> DriverState {
     if !["/dev/nvidiactl", "/proc/driver/nvidia/version"].iter().any(|p| Path::new(p).exists()) {
-        return Answer::NoDriver;
+        return DriverState::NoDriver;
     }
     // The driver follows the same rule: an empty or negative first entry hides every device.
     if std::env::var("CUDA_VISIBLE_DEVICES").is_ok_and(|v| v.is_empty() || v.trim_start().starts_with('-')) {
-        return Answer::Hidden;
+        return DriverState::Hidden;
     }
-    probe().map_or(Answer::Silent, |text| read(&text))
+    query_in_child().map_or(DriverState::TimedOut, |text| decode(&text))
 }
 
 /// Forks a child that loads the driver, and returns its answer. `None` when no answer comes in time.
-fn probe() -> Option<String> {
+fn query_in_child() -> Option<String> {
     let mut ends: [RawFd; 2] = [-1; 2];
     // SAFETY: `ends` has space for the two descriptors, which are new and owned by nothing else. The process has one
-    // thread, which the callers of [`ask`] guarantee. No lock can therefore be held in the child of `fork`, and it may
-    // call any function.
+    // thread, which the callers of [`query`] guarantee. No lock can therefore be held in the child of `fork`, and it
+    // may call any function.
     unsafe {
         if libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) != 0 {
             return None;
@@ -76,7 +76,7 @@ fn probe() -> Option<String> {
             for fd in 0..3 {
                 libc::dup2(null, fd);
             }
-            let answer = write(devices());
+            let answer = encode(devices());
             libc::write(writer.as_raw_fd(), answer.as_ptr().cast(), answer.len());
             libc::_exit(0);
         }
@@ -86,8 +86,8 @@ fn probe() -> Option<String> {
         }
         let mut poll = libc::pollfd { fd: reader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let mut answer = String::new();
-        let answered = libc::poll(&mut poll, 1, PATIENCE_MS) == 1
-            && std::fs::File::from(reader).take(LONGEST_ANSWER).read_to_string(&mut answer).is_ok();
+        let answered = libc::poll(&mut poll, 1, TIMEOUT_MS) == 1
+            && std::fs::File::from(reader).take(MAX_ANSWER_SIZE).read_to_string(&mut answer).is_ok();
         libc::kill(child, libc::SIGKILL);
         libc::waitpid(child, std::ptr::null_mut(), 0);
         answered.then_some(answer)
@@ -95,31 +95,31 @@ fn probe() -> Option<String> {
 }
 
 /// Encodes the child's answer as text, with one line for each device.
-fn write(answer: Answer) -> String {
+fn encode(answer: DriverState) -> String {
     match answer {
-        Answer::NoDriver | Answer::Hidden | Answer::Silent => String::new(),
-        Answer::NoLibrary => "none\n".to_owned(),
-        Answer::Refused(code) => format!("refused {code}\n"),
-        Answer::Devices(devices) => {
+        DriverState::NoDriver | DriverState::Hidden | DriverState::TimedOut => String::new(),
+        DriverState::NoLibrary => "none\n".to_owned(),
+        DriverState::Failed(code) => format!("failed {code}\n"),
+        DriverState::Devices(devices) => {
             let lines = devices.iter().map(|d| format!("device {} {}\n", d.memory, d.name.replace('\n', " ")));
             std::iter::once("devices\n".to_owned()).chain(lines).collect()
         }
     }
 }
 
-fn read(text: &str) -> Answer {
+fn decode(text: &str) -> DriverState {
     let mut lines = text.lines();
     match lines.next().map(|l| l.split_once(' ').unwrap_or((l, ""))) {
-        Some(("none", _)) => Answer::NoLibrary,
-        Some(("refused", code)) => Answer::Refused(code.parse().unwrap_or(-1)),
+        Some(("none", _)) => DriverState::NoLibrary,
+        Some(("failed", code)) => DriverState::Failed(code.parse().unwrap_or(-1)),
         Some(("devices", _)) => {
             let device = |line: &str| {
                 let (memory, name) = line.strip_prefix("device ")?.split_once(' ')?;
                 Some(Device { name: name.to_owned(), memory: memory.parse().ok()? })
             };
-            Answer::Devices(lines.filter_map(device).collect())
+            DriverState::Devices(lines.filter_map(device).collect())
         }
-        _ => Answer::Silent,
+        _ => DriverState::TimedOut,
     }
 }
 
@@ -127,7 +127,7 @@ fn read(text: &str) -> Answer {
 ///
 /// # Safety
 /// The process must end right after the call, because the driver stays loaded.
-unsafe fn devices() -> Answer {
+unsafe fn devices() -> DriverState {
     type Init = unsafe extern "C" fn(u32) -> i32;
     type Number = unsafe extern "C" fn(*mut i32) -> i32;
     type Get = unsafe extern "C" fn(*mut i32, i32) -> i32;
@@ -141,24 +141,26 @@ unsafe fn devices() -> Answer {
     unsafe {
         let driver = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
         if driver.is_null() {
-            return Answer::NoLibrary;
+            return DriverState::NoLibrary;
         }
         let find = |name: &CStr| Some(libc::dlsym(driver, name.as_ptr())).filter(|p| !p.is_null());
-        let (Some(init), Some(count)) = (find(c"cuInit"), find(c"cuDeviceGetCount")) else { return Answer::NoLibrary };
+        let (Some(init), Some(count)) = (find(c"cuInit"), find(c"cuDeviceGetCount")) else {
+            return DriverState::NoLibrary;
+        };
         let init = std::mem::transmute::<*mut c_void, Init>(init);
         let number = std::mem::transmute::<*mut c_void, Number>(count);
         let mut devices = 0;
         let result = match init(0) {
             0 => number(&mut devices),
-            refused => refused,
+            error => error,
         };
         if result != 0 {
-            return Answer::Refused(result);
+            return DriverState::Failed(result);
         }
         let (Some(get), Some(name), Some(memory)) =
             (find(c"cuDeviceGet"), find(c"cuDeviceGetName"), find(c"cuDeviceTotalMem_v2"))
         else {
-            return Answer::NoLibrary;
+            return DriverState::NoLibrary;
         };
         let get = std::mem::transmute::<*mut c_void, Get>(get);
         let name = std::mem::transmute::<*mut c_void, Name>(name);
@@ -172,7 +174,7 @@ unsafe fn devices() -> Answer {
             let name = CStr::from_bytes_until_nul(&text).unwrap_or_default().to_string_lossy().into_owned();
             Device { name, memory: total as u64 }
         };
-        Answer::Devices((0..devices.clamp(0, 256)).map(describe).collect())
+        DriverState::Devices((0..devices.clamp(0, 256)).map(describe).collect())
     }
 }
 
@@ -181,14 +183,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_travel() {
+    fn states_survive_encoding() {
         let device = |name: &str, memory| Device { name: name.into(), memory };
         let devices = vec![device("NVIDIA H200", 150_000_000_000), device("", 0)];
-        for answer in
-            [Answer::NoLibrary, Answer::Refused(803), Answer::Devices(vec![]), Answer::Devices(devices), Answer::Silent]
-        {
-            assert_eq!(read(&write(answer.clone())), answer);
+        for answer in [
+            DriverState::NoLibrary,
+            DriverState::Failed(803),
+            DriverState::Devices(vec![]),
+            DriverState::Devices(devices),
+            DriverState::TimedOut,
+        ] {
+            assert_eq!(decode(&encode(answer.clone())), answer);
         }
-        assert_eq!(read("nonsense"), Answer::Silent);
+        assert_eq!(decode("nonsense"), DriverState::TimedOut);
     }
 }

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_in_words() {
+    fn times_are_formatted() {
         assert_eq!(rfc3339(1_795_213_865_123_456_789), "2026-11-20T22:31:05.123Z");
         assert_eq!(stamp(1_795_213_865_000_000_000).len(), 15);
     }

@@ -1,9 +1,9 @@
 //! Captures the process state with which the launcher was started, and restores it for the command.
 //!
 //! Rust's runtime changes two things before `main`. It ignores SIGPIPE, and it opens `/dev/null` on closed standard
-//! descriptors. [`capture`] runs before the runtime and records the original state. The launcher itself changes the
-//! signal mask, SIGCHLD, SIGXFSZ and the limit of open files. [`State::restore`] restores all of them in the child,
-//! before exec.
+//! descriptors. [`capture_early`] runs before the runtime and records the original state. The launcher itself changes
+//! the signal mask, SIGCHLD, SIGXFSZ and the limit of open files. [`InheritedState::restore`] restores all of them in
+//! the child, before exec.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -15,9 +15,9 @@ static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static CAPTURE: extern "C" fn() = capture;
+static CAPTURE_EARLY: extern "C" fn() = capture_early;
 
-extern "C" fn capture() {
+extern "C" fn capture_early() {
     SIGPIPE_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
     let closed = (0..3).filter(|fd| {
         // SAFETY: `fcntl(F_GETFD)` takes integers and changes nothing, whether the descriptor is open or not.
@@ -43,7 +43,7 @@ fn set_disposition(signal: libc::c_int, ignored: bool) {
 
 /// The process state to restore.
 #[derive(Clone, Copy)]
-pub(crate) struct State {
+pub(crate) struct InheritedState {
     mask: libc::sigset_t,
     sigpipe_ignored: bool,
     sigchld_ignored: bool,
@@ -52,13 +52,13 @@ pub(crate) struct State {
     open_files: libc::rlimit,
 }
 
-impl State {
+impl InheritedState {
     /// Captures the state and changes what the launcher needs.
     ///
     /// SIGCHLD must not be ignored, or the command's status is lost. SIGXFSZ must be ignored, so that a file at its
     /// size limit gives an error instead of a signal. The limit of open files is raised, because each traced process
     /// needs two descriptors. Call this once, from `main`'s thread.
-    pub(crate) fn take() -> State {
+    pub(crate) fn capture_and_adjust() -> InheritedState {
         let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut open_files = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: both pointers refer to values on this stack frame that are valid for writes. `mask` is
@@ -68,7 +68,7 @@ impl State {
             libc::getrlimit(libc::RLIMIT_NOFILE, &mut open_files);
             mask.assume_init()
         };
-        let state = State {
+        let state = InheritedState {
             mask,
             sigpipe_ignored: SIGPIPE_IGNORED.load(Ordering::Relaxed),
             sigchld_ignored: is_ignored(libc::SIGCHLD),

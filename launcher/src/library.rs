@@ -7,8 +7,8 @@
 //!
 //! If the dynamic loader of a traced process cannot read the file, it prints an error on that process's stderr. Root's
 //! copy therefore lies where every user can read it, because the command may change its user. A copy of another build
-//! is removed only when it is unused for [`OLD`] and no launcher holds a lock on it. A running process has its copy
-//! mapped, but the processes that it starts load the file again.
+//! is removed only when it is unused for [`MAX_UNUSED`] and no launcher holds a lock on it. A running process has its
+//! copy mapped, but the processes that it starts load the file again.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -21,19 +21,21 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail, ensure};
 
+use crate::message::WithHelp;
+
 const CONTENT: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_LIBRARY"));
 /// A hash of the library's content, used as a folder name.
 const HASH: &str = env!("MEMTRACE_EMBEDDED_HASH");
 const NAME: &str = "libmemtrace_interpose.so";
 /// The age after which an unused copy of another build is removed.
-const OLD: Duration = Duration::from_secs(30 * 24 * 3600);
+const MAX_UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The library's file. A shared lock keeps other launchers from removing it while this value exists.
 #[derive(Debug)]
 pub(crate) struct Library {
     /// The absolute path, suitable for `LD_PRELOAD`.
     pub(crate) path: PathBuf,
-    _held: Option<File>,
+    _lock: Option<File>,
 }
 
 /// Finds the library's file or writes it. `run_folder` holds the file when no other folder can.
@@ -41,26 +43,39 @@ pub(crate) struct Library {
 /// Fails when `MEMTRACE_LIBRARY` is unusable, or when no folder can hold the file.
 pub(crate) fn library(run_folder: &Path) -> anyhow::Result<Library> {
     if let Some(path) = std::env::var_os("MEMTRACE_LIBRARY").filter(|p| !p.is_empty()) {
-        let path = Path::new(&path).canonicalize().with_context(|| format!("MEMTRACE_LIBRARY={}", path.display()))?;
-        ensure!(is_preloadable(&path), "MEMTRACE_LIBRARY: LD_PRELOAD cannot hold this path: {}", path.display());
-        return Ok(Library { path, _held: None });
+        const UNSET: &str = "unset MEMTRACE_LIBRARY to use the library of this memtrace";
+        let shown = path.display();
+        let path = Path::new(&path)
+            .canonicalize()
+            .with_context(|| WithHelp::new(format!("cannot use MEMTRACE_LIBRARY={shown}"), UNSET))?;
+        ensure!(
+            is_preloadable(&path),
+            WithHelp::new(
+                format!("cannot use MEMTRACE_LIBRARY={shown}: LD_PRELOAD cannot hold a path with spaces, `:` or `$`"),
+                UNSET
+            )
+        );
+        return Ok(Library { path, _lock: None });
     }
     let mut reasons = Vec::new();
     for base in candidates() {
-        match check_ancestors(&base).and_then(|()| place(&base)) {
+        match check_ancestors(&base).and_then(|()| install(&base)) {
             Ok(library) => {
-                remove_old(&base, OLD);
+                remove_unused(&base, MAX_UNUSED);
                 return Ok(library);
             }
             Err(e) => reasons.push(format!("{}: {e:#}", base.display())),
         }
     }
     let own = std::path::absolute(run_folder)?.join(".lib");
-    match check_ancestors(&own).and_then(|()| place(&own)) {
+    match check_ancestors(&own).and_then(|()| install(&own)) {
         Ok(library) => return Ok(library),
         Err(e) => reasons.push(format!("{}: {e:#}", own.display())),
     }
-    bail!("no folder for the preloaded library; set XDG_CACHE_HOME to a folder of yours (tried {})", reasons.join("; "))
+    bail!(WithHelp::new(
+        format!("no folder can hold the preloaded library: {}", reasons.join("; ")),
+        "set XDG_CACHE_HOME to a folder that belongs to you, without spaces in its path and not mounted noexec"
+    ))
 }
 
 fn candidates() -> Vec<PathBuf> {
@@ -98,15 +113,15 @@ fn is_preloadable(path: &Path) -> bool {
     path.is_absolute() && !path.as_os_str().as_bytes().iter().any(|b| b" :$\n\t".contains(b))
 }
 
-/// Makes sure that a valid copy of the library exists under `base`, and holds it.
-fn place(base: &Path) -> anyhow::Result<Library> {
+/// Makes sure that a valid copy of the library exists under `base`, and locks it.
+fn install(base: &Path) -> anyhow::Result<Library> {
     let dir = base.join(HASH);
-    ensure!(is_preloadable(&dir), "LD_PRELOAD cannot hold this path");
+    ensure!(is_preloadable(&dir), "LD_PRELOAD cannot hold a path with spaces, `:` or `$`");
     DirBuilder::new().recursive(true).mode(mode()).create(&dir)?;
     let above = base.parent().filter(|p| p.file_name().is_some_and(|n| n == "memtrace"));
     for dir in above.into_iter().chain([base, &dir]) {
         let meta = std::fs::symlink_metadata(dir)?;
-        check_ours(&meta)?;
+        check_owner(&meta)?;
         // The umask may have removed permission bits.
         if meta.mode() & mode() != mode() {
             std::fs::set_permissions(dir, Permissions::from_mode(mode()))?;
@@ -115,19 +130,20 @@ fn place(base: &Path) -> anyhow::Result<Library> {
     let path = dir.join(NAME);
     // Try again once, in case another launcher has just removed the copy.
     for _ in 0..2 {
-        if let Some(held) = hold(&path).filter(|_| is_sound(&path)) {
-            check_executable(&held)?;
-            return Ok(Library { path, _held: Some(held) });
+        if let Some(lock) = lock_shared(&path).filter(|_| is_intact(&path)) {
+            check_executable(&lock)?;
+            return Ok(Library { path, _lock: Some(lock) });
         }
         write(&dir, &path)?;
     }
-    ensure!(is_sound(&path), "it does not read back as it was written");
+    ensure!(is_intact(&path), "its content differs from what was written");
     check_executable(&File::open(&path)?)?;
-    Ok(Library { path, _held: None })
+    Ok(Library { path, _lock: None })
 }
 
-/// Opens the copy under a shared lock and updates its modification time, so that other launchers keep it for [`OLD`].
-fn hold(path: &Path) -> Option<File> {
+/// Opens the copy under a shared lock and updates its modification time, so that other launchers keep it for
+/// [`MAX_UNUSED`].
+fn lock_shared(path: &Path) -> Option<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path).ok()?;
     // SAFETY: `file` owns the descriptor, so it is open. `flock` takes two integers and accesses no memory of ours.
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH) };
@@ -136,29 +152,29 @@ fn hold(path: &Path) -> Option<File> {
     Some(file)
 }
 
-/// Removes the copies of other builds under `base` that are older than `age` and that no launcher holds.
-fn remove_old(base: &Path, age: Duration) {
+/// Removes the copies of other builds under `base` that are older than `age` and that no launcher has locked.
+fn remove_unused(base: &Path, age: Duration) {
     let is_hash = |name: &OsString| name.len() == HASH.len() && name.as_bytes().iter().all(u8::is_ascii_hexdigit);
     let entries = std::fs::read_dir(base).into_iter().flatten().flatten();
     for dir in entries.filter(|e| is_hash(&e.file_name()) && e.file_name() != HASH).map(|e| e.path()) {
         let path = dir.join(NAME);
         let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&path) else { continue };
         // SAFETY: `file` owns the descriptor, so it is open. `flock` takes two integers and accesses no memory of ours.
-        let is_free = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
+        let is_unlocked = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
         let unused = file.metadata().and_then(|meta| meta.modified()).ok().and_then(|m| m.elapsed().ok());
-        if is_free && unused.is_some_and(|unused| unused > age) && std::fs::remove_file(&path).is_ok() {
+        if is_unlocked && unused.is_some_and(|unused| unused > age) && std::fs::remove_file(&path).is_ok() {
             // This fails when the folder contains other files. They stay.
             std::fs::remove_dir(&dir).ok();
         }
     }
 }
 
-fn check_ours(meta: &std::fs::Metadata) -> anyhow::Result<()> {
+fn check_owner(meta: &std::fs::Metadata) -> anyhow::Result<()> {
     // SAFETY: `geteuid` takes no arguments, accesses no memory of ours and cannot fail.
     let uid = unsafe { libc::geteuid() };
     ensure!(!meta.is_symlink(), "it is a symbolic link");
-    ensure!(meta.uid() == uid, "it belongs to somebody else");
-    ensure!(meta.mode() & 0o022 == 0, "others can write to it");
+    ensure!(meta.uid() == uid, "it belongs to another user");
+    ensure!(meta.mode() & 0o022 == 0, "other users can write to it");
     Ok(())
 }
 
@@ -172,14 +188,15 @@ fn check_ancestors(path: &Path) -> anyhow::Result<()> {
         let Ok(meta) = std::fs::metadata(ancestor) else { continue };
         let trusted = meta.uid() == uid || meta.uid() == 0;
         let closed = meta.mode() & 0o022 == 0 || meta.mode() & libc::S_ISVTX != 0;
-        ensure!(trusted && closed, "others can write to {}", ancestor.display());
+        ensure!(trusted && closed, "other users can write to {}", ancestor.display());
     }
     Ok(())
 }
 
-fn is_sound(path: &Path) -> bool {
+fn is_intact(path: &Path) -> bool {
     let meta = std::fs::symlink_metadata(path);
-    meta.is_ok_and(|m| m.is_file() && check_ours(&m).is_ok()) && std::fs::read(path).is_ok_and(|bytes| bytes == CONTENT)
+    meta.is_ok_and(|m| m.is_file() && check_owner(&m).is_ok())
+        && std::fs::read(path).is_ok_and(|bytes| bytes == CONTENT)
 }
 
 fn write(dir: &Path, path: &Path) -> io::Result<()> {
@@ -210,7 +227,8 @@ fn check_executable(file: &File) -> anyhow::Result<()> {
         let flags = libc::PROT_READ | libc::PROT_EXEC;
         let page = libc::mmap(std::ptr::null_mut(), 4096, flags, libc::MAP_PRIVATE, file.as_raw_fd(), 0);
         if page == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error()).context("code cannot be executed from there");
+            return Err(io::Error::last_os_error())
+                .context("cannot map code from its file system, which may be mounted noexec");
         }
         libc::munmap(page, 4096);
     }
@@ -222,19 +240,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn written_once_and_mended() {
+    fn a_copy_is_written_once_and_replaced_when_it_differs() {
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().join("lib");
-        let path = place(&base).unwrap().path;
+        let path = install(&base).unwrap().path;
         assert_eq!(std::fs::read(&path).unwrap(), CONTENT);
         let first = std::fs::metadata(&path).unwrap().ino();
-        assert_eq!(std::fs::metadata(place(&base).unwrap().path).unwrap().ino(), first);
+        assert_eq!(std::fs::metadata(install(&base).unwrap().path).unwrap().ino(), first);
         std::fs::write(&path, b"forged").unwrap();
-        assert_eq!(std::fs::read(place(&base).unwrap().path).unwrap(), CONTENT);
+        assert_eq!(std::fs::read(install(&base).unwrap().path).unwrap(), CONTENT);
     }
 
     #[test]
-    fn copies_that_nobody_uses_any_more_are_removed() {
+    fn old_unlocked_copies_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let copy = |hash: &str, days: u64| {
             let path = dir.path().join(hash).join(NAME);
@@ -243,34 +261,34 @@ mod tests {
             file.set_modified(SystemTime::now() - Duration::from_secs(days * 24 * 3600)).unwrap();
             path
         };
-        let (old, held, young) =
+        let (old, locked, young) =
             (copy("00000000000000aa", 31), copy("00000000000000bb", 31), copy("00000000000000cc", 29));
         let (ours, other) = (copy(HASH, 31), copy("not-a-copy-of-us", 31));
-        let holder = File::open(&held).unwrap();
-        // SAFETY: `holder` owns the descriptor, so it is open. `flock` takes two integers and accesses no memory of
+        let lock = File::open(&locked).unwrap();
+        // SAFETY: `lock` owns the descriptor, so it is open. `flock` takes two integers and accesses no memory of
         // ours.
-        assert_eq!(unsafe { libc::flock(holder.as_raw_fd(), libc::LOCK_SH) }, 0);
-        remove_old(dir.path(), OLD);
+        assert_eq!(unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_SH) }, 0);
+        remove_unused(dir.path(), MAX_UNUSED);
         assert!(!old.parent().unwrap().exists());
-        assert!([&held, &young, &ours, &other].iter().all(|path| path.exists()));
-        drop(holder);
-        // Holding a copy updates its modification time.
-        drop(hold(&held).unwrap());
-        remove_old(dir.path(), OLD);
-        assert!(held.exists());
+        assert!([&locked, &young, &ours, &other].iter().all(|path| path.exists()));
+        drop(lock);
+        // Locking a copy updates its modification time.
+        drop(lock_shared(&locked).unwrap());
+        remove_unused(dir.path(), MAX_UNUSED);
+        assert!(locked.exists());
     }
 
     #[test]
-    fn unsafe_places_are_refused() {
+    fn folders_that_others_can_change_are_refused() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(place(&dir.path().join("with space")).is_err());
+        assert!(install(&dir.path().join("with space")).is_err());
         let open = dir.path().join("open");
         std::fs::create_dir(&open).unwrap();
         std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(place(&open).is_err());
+        assert!(install(&open).is_err());
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
-        assert!(place(&link).is_err());
+        assert!(install(&link).is_err());
         assert!(check_ancestors(&open.join("lib")).is_err());
         // A symbolic link of this user leads into a folder that other users can replace.
         std::fs::create_dir(open.join("inside")).unwrap();

@@ -4,24 +4,26 @@
 //!
 //! The analysis reads the fields that `memtrace_analysis::load::Manifest` declares. The other fields are for people and
 //! other programs. All times are nanoseconds since the Unix epoch; the start and end of the run are also given as text.
-//! No field is ever removed from this format, and readers ignore unknown fields.
+//! Readers ignore unknown fields. Removing or renaming a field raises the version.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-use memtrace_analysis::load::RUN_MANIFEST;
+use memtrace_analysis::load::MANIFEST_FILE;
 use memtrace_analysis::{RunFolder, printable};
 use memtrace_trace::counters::{Counter, CounterValues};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::drain::refusal::RefusalReason;
 use crate::drain::{Notice, Outcome, Recorded, Written};
 use crate::host::{self, Host};
-use crate::unseen::{self, Unseen};
+use crate::message;
+use crate::unrecordable::{self, UnrecordableProcess};
 
-/// The format version. It is raised when a field changes its meaning.
-const VERSION: u32 = 1;
+/// The format version. It is raised when a field changes its name or meaning.
+const VERSION: u32 = 2;
 
 /// The content of `run.json`.
 #[derive(Serialize, Debug)]
@@ -38,7 +40,7 @@ pub(crate) struct Manifest {
     host: String,
     machine: Host,
     /// `running` until the end. If nothing runs any more, `running` means that the launcher was killed.
-    state: State,
+    state: RunState,
     started: String,
     started_ns: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,14 +58,14 @@ pub(crate) struct Manifest {
     losses: Losses,
     /// The number of recording requests that were refused, by reason.
     refused: BTreeMap<String, u64>,
-    /// Processes of the command in which nothing can be recorded, as far as they were found.
-    unseen: Vec<Unseen>,
+    /// Processes of the command that cannot be recorded, as far as they were found.
+    unrecordable: Vec<UnrecordableProcess>,
 }
 
 /// Whether the run has ended.
 #[derive(Serialize, Clone, Copy, Debug)]
 #[serde(rename_all = "snake_case")]
-enum State {
+enum RunState {
     Running,
     Ended,
 }
@@ -89,9 +91,9 @@ impl Exit {
     }
 
     /// A description for people, such as `exit status 3`.
-    pub(crate) fn words(self) -> String {
+    pub(crate) fn text(self) -> String {
         match self {
-            Exit::Code(0) => "ended well".to_owned(),
+            Exit::Code(0) => "finished".to_owned(),
             Exit::Code(code) => format!("exit status {code}"),
             Exit::Signal(signal) => format!("killed by {}", signal_name(signal)),
         }
@@ -177,6 +179,30 @@ struct Losses {
     dropped: u64,
 }
 
+/// Something to report at the end of the run, even with `--quiet`.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) enum Problem {
+    /// A part of the recording could not be written.
+    Error { text: String, help: String },
+    /// A part of the command could not be recorded.
+    Warning { text: String, help: Option<&'static str> },
+}
+
+impl Problem {
+    /// Prints the problem on stderr.
+    pub(crate) fn print(&self) {
+        match self {
+            Problem::Error { text, help } => message::error(text, Some(help)),
+            Problem::Warning { text, help } => {
+                message::warning(text);
+                if let Some(help) = help {
+                    message::help(help);
+                }
+            }
+        }
+    }
+}
+
 /// The data for the messages at the end of the run.
 #[derive(Debug)]
 pub(crate) struct Summary {
@@ -184,8 +210,8 @@ pub(crate) struct Summary {
     pub(crate) processes: usize,
     /// A description of how the command ended.
     pub(crate) ending: String,
-    /// Problems to report even with `--quiet`.
-    pub(crate) problems: Vec<String>,
+    /// The problems of the run.
+    pub(crate) problems: Vec<Problem>,
 }
 
 impl Manifest {
@@ -200,7 +226,7 @@ impl Manifest {
             directory: std::env::current_dir().map(|d| d.to_string_lossy().into_owned()).unwrap_or_default(),
             host: host::name(),
             machine: Host::read(),
-            state: State::Running,
+            state: RunState::Running,
             started: host::rfc3339(start_ns),
             started_ns: start_ns,
             ended: None,
@@ -210,18 +236,18 @@ impl Manifest {
             processes: Vec::new(),
             losses: Losses::default(),
             refused: BTreeMap::new(),
-            unseen: Vec::new(),
+            unrecordable: Vec::new(),
         }
     }
 
-    /// Records the command's process id after its start.
-    pub(crate) fn started(&mut self, pid: u32) {
+    /// Stores the command's process id after its start.
+    pub(crate) fn set_started(&mut self, pid: u32) {
         self.pid = Some(pid);
     }
 
-    /// Records the processes in which nothing could be recorded.
-    pub(crate) fn unseen(&mut self, unseen: Vec<Unseen>) {
-        self.unseen = unseen;
+    /// Stores the processes that could not be recorded.
+    pub(crate) fn set_unrecordable(&mut self, processes: Vec<UnrecordableProcess>) {
+        self.unrecordable = processes;
     }
 
     /// Completes the manifest after the command has ended and all traces are written. `wait_status` is the command's
@@ -229,7 +255,7 @@ impl Manifest {
     pub(crate) fn finish(&mut self, wait_status: i32, outcome: Outcome) -> Summary {
         let end_ns = host::epoch_ns();
         let exit = Exit::of(wait_status);
-        self.state = State::Ended;
+        self.state = RunState::Ended;
         self.ended = Some(host::rfc3339(end_ns));
         self.ended_ns = Some(end_ns);
         self.exit = Some(exit);
@@ -248,33 +274,48 @@ impl Manifest {
                 .filter_map(|p| p.counters.get(Counter::EventsDropped.name()))
                 .fold(0, |sum, count| sum.saturating_add(*count)),
         };
-        self.refused = outcome.refused.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect();
-        Summary { processes: self.processes.len(), ending: exit.words(), problems: self.problems() }
+        let refused: BTreeMap<RefusalReason, u64> = outcome.refused.into_iter().collect();
+        let problems = self.problems(&refused);
+        self.refused = refused.iter().map(|(reason, count)| (reason.text().to_owned(), *count)).collect();
+        Summary { processes: self.processes.len(), ending: exit.text(), problems }
     }
 
-    fn problems(&self) -> Vec<String> {
+    fn problems(&self, refused: &BTreeMap<RefusalReason, u64>) -> Vec<Problem> {
         let mut problems = Vec::new();
         let failed: Vec<&Process> = self.processes.iter().filter(|p| p.write_error.is_some()).collect();
         if let Some(first) = failed.first() {
             let unwritten: u64 = failed.iter().map(|p| p.unwritten).sum();
-            problems.push(format!(
-                "{} of {} traces could not be written ({}): {unwritten} events are missing, what was written before is sound; \
-                 make room or choose another folder with -o",
-                failed.len(),
-                self.processes.len(),
-                first.write_error.as_deref().unwrap_or_default(),
-            ));
+            problems.push(Problem::Error {
+                text: format!(
+                    "cannot write {} of {} traces: {}; {unwritten} events are missing, the events before are intact",
+                    failed.len(),
+                    self.processes.len(),
+                    first.write_error.as_deref().unwrap_or_default(),
+                ),
+                help: "free disk space, or choose another folder with -o".to_owned(),
+            });
         }
-        let unseen: Vec<Unseen> = self.unseen.iter().filter(|u| u.uses_cuda).cloned().collect();
-        if let Some(words) = unseen::in_words(&unseen) {
-            problems.push(format!("some processes used CUDA and could not be recorded: {words}"));
+        let cuda: Vec<_> = self.unrecordable.iter().filter(|process| process.uses_cuda).cloned().collect();
+        for (obstacle, names) in unrecordable::by_obstacle(&cuda) {
+            problems.push(Problem::Warning {
+                text: format!("cannot record {names}, which used CUDA: {}", obstacle.text()),
+                help: Some(obstacle.fix()),
+            });
         }
-        for (reason, count) in &self.refused {
-            problems.push(format!("processes were turned away {count} times: {reason}"));
+        for (reason, count) in refused {
+            let requests = if *count == 1 { "request" } else { "requests" };
+            problems.push(Problem::Warning {
+                text: format!("refused {count} recording {requests}: {}", reason.text()),
+                help: Some(reason.fix()),
+            });
         }
         let running = self.processes.iter().filter(|p| p.end_reason == "still running").count();
         if running > 0 {
-            problems.push(format!("{running} processes outlived the command; their recording ends with it"));
+            let text = match running {
+                1 => "1 process outlived the command; its recording ends with the command".to_owned(),
+                n => format!("{n} processes outlived the command; their recordings end with the command"),
+            };
+            problems.push(Problem::Warning { text, help: None });
         }
         problems
     }
@@ -283,9 +324,9 @@ impl Manifest {
     pub(crate) fn write(&self, folder: &RunFolder) -> io::Result<()> {
         let mut text = printable::json(serde_json::to_string_pretty(self)?);
         text.push('\n');
-        let mut new = folder.begin(RUN_MANIFEST)?;
+        let mut new = folder.create_atomic(MANIFEST_FILE)?;
         new.file().write_all(text.as_bytes())?;
-        new.place()
+        new.commit()
     }
 }
 
@@ -315,12 +356,12 @@ fn process(written: &mut BTreeMap<String, Written>, r: Recorded) -> Process {
         corrupt: r.corrupt,
         definitions_refused: r.definitions_refused,
         write_error,
-        counters: named(&r.counters),
+        counters: counters_by_name(&r.counters),
         notices: r.notices,
     }
 }
 
-fn named(counters: &CounterValues) -> BTreeMap<String, u64> {
+fn counters_by_name(counters: &CounterValues) -> BTreeMap<String, u64> {
     let all = counters.iter().enumerate().filter(|(_, v)| **v != 0);
     all.map(|(i, v)| (Counter::from_index(i).map_or_else(|| format!("counter_{i}"), |c| c.name().to_owned()), *v))
         .collect()
@@ -331,27 +372,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_in_json() {
+    fn a_manifest_can_be_read() {
         let dir = tempfile::tempdir().unwrap();
         let folder = RunFolder::open(dir.path()).unwrap();
         let mut manifest = Manifest::begin(&["a".into(), "b c".into()], 1_000_000_000);
         manifest.write(&folder).unwrap();
         let read = || serde_json::from_slice::<Value>(&std::fs::read(dir.path().join("run.json")).unwrap()).unwrap();
         assert_eq!(read()["state"], "running");
-        manifest.started(7);
-        let summary =
-            manifest.finish(libc::SIGKILL, Outcome { refused: vec![("another user", 2)], ..Outcome::default() });
+        manifest.set_started(7);
+        let summary = manifest
+            .finish(libc::SIGKILL, Outcome { refused: vec![(RefusalReason::OtherUser, 2)], ..Outcome::default() });
         manifest.write(&folder).unwrap();
         let run = read();
         assert_eq!(run["state"], "ended");
         assert_eq!(run["exit"]["signal"], 9);
         assert_eq!(run["command"][1], "b c");
-        assert_eq!(run["refused"]["another user"], 2);
+        assert_eq!(run["refused"]["process of another user"], 2);
         // The analysis must be able to read this file.
         let read = memtrace_analysis::load::Manifest::read(&folder).unwrap().unwrap();
         assert_eq!((read.pid, read.exit.signal), (Some(7), Some(9)));
         assert_eq!(read.started_ns, Some(1_000_000_000));
         assert_eq!(summary.ending, "killed by SIGKILL");
-        assert_eq!(summary.problems.len(), 1);
+        let [Problem::Warning { text, help: Some(_) }] = &summary.problems[..] else { panic!("{summary:?}") };
+        assert_eq!(text, "refused 2 recording requests: process of another user");
     }
 }

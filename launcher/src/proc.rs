@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_is_described() {
+    fn info_describes_this_process() {
         let dir = ProcessDir::of(std::process::id());
         let info = dir.info(std::process::id());
         assert_eq!(info["pid"], std::process::id());
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_process_is_no_error() {
+    fn a_missing_process_gives_empty_values() {
         let dir = ProcessDir::of(u32::MAX >> 1);
         assert_eq!(dir.thread_name(1), None);
         assert_eq!(dir.start_time(), None);

@@ -13,7 +13,7 @@ use memtrace_trace::options::{ENV, Options};
 
 /// Creates a session token: 128 random bits from the kernel, in hexadecimal, so that no two sessions share a name.
 ///
-/// The token is not a secret, because `/proc/net/unix` shows the socket's name. `drain::door` checks who connects.
+/// The token is not a secret, because `/proc/net/unix` shows the socket's name. `drain::acceptor` checks who connects.
 /// Fails when the kernel provides no random bytes.
 pub(crate) fn token() -> anyhow::Result<String> {
     let mut bytes = [0u8; 16];
@@ -34,9 +34,9 @@ pub(crate) fn listen(token: &str) -> anyhow::Result<UnixListener> {
 }
 
 /// The variable that names the library which receives a program's NVTX ranges (nvtxDetail/nvtxInit.h).
-const NVTX: &str = "NVTX_INJECTION64_PATH";
+const NVTX_INJECTION: &str = "NVTX_INJECTION64_PATH";
 /// Variables that show another tool is active or about to be: Nsight Systems and other users of CUPTI.
-const OTHER_TOOLS: [&str; 2] = [NVTX, "CUDA_INJECTION64_PATH"];
+const OTHER_TOOLS: [&str; 2] = [NVTX_INJECTION, "CUDA_INJECTION64_PATH"];
 
 /// Sets the library and the session in the launcher's own environment. The command inherits that environment unchanged,
 /// in the same order.
@@ -44,7 +44,7 @@ const OTHER_TOOLS: [&str; 2] = [NVTX, "CUDA_INJECTION64_PATH"];
 /// # Safety
 ///
 /// No other thread may run: see [`std::env::set_var`].
-pub(crate) unsafe fn enter(library: &Path, options: &Options) {
+pub(crate) unsafe fn set_environment(library: &Path, options: &Options) {
     let preload = preload(library.as_os_str(), std::env::var_os("LD_PRELOAD").as_deref());
     // SAFETY: the caller guarantees that no other thread runs, so no thread reads the environment during the change.
     unsafe {
@@ -52,7 +52,7 @@ pub(crate) unsafe fn enter(library: &Path, options: &Options) {
         std::env::set_var(ENV, options.encode());
         // A tool that receives NVTX ranges, or that traces CUDA calls and may also receive them, takes precedence.
         if OTHER_TOOLS.iter().all(|name| std::env::var_os(name).is_none()) {
-            std::env::set_var(NVTX, library);
+            std::env::set_var(NVTX_INJECTION, library);
         }
     }
 }
@@ -71,15 +71,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_entries_are_kept() {
-        let preload = |before: &str| preload(OsStr::new("/us.so"), Some(OsStr::new(before))).into_string().unwrap();
-        assert_eq!(preload(""), "/us.so");
-        assert_eq!(preload("/a.so /b.so"), "/us.so:/a.so:/b.so");
-        assert_eq!(preload("/a.so:/us.so::"), "/us.so:/a.so");
+    fn other_preload_entries_are_kept() {
+        let preload = |before: &str| preload(OsStr::new("/ours.so"), Some(OsStr::new(before))).into_string().unwrap();
+        assert_eq!(preload(""), "/ours.so");
+        assert_eq!(preload("/a.so /b.so"), "/ours.so:/a.so:/b.so");
+        assert_eq!(preload("/a.so:/ours.so::"), "/ours.so:/a.so");
     }
 
     #[test]
-    fn a_name_is_taken_once() {
+    fn a_socket_name_can_be_bound_once() {
         let token = token().unwrap();
         assert_eq!(token.len(), 32);
         let _listener = listen(&token).unwrap();

@@ -6,7 +6,7 @@
 //! - A signal that another process sends to the launcher's pid is meant for the command. The launcher passes it on,
 //!   including its value.
 //! - A signal that another process sends to the whole group has reached the command too. The kernel does not
-//!   distinguish the two cases. The [`Witness`], another member of the group, does.
+//!   distinguish the two cases. The [`SignalProbe`], another member of the group, does.
 //! - When the terminal stops the command, the launcher stops too, because the shell that started it waits for that. A
 //!   SIGCONT to the launcher alone is passed on like any other signal.
 
@@ -15,8 +15,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use crate::child::{Change, Child};
-use crate::inherited::State;
-use crate::witness::Witness;
+use crate::inherited::InheritedState;
+use crate::signal_probe::SignalProbe;
 
 /// The signals that the kernel sends to whole process groups.
 const GROUP_SIGNALS: [libc::c_int; 8] = [
@@ -34,7 +34,7 @@ const GROUP_SIGNALS: [libc::c_int; 8] = [
 const SI_KERNEL: i32 = 0x80;
 
 /// The signals with which a terminal stops programs.
-const STOPS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+const STOP_SIGNALS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
 /// Signals that stay unblocked.
 ///
@@ -53,7 +53,7 @@ const NOT_BLOCKED: [libc::c_int; 10] = [
     libc::SIGXFSZ,
 ];
 
-fn blocked() -> libc::sigset_t {
+fn blockable() -> libc::sigset_t {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: `set` is valid for writes. `sigfillset` initializes it before `sigdelset` and `assume_init` use it. All
     // signal numbers are constants of libc.
@@ -75,7 +75,7 @@ pub(crate) struct Signals {
 impl Signals {
     /// Blocks all signals that can be blocked. Threads that start later inherit the mask.
     pub(crate) fn block() -> io::Result<Signals> {
-        let set = blocked();
+        let set = blockable();
         // SAFETY: `set` is an initialized signal set on this stack frame, and the null pointer asks for no old mask.
         // `signalfd` returns a new descriptor that nothing else owns.
         unsafe {
@@ -102,41 +102,43 @@ impl Signals {
 
     /// Passes signals on until the command has ended, and returns its `wait(2)` status word. The child stays
     /// uncollected.
-    pub(crate) fn watch(&self, child: &Child, witness: Option<&Witness>) -> i32 {
+    pub(crate) fn forward_until_exit(&self, child: &Child, probe: Option<&SignalProbe>) -> i32 {
         // The signal of a stop that the launcher has not followed yet, and whether a SIGTSTP requested it.
-        let (mut stopped, mut asked) = (None, false);
+        let (mut stopped, mut stop_requested) = (None, false);
         loop {
             // Check the child before reading a signal, because it may have ended earlier.
-            if let Some(status) = child.ended() {
+            if let Some(status) = child.exit_status() {
                 return status;
             }
             while let Some(change) = child.change() {
                 match change {
                     Change::Stopped(signal) => stopped = Some(signal),
-                    Change::Continued => (stopped, asked) = (None, false),
+                    Change::Continued => (stopped, stop_requested) = (None, false),
                 }
             }
             // A pending SIGCONT may end this very stop.
-            let terminal = stopped.filter(|s| asked || STOPS.contains(s)).filter(|_| !is_pending(&[libc::SIGCONT]));
-            if let Some(signal) = terminal {
-                (stopped, asked) = (None, false);
-                stop_as(signal);
+            let stop_signal = stopped
+                .filter(|s| stop_requested || STOP_SIGNALS.contains(s))
+                .filter(|_| !is_pending(&[libc::SIGCONT]));
+            if let Some(signal) = stop_signal {
+                (stopped, stop_requested) = (None, false);
+                stop_with(signal);
                 // Stopping used up the launcher's own copy of this signal. Discard the probe's report of it, too.
-                forget(witness, &[signal]);
+                discard_reports(probe, &[signal]);
                 continue;
             }
             let Some(info) = self.next() else { continue };
             let signal = info.ssi_signo as libc::c_int;
-            if signal != libc::SIGCHLD && !reached_the_command(&info, child, witness) {
+            if signal != libc::SIGCHLD && !has_reached_command(&info, child, probe) {
                 child.signal(signal, queued_value(&info));
             }
-            asked |= signal == libc::SIGTSTP;
+            stop_requested |= signal == libc::SIGTSTP;
         }
     }
 
     /// Restores the signal mask from the start of the launcher. Signals that arrived meanwhile are discarded, because
     /// the command got them.
-    pub(crate) fn unblock(self, state: &State) {
+    pub(crate) fn unblock(self, state: &InheritedState) {
         let fd = self.fd.as_raw_fd();
         // SAFETY: `self.fd` is open and owned by `self`. `state.mask()` is the initialized mask that this process had
         // at its start.
@@ -149,32 +151,32 @@ impl Signals {
 }
 
 /// Whether the command has received this signal too.
-fn reached_the_command(info: &libc::signalfd_siginfo, child: &Child, witness: Option<&Witness>) -> bool {
+fn has_reached_command(info: &libc::signalfd_siginfo, child: &Child, probe: Option<&SignalProbe>) -> bool {
     let signal = info.ssi_signo as libc::c_int;
     // The kernel drops pending stop signals when SIGCONT arrives, and pending SIGCONT when a stop signal arrives.
     // Earlier reports of the probe about those are obsolete.
     match signal {
-        libc::SIGCONT => forget(witness, &STOPS),
-        libc::SIGTSTP => forget(witness, &[libc::SIGCONT]),
+        libc::SIGCONT => discard_reports(probe, &STOP_SIGNALS),
+        libc::SIGTSTP => discard_reports(probe, &[libc::SIGCONT]),
         _ => {}
     }
     // Always ask, so that an old answer is never mistaken for a new one.
-    let group = witness.is_some_and(|w| w.has_seen(signal));
+    let group = probe.is_some_and(|p| p.has_received(signal));
     if info.ssi_code == SI_KERNEL {
         return GROUP_SIGNALS.contains(&signal);
     }
     // A new stop signal overtook this SIGCONT, and the kernel dropped the probe's copy.
-    if signal == libc::SIGCONT && is_pending(&STOPS) {
+    if signal == libc::SIGCONT && is_pending(&STOP_SIGNALS) {
         return true;
     }
     // A signal that the command sends to its parent is not meant for the command.
     group || info.ssi_pid as libc::pid_t == child.pid()
 }
 
-fn forget(witness: Option<&Witness>, signals: &[libc::c_int]) {
-    if let Some(witness) = witness {
+fn discard_reports(probe: Option<&SignalProbe>, signals: &[libc::c_int]) {
+    if let Some(probe) = probe {
         for signal in signals {
-            witness.has_seen(*signal);
+            probe.has_received(*signal);
         }
     }
 }
@@ -197,7 +199,7 @@ fn is_pending(signals: &[libc::c_int]) -> bool {
 }
 
 /// Stops this process with the signal that stopped the command. Returns after SIGCONT.
-fn stop_as(signal: libc::c_int) {
+fn stop_with(signal: libc::c_int) {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: `sigemptyset` initializes the set before its use. The disposition of these signals is the default or
     // ignored, so no signal handler runs.

@@ -244,7 +244,7 @@ assert rt.cudaFree(p) == 0
 found, status = C.c_void_p(), C.c_int()
 
 
-def look(name, version=12080, flags=0):
+def look_up(name, version=12080, flags=0):
     code = cu.cuGetProcAddress_v2(name, C.byref(found), version, u64(flags), C.byref(status))
     return found.value if code == 0 else (code, status.value)
 
@@ -253,15 +253,15 @@ def address_of(name):
     return C.cast(getattr(cu, name), C.c_void_p).value
 
 
-assert look(b"cuMemAlloc") == address_of("cuMemAlloc_v2") == look(b"cuMemAlloc_v2")
-assert look(b"cuMemAllocAsync") == address_of("cuMemAllocAsync")
-assert look(b"cuMemAllocAsync", flags=2) == address_of("cuMemAllocAsync_ptsz")
-assert look(b"cuMemFree", flags=2) == address_of("cuMemFree_v2"), "no variant: the plain one"
-assert look(b"cuGetProcAddress") == address_of("cuGetProcAddress_v2")
-assert look(b"cuGetProcAddress", 11030) == address_of("cuGetProcAddress")
-assert look(b"cuStreamGetCaptureInfo", 12000) == address_of("cuStreamGetCaptureInfo_v2")
-assert look(b"cuStreamGetCaptureInfo") == address_of("cuStreamGetCaptureInfo_v3")
-assert look(b"cuStreamGetCaptureInfo", 10000) == (500, 2), "there, but not for that version"
-assert look(b"cuNoSuchThing") == (500, 1)
+assert look_up(b"cuMemAlloc") == address_of("cuMemAlloc_v2") == look_up(b"cuMemAlloc_v2")
+assert look_up(b"cuMemAllocAsync") == address_of("cuMemAllocAsync")
+assert look_up(b"cuMemAllocAsync", flags=2) == address_of("cuMemAllocAsync_ptsz")
+assert look_up(b"cuMemFree", flags=2) == address_of("cuMemFree_v2"), "no variant: the plain one"
+assert look_up(b"cuGetProcAddress") == address_of("cuGetProcAddress_v2")
+assert look_up(b"cuGetProcAddress", 11030) == address_of("cuGetProcAddress")
+assert look_up(b"cuStreamGetCaptureInfo", 12000) == address_of("cuStreamGetCaptureInfo_v2")
+assert look_up(b"cuStreamGetCaptureInfo") == address_of("cuStreamGetCaptureInfo_v3")
+assert look_up(b"cuStreamGetCaptureInfo", 10000) == (500, 2), "there, but not for that version"
+assert look_up(b"cuNoSuchThing") == (500, 1)
 assert rt.cudaGetDriverEntryPointByVersion(b"cuMemAlloc", C.byref(found), 12000, u64(0), C.byref(status)) == 0
 assert (found.value, status.value) == (address_of("cuMemAlloc_v2"), 0)

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extent_mapped_twice_is_one_memory() {
+    fn an_extent_mapped_twice_shares_its_memory() {
         let mut backing = Backing::default();
         let extent = backing.extent(2 << 20).unwrap();
         let (a, b) = (map(&extent, 2 << 20).unwrap(), map(&extent, PAGE).unwrap());
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_do_not_meet_and_huge_ones_are_free() {
+    fn extents_do_not_overlap_and_huge_ones_use_no_memory() {
         let mut backing = Backing::default();
         let small = backing.extent(1).unwrap();
         let huge = backing.extent(1 << 40).unwrap();
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exported_extent_is_the_same_memory() {
+    fn an_exported_extent_shares_its_memory() {
         let mut backing = Backing::default();
         let extent = backing.shareable(2 << 20).unwrap();
         let (a, b) = (map(&extent, PAGE).unwrap(), {
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_mapped_and_reserved_again() {
+    fn unmapped_memory_is_reserved_again() {
         let mut backing = Backing::default();
         let base = reserve(4 << 20, 2 << 20).unwrap();
         let extent = backing.extent(2 << 20).unwrap();

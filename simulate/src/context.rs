@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn primary_and_created_ones_are_told_apart() {
+    fn primary_and_created_contexts_are_distinct() {
         let mut handles = Handles::default();
         let mut contexts = Contexts::default();
         let own = contexts.create(1, &mut handles);

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refused_request_takes_nothing() {
+    fn a_refused_request_uses_no_memory() {
         let mut device = Device::new(0, 100);
         assert_eq!(device.take(60), Ok(()));
         assert_eq!(device.take(41), Err(Error::OutOfMemory));

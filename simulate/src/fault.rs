@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn any_counts_the_driver_only() {
+    fn the_rule_any_counts_driver_calls_only() {
         let mut faults = Faults::parse("any:2").unwrap();
         assert!(!faults.strikes("cudaMalloc", false));
         assert!(!faults.strikes("cuMemAlloc_v2", true));
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_rules_are_refused() {
         for text in ["", "cuMemAlloc_v2", "any:0", "any:x", "any:1,,"] {
             assert!(Faults::parse(text).is_none(), "{text}");
         }

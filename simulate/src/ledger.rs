@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_applies_is_told() {
+    fn a_line_has_only_the_fields_that_apply() {
         let call = Call { api: "cuMemAlloc_v2", addr: Some(4096), size: Some(10), device: Some(1), ..Call::default() };
         assert_eq!(
             call.fields(Layer::Driver, true, 0),
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_there_as_soon_as_it_is_appended() {
+    fn an_appended_line_can_be_read_at_once() {
         let folder = std::env::temp_dir().join(format!("simcuda-ledger-{}", std::process::id()));
         let mut ledger = Ledger::new(Some(format!("{}.%p", folder.display())));
         let path = format!("{}.{}", folder.display(), std::process::id());

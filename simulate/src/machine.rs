@@ -414,11 +414,11 @@ impl Machine {
     /// Releases a handle. Returns the size in bytes and the device of its memory.
     pub fn release_physical(&mut self, handle: u64) -> Result<(u64, usize)> {
         let physical = self.vmm.get(handle)?;
-        let told = (physical.extent.size, physical.device);
+        let memory = (physical.extent.size, physical.device);
         if let Some(unused) = self.vmm.release(handle)? {
             self.settle(&unused)?;
         }
-        Ok(told)
+        Ok(memory)
     }
 
     /// Adds a reference to the memory that is mapped at an address, and returns its handle.

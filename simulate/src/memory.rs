@@ -171,14 +171,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn costs() {
+    fn charged_bytes_are_rounded_up() {
         assert_eq!([charge(1), charge(512), charge(513)], [512, 512, 1024]);
         assert_eq!(charge(MIB - 1), MIB);
         assert_eq!([charge(MIB), charge(2 * MIB + 1)], [2 * MIB, 4 * MIB]);
     }
 
     #[test]
-    fn a_pointer_is_freed_once_and_only_by_its_own_kind_of_free() {
+    fn a_pointer_is_freed_once_and_only_by_the_matching_function() {
         let mut memory = Memory::default();
         let device = memory.allocate(100, 1, Kind::Device, 512).unwrap();
         let host = memory.allocate_host(100, 0).unwrap();

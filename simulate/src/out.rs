@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn written_only_if_wanted() {
+    fn null_outputs_are_not_written() {
         let mut place = 1;
         Out::from(&mut place).put(2);
         Out::<i32>::NONE.put(3);

@@ -108,7 +108,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn grows_by_steps_and_by_small_ones_at_the_end() {
+    fn a_pool_grows_by_large_steps_then_by_small_ones() {
         let mut device = Device::new(0, 33 * MIB);
         let mut pool = Pool::new(0);
         pool.take(1, &mut device).unwrap();
@@ -124,7 +124,7 @@ mod tests {
     proptest! {
         /// The reserved memory equals the memory taken from the device, and it always covers the memory in use.
         #[test]
-        fn the_books_balance(steps in prop::collection::vec((any::<bool>(), 1..80u64), 1..100), threshold in 0..200u64) {
+        fn reserved_memory_equals_the_memory_taken_from_the_device(steps in prop::collection::vec((any::<bool>(), 1..80u64), 1..100), threshold in 0..200u64) {
             let mut device = Device::new(0, 256 * MIB);
             let mut pool = Pool::new(0);
             pool.threshold = threshold * MIB;

@@ -103,7 +103,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_the_naive_model(steps in prop::collection::vec((0..4u8, 0..64u64, 0..12u64), 1..200)) {
+        fn the_map_agrees_with_a_naive_model(steps in prop::collection::vec((0..4u8, 0..64u64, 0..12u64), 1..200)) {
             let (mut map, mut naive) = (RangeMap::default(), Naive::default());
             for (i, (what, a, n)) in steps.into_iter().enumerate() {
                 match what {

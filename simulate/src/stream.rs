@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn events_carry_time_between_streams() {
+    fn a_waiting_stream_is_busy_until_the_event() {
         let mut handles = Handles::default();
         let mut streams = Streams::new(1, &mut handles);
         let (a, b) = (streams.create(0, 0, 0, &mut handles), streams.create(0, 0, 0, &mut handles));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_carries_a_live_capture_to_the_waiting_stream() {
+    fn a_wait_for_a_captured_event_extends_the_capture() {
         let mut handles = Handles::default();
         let mut streams = Streams::new(1, &mut handles);
         let side = streams.create(0, 0, 0, &mut handles);

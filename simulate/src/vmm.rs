@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_lives_until_its_last_use() {
+    fn memory_is_freed_at_its_last_release() {
         let mut vmm = Vmm::default();
         with_handle(&mut vmm, 7, 4096);
         vmm.map(0x10000, 4096, Mapping { handle: 7, offset: 0 }).unwrap();

@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 
 use memtrace_tests::json_schema;
 use memtrace_tests::oracle::compare;
-use memtrace_tests::programs::Workshop;
+use memtrace_tests::programs::ProgramFolder;
 use memtrace_tests::snapshots::{assert_peaks, pickle, record, summary, vizcheck};
-use memtrace_tests::victim::{Run, Victim, events, memtrace, root};
-use memtrace_trace::api::Memory;
+use memtrace_tests::traced_program::{Run, TracedProgram, events, memtrace, root};
+use memtrace_trace::api::MemoryKind;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Flags, Source};
 use memtrace_trace::file::Reader;
@@ -39,8 +39,10 @@ fn by_module_of(traces: &[Reader]) -> BTreeMap<String, u64> {
             if e.source != Source::Driver || e.result != 0 {
                 continue;
             }
-            let physical =
-                matches!(e.api.memory(), Some(Memory::Device | Memory::Pool | Memory::Managed | Memory::Physical));
+            let physical = matches!(
+                e.api.memory_kind(),
+                Some(MemoryKind::Device | MemoryKind::Pool | MemoryKind::Managed | MemoryKind::Physical)
+            );
             if !physical {
                 continue;
             }
@@ -83,8 +85,8 @@ fn notices(run: &Run) -> Value {
 }
 
 fn recorder(program: &str, args: &[&str], env: &[(&str, &str)]) -> Value {
-    let victim = env.iter().fold(Victim::python(program, args), |v, (name, value)| v.env(name, value));
-    let (run, oracle) = compare(victim);
+    let traced = env.iter().fold(TracedProgram::python(program, args), |v, (name, value)| v.env(name, value));
+    let (run, oracle) = compare(traced);
     let count: usize = oracle.entries().values().map(Vec::len).sum();
     let trace = run.trace();
     let bytes = std::fs::metadata(trace.path()).map(|m| m.len()).unwrap_or(0);
@@ -105,46 +107,46 @@ fn recorder(program: &str, args: &[&str], env: &[(&str, &str)]) -> Value {
 }
 
 fn hidden() -> Value {
-    let run = Victim::python("gpu/hidden.py", &[]).run();
+    let run = TracedProgram::python("gpu/hidden.py", &[]).run();
     run.assert_ended_well();
     let modules = by_module(&run);
     let seen = |part: &str| modules.iter().filter(|(m, _)| m.contains(part)).map(|(_, b)| *b).sum::<u64>();
-    let said = printed(&run);
+    let output = printed(&run);
     assert!(seen("libnccl") > 0, "NCCL's own memory is seen: {modules:?}");
-    assert!(seen("PyTorch") >= said["reserved"].as_u64().unwrap_or(u64::MAX), "{modules:?} {said}");
+    assert!(seen("PyTorch") >= output["reserved"].as_u64().unwrap_or(u64::MAX), "{modules:?} {output}");
     let recorded: u64 = modules.values().sum();
-    let used = said["used"].as_u64().unwrap_or(0);
+    let used = output["used"].as_u64().unwrap_or(0);
     assert!(recorded <= used, "recorded {recorded} is part of what the driver says is in use, {used}");
-    json!({ "by_module": modules, "said": said, "not_allocations": used - recorded })
+    json!({ "by_module": modules, "printed": output, "not_allocations": used - recorded })
 }
 
 fn jax() -> Value {
-    let run = Victim::python("gpu/jax_program.py", &[]).run();
+    let run = TracedProgram::python("gpu/jax_program.py", &[]).run();
     run.assert_ended_well();
-    let (modules, said) = (by_module(&run), printed(&run));
+    let (modules, smi) = (by_module(&run), printed(&run));
     let recorded: u64 = modules.values().sum();
-    let in_use = said["stats"]["peak_bytes_in_use"].as_u64().unwrap_or(0);
+    let in_use = smi["stats"]["peak_bytes_in_use"].as_u64().unwrap_or(0);
     assert!(recorded >= in_use && in_use > 0, "recorded {recorded}, JAX says {in_use} at its peak");
-    json!({ "by_module": modules, "said": said })
+    json!({ "by_module": modules, "printed": smi })
 }
 
 fn cupy() -> Value {
-    let run = Victim::python("gpu/cupy_program.py", &[]).run();
+    let run = TracedProgram::python("gpu/cupy_program.py", &[]).run();
     run.assert_ended_well();
-    let (modules, said) = (by_module(&run), printed(&run));
+    let (modules, smi) = (by_module(&run), printed(&run));
     let recorded: u64 = modules.values().sum();
-    let pool = said["pool"].as_u64().unwrap_or(u64::MAX);
+    let pool = smi["pool"].as_u64().unwrap_or(u64::MAX);
     assert!(recorded >= pool, "recorded {recorded}, CuPy's pool holds {pool}");
-    json!({ "by_module": modules, "said": said })
+    json!({ "by_module": modules, "printed": smi })
 }
 
 /// Captures native stacks and compares each with libgcc's unwinder while the program runs.
 fn native(program: &str, args: &[&str], stacks: &str) -> Value {
-    let run = Victim::python(program, args).option("--stacks").option(stacks).option("--check-stacks").run();
+    let run = TracedProgram::python(program, args).option("--stacks").option(stacks).option("--check-stacks").run();
     run.assert_ended_well();
     let checked = run.checked_stacks();
     assert!(checked > 0, "no stack was compared");
-    let cut: u64 = run.traces().iter().map(|trace| trace.counter(Counter::StacksCut)).sum();
+    let cut: u64 = run.traces().iter().map(|trace| trace.counter(Counter::StacksTruncated)).sum();
     json!({ "equal": checked, "cut": cut })
 }
 
@@ -152,16 +154,16 @@ fn native(program: &str, args: &[&str], stacks: &str) -> Value {
 const CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
 
 /// A program of `tests/programs/allocators`, with the oracle module on its path.
-fn allocator(name: &str, arguments: &[&str], settings: &str) -> Victim {
-    let victim = Victim::python(&format!("allocators/{name}"), arguments);
-    let victim = victim.env("PYTHONPATH", root().join("tests/programs/torch"));
-    if settings.is_empty() { victim } else { victim.env(CONF, settings) }
+fn allocator(name: &str, arguments: &[&str], settings: &str) -> TracedProgram {
+    let traced = TracedProgram::python(&format!("allocators/{name}"), arguments);
+    let traced = traced.env("PYTHONPATH", root().join("tests/programs/torch"));
+    if settings.is_empty() { traced } else { traced.env(CONF, settings) }
 }
 
 /// Compares the snapshot with PyTorch's own of the same process: events, segments with their pools, and blocks.
 /// Compares the peaks with PyTorch's statistics.
-fn snapshots(victim: Victim) -> Value {
-    let recorded = record(victim);
+fn snapshots(traced: TracedProgram) -> Value {
+    let recorded = record(traced);
     let found = recorded.same(false);
     let theirs = memtrace_tests::snapshots::json(recorded.oracle.path());
     assert_peaks(&recorded.run, &theirs, &["allocated", "active", "reserved", "requested"]);
@@ -182,7 +184,7 @@ fn of_other_libraries(run: &Run) -> Value {
             e.source == Source::Driver
                 && e.action == Action::Alloc
                 && e.result == 0
-                && e.api.memory() == Some(Memory::Device)
+                && e.api.memory_kind() == Some(MemoryKind::Device)
                 && !for_torch
         })
     });
@@ -194,12 +196,12 @@ fn of_other_libraries(run: &Run) -> Value {
 /// compared values.
 fn refused(name: &str, arguments: &[&str], settings: &str) -> (Run, Value, Value) {
     let statistics = tempfile::NamedTempFile::new().expect("a file");
-    let mut victim = allocator(name, arguments, settings).env("MEMTRACE_TEST_ORACLE_LAST", "1");
+    let mut traced = allocator(name, arguments, settings).env("MEMTRACE_TEST_ORACLE_LAST", "1");
     // A pluggable allocator has no statistics.
     if arguments.is_empty() {
-        victim = victim.env("MEMTRACE_TEST_STATISTICS", statistics.path());
+        traced = traced.env("MEMTRACE_TEST_STATISTICS", statistics.path());
     }
-    let run = victim.run();
+    let run = traced.run();
     run.assert_ended_well();
     let usual = record(allocator(name, &[], ""));
     let ours = pickle(&run);
@@ -226,9 +228,9 @@ fn stream_ordered() -> Value {
         assert_eq!(ours, theirs, "{total} at the end (left: ours, right: PyTorch's)");
     }
     // Tensors of any size: the pool decides how it rounds them. The result prints the difference.
-    let (loose, said, found) = refused("stream_ordered.py", &[], BACKEND);
+    let (loose, smi, found) = refused("stream_ordered.py", &[], BACKEND);
     let ours = summary(&loose)["devices"][0]["highest"].take();
-    let theirs = &said["statistics"][0];
+    let theirs = &smi["statistics"][0];
     // Memory that cuBLAS allocated for itself is not in the pool, and cuBLAS keeps it to the end.
     let besides: u64 = of_other_libraries(&loose).as_array().into_iter().flatten().filter_map(|m| m[1].as_u64()).sum();
     let at_most = |total: &str| ours[total].as_u64().unwrap_or(0) - besides;
@@ -240,14 +242,14 @@ fn stream_ordered() -> Value {
 
 /// The allocator of `tests/programs/allocators`: a library file beside this program, for a machine without a compiler,
 /// else compiled here. It finds CUDA in the process that loads it.
-fn own_allocator(workshop: &Workshop) -> PathBuf {
+fn own_allocator(programs: &ProgramFolder) -> PathBuf {
     let ready = memtrace().with_file_name("liballocator.so");
-    if ready.exists() { ready } else { workshop.library::<&str>("allocators/allocator.c", "liballocator.so", &[]) }
+    if ready.exists() { ready } else { programs.library::<&str>("allocators/allocator.c", "liballocator.so", &[]) }
 }
 
 fn pluggable() -> Value {
-    let workshop = Workshop::new();
-    let library = own_allocator(&workshop);
+    let programs = ProgramFolder::new();
+    let library = own_allocator(&programs);
     let library = library.to_string_lossy();
     let (run, _, found) = refused("stream_ordered.py", &[&library], "");
     let modules = by_module(&run);
@@ -263,7 +265,7 @@ fn pinned() -> Value {
     for settings in ["pinned_use_cuda_host_register:False", "pinned_use_cuda_host_register:True"] {
         let recorded = record(allocator("pinned.py", &[], settings));
         let found = recorded.same(false);
-        let pinned = summary(&recorded.run)["pinned"].take();
+        let pinned = summary(&recorded.run)["pinned_host_memory"].take();
         let held: u64 = pinned.as_array().into_iter().flatten().filter_map(|o| o["peak_bytes"].as_u64()).sum();
         let theirs =
             memtrace_tests::snapshots::json(recorded.oracle.path())["host_statistics"]["allocated_bytes.peak"].take();
@@ -296,13 +298,13 @@ fn doctor() -> Value {
         answer["machine"]["gpus"].as_array().into_iter().flatten().filter_map(|g| g["name"].as_str()).collect();
     assert_eq!(ours, theirs, "devices");
     let layers = answer["program"]["processes"][0]["layers"].as_array().cloned().unwrap_or_default();
-    let may_be_unused = ["CPU tensors", "native stacks"];
+    let may_be_unused = ["CPU tensors", "Native stacks"];
     for layer in &layers {
         // CPU tensors are not recorded where a GPU is used. Native stacks are unused where every event has a Python
         // stack.
         assert!(
-            layer["state"] == "ok"
-                || layer["state"] == "unused" && may_be_unused.contains(&layer["what"].as_str().unwrap_or_default()),
+            layer["status"] == "ok"
+                || layer["status"] == "unused" && may_be_unused.contains(&layer["name"].as_str().unwrap_or_default()),
             "{layer}"
         );
     }
@@ -311,7 +313,7 @@ fn doctor() -> Value {
 }
 
 fn overhead() -> Value {
-    let run = Victim::python("gpu/overhead.py", &[]).option("--no-snapshot").run();
+    let run = TracedProgram::python("gpu/overhead.py", &[]).option("--no-snapshot").run();
     run.assert_ended_well();
     let text = String::from_utf8_lossy(&run.output.stdout).into_owned();
     let result: Value = serde_json::from_str(&text).expect("the benchmark prints JSON");

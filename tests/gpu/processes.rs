@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use memtrace_tests::distributed::{self, Ranks, Start, two_ranks};
 use memtrace_tests::ledger::pid;
 use memtrace_tests::oracle::{Oracle, assert_equal};
-use memtrace_tests::victim::{Run, Victim, python};
+use memtrace_tests::traced_program::{Run, TracedProgram, python};
 use memtrace_trace::file::Reader;
 use serde_json::{Value, json};
 
@@ -71,7 +71,7 @@ fn trace_of(run: &Run, process: u64) -> Reader {
 fn compiled(backend: &str) -> Value {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     let cache = tempfile::tempdir().expect("a temporary folder");
-    let run = Victim::python("compile/train.py", &[backend])
+    let run = TracedProgram::python("compile/train.py", &[backend])
         .env("MEMTRACE_TEST_ORACLE", file.path())
         .env("TORCHINDUCTOR_CACHE_DIR", cache.path())
         .env("TRITON_CACHE_DIR", cache.path().join("triton"))
@@ -98,7 +98,7 @@ fn compiled_ranks() -> Value {
 }
 
 /// Each rank's allocations and exit status.
-fn told(ranks: &Ranks) -> Value {
+fn reported(ranks: &Ranks) -> Value {
     let each = ranks.ranks.iter().map(|(rank, (entry, trace, oracle))| {
         let modules = by_module_of(std::slice::from_ref(trace));
         let equal = oracle.as_ref().map(count);
@@ -116,7 +116,7 @@ fn ranks(start: Start, arguments: &[&str]) -> Value {
         let nccl: u64 = modules.iter().filter(|(m, _)| m.contains("libnccl")).map(|(_, bytes)| *bytes).sum();
         assert!(nccl > 0, "NCCL's own memory of rank {rank} is seen: {modules:?}");
     }
-    told(&ranks)
+    reported(&ranks)
 }
 
 fn out_of_memory() -> Value {
@@ -130,22 +130,22 @@ fn out_of_memory() -> Value {
         .flat_map(|p| p["devices"].as_array().into_iter().flatten())
         .flat_map(|d| d["ooms"].as_array().into_iter().flatten().map(|oom| oom["fatal"].clone()).collect::<Vec<_>>());
     // Before Linux 6.15 another process can read how a child ended only until its parent waits for it.
-    json!({ "outcome": outcome, "fatal": fatal.collect::<Vec<_>>(), "ranks": told(&ranks) })
+    json!({ "outcome": outcome, "fatal": fatal.collect::<Vec<_>>(), "ranks": reported(&ranks) })
 }
 
 /// Passes tensors to another process and requires that no byte is counted twice.
 fn shared(settings: &str, imported: u64) -> Value {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let prefix = folder.path().join("oracle");
-    let mut victim = Victim::python("ipc/tensors.py", &[]).env("MEMTRACE_TEST_ORACLE", &prefix);
+    let mut traced = TracedProgram::python("ipc/tensors.py", &[]).env("MEMTRACE_TEST_ORACLE", &prefix);
     if !settings.is_empty() {
-        victim = victim.env("PYTORCH_CUDA_ALLOC_CONF", settings);
+        traced = traced.env("PYTORCH_CUDA_ALLOC_CONF", settings);
     }
-    let run = victim.run();
+    let run = traced.run();
     run.assert_ended_well();
     let summary = summary(&run);
-    let said = String::from_utf8_lossy(&run.output.stdout).into_owned();
-    let side = |role: &str| side(&run, &summary, &said, role, folder.path());
+    let stdout = String::from_utf8_lossy(&run.output.stdout).into_owned();
+    let side = |role: &str| side(&run, &summary, &stdout, role, folder.path());
     let (sender, receiver) = (side("sender"), side("receiver"));
     assert_eq!((&sender["imported"], &receiver["imported"]), (&json!(0), &json!(imported)));
     json!({ "sender": sender, "receiver": receiver, "losses": summary["losses"] })
@@ -153,8 +153,8 @@ fn shared(settings: &str, imported: u64) -> Value {
 
 /// Checks one of the two processes: its events equal PyTorch's, and its allocator's memory equals PyTorch's reserved
 /// bytes.
-fn side(run: &Run, summary: &Value, said: &str, role: &str, folder: &Path) -> Value {
-    let process: u64 = said.lines().find_map(|l| l.strip_prefix(role)?.trim().parse().ok()).expect("a pid");
+fn side(run: &Run, summary: &Value, stdout: &str, role: &str, folder: &Path) -> Value {
+    let process: u64 = stdout.lines().find_map(|l| l.strip_prefix(role)?.trim().parse().ok()).expect("a pid");
     let oracle = Oracle::read(&folder.join(format!("oracle.{role}")));
     assert_equal(&trace_of(run, process), &oracle);
     let mut processes = summary["processes"].as_array().expect("processes").iter();
@@ -163,7 +163,7 @@ fn side(run: &Run, summary: &Value, said: &str, role: &str, folder: &Path) -> Va
         let owners = device[key].as_array().expect("owners").iter().filter(|o| of(o));
         owners.map(|o| o["peak_bytes"].as_u64().expect("bytes")).sum()
     };
-    let held = peak("owners", &|o| o["module"].is_null());
+    let held = peak("owners", &|o| o["object"].is_null());
     let reserved = oracle.snapshot["statistics"][0]["reserved_bytes.all.peak"].as_u64().unwrap_or(0);
     assert_eq!(held, reserved, "{role}: what the allocator holds, and what PyTorch reserved");
     json!({ "events_equal": count(&oracle), "reserved": reserved, "imported": peak("imported", &|_| true) })

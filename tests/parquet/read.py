@@ -17,7 +17,7 @@ def rows(sql):
     return [list(row) for row in db.execute(sql).fetchall()]
 
 
-told = {}
+results = {}
 for table in tables:
     frame = polars.read_parquet(f"{folder}/{table}-*.parquet")
     columns = [[name, kind] for name, kind, *_ in rows(f"describe {table}")]
@@ -30,11 +30,11 @@ for table in tables:
             ours, theirs = rows(f"select sum({name}) from {table}")[0][0], frame[name].cast(polars.Int128).sum()
             assert (ours or 0) == (theirs or 0), (table, name, ours, theirs)
             sums[name] = int(ours) if ours is not None else None
-    told[table] = {"rows": count, "columns": columns, "sums": sums}
+    results[table] = {"rows": count, "columns": columns, "sums": sums}
 
 # The queries of docs/how-to/parquet.md.
-told["peak"] = rows("select device, max(allocated) from events group by device order by device")
-told["at_peak"] = rows(
+results["peak"] = rows("select device, max(allocated) from events group by device order by device")
+results["at_peak"] = rows(
     """
     with peak as (select run, pid, device, first(seq order by allocated desc, seq) as seq from events group by all)
     select blocks.device, sum(size)::bigint
@@ -43,7 +43,7 @@ told["at_peak"] = rows(
     group by all order by all
     """
 )
-told["top"] = rows(
+results["top"] = rows(
     """
     with peak as (select run, pid, device, first(seq order by allocated desc, seq) as seq from events group by all)
     select function, file, line, sum(size)::bigint as bytes
@@ -52,8 +52,8 @@ told["top"] = rows(
     group by all order by bytes desc, file, line, function limit 10
     """
 )
-told["by_phase"] = rows("select phase, sum(allocated)::bigint from phases group by phase order by phase")
-told["events_by_phase"] = rows(
+results["by_phase"] = rows("select phase, sum(allocated)::bigint from phases group by phase order by phase")
+results["events_by_phase"] = rows(
     "select phase, sum(size)::bigint from events where action = 'alloc' group by phase order by phase"
 )
-json.dump(told, sys.stdout)
+json.dump(results, sys.stdout)

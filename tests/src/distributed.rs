@@ -8,7 +8,7 @@ use memtrace_trace::file::Reader;
 use serde_json::Value;
 
 use crate::oracle::{Oracle, assert_equal};
-use crate::victim::{Run, Victim, python, root};
+use crate::traced_program::{Run, TracedProgram, python, root};
 
 /// How ranks are started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,7 +20,7 @@ pub enum Start {
 }
 
 /// `tests/programs/distributed/train.py` with two ranks, one device each.
-pub fn two_ranks(start: Start, arguments: &[&str]) -> Victim {
+pub fn two_ranks(start: Start, arguments: &[&str]) -> TracedProgram {
     let program = root().join("tests/programs/distributed/train.py");
     let program = program.to_str().expect("a path in UTF-8");
     let mut command = vec![python()];
@@ -35,7 +35,7 @@ pub fn two_ranks(start: Start, arguments: &[&str]) -> Victim {
             command.extend(["--spawn", "2"]);
         }
     }
-    Victim::command(&command).over_simcuda().env("SIMCUDA_DEVICES", "2").env("OMP_NUM_THREADS", "1")
+    TracedProgram::command(&command).over_simcuda().env("SIMCUDA_DEVICES", "2").env("OMP_NUM_THREADS", "1")
 }
 
 /// A run of several ranks, with the snapshots of PyTorch's recorder.
@@ -50,10 +50,10 @@ pub struct Ranks {
 
 /// Runs the program with memtrace and PyTorch's recorder at once, and finds each rank's process in `run.json`.
 #[track_caller]
-pub fn run(victim: Victim) -> Ranks {
+pub fn run(traced: TracedProgram) -> Ranks {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let prefix = folder.path().join("oracle");
-    let run = victim.env("MEMTRACE_TEST_ORACLE", &prefix).run();
+    let run = traced.env("MEMTRACE_TEST_ORACLE", &prefix).run();
     let manifest = run.manifest();
     let ranks = manifest["processes"].as_array().expect("processes").iter();
     let ranks = ranks.map(|entry| {
@@ -69,8 +69,8 @@ pub fn run(victim: Victim) -> Ranks {
 
 /// Like [`run`], for a program that must succeed. Compares each rank's events with PyTorch's.
 #[track_caller]
-pub fn compare(victim: Victim) -> Ranks {
-    let ranks = run(victim);
+pub fn compare(traced: TracedProgram) -> Ranks {
+    let ranks = run(traced);
     ranks.run.assert_ended_well();
     assert_eq!(ranks.ranks.keys().collect::<Vec<_>>(), [&0, &1], "ranks");
     for (entry, trace, oracle) in ranks.ranks.values() {

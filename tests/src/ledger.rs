@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use memtrace_trace::api::{Api, Memory};
+use memtrace_trace::api::{Api, MemoryKind};
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::Reader;
 use serde_json::Value;
 
-use crate::victim::events;
+use crate::traced_program::events;
 
 /// A call in the format that the trace and the ledger share.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -68,7 +68,7 @@ pub fn read_all(path: &Path) -> BTreeMap<u32, Calls> {
             2 if api.symbol().is_some_and(|s| s.ends_with("_ptsz")) => 0,
             stream => stream,
         };
-        let sized = !frees || api.memory() == Some(Memory::Address);
+        let sized = !frees || api.memory_kind() == Some(MemoryKind::Address);
         calls.entry(number("tid") as u32).or_default().push(Call {
             api: name,
             addr: if failed { 0 } else { addr },
@@ -105,8 +105,8 @@ pub fn calls_of(reader: &Reader, events: &[Event]) -> Calls {
     let mut calls = Calls::new();
     for e in events {
         // Reports of a memory pool about itself are not calls.
-        let told = matches!(e.action, Action::Retract | Action::Totals);
-        if matches!(e.source, Source::Driver | Source::Runtime) && !told {
+        let is_report = matches!(e.action, Action::Retract | Action::Totals);
+        if matches!(e.source, Source::Driver | Source::Runtime) && !is_report {
             let tid = reader.definitions().thread(e.thread).expect("a thread").tid;
             let result = failed.get(&e.seq).copied().unwrap_or(e.result.into());
             calls.entry(tid).or_default().push(call(e, result));
@@ -118,11 +118,11 @@ pub fn calls_of(reader: &Reader, events: &[Event]) -> Calls {
 /// Whether both sides know the device of the memory. For pools and frees, the runtime's ledger lines have the current
 /// device instead of the memory's device. An array is known by a handle, which has no device.
 fn is_on_device(api: Api) -> bool {
-    match api.memory() {
-        None | Some(Memory::Host | Memory::Registered) => false,
-        Some(Memory::Address) => matches!(api, Api::cuMemMap | Api::cuMemUnmap),
-        Some(Memory::Array) => !api.frees(),
-        Some(Memory::Pool) => api.source() == Some(Source::Driver),
+    match api.memory_kind() {
+        None | Some(MemoryKind::Host | MemoryKind::Registered) => false,
+        Some(MemoryKind::Address) => matches!(api, Api::cuMemMap | Api::cuMemUnmap),
+        Some(MemoryKind::Array) => !api.frees(),
+        Some(MemoryKind::Pool) => api.source() == Some(Source::Driver),
         Some(_) => !api.frees() || api.source() == Some(Source::Driver),
     }
 }
@@ -133,7 +133,7 @@ fn call(e: &Event, result: i64) -> Call {
         addr: e.addr,
         size: e.size,
         device: Some(e.device.into()).filter(|_| result == 0 && is_on_device(e.api)),
-        stream: if e.api.memory() == Some(Memory::Pool) { e.stream } else { 0 },
+        stream: if e.api.memory_kind() == Some(MemoryKind::Pool) { e.stream } else { 0 },
         result,
         nested: e.flags.contains(Flags::NESTED),
     }
@@ -147,8 +147,8 @@ pub fn assert_equal(ours: &Calls, ledger: &Calls) {
         let theirs = outer_first(theirs);
         for (index, (a, b)) in ours.iter().zip(&theirs).enumerate() {
             // The ledger lacks the requested size of some failed calls: it would result from a pitch or a format.
-            let told = b.result == 0 || b.size != 0;
-            let a = if told { a } else { &Call { size: 0, ..a.clone() } };
+            let has_size = b.result == 0 || b.size != 0;
+            let a = if has_size { a } else { &Call { size: 0, ..a.clone() } };
             assert_eq!(a, b, "call {index} of thread {tid} (left: ours, right: the ledger's)");
         }
         assert_eq!(ours.len(), theirs.len(), "calls of thread {tid}");

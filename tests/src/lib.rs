@@ -1,12 +1,12 @@
 //! Whole-process tests of memtrace: the code that the test binaries in `tests/tests` share.
 
 pub mod distributed;
-pub mod disturbance;
 pub mod golden;
 pub mod json_schema;
 pub mod ledger;
 pub mod oracle;
 pub mod programs;
+pub mod random_delays;
 pub mod snapshots;
+pub mod traced_program;
 pub mod tracee;
-pub mod victim;

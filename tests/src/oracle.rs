@@ -7,7 +7,7 @@ use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::{Definitions, Reader};
 use serde_json::Value;
 
-use crate::victim::{Run, Victim, events};
+use crate::traced_program::{Run, TracedProgram, events};
 
 /// An event in the format that both sides share.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -108,9 +108,9 @@ fn entry(definitions: &Definitions, event: &Event) -> Entry {
 /// Runs a program of `tests/programs/torch` with memtrace and PyTorch's recorder at once and compares every event.
 /// Returns the run and PyTorch's snapshot.
 #[track_caller]
-pub fn compare(victim: Victim) -> (Run, Oracle) {
+pub fn compare(traced: TracedProgram) -> (Run, Oracle) {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
-    let run = victim.env("MEMTRACE_TEST_ORACLE", file.path()).run();
+    let run = traced.env("MEMTRACE_TEST_ORACLE", file.path()).run();
     run.assert_ended_well();
     let oracle = Oracle::read(file.path());
     assert_equal(&run.trace(), &oracle);

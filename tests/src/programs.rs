@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::victim::{Victim, root};
+use crate::traced_program::{TracedProgram, root};
 
 /// The folder with the simulated `libcuda.so.1`, `libcudart.so.12` and `libcudart.so.13`. Builds them on first use.
 pub fn simcuda() -> &'static Path {
@@ -25,20 +25,22 @@ pub fn linked_with(library: &str) -> Vec<String> {
 
 /// A temporary folder for the programs of one test. Dropping it removes the folder with its content.
 #[derive(Debug)]
-pub struct Workshop {
+pub struct ProgramFolder {
     folder: tempfile::TempDir,
 }
 
-impl Default for Workshop {
-    fn default() -> Workshop {
-        Workshop { folder: tempfile::Builder::new().prefix("memtrace-test-").tempdir().expect("a temporary folder") }
+impl Default for ProgramFolder {
+    fn default() -> ProgramFolder {
+        ProgramFolder {
+            folder: tempfile::Builder::new().prefix("memtrace-test-").tempdir().expect("a temporary folder"),
+        }
     }
 }
 
-impl Workshop {
+impl ProgramFolder {
     /// An empty folder.
-    pub fn new() -> Workshop {
-        Workshop::default()
+    pub fn new() -> ProgramFolder {
+        ProgramFolder::default()
     }
 
     /// A path in the folder.
@@ -82,11 +84,11 @@ impl Workshop {
 }
 
 /// A command that finds the simulated CUDA by `LD_LIBRARY_PATH`.
-pub fn victim<S: AsRef<OsStr>>(command: &[S]) -> Victim {
+pub fn with_simcuda<S: AsRef<OsStr>>(command: &[S]) -> TracedProgram {
     let mut path = OsString::from(simcuda());
     if let Some(before) = std::env::var_os("LD_LIBRARY_PATH") {
         path.push(":");
         path.push(before);
     }
-    Victim::command(command).env("LD_LIBRARY_PATH", path)
+    TracedProgram::command(command).env("LD_LIBRARY_PATH", path)
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
-use crate::victim::{Run, Victim, root};
+use crate::traced_program::{Run, TracedProgram, root};
 
 /// A run with PyTorch's own recorder enabled in the same process.
 #[derive(Debug)]
@@ -23,9 +23,9 @@ pub struct Recorded {
 /// Runs a program of `tests/programs/torch` with PyTorch's recorder. The program ends right after taking PyTorch's
 /// snapshot.
 #[track_caller]
-pub fn record(victim: Victim) -> Recorded {
+pub fn record(traced: TracedProgram) -> Recorded {
     let oracle = NamedTempFile::new().expect("a temporary file");
-    let run = victim.env("MEMTRACE_TEST_ORACLE", oracle.path()).env("MEMTRACE_TEST_ORACLE_LAST", "1").run();
+    let run = traced.env("MEMTRACE_TEST_ORACLE", oracle.path()).env("MEMTRACE_TEST_ORACLE_LAST", "1").run();
     run.assert_ended_well();
     let pickle = pickle(&run);
     Recorded { run, oracle, pickle }

@@ -65,7 +65,7 @@ impl Tracee {
 
     /// A new thread or child reported by [`Change::Cloned`] or [`Change::Forked`]. Waits until it is stopped.
     #[track_caller]
-    pub fn newborn(tid: i32) -> Tracee {
+    pub fn new_child(tid: i32) -> Tracee {
         let tracee = Tracee::of(tid);
         assert_eq!(tracee.wait(), Change::Held);
         tracee
@@ -117,7 +117,7 @@ impl Tracee {
 
     /// Continues the tracee and waits for its next change.
     #[track_caller]
-    pub fn go(&self) -> Change {
+    pub fn resume_and_wait(&self) -> Change {
         self.resume();
         self.wait()
     }
@@ -149,7 +149,7 @@ impl Tracee {
         let mut before = [0];
         self.memory.read_exact_at(&mut before, address).expect("code");
         self.memory.write_all_at(&BREAKPOINT, address).expect("code");
-        let change = self.go();
+        let change = self.resume_and_wait();
         assert_eq!(change, Change::Signal(libc::SIGTRAP), "on the way to a mark");
         self.memory.write_all_at(&before, address).expect("code");
         assert_eq!(self.registers().rip, address + 1);

@@ -1,108 +1,245 @@
-//! Checks the dependency arrows of ARCHITECTURE.md against the manifests and the `use` lines.
+//! Checks the layers of ARCHITECTURE.md: which crate uses which, which part of a crate uses which, that files do not use
+//! each other in circles, and that no crate grows out of proportion.
+
+#[path = "architecture/file_graph.rs"]
+mod file_graph;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use memtrace_tests::victim::root;
+use file_graph::FileGraph;
+use memtrace_tests::traced_program::root;
 
-fn sources(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let mut todo = vec![folder.to_owned()];
+/// The crates of the product.
+const PRODUCT: &[&str] = &[
+    "trace",
+    "interpose",
+    "launcher",
+    "analysis",
+    "analysis/input",
+    "analysis/replay",
+    "analysis/insight",
+    "analysis/output",
+    "analysis/report",
+];
+
+/// Parts of crates that must not use other parts: the crate, a module, and the modules that it must not use.
+const FORBIDDEN: &[(&str, &str, &[&str])] = &[
+    ("interpose", "stack", &["hooks", "guard", "emit", "process", "thread_state"]),
+    ("interpose", "emit", &["hooks"]),
+    ("interpose", "original", &["hooks", "guard", "emit", "stack", "process"]),
+    ("launcher", "drain", &["commands", "cli"]),
+    ("analysis/input", "symbols", &["load", "recording", "trace_index"]),
+    ("analysis/insight", "rules", &["passes"]),
+];
+
+/// The circles that exist. The list may only become shorter.
+const KNOWN_CIRCLES: &str = "tests/tests/architecture/known_circles.txt";
+
+fn graph(folder: &str) -> FileGraph {
+    let source = Path::new(folder).join("src");
+    let root_files = ["lib.rs", "main.rs"].map(|name| source.join(name));
+    let root_file = root_files.iter().find(|file| root().join(file).exists());
+    FileGraph::read(&root(), root_file.unwrap_or_else(|| panic!("{folder} has no root module")))
+}
+
+/// The source files of a crate, relative to the repository.
+fn sources(folder: &str) -> BTreeSet<PathBuf> {
+    let (mut found, mut todo) = (BTreeSet::new(), vec![Path::new(folder).join("src")]);
     while let Some(at) = todo.pop() {
-        for entry in std::fs::read_dir(&at).unwrap().map(|e| e.unwrap().path()) {
-            if entry.is_dir() {
-                todo.push(entry);
-            } else if entry.extension().is_some_and(|e| e == "rs") {
-                found.push(entry);
+        for name in std::fs::read_dir(root().join(&at)).unwrap().map(|entry| entry.unwrap().file_name()) {
+            let path = at.join(name);
+            if root().join(&path).is_dir() {
+                todo.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.insert(path);
             }
         }
     }
-    assert!(!found.is_empty(), "no sources in {}", folder.display());
     found
 }
 
-/// Every word that follows `prefix` in the code of a file, outside comments.
-fn words_after(text: &str, prefix: &str) -> BTreeSet<String> {
-    let code = text.lines().filter(|l| !l.trim_start().starts_with("//"));
-    code.flat_map(|line| {
-        line.match_indices(prefix)
-            // Skip matches at the end of a longer word, such as a file name in a string.
-            .filter(|(at, _)| !line[..*at].ends_with(|c: char| c.is_alphanumeric() || c == '_'))
-            .map(|(at, _)| {
-                line[at + prefix.len()..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>()
-            })
-            .collect::<Vec<_>>()
-    })
-    .filter(|w| !w.is_empty())
-    .collect()
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()))
 }
 
-/// Our crates that the sources of a crate name.
-fn crates_used(name: &str) -> BTreeSet<String> {
-    let folder = root().join(name).join("src");
-    let texts = sources(&folder).into_iter().map(|p| std::fs::read_to_string(p).unwrap());
-    texts.flat_map(|t| words_after(&t, "memtrace_")).collect()
+/// The table of ARCHITECTURE.md: for each folder, the folders that it may use.
+fn table() -> BTreeMap<String, BTreeSet<String>> {
+    let text = read(Path::new("ARCHITECTURE.md"));
+    let in_backticks = |text: &str| -> Vec<String> { text.split('`').skip(1).step_by(2).map(str::to_owned).collect() };
+    let rows: Vec<(String, Vec<String>)> = text
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|line| {
+            let cells: Vec<&str> = line.trim_matches('|').split('|').collect();
+            let folder = in_backticks(cells[0])[0].trim_end_matches('/').to_owned();
+            // What follows a semicolon is an explanation.
+            let names = in_backticks(cells.last().unwrap().split(';').next().unwrap_or_default());
+            (folder, names)
+        })
+        .collect();
+    let folder_of = |name: &String| {
+        let is_named = |folder: &&String| folder.rsplit('/').next() == Some(name.as_str());
+        let folders: Vec<&String> = rows.iter().map(|(folder, _)| folder).filter(is_named).collect();
+        assert_eq!(folders.len(), 1, "ARCHITECTURE.md has one row for `{name}`");
+        folders[0].clone()
+    };
+    rows.iter().map(|(folder, names)| (folder.clone(), names.iter().map(folder_of).collect())).collect()
 }
 
-/// For each top-level module of a crate, the other top-level modules that its sources name.
-fn modules_used(name: &str) -> BTreeMap<String, BTreeSet<String>> {
-    let folder = root().join(name).join("src");
+#[test]
+fn crates_use_only_what_the_table_allows() {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1", "--manifest-path"])
+        .arg(root().join("Cargo.toml"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let repository = PathBuf::from(metadata["workspace_root"].as_str().unwrap());
+    let table = table();
+    let row_of = |folder: &Path| {
+        let folder = folder.strip_prefix(&repository).unwrap();
+        let rows = table.keys().filter(|row| folder.starts_with(row));
+        let row = rows.max_by_key(|row| row.len());
+        row.unwrap_or_else(|| panic!("ARCHITECTURE.md has no row for {}", folder.display())).clone()
+    };
     let mut used: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for path in sources(&folder) {
-        let first = path.strip_prefix(&folder).unwrap().components().next().unwrap();
-        let module = first.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned();
-        let text = std::fs::read_to_string(&path).unwrap();
-        let mut words = words_after(&text, "crate::");
-        words.remove(&module);
-        used.entry(module).or_default().extend(words);
+    for package in metadata["packages"].as_array().unwrap() {
+        let manifest = PathBuf::from(package["manifest_path"].as_str().unwrap());
+        let row = row_of(manifest.parent().unwrap());
+        let dependencies = package["dependencies"].as_array().unwrap().iter();
+        let ours = dependencies.filter(|dependency| dependency["kind"] != "dev").filter_map(|d| d["path"].as_str());
+        let ours: BTreeSet<String> = ours.map(|path| row_of(Path::new(path))).filter(|other| *other != row).collect();
+        used.entry(row).or_default().extend(ours);
     }
-    used
-}
-
-/// Each crate's folder, its name after `memtrace_`, and the crates that it may use.
-const CRATES: &[(&str, &str, &[&str])] = &[
-    ("trace", "trace", &[]),
-    ("interpose", "interpose", &["trace"]),
-    ("launcher", "launcher", &["trace", "analysis"]),
-    ("analysis/input", "input", &["trace"]),
-    ("analysis/replay", "replay", &["trace", "input"]),
-    ("analysis/insight", "insight", &["trace", "input", "replay"]),
-    ("analysis/output", "output", &["trace", "input", "replay", "insight"]),
-    ("analysis/report", "report", &["trace", "input", "replay", "insight", "output"]),
-    ("analysis", "analysis", &["input", "replay", "insight", "output", "report"]),
-    ("tests", "tests", &["trace", "analysis"]),
-];
-
-#[test]
-fn crates_point_only_where_they_may() {
-    for (folder, name, may) in CRATES {
-        let used = crates_used(folder);
-        for used in used.iter().filter(|u| CRATES.iter().any(|(_, ours, _)| ours == u) && u != name) {
-            assert!(may.contains(&used.as_str()), "{name} may not use {used}");
-        }
-        let manifest = std::fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
-        assert!(
-            !manifest.contains("memtrace-interpose.") && !manifest.contains("../interpose"),
-            "{name} imports interpose"
-        );
+    for folder in PRODUCT {
+        assert!(used.contains_key(*folder), "{folder} is a crate");
+    }
+    for (folder, used) in &used {
+        assert_eq!(*used, table[folder], "what {folder} uses (left), and what ARCHITECTURE.md says (right)");
     }
 }
 
 #[test]
-fn modules_point_only_where_they_may() {
-    let forbidden: &[(&str, &str, &[&str])] = &[
-        ("interpose", "stack", &["hooks", "guard", "emit", "process", "local"]),
-        ("interpose", "emit", &["hooks", "guard"]),
-        ("interpose", "real", &["hooks", "guard", "emit", "stack", "process"]),
-        ("launcher", "drain", &["commands", "cli"]),
-        ("analysis/input", "symbols", &["load", "recording", "survey"]),
-        ("analysis/insight", "rules", &["passes"]),
-    ];
-    for (name, module, not) in forbidden {
-        let used = modules_used(name);
-        let used = used.get(*module).unwrap_or_else(|| panic!("{name} has no module {module}"));
-        for other in *not {
-            assert!(!used.contains(*other), "in {name}, {module} may not use {other}");
+fn no_crate_has_more_than_a_third_of_the_lines() {
+    let lines = |folder: &str| sources(folder).iter().map(|file| read(file).lines().count()).sum::<usize>();
+    let lines: BTreeMap<&str, usize> = PRODUCT.iter().map(|folder| (*folder, lines(folder))).collect();
+    let total: usize = lines.values().sum();
+    for (folder, lines) in &lines {
+        assert!(lines * 3 <= total, "{folder} has {lines} of {total} lines");
+    }
+}
+
+#[test]
+fn every_source_file_is_read() {
+    for folder in PRODUCT {
+        let graph = graph(folder);
+        let read: BTreeSet<PathBuf> = graph.files().chain(graph.test_files()).map(Path::to_owned).collect();
+        assert_eq!(read, sources(folder), "the files that the graph of {folder} has (left), and all (right)");
+    }
+}
+
+#[test]
+fn modules_use_only_what_they_may() {
+    for (folder, module, not) in FORBIDDEN {
+        let graph = graph(folder);
+        let top = |file: &Path| {
+            let inside = file.strip_prefix(folder).and_then(|file| file.strip_prefix("src")).unwrap();
+            let first = inside.components().next().unwrap();
+            first.as_os_str().to_string_lossy().trim_end_matches(".rs").to_owned()
+        };
+        let modules: BTreeSet<String> = graph.files().map(top).collect();
+        for name in not.iter().chain([module]) {
+            assert!(modules.contains(*name), "{folder} has no module {name}");
+        }
+        for file in graph.files().filter(|file| top(file) == *module) {
+            for (used, paths) in graph.uses_of(file) {
+                assert!(!not.contains(&&*top(used)), "{} must not use {}: {paths:?}", file.display(), used.display());
+            }
         }
     }
+}
+
+#[test]
+fn no_new_circles_of_files() {
+    let mut known = BTreeSet::new();
+    for block in read(Path::new(KNOWN_CIRCLES)).split("\n\n") {
+        let files = block.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let circle: BTreeSet<PathBuf> = files.map(PathBuf::from).collect();
+        known.extend((!circle.is_empty()).then_some(circle));
+    }
+    let (mut actual, mut problems) = (BTreeSet::new(), String::new());
+    for folder in PRODUCT {
+        let graph = graph(folder);
+        for circle in graph.circles() {
+            let files: BTreeSet<PathBuf> = circle.iter().map(|file| file.to_path_buf()).collect();
+            if !known.contains(&files) {
+                let _ = writeln!(problems, "\nnew circle of {} files:", files.len());
+                for file in &circle {
+                    for (used, paths) in graph.uses_of(file).filter(|(used, _)| circle.contains(used)) {
+                        let _ = writeln!(problems, "  {} uses {}: {paths:?}", file.display(), used.display());
+                    }
+                }
+            }
+            actual.insert(files);
+        }
+    }
+    for circle in known.difference(&actual) {
+        let _ = writeln!(problems, "\nno longer a circle, delete it from {KNOWN_CIRCLES}: {circle:?}");
+    }
+    let blocks = actual.iter().map(|circle| circle.iter().map(|f| format!("{}\n", f.display())).collect::<String>());
+    let list = blocks.collect::<Vec<_>>().join("\n");
+    assert!(problems.is_empty(), "{problems}\nAll circles, in the form of {KNOWN_CIRCLES}:\n\n{list}");
+}
+
+#[test]
+fn the_graph_of_a_small_crate() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    write(
+        "src/lib.rs",
+        "mod a; mod b; mod c; mod d; mod e; #[cfg(test)] mod only_tests;
+         pub use a::Reexported;
+         macro_rules! local { ($name:ident) => { mod $name { use super::*; fn f() { $crate::e::item() } } } }",
+    );
+    // Groups, a module that a path passes through, and a re-export.
+    write("src/a/mod.rs", "mod inner; pub use inner::Reexported; use crate::{b, c::{One, Two}};");
+    write("src/a/inner.rs", "pub struct Reexported; mod inline { fn f() -> super::super::Other { } }");
+    // An imported module, a type, a pattern, and paths in the tokens of a macro.
+    write("src/b.rs", "use crate::d; fn f(x: d::Type) { assert!(matches!(x, crate::c::One | ..)); }");
+    // Nothing is used: visibility, other crates, comments, strings and tests.
+    write(
+        "src/c.rs",
+        "pub(in crate::a) struct One; pub struct Two; use std::fmt; // crate::a::X
+         const TEXT: &str = \"crate::b::f\"; #[cfg(all(test, unix))] use crate::e::item;
+         #[cfg(test)] mod tests { use crate::b::f; }",
+    );
+    write("src/d.rs", "pub struct Type; use super::Reexported;");
+    write("src/e.rs", "pub fn item() {} #[cfg(any(test, unix))] fn f() { let _ = crate::b::f; }");
+    write("src/only_tests.rs", "use crate::a;");
+    let graph = FileGraph::read(folder.path(), Path::new("src/lib.rs"));
+    let uses = |file: &str| -> Vec<String> {
+        let used = graph.uses_of(Path::new(file));
+        used.map(|(used, _)| used.strip_prefix("src").unwrap().to_string_lossy().into_owned()).collect()
+    };
+    assert_eq!(uses("src/lib.rs"), ["a/mod.rs", "e.rs"]);
+    assert_eq!(uses("src/a/mod.rs"), ["a/inner.rs", "c.rs"]);
+    assert_eq!(uses("src/a/inner.rs"), ["a/mod.rs"]);
+    assert_eq!(uses("src/b.rs"), ["c.rs", "d.rs"]);
+    assert_eq!(uses("src/c.rs"), [""; 0]);
+    assert_eq!(uses("src/d.rs"), ["lib.rs"]);
+    assert_eq!(uses("src/e.rs"), ["b.rs"]);
+    let circles: Vec<Vec<&str>> =
+        graph.circles().iter().map(|circle| circle.iter().map(|file| file.to_str().unwrap()).collect()).collect();
+    let largest = ["src/b.rs", "src/d.rs", "src/e.rs", "src/lib.rs"];
+    assert_eq!(circles, [vec!["src/a/inner.rs", "src/a/mod.rs"], largest.to_vec()]);
+    assert_eq!(graph.test_files().collect::<Vec<_>>(), [Path::new("src/only_tests.rs")]);
 }

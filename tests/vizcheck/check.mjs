@@ -76,7 +76,7 @@ function activeView() {
 }
 
 /** The elements of the active view, and the screen positions of its main shapes. */
-function surveyView() {
+function inspectView() {
   const view = activeView();
   if (!view) return null;
   const count = tag => view.querySelectorAll(tag).length;
@@ -170,7 +170,7 @@ await context.route(u => !u.href.startsWith(server.url), (route, request) => {
   return route.abort();
 });
 await page.addInitScript(
-  `${activeView}\n${surveyView}\n${stackText}\nObject.assign(globalThis, { activeView, surveyView, stackText });`,
+  `${activeView}\n${inspectView}\n${stackText}\nObject.assign(globalThis, { activeView, inspectView, stackText });`,
 );
 
 const selects = page.locator('select'); // snapshot, view, GPU: in this order
@@ -222,7 +222,7 @@ async function checkView(name, device, file) {
   await page.mouse.move(0, 0); // hover nothing
   const start = Date.now();
   await pick(1, name);
-  let seen = await page.evaluate(() => surveyView());
+  let seen = await page.evaluate(() => inspectView());
   const view = { name, device, ms: Date.now() - start, png: file };
   const problem = message => note('view', message);
   if (!seen) {
@@ -244,7 +244,7 @@ async function checkView(name, device, file) {
     await settle();
     (view.event_stacks ??= []).push((await page.evaluate(() => stackText())).slice(0, 300));
   }
-  if (view.events > 0) seen = await page.evaluate(() => surveyView());
+  if (view.events > 0) seen = await page.evaluate(() => inspectView());
   Object.assign(view, seen);
 
   if (seen.text !== undefined) {

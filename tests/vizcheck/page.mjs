@@ -37,7 +37,7 @@ const file = resolve(args.positionals[0]);
 for (const needed of [file, opt.chromium]) if (!existsSync(needed)) fail(`no such file: ${needed}`);
 
 /** Runs inside the page: collects what is visible. */
-function survey() {
+function inspect() {
   const area = el => {
     const r = el.getBoundingClientRect();
     return r.width * r.height;
@@ -80,7 +80,7 @@ let seen = {};
 const start = Date.now();
 try {
   await page.goto(url);
-  seen = await page.evaluate(survey);
+  seen = await page.evaluate(inspect);
   if (!seen.title.startsWith('memtrace: ')) note('title', seen.title);
   if (!seen.headline.includes(opt.headline)) note('headline', `${seen.headline}: no ${opt.headline}`);
   if (seen.answer.trim() === '') note('answer', 'it is empty');

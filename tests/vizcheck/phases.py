@@ -17,13 +17,13 @@ FIRST_MARK = 1000003
 def main():
     with open(sys.argv[1], "rb") as f:
         trace = pickle.load(f)["device_traces"][0]
-    stretches = sys.argv[2].split()
+    phases = sys.argv[2].split()
     allocations = [e for e in trace if e["action"] == "alloc"]
     seen, current = Counter(), None
     for event in allocations:
         mark = event["size"] - FIRST_MARK
-        if 0 <= mark < len(stretches):
-            current = stretches[mark]
+        if 0 <= mark < len(phases):
+            current = phases[mark]
         elif current not in (None, "other", "end"):
             if event["category"] != current:
                 raise SystemExit(f"{event['size']} bytes of {current} are said to be {event['category']}: {event['frames']}")

@@ -45,12 +45,12 @@ def reconstruct(snapshot, device, trace):
 
 
 def main():
-    told = []
+    states = []
     for path in sys.argv[1:]:
         with open(path, "rb") as file:
             snapshot = pickle.load(file)
-        told.append([reconstruct(snapshot, i, t) for i, t in enumerate(snapshot["device_traces"])])
-    json.dump(told, sys.stdout)
+        states.append([reconstruct(snapshot, i, t) for i, t in enumerate(snapshot["device_traces"])])
+    json.dump(states, sys.stdout)
 
 
 main()

@@ -12,7 +12,7 @@ pub struct Api(pub u16);
 
 /// The kind of memory that a function concerns.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Memory {
+pub enum MemoryKind {
     /// Device memory at an address.
     Device,
     /// Device memory from a stream-ordered pool.
@@ -64,9 +64,9 @@ macro_rules! apis {
             /// The kind of memory that the function concerns. `None` for an unknown function.
             ///
             /// A free states the kind that its usual counterpart allocates. The address decides what was really freed.
-            pub const fn memory(self) -> Option<Memory> {
+            pub const fn memory_kind(self) -> Option<MemoryKind> {
                 match self.0 {
-                    $($number => Some(Memory::$memory),)*
+                    $($number => Some(MemoryKind::$memory),)*
                     _ => None,
                 }
             }
@@ -80,7 +80,7 @@ macro_rules! apis {
             }
         }
     };
-    (@frees gets) => { false };
+    (@frees allocates) => { false };
     (@frees frees) => { true };
 }
 
@@ -90,59 +90,59 @@ impl Api {
 }
 
 apis! {
-    1 cuMemAlloc_v2 Driver Device gets;
-    2 cuMemAllocPitch_v2 Driver Device gets;
-    3 cuMemAllocManaged Driver Managed gets;
-    4 cuMemAllocAsync Driver Pool gets;
-    5 cuMemAllocAsync_ptsz Driver Pool gets;
-    6 cuMemAllocFromPoolAsync Driver Pool gets;
-    7 cuMemAllocFromPoolAsync_ptsz Driver Pool gets;
+    1 cuMemAlloc_v2 Driver Device allocates;
+    2 cuMemAllocPitch_v2 Driver Device allocates;
+    3 cuMemAllocManaged Driver Managed allocates;
+    4 cuMemAllocAsync Driver Pool allocates;
+    5 cuMemAllocAsync_ptsz Driver Pool allocates;
+    6 cuMemAllocFromPoolAsync Driver Pool allocates;
+    7 cuMemAllocFromPoolAsync_ptsz Driver Pool allocates;
     8 cuMemFreeAsync Driver Pool frees;
     9 cuMemFreeAsync_ptsz Driver Pool frees;
     10 cuMemFree_v2 Driver Device frees;
-    11 cuMemCreate Driver Physical gets;
+    11 cuMemCreate Driver Physical allocates;
     12 cuMemRelease Driver Physical frees;
-    13 cuMemMap Driver Address gets;
+    13 cuMemMap Driver Address allocates;
     14 cuMemUnmap Driver Address frees;
-    15 cuMemAddressReserve Driver Address gets;
+    15 cuMemAddressReserve Driver Address allocates;
     16 cuMemAddressFree Driver Address frees;
-    17 cuMemHostAlloc Driver Host gets;
-    18 cuMemAllocHost_v2 Driver Host gets;
-    19 cuMemHostRegister_v2 Driver Registered gets;
+    17 cuMemHostAlloc Driver Host allocates;
+    18 cuMemAllocHost_v2 Driver Host allocates;
+    19 cuMemHostRegister_v2 Driver Registered allocates;
     20 cuMemHostUnregister Driver Registered frees;
     21 cuMemFreeHost Driver Host frees;
-    22 cuArrayCreate_v2 Driver Array gets;
-    23 cuArray3DCreate_v2 Driver Array gets;
+    22 cuArrayCreate_v2 Driver Array allocates;
+    23 cuArray3DCreate_v2 Driver Array allocates;
     24 cuArrayDestroy Driver Array frees;
-    25 cuMipmappedArrayCreate Driver Array gets;
+    25 cuMipmappedArrayCreate Driver Array allocates;
     26 cuMipmappedArrayDestroy Driver Array frees;
-    27 cuIpcOpenMemHandle_v2 Driver Imported gets;
+    27 cuIpcOpenMemHandle_v2 Driver Imported allocates;
     28 cuIpcCloseMemHandle Driver Imported frees;
     29 cuMemPoolTrimTo Driver Pool frees;
-    30 cuMemImportFromShareableHandle Driver Imported gets;
-    31 cuMemRetainAllocationHandle Driver Address gets;
-    64 cudaMalloc Runtime Device gets;
-    65 cudaMallocPitch Runtime Device gets;
-    66 cudaMalloc3D Runtime Device gets;
-    67 cudaMallocManaged Runtime Managed gets;
-    68 cudaMallocAsync Runtime Pool gets;
-    69 cudaMallocAsync_ptsz Runtime Pool gets;
-    70 cudaMallocFromPoolAsync Runtime Pool gets;
-    71 cudaMallocFromPoolAsync_ptsz Runtime Pool gets;
+    30 cuMemImportFromShareableHandle Driver Imported allocates;
+    31 cuMemRetainAllocationHandle Driver Address allocates;
+    64 cudaMalloc Runtime Device allocates;
+    65 cudaMallocPitch Runtime Device allocates;
+    66 cudaMalloc3D Runtime Device allocates;
+    67 cudaMallocManaged Runtime Managed allocates;
+    68 cudaMallocAsync Runtime Pool allocates;
+    69 cudaMallocAsync_ptsz Runtime Pool allocates;
+    70 cudaMallocFromPoolAsync Runtime Pool allocates;
+    71 cudaMallocFromPoolAsync_ptsz Runtime Pool allocates;
     72 cudaFreeAsync Runtime Pool frees;
     73 cudaFreeAsync_ptsz Runtime Pool frees;
     74 cudaFree Runtime Device frees;
-    75 cudaMallocHost Runtime Host gets;
-    76 cudaHostAlloc Runtime Host gets;
-    77 cudaHostRegister Runtime Registered gets;
+    75 cudaMallocHost Runtime Host allocates;
+    76 cudaHostAlloc Runtime Host allocates;
+    77 cudaHostRegister Runtime Registered allocates;
     78 cudaHostUnregister Runtime Registered frees;
     79 cudaFreeHost Runtime Host frees;
-    80 cudaMallocArray Runtime Array gets;
-    81 cudaMalloc3DArray Runtime Array gets;
+    80 cudaMallocArray Runtime Array allocates;
+    81 cudaMalloc3DArray Runtime Array allocates;
     82 cudaFreeArray Runtime Array frees;
-    83 cudaMallocMipmappedArray Runtime Array gets;
+    83 cudaMallocMipmappedArray Runtime Array allocates;
     84 cudaFreeMipmappedArray Runtime Array frees;
-    85 cudaIpcOpenMemHandle Runtime Imported gets;
+    85 cudaIpcOpenMemHandle Runtime Imported allocates;
     86 cudaIpcCloseMemHandle Runtime Imported frees;
 }
 
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_unique_and_named_by_their_layer() {
+    fn numbers_are_unique_and_symbols_match_their_api() {
         for (i, api) in Api::ALL.iter().enumerate() {
             assert!(!Api::ALL[..i].contains(api), "{api:?} twice");
             let symbol = api.symbol().unwrap();

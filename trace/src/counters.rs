@@ -49,9 +49,9 @@ counters! {
     /// Panics inside a hook. The original function was called all the same.
     Panics = 2 "panics";
     /// Strings that were cut at the length limit.
-    StringsCut = 3 "strings_cut";
+    StringsTruncated = 3 "strings_truncated";
     /// Stacks that were cut at the depth limit or because a table was full.
-    StacksCut = 4 "stacks_cut";
+    StacksTruncated = 4 "stacks_truncated";
     /// Backward nodes whose forward stack had been overwritten.
     ForwardStacksLost = 5 "forward_stacks_lost";
     /// Allocator actions with an unknown number.
@@ -78,9 +78,9 @@ counters! {
     LabelsDropped = 16 "labels_dropped";
     /// Lookups of `nn.Module` calls without space for a new call. The call is identified by its class, or as its
     /// caller.
-    NnCallsCut = 17 "nn_calls_cut";
+    NnCallsMerged = 17 "nn_calls_merged";
     /// Names of tensors and modules that were not reported, because there were too many.
-    NamesCut = 18 "names_cut";
+    NamesDropped = 18 "names_dropped";
     /// Reference cycles that are not shown (`--cycles`): too many different ones, too large ones, or their file could
     /// not be written.
     CyclesNotShown = 19 "cycles_not_shown";

@@ -9,10 +9,10 @@ use crate::wire::{Cursor, put_str, put_varint};
 /// The longest encoded definition, in bytes. Longer strings are cut and counted before encoding.
 pub const MAX_DEFINITION: usize = 16 * 1024;
 
-/// What a notice says about its topic.
+/// Whether the part of memtrace that a notice describes works.
 #[derive(Clone, Copy, PartialEq, Hash, Eq, Default, Debug)]
 #[repr(u8)]
-pub enum Verdict {
+pub enum NoticeStatus {
     /// Neither of the others. Notices of files before 1.1 have this value.
     #[default]
     Remark = 0,
@@ -22,22 +22,22 @@ pub enum Verdict {
     Off = 2,
 }
 
-impl Verdict {
+impl NoticeStatus {
     /// The name in `run.json` and `summary.json`.
     pub const fn name(self) -> &'static str {
         match self {
-            Verdict::Remark => "remark",
-            Verdict::Works => "works",
-            Verdict::Off => "off",
+            NoticeStatus::Remark => "remark",
+            NoticeStatus::Works => "works",
+            NoticeStatus::Off => "off",
         }
     }
 
-    /// The verdict with this number. A number of a newer build is a remark.
-    const fn from_wire(number: u64) -> Verdict {
+    /// The status with this number. A number of a newer build is a remark.
+    const fn from_wire(number: u64) -> NoticeStatus {
         match number {
-            1 => Verdict::Works,
-            2 => Verdict::Off,
-            _ => Verdict::Remark,
+            1 => NoticeStatus::Works,
+            2 => NoticeStatus::Off,
+            _ => NoticeStatus::Remark,
         }
     }
 }
@@ -263,7 +263,7 @@ pub enum Definition<'a> {
         /// A sentence about it.
         text: &'a str,
         /// Whether the part works.
-        verdict: Verdict,
+        status: NoticeStatus,
     },
 }
 
@@ -400,10 +400,10 @@ impl<'a> Definition<'a> {
                 put_varint(out, size.into());
                 kind::RANK
             }
-            Definition::Notice { topic, text, verdict } => {
+            Definition::Notice { topic, text, status } => {
                 put_str(out, topic);
                 put_str(out, text);
-                put_varint(out, verdict as u64);
+                put_varint(out, status as u64);
                 kind::NOTICE
             }
         }
@@ -491,7 +491,7 @@ impl<'a> Definition<'a> {
                 topic: c.str()?,
                 text: c.str()?,
                 // The definition ends here in files of version 1.0.
-                verdict: if c.is_empty() { Verdict::Remark } else { Verdict::from_wire(c.varint()?) },
+                status: if c.is_empty() { NoticeStatus::Remark } else { NoticeStatus::from_wire(c.varint()?) },
             },
             _ => return Ok(None),
         }))
@@ -527,7 +527,7 @@ mod tests {
             Definition::Device { ordinal: 0, name: "H200", total: 1 << 37, used_before: 5 << 20, pci: "0000:01:00.0" },
             Definition::FrameOrigin { frame: FrameId(1), position: 2, name: "g", filename: "train.py", line: 23 },
             Definition::Rank { rank: 3, size: 8 },
-            Definition::Notice { topic: "torch.tracker", text: "attached", verdict: Verdict::Works },
+            Definition::Notice { topic: "torch.tracker", text: "attached", status: NoticeStatus::Works },
         ];
         let mut bytes = Vec::new();
         for d in &all {
@@ -541,27 +541,27 @@ mod tests {
     }
 
     #[test]
-    fn a_module_of_before_build_ids_is_read() {
+    fn a_module_without_a_build_id_is_read() {
         let bytes = [kind::MODULE, 4, 3, 2, b'/', b'a'];
         let expected = Definition::Module { id: ModuleId(3), path: "/a", build_id: "" };
         assert_eq!(Definition::decode(&mut Cursor::new(&bytes)).unwrap(), Some(expected));
     }
 
     #[test]
-    fn a_notice_of_before_verdicts_is_read() {
+    fn a_notice_without_a_status_is_read() {
         let bytes = [kind::NOTICE, 4, 1, b'a', 1, b'b'];
-        let expected = |verdict| Some(Definition::Notice { topic: "a", text: "b", verdict });
-        assert_eq!(Definition::decode(&mut Cursor::new(&bytes)).unwrap(), expected(Verdict::Remark));
-        let of_later = [kind::NOTICE, 5, 1, b'a', 1, b'b', 9];
-        assert_eq!(Definition::decode(&mut Cursor::new(&of_later)).unwrap(), expected(Verdict::Remark));
+        let expected = |status| Some(Definition::Notice { topic: "a", text: "b", status });
+        assert_eq!(Definition::decode(&mut Cursor::new(&bytes)).unwrap(), expected(NoticeStatus::Remark));
+        let of_newer_build = [kind::NOTICE, 5, 1, b'a', 1, b'b', 9];
+        assert_eq!(Definition::decode(&mut Cursor::new(&of_newer_build)).unwrap(), expected(NoticeStatus::Remark));
         let off = [kind::NOTICE, 5, 1, b'a', 1, b'b', 2];
-        assert_eq!(Definition::decode(&mut Cursor::new(&off)).unwrap(), expected(Verdict::Off));
+        assert_eq!(Definition::decode(&mut Cursor::new(&off)).unwrap(), expected(NoticeStatus::Off));
     }
 
     #[test]
     fn an_unknown_kind_is_skipped() {
         let mut bytes = vec![200, 3, 1, 2, 3];
-        Definition::Notice { topic: "a", text: "b", verdict: Verdict::Remark }.encode(&mut bytes);
+        Definition::Notice { topic: "a", text: "b", status: NoticeStatus::Remark }.encode(&mut bytes);
         let mut cursor = Cursor::new(&bytes);
         assert_eq!(Definition::decode(&mut cursor).unwrap(), None);
         assert!(matches!(Definition::decode(&mut cursor).unwrap(), Some(Definition::Notice { .. })));
@@ -569,7 +569,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_refused(bytes: Vec<u8>) {
+        fn arbitrary_bytes_are_decoded_or_rejected(bytes: Vec<u8>) {
             let _ = Definition::decode(&mut Cursor::new(&bytes));
         }
     }

@@ -1,4 +1,4 @@
-//! Errors of traces and segments. Every message says what to do next.
+//! Errors of traces and segments. The reading commands add what the user can do.
 
 use std::fmt;
 
@@ -46,12 +46,11 @@ impl fmt::Display for Error {
         match self {
             Error::Io { what, cause } => write!(f, "{what}: {cause}"),
             Error::NotATrace { found } => {
-                write!(f, "not a memtrace trace ({}); give a .mtr file or a run folder", beginning(found))
+                write!(f, "not a memtrace trace ({})", beginning(found))
             }
-            Error::TooNew { found, supported } => write!(
-                f,
-                "trace format {found} is newer than this memtrace reads ({supported}); read it with a memtrace at least as new as the one that wrote it"
-            ),
+            Error::TooNew { found, supported } => {
+                write!(f, "trace format {found} is newer than this memtrace supports ({supported})")
+            }
             Error::Header { offset, what } => write!(
                 f,
                 "the trace's header is damaged at byte {offset}: {what}; nothing can be recovered from this file"

@@ -168,7 +168,7 @@ impl Flags {
     /// [`Event::slack`] is valid: the block's rounded size is `size + slack`.
     pub const SLACK_KNOWN: Flags = Flags(1 << 5);
     /// The stack is not complete (too deep, or a table was full).
-    pub const STACK_CUT: Flags = Flags(1 << 6);
+    pub const STACK_TRUNCATED: Flags = Flags(1 << 6);
     /// PyTorch's caching allocator made the CUDA call, for one of its segments.
     pub const IN_ALLOCATOR: Flags = Flags(1 << 7);
     /// CPython's cyclic garbage collector is running on this thread.
@@ -177,7 +177,7 @@ impl Flags {
     ///
     /// Only in recordings of other tools (PyTorch's snapshots), whose later events or final state show that the block
     /// existed. It is no older than the events that follow this one.
-    pub const BEFORE: Flags = Flags(1 << 9);
+    pub const PREEXISTING: Flags = Flags(1 << 9);
 
     /// Whether all bits of `other` are set.
     #[inline]
@@ -245,7 +245,7 @@ pub enum SlotKind {
     Event = 1,
     /// A free request and the completion that followed at once. The last word of the request's slot is the distance to
     /// the completion. The low half is in timestamp units, the high half in event numbers.
-    FreeAtOnce = 3,
+    CompletedFree = 3,
     /// The start of a definition. Word 0 is the length in bytes of the encoded definition, which fills the following
     /// slots.
     Definition = 2,
@@ -257,7 +257,7 @@ impl SlotKind {
     pub const fn of(slot: &Slot) -> Option<SlotKind> {
         match slot[6] as u8 {
             1 => Some(SlotKind::Event),
-            3 => Some(SlotKind::FreeAtOnce),
+            3 => Some(SlotKind::CompletedFree),
             2 => Some(SlotKind::Definition),
             _ => None,
         }
@@ -332,21 +332,21 @@ impl Event {
 
     /// The last two words of a free request's slot that includes its completion. Time differences saturate at 32 bits.
     #[inline]
-    pub const fn at_once(slot: &Slot, seq: u64, ticks: u64) -> [u64; 2] {
+    pub const fn complete_free(slot: &Slot, seq: u64, ticks: u64) -> [u64; 2] {
         let ticks = ticks.saturating_sub(slot[1]);
         let ticks = if ticks > u32::MAX as u64 { u32::MAX as u64 } else { ticks };
-        [slot[6] & !0xff | SlotKind::FreeAtOnce as u64, ticks | seq.wrapping_sub(slot[0]) << 32]
+        [slot[6] & !0xff | SlotKind::CompletedFree as u64, ticks | seq.wrapping_sub(slot[0]) << 32]
     }
 
     /// The completion in the slot of this free request. `None` if the slot contains none.
     #[inline]
     pub const fn completion(&self, slot: &Slot) -> Option<Event> {
-        if slot[6] as u8 != SlotKind::FreeAtOnce as u8 {
+        if slot[6] as u8 != SlotKind::CompletedFree as u8 {
             return None;
         }
-        let (ticks, later) = (slot[7] & u32::MAX as u64, slot[7] >> 32);
+        let (ticks, distance) = (slot[7] & u32::MAX as u64, slot[7] >> 32);
         Some(Event {
-            seq: self.seq.wrapping_add(later),
+            seq: self.seq.wrapping_add(distance),
             ticks: self.ticks.wrapping_add(ticks),
             action: Action::FreeCompleted,
             ..*self
@@ -360,7 +360,7 @@ impl Event {
         let w = slot[6];
         let (wide, module) = match SlotKind::of(slot) {
             Some(SlotKind::Event) => (slot[7] as u32, (slot[7] >> 32) as u32),
-            Some(SlotKind::FreeAtOnce) => (0, 0),
+            Some(SlotKind::CompletedFree) => (0, 0),
             _ => return None,
         };
         let Some(source) = Source::from_wire((w >> 8) as u8 & 7) else { return None };
@@ -429,12 +429,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_slot_carries_every_field(event in any_event()) {
+        fn a_slot_stores_every_field(event in any_event()) {
             prop_assert_eq!(Event::from_slot(&event.to_slot(), ThreadId(7)), Some(event));
         }
 
         #[test]
-        fn a_request_and_its_completion_share_a_slot(event in any_event(), later in 1u64..1 << 32, ticks in 0u64..1 << 32) {
+        fn a_request_and_its_completion_share_a_slot(event in any_event(), distance in 1u64..1 << 32, ticks in 0u64..1 << 32) {
             let request = Event {
                 source: Source::Torch,
                 action: Action::FreeRequested,
@@ -444,7 +444,7 @@ mod tests {
                 module: ModuleId::NONE,
                 ..event
             };
-            let (seq, at) = (request.seq.wrapping_add(later), request.ticks.saturating_add(ticks));
+            let (seq, at) = (request.seq.wrapping_add(distance), request.ticks.saturating_add(ticks));
             let done = Event { seq, ticks: at, action: Action::FreeCompleted, ..request };
             let mut slot = request.to_slot();
             prop_assert!(done.completes(&slot));
@@ -457,18 +457,18 @@ mod tests {
                 Event { pool: done.pool ^ 1, ..done },
             ];
             prop_assert!(others.iter().all(|other| !other.completes(&slot)));
-            let otherwise_taken = Event { flags: Flags(0), stack: StackId(1), context: ContextId(1), ..done };
-            prop_assert!(otherwise_taken.completes(&slot));
+            let other_circumstances = Event { flags: Flags(0), stack: StackId(1), context: ContextId(1), ..done };
+            prop_assert!(other_circumstances.completes(&slot));
             prop_assert!(!done.completes(&done.to_slot()));
             prop_assert_eq!(request.completion(&slot), None);
-            [slot[6], slot[7]] = Event::at_once(&slot, seq, at);
+            [slot[6], slot[7]] = Event::complete_free(&slot, seq, at);
             let read = Event::from_slot(&slot, ThreadId(7));
             prop_assert_eq!(read, Some(request));
             prop_assert_eq!(request.completion(&slot), Some(done));
         }
 
         #[test]
-        fn any_slot_is_an_event_or_refused(slot in any::<Slot>()) {
+        fn any_slot_is_an_event_or_rejected(slot in any::<Slot>()) {
             let _ = Event::from_slot(&slot, ThreadId(1));
         }
     }

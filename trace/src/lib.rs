@@ -3,6 +3,32 @@
 //!
 //! There are two formats with different promises. [`shm`] lives for one run and one build and must match exactly.
 //! [`file`](mod@file) lives for years and is specified byte for byte in `trace/FORMAT.md`.
+//!
+//! ```
+//! use memtrace_trace::event::{Action, Event};
+//! use memtrace_trace::file::{End, Reader, Writer};
+//!
+//! let mut writer = Writer::new(Vec::new(), r#"{"pid": 7}"#)?;
+//! writer.event(&Event { seq: 1, action: Action::Alloc, addr: 0x7f00_0000_0000, size: 512, ..Event::EMPTY })?;
+//! let bytes = writer.finish(&End { reason: "exited".into(), ..End::default() })?;
+//!
+//! let folder = tempfile::tempdir()?;
+//! let path = folder.path().join("7.mtr");
+//! std::fs::write(&path, bytes)?;
+//! let reader = Reader::open(&path)?;
+//! assert_eq!(reader.event_count(), 1);
+//! for block in reader.events() {
+//!     assert_eq!(block.map_err(|lost| lost.why)?[0].size, 512);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+// All other crates use this one.
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+compile_error!(
+    "memtrace requires Linux on x86-64. A port begins with `clock.rs` in `trace`, and in `interpose` with the entry \
+     stubs of hooks, the thread-local block and the stack walkers."
+);
 
 pub mod api;
 pub mod clock;

@@ -2,10 +2,10 @@
 //! `trace/tests/loom.rs`).
 
 #[cfg(loom)]
-pub mod mortal;
+pub mod killable;
 
 #[cfg(loom)]
-pub use self::mortal::{AtomicU32, AtomicU64};
+pub use self::killable::{AtomicU32, AtomicU64};
 #[cfg(loom)]
 pub use loom::sync::atomic::Ordering;
 #[cfg(not(loom))]

@@ -120,7 +120,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_read_or_refused(bytes: Vec<u8>) {
+        fn arbitrary_bytes_are_decoded_or_rejected(bytes: Vec<u8>) {
             let mut cursor = Cursor::new(&bytes);
             while cursor.varint().is_ok() {}
             let _ = cursor.str();

@@ -1,15 +1,15 @@
-//! The ring under a model checker: every order in which two or three threads can touch it, and every value that the memory model lets
-//! them read, of the code that runs in the traced process and in the launcher.
+//! The ring under a model checker. It tries every order in which two or three threads can access the ring, and every
+//! value that the memory model lets them read. The code is that of the traced process and of the launcher.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test --release -p memtrace-trace --test loom --target-dir target/loom
 //! ```
 //!
-//! Every part has a thread of its own: loom (0.7) does not go back to switch away from a model's own thread in its first steps, and then
-//! finds less than there is.
+//! Every part runs on its own thread. loom (0.7) does not try to switch away from a model's main thread in its first
+//! steps, and then explores fewer executions.
 //!
-//! A killed thread stops before any access to shared memory that one likes, and the models try them all. What its death means to the others
-//! is the kernel's part: who learns that a thread is gone sees all that it wrote ([`Threads`]).
+//! A killed thread stops before a chosen access to shared memory, and the models try all of them. The kernel's part is
+//! modeled by [`Threads`]: a thread that learns of another's end sees everything that the other one wrote.
 
 #![cfg(loom)]
 
@@ -24,24 +24,24 @@ use memtrace_trace::ids::ThreadId;
 use memtrace_trace::shm::layout::RingHeader;
 use memtrace_trace::shm::owner::{Owner, claim};
 use memtrace_trace::shm::ring::{Consumer, Full, Producer, Record, Ring, SharedSlot};
-use memtrace_trace::sync::mortal::killed_before;
+use memtrace_trace::sync::killable::killed_before;
 use memtrace_trace::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Positions begin two slots before they wrap around.
+/// Positions start two slots before they wrap around.
 const START: u64 = u64::MAX - 1;
 
-/// A segment with rings of `SLOTS` slots, and what the traced process keeps beside each ring.
+/// A segment with rings of `SLOTS` slots, and the producer that the traced process stores with each ring.
 struct Segment<const RINGS: usize, const SLOTS: usize> {
     headers: [RingHeader; RINGS],
     slots: [[SharedSlot; SLOTS]; RINGS],
-    kept: [UnsafeCell<Option<Producer<'static>>>; RINGS],
+    producers: [UnsafeCell<Option<Producer<'static>>>; RINGS],
     used: AtomicU32,
     next_seq: AtomicU64,
 }
 
-// SAFETY: what is not atomic is in loom's cells, which say so when two threads are in one.
+// SAFETY: all data that is not atomic is in loom's cells, which detect concurrent access.
 unsafe impl<const R: usize, const S: usize> Sync for Segment<R, S> {}
-// SAFETY: as above.
+// SAFETY: all data that is not atomic is in loom's cells, which detect concurrent access.
 unsafe impl<const R: usize, const S: usize> Send for Segment<R, S> {}
 
 impl<const RINGS: usize, const SLOTS: usize> Segment<RINGS, SLOTS> {
@@ -49,7 +49,7 @@ impl<const RINGS: usize, const SLOTS: usize> Segment<RINGS, SLOTS> {
         Arc::new(Segment {
             headers: std::array::from_fn(|_| RingHeader::at(START)),
             slots: std::array::from_fn(|_| std::array::from_fn(|_| SharedSlot::zeroed())),
-            kept: std::array::from_fn(|_| UnsafeCell::new(None)),
+            producers: std::array::from_fn(|_| UnsafeCell::new(None)),
             used: AtomicU32::new(0),
             next_seq: AtomicU64::new(1),
         })
@@ -58,50 +58,50 @@ impl<const RINGS: usize, const SLOTS: usize> Segment<RINGS, SLOTS> {
     fn ring(&self, index: usize) -> Ring<'static> {
         let (header, slots) = (&self.headers[index], &self.slots[index]);
         let ring = Ring::new(&header.tail.0, &header.head.0, slots);
-        // SAFETY: every thread that has a ring has an `Arc` of this.
+        // SAFETY: every thread with a ring has an `Arc` of the segment, so the segment outlives the ring.
         unsafe { std::mem::transmute::<Ring<'_>, Ring<'static>>(ring) }
     }
 
-    /// The writing end of a ring, as `interpose` keeps it from owner to owner.
+    /// Calls `work` with the producer of a ring, which passes from owner to owner as in `interpose`.
     fn producer<T>(&self, index: usize, work: impl FnOnce(&mut Producer<'static>) -> T) -> T {
-        self.kept[index].with_mut(|kept| {
-            // SAFETY: loom has checked that nobody else is here.
-            let kept = unsafe { &mut *kept };
-            work(kept.get_or_insert_with(|| Producer::new(self.ring(index))))
+        self.producers[index].with_mut(|producers| {
+            // SAFETY: loom has checked that no other thread accesses the cell.
+            let producers = unsafe { &mut *producers };
+            work(producers.get_or_insert_with(|| Producer::new(self.ring(index))))
         })
     }
 
-    /// Takes the next number and writes an event with it, as `interpose::emit` does.
+    /// Assigns the next number to an event and writes it, as `interpose::emit` does.
     fn write(&self, producer: &mut Producer<'_>) -> Result<u64, Full> {
         let seq = self.next_seq.fetch_add(1, Ordering::Relaxed);
         producer.write(&slot(seq)).map(|()| seq)
     }
 
-    /// Takes what is there.
-    fn drain(&self, consumer: &mut Consumer<'_>, into: &mut Vec<Seen>) {
+    /// Takes all published records.
+    fn drain(&self, consumer: &mut Consumer<'_>, into: &mut Vec<Received>) {
         consumer
             .drain(|record| {
                 into.push(match record {
                     Record::Event(found) => {
                         let event = Event::from_slot(&found, ThreadId::NONE).expect("an event");
                         let whole = slot(event.seq);
-                        assert_eq!(found, whole, "a slot is whole");
-                        // By this the launcher tells a forged number.
+                        assert_eq!(found, whole, "a slot is complete");
+                        // The launcher recognizes a forged number by this.
                         assert!(
                             event.seq < self.next_seq.load(Ordering::Relaxed),
-                            "a number comes after it was issued"
+                            "a number arrives only after it was assigned"
                         );
-                        Seen::Event(event.seq)
+                        Received::Event(event.seq)
                     }
-                    Record::Definition(bytes) => Seen::Definition(bytes.to_vec()),
+                    Record::Definition(bytes) => Received::Definition(bytes.to_vec()),
                 });
             })
             .expect("no record is torn");
     }
 }
 
-/// A producer that writes three events, as far as there is room; gives the numbers of those written.
-fn write_three<const R: usize, const S: usize>(segment: &Arc<Segment<R, S>>) -> thread::JoinHandle<Vec<u64>> {
+/// Starts a producer that writes three events if the ring has room. Returns the numbers of the written ones.
+fn spawn_producer<const R: usize, const S: usize>(segment: &Arc<Segment<R, S>>) -> thread::JoinHandle<Vec<u64>> {
     let segment = segment.clone();
     thread::spawn(move || {
         segment.producer(0, |producer| {
@@ -115,10 +115,10 @@ fn write_three<const R: usize, const S: usize>(segment: &Arc<Segment<R, S>>) -> 
     })
 }
 
-/// The launcher's side, beside the producer: looks twice, and gives what it found and its end.
-fn watch<const R: usize, const S: usize>(
+/// Starts a consumer that drains twice beside the producer. Returns the consumer and the records.
+fn spawn_consumer<const R: usize, const S: usize>(
     segment: &Arc<Segment<R, S>>,
-) -> thread::JoinHandle<(Consumer<'static>, Vec<Seen>)> {
+) -> thread::JoinHandle<(Consumer<'static>, Vec<Received>)> {
     let segment = segment.clone();
     thread::spawn(move || {
         let (mut consumer, mut seen) = (Consumer::new(segment.ring(0)), Vec::new());
@@ -129,12 +129,12 @@ fn watch<const R: usize, const S: usize>(
 }
 
 #[derive(Clone, PartialEq, Debug)]
-enum Seen {
+enum Received {
     Event(u64),
     Definition(Vec<u8>),
 }
 
-/// An event whose every word tells its number.
+/// An event each of whose words contains its number.
 fn slot(seq: u64) -> Slot {
     let word = |n: u64| seq << 8 | n;
     Event {
@@ -150,11 +150,11 @@ fn slot(seq: u64) -> Slot {
     .to_slot()
 }
 
-fn numbers(seen: &[Seen]) -> Vec<u64> {
-    seen.iter().filter_map(|s| if let Seen::Event(seq) = s { Some(*seq) } else { None }).collect()
+fn numbers(seen: &[Received]) -> Vec<u64> {
+    seen.iter().filter_map(|s| if let Received::Event(seq) = s { Some(*seq) } else { None }).collect()
 }
 
-/// Tries everything.
+/// Runs the model in all executions.
 fn check(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.max_branches = 20_000;
@@ -167,7 +167,7 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
     println!("{} executions", tried.load(SeqCst));
 }
 
-/// What the kernel knows: which thread ids are in use. A thread's end comes before the answer that it is gone.
+/// The kernel's knowledge of the thread ids in use. A thread's end happens before the answer that it has ended.
 struct Threads([AtomicBool; 4]);
 
 impl Threads {
@@ -175,7 +175,7 @@ impl Threads {
         Arc::new(Threads(std::array::from_fn(|_| AtomicBool::new(false))))
     }
 
-    fn begins(&self, tid: u32) {
+    fn starts(&self, tid: u32) {
         self.0[tid as usize].store(true, Ordering::Release);
     }
 
@@ -188,13 +188,14 @@ impl Threads {
     }
 }
 
-/// A ring of two slots, three events, positions that wrap around: what fits arrives whole and in order; what does not is refused.
+/// A ring of two slots, three events, and positions that wrap around. Events that fit arrive complete and in order;
+/// others are refused.
 #[test]
-fn wraps_and_fills() {
+fn a_full_ring_that_wraps_around_keeps_the_order() {
     check(|| {
         let segment = Segment::<1, 2>::new();
-        let producing = write_three(&segment);
-        let watching = watch(&segment);
+        let producing = spawn_producer(&segment);
+        let watching = spawn_consumer(&segment);
         let written = producing.join().unwrap();
         let (mut consumer, mut seen) = watching.join().unwrap();
         segment.drain(&mut consumer, &mut seen);
@@ -204,22 +205,22 @@ fn wraps_and_fills() {
     });
 }
 
-/// A consumer that takes one record at a look: what it leaves keeps its slot and is not written over.
+/// A consumer takes one record at a time. The records that it leaves keep their slots and are not overwritten.
 #[test]
-fn what_is_left_stays() {
+fn records_that_are_not_taken_stay_in_the_ring() {
     check(|| {
         let segment = Segment::<1, 2>::new();
-        let producing = write_three(&segment);
-        let look = |segment: &Segment<1, 2>, seen: &mut Vec<u64>| {
+        let producing = spawn_producer(&segment);
+        let drain = |segment: &Segment<1, 2>, seen: &mut Vec<u64>| {
             let before = seen.len();
             let take = |record: Record<'_>| {
                 let Record::Event(found) = record else { panic!("an event") };
-                let wanted = seen.len() == before;
-                if wanted {
-                    assert_eq!(found, slot(found[0]), "a slot is whole");
+                let is_first = seen.len() == before;
+                if is_first {
+                    assert_eq!(found, slot(found[0]), "a slot is complete");
                     seen.push(found[0]);
                 }
-                wanted
+                is_first
             };
             Consumer::new(segment.ring(0)).drain_while(take).expect("no record is torn")
         };
@@ -227,21 +228,21 @@ fn what_is_left_stays() {
             let segment = segment.clone();
             thread::spawn(move || {
                 let mut seen = Vec::new();
-                look(&segment, &mut seen);
-                look(&segment, &mut seen);
+                drain(&segment, &mut seen);
+                drain(&segment, &mut seen);
                 seen
             })
         };
         let written = producing.join().unwrap();
         let mut seen = watching.join().unwrap();
-        while look(&segment, &mut seen) > 0 {}
+        while drain(&segment, &mut seen) > 0 {}
         assert_eq!(seen, written);
     });
 }
 
-/// A definition that lies over the end of the ring, between two events.
+/// A definition that wraps around the end of the ring, between two events.
 #[test]
-fn definitions_arrive_whole() {
+fn definitions_arrive_complete() {
     check(|| {
         let segment = Segment::<1, 4>::new();
         let producing = {
@@ -255,20 +256,21 @@ fn definitions_arrive_whole() {
                 })
             })
         };
-        let watching = watch(&segment);
+        let watching = spawn_consumer(&segment);
         let (second, third) = producing.join().unwrap();
         let (mut consumer, mut seen) = watching.join().unwrap();
         segment.drain(&mut consumer, &mut seen);
-        let mut expected = vec![Seen::Event(1), Seen::Definition(vec![7; 70])];
-        expected.extend(second.then(|| Seen::Definition(vec![8; 5])));
-        expected.extend(third.then_some(Seen::Event(2)));
+        let mut expected = vec![Received::Event(1), Received::Definition(vec![7; 70])];
+        expected.extend(second.then(|| Received::Definition(vec![8; 5])));
+        expected.extend(third.then_some(Received::Event(2)));
         assert_eq!(seen, expected);
     });
 }
 
-/// What is held back is not seen before it is complete: an allocation that waits for its rounded size, a free for its completion.
+/// An unpublished event is not seen before it is complete: an allocation waits for its rounded size, a free for its
+/// completion.
 #[test]
-fn what_is_held_is_seen_amended() {
+fn unpublished_events_are_seen_only_once_amended() {
     check(|| {
         let segment = Segment::<1, 2>::new();
         let free =
@@ -281,7 +283,7 @@ fn what_is_held_is_seen_amended() {
                     segment.next_seq.fetch_add(1, Ordering::Relaxed);
                     producer.write(&free.to_slot()).unwrap();
                     let next = || segment.next_seq.fetch_add(1, Ordering::Relaxed);
-                    assert!(producer.amend(|s| done.completes(s).then(|| Event::at_once(s, next(), done.ticks))));
+                    assert!(producer.amend(|s| done.completes(s).then(|| Event::complete_free(s, next(), done.ticks))));
                     producer.publish();
                     let alloc = Event { seq: next(), size: 500, ..Event::EMPTY };
                     producer.write(&alloc.to_slot()).unwrap();
@@ -290,7 +292,7 @@ fn what_is_held_is_seen_amended() {
                 })
             })
         };
-        let look = move |segment: &Segment<1, 2>, seen: &mut Vec<_>| {
+        let drain = move |segment: &Segment<1, 2>, seen: &mut Vec<_>| {
             let take = |record: Record<'_>| {
                 let Record::Event(slot) = record else { panic!("an event") };
                 let event = Event::from_slot(&slot, ThreadId::NONE).unwrap();
@@ -302,27 +304,27 @@ fn what_is_held_is_seen_amended() {
             let segment = segment.clone();
             thread::spawn(move || {
                 let mut seen = Vec::new();
-                look(&segment, &mut seen);
-                look(&segment, &mut seen);
+                drain(&segment, &mut seen);
+                drain(&segment, &mut seen);
                 seen
             })
         };
         producing.join().unwrap();
         let mut seen = watching.join().unwrap();
-        look(&segment, &mut seen);
+        drain(&segment, &mut seen);
         let alloc = Event { seq: 3, size: 500, slack: 12, flags: Flags::SLACK_KNOWN, ..Event::EMPTY };
         assert_eq!(seen, [(free, Some(Event { seq: 2, ..done })), (alloc, None)]);
     });
 }
 
 #[test]
-fn a_producer_dies_anywhere() {
+fn a_producer_is_killed_anywhere() {
     static KILLED: Plain = Plain::new(0);
     // Two events take 31 accesses.
     for steps in 0..32 {
         check(move || {
             let (segment, threads) = (Segment::<1, 8>::new(), Threads::new());
-            threads.begins(1);
+            threads.starts(1);
             let producing = {
                 let (segment, threads) = (segment.clone(), threads.clone());
                 thread::spawn(move || {
@@ -341,7 +343,7 @@ fn a_producer_dies_anywhere() {
                     published
                 })
             };
-            let watching = watch(&segment);
+            let watching = spawn_consumer(&segment);
             let published = producing.join().unwrap();
             let (mut consumer, mut seen) = watching.join().unwrap();
             assert!(!threads.exists(1));
@@ -352,12 +354,12 @@ fn a_producer_dies_anywhere() {
             });
             segment.drain(&mut consumer, &mut seen);
             let issued = segment.next_seq.load(Ordering::Relaxed) - 1;
-            let announced = seen.iter().position(|s| *s == Seen::Definition(b"next".into())).unwrap();
+            let announced = seen.iter().position(|s| *s == Received::Definition(b"next".into())).unwrap();
             let (before, after) = (numbers(&seen[..announced]), numbers(&seen[announced..]));
             assert_eq!(after, [issued]);
-            // What was written and not published comes with the next owner's first record.
+            // Written but unpublished records are published with the next owner's first record.
             assert_eq!(before, (1..=before.len() as u64).collect::<Vec<_>>());
-            assert!(before.len() as u64 >= published, "what was published is there");
+            assert!(before.len() as u64 >= published, "published events are never lost");
             let lost = issued - 1 - before.len() as u64;
             assert!(lost <= 1, "{lost} of {issued} lost");
         });
@@ -365,10 +367,10 @@ fn a_producer_dies_anywhere() {
     assert!(KILLED.load(SeqCst) > 0);
 }
 
-/// A consumer that is killed anywhere: the producer never waits and never writes over what was not given back; what it could not write it
-/// knows of. Whoever looked again would find everything from the last head on.
+/// A consumer is killed anywhere. The producer never waits and never overwrites slots that were not freed. It knows
+/// which events it could not write. A new consumer finds everything from the last head on.
 #[test]
-fn a_consumer_dies_anywhere() {
+fn a_consumer_is_killed_anywhere() {
     static KILLED: Plain = Plain::new(0);
     // Two slots take 20 accesses.
     for steps in 0..22 {
@@ -386,7 +388,7 @@ fn a_consumer_dies_anywhere() {
                     seen
                 })
             };
-            let producing = write_three(&segment);
+            let producing = spawn_producer(&segment);
             let written = producing.join().unwrap();
             let seen = numbers(&consuming.join().unwrap());
             assert!(written.starts_with(&seen), "{seen:?} of {written:?}");
@@ -400,17 +402,17 @@ fn a_consumer_dies_anywhere() {
     assert!(KILLED.load(SeqCst) > 0);
 }
 
-/// One thread's life: it claims a ring, or the common one with its lock, and writes one event into it. Whether it was killed before its
-/// access number `dies`.
-fn life<const R: usize, const S: usize>(
+/// Runs one thread: it claims a ring, or the common one with its lock, and writes one event. Returns whether it was
+/// killed before its access number `killed_at`.
+fn run_thread<const R: usize, const S: usize>(
     segment: &Segment<R, S>,
     threads: &Threads,
     tid: u32,
-    dies: Option<u32>,
+    killed_at: Option<u32>,
 ) -> bool {
     let exists = |tid| threads.exists(tid);
-    threads.begins(tid);
-    let killed = killed_before(dies.unwrap_or(u32::MAX), || {
+    threads.starts(tid);
+    let killed = killed_before(killed_at.unwrap_or(u32::MAX), || {
         let index = claim(&segment.headers, &segment.used, tid, exists).unwrap_or(0);
         if index == 0 {
             segment.common().lock(tid, exists, thread::yield_now);
@@ -433,7 +435,7 @@ impl<const R: usize, const S: usize> Segment<R, S> {
         &self.headers[0].owner.0
     }
 
-    /// As the launcher does at the end: all rings that were ever claimed.
+    /// Drains all rings that were ever claimed, as the launcher does at the end.
     fn drain_all(&self) -> Vec<u64> {
         let used = self.used.load(Ordering::Acquire).max(1) as usize;
         let mut seen = Vec::new();
@@ -446,37 +448,37 @@ impl<const R: usize, const S: usize> Segment<R, S> {
     }
 }
 
-/// [`life`] on a thread of its own.
-fn live<const R: usize, const S: usize>(
+/// [`run_thread`] on its own thread.
+fn spawn_thread<const R: usize, const S: usize>(
     segment: &Arc<Segment<R, S>>,
     threads: &Arc<Threads>,
     tid: u32,
-    dies: Option<u32>,
+    killed_at: Option<u32>,
 ) -> thread::JoinHandle<bool> {
     let (segment, threads) = (segment.clone(), threads.clone());
-    thread::spawn(move || life(&segment, &threads, tid, dies))
+    thread::spawn(move || run_thread(&segment, &threads, tid, killed_at))
 }
 
-/// Threads in turn and at once: no two write into one ring at the same time (loom's cell would say so), and nothing is lost, whether a
-/// ring is fresh, left by a dead thread, or the common one.
+/// Threads run one after the other and at once. No two write into one ring at the same time, which loom's cell would
+/// detect. Nothing is lost, whether a ring is new, left by an ended thread, or the common one.
 #[test]
 fn every_thread_gets_a_ring_of_its_own() {
     check(|| {
         // One ring beside the common one.
         let (segment, threads) = (Segment::<2, 4>::new(), Threads::new());
-        let others = [2, 3].map(|tid| live(&segment, &threads, tid, None));
+        let others = [2, 3].map(|tid| spawn_thread(&segment, &threads, tid, None));
         for other in others {
             assert!(!other.join().unwrap());
         }
-        assert!(!life(&segment, &threads, 1, None));
+        assert!(!run_thread(&segment, &threads, 1, None));
         assert_eq!(segment.drain_all(), [1, 2, 3]);
     });
 }
 
-/// A thread that is killed anywhere between its claim and its publication, with another that comes meanwhile: the ring, or the common
-/// ring's lock, passes on, and nothing else is lost than the event under way.
+/// A thread is killed anywhere between its claim and its publication, while another one starts. The ring, or the common
+/// ring's lock, passes to another thread. Only the event being written is lost.
 #[test]
-fn a_dead_threads_ring_is_taken_over() {
+fn an_ended_threads_ring_is_taken_over() {
     static KILLED: Plain = Plain::new(0);
     for common in [false, true] {
         // Claim, event and publication take up to 24 accesses.
@@ -485,14 +487,14 @@ fn a_dead_threads_ring_is_taken_over() {
                 let (segment, threads) = (Segment::<2, 4>::new(), Threads::new());
                 if common {
                     // Thread 3 has the only ring.
-                    threads.begins(3);
+                    threads.starts(3);
                     assert_eq!(claim(&segment.headers, &segment.used, 3, |tid| threads.exists(tid)), Some(1));
                 }
-                let dying = live(&segment, &threads, 1, Some(steps));
-                let living = live(&segment, &threads, 2, None);
-                assert!(!living.join().unwrap());
-                let killed = dying.join().unwrap();
-                assert!(!life(&segment, &threads, 2, None));
+                let killed_thread = spawn_thread(&segment, &threads, 1, Some(steps));
+                let other_thread = spawn_thread(&segment, &threads, 2, None);
+                assert!(!other_thread.join().unwrap());
+                let killed = killed_thread.join().unwrap();
+                assert!(!run_thread(&segment, &threads, 2, None));
                 KILLED.fetch_add(killed.into(), SeqCst);
                 let issued = segment.next_seq.load(Ordering::Relaxed) - 1;
                 let seen = segment.drain_all();
@@ -504,13 +506,14 @@ fn a_dead_threads_ring_is_taken_over() {
     assert!(KILLED.load(SeqCst) > 0);
 }
 
-/// The kernel gives a dead thread's id to a new thread while a third one is taking over the dead one's ring: only one gets it.
+/// The kernel gives an ended thread's id to a new thread while a third one takes over its ring. Only one of them gets
+/// the ring.
 #[test]
-fn a_thread_id_is_used_again() {
+fn a_reused_thread_id_gets_a_ring_of_its_own() {
     check(|| {
         let (segment, threads) = (Segment::<3, 4>::new(), Threads::new());
-        assert!(!life(&segment, &threads, 1, None));
-        for thread in [1, 2].map(|tid| live(&segment, &threads, tid, None)) {
+        assert!(!run_thread(&segment, &threads, 1, None));
+        for thread in [1, 2].map(|tid| spawn_thread(&segment, &threads, tid, None)) {
             assert!(!thread.join().unwrap());
         }
         assert_eq!(segment.drain_all(), [1, 2, 3]);

@@ -43,7 +43,7 @@ impl Hasher for AddressHasher {
 }
 
 /// Makes [`AddressHasher`]s.
-pub type AddressHashing = BuildHasherDefault<AddressHasher>;
+pub type AddressBuildHasher = BuildHasherDefault<AddressHasher>;
 
 /// A map from an address to `T`.
-pub type AddressMap<T, K = u64> = HashMap<K, T, AddressHashing>;
+pub type AddressMap<T, K = u64> = HashMap<K, T, AddressBuildHasher>;

@@ -1,72 +1,109 @@
-//! The errors between a run folder and its report. Every message names the file and says what to do next.
+//! The errors between a run folder and its report. A message says what cannot be done, with the path, and the reason.
+//! [`Error::help`] says what the user can do.
 
 use std::path::PathBuf;
+
+use memtrace_trace::error::Error as TraceError;
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file or folder could not be read or written.
-    #[error("{what}: {cause}")]
+    #[error("{context}: {cause}")]
     Io {
-        /// What was being done, with the path.
-        what: String,
+        /// What cannot be done, with the path.
+        context: String,
         /// The error of the operating system.
         cause: std::io::Error,
     },
     /// Nothing exists at this path.
-    #[error("{} does not exist; give a run folder, a .mtr file or a PyTorch snapshot", path.display())]
+    #[error("cannot read {}: No such file or directory", path.display())]
     NoSuchRun {
         /// The path that was given.
         path: PathBuf,
     },
     /// A folder without any trace.
-    #[error(
-        "{} holds no trace (*.mtr): the program allocated no GPU memory and no tensors, or this is not a run folder; \
-         give the folder that memtrace named when the run ended", path.display()
-    )]
+    #[error("cannot read {}: the folder contains no trace (*.mtr)", path.display())]
     NoTraces {
         /// The folder.
         path: PathBuf,
     },
     /// A trace could not be opened.
-    #[error("{}: {cause}", path.display())]
+    #[error("cannot read {}: {}", path.display(), trace_reason(cause))]
     Trace {
         /// The trace.
         path: PathBuf,
         /// The cause.
-        cause: memtrace_trace::error::Error,
+        cause: TraceError,
     },
     /// A PyTorch snapshot could not be read, or the file is not a snapshot.
-    #[error("{}: {why}", path.display())]
+    #[error("cannot read {}: {reason}", path.display())]
     Snapshot {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do.
-        why: String,
+        /// What is wrong.
+        reason: String,
+        /// What to do; empty if nothing helps.
+        help: String,
     },
     /// None of the traces of a run could be opened.
-    #[error("none of the {count} traces in {} can be read; the first: {first}", path.display())]
+    #[error("cannot read any of the {count} traces in {}, for example {example}", path.display())]
     NoReadableTrace {
         /// The run folder.
         path: PathBuf,
         /// The number of traces.
         count: usize,
-        /// What is wrong with the first trace.
-        first: String,
+        /// One of them, and what is wrong with it.
+        example: String,
     },
     /// An export window without any event.
-    #[error("{what}")]
+    #[error("{reason}")]
     EmptyWindow {
         /// The process, the requested window and the available range.
-        what: String,
+        reason: String,
     },
 }
 
 impl Error {
-    /// Makes an I/O error. `what`: what was being done, with the path.
-    pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
-        let what = what.into();
-        move |cause| Error::Io { what, cause }
+    /// Makes an I/O error. `context`: what cannot be done, with the path.
+    pub fn io(context: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
+        let context = context.into();
+        move |cause| Error::Io { context, cause }
+    }
+
+    /// The reason without the path, for a message that begins with the path.
+    pub fn reason(&self) -> String {
+        match self {
+            Error::Io { cause, .. } => cause.to_string(),
+            Error::Trace { cause, .. } => trace_reason(cause),
+            Error::Snapshot { reason, .. } => reason.clone(),
+            other => other.to_string(),
+        }
+    }
+
+    /// What the user can do; `None` if the message says everything.
+    pub fn help(&self) -> Option<&str> {
+        match self {
+            Error::NoSuchRun { .. } => Some("pass a run folder, a .mtr file or a PyTorch snapshot"),
+            Error::NoTraces { .. } => Some(
+                "pass the run folder that memtrace printed at the end of the run; \
+                 a program that allocates no GPU memory and no tensors leaves no trace",
+            ),
+            Error::Trace { cause: TraceError::NotATrace { .. }, .. } => Some("pass a .mtr file or a run folder"),
+            Error::Trace { cause: TraceError::TooNew { .. }, .. } => {
+                Some("use the memtrace version that recorded the trace, or a newer one")
+            }
+            Error::Snapshot { help, .. } => Some(help).filter(|help| !help.is_empty()).map(String::as_str),
+            _ => None,
+        }
+    }
+}
+
+/// The reason why a trace cannot be read. The path is left out, because the message already has it.
+fn trace_reason(cause: &TraceError) -> String {
+    match cause {
+        TraceError::Io { cause, .. } => cause.to_string(),
+        other => other.to_string(),
     }
 }
 

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use memtrace_trace::file::foreign;
+use memtrace_trace::file::untrusted;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
 /// An open run folder.
@@ -40,12 +40,12 @@ impl RunFolder {
     }
 
     /// The owner and the permissions of the folder.
-    pub fn status(&self) -> io::Result<Stat> {
+    pub fn stat(&self) -> io::Result<Stat> {
         Ok(rustix::fs::fstat(&self.dir)?)
     }
 
-    /// The names in the folder, sorted.
-    pub fn names(&self) -> io::Result<Vec<OsString>> {
+    /// The names of the files in the folder, sorted.
+    pub fn file_names(&self) -> io::Result<Vec<OsString>> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.dir)? {
             let name = entry?.file_name().to_bytes().to_owned();
@@ -58,44 +58,44 @@ impl RunFolder {
     }
 
     /// Opens a regular file in the folder for reading. Fails for links, devices and other special files.
-    pub fn read(&self, name: impl AsRef<Path>) -> io::Result<File> {
-        let name = entry(name.as_ref())?;
+    pub fn open_file(&self, name: impl AsRef<Path>) -> io::Result<File> {
+        let name = entry_name(name.as_ref())?;
         // The type is checked before opening, because opening some devices has side effects.
         match FileType::from_raw_mode(rustix::fs::statat(&self.dir, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode) {
             FileType::RegularFile => {}
-            FileType::Symlink => return Err(io::Error::other("is a symbolic link, and those are not followed")),
-            _ => return Err(io::Error::other("is no regular file")),
+            FileType::Symlink => return Err(io::Error::other("it is a symbolic link")),
+            _ => return Err(io::Error::other("it is not a regular file")),
         }
-        let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::from_bits_retain(foreign::OPEN_FLAGS as u32);
+        let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::from_bits_retain(untrusted::OPEN_FLAGS as u32);
         let file = File::from(rustix::fs::openat(&self.dir, name, flags, Mode::empty())?);
-        foreign::check(&file)?;
+        untrusted::check(&file)?;
         Ok(file)
     }
 
     /// Creates a new file for writing. Fails if the name exists.
     pub fn create(&self, name: impl AsRef<Path>) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(rustix::fs::openat(&self.dir, entry(name.as_ref())?, flags, Mode::RUSR | Mode::WUSR)?.into())
+        Ok(rustix::fs::openat(&self.dir, entry_name(name.as_ref())?, flags, Mode::RUSR | Mode::WUSR)?.into())
     }
 
     /// Creates a new file for writing and removes any existing file of that name. That can be a leftover of a killed
     /// process, or a file placed there on purpose. A link is removed, not followed.
-    pub fn create_in_place(&self, name: impl AsRef<Path>) -> io::Result<File> {
+    pub fn create_replacing(&self, name: impl AsRef<Path>) -> io::Result<File> {
         let name = name.as_ref();
         match self.create(name) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                 self.remove(name)?;
                 self.create(name)
             }
-            made => made,
+            created => created,
         }
     }
 
     /// Opens one of our own files for appending.
-    pub fn append(&self, name: impl AsRef<Path>) -> io::Result<File> {
+    pub fn open_append(&self, name: impl AsRef<Path>) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = File::from(rustix::fs::openat(&self.dir, entry(name.as_ref())?, flags, Mode::empty())?);
-        foreign::check(&file)?;
+        let file = File::from(rustix::fs::openat(&self.dir, entry_name(name.as_ref())?, flags, Mode::empty())?);
+        untrusted::check(&file)?;
         Ok(file)
     }
 
@@ -107,7 +107,7 @@ impl RunFolder {
             Ok(file) => file.into(),
             // Not every file system supports `O_TMPFILE`.
             Err(_) => {
-                let file = self.create_in_place(NAME)?;
+                let file = self.create_replacing(NAME)?;
                 self.remove(NAME)?;
                 file
             }
@@ -116,55 +116,55 @@ impl RunFolder {
         Ok(file)
     }
 
-    /// Begins a file that will get the name `name` and replace any file of that name.
-    pub fn begin(&self, name: &str) -> io::Result<NewFile<'_>> {
+    /// Creates a file that gets the name `name` and replaces any file of that name when it is committed.
+    pub fn create_atomic(&self, name: &str) -> io::Result<AtomicFile<'_>> {
         let partial = format!(".{name}.part");
-        let file = self.create_in_place(&partial)?;
-        Ok(NewFile { folder: self, partial, name: name.to_owned(), file, placed: false })
+        let file = self.create_replacing(&partial)?;
+        Ok(AtomicFile { folder: self, partial, name: name.to_owned(), file, committed: false })
     }
 
     /// Removes a file, or a link itself.
     pub fn remove(&self, name: impl AsRef<Path>) -> io::Result<()> {
-        Ok(rustix::fs::unlinkat(&self.dir, entry(name.as_ref())?, AtFlags::empty())?)
+        Ok(rustix::fs::unlinkat(&self.dir, entry_name(name.as_ref())?, AtFlags::empty())?)
     }
 }
 
 /// Checks that this is the name of an entry of the folder itself, without any path.
-fn entry(name: &Path) -> io::Result<&Path> {
+fn entry_name(name: &Path) -> io::Result<&Path> {
     let mut components = name.components();
     match (components.next(), components.next()) {
         (Some(std::path::Component::Normal(only)), None) if only == name.as_os_str() => Ok(name),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "is no name of a file in the run folder")),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file name in the run folder")),
     }
 }
 
-/// A file that is being written. It is removed unless [`Self::place`] is called.
+/// A file that is being written. It is removed unless [`Self::commit`] is called.
 #[derive(Debug)]
-pub struct NewFile<'a> {
+pub struct AtomicFile<'a> {
     folder: &'a RunFolder,
     partial: String,
     name: String,
     file: File,
-    placed: bool,
+    committed: bool,
 }
 
-impl NewFile<'_> {
+impl AtomicFile<'_> {
     /// The file to write to.
     pub fn file(&mut self) -> &mut File {
         &mut self.file
     }
 
     /// Gives the file its final name.
-    pub fn place(mut self) -> io::Result<()> {
+    pub fn commit(mut self) -> io::Result<()> {
         rustix::fs::renameat(&self.folder.dir, &self.partial, &self.folder.dir, &self.name)?;
-        self.placed = true;
+        self.committed = true;
         Ok(())
     }
 }
 
-impl Drop for NewFile<'_> {
+impl Drop for AtomicFile<'_> {
     fn drop(&mut self) {
-        if !self.placed {
+        if !self.committed {
             // The next file can need the disk space. A failure changes nothing.
             let _ = self.folder.remove(&self.partial);
         }
@@ -178,7 +178,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     #[test]
-    fn nothing_leaves_the_folder() {
+    fn paths_and_links_out_of_the_folder_are_refused() {
         let outside = tempfile::tempdir().unwrap();
         let victim = outside.path().join("victim");
         std::fs::write(&victim, b"mine").unwrap();
@@ -187,28 +187,28 @@ mod tests {
         let folder = RunFolder::open(&path).unwrap();
         for name in ["../victim", "/etc/passwd", "..", ".", "", "a/b", "a/"] {
             assert!(
-                folder.create(name).is_err() && folder.read(name).is_err() && folder.remove(name).is_err(),
+                folder.create(name).is_err() && folder.open_file(name).is_err() && folder.remove(name).is_err(),
                 "{name}"
             );
         }
         for name in ["1.mtr", "summary.json", ".summary.json.part"] {
             symlink(&victim, path.join(name)).unwrap();
         }
-        assert!(folder.create("1.mtr").is_err() && folder.read("1.mtr").is_err());
-        drop(folder.create_in_place("1.mtr").unwrap());
-        let mut new = folder.begin("summary.json").unwrap();
+        assert!(folder.create("1.mtr").is_err() && folder.open_file("1.mtr").is_err());
+        drop(folder.create_replacing("1.mtr").unwrap());
+        let mut new = folder.create_atomic("summary.json").unwrap();
         new.file().write_all(b"ours").unwrap();
-        new.place().unwrap();
+        new.commit().unwrap();
         // The folder is moved away, and a link takes its place.
         std::fs::rename(&path, outside.path().join("moved")).unwrap();
         std::fs::create_dir(outside.path().join("other")).unwrap();
         symlink(outside.path().join("other"), &path).unwrap();
         drop(folder.create("2.mtr").unwrap());
-        drop(folder.begin("never placed").unwrap());
-        let summary = foreign::read(&folder.read("summary.json").unwrap(), 100).unwrap();
+        drop(folder.create_atomic("never committed").unwrap());
+        let summary = untrusted::read(&folder.open_file("summary.json").unwrap(), 100).unwrap();
         assert_eq!(summary, b"ours");
         assert_eq!(std::fs::read(&victim).unwrap(), b"mine");
-        assert_eq!(folder.names().unwrap(), ["1.mtr", "2.mtr", "summary.json"]);
+        assert_eq!(folder.file_names().unwrap(), ["1.mtr", "2.mtr", "summary.json"]);
         assert_eq!(std::fs::read_dir(outside.path().join("other")).unwrap().count(), 0);
         let mode = std::fs::metadata(outside.path().join("moved/2.mtr")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);

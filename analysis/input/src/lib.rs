@@ -1,4 +1,19 @@
 //! Turns paths into streams of events: run folders, traces and PyTorch snapshots, and the names of native code in them.
+//!
+//! ```
+//! use memtrace_trace::event::Action;
+//!
+//! let run = memtrace_input::open_run("../../tests/golden/snapshots/resnet_leak.pickle.gz")?;
+//! let mut segments = 0;
+//! for process in run.processes() {
+//!     let lost = process.recording().stream(&mut |events| {
+//!         segments += events.iter().filter(|event| event.action == Action::SegmentAlloc).count();
+//!     });
+//!     assert_eq!(lost.events, 0);
+//! }
+//! assert_eq!(segments, 65);
+//! # Ok::<(), memtrace_input::Error>(())
+//! ```
 
 mod address_map;
 pub mod error;
@@ -6,12 +21,12 @@ mod folder;
 pub mod load;
 pub mod printable;
 mod recording;
-mod survey;
 pub mod symbols;
+mod trace_index;
 
-pub use address_map::{AddressHasher, AddressHashing, AddressMap};
+pub use address_map::{AddressBuildHasher, AddressHasher, AddressMap};
 pub use error::{Error, Result};
-pub use folder::{NewFile, RunFolder};
-pub use load::{Process, Run, open_run, open_run_heard};
+pub use folder::{AtomicFile, RunFolder};
+pub use load::{Process, Run, open_run, open_run_with_progress};
 pub use recording::{LostEvents, MemoryRecording, Recording};
-pub use survey::{Lane, Survey};
+pub use trace_index::{EventSource, TraceIndex};

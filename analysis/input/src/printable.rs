@@ -56,16 +56,16 @@ pub fn json(text: String) -> String {
 mod tests {
     use super::*;
 
-    const EVIL: &str = "a\x1b]0;x\x07\u{9b}2J\u{7f}\u{202e}\r\nü";
+    const HOSTILE: &str = "a\x1b]0;x\x07\u{9b}2J\u{7f}\u{202e}\r\nü";
 
     #[test]
-    fn no_control_reaches_a_line() {
+    fn control_characters_are_replaced() {
         assert_eq!(line("attention.py:12 forward, ü"), "attention.py:12 forward, ü");
-        assert_eq!(line(EVIL), "a\u{fffd}]0;x\u{fffd}\u{fffd}2J\u{fffd}\u{fffd}\u{fffd}\u{fffd}ü");
+        assert_eq!(line(HOSTILE), "a\u{fffd}]0;x\u{fffd}\u{fffd}2J\u{fffd}\u{fffd}\u{fffd}\u{fffd}ü");
     }
 
     #[test]
-    fn no_tag_reaches_a_page() {
+    fn markup_is_escaped() {
         assert_eq!(html("a.py:1 <lambda>"), "a.py:1 &lt;lambda&gt;");
         assert_eq!(
             html("</title><script>x=\"&'\u{ffff}\u{202e}"),
@@ -74,8 +74,8 @@ mod tests {
     }
 
     #[test]
-    fn json_means_the_same() {
-        let value = serde_json::json!({ "name": EVIL, "list": [1, 2] });
+    fn escaped_json_has_the_same_value() {
+        let value = serde_json::json!({ "name": HOSTILE, "list": [1, 2] });
         let text = json(serde_json::to_string_pretty(&value).unwrap());
         assert!(text.chars().all(|c| c == '\n' || !is_unprintable(c)), "{text}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);

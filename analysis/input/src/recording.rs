@@ -5,7 +5,7 @@
 use memtrace_trace::clock::{Calibration, ClockPoint};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::Event;
-use memtrace_trace::file::{Census, Damage, Definitions, End, LostBlock};
+use memtrace_trace::file::{Damage, Definitions, End, EventCounts, LostBlock};
 
 /// What one pass over a recording could not deliver.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -15,7 +15,7 @@ pub struct LostEvents {
     /// The number of events in these blocks.
     pub events: u64,
     /// What is wrong with the first block.
-    pub first: Option<String>,
+    pub first_error: Option<String>,
 }
 
 impl LostEvents {
@@ -23,14 +23,14 @@ impl LostEvents {
     pub fn add(&mut self, block: &LostBlock) {
         self.blocks += 1;
         self.events += u64::from(block.events);
-        self.first.get_or_insert_with(|| format!("block at byte {}: {}", block.offset, block.why));
+        self.first_error.get_or_insert_with(|| format!("block at byte {}: {}", block.offset, block.why));
     }
 
     /// Adds the losses of a later part.
     pub fn append(&mut self, later: LostEvents) {
         self.blocks += later.blocks;
         self.events += later.events;
-        self.first = self.first.take().or(later.first);
+        self.first_error = self.first_error.take().or(later.first_error);
     }
 }
 
@@ -52,16 +52,16 @@ pub trait Recording: Send + Sync {
     fn event_count(&self) -> u64;
     /// The number of events that were not recorded but derived: they describe the state before the recording or at its
     /// end.
-    fn added_events(&self) -> u64 {
+    fn derived_events(&self) -> u64 {
         0
     }
     /// Passes every block of events to `sink`, in order. Returns what could not be delivered.
     fn stream(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents;
     /// Counts the events by kind. The result equals that of streaming all events; implementations can be faster.
-    fn census(&self) -> (Census, LostEvents) {
-        let mut census = Census::default();
-        let lost = self.stream(&mut |events| events.iter().for_each(|e| census.count(e)));
-        (census, lost)
+    fn event_counts(&self) -> (EventCounts, LostEvents) {
+        let mut event_counts = EventCounts::default();
+        let lost = self.stream(&mut |events| events.iter().for_each(|e| event_counts.count(e)));
+        (event_counts, lost)
     }
 }
 

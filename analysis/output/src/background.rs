@@ -6,20 +6,23 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{Scope, ScopedJoinHandle};
 
 /// The maximum number of buffers in flight, which bounds their memory.
-const UNDER_WAY: usize = 4;
+const MAX_BUFFERS_IN_FLIGHT: usize = 4;
 
 /// The writer and its thread.
-pub(super) struct Background<'scope> {
+pub(super) struct BackgroundWriter<'scope> {
     full: Option<SyncSender<Vec<u8>>>,
     empty: Receiver<Vec<u8>>,
     thread: Option<ScopedJoinHandle<'scope, io::Result<()>>>,
 }
 
-impl<'scope> Background<'scope> {
+impl<'scope> BackgroundWriter<'scope> {
     /// Starts the thread that writes to `out`. Data that is not flushed before the drop can be lost.
-    pub(super) fn new<W: Write + Send + 'scope>(scope: &'scope Scope<'scope, '_>, mut out: W) -> Background<'scope> {
-        let (full, to_write) = sync_channel::<Vec<u8>>(UNDER_WAY);
-        let (written, empty) = sync_channel::<Vec<u8>>(UNDER_WAY);
+    pub(super) fn new<W: Write + Send + 'scope>(
+        scope: &'scope Scope<'scope, '_>,
+        mut out: W,
+    ) -> BackgroundWriter<'scope> {
+        let (full, to_write) = sync_channel::<Vec<u8>>(MAX_BUFFERS_IN_FLIGHT);
+        let (written, empty) = sync_channel::<Vec<u8>>(MAX_BUFFERS_IN_FLIGHT);
         let thread = scope.spawn(move || {
             for mut bytes in to_write {
                 out.write_all(&bytes)?;
@@ -31,7 +34,7 @@ impl<'scope> Background<'scope> {
             }
             out.flush()
         });
-        Background { full: Some(full), empty, thread: Some(thread) }
+        BackgroundWriter { full: Some(full), empty, thread: Some(thread) }
     }
 
     /// Waits for the thread. Returns its result once, and `Ok` afterwards.
@@ -45,7 +48,7 @@ impl<'scope> Background<'scope> {
     }
 }
 
-impl Write for Background<'_> {
+impl Write for BackgroundWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut buffer = self.empty.try_recv().unwrap_or_default();
         buffer.extend_from_slice(bytes);
@@ -71,20 +74,20 @@ mod tests {
         let mut out = Vec::new();
         let mut expected = Vec::new();
         std::thread::scope(|scope| {
-            let mut background = Background::new(scope, &mut out);
+            let mut writer = BackgroundWriter::new(scope, &mut out);
             for i in 0..1000u32 {
-                background.write_all(&i.to_le_bytes()).unwrap();
+                writer.write_all(&i.to_le_bytes()).unwrap();
                 expected.extend_from_slice(&i.to_le_bytes());
             }
-            background.flush().unwrap();
+            writer.flush().unwrap();
         });
         assert_eq!(out, expected);
     }
 
     #[test]
-    fn an_error_of_the_sink_is_told() {
-        struct Full(usize);
-        impl Write for Full {
+    fn an_error_of_the_output_is_returned() {
+        struct FullDisk(usize);
+        impl Write for FullDisk {
             fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
                 self.0 = self.0.checked_sub(1).ok_or(io::ErrorKind::StorageFull)?;
                 Ok(bytes.len())
@@ -94,12 +97,12 @@ mod tests {
             }
         }
         std::thread::scope(|scope| {
-            let mut background = Background::new(scope, Full(3));
+            let mut writer = BackgroundWriter::new(scope, FullDisk(3));
             let mut write = || -> io::Result<()> {
                 for _ in 0..100 {
-                    background.write_all(b"x")?;
+                    writer.write_all(b"x")?;
                 }
-                background.flush()
+                writer.flush()
             };
             assert_eq!(write().unwrap_err().kind(), io::ErrorKind::StorageFull);
         });

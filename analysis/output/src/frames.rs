@@ -20,9 +20,9 @@ use std::io::Write;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
-use super::pickle::{List, Memo, Pickle, Word, Words};
-use super::sources::Sources;
-use memtrace_input::AddressHashing;
+use super::pickle::{List, Memo, PickleWriter, Word, Words};
+use super::source_files::SourceFiles;
+use memtrace_input::AddressBuildHasher;
 use memtrace_replay::Contexts;
 
 /// The prefix of the file names of synthetic frames.
@@ -33,21 +33,21 @@ const NODE_ALONE_FILE: &str = "[autograd] runs";
 const CALLER_FILE: &str = "[autograd] was called from";
 
 /// The writer of frames.
-pub(super) struct Frames<'a> {
+pub(super) struct FrameWriter<'a> {
     definitions: &'a Definitions,
     contexts: Contexts,
-    sources: Sources,
+    sources: SourceFiles,
     strings: HashMap<Box<str>, Memo>,
     frames: Vec<Option<Memo>>,
     stacks: Vec<Option<Memo>>,
-    in_context: HashMap<(StackId, ContextId), Memo, AddressHashing>,
+    in_context: HashMap<(StackId, ContextId), Memo, AddressBuildHasher>,
     nodes: HashMap<(&'a str, &'static str), Memo>,
-    forward: HashMap<StackId, Memo, AddressHashing>,
+    forward: HashMap<StackId, Memo, AddressBuildHasher>,
 }
 
-impl<'a> Frames<'a> {
-    pub(super) fn new(definitions: &'a Definitions, sources: Sources) -> Frames<'a> {
-        Frames {
+impl<'a> FrameWriter<'a> {
+    pub(super) fn new(definitions: &'a Definitions, sources: SourceFiles) -> FrameWriter<'a> {
+        FrameWriter {
             definitions,
             contexts: Contexts::of(definitions),
             sources,
@@ -64,7 +64,7 @@ impl<'a> Frames<'a> {
     #[inline]
     pub(super) fn put_keys<W: Write>(
         &mut self,
-        out: &mut Pickle<W>,
+        out: &mut PickleWriter<W>,
         words: &mut Words,
         stack: StackId,
         context: ContextId,
@@ -79,7 +79,7 @@ impl<'a> Frames<'a> {
     }
 
     #[inline]
-    fn put<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words, stack: StackId, context: ContextId) {
+    fn put<W: Write>(&mut self, out: &mut PickleWriter<W>, words: &mut Words, stack: StackId, context: ContextId) {
         // The call of a module adds no frame, because its stack already contains it.
         if !self.contexts.is_node(context) {
             // A stack that was never defined uses the index of the empty stack.
@@ -104,7 +104,7 @@ impl<'a> Frames<'a> {
 
     /// Writes a node's forward call as PyTorch's anomaly mode does: strings in the format of a traceback, outermost
     /// call first.
-    fn put_forward<W: Write>(&mut self, out: &mut Pickle<W>, stack: StackId) {
+    fn put_forward<W: Write>(&mut self, out: &mut PickleWriter<W>, stack: StackId) {
         if let Some(memo) = self.forward.get(&stack) {
             out.get(*memo);
             return;
@@ -122,7 +122,7 @@ impl<'a> Frames<'a> {
                 text.push_str(line);
                 text.push('\n');
             }
-            out.item(&mut list);
+            out.begin_item(&mut list);
             self.put_string(out, &text);
         }
         out.end_list(list);
@@ -130,7 +130,7 @@ impl<'a> Frames<'a> {
 
     fn put_in_context<W: Write>(
         &mut self,
-        out: &mut Pickle<W>,
+        out: &mut PickleWriter<W>,
         words: &mut Words,
         mut list: List,
         stack: StackId,
@@ -140,26 +140,26 @@ impl<'a> Frames<'a> {
         let (node, forward) =
             definitions.context(context).map_or(("unknown node", StackId::NONE), |c| (&*c.node, c.forward));
         let file = if forward.is_none() { NODE_ALONE_FILE } else { NODE_FILE };
-        out.item(&mut list);
+        out.begin_item(&mut list);
         self.put_synthetic(out, words, node, file);
         self.put_stack(out, words, &mut list, forward);
         if !stack.is_none() {
-            out.item(&mut list);
+            out.begin_item(&mut list);
             self.put_synthetic(out, words, "backward", CALLER_FILE);
             self.put_stack(out, words, &mut list, stack);
         }
         out.end_list(list);
     }
 
-    fn put_stack<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words, list: &mut List, stack: StackId) {
+    fn put_stack<W: Write>(&mut self, out: &mut PickleWriter<W>, words: &mut Words, list: &mut List, stack: StackId) {
         let definitions = self.definitions;
         for (_, frame) in definitions.walk_ids(stack).filter(|(_, id)| definitions.frame(*id).is_some()) {
-            out.item(list);
+            out.begin_item(list);
             self.put_frame(out, words, frame);
         }
     }
 
-    fn put_frame<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words, id: FrameId) {
+    fn put_frame<W: Write>(&mut self, out: &mut PickleWriter<W>, words: &mut Words, id: FrameId) {
         if let Some(memo) = self.frames[id.index()] {
             out.get(memo);
             return;
@@ -175,7 +175,13 @@ impl<'a> Frames<'a> {
         out.end_dict();
     }
 
-    fn put_synthetic<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words, name: &'a str, file: &'static str) {
+    fn put_synthetic<W: Write>(
+        &mut self,
+        out: &mut PickleWriter<W>,
+        words: &mut Words,
+        name: &'a str,
+        file: &'static str,
+    ) {
         if let Some(memo) = self.nodes.get(&(name, file)) {
             out.get(*memo);
             return;
@@ -190,7 +196,7 @@ impl<'a> Frames<'a> {
         out.end_dict();
     }
 
-    fn put_string<W: Write>(&mut self, out: &mut Pickle<W>, text: &str) {
+    fn put_string<W: Write>(&mut self, out: &mut PickleWriter<W>, text: &str) {
         match self.strings.get(text) {
             Some(memo) => out.get(*memo),
             None => {

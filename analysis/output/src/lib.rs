@@ -1,29 +1,39 @@
 //! Exports recordings to files for other programs.
+//!
+//! ```
+//! use memtrace_output::{Window, blocks_csv};
+//!
+//! let run = memtrace_input::open_run("../../tests/golden/snapshots/resnet_leak.pickle.gz")?;
+//! let mut csv = Vec::new();
+//! blocks_csv(&run.processes()[0], &Window::WHOLE, &mut csv, &mut |_events_read| {})?;
+//! assert!(csv.starts_with(b"device,address,size,"));
+//! # Ok::<(), memtrace_input::Error>(())
+//! ```
 
 mod background;
-mod blocks;
-mod flame;
-mod flame_picture;
+mod charts;
+mod csv;
+mod flame_graph;
+mod flame_svg;
 mod frames;
 mod metadata;
 mod perfetto;
 mod phrase;
 mod pickle;
-mod pictures;
 mod snapshot;
-mod sources;
+mod source_files;
 mod tables;
 mod timeline;
 mod window;
 
-pub use blocks::blocks_csv;
-pub use flame::{FlameForm, FlameOf, flame};
+pub use csv::blocks_csv;
+pub use flame_graph::{FlameFormat, FlameWeight, flame_graph};
 pub use frames::SYNTHETIC;
 pub use perfetto::perfetto;
 pub use snapshot::{SnapshotOptions, SnapshotReport, snapshot};
 pub use tables::{TABLES, tables};
-pub use timeline::{TimelineForm, timeline};
-pub use window::{LeftOut, Selection, Window, run_began_ns};
+pub use timeline::{TimelineFormat, timeline};
+pub use window::{LeftOut, Selection, Window, run_start_ns};
 
-pub use pictures::{PICTURE_STYLE, Picture, pictures};
-pub use sources::Sources;
+pub use charts::{CHART_STYLES, DeviceCharts, device_charts};
+pub use source_files::SourceFiles;

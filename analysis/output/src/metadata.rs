@@ -10,27 +10,32 @@ use std::io::Write;
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::ContextId;
 
-use super::pickle::{Memo, Pickle};
-use memtrace_input::{AddressHashing, Recording};
+use super::pickle::{Memo, PickleWriter};
+use memtrace_input::{AddressBuildHasher, Recording};
 use memtrace_replay::Names;
 
 /// The texts of a recording's blocks.
-pub(super) struct Metadata {
+pub(super) struct BlockMetadata {
     names: Names,
     written: HashMap<Box<str>, Memo>,
-    modules: HashMap<ContextId, Option<Box<str>>, AddressHashing>,
+    modules: HashMap<ContextId, Option<Box<str>>, AddressBuildHasher>,
 }
 
-impl Metadata {
-    pub(super) fn of(recording: &dyn Recording) -> Metadata {
-        Metadata { names: Names::of(recording), written: HashMap::new(), modules: HashMap::default() }
+impl BlockMetadata {
+    pub(super) fn of(recording: &dyn Recording) -> BlockMetadata {
+        BlockMetadata { names: Names::of(recording), written: HashMap::new(), modules: HashMap::default() }
     }
 
     /// Writes the text of the block that this event allocated. Returns false if there is none; then nothing is written.
     #[inline]
-    pub(super) fn put<W: Write>(&mut self, out: &mut Pickle<W>, e: &Event, begin: impl FnOnce(&mut Pickle<W>)) -> bool {
+    pub(super) fn put<W: Write>(
+        &mut self,
+        out: &mut PickleWriter<W>,
+        e: &Event,
+        begin: impl FnOnce(&mut PickleWriter<W>),
+    ) -> bool {
         let named;
-        let text = match self.names.of_alloc(e.seq) {
+        let text = match self.names.of_allocation(e.seq) {
             Some(block) if block.shape.is_empty() => {
                 named = block.text();
                 &*named

@@ -5,11 +5,11 @@
 
 use std::io::Write;
 
-use super::pickle::{Pickle, Piece, Word, Words};
+use super::pickle::{EncodedBytes, PickleWriter, Word, Words};
 
 /// The position of a phrase in a dictionary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
+enum Position {
     Begin,
     Middle,
     End,
@@ -18,51 +18,51 @@ enum Place {
 /// A sequence of words that always occur together.
 #[derive(Debug)]
 pub(super) struct Phrase {
-    place: Place,
+    position: Position,
     words: Vec<Word>,
-    ready: Option<Piece>,
+    ready: Option<EncodedBytes>,
 }
 
 impl Phrase {
     /// A phrase that opens a dictionary.
     pub(super) fn begin(words: &[Word]) -> Phrase {
-        Phrase { place: Place::Begin, ..Phrase::middle(words) }
+        Phrase { position: Position::Begin, ..Phrase::middle(words) }
     }
 
     /// A phrase inside a dictionary.
     pub(super) fn middle(words: &[Word]) -> Phrase {
-        Phrase { place: Place::Middle, words: words.to_vec(), ready: None }
+        Phrase { position: Position::Middle, words: words.to_vec(), ready: None }
     }
 
     /// A phrase that closes a dictionary.
     pub(super) fn end(words: &[Word]) -> Phrase {
-        Phrase { place: Place::End, ..Phrase::middle(words) }
+        Phrase { position: Position::End, ..Phrase::middle(words) }
     }
 
     /// Writes the phrase.
     #[inline(always)]
-    pub(super) fn put<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words) {
+    pub(super) fn put<W: Write>(&mut self, out: &mut PickleWriter<W>, words: &mut Words) {
         match &self.ready {
-            Some(piece) => out.piece(piece),
+            Some(encoded) => out.put_encoded(encoded),
             None => self.put_first(out, words),
         }
     }
 
     #[cold]
-    fn put_first<W: Write>(&mut self, out: &mut Pickle<W>, words: &mut Words) {
+    fn put_first<W: Write>(&mut self, out: &mut PickleWriter<W>, words: &mut Words) {
         self.put_slowly(out, words);
         // Encoded a second time, because now every word is known, and the result stays the same from here on.
-        self.ready = Piece::of(|scratch| self.put_slowly(scratch, words));
+        self.ready = EncodedBytes::of(|scratch| self.put_slowly(scratch, words));
     }
 
-    fn put_slowly<W: Write>(&self, out: &mut Pickle<W>, words: &mut Words) {
-        if self.place == Place::Begin {
+    fn put_slowly<W: Write>(&self, out: &mut PickleWriter<W>, words: &mut Words) {
+        if self.position == Position::Begin {
             out.begin_dict();
         }
         for word in &self.words {
             words.put(out, *word);
         }
-        if self.place == Place::End {
+        if self.position == Position::End {
             out.end_dict();
         }
     }

@@ -7,9 +7,9 @@
 use std::io::{self, Write};
 
 /// Python's own batch size, in items.
-const BATCH: usize = 1000;
+const BATCH_SIZE: usize = 1000;
 /// The number of bytes buffered before a write.
-const BUFFER: usize = 256 * 1024;
+const BUFFER_SIZE: usize = 256 * 1024;
 
 /// A memoized value that can be referred to again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,31 +17,31 @@ pub(super) struct Memo(u32);
 
 /// A few bytes that are written repeatedly. The whole array is copied, which is faster than copying a variable length.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
-    bytes: [u8; Piece::ROOM],
+pub(super) struct EncodedBytes {
+    bytes: [u8; EncodedBytes::CAPACITY],
     len: usize,
 }
 
-impl Piece {
-    const ROOM: usize = 32;
+impl EncodedBytes {
+    const CAPACITY: usize = 32;
 
     /// The bytes that `write` writes; `None` if they are too long.
-    pub(super) fn of(write: impl FnOnce(&mut Pickle<io::Sink>)) -> Option<Piece> {
-        let mut scratch = Pickle::new(io::sink());
+    pub(super) fn of(write: impl FnOnce(&mut PickleWriter<io::Sink>)) -> Option<EncodedBytes> {
+        let mut scratch = PickleWriter::new(io::sink());
         scratch.len = 0;
         write(&mut scratch);
         let bytes = *scratch.buffer.first_chunk()?;
-        (scratch.len <= Piece::ROOM).then_some(Piece { bytes, len: scratch.len })
+        (scratch.len <= EncodedBytes::CAPACITY).then_some(EncodedBytes { bytes, len: scratch.len })
     }
 }
 
 /// The writer of a pickle.
-pub(super) struct Pickle<W: Write> {
+pub(super) struct PickleWriter<W: Write> {
     out: W,
     /// Valid up to `len`; the rest is spare capacity.
     buffer: Vec<u8>,
     len: usize,
-    memos: u32,
+    memo_count: u32,
     written: u64,
 }
 
@@ -51,10 +51,10 @@ pub(super) struct List {
     in_batch: usize,
 }
 
-impl<W: Write> Pickle<W> {
+impl<W: Write> PickleWriter<W> {
     /// Begins a pickle.
-    pub(super) fn new(out: W) -> Pickle<W> {
-        let mut pickle = Pickle { out, buffer: Vec::new(), len: 0, memos: 0, written: 0 };
+    pub(super) fn new(out: W) -> PickleWriter<W> {
+        let mut pickle = PickleWriter { out, buffer: Vec::new(), len: 0, memo_count: 0, written: 0 };
         pickle.put(&[0x80, 4]);
         pickle
     }
@@ -70,7 +70,7 @@ impl<W: Write> Pickle<W> {
     /// Writes the buffer to the output if it is large enough.
     #[inline]
     pub(super) fn drain(&mut self) -> io::Result<()> {
-        if self.len >= BUFFER { self.flush() } else { Ok(()) }
+        if self.len >= BUFFER_SIZE { self.flush() } else { Ok(()) }
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -83,7 +83,7 @@ impl<W: Write> Pickle<W> {
 
     /// Appends `bytes`, of which only the first `len` count. The next write overwrites the others.
     #[inline(always)]
-    fn put_cut<const N: usize>(&mut self, bytes: &[u8; N], len: usize) {
+    fn put_prefix<const N: usize>(&mut self, bytes: &[u8; N], len: usize) {
         if self.buffer.len() < self.len + N {
             self.grow(N);
         }
@@ -93,7 +93,7 @@ impl<W: Write> Pickle<W> {
 
     #[inline(always)]
     fn put<const N: usize>(&mut self, bytes: &[u8; N]) {
-        self.put_cut(bytes, N);
+        self.put_prefix(bytes, N);
     }
 
     fn put_slice(&mut self, bytes: &[u8]) {
@@ -106,14 +106,14 @@ impl<W: Write> Pickle<W> {
 
     #[cold]
     fn grow(&mut self, more: usize) {
-        let wanted = (self.len + more).max(2 * self.buffer.len()).max(256);
-        self.buffer.resize(wanted, 0);
+        let new_len = (self.len + more).max(2 * self.buffer.len()).max(256);
+        self.buffer.resize(new_len, 0);
     }
 
     /// Writes bytes that were encoded before.
     #[inline(always)]
-    pub(super) fn piece(&mut self, piece: &Piece) {
-        self.put_cut(&piece.bytes, piece.len);
+    pub(super) fn put_encoded(&mut self, encoded: &EncodedBytes) {
+        self.put_prefix(&encoded.bytes, encoded.len);
     }
 
     /// Opens a dictionary: keys and values alternate until [`Self::end_dict`].
@@ -150,8 +150,8 @@ impl<W: Write> Pickle<W> {
 
     /// Must be called before each item of a list.
     #[inline]
-    pub(super) fn item(&mut self, list: &mut List) {
-        if list.in_batch == BATCH {
+    pub(super) fn begin_item(&mut self, list: &mut List) {
+        if list.in_batch == BATCH_SIZE {
             self.put(b"e");
             list.in_batch = 0;
         }
@@ -180,7 +180,7 @@ impl<W: Write> Pickle<W> {
                 // LONG1: the minimum number of two's complement bytes that hold the value and its sign.
                 let bits = 65 - if value < 0 { (!value).leading_zeros() } else { value.leading_zeros() };
                 let len = bits.div_ceil(8) as u8;
-                self.put_cut(&[0x8a, len, b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]], 2 + usize::from(len));
+                self.put_prefix(&[0x8a, len, b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]], 2 + usize::from(len));
             }
         }
     }
@@ -230,8 +230,8 @@ impl<W: Write> Pickle<W> {
 
     fn memoize(&mut self) -> Memo {
         self.put(&[0x94]);
-        self.memos += 1;
-        Memo(self.memos - 1)
+        self.memo_count += 1;
+        Memo(self.memo_count - 1)
     }
 }
 
@@ -287,7 +287,7 @@ impl Words {
 
     /// Writes a word.
     #[inline]
-    pub(super) fn put<W: Write>(&mut self, out: &mut Pickle<W>, word: Word) {
+    pub(super) fn put<W: Write>(&mut self, out: &mut PickleWriter<W>, word: Word) {
         match self.memos[word as usize] {
             Some(memo) => out.get(memo),
             None => self.memos[word as usize] = Some(out.shared_str(Word::TEXTS[word as usize])),
@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     fn int(value: i64) -> Vec<u8> {
-        let mut pickle = Pickle::new(Vec::new());
+        let mut pickle = PickleWriter::new(Vec::new());
         pickle.int(value);
         pickle.buffer[2..pickle.len].to_vec()
     }
@@ -321,10 +321,10 @@ mod tests {
 
     #[test]
     fn lists_are_appended_in_batches() {
-        let mut pickle = Pickle::new(Vec::new());
+        let mut pickle = PickleWriter::new(Vec::new());
         let mut list = pickle.begin_list();
         for i in 0..1001 {
-            pickle.item(&mut list);
+            pickle.begin_item(&mut list);
             pickle.int(i % 100);
         }
         pickle.end_list(list);

@@ -19,12 +19,12 @@ use memtrace_trace::clock::Calibration;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::background::Background;
-use super::frames::Frames;
-use super::metadata::Metadata;
+use super::background::BackgroundWriter;
+use super::frames::FrameWriter;
+use super::metadata::BlockMetadata;
 use super::phrase::Phrase;
-use super::pickle::{List, Pickle, Word, Words};
-use super::sources::Sources;
+use super::pickle::{List, PickleWriter, Word, Words};
+use super::source_files::SourceFiles;
 use super::window::Window;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
@@ -65,27 +65,27 @@ pub fn snapshot(
     progress: &mut dyn FnMut(u64),
 ) -> Result<SnapshotReport> {
     std::thread::scope(|scope| {
-        let writer = Writer::new(process, Background::new(scope, out), options);
+        let writer = SnapshotWriter::new(process, BackgroundWriter::new(scope, out), options);
         writer.write(process, progress).map_err(Error::io("cannot write the snapshot"))
     })
 }
 
-struct Writer<'a, W: Write> {
-    pickle: Pickle<W>,
+struct SnapshotWriter<'a, W: Write> {
+    pickle: PickleWriter<W>,
     words: Words,
     phrases: Phrases,
-    frames: Frames<'a>,
-    metadata: Metadata,
+    frames: FrameWriter<'a>,
+    metadata: BlockMetadata,
     calibration: Calibration,
     /// By our pool ids: PyTorch's pool ids. The default pool is included if the allocator reports the pools of events.
     pools: &'a BTreeMap<u16, (u64, u64)>,
     window: Window,
-    unknown_written: bool,
+    has_unknown_category: bool,
     report: SnapshotReport,
 }
 
 /// The events of one device while they are written.
-struct Trace {
+struct DeviceTrace {
     list: List,
     time_us: u64,
     tracker: PhaseTracker,
@@ -132,36 +132,36 @@ impl Phrases {
     }
 }
 
-impl<'a, W: Write> Writer<'a, W> {
-    fn new(process: &'a Process, out: W, options: &SnapshotOptions) -> Writer<'a, W> {
+impl<'a, W: Write> SnapshotWriter<'a, W> {
+    fn new(process: &'a Process, out: W, options: &SnapshotOptions) -> SnapshotWriter<'a, W> {
         let calibration = process.recording().calibration();
-        let ended = process.survey().ticks.map(|(_, last)| calibration.epoch_ns(last));
-        let sources = Sources::new(process.directory(), ended, options.no_sources);
-        Writer {
-            pickle: Pickle::new(out),
+        let ended = process.trace_index().tick_range.map(|(_, last)| calibration.epoch_ns(last));
+        let sources = SourceFiles::new(process.directory(), ended, options.no_sources);
+        SnapshotWriter {
+            pickle: PickleWriter::new(out),
             words: Words::new(),
             phrases: Phrases::new(),
-            frames: Frames::new(process.definitions(), sources),
-            metadata: Metadata::of(process.recording()),
+            frames: FrameWriter::new(process.definitions(), sources),
+            metadata: BlockMetadata::of(process.recording()),
             calibration,
             pools: &process.definitions().pools,
             window: options.window.clone(),
-            unknown_written: false,
+            has_unknown_category: false,
             report: SnapshotReport::default(),
         }
     }
 
     fn write(mut self, process: &Process, progress: &mut dyn FnMut(u64)) -> std::io::Result<SnapshotReport> {
-        let lanes = self.window.lanes(process);
-        let last = lanes.keys().next_back().copied().unwrap_or(-1).max(0);
+        let sources = self.window.sources(process);
+        let last = sources.keys().next_back().copied().unwrap_or(-1).max(0);
         let mut segments = Vec::new();
         self.pickle.begin_dict();
         self.pickle.str("device_traces");
         let mut traces = self.pickle.begin_list();
         for index in 0..=last {
-            self.pickle.item(&mut traces);
-            let device = if index == 0 && lanes.contains_key(&-1) { -1 } else { index };
-            if lanes.contains_key(&device) {
+            self.pickle.begin_item(&mut traces);
+            let device = if index == 0 && sources.contains_key(&-1) { -1 } else { index };
+            if sources.contains_key(&device) {
                 segments.push((index, self.write_trace(process, device, progress)?));
             } else {
                 let empty = self.pickle.begin_list();
@@ -173,7 +173,7 @@ impl<'a, W: Write> Writer<'a, W> {
         let mut list = self.pickle.begin_list();
         for (device, segments) in &segments {
             for segment in segments {
-                self.pickle.item(&mut list);
+                self.pickle.begin_item(&mut list);
                 self.put_segment(*device, segment);
                 self.pickle.drain()?;
             }
@@ -194,8 +194,8 @@ impl<'a, W: Write> Writer<'a, W> {
         device: i16,
         progress: &mut dyn FnMut(u64),
     ) -> std::io::Result<Vec<Segment>> {
-        let mut replay = Replay::new(process.survey(), Some(device));
-        let mut trace = Trace {
+        let mut replay = Replay::new(process.trace_index(), Some(device));
+        let mut trace = DeviceTrace {
             list: self.pickle.begin_list(),
             time_us: 0,
             tracker: PhaseTracker::of(process.recording()),
@@ -235,8 +235,8 @@ impl<'a, W: Write> Writer<'a, W> {
     }
 
     #[inline]
-    fn put_change(&mut self, trace: &mut Trace, allocator: &Allocator, e: &Event, change: Change) {
-        if e.flags.contains(Flags::BEFORE) {
+    fn put_change(&mut self, trace: &mut DeviceTrace, allocator: &Allocator, e: &Event, change: Change) {
+        if e.flags.contains(Flags::PREEXISTING) {
             // Nothing happened: readers find such a block in the segments or by its free.
             return;
         }
@@ -248,7 +248,7 @@ impl<'a, W: Write> Writer<'a, W> {
         if let Change::FreeRequested(_) = change {
             trace.last_free = *e;
         }
-        if !self.window.holds(e.seq) || !self.window.tells(allocator, e, &change) {
+        if !self.window.contains(e.seq) || !self.window.shows_change(allocator, e, &change) {
             return;
         }
         let row = |action| Row { action, e, stack: e.stack, context: e.context, category: None };
@@ -262,21 +262,21 @@ impl<'a, W: Write> Writer<'a, W> {
                 self.put_row(trace, Row { category: phase, ..row(Word::Alloc) });
             }
             Change::FreeRequested(id) => {
-                let told = Event { size: allocator.block(id).requested, ..*e };
-                self.put_row(trace, Row { e: &told, ..row(Word::FreeRequested) });
+                let request = Event { size: allocator.block(id).requested, ..*e };
+                self.put_row(trace, Row { e: &request, ..row(Word::FreeRequested) });
             }
             Change::FreeCompleted(_, block) => {
-                let mut told = Event { size: block.requested, ..*e };
+                let mut completion = Event { size: block.requested, ..*e };
                 // A completion that follows its request at once is recorded without a second stack.
-                let at_once = trace.last_free.addr == e.addr && e.stack.is_none() && e.context.is_none();
-                if at_once {
-                    (told.stack, told.context) = (trace.last_free.stack, trace.last_free.context);
+                let is_immediate = trace.last_free.addr == e.addr && e.stack.is_none() && e.context.is_none();
+                if is_immediate {
+                    (completion.stack, completion.context) = (trace.last_free.stack, trace.last_free.context);
                 }
-                let (stack, context) = (told.stack, told.context);
-                self.put_row(trace, Row { e: &told, stack, context, ..row(Word::FreeCompleted) });
+                let (stack, context) = (completion.stack, completion.context);
+                self.put_row(trace, Row { e: &completion, stack, context, ..row(Word::FreeCompleted) });
                 if block.implied {
-                    told.size = block.size;
-                    self.put_row(trace, Row { e: &told, stack, context, ..row(Word::SegmentFree) });
+                    completion.size = block.size;
+                    self.put_row(trace, Row { e: &completion, stack, context, ..row(Word::SegmentFree) });
                 }
             }
             Change::SegmentGained | Change::SegmentLost => {
@@ -295,12 +295,12 @@ impl<'a, W: Write> Writer<'a, W> {
     }
 
     #[inline]
-    fn put_row(&mut self, trace: &mut Trace, row: Row<'_>) {
+    fn put_row(&mut self, trace: &mut DeviceTrace, row: Row<'_>) {
         let Row { action, e, stack, context, category } = row;
         let (out, words, phrases) = (&mut self.pickle, &mut self.words, &mut self.phrases);
         // Two events in one microsecond get different times, because readers use the time as a key.
         trace.time_us = (self.calibration.epoch_ns(e.ticks) / 1000).max(trace.time_us + 1);
-        out.item(&mut trace.list);
+        out.begin_item(&mut trace.list);
         phrases.heads[action as usize].put(out, words);
         out.uint(e.addr);
         phrases.size.put(out, words);
@@ -310,8 +310,8 @@ impl<'a, W: Write> Writer<'a, W> {
         phrases.time.put(out, words);
         out.uint(trace.time_us);
         phrases.compile_context.put(out, words);
-        let told = action == Word::Alloc && self.metadata.put(out, e, |out| words.put(out, Word::UserMetadata));
-        if !told {
+        let has_metadata = action == Word::Alloc && self.metadata.put(out, e, |out| words.put(out, Word::UserMetadata));
+        if !has_metadata {
             phrases.no_metadata.put(out, words);
         }
         if e.source == Source::Torch && self.pools.contains_key(&0) {
@@ -320,9 +320,9 @@ impl<'a, W: Write> Writer<'a, W> {
             out.pair(first, second);
         }
         self.frames.put_keys(out, words, stack, context);
-        if !self.unknown_written {
+        if !self.has_unknown_category {
             // The viewer throws on a file with categories that lacks this one.
-            self.unknown_written = true;
+            self.has_unknown_category = true;
             words.put(out, Word::Category);
             words.put(out, Word::Unknown);
             out.end_dict();
@@ -363,7 +363,7 @@ impl<'a, W: Write> Writer<'a, W> {
         words.put(out, Word::Blocks);
         let mut blocks = out.begin_list();
         for block in &segment.blocks {
-            out.item(&mut blocks);
+            out.begin_item(&mut blocks);
             out.begin_dict();
             words.put(out, Word::Address);
             out.uint(block.addr);
@@ -393,7 +393,7 @@ impl<'a, W: Write> Writer<'a, W> {
         self.pickle.str("external_annotations");
         let mut list = self.pickle.begin_list();
         let mut names = RangeNames::new(process.definitions());
-        let mut device = process.survey().lanes.keys().copied().find(|d| *d >= 0).unwrap_or(0);
+        let mut device = process.trace_index().sources.keys().copied().find(|d| *d >= 0).unwrap_or(0);
         let mut failed = Ok(());
         let mut put = |events: &[Event]| {
             for e in events {
@@ -403,9 +403,9 @@ impl<'a, W: Write> Writer<'a, W> {
                     }
                     continue;
                 }
-                let Some(label) = names.label(e).filter(|_| self.window.holds(e.seq)) else { continue };
+                let Some(label) = names.label(e).filter(|_| self.window.contains(e.seq)) else { continue };
                 let out = &mut self.pickle;
-                out.item(&mut list);
+                out.begin_item(&mut list);
                 out.begin_dict();
                 out.str("stage");
                 out.str(if e.action == Action::RangeStart { "START" } else { "END" });

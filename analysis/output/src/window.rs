@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, VecDeque};
 use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
-use memtrace_input::Lane;
+use memtrace_input::EventSource;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::{Process, Run};
-use memtrace_insight::passes::{Birth, Judged, Lives, Story};
+use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver};
 use memtrace_replay::{Allocator, Block, BlockState, Change, Names, Replay, Segment, Usage};
 
 /// What to select. The default selects everything.
@@ -64,8 +64,8 @@ impl Default for Window {
 }
 
 /// The time of a run's first event in nanoseconds since 1970; `None` without events.
-pub fn run_began_ns(run: &Run) -> Option<u64> {
-    let began = |p: &Process| p.survey().ticks.map(|(first, _)| p.recording().calibration().epoch_ns(first));
+pub fn run_start_ns(run: &Run) -> Option<u64> {
+    let began = |p: &Process| p.trace_index().tick_range.map(|(first, _)| p.recording().calibration().epoch_ns(first));
     run.processes().iter().filter_map(began).min()
 }
 
@@ -84,17 +84,17 @@ impl Window {
     ///
     /// # Errors
     ///
-    /// [`Error::EmptyWindow`], which names what the recording has.
+    /// [`Error::EmptyWindow`], which says what the recording has.
     pub fn of(process: &Process, selection: &Selection, progress: &mut dyn FnMut(u64)) -> Result<Window> {
-        let lanes = &process.survey().lanes;
-        if let Some(device) = selection.device.filter(|device| !lanes.contains_key(device)) {
-            let known: Vec<_> = lanes.keys().map(i16::to_string).collect();
-            let has = if known.is_empty() {
-                "recorded no memory".to_owned()
+        let sources = &process.trace_index().sources;
+        if let Some(device) = selection.device.filter(|device| !sources.contains_key(device)) {
+            let devices: Vec<_> = sources.keys().map(i16::to_string).collect();
+            let has = if devices.is_empty() {
+                "it recorded no memory".to_owned()
             } else {
-                format!("has those of: {}", known.join(", "))
+                format!("its devices are {}", devices.join(", "))
             };
-            return Err(empty(process, &format!("has no events of device {device}; it {has}")));
+            return Err(empty_window(process, &format!("has no events of device {device}; {has}")));
         }
         let mut window = Window { min_size: selection.min_size, device: selection.device, ..Window::WHOLE };
         if let Some(steps) = selection.steps {
@@ -107,8 +107,8 @@ impl Window {
         if let Some(most) = selection.max_events {
             window.narrow_to_newest(process, most, progress)?;
         }
-        let asked = Selection { device: None, ..selection.clone() };
-        if asked != Selection::default() {
+        let parts = Selection { device: None, ..selection.clone() };
+        if parts != Selection::default() {
             window.count_left_out(process, bounds, progress);
         }
         Ok(window)
@@ -136,7 +136,7 @@ impl Window {
 
     /// Whether an event is in it.
     #[inline]
-    pub(super) fn holds(&self, seq: u64) -> bool {
+    pub(super) fn contains(&self, seq: u64) -> bool {
         (self.first..=self.last).contains(&seq)
     }
 
@@ -159,24 +159,33 @@ impl Window {
     }
 
     /// Its devices, with their event sources.
-    pub(super) fn lanes(&self, process: &Process) -> BTreeMap<i16, Lane> {
-        let lanes = &process.survey().lanes;
-        lanes.iter().filter(|(device, _)| self.has_device(**device)).map(|(device, lane)| (*device, *lane)).collect()
+    pub(super) fn sources(&self, process: &Process) -> BTreeMap<i16, EventSource> {
+        let sources = &process.trace_index().sources;
+        sources
+            .iter()
+            .filter(|(device, _)| self.has_device(**device))
+            .map(|(device, source)| (*device, *source))
+            .collect()
     }
 
     /// A block as the window shows it: `Some` with its free, or with `None` if the block is still allocated at the
     /// window's end. `None` if the window does not show it.
     #[inline]
-    pub(super) fn shows<'e>(&self, device: i16, birth: &Birth, free: Option<&'e Event>) -> Option<Option<&'e Event>> {
+    pub(super) fn shows_block<'e>(
+        &self,
+        device: i16,
+        block: &BlockAllocation,
+        free: Option<&'e Event>,
+    ) -> Option<Option<&'e Event>> {
         let free = free.filter(|free| !self.is_past(free.seq));
-        let is_there = !self.is_past(birth.seq) && free.is_none_or(|free| free.seq >= self.first);
-        (is_there && self.has_size(birth.size) && self.has_device(device)).then_some(free)
+        let is_shown = !self.is_past(block.seq) && free.is_none_or(|free| free.seq >= self.first);
+        (is_shown && self.has_size(block.size) && self.has_device(device)).then_some(free)
     }
 
     /// Whether a change of a device's memory is shown, regardless of its time.
     #[inline]
-    pub(super) fn tells(&self, allocator: &Allocator, e: &Event, change: &Change) -> bool {
-        if e.flags.contains(Flags::BEFORE) {
+    pub(super) fn shows_change(&self, allocator: &Allocator, e: &Event, change: &Change) -> bool {
+        if e.flags.contains(Flags::PREEXISTING) {
             // Nothing happened: readers find such a block in the segments or by its free.
             return false;
         }
@@ -229,16 +238,16 @@ impl Window {
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
         let recording = process.recording();
-        let mut steps = Steps { from, to, found: None, known: None };
-        Story::with(recording, process.survey(), &Names::of(recording), &mut steps, progress);
+        let mut steps = StepFinder { from, to, found: None, recorded: None };
+        Analysis::with_observer(recording, process.trace_index(), &Names::of(recording), &mut steps, progress);
         let Some((first, last)) = steps.found else {
-            let asked = if from == to { format!("step {from}") } else { format!("steps {from}-{to}") };
-            let has = match steps.known {
+            let range = if from == to { format!("step {from}") } else { format!("steps {from}-{to}") };
+            let has = match steps.recorded {
                 Some((a, b)) if a == b => format!("has step {a}"),
                 Some((a, b)) => format!("has steps {a}-{b}"),
                 None => "has no steps".to_owned(),
             };
-            return Err(empty(process, &format!("allocates nothing in {asked}; it {has}")));
+            return Err(empty_window(process, &format!("allocates nothing in {range}; it {has}")));
         };
         (self.first, self.last) = (self.first.max(first), self.last.min(last));
         Ok(())
@@ -254,7 +263,7 @@ impl Window {
         let calibration = recording.calibration();
         let (mut first, mut last, mut done) = (None, None, 0);
         recording.stream(&mut |events| {
-            for e in events.iter().filter(|e| !e.flags.contains(Flags::BEFORE)) {
+            for e in events.iter().filter(|e| !e.flags.contains(Flags::PREEXISTING)) {
                 let at = calibration.epoch_ns(e.ticks);
                 if first.is_none() && at >= from {
                     first = Some(e.seq);
@@ -270,17 +279,17 @@ impl Window {
         let (from_seq, to_seq) = (self.first.max(first.unwrap_or(u64::MAX)), self.last.min(last));
         if first.is_none() || from_seq > to_seq {
             let at = |ticks| calibration.epoch_ns(ticks);
-            let Some((began, ended)) = process.survey().ticks.map(|(a, b)| (at(a), at(b))) else {
-                return Err(empty(process, "recorded nothing"));
+            let Some((began, ended)) = process.trace_index().tick_range.map(|(a, b)| (at(a), at(b))) else {
+                return Err(empty_window(process, "has no events"));
             };
             let since = |ns: u64| ns.saturating_sub(began) as f64 / 1e9;
             let what = format!(
-                "recorded nothing in that time; it lasts {:.6} s from its own first event, and the time asked for begins {:.6} s {} it",
+                "has no events in this time range; its events span {:.6} s, and the range starts {:.6} s {} the first one",
                 since(ended),
                 from.abs_diff(began) as f64 / 1e9,
                 if from < began { "before" } else { "after" },
             );
-            return Err(empty(process, &what));
+            return Err(empty_window(process, &what));
         }
         (self.first, self.last) = (from_seq, to_seq);
         Ok(())
@@ -290,8 +299,8 @@ impl Window {
         let most = usize::try_from(most).unwrap_or(usize::MAX).max(1);
         let mut newest: VecDeque<u64> = VecDeque::new();
         let mut all = 0u64;
-        self.each_change(process, progress, &mut |window, allocator, e, change| {
-            if window.holds(e.seq) && window.tells(allocator, e, &change) && newest.back() != Some(&e.seq) {
+        self.for_each_change(process, progress, &mut |window, allocator, e, change| {
+            if window.contains(e.seq) && window.shows_change(allocator, e, &change) && newest.back() != Some(&e.seq) {
                 if newest.len() >= most {
                     newest.pop_front();
                 }
@@ -314,13 +323,13 @@ impl Window {
         let mut small: BTreeMap<(i16, u64), u64> = BTreeMap::new();
         let is_small = |size: u64| !self.has_size(size);
         let all = Window { min_size: 0, ..self.clone() };
-        all.each_change(process, progress, &mut |window, allocator, e, change| {
+        all.for_each_change(process, progress, &mut |window, allocator, e, change| {
             // Small blocks in the window. Those allocated before it count at its start.
             match change {
                 Change::Alloc(id) if is_small(allocator.block(id).size) && !window.is_past(e.seq) => {
                     let block = allocator.block(id);
                     if let Some(size) = small.insert((e.device, block.addr), block.size)
-                        && window.holds(e.seq)
+                        && window.contains(e.seq)
                     {
                         left.small_blocks += 1;
                         left.small_bytes += size;
@@ -328,7 +337,7 @@ impl Window {
                 }
                 Change::FreeCompleted(_, block) if is_small(block.size) && !window.is_past(e.seq) => {
                     if let Some(size) = small.remove(&(e.device, block.addr))
-                        && window.holds(e.seq)
+                        && window.contains(e.seq)
                     {
                         left.small_blocks += 1;
                         left.small_bytes += size;
@@ -336,15 +345,15 @@ impl Window {
                 }
                 _ => {}
             }
-            let told = window.tells(allocator, e, &change);
-            if told && e.seq != latest && !window.holds(e.seq) {
+            let is_shown = window.shows_change(allocator, e, &change);
+            if is_shown && e.seq != latest && !window.contains(e.seq) {
                 match e.seq {
                     seq if window.is_past(seq) => left.after += 1,
                     seq if seq >= bounds => left.older += 1,
                     _ => left.before += 1,
                 }
             }
-            latest = if told { e.seq } else { latest };
+            latest = if is_shown { e.seq } else { latest };
         });
         left.small_blocks += small.len() as u64;
         left.small_bytes += small.values().sum::<u64>();
@@ -352,13 +361,13 @@ impl Window {
     }
 
     /// Passes every change of the devices' memory to `sink`, with the device's allocator.
-    fn each_change(
+    fn for_each_change(
         &self,
         process: &Process,
         progress: &mut dyn FnMut(u64),
         sink: &mut dyn FnMut(&Window, &Allocator, &Event, Change),
     ) {
-        let mut replay = Replay::new(process.survey(), self.device);
+        let mut replay = Replay::new(process.trace_index(), self.device);
         let mut done = 0;
         process.recording().stream(&mut |events| {
             for e in events {
@@ -370,34 +379,34 @@ impl Window {
     }
 }
 
-fn empty(process: &Process, what: &str) -> Error {
+fn empty_window(process: &Process, what: &str) -> Error {
     let who = match process.rank() {
         Some(rank) => format!("rank {rank}"),
         None if process.pid() == 0 => process.path().display().to_string(),
-        None => format!("pid {}", process.pid()),
+        None => format!("process {}", process.pid()),
     };
-    Error::EmptyWindow { what: format!("{who} {what}") }
+    Error::EmptyWindow { reason: format!("{who} {what}") }
 }
 
 /// Finds where steps begin: at their first blocks.
-struct Steps {
+struct StepFinder {
     from: u32,
     to: u32,
     found: Option<(u64, u64)>,
-    known: Option<(u32, u32)>,
+    recorded: Option<(u32, u32)>,
 }
 
-impl Lives for Steps {
-    fn began(&mut self, _: i16, birth: &Birth, _: &Usage) {
-        let Some(step) = birth.at.step else { return };
-        let (least, most) = self.known.unwrap_or((step, step));
-        self.known = Some((least.min(step), most.max(step)));
+impl BlockObserver for StepFinder {
+    fn allocated(&mut self, _: i16, block: &BlockAllocation, _: &Usage) {
+        let Some(step) = block.position.step else { return };
+        let (least, most) = self.recorded.unwrap_or((step, step));
+        self.recorded = Some((least.min(step), most.max(step)));
         match &mut self.found {
-            None if (self.from..=self.to).contains(&step) => self.found = Some((birth.seq, u64::MAX)),
-            Some((_, last)) if step > self.to && *last == u64::MAX => *last = birth.seq - 1,
+            None if (self.from..=self.to).contains(&step) => self.found = Some((block.seq, u64::MAX)),
+            Some((_, last)) if step > self.to && *last == u64::MAX => *last = block.seq - 1,
             _ => {}
         }
     }
 
-    fn ended(&mut self, _: i16, _: &Birth, _: &Judged, _: FrameId, _: Option<&Event>) {}
+    fn lifetime_ended(&mut self, _: i16, _: &BlockAllocation, _: &BlockClassification, _: FrameId, _: Option<&Event>) {}
 }

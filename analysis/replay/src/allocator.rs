@@ -14,7 +14,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 use memtrace_input::AddressMap;
 
 /// Requests are rounded up to multiples of this many bytes (`kMinBlockSize`).
-const MIN_BLOCK: u64 = 512;
+const MIN_BLOCK_SIZE: u64 = 512;
 /// The largest rounded request that goes to the small pool (`kSmallSize`), in bytes.
 const SMALL_SIZE: u64 = 1 << 20;
 /// The size of small-pool segments (`kSmallBuffer`), in bytes.
@@ -174,17 +174,17 @@ pub struct Segment {
 #[derive(Clone, Debug, Default)]
 pub struct Allocator {
     blocks: Vec<Block>,
-    unused: Vec<BlockId>,
-    at: AddressMap<BlockId>,
+    free_ids: Vec<BlockId>,
+    by_address: AddressMap<BlockId>,
     reservations: std::collections::BTreeMap<u64, u64>,
     usage: Usage,
     peak: Peak,
-    live: u64,
+    live_blocks: u64,
     anomalies: Anomalies,
     /// The part of the reserved bytes that stream-ordered pools hold unused, at no known address.
-    spare: u64,
-    /// The block that was freed last. The next completed free is nearly always that of this block.
-    given_back: Option<BlockId>,
+    unused_pool_bytes: u64,
+    /// The block that the next event most likely refers to: the one that was freed last.
+    lookup_hint: Option<BlockId>,
 }
 
 impl Allocator {
@@ -200,7 +200,7 @@ impl Allocator {
 
     /// The number of blocks in use.
     pub fn live_blocks(&self) -> u64 {
-        self.live
+        self.live_blocks
     }
 
     /// The inconsistencies so far.
@@ -215,14 +215,14 @@ impl Allocator {
     }
 
     /// The blocks before and after it in its segment.
-    pub fn neighbours(&self, id: BlockId) -> [Option<(BlockId, &Block)>; 2] {
+    pub fn neighbors(&self, id: BlockId) -> [Option<(BlockId, &Block)>; 2] {
         let block = &self.blocks[id.index()];
         [block.prev, block.next].map(|id| (id != BlockId::NONE).then(|| (id, &self.blocks[id.index()])))
     }
 
     /// The block that starts at this address; `None` if there is none.
     pub fn find(&self, addr: u64) -> Option<BlockId> {
-        self.at.get(&addr).copied()
+        self.by_address.get(&addr).copied()
     }
 
     /// Every block in use by the program or a stream.
@@ -273,9 +273,9 @@ impl Allocator {
             small: e.size <= SMALL_SEGMENT,
             ..Block::free(e.addr, e.size)
         });
-        self.at.insert(e.addr, id);
-        if e.flags.contains(Flags::BEFORE) {
-            self.given_back = Some(id);
+        self.by_address.insert(e.addr, id);
+        if e.flags.contains(Flags::PREEXISTING) {
+            self.lookup_hint = Some(id);
         }
         self.usage.reserved += e.size;
         self.peak.raise_to(&self.usage);
@@ -292,7 +292,7 @@ impl Allocator {
         if block.state != BlockState::Inactive || !alone || block.size != e.size {
             self.anomalies.unmatched_segment_frees += 1;
         }
-        self.drop_list(id);
+        self.drop_linked_blocks(id);
     }
 
     /// Takes a `segment_map` event.
@@ -324,7 +324,7 @@ impl Allocator {
             if to_map.next != BlockId::NONE {
                 self.blocks[to_map.next.index()].prev = rest;
             }
-            self.at.insert(e.addr + size, rest);
+            self.by_address.insert(e.addr + size, rest);
             let block = &mut self.blocks[id.index()];
             block.next = rest;
             block.size = size;
@@ -335,8 +335,8 @@ impl Allocator {
         if block.prev == BlockId::NONE && block.segment_stack.is_none() && block.segment_context.is_none() {
             (block.segment_stack, block.segment_context) = (e.stack, e.context);
         }
-        if e.flags.contains(Flags::BEFORE) {
-            self.given_back = Some(id);
+        if e.flags.contains(Flags::PREEXISTING) {
+            self.lookup_hint = Some(id);
         }
         self.usage.reserved += size;
         self.peak.raise_to(&self.usage);
@@ -351,14 +351,14 @@ impl Allocator {
         // As in `unmap_block()`: the parts before and after the range get new objects, and the block's own object
         // becomes the unmapped one.
         let block = self.blocks[id.index()];
-        self.at.remove(&block.addr);
+        self.by_address.remove(&block.addr);
         let template = Block { stream: block.stream, pool: block.pool, small: block.small, ..Block::free(0, 0) };
         let (mut prev, mut next) = (block.prev, block.next);
         let before = e.addr - block.addr;
         if before > 0 {
             let new =
                 self.insert(Block { addr: block.addr, size: before, expandable: true, prev, next: id, ..template });
-            self.at.insert(block.addr, new);
+            self.by_address.insert(block.addr, new);
             if prev != BlockId::NONE {
                 self.blocks[prev.index()].next = new;
             }
@@ -368,7 +368,7 @@ impl Allocator {
         if after > 0 {
             let addr = e.addr + e.size;
             let new = self.insert(Block { addr, size: after, expandable: true, prev: id, next, ..template });
-            self.at.insert(addr, new);
+            self.by_address.insert(addr, new);
             if next != BlockId::NONE {
                 self.blocks[next.index()].prev = new;
             }
@@ -379,7 +379,7 @@ impl Allocator {
         range.size = e.size;
         range.state = BlockState::Unmapped;
         (range.prev, range.next) = (prev, next);
-        self.at.insert(e.addr, id);
+        self.by_address.insert(e.addr, id);
         self.merge(id);
         self.usage.reserved = self.usage.reserved.saturating_sub(e.size);
     }
@@ -389,15 +389,15 @@ impl Allocator {
         let found = match self.find(e.addr) {
             Some(id) if self.blocks[id.index()].is_active() => {
                 self.anomalies.missing_frees += 1;
-                self.release(id);
+                self.free_block(id);
                 self.find(e.addr)
             }
             found => found,
         };
         let found = found.filter(|id| self.blocks[id.index()].state == BlockState::Inactive);
         let id = match found {
-            Some(id) => self.take(id, e),
-            None => self.imply(e),
+            Some(id) => self.split_free_block(id, e),
+            None => self.add_unannounced_segment(e),
         };
         let block = &mut self.blocks[id.index()];
         block.state = BlockState::Allocated;
@@ -409,7 +409,7 @@ impl Allocator {
         if (round(e.size) <= SMALL_SIZE) != small && !block.implied {
             self.correct_pool(id, round(e.size) <= SMALL_SIZE);
         }
-        self.live += 1;
+        self.live_blocks += 1;
         self.usage.allocated += size;
         self.usage.active += size;
         self.usage.requested += e.size;
@@ -419,14 +419,14 @@ impl Allocator {
 
     /// Takes a block that existed before the recording, and splits the free memory around it. The blocks of a segment
     /// must follow the segment in the order of their addresses.
-    pub fn place(&mut self, e: &Event) -> BlockId {
+    pub fn add_existing(&mut self, e: &Event) -> BlockId {
         let size = if e.flags.contains(Flags::SLACK_KNOWN) { e.block_size() } else { round(e.size) };
-        let holds = |id: &BlockId| {
+        let contains = |id: &BlockId| {
             let block = &self.blocks[id.index()];
             let offset = e.addr.wrapping_sub(block.addr);
             block.state == BlockState::Inactive && !block.implied && e.addr >= block.addr && offset < block.size
         };
-        let Some(id) = self.given_back.take().filter(holds).or_else(|| self.find(e.addr).filter(holds)) else {
+        let Some(id) = self.lookup_hint.take().filter(contains).or_else(|| self.find(e.addr).filter(contains)) else {
             return self.alloc(e);
         };
         // The part before it stays free, as a block of its own.
@@ -440,8 +440,8 @@ impl Allocator {
             let rest = &mut self.blocks[id.index()];
             (rest.prev, rest.addr, rest.size) = (front, e.addr, free.size - before);
             (rest.segment_stack, rest.segment_context) = (StackId::NONE, ContextId::NONE);
-            self.at.insert(free.addr, front);
-            self.at.insert(e.addr, id);
+            self.by_address.insert(free.addr, front);
+            self.by_address.insert(e.addr, id);
         }
         let room = free.size - before;
         let taken = self.alloc(&Event {
@@ -451,7 +451,7 @@ impl Allocator {
         });
         // The next block is in the remaining free part.
         let next = self.blocks[taken.index()].next;
-        self.given_back = (next != BlockId::NONE).then_some(next);
+        self.lookup_hint = (next != BlockId::NONE).then_some(next);
         taken
     }
 
@@ -465,29 +465,30 @@ impl Allocator {
         let block = &mut self.blocks[id.index()];
         block.state = BlockState::PendingFree;
         self.usage.allocated = self.usage.allocated.saturating_sub(block.size);
-        self.given_back = Some(id);
+        self.lookup_hint = Some(id);
         Some(id)
     }
 
     /// Takes a `free_completed` event. Returns the block as it was before; `None` if nothing is allocated there.
     pub fn free_completed(&mut self, addr: u64) -> Option<(BlockId, Block)> {
-        let here = |id: &BlockId| {
+        let starts_here = |id: &BlockId| {
             let block = &self.blocks[id.index()];
             block.addr == addr && block.is_active()
         };
-        let Some(id) = self.given_back.take().filter(here).or_else(|| self.find(addr).filter(here)) else {
+        let Some(id) = self.lookup_hint.take().filter(starts_here).or_else(|| self.find(addr).filter(starts_here))
+        else {
             self.anomalies.unmatched_frees += 1;
             return None;
         };
         let block = self.blocks[id.index()];
-        self.release(id);
+        self.free_block(id);
         Some((id, block))
     }
 
     /// Sets the bytes that stream-ordered pools reserve beyond their blocks.
-    pub fn set_spare(&mut self, bytes: u64) {
-        self.usage.reserved = self.usage.reserved.saturating_sub(self.spare).saturating_add(bytes);
-        self.spare = bytes;
+    pub fn set_unused_pool_bytes(&mut self, bytes: u64) {
+        self.usage.reserved = self.usage.reserved.saturating_sub(self.unused_pool_bytes).saturating_add(bytes);
+        self.unused_pool_bytes = bytes;
         self.peak.raise_to(&self.usage);
     }
 
@@ -535,9 +536,9 @@ impl Allocator {
     }
 
     /// Takes the front of a free block and splits it where PyTorch would.
-    fn take(&mut self, id: BlockId, e: &Event) -> BlockId {
+    fn split_free_block(&mut self, id: BlockId, e: &Event) -> BlockId {
         let free = self.blocks[id.index()];
-        let size = self.size_to_take(&free, e);
+        let size = self.allocated_size(&free, e);
         if size > free.size {
             self.anomalies.misfits += 1;
         }
@@ -561,13 +562,13 @@ impl Allocator {
         rest.prev = new;
         rest.addr += size;
         rest.size -= size;
-        self.at.insert(free.addr, new);
-        self.at.insert(free.addr + size, id);
+        self.by_address.insert(free.addr, new);
+        self.by_address.insert(free.addr + size, id);
         new
     }
 
     /// The bytes of a free block that an allocation takes: the recorded size, else the one of PyTorch's policy.
-    fn size_to_take(&self, free: &Block, e: &Event) -> u64 {
+    fn allocated_size(&self, free: &Block, e: &Event) -> u64 {
         if free.implied {
             return free.size;
         }
@@ -580,17 +581,17 @@ impl Allocator {
         }
         let rest = free.size - rounded;
         let small = rounded <= SMALL_SIZE;
-        let split = if small || free.expandable { rest >= MIN_BLOCK } else { rest > SMALL_SIZE };
+        let split = if small || free.expandable { rest >= MIN_BLOCK_SIZE } else { rest > SMALL_SIZE };
         if split { rounded } else { free.size }
     }
 
     /// Makes a segment that no event announced, for one block.
-    fn imply(&mut self, e: &Event) -> BlockId {
+    fn add_unannounced_segment(&mut self, e: &Event) -> BlockId {
         self.anomalies.outside_segments += 1;
-        self.imply_silently(e, if e.flags.contains(Flags::SLACK_KNOWN) { e.block_size() } else { e.size.max(1) })
+        self.add_implied_segment(e, if e.flags.contains(Flags::SLACK_KNOWN) { e.block_size() } else { e.size.max(1) })
     }
 
-    fn imply_silently(&mut self, e: &Event, size: u64) -> BlockId {
+    fn add_implied_segment(&mut self, e: &Event, size: u64) -> BlockId {
         let id = self.insert(Block {
             stream: e.stream,
             pool: e.pool,
@@ -600,23 +601,23 @@ impl Allocator {
             implied: true,
             ..Block::free(e.addr, size)
         });
-        self.at.insert(e.addr, id);
+        self.by_address.insert(e.addr, id);
         self.usage.reserved += size;
         id
     }
 
     /// Takes an allocation that is its own segment. That is `cudaMalloc` without a caching allocator, a CPU tensor, or
     /// an event of the fallback source, which does not report segments.
-    pub fn alloc_alone(&mut self, e: &Event) -> BlockId {
+    pub fn alloc_own_segment(&mut self, e: &Event) -> BlockId {
         self.drop_block_at(e.addr);
-        self.imply_silently(e, e.size.max(1));
+        self.add_implied_segment(e, e.size.max(1));
         self.alloc(e)
     }
 
     /// Frees a block and merges it with its free neighbors.
-    fn release(&mut self, id: BlockId) {
+    fn free_block(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.index()];
-        self.live = self.live.saturating_sub(1);
+        self.live_blocks = self.live_blocks.saturating_sub(1);
         if block.state == BlockState::Allocated {
             self.usage.allocated = self.usage.allocated.saturating_sub(block.size);
         }
@@ -638,7 +639,7 @@ impl Allocator {
         let Block { prev, next, state, .. } = self.blocks[id.index()];
         if prev != BlockId::NONE && self.blocks[prev.index()].state == state {
             let src = self.blocks[prev.index()];
-            self.at.remove(&self.blocks[id.index()].addr);
+            self.by_address.remove(&self.blocks[id.index()].addr);
             let dst = &mut self.blocks[id.index()];
             dst.addr = src.addr;
             dst.size += src.size;
@@ -647,7 +648,7 @@ impl Allocator {
             if src.prev != BlockId::NONE {
                 self.blocks[src.prev.index()].next = id;
             }
-            self.at.insert(src.addr, id);
+            self.by_address.insert(src.addr, id);
             self.recycle(prev);
         }
         if next != BlockId::NONE && self.blocks[next.index()].state == state {
@@ -658,7 +659,7 @@ impl Allocator {
             if src.next != BlockId::NONE {
                 self.blocks[src.next.index()].prev = id;
             }
-            self.at.remove(&src.addr);
+            self.by_address.remove(&src.addr);
             self.recycle(next);
         }
     }
@@ -680,7 +681,7 @@ impl Allocator {
             state: BlockState::Unmapped,
             ..Block::free(e.addr, size)
         });
-        self.at.insert(e.addr, id);
+        self.by_address.insert(e.addr, id);
         id
     }
 
@@ -715,12 +716,12 @@ impl Allocator {
     fn drop_block_at(&mut self, addr: u64) {
         if let Some(id) = self.find(addr) {
             self.anomalies.missing_frees += u64::from(self.blocks[id.index()].state != BlockState::Unmapped);
-            self.drop_list(id);
+            self.drop_linked_blocks(id);
         }
     }
 
     /// Removes a block and all blocks linked to it.
-    fn drop_list(&mut self, id: BlockId) {
+    fn drop_linked_blocks(&mut self, id: BlockId) {
         let mut head = id;
         while self.blocks[head.index()].prev != BlockId::NONE {
             head = self.blocks[head.index()].prev;
@@ -728,7 +729,7 @@ impl Allocator {
         while head != BlockId::NONE {
             let block = self.blocks[head.index()];
             if block.is_active() {
-                self.live = self.live.saturating_sub(1);
+                self.live_blocks = self.live_blocks.saturating_sub(1);
                 if block.state == BlockState::Allocated {
                     self.usage.allocated = self.usage.allocated.saturating_sub(block.size);
                 }
@@ -744,7 +745,7 @@ impl Allocator {
     }
 
     fn insert(&mut self, block: Block) -> BlockId {
-        match self.unused.pop() {
+        match self.free_ids.pop() {
             Some(id) => {
                 self.blocks[id.index()] = block;
                 id
@@ -757,13 +758,13 @@ impl Allocator {
     }
 
     fn discard(&mut self, id: BlockId) {
-        self.at.remove(&self.blocks[id.index()].addr);
+        self.by_address.remove(&self.blocks[id.index()].addr);
         self.recycle(id);
     }
 
     fn recycle(&mut self, id: BlockId) {
         self.blocks[id.index()] = Block { state: BlockState::Unmapped, ..Block::free(0, 0) };
-        self.unused.push(id);
+        self.free_ids.push(id);
     }
 }
 
@@ -792,5 +793,5 @@ impl Block {
 
 /// Rounds as `round_size` does without `roundup_power2_divisions`.
 const fn round(size: u64) -> u64 {
-    if size < MIN_BLOCK { MIN_BLOCK } else { size.div_ceil(MIN_BLOCK) * MIN_BLOCK }
+    if size < MIN_BLOCK_SIZE { MIN_BLOCK_SIZE } else { size.div_ceil(MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE }
 }

@@ -14,8 +14,9 @@ impl Contexts {
     /// Takes the definitions of a recording.
     pub fn of(definitions: &Definitions) -> Contexts {
         let is_call = |id: &ContextId| !id.is_none() && definitions.nn_calls.contains_key(id);
-        let made_by = |c: &memtrace_trace::file::Context| if is_call(&c.module) { c.module } else { ContextId::NONE };
-        let mut modules: Vec<ContextId> = definitions.contexts.iter().map(made_by).collect();
+        let creator_of =
+            |c: &memtrace_trace::file::Context| if is_call(&c.module) { c.module } else { ContextId::NONE };
+        let mut modules: Vec<ContextId> = definitions.contexts.iter().map(creator_of).collect();
         for id in definitions.nn_calls.keys() {
             if let Some(module) = modules.get_mut(id.index()) {
                 *module = *id;
@@ -50,7 +51,7 @@ mod tests {
     use memtrace_trace::file::{Context, NnCall};
 
     #[test]
-    fn calls_are_told_from_nodes() {
+    fn calls_and_nodes_are_distinguished() {
         let mut definitions = Definitions::default();
         let node = |module| Context { node: "AddBackward0".into(), module: ContextId(module), ..Context::default() };
         definitions.contexts = vec![Context::default(), Context::default(), node(1), node(0), node(3)];
@@ -58,7 +59,7 @@ mod tests {
         definitions.nn_calls.insert(ContextId(1), call);
         let contexts = Contexts::of(&definitions);
         let all = |of: &dyn Fn(ContextId) -> u32| (0..7).map(|id| of(ContextId(id))).collect::<Vec<_>>();
-        // No context; a call; a node of the call; a node without a module; a node that claims a node as its maker; two
+        // No context; a call; a node of the call; a node without a module; a node that names a node as its creator; two
         // lost definitions.
         assert_eq!(all(&|id| contexts.is_node(id).into()), [0, 0, 1, 1, 1, 1, 1]);
         assert_eq!(all(&|id| contexts.node(id).0), [0, 0, 2, 3, 4, 5, 6]);

@@ -3,12 +3,12 @@
 use memtrace_trace::file::Cycle;
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::located::locate;
+use super::locate::locate;
 use memtrace_input::Recording;
 
 /// A cycle, and the allocation of a tensor that it held.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct HeldByCycle {
+pub struct ReferenceCycle {
     /// The file in the run's folder that shows the objects; empty if there is none.
     pub file: Box<str>,
     /// A one-line description of the cycle.
@@ -19,7 +19,7 @@ pub struct HeldByCycle {
 }
 
 /// All cycles of a recording, in the order of their time. Streams the recording once more if there are any.
-pub fn held_by_cycles(recording: &dyn Recording) -> Vec<HeldByCycle> {
+pub fn reference_cycles(recording: &dyn Recording) -> Vec<ReferenceCycle> {
     let mut all = Vec::new();
     let cycles = recording.definitions().cycles.iter();
     locate(
@@ -28,7 +28,7 @@ pub fn held_by_cycles(recording: &dyn Recording) -> Vec<HeldByCycle> {
         |cycle: &Cycle| (cycle.seq, cycle.address),
         |cycle, found| {
             let allocation = found.map(|(device, block)| (device, block.stack, block.context));
-            all.push(HeldByCycle { file: cycle.file.clone(), text: cycle.text.clone(), allocation });
+            all.push(ReferenceCycle { file: cycle.file.clone(), text: cycle.text.clone(), allocation });
         },
     );
     all

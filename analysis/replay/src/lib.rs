@@ -1,11 +1,28 @@
 //! Replays a recording event by event, and keeps the state of the allocators.
 //!
 //! The state grows with the blocks in use, never with the number of events.
+//!
+//! ```
+//! use memtrace_replay::Replay;
+//!
+//! let run = memtrace_input::open_run("../../tests/golden/snapshots/resnet_leak.pickle.gz")?;
+//! let process = &run.processes()[0];
+//! let mut replay = Replay::new(process.trace_index(), None);
+//! process.recording().stream(&mut |events| {
+//!     for event in events {
+//!         replay.apply(event, |_, _, _, _| {});
+//!     }
+//! });
+//! let allocator = &replay.devices()[0].allocator;
+//! assert_eq!(allocator.usage().allocated, 380_880_384);
+//! assert!(allocator.peak().allocated > allocator.usage().allocated);
+//! # Ok::<(), memtrace_input::Error>(())
+//! ```
 
 mod allocator;
 mod contexts;
 mod cycles;
-mod located;
+mod locate;
 mod names;
 mod physical;
 mod policy;
@@ -13,8 +30,8 @@ mod replay;
 
 pub use allocator::{Allocator, Anomalies, Block, BlockId, BlockState, Peak, Segment, Usage};
 pub use contexts::Contexts;
-pub use cycles::{HeldByCycle, held_by_cycles};
-pub use names::{Named, Names};
-pub use physical::{Effect, Held, Owner, OwnerUse, Physical, Place};
-pub use policy::{Budget, Device, Granted, Policy, Settings};
+pub use cycles::{ReferenceCycle, reference_cycles};
+pub use names::{AllocationNames, Names};
+pub use physical::{Effect, MemoryLocation, Owner, OwnerUsage, PhysicalAllocation, PhysicalMemory};
+pub use policy::{AllocatedBlock, AllocatorSettings, LimitedDevice, Policy, PolicyDevice};
 pub use replay::{Change, DeviceReplay, Replay};

@@ -9,13 +9,13 @@ use memtrace_trace::definition::TensorKind;
 use memtrace_trace::file::{Definitions, NnCall, NnName, TensorName};
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::located::locate;
+use super::locate::locate;
 use memtrace_input::AddressMap;
 use memtrace_input::Recording;
 
 /// The names of the memory of one allocation.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Named {
+pub struct AllocationNames {
     /// The kind of tensor. If several tensors share the memory, the first kind in this order: parameter, buffer,
     /// gradient, optimizer state.
     pub kind: TensorKind,
@@ -25,16 +25,16 @@ pub struct Named {
     pub shape: Box<str>,
 }
 
-impl Named {
-    fn of(name: &TensorName) -> Named {
-        Named { kind: name.kind, names: vec![name.name.clone()], shape: name.shape.clone() }
+impl AllocationNames {
+    fn of(name: &TensorName) -> AllocationNames {
+        AllocationNames { kind: name.kind, names: vec![name.name.clone()], shape: name.shape.clone() }
     }
 
     fn add(&mut self, name: &TensorName) {
-        if let Err(place) = self.names.binary_search(&name.name) {
-            self.names.insert(place, name.name.clone());
+        if let Err(index) = self.names.binary_search(&name.name) {
+            self.names.insert(index, name.name.clone());
         }
-        if rank(name.kind) < rank(self.kind) {
+        if precedence(name.kind) < precedence(self.kind) {
             (self.kind, self.shape) = (name.kind, name.shape.clone());
         }
     }
@@ -46,23 +46,23 @@ impl Named {
 }
 
 /// The precedence of a kind; the lowest value wins.
-fn rank(kind: TensorKind) -> u8 {
+fn precedence(kind: TensorKind) -> u8 {
     match kind {
         TensorKind::Other => u8::MAX,
-        known => known as u8,
+        kind => kind as u8,
     }
 }
 
 /// The names of a recording.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
-    allocs: AddressMap<Named>,
+    by_allocation: AddressMap<AllocationNames>,
     /// By stack and autograd node: the allocations that have names, in the order in which the names were read. Some
     /// occur twice.
-    by_source: HashMap<(StackId, ContextId), Vec<u64>>,
+    by_site: HashMap<(StackId, ContextId), Vec<u64>>,
     calls: HashMap<ContextId, NnCall>,
     /// By autograd node: the module call that made it, if known.
-    makers: HashMap<ContextId, ContextId>,
+    creators: HashMap<ContextId, ContextId>,
     /// By object, in order of `seq`; for equal `seq`, the best name first.
     paths: HashMap<u64, Vec<NnName>>,
     unmatched: u64,
@@ -73,27 +73,27 @@ impl Names {
     pub fn of(recording: &dyn Recording) -> Names {
         let definitions = recording.definitions();
         let mut names = Names::of_modules(definitions);
-        names.find_allocs(recording);
+        names.match_allocations(recording);
         names
     }
 
     /// The names of the memory that the event with this `seq` allocated; `None` if it has none.
-    pub fn of_alloc(&self, seq: u64) -> Option<&Named> {
-        self.allocs.get(&seq)
+    pub fn of_allocation(&self, seq: u64) -> Option<&AllocationNames> {
+        self.by_allocation.get(&seq)
     }
 
     /// The named allocations of one stack and autograd node up to and including `until`, in order, without duplicates.
-    pub fn of_source(&self, stack: StackId, context: ContextId, until: u64) -> Vec<(u64, &Named)> {
-        let mut seqs = self.by_source.get(&(stack, context)).cloned().unwrap_or_default();
+    pub fn of_allocation_site(&self, stack: StackId, context: ContextId, until: u64) -> Vec<(u64, &AllocationNames)> {
+        let mut seqs = self.by_site.get(&(stack, context)).cloned().unwrap_or_default();
         seqs.retain(|seq| *seq <= until);
         seqs.sort_unstable();
         seqs.dedup();
-        seqs.into_iter().filter_map(|seq| Some((seq, self.allocs.get(&seq)?))).collect()
+        seqs.into_iter().filter_map(|seq| Some((seq, self.by_allocation.get(&seq)?))).collect()
     }
 
     /// The number of allocations with names.
-    pub fn named_allocs(&self) -> usize {
-        self.allocs.len()
+    pub fn named_allocations(&self) -> usize {
+        self.by_allocation.len()
     }
 
     /// The number of names at addresses where the recording has no block.
@@ -107,7 +107,7 @@ impl Names {
     /// The model itself has its class as its path: `GPT`. A module without a name has its class after the nearest named
     /// caller: `layers.0/Linear`, `GPT/Block/Linear`. `None` if the context refers to no module.
     pub fn module_path(&self, context: ContextId, at_seq: u64) -> Option<String> {
-        let mut at = self.makers.get(&context).copied().unwrap_or(context);
+        let mut at = self.creators.get(&context).copied().unwrap_or(context);
         let mut parts = Vec::new();
         // The trace reader requires that a caller's id is smaller than the id of its call. So the loop ends.
         while let Some(call) = self.calls.get(&at) {
@@ -135,27 +135,27 @@ impl Names {
     }
 
     fn of_modules(definitions: &Definitions) -> Names {
-        let makers = definitions.contexts.iter().enumerate().filter(|(_, c)| !c.module.is_none());
+        let creators = definitions.contexts.iter().enumerate().filter(|(_, c)| !c.module.is_none());
         let mut names = Names {
             calls: definitions.nn_calls.iter().map(|(id, call)| (*id, call.clone())).collect(),
-            makers: makers.map(|(id, context)| (ContextId(id as u32), context.module)).collect(),
+            creators: creators.map(|(id, context)| (ContextId(id as u32), context.module)).collect(),
             ..Names::default()
         };
         for name in &definitions.nn_names {
             names.paths.entry(name.object).or_default().push(name.clone());
         }
-        for known in names.paths.values_mut() {
+        for paths in names.paths.values_mut() {
             // If several models contain the module, the name nearest to its root is the best.
             let depth = |name: &NnName| name.name.split('.').count();
-            known.sort_by(|a, b| {
+            paths.sort_by(|a, b| {
                 (a.seq, depth(a), a.name.len(), &a.name).cmp(&(b.seq, depth(b), b.name.len(), &b.name))
             });
-            known.dedup();
+            paths.dedup();
         }
         names
     }
 
-    fn find_allocs(&mut self, recording: &dyn Recording) {
+    fn match_allocations(&mut self, recording: &dyn Recording) {
         let names = recording.definitions().tensor_names.iter();
         locate(
             recording,
@@ -163,11 +163,14 @@ impl Names {
             |name: &TensorName| (name.seq, name.address),
             |name, found| match found {
                 Some((_, block)) => {
-                    let named = self.by_source.entry((block.stack, block.context)).or_default();
+                    let named = self.by_site.entry((block.stack, block.context)).or_default();
                     if named.last() != Some(&block.seq) {
                         named.push(block.seq);
                     }
-                    self.allocs.entry(block.seq).and_modify(|named| named.add(name)).or_insert_with(|| Named::of(name));
+                    self.by_allocation
+                        .entry(block.seq)
+                        .and_modify(|named| named.add(name))
+                        .or_insert_with(|| AllocationNames::of(name));
                 }
                 None => self.unmatched += 1,
             },
@@ -198,13 +201,13 @@ mod tests {
     }
 
     fn found(names: &Names) -> Vec<(u64, TensorKind, String)> {
-        let mut all: Vec<_> = names.allocs.iter().map(|(seq, named)| (*seq, named.kind, named.text())).collect();
+        let mut all: Vec<_> = names.by_allocation.iter().map(|(seq, named)| (*seq, named.kind, named.text())).collect();
         all.sort();
         all
     }
 
     #[test]
-    fn a_name_is_of_the_block_that_was_there_then() {
+    fn a_name_belongs_to_the_block_at_its_address_and_time() {
         use TensorKind::{Gradient, Other, Parameter};
         let events = vec![
             event(1, Action::SegmentAlloc, 0x10000, 2 << 20),
@@ -237,13 +240,13 @@ mod tests {
             found(&names),
             [(2, Parameter, text("a view, flat, w")), (3, Other, text("beside")), (6, Gradient, text("w.grad"))]
         );
-        assert_eq!((names.unmatched(), names.named_allocs()), (3, 3));
-        assert_eq!(&*names.of_alloc(2).unwrap().shape, "float32[3]");
-        assert_eq!(names.of_alloc(1), None);
+        assert_eq!((names.unmatched(), names.named_allocations()), (3, 3));
+        assert_eq!(&*names.of_allocation(2).unwrap().shape, "float32[3]");
+        assert_eq!(names.of_allocation(1), None);
     }
 
     #[test]
-    fn a_segment_that_begins_where_the_block_does_is_not_it() {
+    fn a_name_belongs_to_a_block_and_not_to_its_segment() {
         let call = Event { source: Source::Runtime, api: Api::cudaMalloc, ..event(1, Action::Alloc, 0x10000, 2 << 20) };
         let events = vec![
             call,
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_have_the_path_that_was_read_nearest() {
+    fn modules_have_the_path_that_was_read_nearest_in_time() {
         let mut definitions = Definitions::default();
         let mut call = |id, caller, object, class: &str| {
             let call = NnCall { caller: ContextId(caller), object, class: class.into() };
@@ -295,7 +298,7 @@ mod tests {
         assert_eq!(path(2, 80).as_deref(), Some("module.blocks.0"));
         assert_eq!(path(3, 80).as_deref(), Some("blocks.0.proj"));
         assert_eq!(path(5, 5).as_deref(), Some("blocks.0.proj/Weird/Linear"));
-        assert_eq!(path(6, 5).as_deref(), Some("blocks.0"), "the maker of an autograd node");
+        assert_eq!(path(6, 5).as_deref(), Some("blocks.0"), "the creator of an autograd node");
         assert_eq!(path(7, 5).as_deref(), Some("Loss"));
         assert_eq!(path(0, 5), None);
         assert_eq!(path(9, 5), None);

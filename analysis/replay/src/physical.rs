@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use memtrace_trace::api::{Api, Memory};
+use memtrace_trace::api::{Api, MemoryKind};
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::ids::ModuleId;
 
@@ -14,7 +14,7 @@ use memtrace_input::AddressMap;
 
 /// The maximum number of frees that can still be retracted. A retraction follows its free on the same thread, with at
 /// most a few events of other threads in between.
-const RETRACTABLE: usize = 256;
+const MAX_UNDOABLE_FREES: usize = 256;
 
 /// The owner of memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -27,7 +27,7 @@ pub enum Owner {
 
 /// One allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Held {
+pub struct PhysicalAllocation {
     /// The device ordinal; -1 for host memory.
     pub device: i16,
     /// The size in bytes.
@@ -35,14 +35,25 @@ pub struct Held {
     /// The owner.
     pub owner: Owner,
     /// The kind of memory.
-    pub memory: Memory,
+    pub kind: MemoryKind,
 }
 
-/// What an owner holds in one place.
+impl PhysicalAllocation {
+    /// Where the memory is.
+    pub fn location(&self) -> MemoryLocation {
+        match self.kind {
+            MemoryKind::Host | MemoryKind::Registered => MemoryLocation::Host,
+            MemoryKind::Imported => MemoryLocation::Imported(self.device),
+            _ => MemoryLocation::Device(self.device),
+        }
+    }
+}
+
+/// The memory of an owner at one location.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct OwnerUse {
-    /// Bytes now.
-    pub now: u64,
+pub struct OwnerUsage {
+    /// The current number of bytes.
+    pub current: u64,
     /// The highest number of bytes.
     pub peak: u64,
     /// The number of allocations.
@@ -51,22 +62,22 @@ pub struct OwnerUse {
     peak_before: u64,
 }
 
-impl OwnerUse {
+impl OwnerUsage {
     fn add(&mut self, size: u64, allocations: u64) {
-        self.now += size;
+        self.current += size;
         self.peak_before = self.peak;
-        self.peak = self.peak.max(self.now);
+        self.peak = self.peak.max(self.current);
         self.allocations += allocations;
     }
 
     fn subtract(&mut self, size: u64) {
-        self.now = self.now.saturating_sub(size);
+        self.current = self.current.saturating_sub(size);
     }
 
     /// Undoes the last allocation, which belongs to another owner.
-    fn take_back(&mut self, size: u64) {
-        if self.peak == self.now {
-            self.peak = self.peak_before.max(self.now.saturating_sub(size));
+    fn undo_add(&mut self, size: u64) {
+        if self.peak == self.current {
+            self.peak = self.peak_before.max(self.current.saturating_sub(size));
         }
         self.subtract(size);
         self.allocations = self.allocations.saturating_sub(1);
@@ -75,7 +86,7 @@ impl OwnerUse {
 
 #[derive(Clone, Copy, Debug)]
 struct Handle {
-    held: Held,
+    allocation: PhysicalAllocation,
     mappings: u32,
     /// How often it must be released.
     references: u32,
@@ -83,12 +94,12 @@ struct Handle {
 
 /// Where memory is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Place {
+pub enum MemoryLocation {
     /// The memory of a device, by ordinal.
     Device(i16),
     /// Memory of another process on a device, opened by this process. It counts for the other process.
     Imported(i16),
-    /// Page-locked host memory.
+    /// Pinned host memory.
     Host,
 }
 
@@ -96,68 +107,68 @@ pub enum Place {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
     /// Memory was allocated. For memory behind a VMM handle, the address is the handle.
-    Obtained(u64, Held),
+    Allocated(u64, PhysicalAllocation),
     /// Memory was freed.
-    Released(u64, Held),
+    Freed(u64, PhysicalAllocation),
     /// A free turned out to have failed.
-    Restored(u64, Held),
+    FreeUndone(u64, PhysicalAllocation),
 }
 
-/// The memory of this process, by place and owner.
+/// The memory of this process, by location and owner.
 #[derive(Clone, Debug, Default)]
-pub struct Physical {
-    held: AddressMap<Held>,
+pub struct PhysicalMemory {
+    allocations: AddressMap<PhysicalAllocation>,
     handles: HashMap<u64, Handle>,
     /// By address: how often memory of another process was opened there.
-    opened: HashMap<u64, u32>,
+    open_imports: HashMap<u64, u32>,
     mappings: BTreeMap<u64, (u64, u64)>,
-    retractable: VecDeque<(u64, u64, Held)>,
-    uses: BTreeMap<(Place, Owner), OwnerUse>,
-    totals: BTreeMap<Place, OwnerUse>,
-    /// By stream-ordered pool: its device, and the bytes that it last reported to hold.
-    pools: BTreeMap<u64, (i16, u64)>,
+    recent_frees: VecDeque<(u64, u64, PhysicalAllocation)>,
+    usage_by_owner: BTreeMap<(MemoryLocation, Owner), OwnerUsage>,
+    totals: BTreeMap<MemoryLocation, OwnerUsage>,
+    /// By stream-ordered pool: its device, and the bytes that it last reported as reserved.
+    pool_reserved: BTreeMap<u64, (i16, u64)>,
     /// By device: the bytes of pools in use.
-    pooled: BTreeMap<i16, u64>,
+    pool_used: BTreeMap<i16, u64>,
     failed_calls: u64,
     unmatched_frees: u64,
     effects: Vec<Effect>,
 }
 
-impl Physical {
-    /// What each owner holds, by place.
-    pub fn uses(&self) -> &BTreeMap<(Place, Owner), OwnerUse> {
-        &self.uses
+impl PhysicalMemory {
+    /// The memory of each owner, by location.
+    pub fn usage_by_owner(&self) -> &BTreeMap<(MemoryLocation, Owner), OwnerUsage> {
+        &self.usage_by_owner
     }
 
-    /// What all owners hold in a place.
-    pub fn total(&self, place: Place) -> OwnerUse {
-        self.totals.get(&place).copied().unwrap_or_default()
+    /// The memory of all owners at a location.
+    pub fn total(&self, location: MemoryLocation) -> OwnerUsage {
+        self.totals.get(&location).copied().unwrap_or_default()
     }
 
-    /// Bytes on a device that are currently held outside PyTorch's caching allocator.
-    pub fn outside_allocator(&self, device: i16) -> u64 {
-        let place = Place::Device(device);
-        let allocator = self.uses.get(&(place, Owner::CachingAllocator)).map_or(0, |u| u.now);
-        self.total(place).now.saturating_sub(allocator)
+    /// Bytes on a device that are currently allocated outside PyTorch's caching allocator.
+    pub fn bytes_outside_allocator(&self, device: i16) -> u64 {
+        let location = MemoryLocation::Device(device);
+        let allocator = self.usage_by_owner.get(&(location, Owner::CachingAllocator)).map_or(0, |usage| usage.current);
+        self.total(location).current.saturating_sub(allocator)
     }
 
-    /// The owners that currently hold memory outside PyTorch's caching allocator on a device, with their bytes.
-    pub fn outside_now(&self, device: i16) -> Vec<(Owner, u64)> {
-        let held = self.uses.iter().filter(|((place, owner), held)| {
-            *place == Place::Device(device) && *owner != Owner::CachingAllocator && held.now > 0
+    /// The owners of memory outside PyTorch's caching allocator on a device, with their bytes.
+    pub fn owners_outside_allocator(&self, device: i16) -> Vec<(Owner, u64)> {
+        let outside = self.usage_by_owner.iter().filter(|((location, owner), usage)| {
+            *location == MemoryLocation::Device(device) && *owner != Owner::CachingAllocator && usage.current > 0
         });
-        held.map(|((_, owner), held)| (*owner, held.now)).collect()
+        outside.map(|((_, owner), usage)| (*owner, usage.current)).collect()
     }
 
-    /// Bytes of a device that its stream-ordered pools hold but do not use, according to their last reports.
-    pub fn pool_spare(&self, device: i16) -> u64 {
-        let held: u64 = self.pools.values().filter(|(d, _)| *d == device).map(|(_, held)| held).sum();
-        held.saturating_sub(self.pooled.get(&device).copied().unwrap_or(0))
+    /// Bytes of a device that its stream-ordered pools reserve but do not use, according to their last reports.
+    pub fn unused_pool_bytes(&self, device: i16) -> u64 {
+        let reserved: u64 = self.pool_reserved.values().filter(|(d, _)| *d == device).map(|(_, bytes)| bytes).sum();
+        reserved.saturating_sub(self.pool_used.get(&device).copied().unwrap_or(0))
     }
 
     /// The allocation at an address; `None` if there is none.
-    pub fn find(&self, addr: u64) -> Option<&Held> {
-        self.held.get(&addr)
+    pub fn find(&self, addr: u64) -> Option<&PhysicalAllocation> {
+        self.allocations.get(&addr)
     }
 
     /// The number of calls that failed.
@@ -172,12 +183,16 @@ impl Physical {
 
     /// Assigns the memory at this address to PyTorch's caching allocator, which reported it as a segment. The caller of
     /// CUDA can be another object.
-    pub fn claim(&mut self, addr: u64) {
-        let Some(held) = self.held.get_mut(&addr).filter(|held| held.owner != Owner::CachingAllocator) else { return };
-        let before = std::mem::replace(&mut held.owner, Owner::CachingAllocator);
-        let (place, size) = (Self::place_of(held), held.size);
-        self.uses.entry((place, before)).or_default().take_back(size);
-        self.uses.entry((place, Owner::CachingAllocator)).or_default().add(size, 1);
+    pub fn assign_to_allocator(&mut self, addr: u64) {
+        let Some(allocation) =
+            self.allocations.get_mut(&addr).filter(|allocation| allocation.owner != Owner::CachingAllocator)
+        else {
+            return;
+        };
+        let before = std::mem::replace(&mut allocation.owner, Owner::CachingAllocator);
+        let (location, size) = (allocation.location(), allocation.size);
+        self.usage_by_owner.entry((location, before)).or_default().undo_add(size);
+        self.usage_by_owner.entry((location, Owner::CachingAllocator)).or_default().add(size, 1);
     }
 
     /// Takes one event and returns its effects. Only driver and runtime events have effects.
@@ -187,7 +202,7 @@ impl Physical {
             return &[];
         }
         if e.action == Action::Retract {
-            self.retract(e.addr);
+            self.undo_free(e.addr);
             return &self.effects;
         }
         if e.result != 0 {
@@ -196,12 +211,12 @@ impl Physical {
         }
         match e.action {
             Action::Totals => {
-                self.pools.insert(e.stream, (e.device, e.size));
+                self.pool_reserved.insert(e.stream, (e.device, e.size));
             }
-            Action::Alloc | Action::SegmentAlloc => self.obtain(e),
-            Action::FreeRequested | Action::FreeCompleted | Action::SegmentFree => self.give_back(e),
-            Action::Map => self.map(e),
-            Action::Unmap => self.unmap(e),
+            Action::Alloc | Action::SegmentAlloc => self.record_alloc(e),
+            Action::FreeRequested | Action::FreeCompleted | Action::SegmentFree => self.record_free(e),
+            Action::Map => self.record_map(e),
+            Action::Unmap => self.record_unmap(e),
             _ => {}
         }
         &self.effects
@@ -211,68 +226,69 @@ impl Physical {
         if e.flags.contains(Flags::IN_ALLOCATOR) { Owner::CachingAllocator } else { Owner::Module(e.module) }
     }
 
-    fn obtain(&mut self, e: &Event) {
-        let memory = e.api.memory().unwrap_or(Memory::Device);
+    fn record_alloc(&mut self, e: &Event) {
+        let kind = e.api.memory_kind().unwrap_or(MemoryKind::Device);
         if e.source == Source::Runtime && e.flags.contains(Flags::HAS_NESTED) {
             // The nested driver call already counted these bytes. This caller owns them, not the runtime that called
             // the driver.
-            if let Some(held) = self.held.get_mut(&e.addr) {
-                let before = std::mem::replace(&mut held.owner, Self::owner(e));
-                let held = *held;
-                if before != held.owner {
-                    let place = Self::place_of(&held);
-                    self.uses.entry((place, before)).or_default().take_back(held.size);
-                    self.uses.entry((place, held.owner)).or_default().add(held.size, 1);
+            if let Some(allocation) = self.allocations.get_mut(&e.addr) {
+                let before = std::mem::replace(&mut allocation.owner, Self::owner(e));
+                let allocation = *allocation;
+                if before != allocation.owner {
+                    let location = allocation.location();
+                    self.usage_by_owner.entry((location, before)).or_default().undo_add(allocation.size);
+                    self.usage_by_owner.entry((location, allocation.owner)).or_default().add(allocation.size, 1);
                 }
                 return;
             }
         }
-        let host = matches!(memory, Memory::Host | Memory::Registered);
-        let held = Held { device: if host { -1 } else { e.device }, size: e.size, owner: Self::owner(e), memory };
-        match memory {
-            Memory::Address => {
+        let host = matches!(kind, MemoryKind::Host | MemoryKind::Registered);
+        let allocation =
+            PhysicalAllocation { device: if host { -1 } else { e.device }, size: e.size, owner: Self::owner(e), kind };
+        match kind {
+            MemoryKind::Address => {
                 if e.api == Api::cuMemRetainAllocationHandle
                     && let Some(handle) = self.handles.get_mut(&e.addr)
                 {
                     handle.references += 1;
                 }
             }
-            Memory::Imported => self.import(e, held),
-            Memory::Physical => {
-                self.handles.insert(e.addr, Handle { held, mappings: 0, references: 1 });
-                self.add(&held, 1);
-                self.effects.push(Effect::Obtained(e.addr, held));
+            MemoryKind::Imported => self.record_import(e, allocation),
+            MemoryKind::Physical => {
+                self.handles.insert(e.addr, Handle { allocation, mappings: 0, references: 1 });
+                self.add(&allocation, 1);
+                self.effects.push(Effect::Allocated(e.addr, allocation));
             }
             _ => {
-                if let Some(old) = self.held.insert(e.addr, held) {
+                if let Some(old) = self.allocations.insert(e.addr, allocation) {
                     self.subtract(&old);
-                    self.effects.push(Effect::Released(e.addr, old));
+                    self.effects.push(Effect::Freed(e.addr, old));
                 }
-                self.add(&held, 1);
-                self.effects.push(Effect::Obtained(e.addr, held));
+                self.add(&allocation, 1);
+                self.effects.push(Effect::Allocated(e.addr, allocation));
             }
         }
     }
 
-    /// Takes the opening of another process's memory. Its bytes count only for [`Place::Imported`], never for the
+    /// Takes the opening of another process's memory. Its bytes count only for [`MemoryLocation::Imported`], never for the
     /// device or the allocator.
-    fn import(&mut self, e: &Event, held: Held) {
+    fn record_import(&mut self, e: &Event, allocation: PhysicalAllocation) {
         if e.api == Api::cuMemImportFromShareableHandle {
             // Its size becomes known when it is mapped.
-            self.handles.entry(e.addr).or_insert(Handle { held, mappings: 0, references: 0 }).references += 1;
+            self.handles.entry(e.addr).or_insert(Handle { allocation, mappings: 0, references: 0 }).references += 1;
             return;
         }
         // Memory that is already open is opened again at the same address.
-        let opened = self.opened.entry(e.addr).or_default();
+        let opened = self.open_imports.entry(e.addr).or_default();
         *opened += 1;
         if *opened == 1 {
-            self.held.insert(e.addr, held);
-            self.add(&held, 1);
+            self.allocations.insert(e.addr, allocation);
+            self.add(&allocation, 1);
         }
     }
 
-    fn close_import(&mut self, e: &Event) {
-        let Some(opened) = self.opened.get_mut(&e.addr) else {
+    fn record_import_close(&mut self, e: &Event) {
+        let Some(opened) = self.open_imports.get_mut(&e.addr) else {
             // The runtime's call was recorded before the driver call nested in it, and has already closed it.
             self.unmatched_frees += u64::from(!e.flags.contains(Flags::NESTED));
             return;
@@ -280,16 +296,16 @@ impl Physical {
         if !e.flags.contains(Flags::NESTED) {
             *opened -= 1;
             if *opened == 0 {
-                self.opened.remove(&e.addr);
-                if let Some(held) = self.held.remove(&e.addr) {
-                    self.subtract(&held);
+                self.open_imports.remove(&e.addr);
+                if let Some(allocation) = self.allocations.remove(&e.addr) {
+                    self.subtract(&allocation);
                 }
             }
         }
     }
 
-    fn give_back(&mut self, e: &Event) {
-        if e.api.memory() == Some(Memory::Physical) {
+    fn record_free(&mut self, e: &Event) {
+        if e.api.memory_kind() == Some(MemoryKind::Physical) {
             if let Some(handle) = self.handles.get_mut(&e.addr) {
                 handle.references = handle.references.saturating_sub(1);
                 self.drop_unused_handle(e.addr);
@@ -301,17 +317,17 @@ impl Physical {
         if e.addr == 0 {
             return;
         }
-        if e.api.memory() == Some(Memory::Imported) {
-            self.close_import(e);
+        if e.api.memory_kind() == Some(MemoryKind::Imported) {
+            self.record_import_close(e);
             return;
         }
-        match self.held.remove(&e.addr) {
-            Some(held) => {
-                self.subtract(&held);
-                self.effects.push(Effect::Released(e.addr, held));
-                self.retractable.push_back((e.seq, e.addr, held));
-                if self.retractable.len() > RETRACTABLE {
-                    self.retractable.pop_front();
+        match self.allocations.remove(&e.addr) {
+            Some(allocation) => {
+                self.subtract(&allocation);
+                self.effects.push(Effect::Freed(e.addr, allocation));
+                self.recent_frees.push_back((e.seq, e.addr, allocation));
+                if self.recent_frees.len() > MAX_UNDOABLE_FREES {
+                    self.recent_frees.pop_front();
                 }
             }
             // The runtime's free was recorded before the driver call nested in it, and has already released it.
@@ -320,29 +336,29 @@ impl Physical {
         }
     }
 
-    fn retract(&mut self, seq: u64) {
-        if let Some(at) = self.retractable.iter().rposition(|(s, ..)| *s == seq)
-            && let Some((_, addr, held)) = self.retractable.remove(at)
+    fn undo_free(&mut self, seq: u64) {
+        if let Some(at) = self.recent_frees.iter().rposition(|(s, ..)| *s == seq)
+            && let Some((_, addr, allocation)) = self.recent_frees.remove(at)
         {
-            self.held.insert(addr, held);
-            self.add(&held, 0);
-            self.effects.push(Effect::Restored(addr, held));
+            self.allocations.insert(addr, allocation);
+            self.add(&allocation, 0);
+            self.effects.push(Effect::FreeUndone(addr, allocation));
         }
     }
 
-    fn map(&mut self, e: &Event) {
+    fn record_map(&mut self, e: &Event) {
         if let Some(handle) = self.handles.get_mut(&e.stream) {
             handle.mappings += 1;
-            if handle.held.memory == Memory::Imported && handle.held.size == 0 {
-                handle.held.size = e.size;
-                let held = handle.held;
-                self.add(&held, 1);
+            if handle.allocation.kind == MemoryKind::Imported && handle.allocation.size == 0 {
+                handle.allocation.size = e.size;
+                let allocation = handle.allocation;
+                self.add(&allocation, 1);
             }
         }
         self.mappings.insert(e.addr, (e.size, e.stream));
     }
 
-    fn unmap(&mut self, e: &Event) {
+    fn record_unmap(&mut self, e: &Event) {
         let end = e.addr.saturating_add(e.size.max(1));
         let starts: Vec<u64> = self.mappings.range(e.addr..end).map(|(start, _)| *start).collect();
         for start in starts {
@@ -358,40 +374,37 @@ impl Physical {
     fn drop_unused_handle(&mut self, id: u64) {
         if let Some(handle) = self.handles.get(&id).filter(|h| h.references == 0 && h.mappings == 0).copied() {
             self.handles.remove(&id);
-            self.subtract(&handle.held);
-            if handle.held.memory != Memory::Imported {
-                self.effects.push(Effect::Released(id, handle.held));
+            self.subtract(&handle.allocation);
+            if handle.allocation.kind != MemoryKind::Imported {
+                self.effects.push(Effect::Freed(id, handle.allocation));
             }
         }
     }
 
-    /// The place of an allocation.
-    pub fn place_of(held: &Held) -> Place {
-        match held.memory {
-            Memory::Host | Memory::Registered => Place::Host,
-            Memory::Imported => Place::Imported(held.device),
-            _ => Place::Device(held.device),
+    fn add(&mut self, allocation: &PhysicalAllocation, allocations: u64) {
+        let location = allocation.location();
+        for counts in [
+            self.usage_by_owner.entry((location, allocation.owner)).or_default(),
+            self.totals.entry(location).or_default(),
+        ] {
+            counts.add(allocation.size, allocations);
+        }
+        if allocation.kind == MemoryKind::Pool {
+            *self.pool_used.entry(allocation.device).or_default() += allocation.size;
         }
     }
 
-    fn add(&mut self, held: &Held, allocations: u64) {
-        let place = Self::place_of(held);
-        for counts in [self.uses.entry((place, held.owner)).or_default(), self.totals.entry(place).or_default()] {
-            counts.add(held.size, allocations);
+    fn subtract(&mut self, allocation: &PhysicalAllocation) {
+        let location = allocation.location();
+        for counts in [
+            self.usage_by_owner.entry((location, allocation.owner)).or_default(),
+            self.totals.entry(location).or_default(),
+        ] {
+            counts.subtract(allocation.size);
         }
-        if held.memory == Memory::Pool {
-            *self.pooled.entry(held.device).or_default() += held.size;
-        }
-    }
-
-    fn subtract(&mut self, held: &Held) {
-        let place = Self::place_of(held);
-        for counts in [self.uses.entry((place, held.owner)).or_default(), self.totals.entry(place).or_default()] {
-            counts.subtract(held.size);
-        }
-        if held.memory == Memory::Pool {
-            let pooled = self.pooled.entry(held.device).or_default();
-            *pooled = pooled.saturating_sub(held.size);
+        if allocation.kind == MemoryKind::Pool {
+            let pooled = self.pool_used.entry(allocation.device).or_default();
+            *pooled = pooled.saturating_sub(allocation.size);
         }
     }
 }

@@ -16,7 +16,7 @@
 //! - Expandable segments are an address range per stream and pool, in which pages of 2 MiB (small) or 20 MiB are
 //!   mapped.
 //!
-//! A [`Device`] gives CUDA's answers. One device repeats a recording, to check whether the policy reproduces it. The
+//! A [`PolicyDevice`] gives CUDA's answers. One device repeats a recording, to check whether the policy reproduces it. The
 //! other has a given amount of memory.
 
 use std::collections::BTreeSet;
@@ -24,21 +24,21 @@ use std::collections::BTreeSet;
 use memtrace_input::AddressMap;
 
 /// Requests are rounded up to multiples of this many bytes.
-const MIN_BLOCK: u64 = 512;
+const MIN_BLOCK_SIZE: u64 = 512;
 /// The largest rounded request for the pool of small blocks. Also the largest remainder of a large block that is not
 /// split off.
-const SMALL: u64 = 1 << 20;
+const SMALL_SIZE: u64 = 1 << 20;
 /// The size of segments and pages in the pool of small blocks.
 const SMALL_SEGMENT: u64 = 2 << 20;
 /// Requests of at least this size get a segment of their own size.
-const LARGE: u64 = 10 << 20;
+const MIN_LARGE_ALLOC: u64 = 10 << 20;
 /// A segment of its own size is rounded up to a multiple of this.
-const LARGE_ROUNDING: u64 = 2 << 20;
+const ROUND_LARGE: u64 = 2 << 20;
 const MIB: u64 = 1 << 20;
 
 /// The settings of `PYTORCH_CUDA_ALLOC_CONF` that affect the policy.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Settings {
+pub struct AllocatorSettings {
     /// `expandable_segments`.
     pub expandable: bool,
     /// `max_split_size_mb`, in bytes; `u64::MAX` if it is not set.
@@ -55,9 +55,9 @@ pub struct Settings {
     pub native: bool,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
+impl Default for AllocatorSettings {
+    fn default() -> AllocatorSettings {
+        AllocatorSettings {
             expandable: false,
             max_split_size: u64::MAX,
             max_non_split_rounding: 20 * MIB,
@@ -69,14 +69,14 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl AllocatorSettings {
     /// Takes the value of the environment variable. Unknown settings are ignored.
-    pub fn parse(text: &str) -> Settings {
-        Settings::default().with(text)
+    pub fn parse(text: &str) -> AllocatorSettings {
+        AllocatorSettings::default().with(text)
     }
 
     /// These settings, with settings in the same syntax added.
-    pub fn with(&self, text: &str) -> Settings {
+    pub fn with(&self, text: &str) -> AllocatorSettings {
         let mut settings = self.clone();
         let mut rest = text;
         while let Some((key, value, after)) = next_setting(rest) {
@@ -100,13 +100,13 @@ impl Settings {
 
     /// The rounded size of a request, in bytes. The block can be larger.
     pub fn round(&self, size: u64) -> u64 {
-        if size < MIN_BLOCK {
-            return MIN_BLOCK;
+        if size < MIN_BLOCK_SIZE {
+            return MIN_BLOCK_SIZE;
         }
         let index = size.ilog2().saturating_sub(20).min(15) as usize;
         let divisions = self.roundup_power2_divisions.get(index).copied().unwrap_or(0);
-        if divisions <= 1 || size <= MIN_BLOCK * divisions || size.is_power_of_two() {
-            return size.div_ceil(MIN_BLOCK).saturating_mul(MIN_BLOCK);
+        if divisions <= 1 || size <= MIN_BLOCK_SIZE * divisions || size.is_power_of_two() {
+            return size.div_ceil(MIN_BLOCK_SIZE).saturating_mul(MIN_BLOCK_SIZE);
         }
         let floor = 1u64 << size.ilog2();
         match floor >> divisions.ilog2() {
@@ -116,16 +116,16 @@ impl Settings {
     }
 
     fn segment_size(&self, rounded: u64) -> u64 {
-        if rounded <= SMALL {
+        if rounded <= SMALL_SIZE {
             SMALL_SEGMENT
-        } else if rounded < LARGE {
+        } else if rounded < MIN_LARGE_ALLOC {
             self.large_segment
         } else {
-            rounded.div_ceil(LARGE_ROUNDING).saturating_mul(LARGE_ROUNDING)
+            rounded.div_ceil(ROUND_LARGE).saturating_mul(ROUND_LARGE)
         }
     }
 
-    fn page(&self, small: bool) -> u64 {
+    fn page_size(&self, small: bool) -> u64 {
         if small { SMALL_SEGMENT } else { self.large_segment }
     }
 }
@@ -164,7 +164,7 @@ fn divisions(value: &str) -> [u64; 16] {
 }
 
 /// Stands in for CUDA. Sizes are in bytes.
-pub trait Device {
+pub trait PolicyDevice {
     /// `cudaMalloc`: the address of a new segment; `None` without memory.
     fn obtain(&mut self, size: u64) -> Option<u64>;
     /// `cudaFree` of a segment.
@@ -179,22 +179,22 @@ pub trait Device {
 
 /// A device with a fixed amount of memory for the allocator. Its addresses go up or down.
 #[derive(Clone, Debug)]
-pub struct Budget {
+pub struct LimitedDevice {
     /// The maximum bytes of segments.
     pub limit: u64,
-    used: u64,
+    used_bytes: u64,
     next: u64,
     downwards: bool,
 }
 
-impl Budget {
+impl LimitedDevice {
     /// A device for segments of `limit` bytes in total. The order of the segments' addresses decides which of two equal
     /// blocks is taken. A result that is the same for both orders does not depend on it.
-    pub fn new(limit: u64, downwards: bool) -> Budget {
-        Budget { limit, used: 0, next: 1 << 60, downwards }
+    pub fn new(limit: u64, downwards: bool) -> LimitedDevice {
+        LimitedDevice { limit, used_bytes: 0, next: 1 << 60, downwards }
     }
 
-    fn place(&mut self, size: u64) -> u64 {
+    fn next_address(&mut self, size: u64) -> u64 {
         if self.downwards {
             self.next = self.next.saturating_sub(size);
             self.next
@@ -206,23 +206,23 @@ impl Budget {
     }
 
     fn take(&mut self, size: u64) -> bool {
-        let fits = self.used.checked_add(size).filter(|sum| *sum <= self.limit);
-        self.used = fits.unwrap_or(self.used);
+        let fits = self.used_bytes.checked_add(size).filter(|sum| *sum <= self.limit);
+        self.used_bytes = fits.unwrap_or(self.used_bytes);
         fits.is_some()
     }
 }
 
-impl Device for Budget {
+impl PolicyDevice for LimitedDevice {
     fn obtain(&mut self, size: u64) -> Option<u64> {
-        self.take(size).then(|| self.place(size))
+        self.take(size).then(|| self.next_address(size))
     }
 
     fn release(&mut self, _: u64, size: u64) {
-        self.used = self.used.saturating_sub(size);
+        self.used_bytes = self.used_bytes.saturating_sub(size);
     }
 
     fn reserve(&mut self, size: u64) -> u64 {
-        self.place(size)
+        self.next_address(size)
     }
 
     fn map(&mut self, _: u64, size: u64) -> bool {
@@ -230,7 +230,7 @@ impl Device for Budget {
     }
 
     fn unmap(&mut self, _: u64, size: u64) {
-        self.used = self.used.saturating_sub(size);
+        self.used_bytes = self.used_bytes.saturating_sub(size);
     }
 }
 
@@ -243,7 +243,7 @@ struct Block {
     size: u64,
     stream: u64,
     pool: u32,
-    used: bool,
+    is_used: bool,
     mapped: bool,
     /// The expandable segment that it is part of: start address and length; length 0 for other segments.
     range: (u64, u64),
@@ -274,9 +274,9 @@ struct Pool {
     searches: u64,
 }
 
-/// A block that was handed out.
+/// A block that was allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Granted {
+pub struct AllocatedBlock {
     /// The start address.
     pub addr: u64,
     /// The size in bytes, rounded as the allocator rounds.
@@ -287,13 +287,13 @@ pub struct Granted {
 #[derive(Clone, Debug)]
 pub struct Policy<D> {
     /// The allocator settings.
-    pub settings: Settings,
+    pub settings: AllocatorSettings,
     /// The device that answers for CUDA.
     pub device: D,
     /// The limit of `set_per_process_memory_fraction`, in bytes.
-    pub allowed: Option<u64>,
+    pub allowed_memory_maximum: Option<u64>,
     blocks: Vec<Block>,
-    unused: Vec<Id>,
+    free_ids: Vec<Id>,
     pools: Vec<Pool>,
     live: AddressMap<Id>,
     reserved: u64,
@@ -302,15 +302,15 @@ pub struct Policy<D> {
     address_space: u64,
 }
 
-impl<D: Device> Policy<D> {
+impl<D: PolicyDevice> Policy<D> {
     /// An allocator without any segments.
-    pub fn new(settings: Settings, device: D) -> Policy<D> {
+    pub fn new(settings: AllocatorSettings, device: D) -> Policy<D> {
         Policy {
             settings,
             device,
-            allowed: None,
+            allowed_memory_maximum: None,
             blocks: Vec::new(),
-            unused: Vec::new(),
+            free_ids: Vec::new(),
             pools: Vec::new(),
             live: AddressMap::default(),
             reserved: 0,
@@ -330,40 +330,41 @@ impl<D: Device> Policy<D> {
     }
 
     /// Serves a request of `requested` bytes. `None` if there is no memory for it.
-    pub fn alloc(&mut self, requested: u64, stream: u64, private: u16) -> Option<Granted> {
+    pub fn alloc(&mut self, requested: u64, stream: u64, private: u16) -> Option<AllocatedBlock> {
         let size = self.settings.round(requested);
-        let pool = self.pool(private, size <= SMALL);
-        let collects = self.allowed.is_some() && self.settings.garbage_collection_threshold > 0.0;
-        if collects {
+        let pool = self.pool(private, size <= SMALL_SIZE);
+        let collects_garbage =
+            self.allowed_memory_maximum.is_some() && self.settings.garbage_collection_threshold > 0.0;
+        if collects_garbage {
             self.pools[pool as usize].searches += 1;
         }
-        let found = self.fit(pool, stream, size);
+        let found = self.best_fit(pool, stream, size);
         let id = match found {
             Some(id) => {
                 self.remove_free(id);
                 id
             }
             None => {
-                if collects {
+                if collects_garbage {
                     self.collect_garbage();
                 }
-                self.obtain(pool, stream, size)?
+                self.obtain_from_device(pool, stream, size)?
             }
         };
-        Some(self.hand_out(id, size))
+        Some(self.split_and_allocate(id, size))
     }
 
     /// Whether a request would be served without asking CUDA.
     pub fn serves_from_cache(&mut self, requested: u64, stream: u64, private: u16) -> bool {
         let size = self.settings.round(requested);
-        let pool = self.pool(private, size <= SMALL);
-        self.fit(pool, stream, size).is_some()
+        let pool = self.pool(private, size <= SMALL_SIZE);
+        self.best_fit(pool, stream, size).is_some()
     }
 
     /// Frees the block at this address. Returns whether a block was allocated there.
     pub fn free(&mut self, addr: u64) -> bool {
         let Some(id) = self.live.remove(&addr) else { return false };
-        self.blocks[id as usize].used = false;
+        self.blocks[id as usize].is_used = false;
         self.merge(id);
         self.insert_free(id);
         true
@@ -414,7 +415,7 @@ impl<D: Device> Policy<D> {
     }
 
     /// The best free block for a request.
-    fn fit(&self, pool: u32, stream: u64, size: u64) -> Option<Id> {
+    fn best_fit(&self, pool: u32, stream: u64, size: u64) -> Option<Id> {
         let settings = &self.settings;
         let free = &self.pools[pool as usize].free;
         let mut candidates =
@@ -439,49 +440,49 @@ impl<D: Device> Policy<D> {
         }
         let found = self.block(id).size;
         let oversize = settings.max_split_size;
-        let refused = if size < oversize {
+        let is_refused = if size < oversize {
             found >= oversize
         } else {
             found >= size.saturating_add(settings.max_non_split_rounding)
         };
-        (!refused).then_some(id)
+        (!is_refused).then_some(id)
     }
 
-    fn obtain(&mut self, pool: u32, stream: u64, size: u64) -> Option<Id> {
-        if let Some(id) = self.ask(pool, stream, size) {
+    fn obtain_from_device(&mut self, pool: u32, stream: u64, size: u64) -> Option<Id> {
+        if let Some(id) = self.request_from_device(pool, stream, size) {
             return Some(id);
         }
         if self.release_oversize(pool, stream, size)
-            && let Some(id) = self.ask(pool, stream, size)
+            && let Some(id) = self.request_from_device(pool, stream, size)
         {
             return Some(id);
         }
         self.release_cached();
-        self.ask(pool, stream, size)
+        self.request_from_device(pool, stream, size)
     }
 
     /// Asks CUDA for a segment or for pages.
-    fn ask(&mut self, pool: u32, stream: u64, size: u64) -> Option<Id> {
+    fn request_from_device(&mut self, pool: u32, stream: u64, size: u64) -> Option<Id> {
         let bytes = self.settings.segment_size(size);
-        if self.allowed.is_some_and(|allowed| self.reserved.saturating_add(bytes) > allowed) {
+        if self.allowed_memory_maximum.is_some_and(|maximum| self.reserved.saturating_add(bytes) > maximum) {
             return None;
         }
         if self.settings.expandable {
-            return self.expand(pool, stream, size);
+            return self.expand_segment(pool, stream, size);
         }
         let addr = self.device.obtain(bytes)?;
-        self.gained(bytes);
+        self.add_reserved(bytes);
         Some(self.insert(Block::new(addr, bytes, stream, pool)))
     }
 
-    fn gained(&mut self, bytes: u64) {
+    fn add_reserved(&mut self, bytes: u64) {
         self.reserved += bytes;
         self.peak_reserved = self.peak_reserved.max(self.reserved);
     }
 
     /// Maps memory at the lowest address of an expandable segment where the request fits.
-    fn expand(&mut self, pool: u32, stream: u64, size: u64) -> Option<Id> {
-        let mut id = self.room(pool, stream, size);
+    fn expand_segment(&mut self, pool: u32, stream: u64, size: u64) -> Option<Id> {
+        let mut id = self.find_address_range(pool, stream, size);
         if !self.block(id).mapped && !self.map(id, size.min(self.block(id).size)) {
             return None;
         }
@@ -500,20 +501,20 @@ impl<D: Device> Policy<D> {
         Some(id)
     }
 
-    fn room(&mut self, pool: u32, stream: u64, size: u64) -> Id {
+    fn find_address_range(&mut self, pool: u32, stream: u64, size: u64) -> Id {
         let starts = self.pools[pool as usize].unmapped.range((stream, 0, 0)..).take_while(|key| key.0 == stream);
         let found = starts.map(|key| key.2).find_map(|unmapped| {
             let before = self.block(unmapped).prev;
-            let start = if before != NONE && !self.block(before).used { before } else { unmapped };
+            let start = if before != NONE && !self.block(before).is_used { before } else { unmapped };
             let (mut bytes, mut at) = (0u64, start);
-            while bytes < size && at != NONE && !self.block(at).used {
+            while bytes < size && at != NONE && !self.block(at).is_used {
                 bytes = bytes.saturating_add(self.block(at).size);
                 at = self.block(at).next;
             }
             (bytes >= size).then_some(start)
         });
         found.unwrap_or_else(|| {
-            let page = self.settings.page(self.pools[pool as usize].small);
+            let page = self.settings.page_size(self.pools[pool as usize].small);
             let length = self.address_space.max(size).div_ceil(page).saturating_mul(page);
             let addr = self.device.reserve(length);
             let block = Block::new(addr, length, stream, pool);
@@ -526,7 +527,7 @@ impl<D: Device> Policy<D> {
     /// Maps the front of a block without memory, in whole pages.
     fn map(&mut self, id: Id, size: u64) -> bool {
         let block = *self.block(id);
-        let page = self.settings.page(self.pools[block.pool as usize].small);
+        let page = self.settings.page_size(self.pools[block.pool as usize].small);
         let end = (block.addr - block.range.0).saturating_add(size).div_ceil(page).saturating_mul(page);
         let bytes = (block.range.0.saturating_add(end) - block.addr).min(block.size);
         if !self.device.map(block.addr, bytes) {
@@ -535,7 +536,7 @@ impl<D: Device> Policy<D> {
         self.pools[block.pool as usize].unmapped.remove(&(block.stream, block.addr, id));
         self.blocks[id as usize].mapped = true;
         if bytes < block.size {
-            let rest = Block { addr: block.addr + bytes, size: block.size - bytes, prev: id, used: false, ..block };
+            let rest = Block { addr: block.addr + bytes, size: block.size - bytes, prev: id, is_used: false, ..block };
             let rest_id = self.insert(rest);
             if block.next != NONE {
                 self.blocks[block.next as usize].prev = rest_id;
@@ -547,20 +548,20 @@ impl<D: Device> Policy<D> {
         }
         self.merge(id);
         self.insert_free(id);
-        self.gained(bytes);
+        self.add_reserved(bytes);
         true
     }
 
-    /// Hands out the front of a block. The block must not be in a free list.
-    fn hand_out(&mut self, id: Id, size: u64) -> Granted {
+    /// Allocates the front of a block. The block must not be in a free list.
+    fn split_and_allocate(&mut self, id: Id, size: u64) -> AllocatedBlock {
         let block = *self.block(id);
         let rest = block.size.saturating_sub(size);
         let split = if self.pools[block.pool as usize].small || self.settings.expandable {
-            rest >= MIN_BLOCK
+            rest >= MIN_BLOCK_SIZE
         } else {
-            size < self.settings.max_split_size && rest > SMALL
+            size < self.settings.max_split_size && rest > SMALL_SIZE
         };
-        let given = if split {
+        let block_id = if split {
             let front = self.insert(Block { size, next: id, ..block });
             if block.prev != NONE {
                 self.blocks[block.prev as usize].next = front;
@@ -574,11 +575,11 @@ impl<D: Device> Policy<D> {
         } else {
             id
         };
-        let block = &mut self.blocks[given as usize];
-        block.used = true;
-        let granted = Granted { addr: block.addr, size: block.size };
-        self.live.insert(granted.addr, given);
-        granted
+        let block = &mut self.blocks[block_id as usize];
+        block.is_used = true;
+        let allocated = AllocatedBlock { addr: block.addr, size: block.size };
+        self.live.insert(allocated.addr, block_id);
+        allocated
     }
 
     /// Merges a block with its free neighbors, which are in the free list. The block itself must not be in a free list.
@@ -586,26 +587,26 @@ impl<D: Device> Policy<D> {
         for before in [true, false] {
             let block = *self.block(id);
             let other = if before { block.prev } else { block.next };
-            if other == NONE || self.block(other).used || self.block(other).mapped != block.mapped {
+            if other == NONE || self.block(other).is_used || self.block(other).mapped != block.mapped {
                 continue;
             }
-            let neighbour = *self.block(other);
+            let neighbor = *self.block(other);
             self.remove_free(other);
             let merged = &mut self.blocks[id as usize];
-            merged.size = merged.size.saturating_add(neighbour.size);
+            merged.size = merged.size.saturating_add(neighbor.size);
             if before {
-                merged.addr = neighbour.addr;
-                merged.prev = neighbour.prev;
-                if neighbour.prev != NONE {
-                    self.blocks[neighbour.prev as usize].next = id;
+                merged.addr = neighbor.addr;
+                merged.prev = neighbor.prev;
+                if neighbor.prev != NONE {
+                    self.blocks[neighbor.prev as usize].next = id;
                 }
             } else {
-                merged.next = neighbour.next;
-                if neighbour.next != NONE {
-                    self.blocks[neighbour.next as usize].prev = id;
+                merged.next = neighbor.next;
+                if neighbor.next != NONE {
+                    self.blocks[neighbor.next as usize].prev = id;
                 }
             }
-            self.unused.push(other);
+            self.free_ids.push(other);
         }
     }
 
@@ -636,7 +637,7 @@ impl<D: Device> Policy<D> {
         self.remove_free(id);
         self.device.release(block.addr, block.size);
         self.reserved = self.reserved.saturating_sub(block.size);
-        self.unused.push(id);
+        self.free_ids.push(id);
     }
 
     /// Releases blocks above `max_split_size` until the request fits. Returns whether that was enough.
@@ -645,28 +646,28 @@ impl<D: Device> Policy<D> {
         if oversize == u64::MAX {
             return false;
         }
-        let wanted = size.max(oversize);
+        let min_size = size.max(oversize);
         let of_stream = |key: &&(u64, u64, u64, Id)| key.0 == stream;
         let free = &self.pools[pool as usize].free;
-        if let Some(key) = free.range((stream, wanted, 0, 0)..).next().filter(of_stream) {
+        if let Some(key) = free.range((stream, min_size, 0, 0)..).next().filter(of_stream) {
             let id = key.3;
             if !self.block(id).is_split() {
                 self.release(id);
             }
             return true;
         }
-        let largest_first = free.range(..(stream, wanted, 0, 0)).rev().take_while(of_stream);
+        let largest_first = free.range(..(stream, min_size, 0, 0)).rev().take_while(of_stream);
         let mut enough = 0u64;
         let mut chosen = Vec::new();
         for key in largest_first.take_while(|key| key.1 >= oversize) {
-            if enough >= wanted {
+            if enough >= min_size {
                 break;
             }
             enough = enough.saturating_add(key.1);
             chosen.push(key.3);
         }
         chosen.into_iter().for_each(|id| self.release(id));
-        enough >= wanted
+        enough >= min_size
     }
 
     /// The free blocks of a pool that can be released: whole segments, and parts of expandable ones.
@@ -684,7 +685,7 @@ impl<D: Device> Policy<D> {
 
     /// The whole pages in a free block of an expandable segment: address and bytes.
     fn whole_pages(&self, block: &Block) -> Option<(u64, u64)> {
-        let page = self.settings.page(self.pools[block.pool as usize].small);
+        let page = self.settings.page_size(self.pools[block.pool as usize].small);
         let (base, _) = block.range;
         let first = (block.addr - base).div_ceil(page).saturating_mul(page);
         let last = (block.addr - base).saturating_add(block.size) / page * page;
@@ -722,13 +723,14 @@ impl<D: Device> Policy<D> {
             self.insert_free(id);
         } else {
             // Only addresses are left of the segment, and they are released as well.
-            self.unused.push(id);
+            self.free_ids.push(id);
         }
     }
 
     /// Releases unused segments, longest unused first, until reserved memory is at the threshold.
     fn collect_garbage(&mut self) {
-        let threshold = (self.settings.garbage_collection_threshold * self.allowed.unwrap_or(0) as f64) as u64;
+        let threshold =
+            (self.settings.garbage_collection_threshold * self.allowed_memory_maximum.unwrap_or(0) as f64) as u64;
         let Some(target) = self.reserved.checked_sub(threshold).filter(|target| *target > 0) else { return };
         let pool = self.pool(0, false);
         let searches = self.pools[pool as usize].searches;
@@ -759,7 +761,7 @@ impl<D: Device> Policy<D> {
     }
 
     fn insert(&mut self, block: Block) -> Id {
-        match self.unused.pop() {
+        match self.free_ids.pop() {
             Some(id) => {
                 self.blocks[id as usize] = block;
                 id
@@ -779,7 +781,7 @@ impl Block {
             size,
             stream,
             pool,
-            used: false,
+            is_used: false,
             mapped: true,
             range: (0, 0),
             searches: 0,
@@ -793,42 +795,42 @@ impl Block {
 mod tests {
     use super::*;
 
-    fn policy(settings: &str, limit: u64) -> Policy<Budget> {
-        Policy::new(Settings::parse(settings), Budget::new(limit, false))
+    fn policy(settings: &str, limit: u64) -> Policy<LimitedDevice> {
+        Policy::new(AllocatorSettings::parse(settings), LimitedDevice::new(limit, false))
     }
 
-    fn alloc(policy: &mut Policy<Budget>, size: u64) -> Granted {
+    fn alloc(policy: &mut Policy<LimitedDevice>, size: u64) -> AllocatedBlock {
         policy.alloc(size, 0, 0).unwrap_or_else(|| panic!("no memory for {size}"))
     }
 
     /// The examples come from PyTorch's own tests of its settings.
     #[test]
-    fn settings_are_read_as_pytorch_reads_them() {
-        let s = Settings::parse(
+    fn settings_are_parsed_as_pytorch_parses_them() {
+        let s = AllocatorSettings::parse(
             "max_split_size_mb:40,max_non_split_rounding_mb:30,garbage_collection_threshold:0.5,\
              roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1],expandable_segments:True,pinned_num_register_threads:2",
         );
         assert_eq!((s.max_split_size, s.max_non_split_rounding, s.expandable), (40 * MIB, 30 * MIB, true));
         assert_eq!(s.garbage_collection_threshold, 0.5);
         assert_eq!(s.roundup_power2_divisions, [8, 8, 8, 8, 8, 8, 8, 2, 4, 2, 4, 1, 1, 1, 1, 1]);
-        let s = Settings::parse("roundup_power2_divisions:[128:8,256:16,512:1,2048:8,>:2]");
+        let s = AllocatorSettings::parse("roundup_power2_divisions:[128:8,256:16,512:1,2048:8,>:2]");
         assert_eq!(s.roundup_power2_divisions, [8, 8, 8, 8, 8, 8, 8, 8, 16, 1, 0, 8, 2, 2, 2, 2]);
-        assert_eq!(Settings::parse("roundup_power2_divisions:4").roundup_power2_divisions, [4; 16]);
-        let s = Settings::parse("large_segment_size_mb:15, max_split_size_mb:20");
+        assert_eq!(AllocatorSettings::parse("roundup_power2_divisions:4").roundup_power2_divisions, [4; 16]);
+        let s = AllocatorSettings::parse("large_segment_size_mb:15, max_split_size_mb:20");
         assert_eq!((s.large_segment, s.max_split_size), (15 * MIB, 20 * MIB));
-        assert!(!Settings::parse("backend:cudaMallocAsync").native);
+        assert!(!AllocatorSettings::parse("backend:cudaMallocAsync").native);
         for nothing in
             ["", ",", "max_split_size_mb", "max_split_size_mb:", "no:such,:", "roundup_power2_divisions:[64:8"]
         {
-            assert_eq!(Settings::parse(nothing).max_split_size, u64::MAX, "{nothing}");
+            assert_eq!(AllocatorSettings::parse(nothing).max_split_size, u64::MAX, "{nothing}");
         }
     }
 
     #[test]
     fn requests_are_rounded() {
-        let plain = Settings::default();
+        let plain = AllocatorSettings::default();
         assert_eq!([0, 1, 512, 513, 1 << 20].map(|size| plain.round(size)), [512, 512, 512, 1024, 1 << 20]);
-        let four = Settings::parse("roundup_power2_divisions:4");
+        let four = AllocatorSettings::parse("roundup_power2_divisions:4");
         assert_eq!(four.round(1200 * MIB), 1280 * MIB);
         assert_eq!(four.round(1280 * MIB), 1280 * MIB);
         assert_eq!(four.round(1024 * MIB), 1024 * MIB);
@@ -837,7 +839,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_block_that_fits_is_split() {
+    fn the_best_fitting_block_is_split() {
         let mut p = policy("", u64::MAX);
         let (a, b, c) = (alloc(&mut p, 30 * MIB), alloc(&mut p, 12 * MIB), alloc(&mut p, 20 * MIB));
         assert_eq!(p.reserved(), 62 * MIB);
@@ -845,8 +847,8 @@ mod tests {
         assert!(!p.free(a.addr), "twice");
         assert_eq!(alloc(&mut p, 11 * MIB).addr, b.addr);
         // 1 MiB is left over and stays with its block.
-        assert_eq!(alloc(&mut p, 19 * MIB), Granted { addr: c.addr, size: 20 * MIB });
-        assert_eq!(alloc(&mut p, 5 * MIB), Granted { addr: a.addr, size: 5 * MIB });
+        assert_eq!(alloc(&mut p, 19 * MIB), AllocatedBlock { addr: c.addr, size: 20 * MIB });
+        assert_eq!(alloc(&mut p, 5 * MIB), AllocatedBlock { addr: a.addr, size: 5 * MIB });
         assert_eq!(alloc(&mut p, 5 * MIB).addr, a.addr + 5 * MIB);
         assert_eq!(p.reserved(), 62 * MIB);
         // Another stream cannot use these segments.
@@ -855,13 +857,13 @@ mod tests {
     }
 
     #[test]
-    fn oversize_blocks_are_kept_whole() {
+    fn oversize_blocks_are_not_split() {
         let mut p = policy("max_split_size_mb:64", 200 * MIB);
         let large = alloc(&mut p, 100 * MIB);
         p.free(large.addr);
         alloc(&mut p, 30 * MIB);
-        assert_eq!(p.reserved(), 130 * MIB, "not out of the large one");
-        assert_eq!(alloc(&mut p, 90 * MIB), large, "10 MiB more than asked for is near enough");
+        assert_eq!(p.reserved(), 130 * MIB, "the large block is not split");
+        assert_eq!(alloc(&mut p, 90 * MIB), large, "a block that is 10 MiB larger is accepted");
         p.free(large.addr);
         // The oversize block is released for a request that is 20 MiB smaller and does not fit beside it.
         alloc(&mut p, 80 * MIB);
@@ -869,7 +871,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unused_is_returned_before_memory_is_refused() {
+    fn unused_segments_are_released_before_a_request_fails() {
         let mut p = policy("", 100 * MIB);
         let (a, b) = (alloc(&mut p, 40 * MIB), alloc(&mut p, 40 * MIB));
         p.free(a.addr);

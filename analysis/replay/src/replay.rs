@@ -9,12 +9,12 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_trace::api::Memory;
+use memtrace_trace::api::MemoryKind;
 use memtrace_trace::event::{Action, Event, Flags};
 
 use super::allocator::{Allocator, Block, BlockId};
-use super::physical::{Effect, Held, Physical, Place};
-use memtrace_input::{Lane, Survey};
+use super::physical::{Effect, MemoryLocation, PhysicalAllocation, PhysicalMemory};
+use memtrace_input::{EventSource, TraceIndex};
 
 /// The value of `CUDA_ERROR_OUT_OF_MEMORY` and `cudaErrorMemoryAllocation`.
 const OUT_OF_MEMORY: i32 = 2;
@@ -46,7 +46,7 @@ pub struct DeviceReplay {
     /// The device ordinal; -1 for the CPU.
     pub device: i16,
     /// The event source that describes the device.
-    pub lane: Lane,
+    pub source: EventSource,
     /// The device's blocks.
     pub allocator: Allocator,
 }
@@ -56,18 +56,18 @@ pub struct DeviceReplay {
 pub struct Replay {
     devices: Vec<DeviceReplay>,
     slots: BTreeMap<i16, usize>,
-    physical: Physical,
+    physical: PhysicalMemory,
     effects: Vec<Effect>,
 }
 
 impl Replay {
     /// Takes the devices of a trace index, or only the one in `only`.
-    pub fn new(survey: &Survey, only: Option<i16>) -> Replay {
+    pub fn new(trace_index: &TraceIndex, only: Option<i16>) -> Replay {
         let mut replay = Replay::default();
-        for (&device, &lane) in &survey.lanes {
+        for (&device, &source) in &trace_index.sources {
             if only.is_none_or(|d| d == device) {
                 replay.slots.insert(device, replay.devices.len());
-                replay.devices.push(DeviceReplay { device, lane, allocator: Allocator::default() });
+                replay.devices.push(DeviceReplay { device, source, allocator: Allocator::default() });
             }
         }
         replay
@@ -79,7 +79,7 @@ impl Replay {
     }
 
     /// The accounting of physical memory.
-    pub fn physical(&self) -> &Physical {
+    pub fn physical(&self) -> &PhysicalMemory {
         &self.physical
     }
 
@@ -88,14 +88,14 @@ impl Replay {
     #[inline]
     pub fn apply(&mut self, e: &Event, mut sink: impl FnMut(&Replay, usize, &Event, Change)) {
         if e.source.is_torch() {
-            let Some((device, lane)) = Lane::of(e) else { return };
-            let Some(slot) = self.slot(device).filter(|slot| self.devices[*slot].lane == lane) else { return };
-            if lane != Lane::Torch {
-                self.apply_alone(slot, e, &mut sink);
+            let Some((device, source)) = EventSource::of(e) else { return };
+            let Some(slot) = self.slot(device).filter(|slot| self.devices[*slot].source == source) else { return };
+            if source != EventSource::Torch {
+                self.apply_block_event(slot, e, &mut sink);
                 return;
             }
             if e.action == Action::SegmentAlloc {
-                self.physical.claim(e.addr);
+                self.physical.assign_to_allocator(e.addr);
             }
             let change = self.devices[slot].allocator.apply_torch(e);
             if change != Change::None {
@@ -103,7 +103,7 @@ impl Replay {
             }
             return;
         }
-        self.note_reservation(e);
+        self.update_reservations(e);
         let mut effects = std::mem::take(&mut self.effects);
         effects.clear();
         effects.extend_from_slice(self.physical.apply(e));
@@ -113,16 +113,16 @@ impl Replay {
         self.effects = effects;
         // Without events of PyTorch's tracker, its failed call is the error that it raises, because it does not retry
         // before. Other callers can make a failing call only to probe.
-        let asked =
+        let is_allocator_call =
             e.action == Action::Alloc && e.flags.contains(Flags::IN_ALLOCATOR) && !e.flags.contains(Flags::NESTED);
-        if asked
+        if is_allocator_call
             && e.result == OUT_OF_MEMORY
-            && let Some(slot) = self.slot(e.device).filter(|slot| self.devices[*slot].lane == Lane::Cuda)
+            && let Some(slot) = self.slot(e.device).filter(|slot| self.devices[*slot].source == EventSource::CudaCalls)
         {
             sink(self, slot, e, Change::Oom);
         }
         if e.action == Action::Totals {
-            self.note_spare(e.device);
+            self.update_unused_pool_bytes(e.device);
         }
     }
 
@@ -136,50 +136,54 @@ impl Replay {
     }
 
     fn apply_effect(&mut self, e: &Event, effect: Effect, sink: &mut impl FnMut(&Replay, usize, &Event, Change)) {
-        let (Effect::Obtained(addr, held) | Effect::Released(addr, held) | Effect::Restored(addr, held)) = effect;
-        let Held { device, size, memory, .. } = held;
-        if Physical::place_of(&held) == Place::Host {
+        let (Effect::Allocated(addr, allocation)
+        | Effect::Freed(addr, allocation)
+        | Effect::FreeUndone(addr, allocation)) = effect;
+        let PhysicalAllocation { device, size, kind, .. } = allocation;
+        if allocation.location() == MemoryLocation::Host {
             return;
         }
-        let Some(slot) = self.slot(device).filter(|slot| self.devices[*slot].lane == Lane::Cuda) else { return };
-        let pooled = memory == Memory::Pool;
+        let Some(slot) = self.slot(device).filter(|slot| self.devices[*slot].source == EventSource::CudaCalls) else {
+            return;
+        };
+        let is_pooled = kind == MemoryKind::Pool;
         // A call without a stream has another value, or none, in this field.
-        let stream = if e.api.memory() == Some(Memory::Pool) {
+        let stream = if e.api.memory_kind() == Some(MemoryKind::Pool) {
             e.stream
         } else {
             let allocator = &self.devices[slot].allocator;
             allocator.find(addr).map_or(0, |id| allocator.block(id).stream)
         };
-        let told = Event { addr, size, device, stream, ..*e };
+        let block_event = Event { addr, size, device, stream, ..*e };
         match effect {
-            Effect::Obtained(..) | Effect::Restored(..) => {
-                // The pool's spare memory becomes the block's memory. So it is updated before the block counts.
-                if pooled {
-                    self.note_spare(device);
+            Effect::Allocated(..) | Effect::FreeUndone(..) => {
+                // The pool's unused memory becomes the block's memory. So it is updated before the block counts.
+                if is_pooled {
+                    self.update_unused_pool_bytes(device);
                 }
-                self.alloc_alone(slot, &told, sink);
+                self.alloc_own_segment(slot, &block_event, sink);
             }
-            Effect::Released(..) => {
-                self.free_alone(slot, &told, sink);
-                if pooled {
-                    self.note_spare(device);
+            Effect::Freed(..) => {
+                self.free_own_segment(slot, &block_event, sink);
+                if is_pooled {
+                    self.update_unused_pool_bytes(device);
                 }
             }
         }
     }
 
-    fn note_spare(&mut self, device: i16) {
-        let spare = self.physical.pool_spare(device);
-        if let Some(slot) = self.slot(device).filter(|slot| self.devices[*slot].lane == Lane::Cuda) {
-            self.devices[slot].allocator.set_spare(spare);
+    fn update_unused_pool_bytes(&mut self, device: i16) {
+        let bytes = self.physical.unused_pool_bytes(device);
+        if let Some(slot) = self.slot(device).filter(|slot| self.devices[*slot].source == EventSource::CudaCalls) {
+            self.devices[slot].allocator.set_unused_pool_bytes(bytes);
         }
     }
 
     /// Takes one event of a source that reports only blocks. A free is a single event, requested or completed.
-    fn apply_alone(&mut self, slot: usize, e: &Event, sink: &mut impl FnMut(&Replay, usize, &Event, Change)) {
+    fn apply_block_event(&mut self, slot: usize, e: &Event, sink: &mut impl FnMut(&Replay, usize, &Event, Change)) {
         match e.action {
-            Action::Alloc => self.alloc_alone(slot, e, sink),
-            Action::FreeRequested | Action::FreeCompleted => self.free_alone(slot, e, sink),
+            Action::Alloc => self.alloc_own_segment(slot, e, sink),
+            Action::FreeRequested | Action::FreeCompleted => self.free_own_segment(slot, e, sink),
             Action::Oom => sink(self, slot, e, Change::Oom),
             Action::Totals => {
                 // A source without segments reports the bytes reserved by PyTorch's caching allocator, which the replay
@@ -191,12 +195,12 @@ impl Replay {
         }
     }
 
-    fn alloc_alone(&mut self, slot: usize, e: &Event, sink: &mut impl FnMut(&Replay, usize, &Event, Change)) {
-        let id = self.devices[slot].allocator.alloc_alone(e);
+    fn alloc_own_segment(&mut self, slot: usize, e: &Event, sink: &mut impl FnMut(&Replay, usize, &Event, Change)) {
+        let id = self.devices[slot].allocator.alloc_own_segment(e);
         sink(self, slot, e, Change::Alloc(id));
     }
 
-    fn free_alone(&mut self, slot: usize, e: &Event, sink: &mut impl FnMut(&Replay, usize, &Event, Change)) {
+    fn free_own_segment(&mut self, slot: usize, e: &Event, sink: &mut impl FnMut(&Replay, usize, &Event, Change)) {
         let Some(id) = self.devices[slot].allocator.free_requested(e.addr) else { return };
         sink(self, slot, e, Change::FreeRequested(id));
         if let Some((id, block)) = self.devices[slot].allocator.free_completed(e.addr) {
@@ -205,17 +209,17 @@ impl Replay {
     }
 
     /// Takes reservations of addresses, which bound the expandable segments of the devices' caching allocators.
-    fn note_reservation(&mut self, e: &Event) {
+    fn update_reservations(&mut self, e: &Event) {
         match e.action {
             Action::Reserve if e.result == 0 => {
-                for device in self.devices.iter_mut().filter(|d| d.lane == Lane::Torch) {
+                for device in self.devices.iter_mut().filter(|d| d.source == EventSource::Torch) {
                     if e.device < 0 || e.device == device.device {
                         device.allocator.reserve(e.addr, e.size);
                     }
                 }
             }
             Action::Unreserve if e.result == 0 => {
-                for device in self.devices.iter_mut().filter(|d| d.lane == Lane::Torch) {
+                for device in self.devices.iter_mut().filter(|d| d.source == EventSource::Torch) {
                     device.allocator.unreserve(e.addr);
                 }
             }
@@ -229,7 +233,7 @@ impl Allocator {
     #[inline]
     fn apply_torch(&mut self, e: &Event) -> Change {
         match e.action {
-            Action::Alloc if e.flags.contains(Flags::BEFORE) => Change::Alloc(self.place(e)),
+            Action::Alloc if e.flags.contains(Flags::PREEXISTING) => Change::Alloc(self.add_existing(e)),
             Action::Alloc => Change::Alloc(self.alloc(e)),
             Action::FreeRequested => self.free_requested(e.addr).map_or(Change::None, Change::FreeRequested),
             Action::FreeCompleted => {

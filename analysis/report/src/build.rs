@@ -8,40 +8,41 @@ use memtrace_trace::definition::TensorKind;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::diagnosis::Doctor;
+use super::diagnosis::IssueBuilder;
 use super::explain::{explain, state_needed};
 use super::finish::Progress;
-use super::places::{Places, frame_summary};
+use super::locations::{Locations, frame_summary};
 use super::summary::{
-    CategoryAmount, CategoryReasonSummary, DeviceSummary, FindingSummary, KeptSummary, LabelSummary, ModuleSummary,
-    MomentSummary, NativeObjectSummary, NoticeSummary, OomSummary, OutsideSummary, OwnerSummary, PhaseAmount,
-    PhaseSummary, ProcessSummary, ReasonSummary, RepeatedSummary, RunSummary, SUMMARY_VERSION, SourceSummary,
-    StepPhase, StepSummary, Summary, TopEntry, Totals,
+    AllocationGroup, CategoryAmount, CategoryRuleSummary, DeviceSummary, IssueSummary, KeptAllocation, KeptCategory,
+    LabelSummary, MemoryState, ModuleSummary, NativeObjectSummary, NoticeSummary, OomSummary, OwnerBytes, OwnerSummary,
+    PhaseAmount, PhaseRuleSummary, PhaseSummary, ProcessSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION,
+    StepPhase, StepSummary, Summary, Totals,
 };
-use super::tensors::{common, wanted_for};
+use super::tensors::{name_pattern, requested_for};
 use super::why::{
-    Replaying, actions, inquests, oom_to_explain, refused_by_pytorch, reserved_summary, second_step, what_if_summary,
+    Replaying, growth_after_first_step, oom_queries, oom_to_explain, refused_by_pytorch, reserved_summary, suggestions,
+    what_if_summary,
 };
-use memtrace_input::Lane;
+use memtrace_input::EventSource;
 use memtrace_input::error::Result;
-use memtrace_input::load::{Exit, Process, Run, SNAPSHOT_END};
+use memtrace_input::load::{Exit, Process, Run, SNAPSHOT_END_REASON};
 use memtrace_input::symbols::ObjectReport;
 use memtrace_insight::passes::{
-    Amount, Category, Composition, DeviceStory, LabelRow, ModuleTree, Oom, Origin, Part, Phase, PhaseRow, PostMortem,
-    StackTable, StepRows, Story, sort_findings,
+    Amount, Analysis, Category, Composition, DeviceAnalysis, LabelRow, ModuleTree, Oom, OomReport, Origin, Phase,
+    PhaseRow, RunPart, StackTable, StepRows, sort_issues,
 };
 use memtrace_insight::rules::library_name;
-use memtrace_replay::{Names, Owner, Place, Usage, held_by_cycles};
+use memtrace_replay::{MemoryLocation, Names, Owner, Usage, reference_cycles};
 
-/// The maximum number of sources listed for one point in time.
-const TOP: usize = 20;
-/// The maximum number of modules listed for the peak. A listed module has more than one in `LEAST_OF_A_MODULE` parts of
+/// The maximum number of allocation groups listed for one point in time.
+const LARGEST_ALLOCATIONS: usize = 20;
+/// The maximum number of modules listed for the peak. A listed module has more than one in `SMALLEST_MODULE` parts of
 /// the peak.
 const MODULES: usize = 500;
-const LEAST_OF_A_MODULE: u64 = 500;
+const SMALLEST_MODULE: u64 = 500;
 
 /// Losses that the launcher counts and that every trace also reports. They are not counted twice.
-const TOLD_BY_TRACES: [&str; 4] = ["events", "lost", "late", "dropped"];
+const REPORTED_BY_TRACES: [&str; 4] = ["events", "lost", "late", "dropped"];
 
 /// Reads every process of a run once and summarizes the run.
 pub fn summarize(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
@@ -57,19 +58,20 @@ pub fn summarize_with(run: &Run, replaying: Replaying, progress: &mut dyn FnMut(
             None => format!("reading process {}", process.pid()),
         };
         let total = process.recording().event_count();
-        let mut heard = |done| progress(Progress { what: &what, done, total });
+        let mut on_progress = |done| progress(Progress { what: &what, done, total });
         let names = Names::of(process.recording());
-        let story = Story::with(process.recording(), process.survey(), &names, &mut (), &mut heard);
-        let inquests = inquests(process, &story, replaying);
+        let analysis =
+            Analysis::with_observer(process.recording(), process.trace_index(), &names, &mut (), &mut on_progress);
+        let oom_queries = oom_queries(process, &analysis, replaying);
         let what = "replaying the allocator";
-        let mut heard = |done| progress(Progress { what, done, total });
-        let found = PostMortem::of(process.recording(), process.survey(), inquests, &mut heard);
-        processes.push(process_summary(process, &story, names, &found));
+        let mut on_progress = |done| progress(Progress { what, done, total });
+        let found = OomReport::of(process.recording(), process.trace_index(), oom_queries, &mut on_progress);
+        processes.push(process_summary(process, &analysis, names, &found));
     }
-    processes.sort_by_key(|p| (std::cmp::Reverse(worst(p)), p.rank, p.pid));
+    processes.sort_by_key(|p| (std::cmp::Reverse(severity(p)), p.rank, p.pid));
     let manifest = run.manifest();
     let mut losses: BTreeMap<String, u64> = manifest.losses.clone();
-    losses.retain(|name, _| !TOLD_BY_TRACES.contains(&name.as_str()));
+    losses.retain(|name, _| !REPORTED_BY_TRACES.contains(&name.as_str()));
     for (name, count) in processes.iter().flat_map(|p| &p.losses) {
         let sum = losses.entry(name.clone()).or_default();
         *sum = sum.saturating_add(*count);
@@ -86,10 +88,10 @@ pub fn summarize_with(run: &Run, replaying: Replaying, progress: &mut dyn FnMut(
     let started_ns = manifest.started_ns.or_else(|| run.processes().iter().filter_map(|p| times(p).map(|t| t.0)).min());
     let ended_ns = manifest.ended_ns.or_else(|| run.processes().iter().filter_map(|p| times(p).map(|t| t.1)).max());
     let unusable = run.problems().iter().map(|p| format!("{}: {}", p.path.display(), p.text));
-    let problems = endless(&processes).into_iter().chain(unusable).collect();
+    let problems = without_end(&processes).into_iter().chain(unusable).collect();
     let summary = RunSummary {
         path: run.path().display().to_string(),
-        memtrace: (!manifest.memtrace.is_empty()).then(|| manifest.memtrace.clone()),
+        memtrace_version: (!manifest.memtrace.is_empty()).then(|| manifest.memtrace.clone()),
         command,
         exit,
         outcome: outcome(exit, &processes),
@@ -112,21 +114,21 @@ fn native_object(object: &ObjectReport) -> NativeObjectSummary {
     NativeObjectSummary {
         path: object.id.path.to_string(),
         build_id: object.id.build_id.to_string(),
-        places: object.places,
-        named: object.named,
-        with_line: object.with_line,
-        symbols_from: (!object.file.is_empty()).then(|| object.file.clone()),
+        addresses: object.addresses,
+        addresses_with_function: object.addresses_with_function,
+        addresses_with_line: object.addresses_with_line,
+        symbol_file: (!object.symbol_file.is_empty()).then(|| object.symbol_file.clone()),
         notes: object.notes.clone(),
     }
 }
 
-/// The remark for recordings without an end; `None` if all have one.
-fn endless(processes: &[ProcessSummary]) -> Option<String> {
-    let endless = processes.iter().filter(|p| p.recording_ended.is_none()).count();
-    (endless > 0).then(|| {
+/// The problem text for recordings without an end; `None` if all have one.
+fn without_end(processes: &[ProcessSummary]) -> Option<String> {
+    let count = processes.iter().filter(|p| p.recording_end_reason.is_none()).count();
+    (count > 0).then(|| {
         format!(
-            "{endless} of {} recordings have no end: memtrace was killed, or is still recording. Missing, and not counted, is what it had \
-             not written then (a quarter of a second, if it kept up) and all that came after",
+            "{count} of {} recordings have no end: memtrace was killed, or is still recording. Events that it had not \
+             written (of the last quarter of a second, if it kept up) and all later events are missing and not counted",
             processes.len()
         )
     })
@@ -138,49 +140,51 @@ fn times(process: &Process) -> Option<(u64, u64)> {
     let calibration = process.recording().calibration();
     // A recording without times has 0 in all its events.
     process
-        .survey()
-        .ticks
+        .trace_index()
+        .tick_range
         .filter(|(_, last)| *last > 0)
         .map(|(first, last)| (calibration.epoch_ns(first), calibration.epoch_ns(last)))
 }
 
-/// The key that puts the most interesting process first: out-of-memory errors, then the fullest device.
-fn worst(process: &ProcessSummary) -> (bool, u64) {
-    let fatal = process.devices.iter().any(|d| d.oom_count > 0);
-    let fullest = process.devices.iter().map(|d| d.highest.allocated_bytes).max().unwrap_or(0);
-    (fatal, fullest)
+/// The sort key of a process: out-of-memory errors first, then the highest peak.
+fn severity(process: &ProcessSummary) -> (bool, u64) {
+    let has_oom = process.devices.iter().any(|d| d.oom_count > 0);
+    let highest_peak = process.devices.iter().map(|d| d.highest.allocated_bytes).max().unwrap_or(0);
+    (has_oom, highest_peak)
 }
 
 fn outcome(exit: Exit, processes: &[ProcessSummary]) -> String {
     // As far as the recording shows, an error ended the process if the process did nothing after it.
-    let last_straw = processes
+    let first_oom = processes
         .iter()
         .flat_map(|p| p.devices.iter().flat_map(move |d| d.ooms.iter().map(move |oom| (p, oom))))
         .filter(|(_, oom)| oom.fatal != Some(false))
         // The first error across processes counts. Later errors are often a consequence of it.
-        .min_by_key(|(_, oom)| (oom.fatal.is_none(), oom.there.time_ns));
+        .min_by_key(|(_, oom)| (oom.fatal.is_none(), oom.in_use.time_ns));
     let end = match (exit.code, exit.signal) {
         (_, Some(signal)) => format!("killed by {}", signal_name(signal)),
         (Some(0), None) => "finished".to_owned(),
         (Some(code), None) => format!("exit status {code}"),
         (None, None) if is_snapshot(processes) => "a snapshot".to_owned(),
-        (None, None) if processes.iter().any(|p| p.recording_ended.is_none()) => "the recording was cut off".to_owned(),
+        (None, None) if processes.iter().any(|p| p.recording_end_reason.is_none()) => {
+            "the recording was cut off".to_owned()
+        }
         (None, None) => "end unknown".to_owned(),
     };
-    let Some((process, oom)) = last_straw else { return end };
-    let when = when(oom.there.step, oom.there.phase);
+    let Some((process, oom)) = first_oom else { return end };
+    let when = when(oom.in_use.step, oom.in_use.phase);
     match (process.rank, exit.success()) {
         (None, Some(false)) => format!("ended by an out-of-memory error {when}"),
         (Some(rank), Some(false)) => format!("ended by an out-of-memory error in rank {rank} {when}"),
-        _ if is_snapshot(processes) => format!("{end}, taken after it ran out of memory {when}"),
-        (Some(rank), _) => format!("{end}, rank {rank} ran out of memory {when}"),
-        (None, _) => format!("{end}, process {} ran out of memory {when}", process.pid),
+        _ if is_snapshot(processes) => format!("{end}, taken after an out-of-memory error {when}"),
+        (Some(rank), _) => format!("{end}, with an out-of-memory error in rank {rank} {when}"),
+        (None, _) => format!("{end}, with an out-of-memory error in process {} {when}", process.pid),
     }
 }
 
 /// Whether every process is a PyTorch snapshot. A snapshot does not know how its program ended.
 pub(super) fn is_snapshot(processes: &[ProcessSummary]) -> bool {
-    !processes.is_empty() && processes.iter().all(|p| p.recording_ended.as_deref() == Some(SNAPSHOT_END))
+    !processes.is_empty() && processes.iter().all(|p| p.recording_end_reason.as_deref() == Some(SNAPSHOT_END_REASON))
 }
 
 /// Formats a position: `at step 0, optimizer`.
@@ -210,20 +214,20 @@ fn signal_name(signal: i32) -> String {
     name.to_owned()
 }
 
-fn process_summary(process: &Process, story: &Story, names: Names, found: &[PostMortem]) -> ProcessSummary {
+fn process_summary(process: &Process, analysis: &Analysis, names: Names, found: &[OomReport]) -> ProcessSummary {
     let info = process.info();
     let table = StackTable::new(process.definitions());
     let context = Context {
         process,
         definitions: process.definitions(),
-        places: Places::new(process.definitions(), process.directory()),
+        locations: Locations::new(process.definitions(), process.directory()),
         calibration: process.recording().calibration(),
         table,
         names,
     };
     let found = |device| found.iter().find(|found| found.device == device);
     let mut devices: Vec<DeviceSummary> =
-        story.devices.iter().map(|d| context.device(d, story, found(d.device))).collect();
+        analysis.devices.iter().map(|d| context.device(d, analysis, found(d.device))).collect();
     devices.sort_by_key(|d| (std::cmp::Reverse((d.oom_count > 0, d.highest.allocated_bytes)), d.device));
     ProcessSummary {
         pid: process.pid(),
@@ -233,18 +237,18 @@ fn process_summary(process: &Process, story: &Story, names: Names, found: &[Post
         host: info.host.clone(),
         argv: info.argv.clone(),
         exit: process.exit(),
-        recording_ended: process.recording().end().map(|end| end.reason.clone()),
+        recording_end_reason: process.recording().end().map(|end| end.reason.clone()),
         trace: process.path().file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default(),
         snapshot: None,
         events: process
             .recording()
             .event_count()
-            .saturating_sub(process.recording().added_events())
-            .saturating_sub(story.lost.events),
+            .saturating_sub(process.recording().derived_events())
+            .saturating_sub(analysis.lost.events),
         devices,
-        findings: context.findings(story),
-        pinned: context.owners(story, Place::Host),
-        losses: losses(process, story),
+        issues: context.issues(analysis),
+        pinned_host_memory: context.owners(analysis, MemoryLocation::Host),
+        losses: losses(process, analysis),
         notices: notices(process),
     }
 }
@@ -255,7 +259,7 @@ fn notices(process: &Process) -> Vec<NoticeSummary> {
     let notice = |n: &memtrace_trace::file::Notice| NoticeSummary {
         topic: n.topic.to_string(),
         text: n.text.to_string(),
-        verdict: n.verdict.name().to_owned(),
+        status: n.status.name().to_owned(),
     };
     let mut notices: Vec<NoticeSummary> = process.definitions().notices.iter().map(notice).collect();
     notices.sort_by(|a, b| a.topic.cmp(&b.topic));
@@ -263,7 +267,7 @@ fn notices(process: &Process) -> Vec<NoticeSummary> {
 }
 
 /// Everything that is missing or inconsistent in a recording, by name.
-fn losses(process: &Process, story: &Story) -> BTreeMap<String, u64> {
+fn losses(process: &Process, analysis: &Analysis) -> BTreeMap<String, u64> {
     let mut losses = BTreeMap::new();
     let mut add = |name: &str, count: u64| {
         if count > 0 {
@@ -279,16 +283,16 @@ fn losses(process: &Process, story: &Story) -> BTreeMap<String, u64> {
         add("events_late", end.late);
     }
     let damage = recording.damage();
-    add("damaged_places", damage.damaged_places.saturating_sub(u64::from(damage.cut_tail)));
+    add("damaged_ranges", damage.damaged_ranges.saturating_sub(u64::from(damage.is_tail_truncated)));
     add("bytes_skipped", damage.bytes_skipped);
     add("unknown_frames", damage.unknown_frames);
     add("unknown_definitions", damage.unknown_definitions);
     add("malformed_definitions", damage.malformed_definitions);
     // A damaged block's number of events can itself be damaged, so blocks are counted besides.
-    add("undecodable_blocks", story.lost.blocks);
-    add("undecodable_events", story.lost.events);
-    add("unmatched_cuda_frees", story.unmatched_cuda_frees);
-    for device in &story.devices {
+    add("undecodable_blocks", analysis.lost.blocks);
+    add("undecodable_events", analysis.lost.events);
+    add("unmatched_cuda_frees", analysis.unmatched_cuda_frees);
+    for device in &analysis.devices {
         let a = &device.anomalies;
         add("unmatched_frees", a.unmatched_frees);
         add("missing_frees", a.missing_frees);
@@ -304,78 +308,87 @@ fn losses(process: &Process, story: &Story) -> BTreeMap<String, u64> {
 struct Context<'a> {
     process: &'a Process,
     definitions: &'a Definitions,
-    places: Places<'a>,
+    locations: Locations<'a>,
     calibration: Calibration,
     table: StackTable,
     names: Names,
 }
 
 impl Context<'_> {
-    fn device(&self, story: &DeviceStory, whole: &Story, found: Option<&PostMortem>) -> DeviceSummary {
-        let explained = oom_to_explain(story, self.process);
+    fn device(
+        &self,
+        analysis: &DeviceAnalysis,
+        process_analysis: &Analysis,
+        found: Option<&OomReport>,
+    ) -> DeviceSummary {
+        let explained = oom_to_explain(analysis, self.process);
         let refused = explained.is_some_and(refused_by_pytorch);
         let what_if = found.and_then(|found| found.what_if.as_ref());
-        let definition = u32::try_from(story.device).ok().and_then(|d| self.definitions.devices.get(&d));
-        let (later, later_steps_count) = story.table.later();
-        let kept_steps = story.table.kept();
+        let definition = u32::try_from(analysis.device).ok().and_then(|d| self.definitions.devices.get(&d));
+        let (later, later_steps_count) = analysis.table.later();
+        let kept_steps = analysis.table.kept();
         DeviceSummary {
-            device: story.device,
-            name: match story.lane {
-                Lane::Cpu => Some("CPU".to_owned()),
+            device: analysis.device,
+            name: match analysis.source {
+                EventSource::TorchCpu => Some("CPU".to_owned()),
                 _ => definition.map(|d| d.name.to_string()).filter(|name| !name.is_empty()),
             },
             total_bytes: definition.map(|d| d.total).filter(|total| *total > 0),
-            used_before_bytes: definition.map(|d| d.used_before),
-            source: story.lane.name().to_owned(),
-            highest: totals(&story.peaks),
-            statistics: match story.lane {
-                Lane::Torch => super::statistics::by_key(&story.statistics, story.ooms.count()),
+            in_use_before_bytes: definition.map(|d| d.used_before),
+            source: analysis.source.name().to_owned(),
+            highest: totals(&analysis.peaks),
+            statistics: match analysis.source {
+                EventSource::Torch => super::statistics::by_key(&analysis.statistics, analysis.ooms.count()),
                 _ => BTreeMap::new(),
             },
-            peak: (story.peak.seq > 0).then(|| self.peak(story)),
-            end: (story.peak.seq > 0).then(|| self.moment(&story.end, false)),
-            reserved: found.map(|found| reserved_summary(&found.reserved, &self.places, &self.names)),
-            second_step: second_step(story),
-            actions: if story.lane == Lane::Cpu {
+            peak: (analysis.peak.seq > 0).then(|| self.peak(analysis)),
+            end: (analysis.peak.seq > 0).then(|| self.memory_state(&analysis.end, false)),
+            reserved: found.map(|found| reserved_summary(&found.reserved, &self.locations, &self.names)),
+            growth_after_first_step: growth_after_first_step(analysis),
+            suggestions: if analysis.source == EventSource::TorchCpu {
                 Vec::new()
             } else {
-                let moment = explained.map_or(&story.peak, |oom| &oom.there);
-                actions(story, moment, &self.modules(story, moment), self.definitions, &self.table)
+                let composition = explained.map_or(&analysis.peak, |oom| &oom.in_use);
+                suggestions(analysis, composition, &self.modules(analysis, composition), self.definitions, &self.table)
             },
             what_if: what_if.map(|what_if| what_if_summary(what_if, refused)),
-            steps: story.table.steps(),
-            before: self.phases(story, story.table.before(), Part::Before, 1),
-            first_step: story.table.first().map(|rows| self.phases(story, rows, Part::First, 1)).unwrap_or_default(),
-            later_steps: self.phases(story, later, Part::Later, later_steps_count.into()),
+            steps: analysis.table.steps(),
+            before_first_step: self.phases(analysis, analysis.table.before(), RunPart::BeforeFirstStep, 1),
+            first_step: analysis
+                .table
+                .first()
+                .map(|rows| self.phases(analysis, rows, RunPart::FirstStep, 1))
+                .unwrap_or_default(),
+            later_steps: self.phases(analysis, later, RunPart::LaterSteps, later_steps_count.into()),
             later_steps_count,
-            freed_at_exit_bytes: story.table.freed_at_exit(),
+            freed_at_exit_bytes: analysis.table.freed_at_exit(),
             by_step: kept_steps.iter().filter_map(|rows| self.step(rows)).collect(),
-            labels: story.labels.rows().iter().map(|row| self.label(row)).collect(),
-            labels_left_out: story.labels.left_out(),
-            oom_count: story.ooms.count(),
-            ooms: story.ooms.all().map(|oom| self.oom(story, oom, found)).collect(),
-            explained_oom: explained.and_then(|oom| story.ooms.all().position(|one| one.seq == oom.seq)),
-            owners: self.owners(whole, Place::Device(story.device)),
-            imported: self.owners(whole, Place::Imported(story.device)),
-            reasons: story
-                .reasons
+            labels: analysis.labels.rows().iter().map(|row| self.label(row)).collect(),
+            labels_left_out: analysis.labels.left_out(),
+            oom_count: analysis.ooms.count(),
+            ooms: analysis.ooms.all().map(|oom| self.oom(analysis, oom, found)).collect(),
+            explained_oom: explained.and_then(|oom| analysis.ooms.all().position(|one| one.seq == oom.seq)),
+            owners: self.owners(process_analysis, MemoryLocation::Device(analysis.device)),
+            imported: self.owners(process_analysis, MemoryLocation::Imported(analysis.device)),
+            phase_rules: analysis
+                .phase_rules
                 .all()
                 .iter()
-                .map(|r| ReasonSummary {
-                    rule: r.rule.to_owned(),
+                .map(|r| PhaseRuleSummary {
+                    rule: r.rule,
                     phase: r.phase,
                     evidence: self.definitions.frame(r.evidence).map(frame_summary),
                     allocations: r.allocations,
                     bytes: r.bytes,
                 })
                 .collect(),
-            category_reasons: story
-                .category_reasons
+            category_rules: analysis
+                .category_rules
                 .all()
                 .iter()
-                .map(|r| CategoryReasonSummary {
-                    rule: r.judged.rule.to_owned(),
-                    category: r.judged.category,
+                .map(|r| CategoryRuleSummary {
+                    rule: r.classification.rule,
+                    category: r.classification.category,
                     evidence: self.definitions.frame(r.evidence).map(frame_summary),
                     blocks: r.blocks,
                     bytes: r.bytes,
@@ -384,41 +397,40 @@ impl Context<'_> {
         }
     }
 
-    fn findings(&self, story: &Story) -> Vec<FindingSummary> {
-        let doctor = Doctor {
-            places: &self.places,
+    fn issues(&self, analysis: &Analysis) -> Vec<IssueSummary> {
+        let builder = IssueBuilder {
+            locations: &self.locations,
             table: &self.table,
             ns_per_tick: self.calibration.ns_per_tick(),
             names: &|| Names::of(self.process.recording()),
-            cycles: &|| held_by_cycles(self.process.recording()),
+            cycles: &|| reference_cycles(self.process.recording()),
         };
-        let mut findings = story.findings.clone();
-        findings.extend(doctor.findings(story));
-        sort_findings(&mut findings);
-        let told = findings.into_iter().map(|finding| FindingSummary {
-            rule: finding.rule.name.to_owned(),
-            device: finding.device,
-            bytes: finding.bytes,
-            headline: finding.headline,
-            evidence: finding.evidence,
-            place: finding.place.map(|(stack, node)| self.places.stack(stack, node)),
-            mend: finding.mend,
-            saves_bytes: finding.saves,
-            files: finding.files,
+        let mut issues = builder.issues(analysis);
+        sort_issues(&mut issues);
+        let summaries = issues.into_iter().map(|issue| IssueSummary {
+            rule: issue.rule.id,
+            device: issue.device,
+            bytes: issue.bytes,
+            headline: issue.headline,
+            evidence: issue.evidence,
+            stack: issue.place.map(|(stack, node)| self.locations.stack(stack, node)),
+            fix: issue.fix,
+            saves_bytes: issue.saves,
+            files: issue.files,
         });
-        told.collect()
+        summaries.collect()
     }
 
-    fn modules(&self, story: &DeviceStory, moment: &Composition) -> ModuleTree {
-        ModuleTree::of(moment, &story.paths, self.definitions, &self.names, self.table.contexts())
+    fn modules(&self, analysis: &DeviceAnalysis, composition: &Composition) -> ModuleTree {
+        ModuleTree::of(composition, &analysis.module_paths, self.definitions, &self.names, self.table.contexts())
     }
 
     /// The peak, with the figures by module that only the peak has.
-    fn peak(&self, story: &DeviceStory) -> MomentSummary {
-        let mut peak = self.moment(&story.peak, true);
-        let tree = self.modules(story, &story.peak);
-        let least = peak.totals.allocated_bytes / LEAST_OF_A_MODULE;
-        let large = tree.modules.iter().filter(|module| module.bytes() > least).take(MODULES);
+    fn peak(&self, analysis: &DeviceAnalysis) -> MemoryState {
+        let mut peak = self.memory_state(&analysis.peak, true);
+        let tree = self.modules(analysis, &analysis.peak);
+        let smallest = peak.totals.allocated_bytes / SMALLEST_MODULE;
+        let large = tree.modules.iter().filter(|module| module.bytes() > smallest).take(MODULES);
         let sum = |amounts: &[Amount]| amounts.iter().map(|amount| amount.bytes).sum();
         peak.by_module = large
             .map(|module| ModuleSummary {
@@ -433,8 +445,8 @@ impl Context<'_> {
         peak.repeated_modules = tree
             .repeated
             .iter()
-            .filter(|one| one.activations > least)
-            .map(|one| RepeatedSummary {
+            .filter(|one| one.activations > smallest)
+            .map(|one| RepeatedModulesSummary {
                 path: one.path.clone(),
                 class: one.class.clone(),
                 count: one.count,
@@ -445,15 +457,15 @@ impl Context<'_> {
         peak
     }
 
-    fn moment(&self, composition: &Composition, named: bool) -> MomentSummary {
-        let (stack, node) = composition.by;
+    fn memory_state(&self, composition: &Composition, is_peak: bool) -> MemoryState {
+        let (stack, node) = composition.allocated_at;
         let whole = composition.usage.allocated.max(1);
-        MomentSummary {
+        MemoryState {
             time_ns: self.calibration.epoch_ns(composition.ticks),
             seq: composition.seq,
-            step: composition.at.and_then(|at| at.step),
+            step: composition.position.and_then(|position| position.step),
             phase: composition.phase,
-            by: named.then(|| self.places.stack(stack, node)),
+            allocated_at: is_peak.then(|| self.locations.stack(stack, node)),
             totals: totals(&composition.usage),
             by_category: by_category(composition.by_category()),
             by_phase: Phase::ALL
@@ -462,33 +474,33 @@ impl Context<'_> {
                 .filter(|(_, amount)| amount.blocks > 0)
                 .map(|(&phase, a)| PhaseAmount { phase, bytes: a.bytes, blocks: a.blocks })
                 .collect(),
-            top: composition
-                .top(TOP)
+            largest_allocations: composition
+                .largest(LARGEST_ALLOCATIONS)
                 .into_iter()
-                .map(|(origin, amount)| TopEntry {
+                .map(|(origin, amount)| AllocationGroup {
                     bytes: amount.bytes,
                     blocks: amount.blocks,
                     share: amount.bytes as f64 / whole as f64,
                     category: origin.category,
                     phase: origin.phase,
-                    stack: self.places.stack(origin.stack, origin.context),
-                    name: composition.largest_of(&origin).and_then(|(_, seq)| self.name(seq)),
-                    names: self.common_name(&origin, amount.blocks, composition.seq),
+                    stack: self.locations.stack(origin.stack, origin.context),
+                    tensor_name: composition.largest_of(&origin).and_then(|(_, seq)| self.name(seq)),
+                    tensor_name_pattern: self.common_name(&origin, amount.blocks, composition.seq),
                 })
                 .collect(),
-            ..MomentSummary::default()
+            ..MemoryState::default()
         }
     }
 
     /// The tensor name of the block that the event `seq` allocated.
     fn name(&self, seq: u64) -> Option<String> {
-        self.names.of_alloc(seq).map(|named| named.text())
+        self.names.of_allocation(seq).map(|named| named.text())
     }
 
     /// The common name of an origin's blocks that were allocated at `seq`. `None` unless each of the `blocks` blocks
     /// has a name.
     fn common_name(&self, origin: &Origin, blocks: u64, seq: u64) -> Option<String> {
-        let named = self.names.of_source(origin.stack, origin.context, seq);
+        let named = self.names.of_allocation_site(origin.stack, origin.context, seq);
         // The same stack can allocate tensors of another kind, which have names of their own.
         let own = |kind: TensorKind| match kind {
             TensorKind::Parameter | TensorKind::Buffer => Category::Parameter,
@@ -501,20 +513,27 @@ impl Context<'_> {
         texts.sort_unstable();
         texts.dedup();
         // Names must be distinct, because a gradient gets the same name again in each step.
-        (texts.len() as u64 == blocks).then(|| common(&texts))?
+        (texts.len() as u64 == blocks).then(|| name_pattern(&texts))?
     }
 
-    fn phases(&self, story: &DeviceStory, rows: &StepRows, part: Part, steps: u64) -> Vec<PhaseSummary> {
+    fn phases(&self, analysis: &DeviceAnalysis, rows: &StepRows, part: RunPart, steps: u64) -> Vec<PhaseSummary> {
         Phase::ALL
             .iter()
             .map(|&phase| (phase, rows.phases[phase as usize]))
             .filter(|(_, row)| !row.is_empty())
-            .map(|(phase, row)| self.phase(story, phase, &row, part, steps))
+            .map(|(phase, row)| self.phase(analysis, phase, &row, part, steps))
             .collect()
     }
 
-    fn phase(&self, story: &DeviceStory, phase: Phase, row: &PhaseRow, part: Part, steps: u64) -> PhaseSummary {
-        let kept = story.growth.kept(part, phase);
+    fn phase(
+        &self,
+        analysis: &DeviceAnalysis,
+        phase: Phase,
+        row: &PhaseRow,
+        part: RunPart,
+        steps: u64,
+    ) -> PhaseSummary {
+        let kept = analysis.growth.kept(part, phase);
         PhaseSummary {
             phase,
             allocations: row.allocations,
@@ -526,31 +545,37 @@ impl Context<'_> {
             after_bytes: row.after,
             kept: kept
                 .iter()
-                .map(|&(category, kept)| KeptSummary {
+                .map(|&(category, kept)| KeptCategory {
                     category,
                     bytes: kept.amount.bytes,
                     requested_bytes: kept.requested,
                     blocks: kept.amount.blocks,
-                    largest: self.largest(story, part, phase, category),
+                    largest_allocation: self.largest(analysis, part, phase, category),
                 })
                 .collect(),
-            given_back: story
+            freed_of_other_phases: analysis
                 .growth
-                .given_back(part, phase)
+                .freed_of_other_phases(part, phase)
                 .iter()
                 .map(|(category, a)| CategoryAmount { category: *category, bytes: a.bytes, blocks: a.blocks })
                 .collect(),
-            explanation: explain(story, &self.table, part, phase, steps),
+            explanation: explain(analysis, &self.table, part, phase, steps),
         }
     }
 
-    fn largest(&self, story: &DeviceStory, part: Part, phase: Phase, category: Category) -> Option<SourceSummary> {
-        let sources = story.growth.sources(|s| s.part == part && s.phase == phase && s.category == category);
+    fn largest(
+        &self,
+        analysis: &DeviceAnalysis,
+        part: RunPart,
+        phase: Phase,
+        category: Category,
+    ) -> Option<KeptAllocation> {
+        let sources = analysis.growth.sources(|s| s.part == part && s.phase == phase && s.category == category);
         let (source, kept) = sources.first()?;
-        Some(SourceSummary {
+        Some(KeptAllocation {
             bytes: kept.amount.bytes,
             blocks: kept.amount.blocks,
-            stack: self.places.stack(source.stack, source.context),
+            stack: self.locations.stack(source.stack, source.context),
         })
     }
 
@@ -580,8 +605,8 @@ impl Context<'_> {
         let since = |ticks: u64| self.calibration.epoch_ns(ticks);
         LabelSummary {
             name: row.name.to_string(),
-            origin: if row.nvtx { "nvtx" } else { "record_function" }.to_owned(),
-            rule: row.rule.map(str::to_owned),
+            api: if row.nvtx { "nvtx" } else { "record_function" }.to_owned(),
+            rule: row.rule,
             times: row.times,
             allocations: row.allocations,
             allocated_bytes: row.allocated,
@@ -590,50 +615,50 @@ impl Context<'_> {
             kept_bytes: row.kept,
             peak_bytes: row.peak,
             after_bytes: row.after,
-            duration_ns: since(row.began.saturating_add(row.ticks)).saturating_sub(since(row.began)),
+            duration_ns: since(row.started.saturating_add(row.ticks)).saturating_sub(since(row.started)),
         }
     }
 
-    fn oom(&self, story: &DeviceStory, oom: &Oom, found: Option<&PostMortem>) -> OomSummary {
-        let (stack, node): (StackId, ContextId) = oom.by;
-        let total = u32::try_from(story.device).ok().and_then(|d| self.definitions.devices.get(&d)).map(|d| d.total);
-        let outside: u64 = oom.outside.iter().map(|(_, bytes)| bytes).sum();
-        let known = oom.there.usage.reserved.saturating_add(outside);
+    fn oom(&self, analysis: &DeviceAnalysis, oom: &Oom, found: Option<&OomReport>) -> OomSummary {
+        let (stack, node): (StackId, ContextId) = oom.requested_at;
+        let total = u32::try_from(analysis.device).ok().and_then(|d| self.definitions.devices.get(&d)).map(|d| d.total);
+        let outside: u64 = oom.outside_pytorch.iter().map(|(_, bytes)| bytes).sum();
+        let known = oom.in_use.usage.reserved.saturating_add(outside);
         let refused = refused_by_pytorch(oom);
-        let explained = oom_to_explain(story, self.process).is_some_and(|one| one.seq == oom.seq);
+        let explained = oom_to_explain(analysis, self.process).is_some_and(|one| one.seq == oom.seq);
         let same: Vec<String> = match found.filter(|_| explained) {
             Some(found) => found.same_size.iter().filter_map(|seq| self.name(*seq)).collect(),
             None => Vec::new(),
         };
-        let last = story.ooms.last().is_some_and(|last| last.seq == oom.seq);
+        let last = analysis.ooms.last().is_some_and(|last| last.seq == oom.seq);
         OomSummary {
-            wanted_bytes: oom.wanted,
-            by: self.places.stack(stack, node),
-            rule: oom.rule.to_owned(),
-            there: self.moment(&oom.there, false),
+            requested_bytes: oom.requested,
+            requested_at: self.locations.stack(stack, node),
+            phase_rule: oom.rule,
+            in_use: self.memory_state(&oom.in_use, false),
             device_free_bytes: oom.device_free,
-            cached_bytes: oom.there.usage.reserved.saturating_sub(oom.there.usage.allocated),
+            reserved_but_unallocated_bytes: oom.in_use.usage.reserved.saturating_sub(oom.in_use.usage.allocated),
             largest_free_bytes: oom.reserved.largest_free,
-            outside_allocator_bytes: outside,
-            outside: self.outside(&oom.outside),
-            others_bytes: total
+            outside_pytorch_bytes: outside,
+            outside_pytorch: self.outside_pytorch(&oom.outside_pytorch),
+            contexts_and_other_processes_bytes: total
                 .filter(|total| *total > 0)
                 .zip(oom.device_free)
                 .and_then(|(total, free)| total.checked_sub(free)?.checked_sub(known)),
             refused_by_pytorch: refused,
-            short_bytes: oom.device_free.and_then(|free| oom.wanted.checked_sub(free)).filter(|short| *short > 0),
-            wanted_for: found.filter(|_| explained).and_then(|found| wanted_for(oom, &found.live, &self.names)),
+            short_bytes: oom.device_free.and_then(|free| oom.requested.checked_sub(free)).filter(|short| *short > 0),
+            requested_for: found.filter(|_| explained).and_then(|found| requested_for(oom, &found.in_use, &self.names)),
             as_large_as: match (&same[..], found.map(|found| found.same_size.len())) {
                 ([only], Some(1)) => Some(only.clone()),
                 _ => None,
             },
-            state_needed_bytes: state_needed(story, &self.table).filter(|needed| {
-                let there = oom.there.by_category()[Category::OptimizerState as usize].bytes;
-                oom.phase == Phase::Optimizer && there < *needed
+            optimizer_state_needed_bytes: state_needed(analysis, &self.table).filter(|needed| {
+                let in_use = oom.in_use.by_category()[Category::OptimizerState as usize].bytes;
+                oom.phase == Phase::Optimizer && in_use < *needed
             }),
             fatal: match self.process.exit().success() {
                 // The program went on after the error.
-                _ if !last || !story.ooms.unwound_to_the_end() => Some(false),
+                _ if !last || !analysis.ooms.unwound_to_the_end() => Some(false),
                 Some(success) => Some(!success),
                 None => None,
             },
@@ -641,8 +666,8 @@ impl Context<'_> {
     }
 
     /// The owners of memory outside the caching allocator, most bytes first.
-    fn outside(&self, held: &[(Owner, u64)]) -> Vec<OutsideSummary> {
-        let mut all: Vec<OutsideSummary> = Vec::new();
+    fn outside_pytorch(&self, held: &[(Owner, u64)]) -> Vec<OwnerBytes> {
+        let mut all: Vec<OwnerBytes> = Vec::new();
         for (owner, bytes) in held {
             let name = match owner {
                 Owner::CachingAllocator => continue,
@@ -650,18 +675,18 @@ impl Context<'_> {
             };
             match all.iter_mut().find(|one| one.owner == name) {
                 Some(one) => one.bytes += bytes,
-                None => all.push(OutsideSummary { owner: name.to_owned(), bytes: *bytes }),
+                None => all.push(OwnerBytes { owner: name.to_owned(), bytes: *bytes }),
             }
         }
         all.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.owner.cmp(&b.owner)));
         all
     }
 
-    /// The owners of memory in one place, most bytes first.
-    fn owners(&self, story: &Story, place: Place) -> Vec<OwnerSummary> {
+    /// The owners of memory at one location, most bytes first.
+    fn owners(&self, analysis: &Analysis, location: MemoryLocation) -> Vec<OwnerSummary> {
         let mut owners: Vec<OwnerSummary> = Vec::new();
-        for ((_, owner), held) in story.owners.iter().filter(|((p, _), held)| *p == place && held.peak > 0) {
-            let (name, module) = match owner {
+        for ((_, owner), usage) in analysis.owners.iter().filter(|((l, _), usage)| *l == location && usage.peak > 0) {
+            let (name, object) = match owner {
                 Owner::CachingAllocator => ("PyTorch's caching allocator", None),
                 Owner::Module(id) => {
                     let path = self.definitions.module(*id).unwrap_or_default();
@@ -670,10 +695,10 @@ impl Context<'_> {
             };
             owners.push(OwnerSummary {
                 owner: name.to_owned(),
-                module,
-                end_bytes: held.now,
-                peak_bytes: held.peak,
-                allocations: held.allocations,
+                object,
+                end_bytes: usage.current,
+                peak_bytes: usage.peak,
+                allocations: usage.allocations,
             });
         }
         owners.sort_by(|a, b| b.peak_bytes.cmp(&a.peak_bytes).then(a.owner.cmp(&b.owner)));
@@ -682,8 +707,8 @@ impl Context<'_> {
 }
 
 fn by_category(amounts: [Amount; Category::ALL.len()]) -> Vec<CategoryAmount> {
-    let there = Category::ALL.iter().zip(amounts).filter(|(_, amount)| amount.blocks > 0);
-    there.map(|(&category, a)| CategoryAmount { category, bytes: a.bytes, blocks: a.blocks }).collect()
+    let present = Category::ALL.iter().zip(amounts).filter(|(_, amount)| amount.blocks > 0);
+    present.map(|(&category, a)| CategoryAmount { category, bytes: a.bytes, blocks: a.blocks }).collect()
 }
 
 pub(super) fn totals(usage: &Usage) -> Totals {

@@ -1,7 +1,9 @@
 //! Limits and baselines: `CheckReport`. `analysis/schema/check.schema.json` describes its JSON.
 //!
 //! An incomplete recording fails the check. Reasons are a limit that the recording cannot answer, lost events, or a
-//! program that did not end successfully. [`CheckWanted::allow_incomplete`] accepts such a recording.
+//! program that did not end successfully. [`CheckOptions::allow_incomplete`] accepts such a recording.
+//!
+//! The doc comments of the report types are the descriptions in the JSON Schema.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,28 +11,28 @@ use serde::{Deserialize, Serialize};
 use super::build::{is_snapshot, when};
 use super::compare::line_text;
 use super::diff::{DevicePair, DiffReport};
-use super::places::is_library;
+use super::locations::is_library;
 use super::summary::{DeviceSummary, ProcessSummary, StackSummary, Summary, schema_text};
 use super::text::{device_name, process_name};
 use super::units::{count_text, signed_size_text, size_text};
 use memtrace_input::printable;
 use memtrace_insight::passes::{Category, Phase};
-use memtrace_insight::rules::ILLNESSES;
+use memtrace_insight::rules::{DIAGNOSTICS, RuleId};
 
 /// The version of the structure: major.minor.
-pub const CHECK_VERSION: &str = "1.0";
+pub const CHECK_VERSION: &str = "2.0";
 
 /// Losses that do not affect any peak.
 const HARMLESS: [&str; 13] = [
     "definitions_dropped",
     "forward_stacks_lost",
     "labels_dropped",
-    "names_cut",
-    "nn_calls_cut",
+    "names_dropped",
+    "nn_calls_merged",
     "reentered",
     "reporter_mismatches",
-    "stacks_cut",
-    "strings_cut",
+    "stacks_truncated",
+    "strings_truncated",
     "unknown_definitions",
     "unmatched_cuda_frees",
     "unwind_mismatches",
@@ -57,7 +59,7 @@ impl Tolerance {
 
 /// The limits for a run. Sizes are in bytes; `None` means no limit.
 #[derive(Clone, PartialEq, Debug)]
-pub struct CheckWanted {
+pub struct CheckOptions {
     /// The maximum peak of allocated bytes of any device of any process (`torch.cuda.max_memory_allocated`).
     pub max_peak: Option<u64>,
     /// The maximum peak of reserved bytes (`torch.cuda.max_memory_reserved`).
@@ -66,8 +68,8 @@ pub struct CheckWanted {
     pub max_leak: Option<u64>,
     /// Whether out-of-memory errors fail the check, caught or not.
     pub no_oom: bool,
-    /// The rules whose findings fail the check.
-    pub no_findings: Vec<String>,
+    /// The diagnostic rules whose issues fail the check.
+    pub no_issues: Vec<String>,
     /// How far a run may exceed its baseline, if there is one.
     pub tolerance: Tolerance,
     /// Checks only processes of this rank.
@@ -78,63 +80,63 @@ pub struct CheckWanted {
     pub allow_incomplete: bool,
 }
 
-/// What came of it.
+/// The result of a check: each limit with the measured value. A field whose name ends in `_bytes` is in bytes.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct CheckReport {
-    /// The version of this structure.
+    /// The version of this structure: major.minor. A new major version renames or removes fields.
     pub version: String,
-    /// What was checked.
+    /// The path of the run folder, trace or snapshot that was checked.
     pub run: String,
-    /// Whether everything is fine.
-    pub ok: bool,
-    /// The same in a line.
-    pub verdict: String,
-    /// Each limit for each device: what failed first.
+    /// Whether every limit passed.
+    pub passed: bool,
+    /// The result in one line: `ok` or `FAIL`, and the limits.
+    pub headline: String,
+    /// The result of each limit for each device. Failed limits come first.
     pub results: Vec<CheckResult>,
-    /// What to know besides, in words.
+    /// Further facts about the run or the baseline, as text.
     pub notes: Vec<String>,
 }
 
-/// A limit and what it met.
+/// The result of one limit for one device.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct CheckResult {
-    /// The limit: `max-peak`, `max-reserved`, `max-leak`, `no-oom`, `no-finding`, `baseline-peak`, `baseline-reserved`, or `recording` for what
-    /// the recording lacks.
+    /// The name of the limit: `max-peak`, `max-reserved`, `max-leak`, `no-oom`, `no-issue`, `baseline-peak` or
+    /// `baseline-reserved`. `recording` stands for a gap of the recording.
     pub limit: String,
-    /// Whether it is kept.
-    pub ok: bool,
-    /// What there was; absent where it is not known.
+    /// Whether the limit passed.
+    pub passed: bool,
+    /// The measured value in bytes. Absent if it is unknown, or if the limit is not a size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value_bytes: Option<u64>,
-    /// What is allowed.
+    /// The highest value in bytes that passes. Absent if the limit is not a size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
-    /// The process.
+    /// The process id. Absent if the result is not about one process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Its rank in a distributed job.
+    /// The rank in a distributed job. Absent outside a distributed job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// The device; -1 is the CPU.
+    /// The device ordinal; -1 is the CPU. Absent if the result is not about one device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<i16>,
-    /// The step.
+    /// The step of the peak, counted from 0. Absent before the first step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u32>,
-    /// The phase.
+    /// The phase of the peak. Absent if the result is not about one device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// The file of the program's line to look at, where one is known.
+    /// The path of the source file of the program's line that is responsible. Absent if no line is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// The line.
+    /// The line number in `file`. Absent if no line is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<u32>,
-    /// All of it in words.
+    /// The result as text.
     pub text: String,
 }
 
-/// The peaks of an earlier run, to compare a run with.
+/// The peaks of an earlier run, for comparison.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 pub struct Baseline {
     version: String,
@@ -176,11 +178,11 @@ impl Baseline {
     /// Reads a `summary.json`. The error describes what is wrong with it.
     pub fn from_json(text: &str) -> Result<Baseline, String> {
         let baseline: Baseline =
-            serde_json::from_str(text).map_err(|e| format!("this is no summary.json of memtrace: {e}"))?;
+            serde_json::from_str(text).map_err(|e| format!("not a summary.json of memtrace: {e}"))?;
         match baseline.version.split_once('.') {
-            Some(("1", _)) => Ok(baseline),
+            Some(("2", _)) => Ok(baseline),
             _ => Err(format!(
-                "version {} of summary.json is not known to this memtrace: make the baseline anew",
+                "version {} of summary.json is not supported by this version of memtrace: record the baseline again",
                 baseline.version
             )),
         }
@@ -193,7 +195,7 @@ impl Baseline {
 }
 
 /// A device of the run.
-struct Checked<'a> {
+struct CheckedDevice<'a> {
     process: &'a ProcessSummary,
     device: &'a DeviceSummary,
 }
@@ -204,28 +206,31 @@ pub fn check(
     summary: &Summary,
     baseline: Option<&Baseline>,
     diff: Option<&DiffReport>,
-    wanted: &CheckWanted,
+    options: &CheckOptions,
 ) -> CheckReport {
-    let processes = summary.processes.iter().filter(|p| wanted.rank.is_none_or(|rank| p.rank == Some(rank)));
-    let all: Vec<Checked<'_>> = processes
-        .flat_map(|process| process.devices.iter().map(move |device| Checked { process, device }))
-        .filter(|c| wanted.device.is_none_or(|device| c.device.device == device) && c.device.highest.reserved_bytes > 0)
+    let processes = summary.processes.iter().filter(|p| options.rank.is_none_or(|rank| p.rank == Some(rank)));
+    let all: Vec<CheckedDevice<'_>> = processes
+        .flat_map(|process| process.devices.iter().map(move |device| CheckedDevice { process, device }))
+        .filter(|c| {
+            options.device.is_none_or(|device| c.device.device == device) && c.device.highest.reserved_bytes > 0
+        })
         .collect();
     let mut results = Vec::new();
     let mut notes = Vec::new();
-    incomplete(summary, &all, wanted, &mut results, &mut notes);
+    incomplete(summary, &all, options, &mut results, &mut notes);
     for one in &all {
-        limits(one, wanted, &mut results);
+        limits(one, options, &mut results);
     }
-    if wanted.no_findings.iter().any(|rule| rule != ANY && !ILLNESSES.iter().any(|known| known.name == *rule)) {
-        results.push(CheckResult { limit: "no-finding".into(), text: "no such rule".into(), ..CheckResult::default() });
+    let is_rule = |name: &str| name == ANY || DIAGNOSTICS.iter().any(|rule| rule.id.as_str() == name);
+    if options.no_issues.iter().any(|name| !is_rule(name)) {
+        results.push(CheckResult { limit: "no-issue".into(), text: "unknown rule".into(), ..CheckResult::default() });
     }
     if let Some(baseline) = baseline {
-        beside(&all, baseline, diff, wanted, &mut results, &mut notes);
+        compare_with_baseline(&all, baseline, diff, options, &mut results, &mut notes);
     }
-    results.sort_by_key(|result| result.ok);
-    let failed = results.iter().filter(|result| !result.ok).count();
-    let verdict = match (failed, results.first()) {
+    results.sort_by_key(|result| result.passed);
+    let failed = results.iter().filter(|result| !result.passed).count();
+    let headline = match (failed, results.first()) {
         (0, None) => "ok".to_owned(),
         (0, Some(_)) => format!("ok  {}", results.iter().map(|r| &*r.text).collect::<Vec<_>>().join("; ")),
         (1, Some(first)) => format!("FAIL  {}", first.text),
@@ -235,8 +240,8 @@ pub fn check(
     CheckReport {
         version: CHECK_VERSION.to_owned(),
         run: summary.run.path.clone(),
-        ok: failed == 0,
-        verdict,
+        passed: failed == 0,
+        headline,
         results,
         notes,
     }
@@ -248,55 +253,58 @@ pub(super) const ANY: &str = "any";
 /// Adds a failed result or a note for each gap of the recording.
 fn incomplete(
     summary: &Summary,
-    all: &[Checked<'_>],
-    wanted: &CheckWanted,
+    all: &[CheckedDevice<'_>],
+    options: &CheckOptions,
     results: &mut Vec<CheckResult>,
     notes: &mut Vec<String>,
 ) {
-    let mut lacks: Vec<String> = Vec::new();
+    let mut gaps: Vec<String> = Vec::new();
     for (name, count) in summary.losses.iter().filter(|(name, _)| !HARMLESS.contains(&&***name)) {
-        lacks.push(format!("the recording is not whole: {} {}", count_text(*count), name.replace('_', " ")));
+        gaps.push(format!("the recording is incomplete: {} {}", count_text(*count), name.replace('_', " ")));
     }
-    lacks.extend(summary.problems.iter().cloned());
+    gaps.extend(summary.problems.iter().cloned());
     if summary.run.exit.success() == Some(false) {
-        lacks.push(format!(
-            "the program did not end well ({}): what it would have needed is not known",
-            summary.run.outcome
-        ));
+        gaps.push(format!("the program failed ({}), so its full memory use is unknown", summary.run.outcome));
     }
     if is_snapshot(&summary.processes) {
         if summary.run.events == 0 {
-            lacks.push("a snapshot without events does not tell the peak: record with torch.cuda.memory._record_memory_history()".into());
+            gaps.push(
+                "a snapshot without events does not have the peak: record with \
+                 torch.cuda.memory._record_memory_history()"
+                    .into(),
+            );
         }
         let older =
             summary.processes.iter().flat_map(|p| &p.notices).filter(|n| n.text.contains("older than its first event"));
         notes.extend(
-            older.map(|notice| format!("a peak before the snapshot's first event is not known: {}", notice.text)),
+            older.map(|notice| format!("a peak before the snapshot's first event is unknown: {}", notice.text)),
         );
     }
-    for text in lacks {
-        if wanted.allow_incomplete {
+    for text in gaps {
+        if options.allow_incomplete {
             notes.push(text);
         } else {
-            let text = format!("{text} (--allow-incomplete accepts that)");
+            let text = format!("{text} (--allow-incomplete accepts this)");
             results.push(CheckResult { limit: "recording".into(), text, ..CheckResult::default() });
         }
     }
     // A run without any memory to check never passes, even if incomplete recordings are accepted.
     if all.is_empty() {
-        let text = "no memory was recorded on any device that was asked for".to_owned();
+        let text = "no memory was recorded on any selected device".to_owned();
         results.push(CheckResult { limit: "recording".into(), text, ..CheckResult::default() });
     }
 }
 
-impl Checked<'_> {
+impl CheckedDevice<'_> {
     /// Formats the device and its peak: `GPU 0, step 3, backward, model.py:88 forward`. The process is included if it
     /// has a rank.
     fn at_peak(&self) -> String {
         let mut parts = vec![self.name()];
         if let Some(peak) = &self.device.peak {
             parts.push(when(peak.step, peak.phase).trim_start_matches("at ").to_owned());
-            parts.extend(peak.by.iter().map(|by| by.place.clone()).filter(|place| !place.is_empty()));
+            parts.extend(
+                peak.allocated_at.iter().map(|stack| stack.location.clone()).filter(|location| !location.is_empty()),
+            );
         }
         parts.join(", ")
     }
@@ -311,10 +319,10 @@ impl Checked<'_> {
     /// Makes a result about this device, at its peak.
     fn result(&self, limit: &str, value: Option<u64>, allowed: Option<u64>, text: String) -> CheckResult {
         let peak = self.device.peak.as_ref();
-        let (file, line) = own_line(peak.and_then(|peak| peak.by.as_ref()));
+        let (file, line) = own_line(peak.and_then(|peak| peak.allocated_at.as_ref()));
         CheckResult {
             limit: limit.to_owned(),
-            ok: value.zip(allowed).is_some_and(|(value, allowed)| value <= allowed),
+            passed: value.zip(allowed).is_some_and(|(value, allowed)| value <= allowed),
             value_bytes: value,
             limit_bytes: allowed,
             pid: Some(self.process.pid),
@@ -335,69 +343,72 @@ fn own_line(stack: Option<&StackSummary>) -> (Option<String>, Option<u32>) {
     (own.map(|frame| frame.filename.clone()), own.map(|frame| frame.line))
 }
 
-fn sign(value: u64, allowed: u64) -> &'static str {
+fn comparison(value: u64, allowed: u64) -> &'static str {
     if value > allowed { ">" } else { "<=" }
 }
 
-fn limits(one: &Checked<'_>, wanted: &CheckWanted, results: &mut Vec<CheckResult>) {
+fn limits(one: &CheckedDevice<'_>, options: &CheckOptions, results: &mut Vec<CheckResult>) {
     let highest = &one.device.highest;
     for (limit, what, value, allowed) in [
-        ("max-peak", "peak", highest.allocated_bytes, wanted.max_peak),
-        ("max-reserved", "reserved", highest.reserved_bytes, wanted.max_reserved),
+        ("max-peak", "peak", highest.allocated_bytes, options.max_peak),
+        ("max-reserved", "reserved", highest.reserved_bytes, options.max_reserved),
     ] {
         let Some(allowed) = allowed else { continue };
         // Reserved bytes are known only from segment events, which have no place in the program.
         let place = if limit == "max-peak" { one.at_peak() } else { one.name() };
-        let text = format!("{what} {} {} {} ({place})", size_text(value), sign(value, allowed), size_text(allowed));
+        let text =
+            format!("{what} {} {} {} ({place})", size_text(value), comparison(value, allowed), size_text(allowed));
         results.push(one.result(limit, Some(value), Some(allowed), text));
     }
-    if let Some(allowed) = wanted.max_leak {
+    if let Some(allowed) = options.max_leak {
         results.push(leak(one, allowed));
     }
-    if wanted.no_oom {
+    if options.no_oom {
         let count = one.device.oom_count;
         let text = match one.device.ooms.first() {
             Some(oom) => {
-                let place = if oom.by.place.is_empty() { String::new() } else { format!(", {}", oom.by.place) };
-                let (step, phase) = (oom.there.step, oom.there.phase);
+                let location = &oom.requested_at.location;
+                let location = if location.is_empty() { String::new() } else { format!(", {location}") };
+                let (step, phase) = (oom.in_use.step, oom.in_use.phase);
                 format!(
-                    "{} out-of-memory error{}: wanted {} {} ({}{place})",
+                    "{} out-of-memory error{}: requested {} {} ({}{location})",
                     count_text(count),
                     if count == 1 { "" } else { "s" },
-                    size_text(oom.wanted_bytes),
+                    size_text(oom.requested_bytes),
                     when(step, phase),
                     one.name()
                 )
             }
             None => format!("no out-of-memory error ({})", one.name()),
         };
-        let (file, line) = own_line(one.device.ooms.first().map(|oom| &oom.by));
-        results.push(CheckResult { ok: count == 0, file, line, ..one.result("no-oom", None, None, text) });
+        let (file, line) = own_line(one.device.ooms.first().map(|oom| &oom.requested_at));
+        results.push(CheckResult { passed: count == 0, file, line, ..one.result("no-oom", None, None, text) });
     }
-    for rule in &wanted.no_findings {
-        let mine = one.process.findings.iter().filter(|f| f.device == one.device.device);
-        let found: Vec<_> = mine.filter(|f| rule == ANY || f.rule == *rule).collect();
-        for finding in &found {
-            let place = finding.place.as_ref().map_or_else(String::new, |p| format!(", {}", p.place));
-            let text = format!("{}: {} ({}{place})", finding.rule, finding.headline, one.name());
-            let (file, line) = own_line(finding.place.as_ref());
-            let result = one.result("no-finding", Some(finding.bytes), Some(0), text);
-            results.push(CheckResult { ok: false, file, line, ..result });
+    for rule in &options.no_issues {
+        let of_device = one.process.issues.iter().filter(|issue| issue.device == one.device.device);
+        let matching: Vec<_> = of_device.filter(|issue| rule == ANY || issue.rule.as_str() == rule).collect();
+        for issue in &matching {
+            let location = issue.stack.as_ref().map_or_else(String::new, |stack| format!(", {}", stack.location));
+            let text = format!("{}: {} ({}{location})", issue.rule, issue.headline, one.name());
+            let (file, line) = own_line(issue.stack.as_ref());
+            let result = one.result("no-issue", Some(issue.bytes), Some(0), text);
+            results.push(CheckResult { passed: false, file, line, ..result });
         }
-        if found.is_empty() {
-            let text = format!("no finding of {rule} ({})", one.name());
+        if matching.is_empty() {
+            let of_rule = if rule == ANY { String::new() } else { format!(" of rule {rule}") };
+            let text = format!("no issue{of_rule} ({})", one.name());
             results.push(CheckResult {
-                ok: true,
+                passed: true,
                 file: None,
                 line: None,
-                ..one.result("no-finding", None, None, text)
+                ..one.result("no-issue", None, None, text)
             });
         }
     }
 }
 
 /// Checks the growth per step.
-fn leak(one: &Checked<'_>, allowed: u64) -> CheckResult {
+fn leak(one: &CheckedDevice<'_>, allowed: u64) -> CheckResult {
     let mut count = i64::from(one.device.later_steps_count);
     let mut net: i64 = one.device.later_steps.iter().map(|phase| phase.net_bytes).sum();
     let last = one.device.steps.saturating_sub(1);
@@ -411,27 +422,23 @@ fn leak(one: &Checked<'_>, allowed: u64) -> CheckResult {
         }
     }
     if count == 0 {
-        let text = format!(
-            "what is kept from step to step is not known: {} steps were recorded ({})",
-            one.device.steps,
-            one.name()
-        );
+        let text = format!("the growth per step is unknown: {} steps were recorded ({})", one.device.steps, one.name());
         return one.result("max-leak", None, Some(allowed), text);
     }
     let each = net.div_euclid(count) + i64::from(net.rem_euclid(count) > 0);
     let value = u64::try_from(each).unwrap_or(0);
-    let finding = one
-        .process
-        .findings
-        .iter()
-        .find(|f| f.device == one.device.device && ["leak", "graph kept"].contains(&&*f.rule) && f.place.is_some());
-    let place = finding.and_then(|f| f.place.as_ref());
-    let (file, line) = own_line(place);
-    let place = place.map_or_else(String::new, |place| format!(", {}", place.place));
+    let issue = one.process.issues.iter().find(|issue| {
+        issue.device == one.device.device
+            && matches!(issue.rule, RuleId::Leak | RuleId::GraphKept)
+            && issue.stack.is_some()
+    });
+    let stack = issue.and_then(|issue| issue.stack.as_ref());
+    let (file, line) = own_line(stack);
+    let location = stack.map_or_else(String::new, |stack| format!(", {}", stack.location));
     let text = format!(
-        "{} kept with each step {} {} ({}, {} steps{place})",
+        "{} growth per step {} {} ({}, {} steps{location})",
         size_text(value),
-        sign(value, allowed),
+        comparison(value, allowed),
         size_text(allowed),
         one.name(),
         count_text(count as u64)
@@ -439,30 +446,31 @@ fn leak(one: &Checked<'_>, allowed: u64) -> CheckResult {
     CheckResult { file, line, ..one.result("max-leak", Some(value), Some(allowed), text) }
 }
 
-fn beside(
-    all: &[Checked<'_>],
+/// Compares each device with the baseline.
+fn compare_with_baseline(
+    all: &[CheckedDevice<'_>],
     baseline: &Baseline,
     diff: Option<&DiffReport>,
-    wanted: &CheckWanted,
+    options: &CheckOptions,
     results: &mut Vec<CheckResult>,
     notes: &mut Vec<String>,
 ) {
-    let processes = baseline.processes.iter().filter(|p| wanted.rank.is_none_or(|rank| p.rank == Some(rank)));
-    let mut known: Vec<(&BaselineProcess, &BaselineDevice)> = processes
+    let processes = baseline.processes.iter().filter(|p| options.rank.is_none_or(|rank| p.rank == Some(rank)));
+    let mut unmatched: Vec<(&BaselineProcess, &BaselineDevice)> = processes
         .flat_map(|process| process.devices.iter().map(move |device| (process, device)))
-        .filter(|(_, d)| wanted.device.is_none_or(|device| d.device == device) && d.highest.reserved_bytes > 0)
+        .filter(|(_, d)| options.device.is_none_or(|device| d.device == device) && d.highest.reserved_bytes > 0)
         .collect();
-    let alone = all.len() == 1 && known.len() == 1;
+    let alone = all.len() == 1 && unmatched.len() == 1;
     for one in all {
         let is_it = |(process, device): &(&BaselineProcess, &BaselineDevice)| {
             alone || process.rank == one.process.rank && device.device == one.device.device
         };
-        let Some(index) = known.iter().position(is_it) else {
+        let Some(index) = unmatched.iter().position(is_it) else {
             let text = format!("the baseline has no {}", one.name());
             results.push(one.result("baseline-peak", None, None, text));
             continue;
         };
-        let (process, before) = known.remove(index);
+        let (process, before) = unmatched.remove(index);
         let pair = diff.and_then(|diff| {
             diff.pairs.iter().find(|pair| {
                 (pair.a.pid, pair.a.device) == (process.pid, before.device)
@@ -474,15 +482,18 @@ fn beside(
             ("baseline-peak", "peak", highest.allocated_bytes, before.highest.allocated_bytes),
             ("baseline-reserved", "reserved", highest.reserved_bytes, before.highest.reserved_bytes),
         ] {
-            let allowed = wanted.tolerance.of(was);
+            let allowed = options.tolerance.of(was);
             let difference = signed_size_text(value as i64 - was as i64);
-            let (most, place) =
-                if limit == "baseline-peak" && value > allowed { most(one, before, pair) } else { Default::default() };
+            let (change, place) = if limit == "baseline-peak" && value > allowed {
+                largest_change(one, before, pair)
+            } else {
+                Default::default()
+            };
             let at = if limit == "baseline-peak" { one.at_peak() } else { one.name() };
             let text = format!(
-                "{what} {} {} {} ({difference} beside the baseline's {}; {at}){most}",
+                "{what} {} {} {} ({difference} compared with the baseline's {}; {at}){change}",
                 size_text(value),
-                sign(value, allowed),
+                comparison(value, allowed),
                 size_text(allowed),
                 size_text(was)
             );
@@ -491,9 +502,9 @@ fn beside(
                 (result.file, result.line) = (Some(file), Some(line));
             }
             results.push(result);
-            if value < was.saturating_sub(wanted.tolerance.of(was) - was) {
+            if value < was.saturating_sub(options.tolerance.of(was) - was) {
                 notes.push(format!(
-                    "{what} {} is below the baseline's {}: a new baseline would hold it there ({})",
+                    "{what} {} is below the baseline's {}: record a new baseline to keep it there ({})",
                     size_text(value),
                     size_text(was),
                     one.name()
@@ -501,9 +512,9 @@ fn beside(
             }
         }
     }
-    for (process, device) in known {
+    for (process, device) in unmatched {
         let rank = process.rank.map_or_else(String::new, |rank| format!("rank {rank}, "));
-        let text = format!("the baseline has {rank}device {}, this run has not: it is not checked", device.device);
+        let text = format!("the baseline has {rank}device {}, but this run does not", device.device);
         results.push(CheckResult {
             limit: "baseline-peak".into(),
             rank: process.rank,
@@ -514,12 +525,16 @@ fn beside(
     }
 }
 
-/// What grew most compared with the baseline, as text, and the line to look at.
-fn most(one: &Checked<'_>, before: &BaselineDevice, pair: Option<&DevicePair>) -> (String, Option<(String, u32)>) {
+/// The largest growth compared with the baseline, as text, and its line.
+fn largest_change(
+    one: &CheckedDevice<'_>,
+    before: &BaselineDevice,
+    pair: Option<&DevicePair>,
+) -> (String, Option<(String, u32)>) {
     if let Some(line) = pair.and_then(|pair| pair.by_line.first()).filter(|line| line.change.difference_bytes > 0) {
         let frame = line.b_frame.as_ref().filter(|frame| !is_library(&frame.filename) && !frame.native);
         let place = frame.map(|frame| (frame.filename.clone(), frame.line));
-        return (format!("; the most: {}", line_text(line)), place);
+        return (format!("; largest change: {}", line_text(line)), place);
     }
     let (Some(now), Some(was)) = (&one.device.peak, &before.peak) else { return Default::default() };
     let of = |category: Category| {
@@ -528,7 +543,7 @@ fn most(one: &Checked<'_>, before: &BaselineDevice, pair: Option<&DevicePair>) -
     let grew = now.by_category.iter().map(|row| (row.bytes as i64 - of(row.category) as i64, row.category));
     match grew.max_by_key(|(difference, _)| *difference).filter(|(difference, _)| *difference > 0) {
         Some((difference, category)) => {
-            (format!("; the most: {} {}", signed_size_text(difference), category.plural()), None)
+            (format!("; largest change: {} {}", signed_size_text(difference), category.plural()), None)
         }
         None => Default::default(),
     }
@@ -546,12 +561,12 @@ impl CheckReport {
         printable::json(serde_json::to_string_pretty(self).unwrap_or_default() + "\n")
     }
 
-    /// The result as text: the verdict, then one line for each further failure and each note.
+    /// The result as text: the headline, then one line for each further failure and each note.
     pub fn to_text(&self) -> String {
-        let mut lines = vec![format!("memtrace check: {}", self.verdict)];
-        let failed = self.results.iter().filter(|result| !result.ok);
-        lines.extend(failed.skip(1).map(|result| format!("  also  {}", result.text)));
-        lines.extend(self.notes.iter().map(|note| format!("  note  {note}")));
+        let mut lines = vec![format!("memtrace check: {}", self.headline)];
+        let failed = self.results.iter().filter(|result| !result.passed);
+        lines.extend(failed.skip(1).map(|result| format!("  FAIL  {}", result.text)));
+        lines.extend(self.notes.iter().map(|note| format!("  note: {note}")));
         lines.iter().map(|line| printable::line(line).into_owned() + "\n").collect()
     }
 
@@ -560,7 +575,7 @@ impl CheckReport {
     pub fn to_github(&self, root: &str) -> String {
         let root = format!("{}/", root.trim_end_matches('/'));
         let mut out = String::new();
-        for result in self.results.iter().filter(|result| !result.ok) {
+        for result in self.results.iter().filter(|result| !result.passed) {
             let file = result.file.as_deref().and_then(|file| match file.strip_prefix(&root) {
                 None if file.starts_with('/') => None,
                 None => Some(file),
@@ -608,7 +623,7 @@ mod tests {
             text: "y".into(),
             ..CheckResult::default()
         };
-        let fine = CheckResult { ok: true, ..outside.clone() };
+        let fine = CheckResult { passed: true, ..outside.clone() };
         let report =
             CheckReport { results: vec![result, outside, fine], notes: vec!["n".into()], ..CheckReport::default() };
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Turns signals into findings: decides which of them amount to an issue, and words them with figures and lines.
+//! Turns signals into issues: decides which of them amount to an issue, and describes these with figures and locations.
 
 use std::collections::HashMap;
 
@@ -6,195 +6,198 @@ use memtrace_trace::definition::TensorKind;
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::explain::state_needed;
-use super::places::Places;
+use super::locations::Locations;
 use super::units::{count_text, share_text, size_text};
-use memtrace_input::Lane;
-use memtrace_insight::passes::illness::{Abandoned, Fate, Grown, Mark};
-use memtrace_insight::passes::{DeviceStory, Finding, Phase, StackTable, Story};
-use memtrace_insight::rules::illnesses as rules;
-use memtrace_replay::{HeldByCycle, Names};
+use memtrace_input::EventSource;
+use memtrace_insight::passes::diagnostics::{GraphIssue, GrowingSource, Mark, UnconsumedGraph};
+use memtrace_insight::passes::{Analysis, DeviceAnalysis, Issue, Phase, StackTable};
+use memtrace_insight::rules::diagnostics as rules;
+use memtrace_replay::{Names, ReferenceCycle};
 
-/// The minimum size of a finding: this many bytes, and one in this many parts of the peak.
-const LEAST: u64 = 1 << 20;
-const SHARE: u64 = 50;
+/// The minimum size of an issue: this many bytes, and one in this many parts of the peak.
+const MIN_BYTES: u64 = 1 << 20;
+const MIN_SHARE: u64 = 50;
 /// The minimum fragmentation to report: this many bytes, and one in this many parts of the reserved memory. Less is no
 /// fault of the program.
-const PINNED: (u64, u64) = (16 << 20, 4);
+const MIN_FRAGMENTATION: (u64, u64) = (16 << 20, 4);
 /// The maximum number of lines listed for one issue.
-const PLACES: usize = 3;
+const LOCATIONS: usize = 3;
 
-/// The inputs for wording signals.
-pub(super) struct Doctor<'a> {
-    pub(super) places: &'a Places<'a>,
+/// The inputs for describing signals.
+pub(super) struct IssueBuilder<'a> {
+    pub(super) locations: &'a Locations<'a>,
     pub(super) table: &'a StackTable,
     pub(super) ns_per_tick: f64,
-    /// Computes the tensor names. Called only if a finding needs them.
+    /// Computes the tensor names. Called only if an issue needs them.
     pub(super) names: &'a dyn Fn() -> Names,
-    /// Computes the reference cycles that `memtrace --cycles` recorded. Called only if a finding needs them.
-    pub(super) cycles: &'a dyn Fn() -> Vec<HeldByCycle>,
+    /// Computes the reference cycles that `memtrace --cycles` recorded. Called only if an issue needs them.
+    pub(super) cycles: &'a dyn Fn() -> Vec<ReferenceCycle>,
 }
 
-impl Doctor<'_> {
-    /// All findings about a process.
-    pub(super) fn findings(&self, story: &Story) -> Vec<Finding> {
-        let mut findings = Vec::new();
-        for device in &story.devices {
-            let at = Device { doctor: self, story: device };
-            let graphs = at.growing(&mut findings);
-            at.graphs(graphs, &mut findings);
-            findings.extend(at.gradients());
-            findings.extend(at.garbage());
-            findings.extend(at.checkpoint());
-            findings.extend(at.wrong_device(story));
-            findings.extend(at.fragmentation());
-            findings.extend(at.buckets());
-            findings.extend(at.workspaces());
-            findings.extend(at.optimizer_state());
-            findings.extend(at.deferred());
+impl IssueBuilder<'_> {
+    /// All issues about a process.
+    pub(super) fn issues(&self, analysis: &Analysis) -> Vec<Issue> {
+        let mut issues = Vec::new();
+        for device in &analysis.devices {
+            let at = DeviceIssues { builder: self, analysis: device };
+            let graphs = at.growing(&mut issues);
+            at.graphs(graphs, &mut issues);
+            issues.extend(at.gradients());
+            issues.extend(at.garbage());
+            issues.extend(at.checkpoint());
+            issues.extend(at.wrong_device(analysis));
+            issues.extend(at.fragmentation());
+            issues.extend(at.buckets());
+            issues.extend(at.workspaces());
+            issues.extend(at.optimizer_state());
+            issues.extend(at.deferred());
         }
-        findings
+        issues
     }
 
     fn line(&self, stack: StackId, context: ContextId) -> String {
-        let place = self.places.stack(stack, context).place;
-        if place.is_empty() { "an unknown place".to_owned() } else { place }
+        let location = self.locations.stack(stack, context).location;
+        if location.is_empty() { "an unknown location".to_owned() } else { location }
     }
 }
 
-struct Device<'a> {
-    doctor: &'a Doctor<'a>,
-    story: &'a DeviceStory,
+struct DeviceIssues<'a> {
+    builder: &'a IssueBuilder<'a>,
+    analysis: &'a DeviceAnalysis,
 }
 
-impl Device<'_> {
+impl DeviceIssues<'_> {
     fn peak(&self) -> u64 {
-        self.story.peak.usage.allocated
+        self.analysis.peak.usage.allocated
     }
 
-    /// Whether this many bytes are worth a finding.
+    /// Whether this many bytes are worth an issue.
     fn matters(&self, bytes: u64) -> bool {
-        bytes >= LEAST && bytes.saturating_mul(SHARE) >= self.peak()
+        bytes >= MIN_BYTES && bytes.saturating_mul(MIN_SHARE) >= self.peak()
     }
 
     /// Whether the peak is at or after the event with `seq` `from`, so that a block allocated there and kept counts for
     /// it.
     fn at_peak(&self, from: u64) -> bool {
-        self.story.peak.seq >= from
+        self.analysis.peak.seq >= from
     }
 
-    fn finding(&self, rule: &'static memtrace_insight::rules::IllnessRule, bytes: u64) -> Finding {
-        Finding {
+    fn issue(&self, rule: &'static memtrace_insight::rules::DiagnosticRule, bytes: u64) -> Issue {
+        Issue {
             rule,
-            device: self.story.device,
+            device: self.analysis.device,
             bytes,
             headline: String::new(),
             evidence: Vec::new(),
             place: None,
-            mend: String::new(),
+            fix: String::new(),
             saves: None,
             files: Vec::new(),
         }
     }
 
     /// Adds leaks and growing graphs. Returns whether growing graphs are among them.
-    fn growing(&self, findings: &mut Vec<Finding>) -> bool {
-        let grown = self.story.symptoms.growing.grown();
-        let (graph, others): (Vec<Grown>, Vec<Grown>) = grown.iter().partition(|g| g.bits & Mark::GRAPH != 0);
+    fn growing(&self, issues: &mut Vec<Issue>) -> bool {
+        let grown = self.analysis.signals.growing.grown();
+        let (graph, others): (Vec<GrowingSource>, Vec<GrowingSource>) =
+            grown.iter().partition(|g| g.bits & Mark::GRAPH != 0);
         // A hook that stores one tensor of every layer allocates at one line, so one line alone is no evidence of a
         // graph.
-        let mut lines: Vec<_> = graph.iter().map(|g| self.doctor.places.innermost(g.stack)).collect();
+        let mut lines: Vec<_> = graph.iter().map(|g| self.builder.locations.innermost(g.stack)).collect();
         lines.sort_unstable();
         lines.dedup();
         // A backward pass that freed more than stayed did consume its graph. What stayed are results.
-        let run: u64 = graph.iter().filter(|g| g.bits & Mark::RUN != 0).map(Grown::slope).sum();
-        let consumed = self.story.symptoms.graphs.consumed_in_all / u64::from(self.story.table.steps().max(1));
+        let run: u64 = graph.iter().filter(|g| g.bits & Mark::NODE_RAN != 0).map(GrowingSource::slope).sum();
+        let consumed = self.analysis.signals.graphs.total_consumed / u64::from(self.analysis.table.steps().max(1));
         let bytes = graph.iter().map(|g| g.bytes).sum();
-        let whole = graph.iter().all(|g| g.bits & Mark::RUN == 0) || run >= consumed;
+        let whole = graph.iter().all(|g| g.bits & Mark::NODE_RAN == 0) || run >= consumed;
         // Graphs that were freed together are evidence as well.
-        let fell = self.story.symptoms.graphs.found().iter().any(|(fate, _)| *fate == Fate::Kept);
-        let kept = !graph.is_empty() && (lines.len() >= 2 && whole || fell) && self.matters(bytes);
+        let was_freed_together = self.analysis.signals.graphs.found().iter().any(|(kind, _)| *kind == GraphIssue::Kept);
+        let kept = !graph.is_empty() && (lines.len() >= 2 && whole || was_freed_together) && self.matters(bytes);
         // Tensors that grow together with a graph are inputs that the graph keeps.
-        let with = |g: &Grown| {
+        let with = |g: &GrowingSource| {
             graph.iter().any(|of| of.first_step.abs_diff(g.first_step) <= 1 && of.blocks.abs_diff(g.blocks) <= 2)
         };
-        let (read, others): (Vec<Grown>, Vec<Grown>) = others.into_iter().partition(|g| kept && with(g));
+        let (read, others): (Vec<GrowingSource>, Vec<GrowingSource>) =
+            others.into_iter().partition(|g| kept && with(g));
         if kept {
-            findings.push(self.graph_grows(&graph, &read));
+            issues.push(self.graph_grows(&graph, &read));
         }
-        let leaks: Vec<Grown> = if kept { others } else { others.into_iter().chain(graph).collect() };
-        // One line can leak at several places below it.
-        let mut by_line: HashMap<String, Vec<Grown>> = HashMap::new();
+        let leaks: Vec<GrowingSource> = if kept { others } else { others.into_iter().chain(graph).collect() };
+        // One line can leak at several locations below it.
+        let mut by_line: HashMap<String, Vec<GrowingSource>> = HashMap::new();
         for leak in leaks {
-            by_line.entry(self.doctor.line(leak.stack, leak.context)).or_default().push(leak);
+            by_line.entry(self.builder.line(leak.stack, leak.context)).or_default().push(leak);
         }
-        let mut by_line: Vec<(String, Vec<Grown>)> = by_line.into_iter().collect();
+        let mut by_line: Vec<(String, Vec<GrowingSource>)> = by_line.into_iter().collect();
         by_line
             .sort_by_key(|(line, leaks)| (std::cmp::Reverse(leaks.iter().map(|g| g.bytes).sum::<u64>()), line.clone()));
-        for (_, leaks) in by_line.into_iter().take(PLACES) {
+        for (_, leaks) in by_line.into_iter().take(LOCATIONS) {
             let (bytes, blocks, slope) = sums(&leaks);
-            let workspaces = &self.story.symptoms.workspaces;
+            let workspaces = &self.analysis.signals.workspaces;
             if self.many_workspaces() && leaks.iter().any(|g| workspaces.stacks.contains(&g.stack)) {
                 continue;
             }
             let Some(largest) = leaks.iter().max_by_key(|g| g.bytes).filter(|_| self.matters(bytes)) else { continue };
-            findings.push(Finding {
+            issues.push(Issue {
                 headline: format!("{} more with each step, {} at the end", size_text(slope), size_text(bytes)),
                 evidence: vec![
                     format!(
-                        "{} blocks of it stayed, from step {} on: there were more in {} of {} looks at steps' begins",
+                        "{} blocks stay allocated, from step {} on; their number grew in {} of {} samples at step starts",
                         count_text(blocks),
                         largest.first_step,
                         largest.increases,
-                        largest.looked
+                        largest.samples
                     ),
                 ],
                 place: Some((largest.stack, largest.context)),
-                mend: "something that outlives the step (a list, a dict, an attribute) holds each of them: keep a number, a CPU copy, or fewer"
+                fix: "an object that outlives the step (a list, a dict, an attribute) holds each block: store a number, a CPU copy, or fewer tensors"
                     .to_owned(),
                 saves: Some(bytes).filter(|_| self.at_peak(largest.last_seq)),
-                ..self.finding(&rules::LEAK, bytes)
+                ..self.issue(&rules::LEAK, bytes)
             });
         }
         kept
     }
 
-    fn graph_grows(&self, graph: &[Grown], read: &[Grown]) -> Finding {
+    fn graph_grows(&self, graph: &[GrowingSource], read: &[GrowingSource]) -> Issue {
         let (bytes, blocks, slope) = sums(graph);
         let first = graph.iter().map(|g| g.first_step).min().unwrap_or(0);
         let last = graph.iter().max_by_key(|g| g.last_seq);
-        let run = graph.iter().filter(|g| g.bits & Mark::RUN != 0).map(|g| g.bytes).sum::<u64>() * 2 > bytes;
-        let backward = self.story.symptoms.graphs.backward;
+        let run = graph.iter().filter(|g| g.bits & Mark::NODE_RAN != 0).map(|g| g.bytes).sum::<u64>() * 2 > bytes;
+        let backward = self.analysis.signals.graphs.backward;
         let mut evidence = vec![format!(
-            "{} blocks that forwards kept for a backward stayed, from step {first} on, of {} places in the forward",
+            "{} blocks that forward passes saved for backward stay allocated, from step {first} on, of {} call sites in the forward pass",
             count_text(blocks),
             graph.len()
         )];
-        evidence
-            .extend(last.map(|l| format!("the last that each step added: {}", self.doctor.line(l.stack, l.context))));
+        evidence.extend(last.map(|l| format!("last block of each step: {}", self.builder.line(l.stack, l.context))));
         if let Some(input) = read.iter().max_by_key(|g| g.bytes) {
             let (bytes, blocks, _) = sums(read);
             evidence.push(format!(
-                "with them grew {} in {} blocks that they may have read: {}",
+                "{} in {} blocks grew with them, possibly as saved inputs: {}",
                 size_text(bytes),
                 count_text(blocks),
-                self.doctor.line(input.stack, input.context)
+                self.builder.line(input.stack, input.context)
             ));
         }
-        let (place, mend) = if run {
-            evidence.push("a backward ran through them and left them: retain_graph=True (or create_graph)".to_owned());
+        let (place, fix) = if run {
+            evidence.push(
+                "a backward pass ran through them and kept them: retain_graph=True (or create_graph=True)".to_owned(),
+            );
             (
                 (!backward.is_none()).then_some((backward, ContextId::NONE)),
-                "detach() what one step hands to the next, and drop retain_graph=True".to_owned(),
+                "detach() what one step passes to the next, and remove retain_graph=True".to_owned(),
             )
         } else {
-            evidence.push("no backward ever ran through them".to_owned());
+            evidence.push("no backward pass ran through them".to_owned());
             (
                 last.map(|l| (l.stack, l.context)),
-                "what is stored has its graph: store loss.item() or loss.detach(), or compute it under torch.no_grad()"
+                "the stored tensor keeps its graph: store loss.item() or loss.detach(), or compute it under torch.no_grad()"
                     .to_owned(),
             )
         };
-        Finding {
+        Issue {
             headline: format!(
                 "the graphs of earlier iterations are kept: {} more with each step, {} at the end",
                 size_text(slope),
@@ -202,114 +205,121 @@ impl Device<'_> {
             ),
             evidence,
             place,
-            mend,
+            fix,
             saves: last.filter(|l| self.at_peak(l.last_seq)).map(|_| bytes),
-            ..self.finding(&rules::GRAPH_KEPT, bytes)
+            ..self.issue(&rules::GRAPH_KEPT, bytes)
         }
     }
 
-    fn graphs(&self, grow: bool, findings: &mut Vec<Finding>) {
-        for (fate, a) in self.story.symptoms.graphs.found() {
-            let found = match fate {
-                Fate::Kept if !grow => self.graph_collected(&a),
-                Fate::Unused if a.times >= 2 => self.eval(&a),
-                Fate::Retained if a.times >= 2 && !grow => self.retained(&a),
+    fn graphs(&self, grow: bool, issues: &mut Vec<Issue>) {
+        for (kind, a) in self.analysis.signals.graphs.found() {
+            let found = match kind {
+                GraphIssue::Kept if !grow => self.graph_collected(&a),
+                GraphIssue::Unused if a.times >= 2 => self.eval(&a),
+                GraphIssue::Retained if a.times >= 2 && !grow => self.retained(&a),
                 _ => continue,
             };
             if self.matters(found.bytes) {
-                findings.push(found);
+                issues.push(found);
             }
         }
     }
 
-    fn graph_collected(&self, a: &Abandoned) -> Finding {
-        let run = a.run && !a.backward.is_none();
-        Finding {
+    fn graph_collected(&self, a: &UnconsumedGraph) -> Issue {
+        let run = a.backward_ran && !a.backward.is_none();
+        Issue {
             headline: format!(
-                "the graphs of {} calls are kept at once, {}, {} each",
+                "the graphs of {} calls are kept at the same time: {}, {} each",
                 a.calls,
                 size_text(a.bytes),
                 size_text(a.bytes / a.calls.max(1))
             ),
             evidence: vec![
                 format!(
-                    "{} blocks that the calls at {} kept",
+                    "{} blocks that the calls at {} saved",
                     count_text(a.blocks),
-                    self.doctor.line(a.site, ContextId::NONE)
+                    self.builder.line(a.site, ContextId::NONE)
                 ),
                 if run {
-                    "a backward ran through them and left them: retain_graph=True (or create_graph)".to_owned()
+                    "a backward pass ran through them and kept them: retain_graph=True (or create_graph=True)"
+                        .to_owned()
                 } else {
-                    format!("no backward ran through them; the last of them: {}", self.doctor.line(a.last.0, a.last.1))
+                    format!(
+                        "no backward pass ran through them; the last block: {}",
+                        self.builder.line(a.last.0, a.last.1)
+                    )
                 },
             ],
             place: Some(if run { (a.backward, ContextId::NONE) } else { a.last }),
-            mend: if run {
-                "detach() what one step hands to the next, and drop retain_graph=True".to_owned()
+            fix: if run {
+                "detach() what one step passes to the next, and remove retain_graph=True".to_owned()
             } else {
-                "what is added up or stored has its graph: use .item() or .detach(), or compute it under torch.no_grad()".to_owned()
+                "the summed or stored tensor keeps its graph: use .item() or .detach(), or compute it under torch.no_grad()".to_owned()
             },
             saves: Some(a.bytes - a.bytes / a.calls.max(1)).filter(|_| self.at_peak(a.seqs.1)),
-            ..self.finding(&rules::GRAPH_KEPT, a.bytes)
+            ..self.issue(&rules::GRAPH_KEPT, a.bytes)
         }
     }
 
-    fn eval(&self, a: &Abandoned) -> Finding {
-        Finding {
+    fn eval(&self, a: &UnconsumedGraph) -> Issue {
+        Issue {
             headline: format!(
-                "{} of activations are kept for a backward that never comes, {} times",
+                "{} of activations are kept for a backward pass that never runs, {} times",
                 size_text(a.beside_result),
                 count_text(a.times)
             ),
             evidence: vec![format!(
-                "{} blocks of a call of the model, made while autograd recorded, fell together with no backward since{}",
+                "{} blocks of a model call with autograd enabled were freed together without a backward pass{}",
                 count_text(a.blocks),
                 self.dropped_at(a)
             )],
             place: Some((a.site, ContextId::NONE)),
-            mend: "call the model there under torch.inference_mode() or torch.no_grad()".to_owned(),
-            ..self.finding(&rules::EVAL_WITH_GRAPH, a.beside_result)
+            fix: "call the model there under torch.inference_mode() or torch.no_grad()".to_owned(),
+            ..self.issue(&rules::EVAL_WITHOUT_NO_GRAD, a.beside_result)
         }
     }
 
-    fn retained(&self, a: &Abandoned) -> Finding {
+    fn retained(&self, a: &UnconsumedGraph) -> Issue {
         let place = if a.backward.is_none() { a.last } else { (a.backward, ContextId::NONE) };
-        Finding {
-            headline: format!("the graph survives its backward, {}, {} times", size_text(a.bytes), count_text(a.times)),
+        Issue {
+            headline: format!("the graph survives its backward pass: {}, {} times", size_text(a.bytes), count_text(a.times)),
             evidence: vec![
                 format!(
-                    "{} blocks that the forward kept were there after the backward, and fell together{}",
+                    "{} blocks that the forward pass saved were still allocated after the backward pass and were freed together{}",
                     count_text(a.blocks),
                     self.dropped_at(a)
                 ),
-                format!("the last of them: {}", self.doctor.line(a.last.0, a.last.1)),
+                format!("the last block: {}", self.builder.line(a.last.0, a.last.1)),
             ],
             place: Some(place),
-            mend: "the last backward of a graph needs no retain_graph=True (add the losses and call backward once); nothing may hold the \
-                   loss longer than the step"
+            fix: "the last backward pass of a graph needs no retain_graph=True (add the losses and call backward once); do not keep the \
+                   loss beyond the step"
                 .to_owned(),
-            ..self.finding(&rules::GRAPH_RETAINED, a.bytes)
+            ..self.issue(&rules::GRAPH_RETAINED, a.bytes)
         }
     }
 
-    fn dropped_at(&self, a: &Abandoned) -> String {
+    fn dropped_at(&self, a: &UnconsumedGraph) -> String {
         if a.freed_by.is_none() {
             return String::new();
         }
-        format!(", at {}", self.doctor.line(a.freed_by, ContextId::NONE))
+        format!(", at {}", self.builder.line(a.freed_by, ContextId::NONE))
     }
 
-    fn gradients(&self) -> Option<Finding> {
-        let g = &self.story.symptoms.gradients;
+    fn gradients(&self) -> Option<Issue> {
+        let g = &self.analysis.signals.gradients;
         // At least half of the steps. A loop that is left and entered again begins with gradients once, without an
         // issue.
-        if !self.matters(g.bytes) || g.forwards < 2 || g.forwards * 2 < g.chances {
+        if !self.matters(g.bytes)
+            || g.forwards_with_gradients < 2
+            || g.forwards_with_gradients * 2 < g.forwards_after_step
+        {
             return None;
         }
         let evidence = format!(
-            "{} of {} forwards that followed an optimizer's step began with them",
-            count_text(g.forwards),
-            count_text(g.chances)
+            "{} of {} forward passes after an optimizer step started with these gradients",
+            count_text(g.forwards_with_gradients),
+            count_text(g.forwards_after_step)
         );
         let saves = self.peak().saturating_sub(g.peak_without);
         let often = g.freed_after();
@@ -319,36 +329,36 @@ impl Device<'_> {
                 Some(steps) => format!("they are freed once in {} steps", count_text(u64::from(steps))),
                 None => "nothing frees them".to_owned(),
             };
-            return Some(Finding {
+            return Some(Issue {
                 headline: format!("{} of gradients stay from step to step: {freed}", size_text(kept)),
-                evidence: vec![evidence, "the next backward adds to what is there".to_owned()],
+                evidence: vec![evidence, "the next backward pass adds to them".to_owned()],
                 place: (!g.backward.is_none()).then_some((g.backward, ContextId::NONE)),
-                mend: "call optimizer.zero_grad() after each step; with set_to_none=False it only fills them with zeros, and a model that no \
-                       optimizer has (a teacher) needs requires_grad_(False)"
+                fix: "call optimizer.zero_grad() after each step; set_to_none=False only fills the gradients with zeros, and a model without \
+                       an optimizer (a teacher) needs requires_grad_(False)"
                     .to_owned(),
                 saves: Some(saves).filter(|bytes| *bytes > 0),
-                ..self.finding(&rules::GRADIENTS_KEPT, kept)
+                ..self.issue(&rules::GRADIENTS_NOT_CLEARED, kept)
             });
         }
         // If the peak is elsewhere, these gradients cost nothing.
-        (self.matters(saves) && g.cleared_late * 2 >= g.bytes).then(|| Finding {
+        (self.matters(saves) && g.cleared_late * 2 >= g.bytes).then(|| Issue {
             headline: format!(
-                "{} of gradients stay through the next forward and are freed before its backward",
+                "{} of gradients stay through the next forward pass and are freed before its backward pass",
                 size_text(g.bytes)
             ),
             evidence: vec![evidence, format!("without them the peak would be {}", size_text(g.peak_without))],
             place: Some((g.cleared_by, ContextId::NONE)),
-            mend: "clear them right after the optimizer's step, or before the forward".to_owned(),
+            fix: "clear the gradients right after the optimizer step, or before the forward pass".to_owned(),
             saves: Some(saves),
-            ..self.finding(&rules::GRADIENTS_LATE, g.bytes)
+            ..self.issue(&rules::GRADIENTS_CLEARED_LATE, g.bytes)
         })
     }
 
-    fn garbage(&self) -> Option<Finding> {
-        let garbage = &self.story.symptoms.garbage;
+    fn garbage(&self) -> Option<Issue> {
+        let garbage = &self.analysis.signals.garbage;
         let collected = garbage.collected();
         let (source, _) = collected.first()?;
-        if !self.matters(garbage.at_once) {
+        if !self.matters(garbage.largest_collection) {
             return None;
         }
         let mut evidence = vec![format!(
@@ -357,266 +367,275 @@ impl Device<'_> {
             size_text(collected.iter().map(|(_, c)| c.bytes).sum()),
             count_text(collected.iter().map(|(_, c)| c.blocks).sum())
         )];
-        for ((stack, context), c) in collected.iter().take(PLACES) {
+        for ((stack, context), c) in collected.iter().take(LOCATIONS) {
             let seconds = self.gib_seconds(c.byte_ticks);
             evidence.push(format!(
                 "{} in {} blocks, {seconds} from allocation to collection: {}",
                 size_text(c.bytes),
                 count_text(c.blocks),
-                self.doctor.line(*stack, *context)
+                self.builder.line(*stack, *context)
             ));
         }
         // The cycles of the sources named in the evidence come first, in the same order.
-        let rank = |held: &HeldByCycle| {
+        let rank = |held: &ReferenceCycle| {
             let (device, stack, context) = held.allocation?;
-            let place = collected.iter().position(|(of, _)| *of == (stack, context))?;
-            (device == self.story.device).then_some(place)
+            let position = collected.iter().position(|(of, _)| *of == (stack, context))?;
+            (device == self.analysis.device).then_some(position)
         };
         let mut cycles: Vec<_> =
-            (self.doctor.cycles)().into_iter().filter_map(|held| Some((rank(&held)?, held))).collect();
+            (self.builder.cycles)().into_iter().filter_map(|held| Some((rank(&held)?, held))).collect();
         cycles.sort_by_key(|(rank, _)| *rank);
         let mut files: Vec<String> = Vec::new();
-        let mut told: Vec<Box<str>> = Vec::new();
-        for (_, HeldByCycle { file, text, .. }) in cycles {
-            if !told.contains(&text) {
-                if told.len() < PLACES {
+        let mut shown_texts: Vec<Box<str>> = Vec::new();
+        for (_, ReferenceCycle { file, text, .. }) in cycles {
+            if !shown_texts.contains(&text) {
+                if shown_texts.len() < LOCATIONS {
                     let shown = if file.is_empty() { String::new() } else { format!("{file}: ") };
-                    evidence.push(format!("the cycle's objects: {shown}{text}"));
+                    evidence.push(format!("objects of the cycle: {shown}{text}"));
                 }
-                told.push(text);
+                shown_texts.push(text);
             }
             if !file.is_empty() && !files.iter().any(|known| **known == *file) {
                 files.push(file.into());
             }
         }
-        let mend = "break the cycle (weakref, del, no frame or exception in a local)";
-        let how = if told.is_empty() { "; memtrace --cycles shows its objects" } else { "" };
-        Some(Finding {
-            headline: format!("{} were freed only by the garbage collector", size_text(garbage.at_once)),
+        let fix = "break the cycle (weakref, del, no frame or exception in a local variable)";
+        let how = if shown_texts.is_empty() { "; memtrace --cycles shows its objects" } else { "" };
+        Some(Issue {
+            headline: format!("{} were freed only by the garbage collector", size_text(garbage.largest_collection)),
             evidence,
             place: Some(*source),
-            mend: format!("{mend}{how}"),
+            fix: format!("{fix}{how}"),
             files,
-            ..self.finding(&rules::CYCLE, garbage.at_once)
+            ..self.issue(&rules::REFERENCE_CYCLE, garbage.largest_collection)
         })
     }
 
     /// Formats bytes times clock ticks as `3.20 GiB·s`.
     fn gib_seconds(&self, byte_ticks: u128) -> String {
-        let seconds = byte_ticks as f64 * self.doctor.ns_per_tick / 1e9;
+        let seconds = byte_ticks as f64 * self.builder.ns_per_tick / 1e9;
         format!("{}·s", size_text(seconds as u64))
     }
 
-    fn checkpoint(&self) -> Option<Finding> {
-        let loaded = &self.story.symptoms.loaded;
+    fn checkpoint(&self) -> Option<Issue> {
+        let loaded = &self.analysis.signals.checkpoints;
         if loaded.kept.is_empty() || !self.matters(loaded.kept.iter().map(|b| b.size).sum()) {
             return None;
         }
-        let names = (self.doctor.names)();
-        let own = |seq: u64| names.of_alloc(seq).is_some_and(|named| named.kind != TensorKind::Other);
+        let names = (self.builder.names)();
+        let own = |seq: u64| names.of_allocation(seq).is_some_and(|named| named.kind != TensorKind::Other);
         let kept = loaded.beside_the_model(own);
         let bytes = kept.iter().map(|b| b.size).sum();
         let largest = kept.iter().max_by_key(|b| b.size).filter(|_| self.matters(bytes))?;
-        Some(Finding {
-            headline: format!("{} of a checkpoint stay beside the model", size_text(bytes)),
+        Some(Issue {
+            headline: format!("{} of a loaded checkpoint stay allocated beside the model", size_text(bytes)),
             evidence: vec![format!(
-                "{} blocks that were read, each as large as one that the model has elsewhere, were there when the training ran",
+                "{} loaded blocks, each as large as a block of the model, were still allocated during training",
                 count_text(kept.len() as u64)
             )],
             place: Some((largest.stack, largest.context)),
-            mend: "del the checkpoint once it is copied, or read it with map_location=\"cpu\" (and mmap=True), or load_state_dict(..., assign=True)"
+            fix: "delete the checkpoint once it is copied, or load it with map_location=\"cpu\" (and mmap=True) or load_state_dict(..., assign=True)"
                 .to_owned(),
             saves: Some(bytes).filter(|_| self.at_peak(largest.seq)),
-            ..self.finding(&rules::CHECKPOINT_KEPT, bytes)
+            ..self.issue(&rules::CHECKPOINT_KEPT, bytes)
         })
     }
 
-    fn wrong_device(&self, story: &Story) -> Option<Finding> {
-        let symptoms = &self.story.symptoms;
-        let (stack, context) = symptoms.loaded.by?;
-        let elsewhere =
-            story.devices.iter().find(|d| d.device >= 0 && d.device != self.story.device && d.symptoms.computed > 0)?;
-        if self.story.device < 0 || symptoms.computed > 0 || symptoms.loaded.most < LEAST {
+    fn wrong_device(&self, analysis: &Analysis) -> Option<Issue> {
+        let signals = &self.analysis.signals;
+        let (stack, context) = signals.checkpoints.peak_at?;
+        let elsewhere = analysis
+            .devices
+            .iter()
+            .find(|d| d.device >= 0 && d.device != self.analysis.device && d.signals.computed > 0)?;
+        if self.analysis.device < 0 || signals.computed > 0 || signals.checkpoints.peak < MIN_BYTES {
             return None;
         }
-        let bytes = symptoms.loaded.most;
-        Some(Finding {
+        let bytes = signals.checkpoints.peak;
+        Some(Issue {
             headline: format!(
-                "{} of a checkpoint went to GPU {}, and this process computes on GPU {}",
+                "{} of a checkpoint were loaded to GPU {}, but this process computes on GPU {}",
                 size_text(bytes),
-                self.story.device,
+                self.analysis.device,
                 elsewhere.device
             ),
             evidence: vec![format!(
-                "nothing but loading allocated on GPU {}, where it also made a CUDA context",
-                self.story.device
+                "only loading allocated memory on GPU {}, and it created a CUDA context there",
+                self.analysis.device
             )],
             place: Some((stack, context)),
-            mend: format!(
-                "torch.load(..., map_location=\"cuda:{}\") or map_location=\"cpu\": a tensor goes where it was saved",
+            fix: format!(
+                "use torch.load(..., map_location=\"cuda:{}\") or map_location=\"cpu\": by default a tensor goes to the device it was saved from",
                 elsewhere.device
             ),
             saves: Some(bytes),
-            ..self.finding(&rules::WRONG_DEVICE, bytes)
+            ..self.issue(&rules::WRONG_DEVICE, bytes)
         })
     }
 
-    fn fragmentation(&self) -> Option<Finding> {
-        let f = &self.story.symptoms.fragments;
-        if f.pinned < PINNED.0
-            || f.pinned * PINNED.1 < f.reserved
-            || f.pinned * 10 < self.story.peaks.reserved
-            || self.story.lane != Lane::Torch
+    fn fragmentation(&self) -> Option<Issue> {
+        let f = &self.analysis.signals.fragmentation;
+        if f.blocked < MIN_FRAGMENTATION.0
+            || f.blocked * MIN_FRAGMENTATION.1 < f.reserved
+            || f.blocked * 10 < self.analysis.peaks.reserved
+            || self.analysis.source != EventSource::Torch
         {
             return None;
         }
-        let (source, _) = f.pins.first()?;
-        let verb = if f.failed { "could not get" } else { "took" };
+        let (source, _) = f.blocked_by.first()?;
+        let verb = if f.failed { "could not reserve" } else { "reserved" };
         // The peak and an out-of-memory error have their own figures. This is the worst point in time at which
         // fragmentation had an effect.
-        let when = match (f.failed, f.at.and_then(|at| at.step)) {
+        let when = match (f.failed, f.position.and_then(|position| position.step)) {
             (true, _) => " when a request failed".to_owned(),
             (false, Some(step)) => format!(" in step {step}"),
             (false, None) => String::new(),
         };
         let mut evidence = vec![format!(
-            "the allocator {verb} {} more with that much free in segments of that stream for large blocks: the largest piece was {}, {} segments had \
-             live blocks in them",
-            size_text(f.wanted),
-            size_text(f.largest),
+            "the allocator {verb} {} more although that much was free in the stream's segments for large blocks: the largest free block was {}, \
+             and {} segments had live blocks",
+            size_text(f.requested),
+            size_text(f.largest_free),
             f.segments
         )];
-        for ((stack, context), pin) in f.pins.iter().take(PLACES) {
+        for ((stack, context), pin) in f.blocked_by.iter().take(LOCATIONS) {
             evidence.push(format!(
-                "{} of it beside {} in {} blocks: {}",
-                size_text(pin.pinned),
+                "{} of it blocked by {} in {} blocks: {}",
+                size_text(pin.blocked),
                 size_text(pin.bytes),
                 count_text(pin.blocks),
-                self.doctor.line(*stack, *context)
+                self.builder.line(*stack, *context)
             ));
         }
-        Some(Finding {
+        Some(Issue {
             headline: format!(
-                "{} of {} reserved ({}) were free and pinned by live blocks{when}",
-                size_text(f.pinned),
+                "{} of {} reserved ({}) were free but blocked by live blocks{when}",
+                size_text(f.blocked),
                 size_text(f.reserved),
-                share_text(f.pinned, f.reserved)
+                share_text(f.blocked, f.reserved)
             ),
             evidence,
             place: Some(*source),
-            mend: "allocate what stays before what comes and goes; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where a replay (next) says that \
-                   it helps"
+            fix: "allocate long-lived tensors before short-lived ones; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True if the suggestions \
+                  say that it helps"
                 .to_owned(),
-            ..self.finding(&rules::FRAGMENTATION, f.pinned)
+            ..self.issue(&rules::FRAGMENTATION, f.blocked)
         })
     }
 
-    fn buckets(&self) -> Option<Finding> {
-        let symptoms = &self.story.symptoms;
-        let (buckets, gradients) = (&symptoms.buckets, symptoms.gradients.gradients);
-        let bytes = buckets.in_use;
+    fn buckets(&self) -> Option<Issue> {
+        let signals = &self.analysis.signals;
+        let (buckets, gradients) = (&signals.buckets, signals.gradients.gradients);
+        let bytes = buckets.bytes_at_step;
         if !self.matters(bytes) || gradients < bytes / 2 || bytes < gradients / 2 {
             return None;
         }
-        Some(Finding {
-            headline: format!("buckets of {} beside {} of gradients", size_text(bytes), size_text(gradients)),
+        Some(Issue {
+            headline: format!("DDP buckets of {} beside {} of gradients", size_text(bytes), size_text(gradients)),
             evidence: vec![format!(
-                "{} buckets there during the optimizer's step, as much as the gradients themselves",
-                buckets.blocks_in_use
+                "{} buckets were allocated during the optimizer step, as large as the gradients themselves",
+                buckets.blocks_at_step
             )],
-            place: buckets.by,
-            mend: "DistributedDataParallel(..., gradient_as_bucket_view=True)".to_owned(),
+            place: buckets.allocated_at,
+            fix: "use DistributedDataParallel(..., gradient_as_bucket_view=True)".to_owned(),
             saves: Some(bytes.min(gradients)),
-            ..self.finding(&rules::BUCKETS, bytes)
+            ..self.issue(&rules::DDP_BUCKETS, bytes)
         })
     }
 
     fn many_workspaces(&self) -> bool {
-        let w = &self.story.symptoms.workspaces;
-        w.most >= 4 && w.streams.len() >= 3 && self.matters(w.bytes)
+        let w = &self.analysis.signals.workspaces;
+        w.peak >= 4 && w.streams.len() >= 3 && self.matters(w.bytes)
     }
 
-    fn workspaces(&self) -> Option<Finding> {
-        let w = &self.story.symptoms.workspaces;
+    fn workspaces(&self) -> Option<Issue> {
+        let w = &self.analysis.signals.workspaces;
         if !self.many_workspaces() {
             return None;
         }
-        let one = w.bytes / w.most;
-        Some(Finding {
-            headline: format!("{} cuBLAS workspaces of {}, {} in all", w.most, size_text(one), size_text(w.bytes)),
+        let one = w.bytes / w.peak;
+        Some(Issue {
+            headline: format!("{} cuBLAS workspaces of {}, {} in all", w.peak, size_text(one), size_text(w.bytes)),
             evidence: vec![format!(
-                "on {} streams: PyTorch keeps one for each handle (thread) and stream, for ever; the latest one's place is named",
+                "on {} streams: PyTorch keeps one workspace per handle (thread) and stream for the life of the process; the location is that of the latest",
                 w.streams.len()
             )],
             place: Some(w.latest),
-            mend: "use the same few streams and threads again, or CUBLAS_WORKSPACE_CONFIG=:16:8 for smaller ones"
+            fix: "reuse a few streams and threads, or set CUBLAS_WORKSPACE_CONFIG=:16:8 for smaller workspaces"
                 .to_owned(),
             saves: Some(w.bytes - one),
-            ..self.finding(&rules::WORKSPACES, w.bytes)
+            ..self.issue(&rules::CUBLAS_WORKSPACES, w.bytes)
         })
     }
 
-    fn optimizer_state(&self) -> Option<Finding> {
-        let oom =
-            self.story.ooms.all().find(|oom| oom.phase == Phase::Optimizer && oom.at.step.is_none_or(|s| s == 0))?;
-        let needed = state_needed(self.story, self.doctor.table);
-        let there = oom.there.by_category()[memtrace_insight::passes::Category::OptimizerState as usize].bytes;
-        if needed.is_some_and(|needed| there >= needed) {
+    fn optimizer_state(&self) -> Option<Issue> {
+        let oom = self
+            .analysis
+            .ooms
+            .all()
+            .find(|oom| oom.phase == Phase::Optimizer && oom.position.step.is_none_or(|s| s == 0))?;
+        let needed = state_needed(self.analysis, self.builder.table);
+        let in_use = oom.in_use.by_category()[memtrace_insight::passes::Category::OptimizerState as usize].bytes;
+        if needed.is_some_and(|needed| in_use >= needed) {
             return None;
         }
-        let facts = self.doctor.table.facts(oom.by.0);
+        let facts = self.builder.table.facts(oom.requested_at.0);
         let name = facts.optimizer.map_or("the optimizer", |o| o.name);
-        let all = needed.map_or(String::new(), |n| format!(" of the {} it needs", size_text(n)));
-        let missing = needed.map_or(oom.wanted, |n| n - there);
-        Some(Finding {
-            headline: match there {
-                0 => format!("{name} makes its state in the first step, and not even the first of it fits"),
+        let all = needed.map_or(String::new(), |n| format!(" of the {} needed", size_text(n)));
+        let missing = needed.map_or(oom.requested, |n| n - in_use);
+        Some(Issue {
+            headline: match in_use {
+                0 => format!("{name} allocates its state in the first step, and not even its first tensor fits"),
                 _ => format!(
-                    "{name} makes its state in the first step, and it does not fit: {}{all} were there",
-                    size_text(there)
+                    "{name} allocates its state in the first step, and it does not fit: {}{all} was allocated",
+                    size_text(in_use)
                 ),
             },
             evidence: vec![format!(
-                "forward and backward had reached {}; the error came at {} and wanted {}",
+                "forward and backward had reached {}; with {} allocated, a request of {} failed",
                 size_text(self.peak()),
-                size_text(oom.there.usage.allocated),
-                size_text(oom.wanted)
+                size_text(oom.in_use.usage.allocated),
+                size_text(oom.requested)
             )],
-            place: Some(oom.by),
-            mend: "state in 8 bits or on the CPU, sharded (ZeRO, FSDP), or an optimizer with less; freeing activations does not help here"
+            place: Some(oom.requested_at),
+            fix: "keep the state in 8 bits, on the CPU or sharded (ZeRO, FSDP), or use an optimizer with less; freeing activations does not help here"
                 .to_owned(),
-            ..self.finding(&rules::STATE_DOES_NOT_FIT, missing)
+            ..self.issue(&rules::OPTIMIZER_STATE_DOES_NOT_FIT, missing)
         })
     }
 
-    fn deferred(&self) -> Option<Finding> {
-        let deferred = &self.story.symptoms.deferred;
+    fn deferred(&self) -> Option<Issue> {
+        let deferred = &self.analysis.signals.deferred;
         let sources = deferred.by_source();
         let ((stack, context, _), _) = sources.first()?;
-        if !self.matters(deferred.most) || deferred.most * 10 < self.peak() {
+        if !self.matters(deferred.peak) || deferred.peak * 10 < self.peak() {
             return None;
         }
         let mut evidence = Vec::new();
-        for ((stack, context, stream), by) in sources.iter().take(PLACES) {
+        for ((stack, context, stream), by) in sources.iter().take(LOCATIONS) {
             evidence.push(format!(
                 "{} blocks of stream {stream:#x}, {} between free and reuse: {}",
                 count_text(by.blocks),
                 self.gib_seconds(by.byte_ticks),
-                self.doctor.line(*stack, *context)
+                self.builder.line(*stack, *context)
             ));
         }
-        Some(Finding {
-            headline: format!("{} were free and waited for other streams", size_text(deferred.most)),
+        Some(Issue {
+            headline: format!("{} were freed but waited for other streams", size_text(deferred.peak)),
             evidence,
             place: Some((*stack, *context)),
-            mend: "wait_stream() before the last reference goes, instead of record_stream(); or fewer batches ahead"
+            fix: "call wait_stream() before the last reference is dropped, instead of record_stream(); or prefetch fewer batches"
                 .to_owned(),
-            ..self.finding(&rules::DEFERRED, deferred.most)
+            ..self.issue(&rules::DEFERRED_FREES, deferred.peak)
         })
     }
 }
 
 /// The sums of bytes, blocks and growth per step.
-fn sums(grown: &[Grown]) -> (u64, u64, u64) {
-    (grown.iter().map(|g| g.bytes).sum(), grown.iter().map(|g| g.blocks).sum(), grown.iter().map(Grown::slope).sum())
+fn sums(grown: &[GrowingSource]) -> (u64, u64, u64) {
+    (
+        grown.iter().map(|g| g.bytes).sum(),
+        grown.iter().map(|g| g.blocks).sum(),
+        grown.iter().map(GrowingSource::slope).sum(),
+    )
 }

@@ -1,7 +1,9 @@
 //! The comparison of two peaks: `DiffReport`. `analysis/schema/diff.schema.json` describes its JSON.
 //!
 //! Every table divides the difference of the two peaks without remainder: by category, by phase of allocation, by line,
-//! by stack and by module. Bytes that no event accounts for have a row of their own.
+//! by stack and by module. Bytes for which no event was recorded have a row of their own.
+//!
+//! The doc comments of these types are the descriptions in the JSON Schema.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -11,11 +13,11 @@ use memtrace_input::printable;
 use memtrace_insight::passes::{Category, Phase};
 
 /// The version of the structure: major.minor.
-pub const DIFF_VERSION: &str = "1.0";
+pub const DIFF_VERSION: &str = "2.0";
 
-/// What to compare.
+/// The selection of what to compare.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct DiffWanted {
+pub struct DiffOptions {
     /// A step of the first run and a step of the second. Compares the peaks of these steps instead of the runs' peaks.
     pub steps: Option<(u32, u32)>,
     /// Compares only processes of this rank.
@@ -24,217 +26,224 @@ pub struct DiffWanted {
     pub device: Option<i16>,
 }
 
-/// Two runs beside each other. Sizes in bytes; a difference is the second's less the first's.
+/// The comparison of the peaks of two runs, A and B. A field whose name ends in `_bytes` is in bytes. A difference is
+/// the value of B minus the value of A.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct DiffReport {
-    /// The version of this structure.
+    /// The version of this structure: major.minor. A new major version renames or removes fields.
     pub version: String,
-    /// The first run.
+    /// Run A, the baseline.
     pub a: DiffRun,
-    /// The second run.
+    /// Run B.
     pub b: DiffRun,
-    /// The devices that were compared: the greatest difference first.
+    /// The devices that are in both runs, by the size of their difference in descending order.
     pub pairs: Vec<DevicePair>,
-    /// Devices of one run that have no counterpart in the other.
-    pub unpaired: Vec<Unpaired>,
-    /// What the comparison cannot tell, in words.
-    pub remarks: Vec<String>,
+    /// The devices that are in one run only.
+    pub unpaired: Vec<UnpairedDevice>,
+    /// The limits of the comparison, as text.
+    pub notes: Vec<String>,
 }
 
-/// A run.
+/// A run of a comparison.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct DiffRun {
-    /// What was read.
+    /// The path of the run folder, trace or snapshot that was read.
     pub path: String,
-    /// The command.
+    /// The command and its arguments.
     pub command: Vec<String>,
-    /// The step whose peak is compared; absent where it is the run's.
+    /// The step whose peak is compared, counted from 0. Absent if the peak of the whole run is compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u32>,
 }
 
-/// A device of one run only.
+/// A device that is in one run only.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
-pub struct Unpaired {
-    /// `a` or `b`.
+pub struct UnpairedDevice {
+    /// The run: `a` or `b`.
     pub run: String,
-    /// The process.
+    /// The process id.
     pub pid: u32,
-    /// Its rank in a distributed job.
+    /// The rank in a distributed job. Absent outside a distributed job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// The device; -1 is the CPU.
+    /// The device ordinal; -1 is the CPU.
     pub device: i16,
-    /// Its peak of allocated bytes.
+    /// The peak of allocated bytes.
     pub peak_bytes: u64,
 }
 
-/// What two peaks come to.
+/// The result of a comparison of two peaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// Nothing differs by more than [`DevicePair::noise_bytes`].
+pub enum DiffResult {
+    /// No difference exceeds `noise_bytes`.
     #[default]
     Same,
-    /// The peaks do not differ by more than that, what is in them does.
-    Moved,
-    /// The second peak is higher.
+    /// The difference of the peaks does not exceed `noise_bytes`, but a category or line differs by more.
+    Redistributed,
+    /// The peak of B is higher by more than `noise_bytes`.
     Grew,
-    /// The second peak is lower.
+    /// The peak of B is lower by more than `noise_bytes`.
     Shrank,
 }
 
-/// A device in both runs.
+/// A device that is in both runs.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct DevicePair {
-    /// In the first run.
-    pub a: DiffMoment,
-    /// In the second run.
-    pub b: DiffMoment,
+    /// The peak in run A.
+    pub a: DiffPeak,
+    /// The peak in run B.
+    pub b: DiffPeak,
     /// The difference of the peaks of allocated bytes.
     pub difference_bytes: i64,
-    /// What is not called a difference in words: a thousandth of the higher peak.
+    /// The largest difference that `result` and `headline` ignore: a thousandth of the higher peak, in bytes.
     pub noise_bytes: u64,
-    /// What it comes to.
-    pub verdict: Verdict,
-    /// The same in a line.
+    /// The result of the comparison.
+    pub result: DiffResult,
+    /// The result in one line.
     pub headline: String,
-    /// By what it was for. Differences add up to that of the peaks, as in all tables here.
+    /// The allocated blocks by category. In this table and in the others, the differences add up to `difference_bytes`.
     pub by_category: Vec<CategoryChange>,
-    /// By the phase that had allocated it.
+    /// The allocated blocks by the phase that allocated them.
     pub by_phase: Vec<PhaseChange>,
-    /// By the program's own line and category: what grew most first.
+    /// The allocated blocks by the line of the program's own code and by category, largest growth first.
     pub by_line: Vec<LineChange>,
-    /// By stack, category and phase: what grew most first. Stacks with as many bytes in both are left out.
+    /// The allocated blocks by call stack, category and phase, largest growth first. Stacks with equal bytes in both
+    /// peaks are left out.
     pub by_stack: Vec<StackChange>,
-    /// By `nn.Module`, what is in modules of its own left out: what grew most first; empty where no calls of modules were recorded.
+    /// The allocated blocks by `nn.Module`, without the modules inside it, largest growth first. Empty if no calls of
+    /// modules were recorded in both runs.
     pub by_module: Vec<ModuleChange>,
-    /// Lines whose number is another one in the second run, after an edit; they count as one line.
+    /// The number of lines that have another line number in run B, after an edit. Each counts as one line.
     pub moved_lines: u64,
-    /// Of these, how many the text of both sources proves; the others were matched by what they call and their place in the function.
+    /// The number of these lines that were matched by their source text. The others were matched by the functions that
+    /// they call and by their distance from the start of the function.
     pub moved_lines_by_text: u64,
 }
 
-/// A peak.
+/// The peak of one device in one run.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
-pub struct DiffMoment {
-    /// The process.
+pub struct DiffPeak {
+    /// The process id.
     pub pid: u32,
-    /// Its rank in a distributed job.
+    /// The rank in a distributed job. Absent outside a distributed job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// The device; -1 is the CPU.
+    /// The device ordinal; -1 is the CPU.
     pub device: i16,
-    /// The step; absent before the first.
+    /// The step of the peak, counted from 0. Absent before the first step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u32>,
-    /// The phase.
+    /// The phase of the peak.
     pub phase: Phase,
-    /// Who made the allocation that reached it, in a few words.
-    pub place: String,
-    /// The totals then; allocated bytes are what is compared.
+    /// The line of the allocation that reached the peak. Empty if it is unknown.
+    pub location: String,
+    /// The totals at the peak. `allocated_bytes` is compared.
     pub totals: Totals,
-    /// The device's highest number of reserved bytes.
+    /// The peak of reserved bytes of the device.
     pub reserved_peak_bytes: u64,
-    /// Events of the process that were lost: what is said of it may be too low.
+    /// The number of lost events of the process. With lost events, the figures can be too low.
     pub lost_events: u64,
 }
 
 /// Bytes and blocks in both peaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct Change {
-    /// Bytes in the first.
+    /// The bytes in run A.
     pub a_bytes: u64,
-    /// Bytes in the second.
+    /// The bytes in run B.
     pub b_bytes: u64,
-    /// The difference.
+    /// `b_bytes` minus `a_bytes`.
     pub difference_bytes: i64,
-    /// Blocks in the first.
+    /// The number of blocks in run A.
     pub a_blocks: u64,
-    /// Blocks in the second.
+    /// The number of blocks in run B.
     pub b_blocks: u64,
 }
 
 impl Change {
-    /// Adds bytes and blocks to one side: 0 for the first peak, 1 for the second.
+    /// Adds bytes and blocks to one side: 0 for run A, 1 for run B.
     pub(super) fn add(&mut self, side: usize, bytes: u64, blocks: u64) {
-        let (of_bytes, of_blocks) =
+        let (side_bytes, side_blocks) =
             if side == 0 { (&mut self.a_bytes, &mut self.a_blocks) } else { (&mut self.b_bytes, &mut self.b_blocks) };
-        *of_bytes += bytes;
-        *of_blocks += blocks;
+        *side_bytes += bytes;
+        *side_blocks += blocks;
         self.difference_bytes = self.b_bytes as i64 - self.a_bytes as i64;
     }
 }
 
-/// A category.
+/// The blocks of one category in both peaks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct CategoryChange {
-    /// Which; absent for what no event accounts for.
+    /// The category. Absent for bytes for which no event was recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub category: Option<Category>,
-    /// How much.
+    /// The bytes and blocks.
     #[serde(flatten)]
     pub change: Change,
 }
 
-/// A phase.
+/// The blocks that one phase allocated, in both peaks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct PhaseChange {
-    /// Which; absent for what no event accounts for.
+    /// The phase. Absent for bytes for which no event was recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// How much.
+    /// The bytes and blocks.
     #[serde(flatten)]
     pub change: Change,
 }
 
-/// A line.
+/// The blocks of one category that one line allocated, in both peaks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct LineChange {
-    /// The line in a few words; empty where no stack is known.
-    pub place: String,
-    /// Its frame in the first run.
+    /// The line as text, for example `model.py:88 forward`. Without a line, the autograd node. Empty if neither is
+    /// known.
+    pub location: String,
+    /// The frame in run A. Absent if the line is not in run A.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub a_frame: Option<FrameSummary>,
-    /// Its frame in the second run.
+    /// The frame in run B. Absent if the line is not in run B.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub b_frame: Option<FrameSummary>,
-    /// What it was for; absent for what no event accounts for.
+    /// The category. Absent for bytes for which no event was recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub category: Option<Category>,
-    /// How much.
+    /// The bytes and blocks.
     #[serde(flatten)]
     pub change: Change,
 }
 
-/// A stack.
+/// The blocks of one category and phase that one call stack allocated, in both peaks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct StackChange {
-    /// In a few words; empty where no stack is known.
-    pub place: String,
-    /// The autograd node that ran.
+    /// The line of the program's own code, and the innermost line if that is in a library. Empty if the stack is
+    /// unknown.
+    pub location: String,
+    /// The autograd node that was running. Absent outside the backward pass.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// What it was for; absent for what no event accounts for.
+    /// The category. Absent for bytes for which no event was recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub category: Option<Category>,
-    /// The phase that allocated it.
+    /// The phase that allocated the blocks. Absent for bytes for which no event was recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// Its frames, innermost first, of the second run where it is there; with a node, those of the forward call that made it.
+    /// The frames, innermost first, of run B if the stack is there, else of run A. With `node`, these are the frames of
+    /// the forward call that created the node.
     pub frames: Vec<FrameSummary>,
-    /// How much.
+    /// The bytes and blocks.
     #[serde(flatten)]
     pub change: Change,
 }
 
-/// A module.
+/// The blocks of one `nn.Module`, without the modules inside it, in both peaks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct ModuleChange {
-    /// Its path; absent for what belongs to no module.
+    /// The path of the module. Absent for blocks that belong to no module.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// How much is its own.
+    /// The bytes and blocks.
     #[serde(flatten)]
     pub change: Change,
 }

@@ -5,59 +5,71 @@
 //! within two percent of it.
 
 use super::units::size_text;
-use memtrace_insight::passes::{Category, DeviceStory, Kept, Part, Phase, StackTable};
+use memtrace_insight::passes::{Category, DeviceAnalysis, KeptMemory, Phase, RunPart, StackTable};
 
 /// The maximum relative distance of a ratio from a whole number to be stated as that number.
 const NEAR: f64 = 0.02;
 /// Parts below this share of the largest part are omitted.
-const WORTH_SAYING: f64 = 0.02;
+const SMALL_PART: f64 = 0.02;
 
 /// The maximum number of states per parameter. A higher ratio means states of several models.
-const MOST_STATES: f64 = 4.0;
+const MAX_STATES: f64 = 4.0;
 
 /// Explains one phase of one part of a run. `steps`: the number of steps that the figures are summed over.
-pub(super) fn explain(story: &DeviceStory, table: &StackTable, part: Part, phase: Phase, steps: u64) -> String {
+pub(super) fn explain(
+    analysis: &DeviceAnalysis,
+    table: &StackTable,
+    part: RunPart,
+    phase: Phase,
+    steps: u64,
+) -> String {
     let lasting = |category: &Category| !category.is_passing();
-    let mut kept = story.growth.kept(part, phase);
-    let mut back = story.growth.given_back(part, phase);
+    let mut kept = analysis.growth.kept(part, phase);
+    let mut freed = analysis.growth.freed_of_other_phases(part, phase);
     kept.retain(|(category, _)| lasting(category));
-    back.retain(|(category, _)| lasting(category));
+    freed.retain(|(category, _)| lasting(category));
     let per = |bytes: u64| bytes / steps.max(1);
-    let most = kept.iter().map(|(_, k)| k.amount.bytes).chain(back.iter().map(|(_, a)| a.bytes)).max().unwrap_or(0);
-    let worth = |bytes: u64| bytes > 0 && bytes as f64 >= most as f64 * WORTH_SAYING;
+    let largest = kept.iter().map(|(_, k)| k.amount.bytes).chain(freed.iter().map(|(_, a)| a.bytes)).max().unwrap_or(0);
+    let is_large = |bytes: u64| bytes > 0 && bytes as f64 >= largest as f64 * SMALL_PART;
     let mut parts = Vec::new();
-    for (category, kept) in kept.iter().filter(|(_, k)| worth(k.amount.bytes)).take(3) {
+    for (category, kept) in kept.iter().filter(|(_, k)| is_large(k.amount.bytes)).take(3) {
         let bytes = size_text(per(kept.amount.bytes));
         parts.push(match category {
-            Category::OptimizerState => optimizer_state(story, table, part, phase, kept),
-            Category::Gradient => gradients(story, kept, steps),
-            Category::Unknown if phase == Phase::Load => format!("made by the program itself {bytes}"),
+            Category::OptimizerState => optimizer_state(analysis, table, part, phase, kept),
+            Category::Gradient => gradients(analysis, kept, steps),
+            Category::Unknown if phase == Phase::Load => format!("other {bytes}"),
             _ => format!("{} {bytes}", category.plural()),
         });
     }
-    for (category, amount) in back.iter().filter(|(_, a)| worth(a.bytes)).take(2) {
+    for (category, amount) in freed.iter().filter(|(_, a)| is_large(a.bytes)).take(2) {
         parts.push(format!("{} freed {}", category.plural(), size_text(per(amount.bytes))));
     }
     parts.join(", ")
 }
 
 /// Formats optimizer state: `two moments of each parameter (Adam): 2 x 18.6 GiB`.
-fn optimizer_state(story: &DeviceStory, table: &StackTable, part: Part, phase: Phase, kept: &Kept) -> String {
+fn optimizer_state(
+    analysis: &DeviceAnalysis,
+    table: &StackTable,
+    part: RunPart,
+    phase: Phase,
+    kept: &KeptMemory,
+) -> String {
     let sources =
-        story.growth.sources(|s| s.part == part && s.phase == phase && s.category == Category::OptimizerState);
+        analysis.growth.sources(|s| s.part == part && s.phase == phase && s.category == Category::OptimizerState);
     let optimizer = sources.iter().find_map(|(source, _)| table.facts(source.stack).optimizer);
     let plain = match optimizer {
         Some(optimizer) => format!("optimizer state ({}) {}", optimizer.name, size_text(kept.amount.bytes)),
         None => format!("optimizer state {}", size_text(kept.amount.bytes)),
     };
-    let Some((base, what)) = parameter_bytes(story) else { return plain };
+    let Some((base, what)) = parameter_bytes(analysis) else { return plain };
     let ratio = kept.requested as f64 / base as f64;
     let whole = ratio.round();
-    if !(1.0..=MOST_STATES).contains(&whole) || (ratio - whole).abs() > NEAR * whole {
+    if !(1.0..=MAX_STATES).contains(&whole) || (ratio - whole).abs() > NEAR * whole {
         return plain;
     }
     let (noun, name) = match optimizer {
-        Some(o) => match o.keeps {
+        Some(o) => match o.state_per_parameter {
             Some((noun, each)) if f64::from(each) == whole => (noun.to_owned(), format!(" ({})", o.name)),
             _ => ("states".to_owned(), format!(" ({})", o.name)),
         },
@@ -74,24 +86,24 @@ fn optimizer_state(story: &DeviceStory, table: &StackTable, part: Part, phase: P
 }
 
 /// Formats gradients: `gradients 18.6 GiB (one of each parameter)`.
-fn gradients(story: &DeviceStory, kept: &Kept, steps: u64) -> String {
+fn gradients(analysis: &DeviceAnalysis, kept: &KeptMemory, steps: u64) -> String {
     let text = format!("gradients {}", size_text(kept.amount.bytes / steps.max(1)));
-    let parameters = story.growth.total(Category::Parameter).requested;
+    let parameters = analysis.growth.total(Category::Parameter).requested;
     let each = kept.requested / steps.max(1);
-    let near = parameters > 0 && (each as f64 / parameters as f64 - 1.0).abs() <= NEAR;
-    if near { format!("{text} (one of each parameter)") } else { text }
+    let is_one_each = parameters > 0 && (each as f64 / parameters as f64 - 1.0).abs() <= NEAR;
+    if is_one_each { format!("{text} (one of each parameter)") } else { text }
 }
 
 /// The bytes that the optimizer works on: the gradients of the first step, else the parameters. `None` if neither is
 /// known.
-pub(super) fn parameter_bytes(story: &DeviceStory) -> Option<(u64, &'static str)> {
-    let gradients: u64 = story
+pub(super) fn parameter_bytes(analysis: &DeviceAnalysis) -> Option<(u64, &'static str)> {
+    let gradients: u64 = analysis
         .growth
-        .sources(|s| s.category == Category::Gradient && s.part == Part::First)
+        .sources(|s| s.category == Category::Gradient && s.part == RunPart::FirstStep)
         .iter()
         .map(|(_, kept)| kept.requested)
         .sum();
-    let parameters = story.growth.total(Category::Parameter).requested;
+    let parameters = analysis.growth.total(Category::Parameter).requested;
     // Each parameter has at most one gradient. Accumulated or duplicated gradients exceed that and are not used.
     if gradients > 0 && (parameters == 0 || gradients <= parameters + parameters / 50) {
         return Some((gradients, "parameter"));
@@ -101,8 +113,8 @@ pub(super) fn parameter_bytes(story: &DeviceStory) -> Option<(u64, &'static str)
 
 /// The total state that an optimizer needs, in bytes. Used if an error interrupted the optimizer while it allocated its
 /// state.
-pub(super) fn state_needed(story: &DeviceStory, table: &StackTable) -> Option<u64> {
-    let sources = story.growth.sources(|s| s.category == Category::OptimizerState);
-    let (_, each) = sources.iter().find_map(|(source, _)| table.facts(source.stack).optimizer)?.keeps?;
-    Some(parameter_bytes(story)?.0 * u64::from(each))
+pub(super) fn state_needed(analysis: &DeviceAnalysis, table: &StackTable) -> Option<u64> {
+    let sources = analysis.growth.sources(|s| s.category == Category::OptimizerState);
+    let (_, each) = sources.iter().find_map(|(source, _)| table.facts(source.stack).optimizer)?.state_per_parameter?;
+    Some(parameter_bytes(analysis)?.0 * u64::from(each))
 }

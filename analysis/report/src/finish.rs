@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use super::build::summarize;
-use super::html_page::html_page;
+use super::html::html_report;
 use super::summary::Summary;
 use super::text::TextOptions;
 use memtrace_input::RunFolder;
@@ -18,7 +18,7 @@ use memtrace_input::symbols::SYMBOLS_FILE;
 use memtrace_output::{SnapshotOptions, snapshot};
 
 /// The file name of the HTML report.
-const PAGE: &str = "report.html";
+const HTML_REPORT: &str = "report.html";
 
 /// What to write.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -44,7 +44,7 @@ pub struct Progress<'a> {
 
 /// What was written.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Written {
+pub struct FinishedRun {
     /// The summary, for printing.
     pub summary: Summary,
     /// The files, those of most interest to users first.
@@ -56,7 +56,7 @@ pub struct Written {
 /// Analyzes a run folder and writes `<rank|pid>.pickle`, `report.html`, `summary.txt` and `summary.json` into it. With
 /// native stacks it also writes `symbols.json`, so that other machines can name native code without the same libraries.
 ///
-/// A file that cannot be written (full disk) becomes a problem in [`Written`]; the other files are written
+/// A file that cannot be written (full disk) becomes a problem in [`FinishedRun`]; the other files are written
 /// nevertheless.
 ///
 /// # Errors
@@ -66,9 +66,9 @@ pub fn finish_run(
     folder: &RunFolder,
     options: &FinishOptions,
     progress: &mut dyn FnMut(Progress<'_>),
-) -> Result<Written> {
+) -> Result<FinishedRun> {
     let run = open_folder(folder)?;
-    let mut written = Written { problems: run.problems().to_vec(), ..Written::default() };
+    let mut written = FinishedRun { problems: run.problems().to_vec(), ..FinishedRun::default() };
     let mut summary = summarize(&run, progress)?;
     if let Some(symbols) = run.new_symbols() {
         let result = write_whole(folder, SYMBOLS_FILE, |file| {
@@ -80,7 +80,7 @@ pub fn finish_run(
         }
     }
     if !options.no_snapshot {
-        for (process, name) in run.processes().iter().zip(run.names()) {
+        for (process, name) in run.processes().iter().zip(run.process_names()) {
             let name = format!("{name}.pickle");
             let what = format!("writing {name}");
             let total = process.recording().event_count();
@@ -96,14 +96,14 @@ pub fn finish_run(
         }
     }
     summary.files = written.files.iter().filter_map(|f| Some(f.file_name()?.to_str()?.to_owned())).collect();
-    summary.files.extend([PAGE, "summary.txt", "summary.json"].map(str::to_owned));
+    summary.files.extend([HTML_REPORT, "summary.txt", "summary.json"].map(str::to_owned));
     for problem in written.problems.iter().skip(run.problems().len()) {
         summary.problems.push(format!("{}: {}", problem.path.display(), problem.text));
     }
     let processes: Vec<&Process> = run.processes().iter().collect();
-    let result = write_whole(folder, PAGE, |file| html_page(&summary, &processes, None, file, progress));
-    if !written.note(folder, PAGE, result) {
-        summary.files.retain(|file| file != PAGE);
+    let result = write_whole(folder, HTML_REPORT, |file| html_report(&summary, &processes, None, file, progress));
+    if !written.note(folder, HTML_REPORT, result) {
+        summary.files.retain(|file| file != HTML_REPORT);
         summary.problems.extend(written.problems.last().map(|p| format!("{}: {}", p.path.display(), p.text)));
     }
     for (name, content) in [("summary.txt", summary.to_text(&options.text)), ("summary.json", summary.to_json())] {
@@ -118,7 +118,7 @@ pub fn finish_run(
     Ok(written)
 }
 
-impl Written {
+impl FinishedRun {
     /// Records a file, or the reason why it is missing. Returns whether it was written.
     fn note(&mut self, folder: &RunFolder, name: &str, result: Result<()>) -> bool {
         let path = folder.path().join(name);
@@ -135,7 +135,7 @@ impl Written {
 
 fn write_whole(folder: &RunFolder, name: &str, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     let what = || format!("cannot write {}", folder.path().join(name).display());
-    let mut new = folder.begin(name).map_err(Error::io(what()))?;
+    let mut new = folder.create_atomic(name).map_err(Error::io(what()))?;
     write(new.file())?;
-    new.place().map_err(Error::io(what()))
+    new.commit().map_err(Error::io(what()))
 }

@@ -1,21 +1,23 @@
 //! The line table: what each source line of selected functions did. `analysis/schema/lines.schema.json` describes its
 //! JSON.
+//!
+//! The doc comments of the report types are the descriptions in the JSON Schema.
 
 use memtrace_trace::counters::Counter;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::finish::Progress;
-use super::places::{Places, is_library};
+use super::locations::{Locations, is_library};
 use super::source::{Body, end_of, start_of};
-use memtrace_input::Lane;
+use memtrace_input::EventSource;
 use memtrace_input::load::{Process, Run, SNAPSHOT_TOPIC};
 use memtrace_input::printable;
 use memtrace_insight::passes::{DeviceLines, FunctionUse, LineUse, Lines};
-use memtrace_output::Sources;
+use memtrace_output::SourceFiles;
 
 /// The version of the structure: major.minor.
-pub const LINES_VERSION: &str = "1.0";
+pub const LINES_VERSION: &str = "2.0";
 
 /// The maximum number of source lines shown of one function. Of a longer function, only lines near a line with figures
 /// are shown.
@@ -23,9 +25,9 @@ const LONGEST: u32 = 400;
 /// The number of lines shown before and after a line with figures, in a function that is not shown in full.
 const AROUND: u32 = 1;
 
-/// Which lines to show.
+/// The selection of the lines to show.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct LinesWanted {
+pub struct LinesOptions {
     /// A function: its name, its qualified name or the end of it (`Block.forward`).
     pub function: Option<String>,
     /// A file: its path or the end of it.
@@ -40,124 +42,127 @@ pub struct LinesWanted {
     pub device: Option<i16>,
 }
 
-/// The line table of one device of one process. Sizes in bytes.
+/// The line table of one device of one process. A field whose name ends in `_bytes` is in bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct LinesReport {
-    /// The version of this structure.
+    /// The version of this structure: major.minor. A new major version renames or removes fields.
     pub version: String,
-    /// What was read.
+    /// The path of the run folder, trace or snapshot that was read.
     pub run: String,
-    /// The process.
+    /// The process id.
     pub pid: u32,
-    /// Its rank in a distributed job.
+    /// The rank in a distributed job. Absent outside a distributed job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// The device; -1 is the CPU.
+    /// The device ordinal; -1 is the CPU.
     pub device: i16,
-    /// Whose events tell about its blocks: `torch`, `torch_reporter`, `cuda_calls` or `torch_cpu`.
+    /// The source of the block events: `torch` (the tracker of PyTorch's caching allocator), `torch_reporter` (the
+    /// profiler's memory reporter), `cuda_calls` or `torch_cpu`.
     pub source: String,
-    /// The device's own peak of active bytes.
+    /// The peak of active bytes of the device.
     pub active_peak_bytes: u64,
-    /// The device's own peak of reserved bytes.
+    /// The peak of reserved bytes of the device.
     pub reserved_peak_bytes: u64,
-    /// The functions: those of one file together, in its order.
+    /// The functions, by `active_peak_bytes` in descending order.
     pub functions: Vec<FunctionLines>,
-    /// Functions that match and are not listed.
+    /// The number of matching functions that `functions` leaves out.
     pub functions_left_out: u64,
-    /// Other devices and processes that match, whose lines are not these.
-    pub others: Vec<OtherDevice>,
-    /// What the figures cannot tell, in words.
-    pub remarks: Vec<String>,
+    /// The other matching devices and processes. Their lines are not in this table.
+    pub other_devices: Vec<OtherDevice>,
+    /// The limits of the figures, as text.
+    pub notes: Vec<String>,
 }
 
-/// A device with lines of its own.
+/// A device with a line table of its own.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct OtherDevice {
-    /// The process.
+    /// The process id.
     pub pid: u32,
-    /// Its rank in a distributed job.
+    /// The rank in a distributed job. Absent outside a distributed job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// The device; -1 is the CPU.
+    /// The device ordinal; -1 is the CPU.
     pub device: i16,
-    /// Its peak of active bytes.
+    /// The peak of active bytes of the device.
     pub active_peak_bytes: u64,
 }
 
-/// A function.
+/// The lines of one function.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct FunctionLines {
-    /// The qualified name, where known; else the name.
+    /// The qualified name of the function, or its name if the qualified name is unknown.
     pub function: String,
-    /// The file, as the code object has it.
+    /// The path of the source file, as in the code object.
     pub filename: String,
-    /// The first line of the function; 0 when unknown.
+    /// The number of the first line of the function; 0 if it is unknown.
     pub first_line: u32,
-    /// The highest number of active bytes while a line of it was current.
+    /// The highest number of active bytes while a line of the function was current.
     pub active_peak_bytes: u64,
-    /// The highest number of reserved bytes.
+    /// The highest number of reserved bytes while a line of the function was current.
     pub reserved_peak_bytes: u64,
-    /// Bytes allocated by its lines and what they called.
+    /// The bytes of the blocks that the function and its callees allocated.
     pub allocated_bytes: u64,
-    /// Bytes added to what is allocated, or taken from it.
+    /// The change of allocated bytes: bytes allocated minus bytes freed.
     pub net_bytes: i64,
-    /// Whether the text of its lines is known: the file is there and has not changed since the recording.
+    /// Whether the source text is known: the file exists and has not changed since the recording.
     pub has_source: bool,
-    /// Its lines, in order. Those without events have no figures and are there for their text.
+    /// The lines, in order. Lines without events have no figures.
     pub lines: Vec<LineRow>,
 }
 
-/// A line.
+/// One line of a function.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct LineRow {
-    /// Its number.
+    /// The line number.
     pub line: u32,
-    /// Its text; absent where the source is unknown.
+    /// The source text. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// What it did; absent where no event happened in it.
+    /// The figures. Absent if no event happened in the line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub figures: Option<LineFigures>,
 }
 
-/// What a line did.
+/// The figures of one line. A line is current from an event in it, or in a function that it calls, to the next event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct LineFigures {
-    /// How often events showed it entered anew; it ran at least so often. 0 in snapshots of PyTorch's, which tell no threads.
+    /// The number of times that events show the start of the line. The line ran at least that often. 0 in PyTorch's
+    /// snapshots, which do not record threads.
     pub times: u64,
-    /// The highest number of active bytes while it was current: `active_bytes.all.peak`.
+    /// The highest number of active bytes while the line was current: `active_bytes.all.peak`.
     pub active_peak_bytes: u64,
-    /// The highest number of reserved bytes while it was current: `reserved_bytes.all.peak`.
+    /// The highest number of reserved bytes while the line was current: `reserved_bytes.all.peak`.
     pub reserved_peak_bytes: u64,
-    /// Bytes added to what is allocated, or taken from it.
+    /// The change of allocated bytes: `allocated_bytes` minus `freed_bytes`.
     pub net_bytes: i64,
-    /// Blocks allocated by it and what it called.
+    /// The number of blocks that the line and the functions that it calls allocated.
     pub allocations: u64,
-    /// Their bytes.
+    /// The bytes of these blocks.
     pub allocated_bytes: u64,
-    /// Blocks given back.
+    /// The number of blocks that were freed while the line was current.
     pub frees: u64,
-    /// Their bytes.
+    /// The bytes of these blocks.
     pub freed_bytes: u64,
-    /// Blocks that the backward of its calls allocated; they count in the line that called the engine, not in this one's other figures.
+    /// The number of blocks that the backward pass of the line's calls allocated. They also count for the line that
+    /// called `backward()`, and in no other figure of this line.
     pub backward_allocations: u64,
-    /// Their bytes.
+    /// The bytes of these blocks.
     pub backward_bytes: u64,
 }
 
 impl From<LineUse> for LineFigures {
-    fn from(did: LineUse) -> LineFigures {
+    fn from(line_use: LineUse) -> LineFigures {
         LineFigures {
-            times: did.times,
-            active_peak_bytes: did.active_peak,
-            reserved_peak_bytes: did.reserved_peak,
-            net_bytes: did.net(),
-            allocations: did.allocated.blocks,
-            allocated_bytes: did.allocated.bytes,
-            frees: did.freed.blocks,
-            freed_bytes: did.freed.bytes,
-            backward_allocations: did.backward.blocks,
-            backward_bytes: did.backward.bytes,
+            times: line_use.times,
+            active_peak_bytes: line_use.active_peak,
+            reserved_peak_bytes: line_use.reserved_peak,
+            net_bytes: line_use.net(),
+            allocations: line_use.allocated.blocks,
+            allocated_bytes: line_use.allocated.bytes,
+            frees: line_use.freed.blocks,
+            freed_bytes: line_use.freed.bytes,
+            backward_allocations: line_use.backward.blocks,
+            backward_bytes: line_use.backward.bytes,
         }
     }
 }
@@ -182,34 +187,34 @@ pub(super) fn ends_in(path: &str, end: &str) -> bool {
 }
 
 /// Whether `name` is the qualified name itself or its end: `forward` and `Block.forward` match `model.Block.forward`.
-fn is_called(qualname: &str, name: &str) -> bool {
+fn matches_name(qualname: &str, name: &str) -> bool {
     qualname.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// The line table of the matching device with the highest peak. `None` if no process or device matches, or if no device
 /// has such functions.
-pub fn lines(run: &Run, wanted: &LinesWanted, progress: &mut dyn FnMut(Progress<'_>)) -> Option<LinesReport> {
+pub fn lines(run: &Run, options: &LinesOptions, progress: &mut dyn FnMut(Progress<'_>)) -> Option<LinesReport> {
     let mut all: Vec<(&Process, DeviceLines)> = Vec::new();
     let mut undecoded = 0u64;
     for process in run.processes() {
-        if wanted.rank.is_some_and(|rank| process.rank() != Some(rank))
-            || wanted.pid.is_some_and(|pid| process.pid() != pid)
+        if options.rank.is_some_and(|rank| process.rank() != Some(rank))
+            || options.pid.is_some_and(|pid| process.pid() != pid)
         {
             continue;
         }
         let total = process.recording().event_count();
-        let mut heard = |done| progress(Progress { what: "reading lines", done, total });
-        let found = Lines::of(process.recording(), process.survey(), &mut heard);
+        let mut on_progress = |done| progress(Progress { what: "reading lines", done, total });
+        let found = Lines::of(process.recording(), process.trace_index(), &mut on_progress);
         undecoded = undecoded.saturating_add(found.lost.events);
         all.extend(found.devices.into_iter().map(|device| (process, device)));
     }
-    all.retain(|(_, device)| wanted.device.is_none_or(|d| d == device.device));
+    all.retain(|(_, device)| options.device.is_none_or(|d| d == device.device));
     all.sort_by_key(|(process, device)| {
         (std::cmp::Reverse(device.peak.active), process.rank(), process.pid(), device.device)
     });
-    let index = all.iter().position(|(process, device)| !chosen(process, device, wanted).is_empty())?;
+    let index = all.iter().position(|(process, device)| !matching_functions(process, device, options).is_empty())?;
     let (process, device) = all.remove(index);
-    let mut report = of_device(process, &device, wanted);
+    let mut report = device_report(process, &device, options);
     report.run = run.path().display().to_string();
     let other = |(process, device): &(&Process, DeviceLines)| OtherDevice {
         pid: process.pid(),
@@ -217,32 +222,32 @@ pub fn lines(run: &Run, wanted: &LinesWanted, progress: &mut dyn FnMut(Progress<
         device: device.device,
         active_peak_bytes: device.peak.active,
     };
-    report.others = all.iter().filter(|(_, device)| device.peak.active > 0).map(other).collect();
+    report.other_devices = all.iter().filter(|(_, device)| device.peak.active > 0).map(other).collect();
     if undecoded > 0 {
-        report.remarks.push(format!("{undecoded} events could not be decoded: the figures may be too low"));
+        report.notes.push(format!("{undecoded} events could not be decoded: the figures may be too low"));
     }
     Some(report)
 }
 
-fn chosen(process: &Process, device: &DeviceLines, wanted: &LinesWanted) -> Vec<FunctionUse> {
+fn matching_functions(process: &Process, device: &DeviceLines, options: &LinesOptions) -> Vec<FunctionUse> {
     let definitions = process.definitions();
-    let is_wanted = |id| {
+    let is_selected = |id| {
         let Some(frame) = definitions.frame(id) else { return false };
         let function =
-            wanted.function.as_deref().is_none_or(|name| is_called(&frame.qualname, name) || &*frame.name == name);
-        let file = wanted.file.as_deref().is_none_or(|file| ends_in(&frame.filename, file));
-        let own = wanted.function.is_some() || wanted.file.is_some() || !is_library(&frame.filename);
+            options.function.as_deref().is_none_or(|name| matches_name(&frame.qualname, name) || &*frame.name == name);
+        let file = options.file.as_deref().is_none_or(|file| ends_in(&frame.filename, file));
+        let own = options.function.is_some() || options.file.is_some() || !is_library(&frame.filename);
         function && file && own
     };
-    device.functions(definitions, &is_wanted)
+    device.functions(definitions, &is_selected)
 }
 
-fn of_device(process: &Process, device: &DeviceLines, wanted: &LinesWanted) -> LinesReport {
+fn device_report(process: &Process, device: &DeviceLines, options: &LinesOptions) -> LinesReport {
     let definitions = process.definitions();
-    let mut sources = Sources::of(process);
+    let mut sources = SourceFiles::of(process);
     let mut functions = Vec::new();
-    for function in chosen(process, device, wanted) {
-        functions.extend(apart(function, &mut sources));
+    for function in matching_functions(process, device, options) {
+        functions.extend(split_by_definition(function, &mut sources));
     }
     let peak = |f: &FunctionUse| (f.whole.active_peak, f.whole.allocated.bytes);
     functions.sort_by(|a, b| {
@@ -250,77 +255,86 @@ fn of_device(process: &Process, device: &DeviceLines, wanted: &LinesWanted) -> L
             .cmp(&peak(a))
             .then_with(|| (&a.filename, a.first_line, &a.qualname).cmp(&(&b.filename, b.first_line, &b.qualname)))
     });
-    let left_out = functions.len().saturating_sub(wanted.top);
-    functions.truncate(wanted.top);
-    let mut remarks = Vec::new();
+    let left_out = functions.len().saturating_sub(options.top);
+    functions.truncate(options.top);
+    let mut notes = Vec::new();
     let anonymous = functions.iter().any(|f| f.first_line == 0);
     let functions: Vec<FunctionLines> = functions.into_iter().map(|f| rows(f, &mut sources)).collect();
     if let Some(changed) = functions.iter().find(|f| !f.has_source && !f.filename.starts_with('<')) {
-        let places = Places::new(definitions, process.directory());
-        remarks.push(format!(
-            "{} is not here as it was when the program ran: its lines have no text",
-            places.short(&changed.filename)
+        let locations = Locations::new(definitions, process.directory());
+        notes.push(format!(
+            "{} is missing or has changed since the run: its lines have no text",
+            locations.short(&changed.filename)
         ));
     }
     if anonymous {
-        remarks.push("it is not recorded where functions begin: those of one name in one file are told apart by their source alone".to_owned());
+        notes.push(
+            "the recording lacks the first lines of functions: functions of one name in one file are distinguished by \
+             their source"
+                .to_owned(),
+        );
     }
-    let events: u64 =
-        process.survey().events.iter().filter(|((d, _), _)| *d == device.device).map(|(_, count)| count).sum();
+    let events: u64 = process
+        .trace_index()
+        .events_by_source
+        .iter()
+        .filter(|((d, _), _)| *d == device.device)
+        .map(|(_, count)| count)
+        .sum();
     if events > 0 && definitions.stacks.len() <= 1 {
-        remarks.push("it was recorded without stacks".to_owned());
+        notes.push("the recording has no stacks".to_owned());
     }
     let recording = process.recording();
     let lost = recording.end().map_or(0, |end| end.lost.saturating_add(end.late));
     let lost = lost.saturating_add(recording.counter(Counter::EventsDropped));
     if lost > 0 {
-        remarks.push(format!("{lost} events were lost: the figures may be too low"));
+        notes.push(format!("{lost} events were lost: the figures may be too low"));
     }
-    let said = definitions.notices.iter().filter(|notice| &*notice.topic == SNAPSHOT_TOPIC);
-    remarks.extend(said.map(|notice| notice.text.to_string()));
+    let notices = definitions.notices.iter().filter(|notice| &*notice.topic == SNAPSHOT_TOPIC);
+    notes.extend(notices.map(|notice| notice.text.to_string()));
     LinesReport {
         version: LINES_VERSION.to_owned(),
         pid: process.pid(),
         rank: process.rank(),
         device: device.device,
-        source: process.survey().lanes.get(&device.device).copied().map_or("", Lane::name).to_owned(),
+        source: process.trace_index().sources.get(&device.device).copied().map_or("", EventSource::name).to_owned(),
         active_peak_bytes: device.peak.active,
         reserved_peak_bytes: device.peak.reserved,
         functions,
         functions_left_out: left_out as u64,
-        remarks,
+        notes,
         ..LinesReport::default()
     }
 }
 
 /// Splits functions with the same name by the source. Needed only if the recording does not contain the first lines of
 /// functions.
-fn apart(function: FunctionUse, sources: &mut Sources) -> Vec<FunctionUse> {
+fn split_by_definition(function: FunctionUse, sources: &mut SourceFiles) -> Vec<FunctionUse> {
     if function.first_line > 0 || &*function.qualname == "<module>" {
         return vec![function];
     }
     let Some(text) = sources.lines(&function.filename) else { return vec![function] };
     let mut all: Vec<FunctionUse> = Vec::new();
-    for (line, did) in function.lines {
+    for (line, line_use) in function.lines {
         let first_line = start_of(text, line, &function.qualname).unwrap_or(0);
         match all.last_mut().filter(|last| last.first_line == first_line) {
             Some(last) => {
-                last.whole.join(&did);
-                last.lines.push((line, did));
+                last.whole.join(&line_use);
+                last.lines.push((line, line_use));
             }
             None => all.push(FunctionUse {
                 qualname: function.qualname.clone(),
                 filename: function.filename.clone(),
                 first_line,
-                whole: did,
-                lines: vec![(line, did)],
+                whole: line_use,
+                lines: vec![(line, line_use)],
             }),
         }
     }
     all
 }
 
-fn rows(function: FunctionUse, sources: &mut Sources) -> FunctionLines {
+fn rows(function: FunctionUse, sources: &mut SourceFiles) -> FunctionLines {
     let text = sources.lines(&function.filename);
     let first = function.lines.first().map_or(0, |(line, _)| *line);
     let last = function.lines.last().map_or(0, |(line, _)| *line);
@@ -332,11 +346,11 @@ fn rows(function: FunctionUse, sources: &mut Sources) -> FunctionLines {
         _ => Body { first, last },
     };
     let whole = body.last - body.first < LONGEST && &*function.qualname != "<module>";
-    let near = |line: u32| function.lines.iter().any(|(with, _)| with.abs_diff(line) <= AROUND);
-    let mut did = function.lines.iter().peekable();
+    let near = |line: u32| function.lines.iter().any(|(used, _)| used.abs_diff(line) <= AROUND);
+    let mut line_uses = function.lines.iter().peekable();
     let mut lines = Vec::new();
     let mut row = |line: u32| {
-        let figures = did.next_if(|(with, _)| *with == line).map(|(_, did)| LineFigures::from(*did));
+        let figures = line_uses.next_if(|(used, _)| *used == line).map(|(_, line_use)| LineFigures::from(*line_use));
         let text = text.and_then(|text| text.get((line as usize).checked_sub(1)?)).cloned();
         if figures.is_some() || text.is_some() && (whole || near(line)) {
             lines.push(LineRow { line, text, figures });
@@ -368,7 +382,7 @@ mod tests {
         assert!(ends_in("/home/me/model.py", "model.py") && ends_in("/home/me/model.py", "me/model.py"));
         assert!(ends_in("/home/me/model.py", "/home/me/model.py") && ends_in("model.py", "./model.py"));
         assert!(!ends_in("/home/me/my_model.py", "model.py") && !ends_in("model.py", "me/model.py"));
-        assert!(is_called("Block.forward", "forward") && is_called("Block.forward", "Block.forward"));
-        assert!(!is_called("Block.forward", "ward") && !is_called("Block.forward", "Block"));
+        assert!(matches_name("Block.forward", "forward") && matches_name("Block.forward", "Block.forward"));
+        assert!(!matches_name("Block.forward", "ward") && !matches_name("Block.forward", "Block"));
     }
 }

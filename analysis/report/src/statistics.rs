@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::summary::DeviceSummary;
 use super::table::{Align, Table};
-use super::text::Page;
+use super::text::TextReport;
 use super::units::{count_text, size_text};
 use memtrace_insight::passes::{Figure, Statistics};
 
@@ -40,18 +40,18 @@ const fn title(figure: Figure) -> &'static str {
     }
 }
 
-impl Page {
+impl TextReport {
     /// The section `memory`.
     pub(super) fn memory(&mut self, device: &DeviceSummary) {
         if device.statistics.is_empty() {
-            return self.line("  only PyTorch's caching allocator keeps these statistics".to_owned());
+            return self.line("  no data: only PyTorch's caching allocator keeps these statistics".to_owned());
         }
         let mut table = Table::new(&[
             ("", Align::Left),
-            ("at the end", Align::Right),
-            ("peak", Align::Right),
-            ("allocated in all", Align::Right),
-            ("freed in all", Align::Right),
+            ("At the end", Align::Right),
+            ("Peak", Align::Right),
+            ("Total allocated", Align::Right),
+            ("Total freed", Align::Right),
         ]);
         let value = |key: String| device.statistics.get(&key).copied().unwrap_or(0);
         for figure in Figure::ALL {

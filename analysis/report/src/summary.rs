@@ -1,5 +1,8 @@
 //! The structure of `summary.json`. `analysis/schema/summary.schema.json` describes it for other programs. Within a
 //! major version, fields are never renamed or removed; new fields can appear.
+//!
+//! The doc comments of these types are the descriptions in the JSON Schema. Each names the unit, and says when the
+//! field is absent.
 
 use std::collections::BTreeMap;
 
@@ -9,695 +12,731 @@ use serde::Serialize;
 use memtrace_input::load::Exit;
 use memtrace_input::printable;
 use memtrace_insight::passes::{Category, Phase};
+use memtrace_insight::rules::{CategoryRuleId, PhaseRuleId, RuleId};
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "1.4";
+pub const SUMMARY_VERSION: &str = "2.0";
 
-/// Everything a run's report says. Sizes in bytes, times in nanoseconds (of the epoch where they are moments).
+/// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
+/// nanoseconds; points in time count from the Unix epoch.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct Summary {
-    /// The version of this structure.
+    /// The version of this structure: major.minor. A new major version renames or removes fields.
     pub version: String,
-    /// What ran.
+    /// The run: its command, its end and its duration.
     pub run: RunSummary,
-    /// The processes that recorded anything: those that ran out of memory first, then by the share of their device they
-    /// filled.
+    /// The processes that recorded events. Processes with out-of-memory errors come first, then those with the highest
+    /// peak of allocated bytes.
     pub processes: Vec<ProcessSummary>,
-    /// What is missing in the recording, over all processes, by name; nothing when nothing is.
+    /// The counts of everything that the recording lacks, by name, summed over all processes. Empty if nothing is
+    /// missing.
     pub losses: BTreeMap<String, u64>,
-    /// The objects whose native code stacks name, and how much is known of it; absent without native stacks.
+    /// The libraries and executables whose code appears in native stacks. Empty without native stacks.
     pub native_objects: Vec<NativeObjectSummary>,
-    /// What could not be read or written, in words.
+    /// Descriptions of the files that could not be read or written, and of recordings without an end.
     pub problems: Vec<String>,
-    /// The files of the run folder, by name.
+    /// The names of the files that the report wrote into the run folder.
     pub files: Vec<String>,
 }
 
-/// How much is known of the native code of an object.
+/// A library or executable, and the symbols that were found for its code addresses.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct NativeObjectSummary {
-    /// The object, as the loader had it.
+    /// The path from which the dynamic loader loaded the object.
     pub path: String,
-    /// Its GNU build id; empty where it has none.
+    /// The GNU build id, in hexadecimal digits. Empty if the object has none.
     pub build_id: String,
-    /// Places in its code that stacks name.
-    pub places: u64,
-    /// Those whose function is known.
-    pub named: u64,
-    /// Those whose line is known, too.
-    pub with_line: u64,
-    /// The file the names are from: the object or a debug file; absent when there was none.
+    /// The number of code addresses of the object that appear in stacks.
+    pub addresses: u64,
+    /// The number of these addresses whose function is known.
+    pub addresses_with_function: u64,
+    /// The number of these addresses whose source line is known.
+    pub addresses_with_line: u64,
+    /// The path of the file with the symbols: the object itself or a debug file. Absent if there was none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub symbols_from: Option<String>,
-    /// Why something is missing, in words.
+    pub symbol_file: Option<String>,
+    /// The reasons why symbols are missing, as text.
     pub notes: Vec<String>,
 }
 
-/// A run.
+/// The run: its command, its end and its duration.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct RunSummary {
-    /// The run folder or trace.
+    /// The path of the run folder, trace or snapshot that was read.
     pub path: String,
-    /// The version of memtrace that recorded it.
+    /// The version of memtrace that recorded the run. Absent if memtrace did not record it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub memtrace: Option<String>,
-    /// The command.
+    pub memtrace_version: Option<String>,
+    /// The command and its arguments.
     pub command: Vec<String>,
-    /// How it ended.
+    /// The exit status or signal of the command.
     pub exit: Exit,
-    /// How it ended, in words.
+    /// The end of the run as text, for example `finished` or `ended by an out-of-memory error at step 0, optimizer`.
     pub outcome: String,
-    /// When it was started.
+    /// The start of the run, in nanoseconds since the Unix epoch. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started_ns: Option<u64>,
-    /// How long it took.
+    /// The duration of the run, in nanoseconds. Absent if the start or the end is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration_ns: Option<u64>,
-    /// Events recorded, over all processes.
+    /// The number of recorded events, summed over all processes.
     pub events: u64,
 }
 
-/// A process.
+/// A process that recorded events.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct ProcessSummary {
-    /// Its id.
+    /// The process id.
     pub pid: u32,
-    /// Its parent's.
+    /// The process id of the parent. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ppid: Option<u32>,
-    /// Its rank in a distributed job.
+    /// The rank in a distributed job. Absent outside a distributed job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// The number of ranks.
+    /// The number of ranks of the distributed job. Absent outside a distributed job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub world_size: Option<u32>,
-    /// Its host.
+    /// The host name. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Its command line.
+    /// The command line.
     pub argv: Vec<String>,
-    /// How it ended.
+    /// The exit status or signal.
     pub exit: Exit,
-    /// Why its recording ended, in the recorder's words; absent when the recorder was cut off.
+    /// The reason why the recording ended, for example `exited`. Absent if the recording has no end, because memtrace
+    /// was killed or is still recording.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub recording_ended: Option<String>,
-    /// The trace's file name.
+    pub recording_end_reason: Option<String>,
+    /// The file name of the trace.
     pub trace: String,
-    /// The snapshot's file name.
+    /// The file name of the snapshot for pytorch.org/memory_viz. Absent if none was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
-    /// Events recorded.
+    /// The number of recorded events.
     pub events: u64,
-    /// Its devices: those that ran out of memory first, then by peak.
+    /// The devices on which the process allocated memory. Devices with out-of-memory errors come first, then those with
+    /// the highest peak of allocated bytes.
     pub devices: Vec<DeviceSummary>,
-    /// What is wrong, largest first; empty when nothing is.
-    pub findings: Vec<FindingSummary>,
-    /// Page-locked host memory, by who holds it.
-    pub pinned: Vec<OwnerSummary>,
-    /// What is missing in its recording, by name.
+    /// The issues that were detected, by `bytes` in descending order.
+    pub issues: Vec<IssueSummary>,
+    /// The pinned (page-locked) host memory, by the library that allocated it, by peak in descending order.
+    pub pinned_host_memory: Vec<OwnerSummary>,
+    /// The counts of everything that the recording of this process lacks, by name. Empty if nothing is missing.
     pub losses: BTreeMap<String, u64>,
-    /// What parts of the recorder did or could not do.
+    /// The parts of the recorder that were verified or switched off, and remarks of the recorder.
     pub notices: Vec<NoticeSummary>,
 }
 
-/// Something wrong with the run.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
-pub struct FindingSummary {
-    /// The rule that says so; docs/reference/diagnostics.md explains each.
-    pub rule: String,
-    /// On which device; -1 is the CPU.
+/// An issue: a diagnostic rule matched.
+#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
+pub struct IssueSummary {
+    /// The diagnostic rule that matched. docs/reference/diagnostics.md explains each rule.
+    pub rule: RuleId,
+    /// The device ordinal; -1 is the CPU.
     pub device: i16,
-    /// What it costs: bytes held that need not be.
+    /// The cost of the issue: the number of bytes that are held needlessly.
     pub bytes: u64,
-    /// What is wrong, in one line.
+    /// The issue in one line.
     pub headline: String,
-    /// What that rests on.
+    /// The measured facts on which the rule rests, one per entry.
     pub evidence: Vec<String>,
-    /// The line to change, or whose allocations these are.
+    /// The call stack of the line to change, or of the allocations that the issue is about. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub place: Option<StackSummary>,
-    /// What to do about it.
-    pub mend: String,
-    /// Bytes by which the peak would be lower; absent where this run does not tell.
+    pub stack: Option<StackSummary>,
+    /// The suggested change to the program.
+    pub fix: String,
+    /// The number of bytes by which the fix would lower the peak. Absent if this run does not show it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub saves_bytes: Option<u64>,
-    /// Files in the run's folder that show more, most telling first; of reference cycles their objects (`--cycles`).
+    /// The names of files in the run folder that show more, most informative first. For a reference cycle, these are
+    /// the pages with its objects (`--cycles`).
     pub files: Vec<String>,
 }
 
-/// What a part of the recorder reported.
+/// A notice of the recorder.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct NoticeSummary {
-    /// Which part.
+    /// The part of the recorder, for example `torch.tracker`.
     pub topic: String,
-    /// What about it.
+    /// The notice itself.
     pub text: String,
-    /// `works` (and was verified), `off` (the text says why), or `remark`.
-    pub verdict: String,
+    /// The status of that part: `works` (verified), `off` (the text has the reason) or `remark`.
+    pub status: String,
 }
 
-/// One device of one process.
+/// A device of one process.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct DeviceSummary {
-    /// Its ordinal; -1 is the CPU.
+    /// The device ordinal; -1 is the CPU.
     pub device: i16,
-    /// Its name.
+    /// The name of the device. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// All of its memory.
+    /// The total memory of the device, in bytes. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_bytes: Option<u64>,
-    /// What was in use before this process first allocated there: its CUDA context and other processes.
+    /// The bytes in use on the device before this process first allocated there: its CUDA context and other processes.
+    /// Absent if they are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub used_before_bytes: Option<u64>,
-    /// Whose events tell about its blocks: `torch`, `torch_reporter`, `cuda_calls` or `torch_cpu`.
+    pub in_use_before_bytes: Option<u64>,
+    /// The source of the block events: `torch` (the tracker of PyTorch's caching allocator), `torch_reporter` (the
+    /// profiler's memory reporter), `cuda_calls` or `torch_cpu`.
     pub source: String,
-    /// The highest totals, each at its own moment.
+    /// The maximum of each total over the whole recording. The maxima can belong to different points in time.
     pub highest: Totals,
-    /// What `torch.cuda.memory_stats` would say at the end, by its keys, such as `allocated_bytes.all.peak`; what was there before
-    /// the recording counts as allocated. Empty where PyTorch's caching allocator was not recorded.
+    /// The values that `torch.cuda.memory_stats` would return at the end, by its keys, such as
+    /// `allocated_bytes.all.peak`. Blocks that were allocated before the recording count as allocated. Empty if
+    /// PyTorch's caching allocator was not recorded.
     pub statistics: BTreeMap<String, u64>,
-    /// The peak of allocated bytes.
+    /// The memory state at the peak of allocated bytes. Absent if nothing was allocated.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub peak: Option<MomentSummary>,
-    /// The end of the recording.
+    pub peak: Option<MemoryState>,
+    /// The memory state at the end of the recording. Absent if nothing was allocated.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub end: Option<MomentSummary>,
-    /// What the reserved memory was at the out-of-memory error that is explained, else at the peak; absent where there was nothing to
-    /// explain.
+    pub end: Option<MemoryState>,
+    /// The division of the reserved memory at the explained out-of-memory error, or else at the peak. Absent if nearly
+    /// all reserved memory was in use, or if PyTorch's caching allocator was not recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved: Option<ReservedSummary>,
-    /// What the second step needs beyond the first; absent where it needs no more.
+    /// The growth of the peak after the first step, caused by optimizer state. Absent if optimizer state explains less
+    /// than half of the growth.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub second_step: Option<SecondStepSummary>,
-    /// What would lower the peak, or what was there at the error; most first.
-    pub actions: Vec<ActionSummary>,
-    /// What other settings of the allocator would have done; absent where it was not replayed.
+    pub growth_after_first_step: Option<GrowthAfterFirstStep>,
+    /// Changes that would lower the peak, or the memory in use at the explained out-of-memory error, by `saves_bytes`
+    /// in descending order.
+    pub suggestions: Vec<SuggestionSummary>,
+    /// The results of other settings of PyTorch's allocator. Absent if the allocator's policy was not replayed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub what_if: Option<WhatIfSummary>,
-    /// Steps found.
+    /// The number of steps.
     pub steps: u32,
     /// The phases before the first step.
-    pub before: Vec<PhaseSummary>,
-    /// The phases of the first step.
+    pub before_first_step: Vec<PhaseSummary>,
+    /// The phases of the first step (step 0).
     pub first_step: Vec<PhaseSummary>,
-    /// The phases of all later steps, summed over [`Self::later_steps_count`] steps.
+    /// The phases of all later steps. Counts and bytes are sums over `later_steps_count` steps, `peak_bytes` is the
+    /// maximum, and `after_bytes` belongs to the last step.
     pub later_steps: Vec<PhaseSummary>,
-    /// How many later steps there are.
+    /// The number of steps after the first.
     pub later_steps_count: u32,
-    /// What was freed after the last allocation, while no Python frame ran.
+    /// The bytes of blocks that were freed after the last allocation while no Python frame was running: the teardown of
+    /// the process. No phase counts them.
     pub freed_at_exit_bytes: u64,
-    /// Step by step: the first and the last ones and the one with the peak.
+    /// Single steps: the first ones, the last ones and the one with the peak.
     pub by_step: Vec<StepSummary>,
-    /// What happened in the ranges that the program named, by name, in the order in which the names came up.
+    /// The named ranges of the program (`record_function` and NVTX), by name, in the order of their first use.
     pub labels: Vec<LabelSummary>,
-    /// Further names.
+    /// The number of further ranges that `labels` leaves out.
     pub labels_left_out: u64,
-    /// Out-of-memory errors there were.
+    /// The number of out-of-memory errors.
     pub oom_count: u64,
-    /// The first of them, and the last.
+    /// The first 16 out-of-memory errors, and the last one.
     pub ooms: Vec<OomSummary>,
-    /// Which of [`Self::ooms`] is explained: the one that ended the process, else the first.
+    /// The index in `ooms` of the explained error: the one that ended the process, or else the first. Absent without
+    /// errors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub explained_oom: Option<usize>,
-    /// The process's memory on this device, by who obtained it from CUDA.
+    /// The device memory of this process, by the library that allocated it from CUDA, by peak in descending order.
     pub owners: Vec<OwnerSummary>,
-    /// Memory of other processes on this device that this one opened, by who opened it. In no other figure: it is the other process's.
+    /// The device memory of other processes that this process opened (CUDA IPC), by the library that opened it. No
+    /// other figure includes it: it counts for the process that allocated it.
     pub imported: Vec<OwnerSummary>,
-    /// Which rules gave the phases, most bytes first.
-    pub reasons: Vec<ReasonSummary>,
-    /// Which rules gave the categories, most bytes first.
-    pub category_reasons: Vec<CategoryReasonSummary>,
+    /// The rules that classified allocations by phase, by bytes in descending order.
+    pub phase_rules: Vec<PhaseRuleSummary>,
+    /// The rules that classified blocks by category, by bytes in descending order.
+    pub category_rules: Vec<CategoryRuleSummary>,
 }
 
-/// Running totals, as `torch.cuda.memory_stats` counts them.
+/// The totals of a device at one point in time, as `torch.cuda.memory_stats` counts them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct Totals {
-    /// Blocks in use by the program.
+    /// The bytes of blocks in use by the program, rounded as the allocator rounds.
     pub allocated_bytes: u64,
-    /// The same and blocks that streams still use.
+    /// `allocated_bytes` and the bytes of freed blocks that streams still use.
     pub active_bytes: u64,
-    /// Segments.
+    /// The bytes of segments: the memory that the caching allocator holds from CUDA.
     pub reserved_bytes: u64,
-    /// What was asked for.
+    /// The bytes that the program requested for active blocks, without rounding.
     pub requested_bytes: u64,
 }
 
-/// A moment and what was alive.
+/// The memory of a device at one point in time, and the blocks that were allocated then.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
-pub struct MomentSummary {
-    /// When.
+pub struct MemoryState {
+    /// The time, in nanoseconds since the Unix epoch.
     pub time_ns: u64,
-    /// The place of its event in the recording.
+    /// The event number: the position of the event in the order of all events of the process.
     pub seq: u64,
-    /// The step; absent before the first.
+    /// The step, counted from 0. Absent before the first step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u32>,
     /// The phase.
     pub phase: Phase,
-    /// Who made the allocation that reached it.
+    /// The call stack of the allocation that reached this state. Only for the peak.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub by: Option<StackSummary>,
+    pub allocated_at: Option<StackSummary>,
     /// The totals.
     pub totals: Totals,
-    /// What was alive, by category.
+    /// The allocated blocks, by category. The bytes add up to `totals.allocated_bytes`, less the bytes for which no
+    /// event was recorded.
     pub by_category: Vec<CategoryAmount>,
-    /// What was alive, by the phase that had allocated it.
+    /// The allocated blocks, by the phase that allocated them. The sum is that of `by_category`.
     pub by_phase: Vec<PhaseAmount>,
-    /// The largest sources of what was alive.
-    pub top: Vec<TopEntry>,
-    /// What was alive, by `nn.Module`: a tree, each module before those in it. Only of the peak, and where calls of modules were
-    /// recorded; modules with little of it are left out, what they have is in those that hold them.
+    /// The largest groups of allocated blocks, by bytes in descending order. The blocks of a group have the same call
+    /// stack, autograd node, phase and category.
+    pub largest_allocations: Vec<AllocationGroup>,
+    /// The allocated blocks, by `nn.Module`: a tree in which each module comes before its children. Only for the peak.
+    /// Empty if no calls of modules were recorded. Small modules are left out; their bytes count for their parents.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by_module: Vec<ModuleSummary>,
-    /// Modules of one class, side by side, that had activations then, those under activation checkpointing left out.
+    /// The sibling modules of one class that have activations. Modules under activation checkpointing are left out.
+    /// Only for the peak.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub repeated_modules: Vec<RepeatedSummary>,
+    pub repeated_modules: Vec<RepeatedModulesSummary>,
 }
 
-/// A module and what belongs to it: what was made in its call or by nodes that were, and its parameters with their gradients and
-/// optimizer state.
+/// The memory of an `nn.Module`: blocks that its call or the autograd nodes of its call allocated, and its parameters
+/// with their gradients and optimizer state.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct ModuleSummary {
-    /// Its path as `named_modules()` gives it, or the classes by which it was called; empty for one that no module called.
+    /// The path as in `named_modules()`, or the classes of the calls that lead to the module. Empty for a module that
+    /// no other module called.
     pub path: String,
-    /// Its class; absent where it was never called itself, as a `ModuleList`.
+    /// The class. Absent for a module that is never called itself, such as a `ModuleList`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
-    /// How many levels it is below one that no module called.
+    /// The number of levels below a module that no other module called.
     pub depth: usize,
-    /// Bytes of it and of the modules in it.
+    /// The bytes of the module and of the modules inside it.
     pub bytes: u64,
-    /// Bytes of it alone.
+    /// The bytes of the module without the modules inside it.
     pub own_bytes: u64,
-    /// Bytes of it and of the modules in it, by category.
+    /// The blocks of the module and of the modules inside it, by category. The bytes add up to `bytes`.
     pub by_category: Vec<CategoryAmount>,
 }
 
-/// Modules of one class, side by side.
+/// Sibling modules of one class, for example `blocks.0` to `blocks.11`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
-pub struct RepeatedSummary {
-    /// What holds them, e.g. `blocks`; empty for one that no module called.
+pub struct RepeatedModulesSummary {
+    /// The path of their parent, for example `blocks`. Empty if no other module called the parent.
     pub path: String,
     /// Their class.
     pub class: String,
-    /// How many there are.
+    /// The number of modules.
     pub count: usize,
-    /// The activations of all of them.
+    /// The bytes of the activations of all of them.
     pub activation_bytes: u64,
-    /// By how much activation checkpointing of each would lower this moment, at most: all of that but what each hands to the next, where
-    /// the recording tells, and what the one has whose backward the moment is in. Another moment may then be the peak: see the actions.
+    /// The maximum number of bytes that activation checkpointing of each module would free at this point in time. It is
+    /// `activation_bytes` without two parts: the outputs that each module passes to the next, where the recording shows
+    /// them, and the activations of the module whose backward pass is running. The peak can then be at another point in
+    /// time; `suggestions` takes that into account.
     pub checkpointing_saves_at_most_bytes: u64,
 }
 
-/// Bytes of a category.
+/// The blocks of one category.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct CategoryAmount {
-    /// Which.
+    /// The category.
     pub category: Category,
-    /// Bytes.
+    /// The bytes of the blocks.
     pub bytes: u64,
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
 }
 
-/// Bytes of a phase.
+/// The blocks that one phase allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct PhaseAmount {
-    /// Which.
+    /// The phase.
     pub phase: Phase,
-    /// Bytes.
+    /// The bytes of the blocks.
     pub bytes: u64,
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
 }
 
-/// A source of live bytes.
+/// Allocated blocks with the same call stack, autograd node, phase and category.
 #[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
-pub struct TopEntry {
-    /// Bytes.
+pub struct AllocationGroup {
+    /// The bytes of the blocks.
     pub bytes: u64,
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// Its share of what was allocated, 0 to 1.
+    /// The share of all allocated bytes, from 0 to 1.
     pub share: f64,
-    /// What they were for.
+    /// The category of the blocks.
     pub category: Category,
-    /// The phase that allocated them.
+    /// The phase that allocated the blocks.
     pub phase: Phase,
-    /// From where.
+    /// The call stack that allocated the blocks.
     pub stack: StackSummary,
-    /// What the largest of the blocks is called, where that is known.
+    /// The name of the tensor in the largest of the blocks. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// What the blocks are called together, where all have names: what differs between them is `*`, e.g. `Adam.exp_avg of *.weight`.
+    pub tensor_name: Option<String>,
+    /// The common pattern of the tensor names of all blocks, with `*` for the parts that differ, for example
+    /// `Adam.exp_avg of *.weight`. Absent unless every block has a name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub names: Option<String>,
+    pub tensor_name_pattern: Option<String>,
 }
 
-/// What reserved memory was at one moment. Reserved is the sum of allocated, waiting, returnable and pinned.
+/// The division of reserved memory at one point in time. The reserved bytes are the sum of `allocated_bytes`,
+/// `pending_free_bytes`, `releasable_bytes` and `blocked_bytes`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct ReservedSummary {
-    /// Blocks in use, rounded.
+    /// The bytes of blocks in use by the program, rounded as the allocator rounds.
     pub allocated_bytes: u64,
-    /// Of that, what rounding added to what was asked for.
+    /// The part of `allocated_bytes` that is rounding and was not requested.
     pub rounding_bytes: u64,
-    /// Given back, but streams still use it.
-    pub waiting_bytes: u64,
-    /// Free: unused segments and pages, which can be returned to CUDA.
-    pub returnable_bytes: u64,
-    /// Free beside live blocks, which pin it.
-    pub pinned_bytes: u64,
-    /// The largest free block.
+    /// The bytes of blocks that the program freed and that streams still use.
+    pub pending_free_bytes: u64,
+    /// The free bytes that the allocator can release to CUDA: unused segments, and unused pages of expandable segments.
+    pub releasable_bytes: u64,
+    /// The free bytes that the allocator cannot release, because blocks in use are in the same segment or page.
+    pub blocked_bytes: u64,
+    /// The bytes of the largest free block.
     pub largest_free_bytes: u64,
-    /// Segments.
+    /// The number of segments.
     pub segments: u64,
-    /// Of these, segments with live blocks and pinned memory.
-    pub pinned_segments: u64,
-    /// Who alone pins segments, most free bytes first.
-    pub pins: Vec<PinSummary>,
+    /// The number of segments that contain both blocks in use and blocked bytes.
+    pub blocked_segments: u64,
+    /// The groups of blocks that block segments alone, by `free_bytes` in descending order.
+    pub blocked_by: Vec<BlockingAllocation>,
 }
 
-/// Live blocks of one origin that pin segments in which nothing else lives.
+/// Blocks in use with the same call stack, and the segments that contain no other blocks in use.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
-pub struct PinSummary {
-    /// Segments.
+pub struct BlockingAllocation {
+    /// The number of segments.
     pub segments: u64,
-    /// Their size.
+    /// The bytes of these segments.
     pub segment_bytes: u64,
-    /// Blocks.
+    /// The number of blocks in use.
     pub blocks: u64,
-    /// Their bytes.
-    pub live_bytes: u64,
-    /// What is free in the segments, and cannot be returned.
+    /// The bytes of the blocks in use.
+    pub block_bytes: u64,
+    /// The free bytes in these segments, which the allocator cannot release.
     pub free_bytes: u64,
-    /// Whose blocks.
-    pub by: StackSummary,
-    /// What the largest of them is called, where that is known.
+    /// The call stack that allocated the blocks.
+    pub allocated_at: StackSummary,
+    /// The name of the tensor in the largest of the blocks. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
+    pub tensor_name: Option<String>,
 }
 
-/// What the second step needs beyond the first.
+/// The growth of the peak after the first step. An optimizer allocates its state at the end of the first step, so the
+/// forward and backward passes of later steps run beside that state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
-pub struct SecondStepSummary {
-    /// The peak of the first step.
-    pub first_peak_bytes: u64,
-    /// The highest peak of later steps.
-    pub later_peak_bytes: u64,
-    /// The optimizer state that was made in the first step.
+pub struct GrowthAfterFirstStep {
+    /// The peak of allocated bytes in the first step.
+    pub first_step_peak_bytes: u64,
+    /// The highest peak of allocated bytes in later steps.
+    pub later_steps_peak_bytes: u64,
+    /// The bytes of the optimizer state that was allocated in the first step.
     pub optimizer_state_bytes: u64,
 }
 
-/// What would lower a moment.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
-pub struct ActionSummary {
-    /// The rule.
-    pub rule: String,
-    /// What to do.
-    pub what: String,
-    /// What it saves, worked out from this run.
+/// A change that would lower the memory in use at the peak or at an out-of-memory error.
+#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
+pub struct SuggestionSummary {
+    /// The rule that makes the suggestion.
+    pub rule: RuleId,
+    /// The change to the program.
+    pub action: String,
+    /// The number of bytes that the change saves, computed from this run.
     pub saves_bytes: u64,
-    /// Whether that is an upper bound: the run does not tell how much less it is.
+    /// Whether `saves_bytes` is an upper bound, because the run does not show the exact value. Absent if it is not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_most: bool,
-    /// The rule's condition, and the figures of this run.
-    pub because: String,
-    /// How the saving is worked out.
-    pub how: String,
+    /// The condition of the rule, and the figures of this run.
+    pub evidence: String,
+    /// The formula of the saving, as text.
+    pub method: String,
 }
 
-/// What other settings of PyTorch's allocator would have done, by a replay of its policy.
+/// The results of other settings of PyTorch's caching allocator, by a replay of its policy.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct WhatIfSummary {
-    /// Blocks that the replay with the run's own settings put where they were.
-    pub blocks: u64,
-    /// Segment events that it repeated one for one.
-    pub segment_events: u64,
-    /// Where it first did something else than the recording; then nothing is said of other settings.
+    /// The number of blocks that the replay with the run's own settings placed at the recorded address.
+    pub matched_blocks: u64,
+    /// The number of segment events that the replay with the run's own settings reproduced one for one.
+    pub matched_segment_events: u64,
+    /// The first difference between the replay and the recording, as text. Absent if there is none. With a difference,
+    /// `settings` is empty.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub difference: Option<String>,
-    /// The memory that the allocator could have had; the rest of the device is held as recorded.
+    pub mismatch: Option<String>,
+    /// The bytes that the allocator could have had. The rest of the device is in use as recorded. Absent if it is
+    /// unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
-    /// Reserved at most, with the run's own settings.
-    pub reserved_bytes: u64,
-    /// Other settings.
+    /// The peak of reserved bytes with the run's own settings.
+    pub reserved_peak_bytes: u64,
+    /// The results of other settings.
     pub settings: Vec<ReplayedSetting>,
 }
 
-/// One of them.
+/// The result of one setting of PyTorch's caching allocator.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct ReplayedSetting {
-    /// As `PYTORCH_CUDA_ALLOC_CONF` takes it.
+    /// The setting in the syntax of `PYTORCH_CUDA_ALLOC_CONF`.
     pub setting: String,
-    /// Whether the request that failed would have got its memory; absent where none failed, or the replay cannot tell.
+    /// Whether the failed request would have succeeded. Absent if no request failed, or if the replay cannot decide it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fits: Option<bool>,
     /// Whether an earlier request would have failed.
     pub fails_earlier: bool,
-    /// Reserved at most, up to the error where there was one.
-    pub reserved_bytes: u64,
+    /// The peak of reserved bytes, up to the out-of-memory error if there was one.
+    pub reserved_peak_bytes: u64,
 }
 
-/// A stack.
+/// A call stack.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct StackSummary {
-    /// In a few words: the program's own line, and the library's where that is innermost.
-    pub place: String,
-    /// The autograd node that ran.
+    /// The line of the program's own code, and the innermost line if that is in a library, for example
+    /// `model.py:88 forward`. Empty if the stack is unknown.
+    pub location: String,
+    /// The autograd node that was running. Absent outside the backward pass.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Its frames, innermost first; with a node, those of the forward call that made it.
+    /// The frames, innermost first. With `node`, these are the frames of the forward call that created the node.
     pub frames: Vec<FrameSummary>,
 }
 
-/// A frame.
+/// A frame of a call stack, with the field names of PyTorch's snapshots.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct FrameSummary {
-    /// The function.
+    /// The name of the function.
     pub name: String,
-    /// The file; of native code without a known source the object.
+    /// The path of the source file. For native code without a known source file, the path of the object.
     pub filename: String,
-    /// The line; 0 where it is unknown.
+    /// The line number; 0 if it is unknown.
     pub line: u32,
-    /// Whether it is native code; absent for Python's.
+    /// Whether the frame is native code. Absent for Python frames.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub native: bool,
 }
 
-/// What a phase did.
+/// The allocations and frees of one phase.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct PhaseSummary {
-    /// Which.
+    /// The phase.
     pub phase: Phase,
-    /// Blocks allocated.
+    /// The number of blocks that were allocated.
     pub allocations: u64,
-    /// Bytes allocated.
+    /// The bytes of the blocks that were allocated.
     pub allocated_bytes: u64,
-    /// Blocks freed.
+    /// The number of blocks that were freed.
     pub frees: u64,
-    /// Bytes freed.
+    /// The bytes of the blocks that were freed.
     pub freed_bytes: u64,
-    /// Bytes added to what is allocated, or taken from it.
+    /// The change of allocated bytes: `allocated_bytes` minus `freed_bytes`.
     pub net_bytes: i64,
-    /// The highest number of allocated bytes during the phase.
+    /// The highest number of allocated bytes of the device during the phase.
     pub peak_bytes: u64,
-    /// Allocated bytes after it.
+    /// The number of allocated bytes of the device at the end of the phase.
     pub after_bytes: u64,
-    /// What it kept beyond its end, by category, most first.
-    pub kept: Vec<KeptSummary>,
-    /// What it gave back of what others had kept.
-    pub given_back: Vec<CategoryAmount>,
-    /// The explanation of its net, in words; empty when there is none.
+    /// The blocks that the phase allocated and that outlived it, by category, by bytes in descending order.
+    pub kept: Vec<KeptCategory>,
+    /// The blocks that the phase freed and that had outlived the phase that allocated them, by category, by bytes in
+    /// descending order.
+    pub freed_of_other_phases: Vec<CategoryAmount>,
+    /// The explanation of `net_bytes` as text. Empty if there is none.
     pub explanation: String,
 }
 
-/// What a device's memory did in the ranges of one name (`torch.profiler.record_function`, NVTX), on whichever thread.
+/// The allocations and frees inside the ranges of one name (`torch.profiler.record_function` or NVTX), on all threads.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct LabelSummary {
-    /// The name; it ends in `*` where it stands for several that differ in the number at their end.
+    /// The name of the ranges. A trailing `*` stands for the number in which several names differ.
     pub name: String,
-    /// `record_function` or `nvtx`.
-    pub origin: String,
-    /// The rule that knows it as PyTorch's own; absent for the program's.
+    /// The API that the program used: `record_function` or `nvtx`.
+    pub api: String,
+    /// The rule that identifies the ranges as PyTorch's own. Absent for ranges of the program.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub rule: Option<String>,
-    /// How often it was entered.
+    pub rule: Option<PhaseRuleId>,
+    /// The number of ranges.
     pub times: u64,
-    /// Blocks allocated.
+    /// The number of blocks that were allocated inside.
     pub allocations: u64,
-    /// Bytes allocated.
+    /// The bytes of the blocks that were allocated inside.
     pub allocated_bytes: u64,
-    /// Blocks freed.
+    /// The number of blocks that were freed inside.
     pub frees: u64,
-    /// Bytes freed.
+    /// The bytes of the blocks that were freed inside.
     pub freed_bytes: u64,
-    /// Bytes allocated in a range and still there at its end.
+    /// The bytes of the blocks that were allocated inside a range and still allocated at its end.
     pub kept_bytes: u64,
-    /// The highest number of allocated bytes in a range.
+    /// The highest number of allocated bytes of the device inside a range.
     pub peak_bytes: u64,
-    /// Allocated bytes at the end of the last one.
+    /// The number of allocated bytes of the device at the end of the last range.
     pub after_bytes: u64,
-    /// How long they took, all together.
+    /// The total duration of the ranges, in nanoseconds.
     pub duration_ns: u64,
 }
 
-/// What a phase kept of one category.
+/// The blocks of one category that outlived the phase that allocated them.
 #[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
-pub struct KeptSummary {
-    /// Which.
+pub struct KeptCategory {
+    /// The category.
     pub category: Category,
-    /// Bytes.
+    /// The bytes of the blocks, rounded as the allocator rounds.
     pub bytes: u64,
-    /// Bytes as asked for.
+    /// The bytes that the program requested for the blocks.
     pub requested_bytes: u64,
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// The largest source.
+    /// The call stack that allocated most of these bytes. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub largest: Option<SourceSummary>,
+    pub largest_allocation: Option<KeptAllocation>,
 }
 
-/// A source of kept bytes.
+/// Blocks with the same call stack that outlived the phase that allocated them.
 #[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
-pub struct SourceSummary {
-    /// Bytes.
+pub struct KeptAllocation {
+    /// The bytes of the blocks.
     pub bytes: u64,
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// From where.
+    /// The call stack that allocated the blocks.
     pub stack: StackSummary,
 }
 
 /// One step.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct StepSummary {
-    /// Which.
+    /// The number of the step, counted from 0.
     pub step: u32,
-    /// When it began.
+    /// The start of the step, in nanoseconds since the Unix epoch.
     pub time_ns: u64,
-    /// How long it took.
+    /// The duration of the step, in nanoseconds.
     pub duration_ns: u64,
-    /// Its phases, without explanations.
+    /// The phases of the step.
     pub phases: Vec<StepPhase>,
 }
 
 /// One phase of one step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct StepPhase {
-    /// Which.
+    /// The phase.
     pub phase: Phase,
-    /// Blocks allocated.
+    /// The number of blocks that were allocated.
     pub allocations: u64,
-    /// Bytes allocated.
+    /// The bytes of the blocks that were allocated.
     pub allocated_bytes: u64,
-    /// Bytes freed.
+    /// The bytes of the blocks that were freed.
     pub freed_bytes: u64,
-    /// The difference.
+    /// The change of allocated bytes: `allocated_bytes` minus `freed_bytes`.
     pub net_bytes: i64,
-    /// The highest number of allocated bytes.
+    /// The highest number of allocated bytes of the device during the phase.
     pub peak_bytes: u64,
 }
 
-/// An out-of-memory error.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+/// An out-of-memory error: a request for memory that failed.
+#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
 pub struct OomSummary {
-    /// The rounded request.
-    pub wanted_bytes: u64,
-    /// Who asked.
-    pub by: StackSummary,
-    /// The rule that gave the phase.
-    pub rule: String,
-    /// What was there.
-    pub there: MomentSummary,
-    /// What CUDA said was free.
+    /// The size of the request in bytes, rounded as the allocator rounds.
+    pub requested_bytes: u64,
+    /// The call stack of the request.
+    pub requested_at: StackSummary,
+    /// The rule that classified the request by phase. `in_use.phase` is the phase.
+    pub phase_rule: PhaseRuleId,
+    /// The memory state when the request failed.
+    pub in_use: MemoryState,
+    /// The free bytes of the device, as CUDA reported them. Absent if they are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_free_bytes: Option<u64>,
-    /// Reserved and not allocated.
-    pub cached_bytes: u64,
-    /// The largest free block of the caching allocator.
+    /// The bytes that PyTorch had reserved and that were not allocated.
+    pub reserved_but_unallocated_bytes: u64,
+    /// The bytes of the largest free block of the caching allocator.
     pub largest_free_bytes: u64,
-    /// What this process held outside the caching allocator.
-    pub outside_allocator_bytes: u64,
-    /// The same, by owner, most first.
-    pub outside: Vec<OutsideSummary>,
-    /// What was in use on the device besides all that: CUDA contexts, other processes.
+    /// The bytes that this process held outside PyTorch's caching allocator: the sum of `outside_pytorch`.
+    pub outside_pytorch_bytes: u64,
+    /// The memory that this process held outside PyTorch's caching allocator, by the library that allocated it from
+    /// CUDA, by bytes in descending order.
+    pub outside_pytorch: Vec<OwnerBytes>,
+    /// The other bytes in use on the device: CUDA contexts and other processes. With `device_free_bytes`,
+    /// `outside_pytorch_bytes` and the reserved bytes, they add up to the device's `total_bytes`. Absent if they are
+    /// unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub others_bytes: Option<u64>,
-    /// CUDA had the memory: PyTorch's own limit (`set_per_process_memory_fraction`) refused the request.
+    pub contexts_and_other_processes_bytes: Option<u64>,
+    /// Whether PyTorch's own limit (`torch.cuda.set_per_process_memory_fraction`) refused the request although CUDA had
+    /// the memory.
     pub refused_by_pytorch: bool,
-    /// What it lacked: the request less what CUDA had; absent where that is not known, or not why it failed.
+    /// The bytes that CUDA lacked: `requested_bytes` minus `device_free_bytes`. Absent if it is unknown, or not the
+    /// reason of the failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub short_bytes: Option<u64>,
-    /// What the memory was for, where names and their order tell: the optimizer's state of a parameter, e.g. `Adam.exp_avg_sq of 3.weight`.
+    /// The optimizer state that the request was for, for example `Adam.exp_avg_sq of 3.weight`. Absent unless tensor
+    /// names and the order of allocations prove it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub wanted_for: Option<String>,
-    /// The only parameter (or other named tensor) alive that is as large as the request.
+    pub requested_for: Option<String>,
+    /// The name of the only parameter or other named tensor that is as large as the request. Absent if there is none,
+    /// or more than one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub as_large_as: Option<String>,
-    /// What the optimizer's state would have taken in all, when the error came while it was being made.
+    /// The total bytes of optimizer state that the optimizer needs. Absent unless the request failed while the
+    /// optimizer allocated its state.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub state_needed_bytes: Option<u64>,
-    /// Whether it ended the process; absent when that is not known.
+    pub optimizer_state_needed_bytes: Option<u64>,
+    /// Whether the error ended the process. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fatal: Option<bool>,
 }
 
 /// Memory outside PyTorch's caching allocator.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
-pub struct OutsideSummary {
-    /// Who obtained it from CUDA: `NCCL`, `cuBLAS`, ...
+pub struct OwnerBytes {
+    /// The library that allocated the memory from CUDA, for example `NCCL` or `cuBLAS`.
     pub owner: String,
-    /// Bytes.
+    /// The bytes of the memory.
     pub bytes: u64,
 }
 
-/// Memory by who obtained it from CUDA.
+/// Memory that one library allocated from CUDA.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct OwnerSummary {
-    /// For people: `PyTorch's caching allocator`, `NCCL`, ...
+    /// The name of the owner, for example `PyTorch's caching allocator` or `NCCL`.
     pub owner: String,
-    /// The object that called CUDA; absent for the caching allocator.
+    /// The path of the object that called CUDA. Absent for PyTorch's caching allocator.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub module: Option<String>,
-    /// Bytes at the end.
+    pub object: Option<String>,
+    /// The bytes at the end of the recording.
     pub end_bytes: u64,
-    /// Bytes at most.
+    /// The highest number of bytes.
     pub peak_bytes: u64,
-    /// Allocations.
+    /// The number of allocations.
     pub allocations: u64,
 }
 
-/// A rule's work.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
-pub struct ReasonSummary {
+/// A rule that classified allocations by phase.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct PhaseRuleSummary {
     /// The rule.
-    pub rule: String,
-    /// The phase it gave.
+    pub rule: PhaseRuleId,
+    /// The phase that the rule assigned.
     pub phase: Phase,
-    /// A frame it rested on.
+    /// A frame that the rule matched. Absent if the rule does not match frames.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence: Option<FrameSummary>,
-    /// Allocations it decided.
+    /// The number of allocations that the rule classified.
     pub allocations: u64,
-    /// Their bytes.
+    /// The bytes of these allocations.
     pub bytes: u64,
 }
 
-/// What a rule about categories decided.
+/// A rule that classified blocks by category.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
-pub struct CategoryReasonSummary {
+pub struct CategoryRuleSummary {
     /// The rule.
-    pub rule: String,
-    /// The category it gave.
+    pub rule: CategoryRuleId,
+    /// The category that the rule assigned.
     pub category: Category,
-    /// A frame it rested on.
+    /// A frame that the rule matched. Absent if the rule does not match frames.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence: Option<FrameSummary>,
-    /// Blocks it decided.
+    /// The number of blocks that the rule classified.
     pub blocks: u64,
-    /// Their bytes.
+    /// The bytes of these blocks.
     pub bytes: u64,
 }
 

@@ -1,6 +1,11 @@
 //! Tables in plain text. Each column is as wide as its widest cell; the last column is cut at the right edge.
 
 use super::text::Style;
+use super::units::UNITS;
+
+/// If less than this remains for the last column, its text stands below the row, indented by `BELOW`.
+const NARROWEST: usize = 16;
+const BELOW: usize = 6;
 
 /// The alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,15 +69,16 @@ impl Table {
             match row {
                 Row::Caption(text) => lines.push(style.dim(&cut(&format!("{:indent$}{text}", ""), width))),
                 Row::Head(cells) => {
-                    lines.extend(self.row_lines(cells, &widths, indent, width).iter().map(|line| style.dim(line)));
+                    lines
+                        .extend(self.row_lines(cells, &widths, indent, width, true).iter().map(|line| style.dim(line)));
                 }
-                Row::Cells(cells) => lines.extend(self.row_lines(cells, &widths, indent, width)),
+                Row::Cells(cells) => lines.extend(self.row_lines(cells, &widths, indent, width, false)),
             }
         }
         lines
     }
 
-    fn row_lines(&self, cells: &[String], widths: &[usize], indent: usize, width: usize) -> Vec<String> {
+    fn row_lines(&self, cells: &[String], widths: &[usize], indent: usize, width: usize, is_head: bool) -> Vec<String> {
         let mut line = " ".repeat(indent);
         let Some((last, others)) = cells.split_last() else { return Vec::new() };
         for (i, cell) in others.iter().enumerate() {
@@ -85,8 +91,16 @@ impl Table {
         }
         let start = line.chars().count();
         let mut lines = Vec::new();
-        let room = width.saturating_sub(start).max(16);
-        for piece in if self.verbatim { vec![last.clone()] } else { wrap(last, room) } {
+        let left = width.saturating_sub(start);
+        if left < NARROWEST && !self.verbatim {
+            lines.push(cut(line.trim_end(), width));
+            let below = indent + BELOW;
+            let texts =
+                if last.is_empty() || is_head { Vec::new() } else { wrap_list(last, width.saturating_sub(below)) };
+            lines.extend(texts.iter().map(|text| cut(&format!("{:below$}{text}", ""), width)));
+            return lines;
+        }
+        for piece in if self.verbatim { vec![last.clone()] } else { wrap_list(last, left) } {
             let head = if lines.is_empty() { std::mem::take(&mut line) } else { " ".repeat(start) };
             lines.push(cut(format!("{head}{piece}").trim_end(), width));
         }
@@ -94,20 +108,39 @@ impl Table {
     }
 }
 
-/// Breaks text after commas, or at spaces if there are no commas.
-pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
-    wrap_after(if text.contains(", ") { ", " } else { " " }, text, width)
+/// Breaks a list after its commas. A part that is longer than a line is broken at spaces.
+pub(super) fn wrap_list(text: &str, width: usize) -> Vec<String> {
+    let parts = text
+        .split_inclusive(", ")
+        .flat_map(|part| if part.trim_end().chars().count() <= width { vec![part] } else { words(part) });
+    wrap(parts, width)
 }
 
 /// Breaks text at spaces.
 pub(super) fn wrap_words(text: &str, width: usize) -> Vec<String> {
-    wrap_after(" ", text, width)
+    wrap(words(text).into_iter(), width)
 }
 
-fn wrap_after(separator: &str, text: &str, width: usize) -> Vec<String> {
+/// The words of a text, each with the space after it. A number and its unit are one word.
+fn words(text: &str) -> Vec<&str> {
+    let mut words = Vec::new();
+    let mut start = 0;
+    for (end, _) in text.match_indices(' ') {
+        let next = text[end + 1..].split(|c: char| !c.is_ascii_alphabetic() && c != '%').next().unwrap_or_default();
+        let is_number = text[start..end].ends_with(|c: char| c.is_ascii_digit());
+        if !(is_number && (UNITS.contains(&next) || next == "%")) {
+            words.push(&text[start..=end]);
+            start = end + 1;
+        }
+    }
+    words.push(&text[start..]);
+    words
+}
+
+fn wrap<'a>(pieces: impl Iterator<Item = &'a str>, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut line = String::new();
-    for piece in text.split_inclusive(separator) {
+    for piece in pieces {
         let used = line.chars().count();
         if used > 0 && used + piece.trim_end().chars().count() > width {
             lines.push(cut(std::mem::take(&mut line).trim_end(), width));
@@ -141,27 +174,37 @@ pub(super) fn cut_middle(text: &str, width: usize) -> String {
     format!("{begin}\u{2026}{end}")
 }
 
-/// Shortens a place to at most `width` characters. It drops folders first, then functions, then cuts the middle, so
-/// that the program's own line stays.
-pub(super) fn place_in(place: &str, width: usize) -> String {
-    let fits = |text: &str| text.chars().count() <= width;
-    if fits(place) {
-        return place.to_owned();
-    }
-    // A part has the form `tests/train.py:17 step` or `optim/adam.py:178 _init_group`, optionally with an autograd
-    // node's `X of ` before it.
-    let bare = |part: &str| {
-        let (node, at) = part.rsplit_once(" of ").map_or(("", part), |(node, at)| (node, at));
-        let file = at.split(' ').next().unwrap_or(at);
-        let name = file.rsplit('/').next().unwrap_or(file);
-        let of = if node.is_empty() { String::new() } else { format!("{node} of ") };
-        (format!("{of}{name}{}", &at[file.len()..]), format!("{of}{name}"))
+/// Shortens a location to at most `width` characters, as [`short_location`] does. If that is not enough, its middle is
+/// cut.
+pub(super) fn location_in(location: &str, width: usize) -> String {
+    short_location(location, width).unwrap_or_else(|| cut_middle(&without_functions(location), width.max(8)))
+}
+
+/// Shortens a location to at most `width` characters. It drops folders first, then functions, so that the program's own
+/// line stays. `None` if that is not enough.
+pub(super) fn short_location(location: &str, width: usize) -> Option<String> {
+    let fits = |text: &String| text.chars().count() <= width;
+    [location.to_owned(), without_folders(location), without_functions(location)].into_iter().find(fits)
+}
+
+fn without_folders(location: &str) -> String {
+    of_parts(location, |node, file, function| format!("{node}{file}{function}"))
+}
+
+fn without_functions(location: &str) -> String {
+    of_parts(location, |node, file, _| format!("{node}{file}"))
+}
+
+/// Formats each part of a location anew. A part has the form `tests/train.py:17 step` or
+/// `optim/adam.py:178 _init_group`, optionally with an autograd node's `X of ` before it. `format` gets the node with
+/// ` of `, the file without its folders, and the function with the space before it.
+fn of_parts(location: &str, format: fn(&str, &str, &str) -> String) -> String {
+    let part = |part: &str| {
+        let (node, at) = part.split_at(part.rfind(" of ").map_or(0, |at| at + " of ".len()));
+        let (file, function) = at.split_at(at.find(' ').unwrap_or(at.len()));
+        format(node, file.rsplit('/').next().unwrap_or(file), function)
     };
-    let parts: Vec<(String, String)> = place.split(", ").map(bare).collect();
-    let join = |of: &dyn Fn(&(String, String)) -> String| parts.iter().map(of).collect::<Vec<_>>().join(", ");
-    let named = join(&|part| part.0.clone());
-    let bare = join(&|part| part.1.clone());
-    [named, bare.clone()].into_iter().find(|text| fits(text)).unwrap_or_else(|| cut_middle(&bare, width.max(8)))
+    location.split(", ").map(part).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -169,15 +212,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_keep_their_lines() {
-        let place = "tests/programs/train.py:17 step, optim/adam.py:178 _init_group";
-        assert_eq!(place_in(place, 80), place);
-        assert_eq!(place_in(place, 50), "train.py:17 step, adam.py:178 _init_group");
-        assert_eq!(place_in(place, 30), "train.py:17, adam.py:178");
-        assert_eq!(place_in(place, 15), "train.p….py:178");
+    fn locations_keep_their_lines() {
+        let location = "tests/programs/train.py:17 step, optim/adam.py:178 _init_group";
+        assert_eq!(location_in(location, 80), location);
+        assert_eq!(location_in(location, 50), "train.py:17 step, adam.py:178 _init_group");
+        assert_eq!(location_in(location, 30), "train.py:17, adam.py:178");
+        assert_eq!((location_in(location, 15).as_str(), short_location(location, 15)), ("train.p….py:178", None));
         let node = "MmBackward0 of a/b/model.py:9 forward, modules/linear.py:134 forward";
-        assert_eq!(place_in(node, 40), "MmBackward0 of model.py:9, linear.py:134");
+        assert_eq!(location_in(node, 40), "MmBackward0 of model.py:9, linear.py:134");
         assert_eq!((cut_middle("abcdefghi", 5), cut_middle("abc", 5)), ("ab…hi".to_owned(), "abc".to_owned()));
+    }
+
+    #[test]
+    fn a_number_and_its_unit_stay_on_one_line() {
+        let text = "two moments: 2 x 97.5 MiB (30 %), freed 1 GiB";
+        assert_eq!(wrap_words(text, 22), ["two moments: 2 x", "97.5 MiB (30 %), freed", "1 GiB"]);
+        assert_eq!(wrap_list(text, 34), ["two moments: 2 x 97.5 MiB (30 %),", "freed 1 GiB"]);
+        assert_eq!(wrap_list(text, 22), ["two moments: 2 x", "97.5 MiB (30 %),", "freed 1 GiB"]);
+    }
+
+    #[test]
+    fn without_room_the_last_column_stands_below() {
+        let mut table = Table::new(&[("Phase", Align::Left), ("Bytes", Align::Right), ("Changes", Align::Left)]);
+        table.row(vec!["forward".into(), "1.00 GiB".into(), "activations 1.00 GiB".into()]);
+        let expected = ["  Phase       Bytes", "  forward  1.00 GiB", "        activations 1.00 GiB"];
+        assert_eq!(table.lines(2, 30, Style::PLAIN), expected);
     }
 
     #[test]
@@ -189,8 +248,9 @@ mod tests {
         let lines = table.lines(2, 40, Style::PLAIN);
         assert_eq!(lines[0], "  phase       bytes  why");
         assert_eq!(lines[1], "  step 0");
-        assert_eq!(lines[2], "  forward  1.00 GiB  activations,");
-        assert_eq!(lines[3], "                     a good deal of the…");
+        assert_eq!(lines[2], "  forward  1.00 GiB  activations, a good");
+        assert_eq!(lines[3], "                     deal of them,");
+        assert_eq!(lines[4], "                     and more");
         assert_eq!(lines[5], "  x               0");
     }
 }

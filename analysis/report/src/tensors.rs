@@ -3,7 +3,7 @@
 use memtrace_trace::definition::TensorKind;
 
 use memtrace_insight::passes::{Category, Oom, Phase};
-use memtrace_replay::{Named, Names};
+use memtrace_replay::{AllocationNames, Names};
 
 /// The words of a name, each with the separator after it.
 fn words(name: &str) -> Vec<&str> {
@@ -12,7 +12,7 @@ fn words(name: &str) -> Vec<&str> {
 
 /// The common pattern of several names, with `*` for the differing parts: `blocks.*.weight`. `None` if the names have
 /// nothing in common.
-pub(super) fn common(names: &[String]) -> Option<String> {
+pub(super) fn name_pattern(names: &[String]) -> Option<String> {
     let (first, others) = names.split_first()?;
     let first = words(first);
     let others: Vec<Vec<&str>> = others.iter().map(|name| words(name)).collect();
@@ -46,7 +46,7 @@ pub(super) fn common(names: &[String]) -> Option<String> {
 }
 
 /// Splits the name of optimizer state: `Adam.exp_avg of 0.weight` gives its kind and the parameter.
-fn state_of(named: &Named) -> Option<(&str, &str)> {
+fn state_of(named: &AllocationNames) -> Option<(&str, &str)> {
     match &named.names[..] {
         [only] if named.kind == TensorKind::OptimizerState => only.split_once(" of "),
         _ => None,
@@ -61,14 +61,14 @@ fn state_of(named: &Named) -> Option<(&str, &str)> {
 /// - The states so far go parameter by parameter, each with the same kinds in the same order.
 /// - The stack of the failed request has already allocated a state of the next kind.
 /// - The request is as large as the parameter.
-pub(super) fn wanted_for(oom: &Oom, live: &[(u64, u64)], names: &Names) -> Option<String> {
+pub(super) fn requested_for(oom: &Oom, live: &[(u64, u64)], names: &Names) -> Option<String> {
     if oom.phase != Phase::Optimizer {
         return None;
     }
-    let named = || live.iter().filter_map(|(seq, size)| Some((*seq, *size, names.of_alloc(*seq)?)));
-    let sizes_of = |wanted: &str| {
+    let named = || live.iter().filter_map(|(seq, size)| Some((*seq, *size, names.of_allocation(*seq)?)));
+    let size_of = |parameter: &str| {
         named()
-            .find(|(.., n)| n.kind == TensorKind::Parameter && n.names.iter().any(|name| **name == *wanted))
+            .find(|(.., n)| n.kind == TensorKind::Parameter && n.names.iter().any(|name| **name == *parameter))
             .map(|f| f.1)
     };
     // By parameter: the kinds of its states, in the order of their allocation.
@@ -80,9 +80,12 @@ pub(super) fn wanted_for(oom: &Oom, live: &[(u64, u64)], names: &Names) -> Optio
         }
     }
     let by_this_stack = |kind: &str| {
-        let states = oom.there.origins().filter(|(o, _)| o.category == Category::OptimizerState && o.stack == oom.by.0);
+        let states = oom
+            .in_use
+            .origins()
+            .filter(|(o, _)| o.category == Category::OptimizerState && o.stack == oom.requested_at.0);
         let mut kinds = states
-            .flat_map(|(origin, _)| names.of_source(origin.stack, origin.context, oom.seq))
+            .flat_map(|(origin, _)| names.of_allocation_site(origin.stack, origin.context, oom.seq))
             .filter_map(|(_, named)| state_of(named))
             .map(|(kind, _)| kind)
             .peekable();
@@ -97,13 +100,13 @@ pub(super) fn wanted_for(oom: &Oom, live: &[(u64, u64)], names: &Names) -> Optio
         Some(kind) => (*kind, *last),
         None => (*order.first()?, next_parameter(&made, live, names)?),
     };
-    (by_this_stack(kind) && sizes_of(parameter) == Some(oom.wanted)).then(|| format!("{kind} of {parameter}"))
+    (by_this_stack(kind) && size_of(parameter) == Some(oom.requested)).then(|| format!("{kind} of {parameter}"))
 }
 
 /// The parameter after the last one that has state, in the order in which parameters with gradients were allocated.
 /// `None` if the states so far do not follow that order.
 fn next_parameter<'a>(made: &[(&str, Vec<&str>)], live: &[(u64, u64)], names: &'a Names) -> Option<&'a str> {
-    let named = || live.iter().filter_map(|(seq, _)| names.of_alloc(*seq));
+    let named = || live.iter().filter_map(|(seq, _)| names.of_allocation(*seq));
     let has_gradient = |parameter: &str| {
         named().any(|n| {
             n.kind == TensorKind::Gradient && n.names.iter().any(|n| n.strip_suffix(".grad") == Some(parameter))
@@ -125,9 +128,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_names_have_in_common() {
-        let common = |names: &[&str]| common(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
-        let text = |names: &[&str]| common(names).unwrap_or_default();
+    fn names_with_common_parts_have_a_pattern() {
+        let pattern = |names: &[&str]| name_pattern(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        let text = |names: &[&str]| pattern(names).unwrap_or_default();
         assert_eq!(
             text(&["Adam.exp_avg of blocks.0.mlp.weight", "Adam.exp_avg of blocks.11.mlp.weight"]),
             "Adam.exp_avg of blocks.*.mlp.weight"
@@ -136,6 +139,6 @@ mod tests {
         assert_eq!(text(&["Adam.exp_avg of 0.weight", "Adam.exp_avg of a.b.bias"]), "Adam.exp_avg of *");
         assert_eq!(text(&["fc.weight"]), "fc.weight");
         assert_eq!(text(&["a.weight", "a.bias"]), "a.*");
-        assert_eq!(common(&["weight", "bias"]), None);
+        assert_eq!(pattern(&["weight", "bias"]), None);
     }
 }

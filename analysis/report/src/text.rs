@@ -1,31 +1,45 @@
-//! The end-of-run summary: one screen, the most important result first. All figures come from the [`Summary`]; unknown
-//! figures are omitted.
+//! The end-of-run summary, with the most important result first. All figures come from the [`Summary`]; unknown figures
+//! are omitted.
+//!
+//! The order is that in which a reader asks: what happened, where the memory is, what is wrong, what would help, and
+//! then the phases in detail. A fact has its label in a column at the left. A list has its heading on a line of its own.
 
 use std::collections::BTreeMap;
 
 use super::build::{is_snapshot, when};
-use super::sections::wanted;
+use super::sections::request;
 use super::summary::{
-    DeviceSummary, FindingSummary, LabelSummary, MomentSummary, NativeObjectSummary, OomSummary, OwnerSummary,
-    PhaseSummary, ProcessSummary, Summary, TopEntry,
+    AllocationGroup, CategoryAmount, DeviceSummary, IssueSummary, LabelSummary, MemoryState, NativeObjectSummary,
+    OomSummary, OwnerSummary, PhaseSummary, ProcessSummary, Summary,
 };
-use super::table::{Align, Table, cut, wrap, wrap_words};
-use super::units::{count_text, duration_text, signed_size_text, size_text};
+use super::table::{Align, Table, cut, wrap_list, wrap_words};
+use super::units::{count_text, duration_text, share_text, signed_size_text, size_text};
 use memtrace_input::load::SNAPSHOT_TOPIC;
 use memtrace_input::printable;
 use memtrace_insight::passes::Category;
 
 /// The maximum number of processes listed.
 const LISTED_PROCESSES: usize = 12;
+/// The maximum number of devices shown of a process.
+const DEVICES: usize = 2;
 /// The maximum number of named ranges listed, and the maximum length of their names in characters.
 const LISTED_LABELS: usize = 8;
 const LONGEST_LABEL: usize = 28;
-/// The maximum number of sources listed for the peak.
-const TOP: usize = 4;
-/// The maximum number of findings printed.
-const FINDINGS: usize = 3;
-/// Categories and owners below one in this many parts of the whole are summed up.
-const WORTH_SAYING: u64 = 200;
+/// The maximum number of allocations listed for the peak.
+const LARGEST: usize = 4;
+/// The maximum number of issues printed.
+const ISSUES: usize = 3;
+/// Categories below one in this many parts of the whole are summed up.
+const SMALL_CATEGORY: u64 = 200;
+
+/// The width of the label column: that of `Reserved but unallocated`. Longer labels move their own text to the right.
+const LABEL_WIDTH: usize = 24;
+/// The width of the labels in an issue.
+const ISSUE_LABEL_WIDTH: usize = 8;
+/// The column in which the text of a list's row begins: after bytes and percentage.
+pub(super) const ROW_TEXT: usize = 21;
+/// If less than this remains beside a label, the text stands below it.
+const NARROWEST_TEXT: usize = 40;
 
 /// Layout options for text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,27 +47,27 @@ pub struct TextOptions {
     /// The width in columns. 80 to 120 looks best; the minimum is 40.
     pub width: usize,
     /// Whether to use ANSI colors.
-    pub colour: bool,
+    pub color: bool,
 }
 
 impl Default for TextOptions {
     fn default() -> TextOptions {
-        TextOptions { width: 120, colour: false }
+        TextOptions { width: 100, color: false }
     }
 }
 
 /// Paints text with ANSI colors, or leaves it plain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Style {
-    colour: bool,
+    color: bool,
 }
 
 impl Style {
     #[cfg(test)]
-    pub(super) const PLAIN: Style = Style { colour: false };
+    pub(super) const PLAIN: Style = Style { color: false };
 
     fn paint(self, code: &str, text: &str) -> String {
-        if self.colour && !text.is_empty() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+        if self.color && !text.is_empty() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
     pub(super) fn dim(self, text: &str) -> String {
@@ -70,14 +84,14 @@ impl Style {
 
     /// The line, safe for a terminal. It keeps only the control sequences that [`Self::paint`] makes.
     fn printable(self, line: &str) -> String {
-        const OURS: [&str; 4] = ["\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[1;31m"];
+        const OWN: [&str; 4] = ["\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[1;31m"];
         let (mut out, mut rest) = (String::with_capacity(line.len()), line);
-        while let Some((before, _)) = rest.split_once('\x1b').filter(|_| self.colour) {
+        while let Some((before, _)) = rest.split_once('\x1b').filter(|_| self.color) {
             out.push_str(&printable::line(before));
             let sequence = &rest[before.len()..];
-            let ours = OURS.iter().find(|ours| sequence.starts_with(**ours));
-            out.push_str(ours.map_or("\u{fffd}", |ours| ours));
-            rest = &sequence[ours.map_or(1, |ours| ours.len())..];
+            let own = OWN.iter().find(|own| sequence.starts_with(**own));
+            out.push_str(own.map_or("\u{fffd}", |own| own));
+            rest = &sequence[own.map_or(1, |own| own.len())..];
         }
         out.push_str(&printable::line(rest));
         out
@@ -87,48 +101,39 @@ impl Style {
 impl Summary {
     /// The end-of-run summary as text.
     pub fn to_text(&self, options: &TextOptions) -> String {
-        let mut page = Page::new(options);
-        page.head(self);
-        if self.processes.len() > 1 {
-            page.blank();
-            page.processes(&self.processes);
+        let mut report = TextReport::new(options);
+        report.head(self);
+        let several = self.processes.len() > 1;
+        if several {
+            report.blank();
+            report.processes(&self.processes);
         }
-        if let Some(process) = self.processes.first() {
-            let name = (self.processes.len() > 1).then(|| process_name(process));
-            for device in process.devices.iter().take(2) {
-                page.blank();
-                page.device(device, name.as_deref());
-            }
-            if process.devices.len() > 2 {
-                page.line(format!("  {} more devices: see summary.json", process.devices.len() - 2));
-            }
-            page.findings(&process.findings, FINDINGS);
-            page.pinned(&process.pinned);
-        } else {
-            page.line("nothing was allocated on a GPU, and no CPU tensors were recorded".to_owned());
+        match self.processes.first() {
+            Some(process) => report.process(process, several.then(|| process_name(process)).as_deref()),
+            None => report.line("no GPU memory was allocated, and no CPU tensors were recorded".to_owned()),
         }
-        page.foot(self);
-        page.text()
+        report.foot(self);
+        report.text()
     }
 }
 
 /// The title of the run: its command, or the file name of a snapshot.
-pub(super) fn called(summary: &Summary) -> String {
+pub(super) fn run_title(summary: &Summary) -> String {
     let run = &summary.run;
     let name = std::path::Path::new(&run.path).file_name().filter(|_| is_snapshot(&summary.processes));
     name.map_or_else(|| run.command.join(" "), |name| name.to_string_lossy().into_owned())
 }
 
-/// A report while its lines are collected.
-pub(super) struct Page {
+/// A report in plain text while its lines are collected.
+pub(super) struct TextReport {
     pub(super) lines: Vec<String>,
     pub(super) width: usize,
     pub(super) style: Style,
 }
 
-impl Page {
-    pub(super) fn new(options: &TextOptions) -> Page {
-        Page { lines: Vec::new(), width: options.width.max(40), style: Style { colour: options.colour } }
+impl TextReport {
+    pub(super) fn new(options: &TextOptions) -> TextReport {
+        TextReport { lines: Vec::new(), width: options.width.max(40), style: Style { color: options.color } }
     }
 
     pub(super) fn text(&self) -> String {
@@ -158,35 +163,40 @@ impl Page {
         let lost = lost.fold(0u64, |sum, count| sum.saturating_add(*count));
         facts.push(format!("{} lost", count_text(lost)));
         let facts = facts.join(", ");
-        let outcome = &run.outcome;
-        let room = self.width.saturating_sub(outcome.chars().count() + facts.chars().count() + 8 + "memtrace: ".len());
-        let command = cut(&called(summary), room.max(16));
+        let title = format!("memtrace: {}", run_title(summary));
         let failed = run.exit.success() == Some(false);
-        let plain = format!("memtrace: {command}    {outcome}    {facts}");
-        if plain.chars().count() > self.width || !self.style.colour {
-            self.line(plain);
-        } else {
-            let outcome = if failed { self.style.alarm(outcome) } else { self.style.bold(outcome) };
-            self.lines.push(format!("{}    {outcome}    {facts}", self.style.bold(&format!("memtrace: {command}"))));
+        let outcome = |style: Style| if failed { style.alarm(&run.outcome) } else { style.bold(&run.outcome) };
+        let length = |parts: &[&str]| parts.iter().map(|part| part.chars().count() + 4).sum::<usize>() - 4;
+        if length(&[&title, &run.outcome, &facts]) <= self.width {
+            let text = format!("{}    {}    {facts}", self.style.bold(&title), outcome(self.style));
+            return self.lines.push(text);
         }
+        // The events and what was lost stand on a line of their own, so that only a long command is cut.
+        let left = self.width.saturating_sub(run.outcome.chars().count() + 4);
+        let title = cut(&title, left.max(24));
+        if length(&[&title, &run.outcome]) <= self.width {
+            self.lines.push(format!("{}    {}", self.style.bold(&title), outcome(self.style)));
+        } else {
+            self.line(format!("{title}    {}", run.outcome));
+        }
+        self.line(format!("  {facts}"));
     }
 
     /// Adds one line per process, the worst first.
     fn processes(&mut self, processes: &[ProcessSummary]) {
         let mut table = Table::new(&[
-            ("process", Align::Left),
-            ("device", Align::Left),
-            ("peak", Align::Right),
-            ("reserved", Align::Right),
-            ("outside", Align::Right),
-            ("peak at", Align::Left),
+            ("Process", Align::Left),
+            ("Device", Align::Left),
+            ("Peak", Align::Right),
+            ("Reserved", Align::Right),
+            ("Outside PyTorch", Align::Right),
+            ("Peak at", Align::Left),
         ]);
         for process in processes.iter().take(LISTED_PROCESSES) {
             for device in process.devices.iter().take(4) {
-                let peak = device.peak.as_ref();
-                let mut at = peak.map(|p| when(p.step, p.phase)).unwrap_or_default();
+                let mut at = device.peak.as_ref().map(|peak| when(peak.step, peak.phase)).unwrap_or_default();
                 if device.oom_count > 0 {
-                    at = format!("OUT OF MEMORY {at}");
+                    at = format!("{at}; out of memory").trim_start_matches("; ").to_owned();
                 }
                 table.row(vec![
                     process_name(process),
@@ -194,7 +204,7 @@ impl Page {
                     size_text(device.highest.allocated_bytes),
                     size_text(device.highest.reserved_bytes),
                     size_text(outside(device).iter().map(|(_, bytes)| bytes).sum()),
-                    at,
+                    at.trim_start_matches("at ").to_owned(),
                 ]);
             }
         }
@@ -204,103 +214,151 @@ impl Page {
         self.lines.extend(table.lines(0, self.width, self.style));
     }
 
+    /// Adds a process: where its memory is, its issues, what would lower its peaks, and its phases.
+    fn process(&mut self, process: &ProcessSummary, name: Option<&str>) {
+        let devices = || process.devices.iter().take(DEVICES);
+        for device in devices() {
+            self.blank();
+            self.device(device, name);
+        }
+        if process.devices.len() > DEVICES {
+            self.line(format!("  {} more devices: see summary.json", process.devices.len() - DEVICES));
+        }
+        self.pinned_host_memory(&process.pinned_host_memory);
+        self.issues(&process.issues, ISSUES, None);
+        let several = process.devices.len() > 1;
+        let with_device = |heading: &str, preposition: &str, device: &DeviceSummary| {
+            if several { format!("{heading} {preposition} {}", device_name(device)) } else { heading.to_owned() }
+        };
+        for device in devices() {
+            self.suggestions(device, &with_device("Suggestions", "for", device), 0);
+        }
+        for device in devices().filter(|device| has_phases(device)) {
+            self.blank();
+            self.heading(&with_device("Memory by phase", "on", device));
+            self.phases(device);
+        }
+    }
+
     fn device(&mut self, device: &DeviceSummary, process: Option<&str>) {
         let title = self.device_title(device, process);
-        let oom = device.explained_oom.and_then(|at| device.ooms.get(at));
-        match (oom, &device.peak) {
-            (Some(oom), _) => self.out_of_memory(&title, device, oom),
-            (None, Some(peak)) => self.peak(&title, device, peak),
-            (None, None) => self.line(title),
-        }
-        if let Some(oom) = oom {
+        if let Some(oom) = device.explained_oom.and_then(|at| device.ooms.get(at)) {
+            self.title(&title, &oom_verdict(device, oom), Style::alarm);
+            self.labelled_list("Requested at", &oom.requested_at.location);
             self.oom_facts(device, oom);
-            self.sources(&oom.there, TOP);
+            self.categories(&oom.in_use, true, oom.optimizer_state_needed_bytes);
+            self.largest_allocations(&oom.in_use, LARGEST);
         } else if let Some(peak) = &device.peak {
+            let verdict = format!("peak {} {}", size_text(peak.totals.allocated_bytes), when(peak.step, peak.phase));
+            self.title(&title, &verdict, Style::bold);
+            self.labelled_list("Allocated at", peak.allocated_at.as_ref().map_or("", |stack| stack.location.as_str()));
+            self.unallocated(device, peak);
             self.outside(device);
-            self.sources(peak, TOP);
-        }
-        self.blank();
-        self.phases(device);
-        self.blank();
-        self.second_step(device);
-        self.next(device);
-        // No suggestions were added, so the blank line before them is removed.
-        if self.lines.last().is_some_and(String::is_empty) {
-            self.lines.pop();
-        }
-    }
-
-    fn peak(&mut self, title: &str, device: &DeviceSummary, peak: &MomentSummary) {
-        let place = peak.by.as_ref().map(|by| by.place.as_str()).unwrap_or_default();
-        self.title(
-            title,
-            &format!("peak {} {}", size_text(peak.totals.allocated_bytes), when(peak.step, peak.phase)),
-            place,
-        );
-        let mut parts = categories(peak);
-        let cached = peak.totals.reserved_bytes.saturating_sub(peak.totals.allocated_bytes);
-        if cached > 0 {
-            parts.push(format!("cached {}", size_text(cached)));
-        }
-        if device.highest.reserved_bytes > peak.totals.reserved_bytes {
-            parts.push(format!("(reserved at most {})", size_text(device.highest.reserved_bytes)));
-        }
-        self.labelled("there", &format!("{}  {}", size_text(peak.totals.reserved_bytes), parts.join(", ")));
-        self.modules(peak);
-    }
-
-    fn out_of_memory(&mut self, title: &str, device: &DeviceSummary, oom: &OomSummary) {
-        let times = match (device.oom_count, device.explained_oom) {
-            (1, _) => String::new(),
-            (n, Some(0)) => format!(" (the first of {} such errors)", count_text(n)),
-            (n, _) => format!(" (the last of {} such errors)", count_text(n)),
-        };
-        let verb = if oom.fatal == Some(false) { "ran out of memory and went on" } else { "ran out of memory" };
-        self.title(
-            title,
-            &format!("{verb}: wanted {} {}{times}", wanted(oom), when(oom.there.step, oom.there.phase)),
-            &oom.by.place,
-        );
-        let mut parts = categories(&oom.there);
-        if let Some(needed) = oom.state_needed_bytes
-            && let Some(state) = parts.iter_mut().find(|p| p.starts_with(Category::OptimizerState.plural()))
-        {
-            state.push_str(&format!(" (of {} it needs)", size_text(needed)));
-        }
-        if oom.cached_bytes > 0 {
-            parts.push(format!("cached {}", size_text(oom.cached_bytes)));
-        }
-        self.labelled("there", &format!("{}  {}", size_text(oom.there.totals.reserved_bytes), parts.join(", ")));
-    }
-
-    fn title(&mut self, title: &str, what: &str, place: &str) {
-        let plain = format!("{title}    {what}    {place}");
-        let plain = plain.trim_end();
-        if self.style.colour && plain.chars().count() <= self.width {
-            let text = format!("{}    {what}    {place}", self.style.bold(title));
-            self.lines.push(text.trim_end().to_owned());
-        } else if plain.chars().count() <= self.width {
-            self.line(plain.to_owned());
+            self.categories(peak, true, None);
+            self.modules(peak);
+            self.largest_allocations(peak, LARGEST);
         } else {
-            let first = format!("{title}    {what}");
-            if first.chars().count() <= self.width {
-                self.line(first);
-            } else {
-                self.line(title.to_owned());
-                self.labelled("", what);
-            }
-            self.labelled("where", place);
+            return self.heading(&title);
+        }
+        self.growth_after_first_step(device);
+    }
+
+    /// Adds a device's title and its verdict, on one line if they fit.
+    fn title(&mut self, title: &str, verdict: &str, paint: fn(Style, &str) -> String) {
+        if title.chars().count() + 4 + verdict.chars().count() <= self.width {
+            self.lines.push(format!("{}    {}", self.style.bold(title), paint(self.style, verdict)));
+        } else {
+            self.heading(title);
+            let lines = wrap_words(verdict, self.width.saturating_sub(2));
+            self.lines.extend(lines.iter().map(|line| format!("  {}", paint(self.style, line))));
         }
     }
 
+    /// Adds a labelled fact. Text that does not fit continues below its beginning. An empty text adds nothing.
     pub(super) fn labelled(&mut self, label: &str, text: &str) {
-        let indent = 2 + 9;
-        let mut first = true;
-        for line in wrap(text, self.width.saturating_sub(indent)) {
-            let label = if first { format!("  {label:<9}") } else { " ".repeat(indent) };
-            self.lines.push(format!("{}{line}", self.style.dim(&label)));
-            first = false;
+        self.labelled_at(2, LABEL_WIDTH, label, text, wrap_words);
+    }
+
+    /// Adds a labelled list whose parts end with commas.
+    pub(super) fn labelled_list(&mut self, label: &str, text: &str) {
+        self.labelled_at(2, LABEL_WIDTH, label, text, wrap_list);
+    }
+
+    fn labelled_at(
+        &mut self,
+        indent: usize,
+        label_width: usize,
+        label: &str,
+        text: &str,
+        wrap: fn(&str, usize) -> Vec<String>,
+    ) {
+        if text.is_empty() {
+            return;
         }
+        let label_width = label_width.max(label.chars().count());
+        let mut start = indent + label_width + 2;
+        let mut head = format!("{:indent$}{label:<label_width$}  ", "");
+        if self.width < start + NARROWEST_TEXT {
+            if !label.is_empty() {
+                self.lines.push(self.style.dim(head.trim_end()));
+            }
+            start = indent + 2;
+            head = " ".repeat(start);
+        }
+        for line in wrap(text, self.width.saturating_sub(start)) {
+            self.lines.push(format!("{}{line}", self.style.dim(&head)));
+            head = " ".repeat(start);
+        }
+    }
+
+    /// Adds the heading of a list. Each row is a [`Self::row`].
+    pub(super) fn list(&mut self, heading: &str) {
+        let heading = cut(&format!("  {heading}"), self.width);
+        self.lines.push(self.style.dim(&heading));
+    }
+
+    /// Adds a row of a list: bytes, their share of `whole`, and what they are.
+    pub(super) fn row(&mut self, bytes: u64, whole: u64, text: &str) {
+        let text = format!("    {:>8}  {:>5}  {text}", size_text(bytes), share_text(bytes, whole));
+        self.line(text.trim_end().to_owned());
+    }
+
+    /// Adds what was allocated, by category, the largest first. `sum_small` sums up small categories. `state_needed` is
+    /// the optimizer state that the program needs in all, if it is not yet allocated.
+    pub(super) fn categories(&mut self, state: &MemoryState, sum_small: bool, state_needed: Option<u64>) {
+        let whole = state.totals.allocated_bytes;
+        let is_small = |amount: &CategoryAmount| {
+            sum_small && (amount.category == Category::Unknown || amount.bytes < whole / SMALL_CATEGORY)
+        };
+        let (small, mut amounts): (Vec<CategoryAmount>, Vec<CategoryAmount>) =
+            state.by_category.iter().filter(|amount| amount.bytes > 0).partition(|amount| is_small(amount));
+        amounts.sort_by_key(|amount| std::cmp::Reverse(amount.bytes));
+        let sum = |value: fn(&CategoryAmount) -> u64| small.iter().map(value).sum();
+        let other = CategoryAmount { category: Category::Unknown, bytes: sum(|a| a.bytes), blocks: sum(|a| a.blocks) };
+        amounts.extend((other.bytes > 0).then_some(other));
+        if !amounts.is_empty() {
+            self.list(&format!("In use by category (% of the {} allocated)", size_text(whole)));
+        }
+        for amount in amounts {
+            let needed = state_needed.filter(|_| amount.category == Category::OptimizerState);
+            let needed = needed.map(|bytes| format!(" ({} needed in all)", size_text(bytes))).unwrap_or_default();
+            let text = format!("{}{}{needed}", amount.category.plural(), in_blocks(amount.blocks));
+            self.row(amount.bytes, whole, &text);
+        }
+    }
+
+    /// Adds the reserved memory that is not allocated.
+    fn unallocated(&mut self, device: &DeviceSummary, state: &MemoryState) {
+        let (reserved, highest) = (state.totals.reserved_bytes, device.highest.reserved_bytes);
+        let unallocated = reserved.saturating_sub(state.totals.allocated_bytes);
+        if unallocated == 0 && highest <= reserved {
+            return;
+        }
+        let mut text = format!("{} of {} reserved", size_text(unallocated), size_text(reserved));
+        if highest > reserved {
+            text.push_str(&format!("; peak of reserved memory {}", size_text(highest)));
+        }
+        self.labelled("Reserved but unallocated", &text);
     }
 
     /// Adds the device memory outside the caching allocator.
@@ -314,39 +372,39 @@ impl Page {
             parts.push(format!("{} others {}", owners.len() - 4, size_text(rest)));
         }
         if total > 0 && device.source.starts_with("torch") {
-            self.labelled("outside", &format!("{}  {}", size_text(total), parts.join(", ")));
+            let text = format!("{} (sum of each owner's peak): {}", size_text(total), parts.join(", "));
+            self.labelled_list("Outside PyTorch", &text);
         }
-        let imported: u64 = device.imported.iter().map(|o| o.peak_bytes).sum();
+        let imported: u64 = device.imported.iter().map(|owner| owner.peak_bytes).sum();
         if imported > 0 {
-            let text = format!("{} of other processes, opened here and counted there", size_text(imported));
-            self.labelled("imported", &text);
+            let text = format!("{} of other processes (CUDA IPC), counted there", size_text(imported));
+            self.labelled("Imported", &text);
         }
-        if let Some(before) = device.used_before_bytes.filter(|bytes| *bytes > 0) {
-            let text =
-                format!("{}  in use before the first allocation: CUDA context, other processes", size_text(before));
-            self.labelled("before", &text);
+        if let Some(before) = device.in_use_before_bytes.filter(|bytes| *bytes > 0) {
+            let text = format!("{} (CUDA context, other processes)", size_text(before));
+            self.labelled("In use before the program started", &text);
         }
     }
 
     pub(super) fn phases(&mut self, device: &DeviceSummary) {
-        if device.before.is_empty() && device.first_step.is_empty() {
+        if !has_phases(device) {
             return;
         }
         let mut table = Table::new(&[
-            ("phase", Align::Left),
-            ("allocated", Align::Right),
-            ("freed", Align::Right),
-            ("net", Align::Right),
-            ("after", Align::Right),
-            ("peak", Align::Right),
-            ("what grew", Align::Left),
+            ("Phase", Align::Left),
+            ("Allocated", Align::Right),
+            ("Freed", Align::Right),
+            ("Net", Align::Right),
+            ("After", Align::Right),
+            ("Peak", Align::Right),
+            ("Main changes", Align::Left),
         ]);
         let later = match device.later_steps_count {
             1 => "step 1".to_owned(),
-            n => format!("steps 1-{n}: mean of each, highest peak"),
+            n => format!("steps 1-{n}: per-step mean; peak is the maximum"),
         };
         let parts = [
-            (None, &device.before, 1),
+            (None, &device.before_first_step, 1),
             (Some("step 0".to_owned()), &device.first_step, 1),
             (Some(later), &device.later_steps, u64::from(device.later_steps_count)),
         ];
@@ -367,67 +425,66 @@ impl Page {
         self.lines.extend(lines);
     }
 
-    /// Adds the findings, largest first.
-    pub(super) fn findings(&mut self, findings: &[FindingSummary], count: usize) {
-        for finding in findings.iter().take(count) {
-            self.blank();
-            let place = finding.place.as_ref().map(|p| p.place.as_str()).unwrap_or_default();
-            let headline = format!("{}    {place}", finding.headline);
-            let mut label = finding.rule.as_str();
-            for line in wrap_words(headline.trim_end(), self.width.saturating_sub(finding.rule.chars().count() + 2)) {
-                let text = format!("{}  {line}", self.style.alarm(label));
-                self.lines.push(if label.is_empty() { format!("  {line}") } else { text });
-                label = "";
-            }
-            for evidence in &finding.evidence {
-                self.labelled("because", evidence);
-            }
-            let saves = finding.saves_bytes.map(|bytes| format!(" (saves {})", size_text(bytes)));
-            self.labelled("mend", &format!("{}{}", finding.mend, saves.unwrap_or_default()));
+    /// Adds the issues, largest first. `process` is their process, if the report has several.
+    pub(super) fn issues(&mut self, issues: &[IssueSummary], count: usize, process: Option<&str>) {
+        if issues.is_empty() {
+            return;
         }
-        if findings.len() > count {
-            self.line(format!("  {} more findings: memtrace report --section findings", findings.len() - count));
+        self.blank();
+        self.heading(&process.map_or_else(|| "Issues".to_owned(), |process| format!("Issues in {process}")));
+        for issue in issues.iter().take(count) {
+            let headline = format!("{}: {}", issue.rule, issue.headline);
+            for (i, line) in wrap_words(&headline, self.width.saturating_sub(4)).iter().enumerate() {
+                self.lines.push(format!("{}{}", if i == 0 { "  " } else { "    " }, self.style.alarm(line)));
+            }
+            let location = issue.stack.as_ref().map_or("", |stack| stack.location.as_str());
+            let evidence = issue.evidence.iter().map(|evidence| ("Evidence", evidence.as_str()));
+            let saves = issue.saves_bytes.map(|bytes| format!(" (lowers the peak by {})", size_text(bytes)));
+            let fix = format!("{}{}", issue.fix, saves.unwrap_or_default());
+            self.labelled_at(4, ISSUE_LABEL_WIDTH, "Location", location, wrap_list);
+            for (label, text) in evidence.chain([("Fix", fix.as_str())]) {
+                self.labelled_at(4, ISSUE_LABEL_WIDTH, label, text, wrap_words);
+            }
+        }
+        if issues.len() > count {
+            self.line(format!("  {} more issues: memtrace report RUN --section issues", issues.len() - count));
         }
     }
 
-    fn pinned(&mut self, owners: &[OwnerSummary]) {
+    fn pinned_host_memory(&mut self, owners: &[OwnerSummary]) {
         let total: u64 = owners.iter().map(|o| o.peak_bytes).sum();
         if total >= 1 << 20 {
-            self.blank();
             let names: Vec<String> =
                 owners.iter().take(3).map(|o| format!("{} {}", o.owner, size_text(o.peak_bytes))).collect();
-            self.labelled("host", &format!("page-locked memory: {}", names.join(", ")));
+            self.labelled_list("Pinned host memory", &format!("{} (peak of each owner)", names.join(", ")));
         }
     }
 
     fn foot(&mut self, summary: &Summary) {
-        let mut told: BTreeMap<&str, u64> =
+        let mut losses: BTreeMap<&str, u64> =
             summary.losses.iter().map(|(name, count)| (name.as_str(), *count)).collect();
-        told.retain(|_, count| *count > 0);
-        if !told.is_empty() || !summary.problems.is_empty() {
-            self.blank();
-        }
-        if !told.is_empty() {
-            let text: Vec<String> =
-                told.iter().map(|(name, count)| format!("{} {}", name.replace('_', " "), count_text(*count))).collect();
-            self.labelled("missing", &text.join(", "));
-        }
-        self.unnamed(&summary.native_objects);
+        losses.retain(|_, count| *count > 0);
+        let before = self.lines.len();
+        self.blank();
+        let losses: Vec<String> =
+            losses.iter().map(|(name, count)| format!("{} {}", name.replace('_', " "), count_text(*count))).collect();
+        self.labelled_list("Losses", &losses.join(", "));
+        self.missing_symbols(&summary.native_objects);
         for problem in summary.problems.iter().take(3) {
-            self.labelled("problem", problem);
+            self.labelled("Warning", problem);
         }
         let remarks = summary.processes.iter().flat_map(|p| &p.notices).filter(|n| n.topic == SNAPSHOT_TOPIC);
         for (i, remark) in remarks.enumerate() {
-            if i == 0 {
-                self.blank();
-            }
-            self.labelled("snapshot", &remark.text);
+            self.labelled(if i == 0 { "Limits of a snapshot" } else { "" }, &remark.text);
+        }
+        if self.lines.len() == before + 1 {
+            self.lines.truncate(before);
         }
         if !summary.files.is_empty() {
             self.blank();
             let mut names = summary.files.clone();
             if let Some(pickle) = names.iter_mut().find(|name| name.ends_with(".pickle")) {
-                pickle.push_str(" (drop on pytorch.org/memory_viz)");
+                pickle.push_str(" (for pytorch.org/memory_viz)");
             }
             if names.len() > 5 {
                 let more = names.len() - 5;
@@ -435,63 +492,94 @@ impl Page {
                 names.push(format!("{more} more"));
             }
             let folder = summary.run.path.trim_end_matches('/');
-            self.plain_label("files", &format!("{folder}/  {}", names.join("  ")));
-            self.plain_label("look", &format!("memtrace report {folder}"));
+            self.footer("Files", &format!("{folder}/  {}", names.join("  ")));
+            self.footer("Next command", &format!("memtrace report {folder}"));
+            self.footer("Labels", "explained in docs/reading-the-report.md");
         }
     }
 
     /// Adds native code whose symbols are missing for a reason that the user can fix.
-    fn unnamed(&mut self, objects: &[NativeObjectSummary]) {
-        let mut unnamed: Vec<_> = objects.iter().filter(|o| o.named < o.places && !o.notes.is_empty()).collect();
-        unnamed.sort_by_key(|o| std::cmp::Reverse(o.places - o.named));
-        for object in unnamed.iter().take(2) {
+    fn missing_symbols(&mut self, objects: &[NativeObjectSummary]) {
+        let missing = |object: &NativeObjectSummary| object.addresses.saturating_sub(object.addresses_with_function);
+        let mut objects: Vec<_> = objects.iter().filter(|o| missing(o) > 0 && !o.notes.is_empty()).collect();
+        objects.sort_by_key(|object| std::cmp::Reverse(missing(object)));
+        for object in objects.iter().take(2) {
             let file = object.path.rsplit('/').next().unwrap_or(&object.path);
-            let (missing, places) = (count_text(object.places - object.named), count_text(object.places));
+            let (without, addresses) = (count_text(missing(object)), count_text(object.addresses));
             let why = object.notes.first().map(String::as_str).unwrap_or_default();
-            self.labelled("unnamed", &format!("{missing} of {places} places in {file}: {why}"));
+            self.labelled("Missing symbols", &format!("{without} of {addresses} addresses in {file}: {why}"));
         }
     }
 
-    fn plain_label(&mut self, label: &str, text: &str) {
-        let text = format!("{label:<9}{text}");
+    fn footer(&mut self, label: &str, text: &str) {
+        let text = format!("{label:<12}  {text}");
         // Paths are meant to be copied, so the line is not cut.
         self.lines.push(text);
     }
 }
 
-/// A line of the largest sources.
-pub(super) struct Source<'a> {
+/// The verdict about an out-of-memory error: `out of memory: requested 785 MiB at step 1, forward`.
+fn oom_verdict(device: &DeviceSummary, oom: &OomSummary) -> String {
+    let times = match (device.oom_count, device.explained_oom) {
+        (1, _) => String::new(),
+        (n, Some(0)) => format!(" (the first of {} OOMs)", count_text(n)),
+        (n, _) => format!(" (the last of {} OOMs)", count_text(n)),
+    };
+    let continued = if oom.fatal == Some(false) { " (the program continued)" } else { "" };
+    let when = when(oom.in_use.step, oom.in_use.phase);
+    format!("out of memory{continued}: requested {} {when}{times}", request(oom))
+}
+
+/// Formats a number of blocks: ` in 293 blocks`. Empty for a single block.
+pub(super) fn in_blocks(blocks: u64) -> String {
+    if blocks == 1 { String::new() } else { format!(" in {} blocks", count_text(blocks)) }
+}
+
+fn has_phases(device: &DeviceSummary) -> bool {
+    !device.before_first_step.is_empty() || !device.first_step.is_empty()
+}
+
+/// A row of the largest allocations.
+pub(super) struct AllocationRow<'a> {
     pub(super) bytes: u64,
     pub(super) blocks: u64,
     pub(super) category: Category,
-    pub(super) place: &'a str,
-    pub(super) name: Option<&'a str>,
-    pub(super) names: Option<&'a str>,
+    pub(super) location: &'a str,
+    pub(super) tensor_name: Option<&'a str>,
+    pub(super) tensor_name_pattern: Option<&'a str>,
     native: bool,
 }
 
-/// The largest sources first. Sources that differ only in native frames are merged.
-pub(super) fn by_place(top: &[TopEntry]) -> Vec<Source<'_>> {
-    let mut all: Vec<Source<'_>> = Vec::new();
-    for TopEntry { bytes, blocks, category, stack, name, names, .. } in top {
-        let native = stack.frames.iter().any(|frame| frame.native);
-        match all.iter_mut().find(|s| s.native && native && s.category == *category && s.place == stack.place) {
+/// The largest allocations first. Groups that differ only in native frames are merged.
+pub(super) fn allocation_rows(groups: &[AllocationGroup]) -> Vec<AllocationRow<'_>> {
+    let mut rows: Vec<AllocationRow<'_>> = Vec::new();
+    for group in groups {
+        let native = group.stack.frames.iter().any(|frame| frame.native);
+        let pattern = group.tensor_name_pattern.as_deref();
+        let is_same = |row: &&mut AllocationRow<'_>| {
+            row.native && native && row.category == group.category && row.location == group.stack.location
+        };
+        match rows.iter_mut().find(is_same) {
             Some(same) => {
-                same.bytes += bytes;
-                same.blocks += blocks;
-                if same.names != names.as_deref() {
-                    same.names = None;
+                same.bytes += group.bytes;
+                same.blocks += group.blocks;
+                if same.tensor_name_pattern != pattern {
+                    same.tensor_name_pattern = None;
                 }
             }
-            None => {
-                let (category, place, name) = (*category, stack.place.as_str(), name.as_deref());
-                let names = names.as_deref();
-                all.push(Source { bytes: *bytes, blocks: *blocks, category, place, name, names, native });
-            }
+            None => rows.push(AllocationRow {
+                bytes: group.bytes,
+                blocks: group.blocks,
+                category: group.category,
+                location: &group.stack.location,
+                tensor_name: group.tensor_name.as_deref(),
+                tensor_name_pattern: pattern,
+                native,
+            }),
         }
     }
-    all.sort_by_key(|source| std::cmp::Reverse(source.bytes));
-    all
+    rows.sort_by_key(|row| std::cmp::Reverse(row.bytes));
+    rows
 }
 
 /// Losses that are events missing from the trace.
@@ -518,7 +606,7 @@ fn named_ranges(device: &DeviceSummary, table: &mut Table) {
         return;
     }
     own.sort_by_key(|label| std::cmp::Reverse(label.allocated_bytes));
-    table.caption("ranges that the program named: mean of each, highest peak".to_owned());
+    table.caption("named ranges (record_function, NVTX): mean per range; peak is the maximum".to_owned());
     for label in own.iter().take(LISTED_LABELS) {
         let per = |bytes: u64| size_text(bytes / label.times.max(1));
         let net = (label.allocated_bytes as i64 - label.freed_bytes as i64) / label.times.max(1) as i64;
@@ -558,28 +646,10 @@ pub(super) fn device_text(rank: Option<u32>, pid: u32, device: i16) -> String {
     format!("{process}, {device}")
 }
 
-/// The largest categories as text.
-fn categories(moment: &MomentSummary) -> Vec<String> {
-    let whole = moment.totals.allocated_bytes;
-    let mut parts = Vec::new();
-    let mut rest = 0;
-    for amount in &moment.by_category {
-        if amount.category == Category::Unknown || amount.bytes < whole / WORTH_SAYING {
-            rest += amount.bytes;
-        } else {
-            parts.push(format!("{} {}", amount.category.plural(), size_text(amount.bytes)));
-        }
-    }
-    if rest > 0 {
-        parts.push(format!("{} {}", if parts.is_empty() { "allocated" } else { "other" }, size_text(rest)));
-    }
-    parts
-}
-
 /// Memory outside the caching allocator, by owner. Each figure is the owner's peak in bytes.
 fn outside(device: &DeviceSummary) -> Vec<(&str, u64)> {
     let mut owners: Vec<(&str, u64)> = Vec::new();
-    for owner in device.owners.iter().filter(|o| o.module.is_some()) {
+    for owner in device.owners.iter().filter(|o| o.object.is_some()) {
         match owners.iter_mut().find(|(name, _)| *name == owner.owner) {
             Some((_, bytes)) => *bytes += owner.peak_bytes,
             None => owners.push((&owner.owner, owner.peak_bytes)),
@@ -595,29 +665,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_finding_is_told_with_its_reason_and_its_mend() {
-        let finding = FindingSummary {
-            rule: "leak".into(),
+    fn an_issue_has_its_location_evidence_and_fix() {
+        let issue = IssueSummary {
+            rule: memtrace_insight::rules::RuleId::Leak,
+            device: 0,
+            bytes: 120 << 20,
             headline: "12.0 MiB more with each step, 120 MiB at the end".into(),
             evidence: vec!["10 of 10 steps from step 2 on left a block more".into()],
-            place: Some(StackSummary { place: "train.py:9 step".into(), ..StackSummary::default() }),
-            mend: "append loss.item()".into(),
+            stack: Some(StackSummary { location: "train.py:9 step".into(), ..StackSummary::default() }),
+            fix: "append loss.item()".into(),
             saves_bytes: Some(120 << 20),
-            ..FindingSummary::default()
+            files: Vec::new(),
         };
-        let process = ProcessSummary { findings: vec![finding; FINDINGS + 2], ..ProcessSummary::default() };
+        let process = ProcessSummary { issues: vec![issue; ISSUES + 2], ..ProcessSummary::default() };
         let text = Summary { processes: vec![process], ..Summary::default() }.to_text(&TextOptions::default());
-        let told = "leak  12.0 MiB more with each step, 120 MiB at the end    train.py:9 step
-  because  10 of 10 steps from step 2 on left a block more
-  mend     append loss.item() (saves 120 MiB)
+        let expected = "  leak: 12.0 MiB more with each step, 120 MiB at the end
+    Location  train.py:9 step
+    Evidence  10 of 10 steps from step 2 on left a block more
+    Fix       append loss.item() (lowers the peak by 120 MiB)
 ";
-        assert_eq!(text.matches(told).count(), FINDINGS, "{text}");
-        assert!(text.contains("2 more findings"), "{text}");
+        assert_eq!(text.matches(expected).count(), ISSUES, "{text}");
+        assert!(text.contains("2 more issues"), "{text}");
     }
 
     #[test]
-    fn of_control_sequences_only_our_own() {
-        let style = Style { colour: true };
+    fn labels_stand_beside_their_text_or_above_it() {
+        let lines = |width: usize| {
+            let mut report = TextReport::new(&TextOptions { width, color: false });
+            report.labelled("Free on the device", "550 MiB");
+            report.labelled("In use before the program started", "520 MiB");
+            report.labelled("Losses", "");
+            report.lines
+        };
+        let wide = ["  Free on the device        550 MiB", "  In use before the program started  520 MiB"];
+        assert_eq!(lines(100), wide);
+        let narrow = ["  Free on the device", "    550 MiB", "  In use before the program started", "    520 MiB"];
+        assert_eq!(lines(60), narrow);
+    }
+
+    #[test]
+    fn only_own_control_sequences_are_kept() {
+        let style = Style { color: true };
         let line = format!("{} \x1b]0;title\x07 \x1b[2J", style.bold("x"));
         assert_eq!(style.printable(&line), "\x1b[1mx\x1b[0m \u{fffd}]0;title\u{fffd} \u{fffd}[2J");
         assert_eq!(Style::PLAIN.printable("a\x1b[1mb"), "a\u{fffd}[1mb");

@@ -1,6 +1,6 @@
 //! Formats numbers for people: binary units, three significant digits.
 
-const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+pub(super) const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 /// Formats bytes: `18.6 GiB`, `512 B`, `0`.
 pub fn size_text(bytes: u64) -> String {
@@ -58,9 +58,10 @@ pub fn duration_text(ns: u64) -> String {
     }
 }
 
-/// Formats a share as a whole percentage: `3 %`. 0 if `whole` is 0.
+/// Formats a share as a whole percentage: `3 %`, `<1 %`. 0 if `whole` is 0.
 pub(super) fn share_text(part: u64, whole: u64) -> String {
-    if whole == 0 { "0 %".to_owned() } else { format!("{:.0} %", part as f64 * 100.0 / whole as f64) }
+    let percent = if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 };
+    if percent > 0.0 && percent < 0.5 { "<1 %".to_owned() } else { format!("{percent:.0} %") }
 }
 
 #[cfg(test)]
@@ -80,5 +81,9 @@ mod tests {
         assert_eq!(count_text(12), "12");
         assert_eq!(duration_text(41_200_000_000), "41 s");
         assert_eq!(duration_text(300_000_000), "0.3 s");
+        assert_eq!(
+            [(0, 0), (0, 9), (1, 1000), (1, 3), (9, 9)].map(|(part, whole)| share_text(part, whole)),
+            ["0 %", "0 %", "<1 %", "33 %", "100 %"]
+        );
     }
 }

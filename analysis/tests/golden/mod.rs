@@ -4,7 +4,7 @@ use std::path::Path;
 
 /// Fails the test unless `text` equals the content of the file.
 #[track_caller]
-pub(crate) fn is(name: &str, text: &str) {
+pub(crate) fn assert_matches(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&path, text).unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use memtrace_analysis::export::{SnapshotOptions, snapshot};
 use memtrace_analysis::load::{Manifest, MemoryRecording, Process};
-use memtrace_analysis::model::{Lane, Owner, Physical, Place};
+use memtrace_analysis::model::{EventSource, MemoryLocation, Owner, PhysicalMemory};
 use memtrace_analysis::report::ProcessSummary;
 use memtrace_analysis::{Run, summarize};
 use memtrace_trace::api::Api;
@@ -30,8 +30,8 @@ fn call(seq: u64, api: Api, action: Action, addr: u64, size: u64) -> Event {
     }
 }
 
-fn ledger(events: &[Event]) -> Physical {
-    let mut physical = Physical::default();
+fn replayed(events: &[Event]) -> PhysicalMemory {
+    let mut physical = PhysicalMemory::default();
     for e in events {
         physical.apply(e);
     }
@@ -49,12 +49,12 @@ fn nested_calls_count_once_and_belong_to_the_outer_caller() {
         call(3, Api::cudaFree, Action::FreeCompleted, 4096, 0),
         Event { flags: Flags::NESTED, ..call(4, Api::cuMemFree_v2, Action::FreeCompleted, 4096, 0) },
     ];
-    let held = ledger(&events[..2]);
-    assert_eq!(held.total(Place::Device(0)).now, MIB);
-    assert_eq!(held.uses()[&(Place::Device(0), Owner::Module(ModuleId(1)))].now, MIB);
-    assert_eq!(held.uses()[&(Place::Device(0), Owner::Module(ModuleId(9)))].now, 0);
-    let freed = ledger(&events);
-    assert_eq!((freed.total(Place::Device(0)).now, freed.total(Place::Device(0)).peak), (0, MIB));
+    let physical = replayed(&events[..2]);
+    assert_eq!(physical.total(MemoryLocation::Device(0)).current, MIB);
+    assert_eq!(physical.usage_by_owner()[&(MemoryLocation::Device(0), Owner::Module(ModuleId(1)))].current, MIB);
+    assert_eq!(physical.usage_by_owner()[&(MemoryLocation::Device(0), Owner::Module(ModuleId(9)))].current, 0);
+    let freed = replayed(&events);
+    assert_eq!((freed.total(MemoryLocation::Device(0)).current, freed.total(MemoryLocation::Device(0)).peak), (0, MIB));
     assert_eq!(freed.unmatched_frees(), 0);
 }
 
@@ -68,9 +68,9 @@ fn a_retained_handle_is_released_twice() {
         call(3, Api::cuMemRelease, Action::FreeCompleted, handle, 0),
         call(4, Api::cuMemRelease, Action::FreeCompleted, handle, 0),
     ];
-    assert_eq!(ledger(&events[..3]).total(Place::Device(0)).now, 2 * MIB);
-    let released = ledger(&events);
-    assert_eq!((released.total(Place::Device(0)).now, released.unmatched_frees()), (0, 0));
+    assert_eq!(replayed(&events[..3]).total(MemoryLocation::Device(0)).current, 2 * MIB);
+    let released = replayed(&events);
+    assert_eq!((released.total(MemoryLocation::Device(0)).current, released.unmatched_frees()), (0, 0));
 }
 
 #[test]
@@ -87,27 +87,27 @@ fn memory_of_another_process_is_counted_where_it_is_opened() {
         Event { flags: Flags::NESTED, ..call(7, Api::cuIpcCloseMemHandle, Action::FreeCompleted, 4096, 0) },
         call(8, Api::cuMemUnmap, Action::Unmap, 1 << 30, 2 * MIB),
     ];
-    let held = |events: &[Event]| {
-        let held = ledger(events);
-        assert_eq!((held.total(Place::Device(0)).peak, held.unmatched_frees()), (0, 0));
-        held.total(Place::Imported(0)).now / MIB
+    let imported = |events: &[Event]| {
+        let physical = replayed(events);
+        assert_eq!((physical.total(MemoryLocation::Device(0)).peak, physical.unmatched_frees()), (0, 0));
+        physical.total(MemoryLocation::Imported(0)).current / MIB
     };
-    assert_eq!([2, 4, 5, 6, 7, 8].map(|n| held(&events[..n])), [1, 3, 3, 2, 2, 0]);
+    assert_eq!([2, 4, 5, 6, 7, 8].map(|n| imported(&events[..n])), [1, 3, 3, 2, 2, 0]);
 }
 
 #[test]
-fn failures_and_retractions_count_nothing() {
+fn failed_and_retracted_calls_are_not_counted() {
     let alloc = call(1, Api::cuMemAlloc_v2, Action::Alloc, 4096, MIB);
     let free = call(3, Api::cuMemFree_v2, Action::FreeCompleted, 4096, 0);
     let retract = Event { addr: free.seq, action: Action::Retract, result: 1, ..free };
     let failed = Event { result: 2, addr: 0, ..call(2, Api::cuMemAlloc_v2, Action::Alloc, 0, 9 * MIB) };
-    let held = ledger(&[alloc, failed, free, retract]);
-    assert_eq!(held.total(Place::Device(0)).now, MIB);
-    assert_eq!(held.failed_calls(), 1);
+    let physical = replayed(&[alloc, failed, free, retract]);
+    assert_eq!(physical.total(MemoryLocation::Device(0)).current, MIB);
+    assert_eq!(physical.failed_calls(), 1);
 }
 
 #[test]
-fn physical_memory_lives_until_it_is_released_and_unmapped() {
+fn physical_memory_is_freed_when_it_is_released_and_unmapped() {
     let handle = 77;
     let events = [
         call(1, Api::cuMemCreate, Action::Alloc, handle, 2 * MIB),
@@ -116,15 +116,18 @@ fn physical_memory_lives_until_it_is_released_and_unmapped() {
         call(4, Api::cuMemUnmap, Action::Unmap, 1 << 30, 2 * MIB),
     ];
     for (count, bytes) in [(1, 2 * MIB), (2, 2 * MIB), (3, 2 * MIB), (4, 0)] {
-        assert_eq!(ledger(&events[..count]).total(Place::Device(0)).now, bytes, "after {count} calls");
+        assert_eq!(replayed(&events[..count]).total(MemoryLocation::Device(0)).current, bytes, "after {count} calls");
     }
 }
 
 #[test]
-fn pinned_memory_is_the_hosts() {
+fn pinned_memory_is_counted_as_host_memory() {
     let pinned = Event { device: -1, ..call(1, Api::cudaHostAlloc, Action::Alloc, 4096, MIB) };
-    let held = ledger(&[pinned]);
-    assert_eq!((held.total(Place::Host).now, held.total(Place::Device(0)).now), (MIB, 0));
+    let physical = replayed(&[pinned]);
+    assert_eq!(
+        (physical.total(MemoryLocation::Host).current, physical.total(MemoryLocation::Device(0)).current),
+        (MIB, 0)
+    );
 }
 
 fn process() -> Process {
@@ -142,9 +145,9 @@ fn process() -> Process {
 }
 
 #[test]
-fn a_device_without_pytorch_is_told_by_its_calls() {
+fn a_device_without_pytorch_is_replayed_from_its_cuda_calls() {
     let process = process();
-    assert_eq!(process.survey().lanes[&0], Lane::Cuda);
+    assert_eq!(process.trace_index().sources[&0], EventSource::CudaCalls);
     let mut bytes = Vec::new();
     let report = snapshot(&process, &mut bytes, &SnapshotOptions::default(), &mut |_| {}).unwrap();
     // Each allocation has its segment. The free has a request, a completion and its segment.
@@ -159,7 +162,7 @@ fn a_device_without_pytorch_is_told_by_its_calls() {
 }
 
 #[test]
-fn a_source_of_the_caching_allocator_hides_its_own_calls() {
+fn cuda_calls_of_the_caching_allocator_are_not_counted_twice() {
     let mut events =
         vec![Event { flags: Flags::IN_ALLOCATOR, ..call(1, Api::cuMemAlloc_v2, Action::Alloc, 1 << 30, 2 * MIB) }];
     let torch = Event { device: 0, source: Source::Torch, addr: 1 << 30, ..Event::EMPTY };
@@ -167,7 +170,7 @@ fn a_source_of_the_caching_allocator_hides_its_own_calls() {
     events.push(Event { seq: 3, action: Action::Alloc, size: 512, ..torch });
     let recording = MemoryRecording { events, ..MemoryRecording::default() };
     let process = Process::new(Path::new("7.mtr"), Box::new(recording), &Manifest::default());
-    assert_eq!(process.survey().lanes[&0], Lane::Torch);
+    assert_eq!(process.trace_index().sources[&0], EventSource::Torch);
     let run = Run::from_processes(Path::new("run"), Manifest::default(), vec![process]);
     let device = &summarize(&run, &mut |_| {}).unwrap().processes[0].devices[0];
     assert_eq!((device.highest.allocated_bytes, device.highest.reserved_bytes), (512, 2 * MIB));
@@ -182,7 +185,7 @@ fn one_device(events: Vec<Event>) -> ProcessSummary {
 }
 
 #[test]
-fn a_pool_reserves_what_it_says() {
+fn the_reserved_memory_of_a_pool_is_the_reported_one() {
     let pool = 0x77;
     let alloc = |seq, addr, size| call(seq, Api::cuMemAllocAsync, Action::Alloc, addr, size);
     let totals =
@@ -210,7 +213,7 @@ fn a_pool_reserves_what_it_says() {
 }
 
 #[test]
-fn the_caching_allocators_segments_are_its_own_whoever_obtained_them() {
+fn segments_belong_to_the_caching_allocator_that_reported_them() {
     let torch =
         |seq, action, addr, size| Event { seq, action, addr, size, device: 0, source: Source::Torch, ..Event::EMPTY };
     let events = vec![
@@ -221,6 +224,6 @@ fn the_caching_allocators_segments_are_its_own_whoever_obtained_them() {
         call(5, Api::cuMemAlloc_v2, Action::Alloc, 3 << 30, MIB),
     ];
     let summary = one_device(events);
-    let held: Vec<_> = summary.devices[0].owners.iter().map(|o| (o.peak_bytes, o.end_bytes, o.allocations)).collect();
-    assert_eq!(held, [(20 * MIB, 20 * MIB, 1), (4 * MIB, 4 * MIB, 2)]);
+    let owners: Vec<_> = summary.devices[0].owners.iter().map(|o| (o.peak_bytes, o.end_bytes, o.allocations)).collect();
+    assert_eq!(owners, [(20 * MIB, 20 * MIB, 1), (4 * MIB, 4 * MIB, 2)]);
 }

@@ -14,7 +14,7 @@ use memtrace_trace::event::Event;
 struct Outcome {
     events: Vec<Event>,
     /// Whether something is reported missing.
-    told: bool,
+    is_reported: bool,
     /// Whether it is known how the recording ended.
     ended: bool,
 }
@@ -38,9 +38,9 @@ fn read(folder: &Path, bytes: &[u8]) -> Option<Outcome> {
     assert!(damage.bytes_skipped <= bytes.len() as u64);
 
     let summary = summarize(&run, &mut |_| {}).unwrap();
-    let said = &summary.processes[0];
-    assert_eq!(said.events, events.len() as u64);
-    let count = |name: &str| said.losses.get(name).copied().unwrap_or(0);
+    let process_summary = &summary.processes[0];
+    assert_eq!(process_summary.events, events.len() as u64);
+    let count = |name: &str| process_summary.losses.get(name).copied().unwrap_or(0);
     assert_eq!((count("undecodable_blocks"), count("undecodable_events")), (lost.blocks, lost.events));
     assert_eq!(count("bytes_skipped"), damage.bytes_skipped);
     let text = summary.to_text(&TextOptions::default());
@@ -49,9 +49,9 @@ fn read(folder: &Path, bytes: &[u8]) -> Option<Outcome> {
         snapshot(process, io::sink(), &SnapshotOptions { no_sources: true, ..SnapshotOptions::default() }, &mut |_| {})
             .unwrap();
     assert!(report.bytes > 0);
-    let told = lost.blocks > 0 || damage.bytes_skipped > 0 || damage.unknown_frames > 0;
-    assert!(!told || !said.losses.is_empty(), "what is missing is in the summary");
-    Some(Outcome { events, told, ended: said.recording_ended.is_some() })
+    let is_reported = lost.blocks > 0 || damage.bytes_skipped > 0 || damage.unknown_frames > 0;
+    assert!(!is_reported || !process_summary.losses.is_empty(), "what is missing is in the summary");
+    Some(Outcome { events, is_reported, ended: process_summary.recording_end_reason.is_some() })
 }
 
 /// Calls `case` with every number below `count`, on a few threads. Each thread has a folder of its own.
@@ -74,17 +74,17 @@ fn is_part_of(events: &[Event], all: &[Event]) -> bool {
 }
 
 #[test]
-fn the_whole_trace_has_everything_in_it() {
+fn the_undamaged_trace_is_read_completely() {
     let folder = tempfile::tempdir().unwrap();
     let whole = read(folder.path(), &crate::small_trace::trace(5)).unwrap();
     assert!(whole.events == crate::small_trace::events());
-    assert!(!whole.told && whole.ended);
+    assert!(!whole.is_reported && whole.ended);
     let actions: HashSet<_> = whole.events.iter().map(|e| e.action).collect();
     assert!(actions.len() >= 15, "{actions:?}");
 }
 
 #[test]
-fn every_prefix_gives_what_was_complete() {
+fn every_prefix_gives_its_complete_frames() {
     let (bytes, all) = (crate::small_trace::trace(5), crate::small_trace::events());
     for_all(bytes.len(), |folder, cut| match read(folder, &bytes[..cut]) {
         None => assert!(cut < 16, "a trace cut at {cut} is refused"),
@@ -99,7 +99,7 @@ fn every_prefix_gives_what_was_complete() {
 }
 
 #[test]
-fn every_altered_byte_is_noticed_and_costs_its_frame() {
+fn every_altered_byte_is_detected_and_loses_only_its_frame() {
     let (bytes, all) = (crate::small_trace::trace(5), crate::small_trace::events());
     const MASKS: [u8; 3] = [0x01, 0x80, 0xff];
     for_all(bytes.len() * MASKS.len(), |folder, n| {
@@ -112,13 +112,13 @@ fn every_altered_byte_is_noticed_and_costs_its_frame() {
         };
         assert!(is_part_of(&found.events, &all), "byte {at} ^ {mask:#x} altered an event");
         assert!(found.events.len() + 5 >= all.len(), "byte {at} ^ {mask:#x} cost more than its block");
-        assert!(at < 16 || found.told, "byte {at} ^ {mask:#x} went unnoticed");
+        assert!(at < 16 || found.is_reported, "byte {at} ^ {mask:#x} went unnoticed");
     });
 }
 
 /// The checksums are right and the contents are wrong, as from a faulty or malicious writer.
 #[test]
-fn every_byte_altered_under_right_checksums_is_survived() {
+fn no_altered_byte_under_a_valid_checksum_causes_a_panic() {
     const HEADER: usize = 24;
     let bytes = crate::small_trace::trace(40);
     let mut frames = Vec::new();

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use crate::training::{MIB, Program};
 use memtrace_analysis::load::{Manifest, Process, Run};
-use memtrace_analysis::report::{Change, DevicePair, Verdict};
-use memtrace_analysis::{DiffReport, DiffWanted, TextOptions, diff};
+use memtrace_analysis::report::{Change, DevicePair, DiffResult};
+use memtrace_analysis::{DiffOptions, DiffReport, TextOptions, diff};
 use memtrace_trace::ids::ContextId;
 
 /// One step with parameters and with activations by two lines of the model. The edited version also has a tensor that
@@ -53,7 +53,7 @@ fn run(name: &str, program: Program) -> Run {
 }
 
 fn compare(a: &Run, b: &Run) -> DiffReport {
-    diff(a, b, &DiffWanted::default(), &mut |_| {})
+    diff(a, b, &DiffOptions::default(), &mut |_| {})
 }
 
 /// Checks that every table adds up to the difference of the peaks.
@@ -78,12 +78,12 @@ fn adds_up(pair: &DevicePair) {
 }
 
 #[test]
-fn a_line_that_keeps_a_tensor_is_named_on_another_machine_after_an_edit() {
+fn a_leaking_line_is_named_after_an_edit_and_on_another_machine() {
     let (a, b) = (run("before", version("/home/me/job", false)), run("after", version("/srv/other", true)));
     let report = compare(&a, &b);
     let [pair] = &report.pairs[..] else { panic!("{report:#?}") };
     adds_up(pair);
-    assert_eq!((pair.difference_bytes, pair.verdict), (5 * MIB as i64, Verdict::Grew));
+    assert_eq!((pair.difference_bytes, pair.result), (5 * MIB as i64, DiffResult::Grew));
     let line = &pair.by_line[0];
     let frame = line.b_frame.as_ref().unwrap();
     assert_eq!(
@@ -94,10 +94,10 @@ fn a_line_that_keeps_a_tensor_is_named_on_another_machine_after_an_edit() {
     assert!(pair.by_line[1..].iter().all(|row| row.change.difference_bytes == 0), "{:#?}", pair.by_line);
     assert_eq!(pair.moved_lines, 2);
     assert_eq!(pair.by_stack.len(), 1);
-    crate::golden::is("diff.txt", &report.to_text(&TextOptions::default()));
-    crate::golden::is("diff.json", &report.to_json());
+    crate::golden::assert_matches("diff.txt", &report.to_text(&TextOptions::default()));
+    crate::golden::assert_matches("diff.json", &report.to_json());
     let schema = DiffReport::json_schema();
-    crate::golden::is("../../schema/diff.schema.json", &schema);
+    crate::golden::assert_matches("../../schema/diff.schema.json", &schema);
     crate::json_schema::assert_valid(
         &serde_json::from_str(&schema).unwrap(),
         &serde_json::from_str(&report.to_json()).unwrap(),
@@ -105,24 +105,24 @@ fn a_line_that_keeps_a_tensor_is_named_on_another_machine_after_an_edit() {
     // With the runs swapped, the same line shrinks.
     let back = compare(&b, &a);
     adds_up(&back.pairs[0]);
-    assert_eq!((back.pairs[0].difference_bytes, back.pairs[0].verdict), (-5 * MIB as i64, Verdict::Shrank));
+    assert_eq!((back.pairs[0].difference_bytes, back.pairs[0].result), (-5 * MIB as i64, DiffResult::Shrank));
     assert!(back.pairs[0].headline.contains("-5.00 MiB"), "{}", back.pairs[0].headline);
 }
 
 #[test]
-fn equal_runs_differ_in_nothing() {
+fn equal_runs_have_no_differences() {
     let (a, b) = (run("a", version("/x", false)), run("b", version("/x", false)));
     let report = compare(&a, &b);
     let pair = &report.pairs[0];
     adds_up(pair);
-    assert_eq!((pair.verdict, pair.difference_bytes, pair.by_stack.len()), (Verdict::Same, 0, 0));
+    assert_eq!((pair.result, pair.difference_bytes, pair.by_stack.len()), (DiffResult::Same, 0, 0));
     assert!(pair.headline.ends_with("no difference"), "{}", pair.headline);
     let text = report.to_text(&TextOptions::default());
     assert_eq!(text.lines().count(), 4, "{text}");
 }
 
 #[test]
-fn a_little_more_is_noise() {
+fn small_growth_is_within_noise() {
     let mut more = version("/x", false);
     let stack = more.stack(&[("/x/train.py", 10, "<module>")]);
     more.recording.events.clear();
@@ -134,15 +134,15 @@ fn a_little_more_is_noise() {
     more.alloc(4096, stack);
     let report = compare(&run("a", less), &run("b", more));
     let pair = &report.pairs[0];
-    assert_eq!((pair.difference_bytes, pair.verdict), (4096, Verdict::Same));
-    assert!(pair.headline.contains("no difference that matters (+4.00 KiB"), "{}", pair.headline);
+    assert_eq!((pair.difference_bytes, pair.result), (4096, DiffResult::Same));
+    assert!(pair.headline.contains("the difference is within noise (+4.00 KiB"), "{}", pair.headline);
 }
 
 #[test]
-fn a_step_against_a_step() {
+fn two_steps_of_a_run_are_compared() {
     let run = crate::training::run(3, false);
-    let wanted = DiffWanted { steps: Some((0, 2)), ..DiffWanted::default() };
-    let report = diff(&run, &run, &wanted, &mut |_| {});
+    let options = DiffOptions { steps: Some((0, 2)), ..DiffOptions::default() };
+    let report = diff(&run, &run, &options, &mut |_| {});
     let pair = &report.pairs[0];
     adds_up(pair);
     assert_eq!((pair.a.step, pair.b.step), (Some(0), Some(2)));
@@ -152,9 +152,9 @@ fn a_step_against_a_step() {
     let steps = &summary.processes[0].devices[0].by_step;
     let peak = |step: usize| steps[step].phases.iter().map(|phase| phase.peak_bytes).max().unwrap();
     assert_eq!((pair.a.totals.allocated_bytes, pair.b.totals.allocated_bytes), (peak(0), peak(2)));
-    let missing = diff(&run, &run, &DiffWanted { steps: Some((0, 7)), ..wanted }, &mut |_| {});
+    let missing = diff(&run, &run, &DiffOptions { steps: Some((0, 7)), ..options }, &mut |_| {});
     assert!(missing.pairs.is_empty());
-    assert_eq!(missing.remarks, ["B has no step 7: its steps are 0 to 2"]);
+    assert_eq!(missing.notes, ["B has no step 7: its steps are 0 to 2"]);
 }
 
 fn ranked(ranks: &[(u32, bool)]) -> Run {
@@ -167,7 +167,7 @@ fn ranked(ranks: &[(u32, bool)]) -> Run {
 }
 
 #[test]
-fn ranks_are_compared_with_their_likes() {
+fn equal_ranks_are_compared() {
     let report = compare(&ranked(&[(0, false), (1, false), (2, false)]), &ranked(&[(1, true), (0, false), (5, false)]));
     let pairs: Vec<_> = report.pairs.iter().map(|p| (p.a.rank, p.b.rank, p.difference_bytes)).collect();
     assert_eq!(pairs, [(Some(1), Some(1), 5 * MIB as i64), (Some(0), Some(0), 0)]);

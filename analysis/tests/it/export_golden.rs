@@ -9,7 +9,7 @@ use std::io::{Read, Write as _};
 use crate::showcase::PLAIN;
 use memtrace_analysis::Process;
 use memtrace_analysis::export::{
-    FlameForm, FlameOf, TABLES, TimelineForm, Window, blocks_csv, flame, perfetto, tables, timeline,
+    FlameFormat, FlameWeight, TABLES, TimelineFormat, Window, blocks_csv, flame_graph, perfetto, tables, timeline,
 };
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
@@ -29,53 +29,58 @@ fn bytes(write: impl FnOnce(&Process, &mut Vec<u8>) -> memtrace_analysis::Result
 
 #[test]
 fn csv() {
-    crate::golden::is("export.csv", &text(|process, out| blocks_csv(process, &Window::WHOLE, out, &mut |_| {})));
+    crate::golden::assert_matches(
+        "export.csv",
+        &text(|process, out| blocks_csv(process, &Window::WHOLE, out, &mut |_| {})),
+    );
 }
 
 #[test]
 fn folded() {
     let mut all = String::new();
-    for of in [FlameOf::Peak, FlameOf::Leaks, FlameOf::Total] {
-        let folded = text(|process, out| flame(process, &Window::WHOLE, of, FlameForm::Folded, out, &mut |_| {}));
+    for of in [FlameWeight::Peak, FlameWeight::Leaks, FlameWeight::Total] {
+        let folded =
+            text(|process, out| flame_graph(process, &Window::WHOLE, of, FlameFormat::Folded, out, &mut |_| {}));
         let _ = writeln!(all, "# {of:?}\n{folded}");
     }
-    crate::golden::is("export.folded", &all);
+    crate::golden::assert_matches("export.folded", &all);
 }
 
 #[test]
 fn speedscope() {
-    let file =
-        text(|process, out| flame(process, &Window::WHOLE, FlameOf::Peak, FlameForm::Speedscope, out, &mut |_| {}));
+    let file = text(|process, out| {
+        flame_graph(process, &Window::WHOLE, FlameWeight::Peak, FlameFormat::Speedscope, out, &mut |_| {})
+    });
     let mut file: serde_json::Value = serde_json::from_str(&file).unwrap();
     assert_eq!(file["exporter"], concat!("memtrace ", env!("CARGO_PKG_VERSION")));
     file["exporter"] = "memtrace".into();
-    crate::golden::is("export.speedscope.json", &(serde_json::to_string_pretty(&file).unwrap() + "\n"));
+    crate::golden::assert_matches("export.speedscope.json", &(serde_json::to_string_pretty(&file).unwrap() + "\n"));
 }
 
-fn drawn(form: TimelineForm) -> Vec<u8> {
-    bytes(|process, out| timeline(process, &Window::WHOLE, 0, form, out, &mut |_| {}))
+fn drawn(format: TimelineFormat) -> Vec<u8> {
+    bytes(|process, out| timeline(process, &Window::WHOLE, 0, format, out, &mut |_| {}))
 }
 
 #[test]
 fn timeline_numbers() {
     let lines = |file: Vec<u8>| String::from_utf8(file).unwrap().replace("], ", "],\n") + "\n";
-    crate::golden::is("export.timeline.json", &lines(drawn(TimelineForm::Json)));
-    let raw = drawn(TimelineForm::RawJson);
+    crate::golden::assert_matches("export.timeline.json", &lines(drawn(TimelineFormat::Json)));
+    let raw = drawn(TimelineFormat::RawJson);
     let mut unpacked = Vec::new();
-    flate2::read::GzDecoder::new(&drawn(TimelineForm::RawJsonGz)[..]).read_to_end(&mut unpacked).unwrap();
+    flate2::read::GzDecoder::new(&drawn(TimelineFormat::RawJsonGz)[..]).read_to_end(&mut unpacked).unwrap();
     assert_eq!(unpacked, raw, "the same, compressed");
-    crate::golden::is("export.timeline.raw.json", &lines(raw));
+    crate::golden::assert_matches("export.timeline.raw.json", &lines(raw));
 }
 
 #[test]
 fn timeline_page() {
-    crate::golden::is("export.timeline.html", &String::from_utf8(drawn(TimelineForm::Html)).unwrap());
+    crate::golden::assert_matches("export.timeline.html", &String::from_utf8(drawn(TimelineFormat::Html)).unwrap());
 }
 
 /// The picture as letters: the color of each point of a grid.
 #[test]
 fn timeline_picture() {
-    let mut reader = png::Decoder::new(std::io::Cursor::new(drawn(TimelineForm::Png))).read_info().unwrap();
+    let mut reader = png::Decoder::new(std::io::Cursor::new(drawn(TimelineFormat::Png))).read_info().unwrap();
     let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
     let info = reader.next_frame(&mut pixels).unwrap();
     let (width, height) = (info.width as usize, info.height as usize);
@@ -97,7 +102,7 @@ fn timeline_picture() {
     for (colour, letter) in letters.iter().filter(|(_, letter)| **letter != ' ') {
         let _ = writeln!(picture, "{letter} #{:02x}{:02x}{:02x}", colour[0], colour[1], colour[2]);
     }
-    crate::golden::is("export.timeline.png.txt", &picture);
+    crate::golden::assert_matches("export.timeline.png.txt", &picture);
 }
 
 #[test]
@@ -118,7 +123,7 @@ fn parquet_rows() {
             let _ = writeln!(all, "{}", row.unwrap());
         }
     }
-    crate::golden::is("export.parquet.txt", &all);
+    crate::golden::assert_matches("export.parquet.txt", &all);
 }
 
 /// The names of the fields of Perfetto's `protos/perfetto/trace` by their path from `Trace`. A name with a dot at its
@@ -217,5 +222,5 @@ fn perfetto_packets() {
     let trace = bytes(|process, out| perfetto(process, &Window::WHOLE, out, &mut |_| {}));
     let mut text = String::new();
     decode(&trace, "", &mut text);
-    crate::golden::is("export.perfetto.txt", &text);
+    crate::golden::assert_matches("export.perfetto.txt", &text);
 }

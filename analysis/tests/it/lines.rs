@@ -4,14 +4,14 @@
 
 use crate::training::MIB;
 use memtrace_analysis::report::{FunctionLines, LineFigures};
-use memtrace_analysis::{LinesReport, LinesWanted, TextOptions, lines};
+use memtrace_analysis::{LinesOptions, LinesReport, TextOptions, lines};
 
-fn wanted() -> LinesWanted {
-    LinesWanted { top: 5, ..LinesWanted::default() }
+fn options() -> LinesOptions {
+    LinesOptions { top: 5, ..LinesOptions::default() }
 }
 
-fn report(wanted: &LinesWanted) -> LinesReport {
-    lines(&crate::training::run(3, false), wanted, &mut |_| {}).expect("there are such functions")
+fn report(options: &LinesOptions) -> LinesReport {
+    lines(&crate::training::run(3, false), options, &mut |_| {}).expect("there are such functions")
 }
 
 fn figures(function: &FunctionLines, line: u32) -> LineFigures {
@@ -19,8 +19,8 @@ fn figures(function: &FunctionLines, line: u32) -> LineFigures {
 }
 
 #[test]
-fn figures_are_those_of_the_program() {
-    let report = report(&wanted());
+fn figures_match_the_program() {
+    let report = report(&options());
     let module = report.functions.iter().find(|f| f.function == "<module>").expect("the module");
     // 8 MiB of parameters. Then, in the first step, the batch (1), activations (4) and scratch memory (3).
     assert_eq!(figures(module, 10).active_peak_bytes, 8 * MIB);
@@ -40,10 +40,10 @@ fn figures_are_those_of_the_program() {
 }
 
 #[test]
-fn functions_and_files_are_chosen_by_the_ends_of_their_names() {
+fn functions_and_files_are_selected_by_the_ends_of_their_names() {
     let by = |function: Option<&str>, file: Option<&str>| {
-        let wanted = LinesWanted { function: function.map(Into::into), file: file.map(Into::into), ..wanted() };
-        lines(&crate::training::run(1, false), &wanted, &mut |_| {}).map(|r| r.functions.len())
+        let options = LinesOptions { function: function.map(Into::into), file: file.map(Into::into), ..options() };
+        lines(&crate::training::run(1, false), &options, &mut |_| {}).map(|r| r.functions.len())
     };
     assert_eq!(by(Some("forward"), None), Some(2));
     assert_eq!(by(Some("forward"), Some("modules/linear.py")), Some(1));
@@ -54,12 +54,12 @@ fn functions_and_files_are_chosen_by_the_ends_of_their_names() {
 
 #[test]
 fn text_page_and_json_are_golden() {
-    let report = report(&LinesWanted { file: Some("train.py".into()), ..wanted() });
-    crate::golden::is("lines.txt", &report.to_text(&TextOptions::default()));
-    crate::golden::is("lines.html", &report.to_html());
-    crate::golden::is("lines.json", &report.to_json());
+    let report = report(&LinesOptions { file: Some("train.py".into()), ..options() });
+    crate::golden::assert_matches("lines.txt", &report.to_text(&TextOptions::default()));
+    crate::golden::assert_matches("lines.html", &report.to_html());
+    crate::golden::assert_matches("lines.json", &report.to_json());
     let schema = LinesReport::json_schema();
-    crate::golden::is("../../schema/lines.schema.json", &schema);
+    crate::golden::assert_matches("../../schema/lines.schema.json", &schema);
     crate::json_schema::assert_valid(
         &serde_json::from_str(&schema).unwrap(),
         &serde_json::from_str(&report.to_json()).unwrap(),

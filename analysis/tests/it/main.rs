@@ -7,7 +7,7 @@ mod diff;
 mod export_golden;
 #[path = "../golden/mod.rs"]
 mod golden;
-mod html_page;
+mod html;
 #[path = "../../../tests/src/json_schema.rs"]
 #[allow(unreachable_pub, reason = "a public module of another crate")]
 mod json_schema;
@@ -33,4 +33,4 @@ mod summary_schema;
 mod symbols;
 #[path = "../training/mod.rs"]
 mod training;
-mod training_story;
+mod training_analysis;

@@ -28,18 +28,18 @@ fn run(errors: u64, code: i32) -> Run {
 }
 
 #[test]
-fn the_page_is_for_the_error_that_ended_it() {
+fn the_report_explains_the_error_that_ended_the_program() {
     for (errors, code, explained) in [(1, 1, 0), (40, 1, 39), (40, 0, 0)] {
         let summary = summarize(&run(errors, code), &mut |_| {}).unwrap();
         let device = &summary.processes[0].devices[0];
         assert_eq!(device.oom_count, errors);
         let oom = &device.ooms[device.explained_oom.unwrap()];
-        assert_eq!(oom.wanted_bytes, (200 + explained) * MIB, "{errors} errors, status {code}");
+        assert_eq!(oom.requested_bytes, (200 + explained) * MIB, "{errors} errors, status {code}");
         // Each error leaves one more block than the previous one.
-        assert_eq!(oom.there.totals.allocated_bytes, (explained + 1) * MIB);
-        assert_eq!(oom.there.by_category.iter().map(|c| c.bytes).sum::<u64>(), (explained + 1) * MIB);
+        assert_eq!(oom.in_use.totals.allocated_bytes, (explained + 1) * MIB);
+        assert_eq!(oom.in_use.by_category.iter().map(|c| c.bytes).sum::<u64>(), (explained + 1) * MIB);
         assert_eq!(oom.short_bytes, Some((197 + explained) * MIB));
         let page = summary.to_text(&TextOptions::default());
-        assert_eq!(page.contains("such errors"), errors > 1, "{page}");
+        assert_eq!(page.contains(" OOMs)"), errors > 1, "{page}");
     }
 }

@@ -5,7 +5,8 @@ use crate::training::{MIB, Program};
 use memtrace_analysis::load::Run;
 use memtrace_analysis::model::Names;
 use memtrace_analysis::passes::Category;
-use memtrace_analysis::report::{DeviceSummary, ModuleSummary, MomentSummary, TextOptions};
+use memtrace_analysis::report::{DeviceSummary, MemoryState, ModuleSummary, TextOptions};
+use memtrace_analysis::rules::RuleId;
 use memtrace_analysis::summarize;
 use memtrace_trace::event::Flags;
 use memtrace_trace::file::{Context, NnCall, NnName};
@@ -110,7 +111,7 @@ fn analysed(p: Program) -> (DeviceSummary, String) {
 }
 
 #[track_caller]
-fn module<'a>(peak: &'a MomentSummary, path: &str) -> &'a ModuleSummary {
+fn module<'a>(peak: &'a MemoryState, path: &str) -> &'a ModuleSummary {
     peak.by_module.iter().find(|m| m.path == path).unwrap_or_else(|| panic!("no {path:?} in {:#?}", peak.by_module))
 }
 
@@ -142,33 +143,35 @@ fn the_peak_is_divided_among_modules() {
         assert_eq!(of(&root.by_category, category), of(&peak.by_category, category), "{category:?}");
     }
     // Every named module, and the module that only contains others.
-    let mut told: Vec<String> = peak.by_module.iter().map(|m| m.path.clone()).collect();
+    let mut reported: Vec<String> = peak.by_module.iter().map(|m| m.path.clone()).collect();
     paths.iter_mut().filter(|path| *path == "GPT").for_each(String::clear);
     paths.push("blocks".to_owned());
     paths.sort();
-    told.sort();
-    assert_eq!(told, paths);
+    reported.sort();
+    assert_eq!(reported, paths);
     assert!(text.contains("blocks.* (4 of Block)"), "{text}");
     assert!(text.contains("head (Linear)"), "{text}");
 }
 
 #[test]
-fn what_checkpointing_of_repeated_modules_would_save() {
+fn checkpointing_of_repeated_modules_has_a_predicted_saving() {
     let (device, text) = analysed(trained(false).0);
     let peak = device.peak.as_ref().unwrap();
     let blocks = peak.repeated_modules.iter().find(|r| r.path == "blocks").unwrap();
     assert_eq!((blocks.class.as_str(), blocks.count, blocks.activation_bytes), ("Block", 4, 30 * MIB));
     // Each block outputs 2 MiB. The peak is in the head.
     assert_eq!(blocks.checkpointing_saves_at_most_bytes, (30 - 4 * 2) * MIB);
-    let action = device.actions.iter().find(|a| a.rule == "checkpoint_layers").unwrap();
+    let action = device.suggestions.iter().find(|a| a.rule == RuleId::CheckpointLayers).unwrap();
     assert_eq!((action.saves_bytes, action.at_most), (22 * MIB, true));
-    assert!(action.what.contains("blocks.* (4 of Block)"), "{}", action.what);
-    assert!(text.contains("at most -22.0 MiB"), "{text}");
+    assert!(action.action.contains("blocks.* (4 of Block)"), "{}", action.action);
+    // The report wraps lines, so they are joined.
+    let flat: Vec<&str> = text.split_whitespace().collect();
+    assert!(flat.join(" ").contains("blocks.* (4 of Block): saves up to 22.0 MiB"), "{text}");
 }
 
 #[test]
-fn nothing_is_said_of_modules_that_are_checkpointed() {
+fn checkpointing_is_not_suggested_for_checkpointed_modules() {
     let (device, _) = analysed(trained(true).0);
     assert!(device.peak.unwrap().repeated_modules.is_empty());
-    assert!(device.actions.iter().all(|a| a.rule != "checkpoint_layers"));
+    assert!(device.suggestions.iter().all(|a| a.rule != RuleId::CheckpointLayers));
 }

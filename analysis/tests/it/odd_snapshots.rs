@@ -60,7 +60,7 @@ fn and(path: &str, place: usize, new: V) -> V {
 }
 
 /// What a run reports as unusable: problems, losses, remarks.
-fn said(run: &Run) -> (u64, u64, String) {
+fn results(run: &Run) -> (u64, u64, String) {
     let summary = summarize(run, &mut |_| {}).unwrap();
     let process = &summary.processes[0];
     let mut words = summary.problems.clone();
@@ -78,9 +78,9 @@ fn int(n: i128) -> V {
 #[test]
 fn odd_values() {
     const NONE: &str = "";
-    const EVENTS: &str = "1 events that are none, or without an action, an address or a possible size";
-    const SEGMENTS: &str = "1 segments and blocks that are none, or without an address or a possible size";
-    const TIME: &str = "1 events at an impossible time";
+    const EVENTS: &str = "1 events are invalid: no action, no address or an impossible size";
+    const SEGMENTS: &str = "1 segments and blocks are invalid: no address or an impossible size";
+    const TIME: &str = "1 events have an impossible time";
     let other_block = || block(BASE + 8 * MIB, 100 * MIB, 100 * MIB, "active_allocated", &["g"]);
     let long = "x".repeat(1 << 20);
     let deep: Vec<&str> = vec!["f"; 3000];
@@ -89,9 +89,9 @@ fn odd_values() {
         // The whole snapshot.
         ("segments are a dictionary", with("segments", V::Dict(vec![])), 5, 10, SEGMENTS),
         ("segments are none", with("segments", V::None), 5, 10, SEGMENTS),
-        ("no segments", without("", "segments"), 5, 10, "it holds no segments"),
+        ("no segments", without("", "segments"), 5, 10, "the snapshot contains no segments"),
         ("segments are empty", with("segments", V::List(vec![])), 5, 10, "totals_mismatched: 1"),
-        ("no events", without("", "device_traces"), 0, 2, "it holds no events"),
+        ("no events", without("", "device_traces"), 0, 2, "the snapshot contains no events"),
         ("events are none", with("device_traces", V::None), 0, 2, EVENTS),
         ("events are a dictionary", with("device_traces", V::Dict(vec![("0", int(1))])), 0, 2, EVENTS),
         ("a device's events are a number", with("device_traces.0", int(5)), 0, 2, EVENTS),
@@ -110,7 +110,7 @@ fn odd_values() {
             with("device_traces.0.4.action", "teleport".into()),
             4,
             10,
-            "kind that this memtrace does not know: teleport",
+            "1 events have an unknown action: teleport",
         ),
         ("no address", without("device_traces.0.4", "addr"), 4, 10, EVENTS),
         ("the address is none", with("device_traces.0.4.addr", V::None), 4, 10, EVENTS),
@@ -144,7 +144,7 @@ fn odd_values() {
             with("device_traces.0.1.frames.0.name", long.as_str().into()),
             5,
             10,
-            "1 texts of more than 64 KiB, cut",
+            "1 texts of more than 64 KiB are cut",
         ),
         ("a name has escapes", with("device_traces.0.1.frames.0.name", "f\x1b[31m\r\n\0".into()), 5, 10, NONE),
         ("a stack is deep", with("device_traces.0.1.frames", frames(&deep)), 5, 10, NONE),
@@ -175,14 +175,14 @@ fn odd_values() {
     let silent = {
         let path = folder.path().join("sound.json");
         std::fs::write(&path, json(&sound())).unwrap();
-        said(&open_run(&path).unwrap()).2
+        results(&open_run(&path).unwrap()).2
     };
     for (number, (name, value, events, peak, expected)) in cases.iter().enumerate() {
-        for (ending, bytes) in [("pickle", pickle(value, Hand::Python(4))), ("json", json(value).into_bytes())] {
+        for (ending, bytes) in [("pickle", pickle(value, Pickler::Python(4))), ("json", json(value).into_bytes())] {
             let path = folder.path().join(format!("{number}.{ending}"));
             std::fs::write(&path, bytes).unwrap();
             let run = open_run(&path).unwrap_or_else(|e| panic!("{name}: {e}"));
-            let (found, most, words) = said(&run);
+            let (found, most, words) = results(&run);
             assert_eq!((found, most), (*events, *peak), "{name}, {ending}: {words}");
             assert!(words.contains(expected), "{name}, {ending}: {words}");
             assert!(!expected.is_empty() || words == silent, "{name}, {ending}: {words}");
@@ -193,7 +193,7 @@ fn odd_values() {
 /// The bytes around a snapshot.
 #[test]
 fn odd_bytes() {
-    let bytes = pickle(&sound(), Hand::Python(4));
+    let bytes = pickle(&sound(), Pickler::Python(4));
     let text = json(&sound());
     let mut checksum = gzip(&bytes);
     let end = checksum.len() - 8;
@@ -205,8 +205,8 @@ fn odd_bytes() {
         ("two members.gz", [gzip(&bytes[..100]), gzip(&bytes[100..])].concat(), Ok("")),
         ("behind.gz", [gzip(&bytes), b"xxxx".to_vec()].concat(), Ok("checksum is missing or does not match")),
         ("checksum.gz", checksum, Ok("checksum is missing or does not match")),
-        ("behind.pickle", [&bytes[..], b"garbage"].concat(), Ok("7 bytes behind the snapshot's end, not read")),
-        ("twice.json", [text.as_bytes(), b"\n{}"].concat(), Ok("2 bytes behind the snapshot's end, not read")),
+        ("behind.pickle", [&bytes[..], b"garbage"].concat(), Ok("7 bytes after the end of the snapshot are not read")),
+        ("twice.json", [text.as_bytes(), b"\n{}"].concat(), Ok("2 bytes after the end of the snapshot are not read")),
         ("spaces.json", [text.as_bytes(), b"\r\n\n"].concat(), Ok("")),
         ("mark.json", [b"\xef\xbb\xbf", text.as_bytes()].concat(), Ok("")),
         ("lines.json", text.replace(", ", ",\r\n\t").into_bytes(), Ok("")),
@@ -216,13 +216,13 @@ fn odd_bytes() {
             Ok(""),
         ),
         ("nan.json", text.replacen('{', "{\"a\": NaN, \"b\": -Infinity, \"c\": 1e400,", 1).into_bytes(), Ok("")),
-        ("class.pickle", class, Ok("would have to call builtins.complex (at byte ")),
-        ("utf16.json", utf16, Err("save it as UTF-8")),
-        ("a.pickle.bz2", b"BZh91AY&SY".to_vec(), Err("bunzip2")),
-        ("python.json", b"{'segments': []}".to_vec(), Err("something else than a key at byte 2")),
+        ("class.pickle", class, Ok("loading it would call builtins.complex (at byte ")),
+        ("utf16.json", utf16, Err("UTF-16 text")),
+        ("a.pickle.bz2", b"BZh91AY&SY".to_vec(), Err("compressed with bzip2")),
+        ("python.json", b"{'segments': []}".to_vec(), Err("not valid JSON at byte 2: expected a key")),
         ("comment.json", [b"// mine\n", text.as_bytes()].concat(), Err("neither a pickle nor JSON")),
-        ("wrapped.json", format!("{{\"snapshot\": {text}}}").into_bytes(), Err("this has snapshot")),
-        ("listed.json", format!("[{text}]").into_bytes(), Err("no memory snapshot")),
+        ("wrapped.json", format!("{{\"snapshot\": {text}}}").into_bytes(), Err("it has the keys snapshot;")),
+        ("listed.json", format!("[{text}]").into_bytes(), Err("not a memory snapshot")),
     ];
     let folder = tempfile::tempdir().unwrap();
     for (name, bytes, expected) in cases {
@@ -230,7 +230,7 @@ fn odd_bytes() {
         std::fs::write(&path, bytes).unwrap();
         match (open_run(&path), expected) {
             (Ok(run), Ok(expected)) => {
-                let (events, peak, words) = said(&run);
+                let (events, peak, words) = results(&run);
                 assert_eq!((events, peak), (5, 10), "{name}: {words}");
                 assert!(words.contains(expected), "{name}: {words}");
             }
@@ -238,7 +238,7 @@ fn odd_bytes() {
                 let e = e.to_string();
                 assert!(e.contains(name) && e.contains(expected), "{name}: {e}");
             }
-            (Ok(run), Err(_)) => panic!("{name} was read: {:?}", said(&run)),
+            (Ok(run), Err(_)) => panic!("{name} was read: {:?}", results(&run)),
             (Err(e), Ok(_)) => panic!("{name}: {e}"),
         }
     }
@@ -259,12 +259,13 @@ fn blocks_with_histories() {
     let value = snapshot(vec![segment(0, BASE, 4 * MIB, false, blocks)], vec![]);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("old.pickle");
-    std::fs::write(&path, pickle(&value, Hand::Python(4))).unwrap();
+    std::fs::write(&path, pickle(&value, Pickler::Python(4))).unwrap();
     let run = open_run(&path).unwrap();
     let summary = summarize(&run, &mut |_| {}).unwrap();
     assert_eq!(summary.losses, Default::default());
     let device = &summary.processes[0].devices[0];
     assert_eq!(device.highest.allocated_bytes as i128, 4 * MIB);
-    let lines: Vec<_> = device.peak.as_ref().unwrap().top.iter().map(|t| t.stack.place.as_str()).collect();
+    let lines: Vec<_> =
+        device.peak.as_ref().unwrap().largest_allocations.iter().map(|t| t.stack.location.as_str()).collect();
     assert_eq!(lines, ["train.py:1 c", "train.py:1 a", "train.py:1 b"]);
 }

@@ -5,13 +5,13 @@ use std::path::Path;
 
 use memtrace_analysis::export::{SnapshotOptions, snapshot};
 use memtrace_analysis::load::{Manifest, MemoryRecording, Process, Recording, Run, TraceRecording};
-use memtrace_analysis::model::Survey;
+use memtrace_analysis::model::TraceIndex;
 use memtrace_analysis::summarize;
 use memtrace_trace::api::Api;
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::definition::Definition;
 use memtrace_trace::event::{Action, Event, Flags, Source};
-use memtrace_trace::file::{Census, End, Reader, Writer};
+use memtrace_trace::file::{End, EventCounts, Reader, Writer};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 
 const INFO: &str = r#"{"pid":7,"argv":["python","train.py"]}"#;
@@ -122,7 +122,7 @@ fn open(path: &Path, threads: usize) -> TraceRecording {
 }
 
 #[test]
-fn a_trace_says_what_its_events_say() {
+fn a_trace_file_gives_the_results_of_its_events_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("7.mtr");
     std::fs::write(&path, trace()).unwrap();
@@ -137,7 +137,7 @@ fn a_trace_says_what_its_events_say() {
     let expected = results(memory.clone());
     assert!(expected.1.len() > 50 * memory.events.len(), "a snapshot of every event");
     for threads in [1, 2, 5] {
-        assert_eq!(Survey::of(&open(&path, threads)), Survey::of(&memory), "{threads} threads");
+        assert_eq!(TraceIndex::of(&open(&path, threads)), TraceIndex::of(&memory), "{threads} threads");
         assert!(results(open(&path, threads)) == expected, "{threads} threads");
     }
 }
@@ -158,13 +158,17 @@ fn damage_is_the_same_for_any_number_of_threads() {
             }
             std::fs::write(&path, bytes).unwrap();
             let alone = open(&path, 1);
-            let mut counted = Census::default();
+            let mut counted = EventCounts::default();
             let lost = alone.stream(&mut |events| events.iter().for_each(|e| counted.count(e)));
             lossy += u32::from(lost.blocks > 0);
             let expected = results(alone);
             for threads in [2, 3] {
                 let several = open(&path, threads);
-                assert_eq!(several.census(), (counted.clone(), lost.clone()), "census, byte {at}, {threads} threads");
+                assert_eq!(
+                    several.event_counts(),
+                    (counted.clone(), lost.clone()),
+                    "event counts, byte {at}, {threads} threads"
+                );
                 assert_eq!(several.stream(&mut |_| {}), lost, "byte {at}, {threads} threads");
                 assert!(results(several) == expected, "byte {at}, cut: {cut}, {threads} threads");
             }

@@ -4,7 +4,7 @@
 //! The model keeps blocks in plain vectors, one per segment, and finds everything by searching. It shares no code and
 //! no data structure with the replay.
 
-use memtrace_analysis::model::{Allocator, BlockState, Change, Lane, Replay, Survey};
+use memtrace_analysis::model::{Allocator, BlockState, Change, EventSource, Replay, TraceIndex};
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use proptest::prelude::*;
 
@@ -43,7 +43,7 @@ struct Model {
     events: Vec<Event>,
     next: u64,
     expandable: bool,
-    tell_slack: bool,
+    reports_slack: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ impl Model {
     fn emit(&mut self, action: Action, addr: u64, size: u64, stream: u64, block: u64) {
         let seq = self.events.len() as u64 + 1;
         let mut e = Event { seq, ticks: seq, action, addr, size, stream, device: 0, ..Event::EMPTY };
-        if action == Action::Alloc && self.tell_slack {
+        if action == Action::Alloc && self.reports_slack {
             e.flags = Flags::SLACK_KNOWN;
             e.slack = (block - size) as u32;
         }
@@ -296,9 +296,9 @@ impl Area {
 }
 
 fn replay(events: &[Event]) -> Replay {
-    let mut survey = Survey::default();
-    survey.lanes.insert(0, Lane::Torch);
-    let mut replay = Replay::new(&survey, None);
+    let mut trace_index = TraceIndex::default();
+    trace_index.sources.insert(0, EventSource::Torch);
+    let mut replay = Replay::new(&trace_index, None);
     for e in events {
         replay.apply(e, |_, _, _, change| assert_ne!(change, Change::None));
     }
@@ -334,15 +334,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn the_replay_is_the_allocator(steps in steps(), expandable: bool, tell_slack: bool) {
-        let mut model = Model { expandable, tell_slack, ..Model::default() };
+    fn the_replay_matches_a_model_of_the_allocator(steps in steps(), expandable: bool, reports_slack: bool) {
+        let mut model = Model { expandable, reports_slack, ..Model::default() };
         model.run(&steps);
         let replay = replay(&model.events);
         let allocator = &replay.devices()[0].allocator;
         prop_assert_eq!(allocator.anomalies().total(), 0, "{:?}", allocator.anomalies());
         prop_assert_eq!(segments(allocator), model.segments());
-        let sum = |wanted: &[State]| -> u64 {
-            model.areas.iter().flat_map(|a| &a.pieces).filter(|p| wanted.contains(&p.state)).map(|p| p.size).sum()
+        let sum = |states: &[State]| -> u64 {
+            model.areas.iter().flat_map(|a| &a.pieces).filter(|p| states.contains(&p.state)).map(|p| p.size).sum()
         };
         prop_assert_eq!(allocator.usage().allocated, sum(&[State::Used]));
         prop_assert_eq!(allocator.usage().active, sum(&[State::Used, State::Pending]));
@@ -351,7 +351,7 @@ proptest! {
 
     /// With any events missing, nothing panics, segments stay tiled, and the totals are those of the blocks.
     #[test]
-    fn lost_events_leave_a_sound_state(steps in steps(), expandable: bool, lost in prop::collection::vec(any::<prop::sample::Index>(), 1..20)) {
+    fn lost_events_leave_a_consistent_state(steps in steps(), expandable: bool, lost in prop::collection::vec(any::<prop::sample::Index>(), 1..20)) {
         let mut model = Model { expandable, ..Model::default() };
         model.run(&steps);
         for index in &lost {
@@ -359,9 +359,9 @@ proptest! {
                 model.events.remove(index.index(model.events.len()));
             }
         }
-        let mut survey = Survey::default();
-        survey.lanes.insert(0, Lane::Torch);
-        let mut replay = Replay::new(&survey, None);
+        let mut trace_index = TraceIndex::default();
+        trace_index.sources.insert(0, EventSource::Torch);
+        let mut replay = Replay::new(&trace_index, None);
         for e in &model.events {
             replay.apply(e, |_, _, _, _| {});
         }
@@ -381,7 +381,7 @@ proptest! {
 
     /// Events with arbitrary content.
     #[test]
-    fn nothing_panics(words in prop::collection::vec((0u8..5, 0u8..22, 0u64..40, 0u64..40, -1i16..2, any::<u16>()), 0..200)) {
+    fn arbitrary_events_cause_no_panic(words in prop::collection::vec((0u8..5, 0u8..22, 0u64..40, 0u64..40, -1i16..2, any::<u16>()), 0..200)) {
         let events: Vec<Event> = words
             .iter()
             .enumerate()
@@ -396,11 +396,11 @@ proptest! {
                 ..Event::EMPTY
             }))
             .collect();
-        for lane in [Lane::Torch, Lane::Cuda, Lane::Reporter] {
-            let mut survey = Survey::default();
-            survey.lanes.insert(0, lane);
-            survey.lanes.insert(-1, Lane::Cpu);
-            let mut replay = Replay::new(&survey, None);
+        for source in [EventSource::Torch, EventSource::CudaCalls, EventSource::TorchReporter] {
+            let mut trace_index = TraceIndex::default();
+            trace_index.sources.insert(0, source);
+            trace_index.sources.insert(-1, EventSource::TorchCpu);
+            let mut replay = Replay::new(&trace_index, None);
             for e in &events {
                 replay.apply(e, |_, _, _, _| {});
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use memtrace_analysis::RunFolder;
-use memtrace_analysis::load::{Exit, Manifest, ManifestProcess, RUN_MANIFEST};
+use memtrace_analysis::load::{Exit, MANIFEST_FILE, Manifest, ManifestProcess};
 use memtrace_analysis::symbols::{SYMBOLS_FILE, Symbols};
 use memtrace_trace::file::{Definitions, Module, NativeFrame};
 use memtrace_trace::ids::{FrameId, ModuleId};
@@ -41,7 +41,7 @@ fn manifest() -> impl Strategy<Value = Manifest> {
             exit,
             processes,
             losses,
-            more: BTreeMap::from([("note".to_owned(), json!({ "text": note }))]),
+            extra: BTreeMap::from([("note".to_owned(), json!({ "text": note }))]),
         },
     )
 }
@@ -52,7 +52,7 @@ proptest! {
     #[test]
     fn the_manifest(manifest in manifest()) {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join(RUN_MANIFEST), serde_json::to_vec(&manifest).unwrap()).unwrap();
+        std::fs::write(folder.path().join(MANIFEST_FILE), serde_json::to_vec(&manifest).unwrap()).unwrap();
         let read = Manifest::read(&RunFolder::open(folder.path()).unwrap()).unwrap();
         prop_assert_eq!(read, Some(manifest));
     }
@@ -78,7 +78,7 @@ proptest! {
             let place = NativeFrame { module: ModuleId(1), address: *address };
             all.native_frames.insert(FrameId(index as u32 + 1), place);
         }
-        read.name_frames(&mut all);
+        read.symbolize(&mut all);
         // The innermost frame of each place is the one in the file.
         for (index, (address, frames)) in places.iter().enumerate() {
             let Some(frame) = all.frame(FrameId(index as u32 + 1)) else { panic!("{address:x} has no frame") };

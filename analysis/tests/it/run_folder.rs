@@ -54,7 +54,7 @@ fn a_damaged_trace_does_not_hide_the_others() {
 }
 
 #[test]
-fn a_trace_cut_anywhere_is_summarised() {
+fn a_trace_cut_at_any_byte_is_summarized() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("11.mtr");
     write_trace(&path, r#"{"pid":11}"#);
@@ -68,13 +68,19 @@ fn a_trace_cut_anywhere_is_summarised() {
 }
 
 #[test]
-fn errors_name_the_path_and_the_mend() {
+fn errors_name_the_path_and_the_fix() {
     let folder = tempfile::tempdir().unwrap();
-    let empty = open_run(folder.path()).unwrap_err().to_string();
-    assert!(empty.contains("holds no trace") && empty.contains(&folder.path().display().to_string()), "{empty}");
-    let missing = open_run(folder.path().join("x")).unwrap_err().to_string();
-    assert!(missing.contains("does not exist"), "{missing}");
+    let error = open_run(folder.path()).unwrap_err();
+    assert!(error.help().is_some());
+    let empty = error.to_string();
+    assert!(empty.contains("contains no trace") && empty.contains(&folder.path().display().to_string()), "{empty}");
+    let error = open_run(folder.path().join("x")).unwrap_err();
+    assert!(error.help().is_some());
+    let missing = error.to_string();
+    assert!(missing.contains("No such file or directory"), "{missing}");
     std::fs::write(folder.path().join("x.mtr"), b"hello").unwrap();
-    let strange = open_run(folder.path().join("x.mtr")).unwrap_err().to_string();
+    let error = open_run(folder.path().join("x.mtr")).unwrap_err();
+    assert!(error.help().is_some());
+    let strange = error.to_string();
     assert!(strange.contains("x.mtr") && strange.contains("not a memtrace trace"), "{strange}");
 }

@@ -10,7 +10,8 @@ use memtrace_analysis::load::Process;
 use memtrace_analysis::{Run, Summary, TextOptions, open_run, summarize};
 use memtrace_trace::event::{Action, Event, Flags};
 
-const HANDS: [Hand; 6] = [Hand::Python(2), Hand::Python(3), Hand::Python(4), Hand::Python(5), Hand::Torch, Hand::Odd];
+const PICKLERS: [Pickler; 6] =
+    [Pickler::Python(2), Pickler::Python(3), Pickler::Python(4), Pickler::Python(5), Pickler::Torch, Pickler::Odd];
 const MIB: i128 = 1 << 20;
 const BASE: i128 = 0x7f00_0000_0000;
 
@@ -37,14 +38,14 @@ fn events(process: &Process) -> Vec<Event> {
     let mut found = Vec::new();
     let lost = process.recording().stream(&mut |part| found.extend_from_slice(part));
     assert_eq!((found.len() as u64, lost.events), (process.recording().event_count(), 0));
-    let (census, _) = process.recording().census();
-    assert_eq!(census.events(), found.len() as u64);
+    let (event_counts, _) = process.recording().event_counts();
+    assert_eq!(event_counts.events(), found.len() as u64);
     assert!(found.iter().enumerate().all(|(i, e)| e.seq == i as u64 + 1), "numbered without gaps");
     found
 }
 
 /// Every event as text, with its stack by name.
-fn told(process: &Process) -> Vec<String> {
+fn contents(process: &Process) -> Vec<String> {
     let definitions = process.definitions();
     let line = |e: &Event| {
         let frames: Vec<_> = definitions
@@ -80,9 +81,9 @@ fn summary(run: &Run) -> Summary {
 }
 
 fn remarks(summary: &Summary) -> String {
-    let said: Vec<_> =
+    let message: Vec<_> =
         summary.processes[0].notices.iter().filter(|n| n.topic == "snapshot").map(|n| n.text.as_str()).collect();
-    said.join("\n")
+    message.join("\n")
 }
 
 /// A program that was recorded from its first allocation. It has two devices, a recursive stack, an address in the
@@ -126,20 +127,20 @@ fn whole() -> V {
 }
 
 #[test]
-fn every_hand_and_form_tells_the_same() {
+fn every_pickler_and_format_gives_the_same_recording() {
     let folder = Folder::new();
     let value = whole();
-    let mut forms: Vec<(String, Vec<u8>)> = vec![("a.json".to_owned(), json(&value).into_bytes())];
-    forms.extend(HANDS.iter().map(|hand| (format!("{hand:?}.pickle"), pickle(&value, *hand))));
-    for (name, bytes) in forms.clone() {
-        forms.push((format!("{name}.gz"), gzip(&bytes)));
+    let mut files: Vec<(String, Vec<u8>)> = vec![("a.json".to_owned(), json(&value).into_bytes())];
+    files.extend(PICKLERS.iter().map(|pickler| (format!("{pickler:?}.pickle"), pickle(&value, *pickler))));
+    for (name, bytes) in files.clone() {
+        files.push((format!("{name}.gz"), gzip(&bytes)));
     }
     let mut first: Option<Vec<String>> = None;
-    for (name, bytes) in &forms {
+    for (name, bytes) in &files {
         let run = folder.open(name, bytes).unwrap();
         assert!(run.problems().is_empty(), "{name}: {:?}", run.problems());
-        let told = told(&run.processes()[0]);
-        assert_eq!(first.get_or_insert_with(|| told.clone()), &told, "{name}");
+        let contents = contents(&run.processes()[0]);
+        assert_eq!(first.get_or_insert_with(|| contents.clone()), &contents, "{name}");
         let summary = summary(&run);
         assert_eq!(
             summary.losses,
@@ -176,7 +177,7 @@ fn every_hand_and_form_tells_the_same() {
 
 /// What remains of [`whole`] if its ring buffer has overwritten the beginning, or if it was started late.
 #[test]
-fn what_was_there_before_is_found() {
+fn blocks_older_than_the_recording_are_reconstructed() {
     let trace = vec![
         // An older block is freed, and the free of another, requested before, is completed. An expandable range grows,
         // then shrinks.
@@ -205,9 +206,9 @@ fn what_was_there_before_is_found() {
         segment(0, BASE + 100 * MIB, 2 * MIB, true, vec![block(BASE + 100 * MIB, 2 * MIB, 0, "inactive", &[])]),
     ];
     let folder = Folder::new();
-    let run = folder.open("late.pickle", &pickle(&snapshot(state, vec![trace]), Hand::Python(4))).unwrap();
+    let run = folder.open("late.pickle", &pickle(&snapshot(state, vec![trace]), Pickler::Python(4))).unwrap();
     let process = &run.processes()[0];
-    let before: Vec<Event> = events(process).into_iter().filter(|e| e.flags.contains(Flags::BEFORE)).collect();
+    let before: Vec<Event> = events(process).into_iter().filter(|e| e.flags.contains(Flags::PREEXISTING)).collect();
     let found: Vec<_> = before.iter().map(|e| (e.action, e.addr as i128 - BASE, e.size as i128)).collect();
     assert_eq!(
         found,
@@ -229,18 +230,18 @@ fn what_was_there_before_is_found() {
     assert_eq!(device.highest.reserved_bytes, 44 << 20);
     assert_eq!(device.end.as_ref().unwrap().totals.allocated_bytes, 2 << 20);
     assert_eq!(summary.processes[0].events, 9);
-    let said = remarks(&summary);
+    let message = remarks(&summary);
     assert!(
-        said.contains("3 blocks (11534336 bytes) and 3 segments are older")
-            && said.contains("of 2 of the blocks only the free"),
-        "{said}"
+        message.contains("3 blocks (11534336 bytes) and 3 segments are older")
+            && message.contains("2 of these blocks are known only by their free"),
+        "{message}"
     );
 
     // None of it becomes an event of an exported snapshot, and the exported snapshot reads the same.
     let mut bytes = Vec::new();
     export(process, &mut bytes, &SnapshotOptions::default(), &mut |_| {}).unwrap();
     let again = folder.open("again.pickle", &bytes).unwrap();
-    assert_eq!(told(&again.processes()[0]), told(process));
+    assert_eq!(contents(&again.processes()[0]), contents(process));
     let mut twice = Vec::new();
     export(&again.processes()[0], &mut twice, &SnapshotOptions::default(), &mut |_| {}).unwrap();
     assert!(bytes == twice, "exporting what was exported changes nothing");
@@ -248,7 +249,7 @@ fn what_was_there_before_is_found() {
 
 /// A memtrace recording that is exported and read back has the same blocks, stacks, nodes and verdicts.
 #[test]
-fn our_own_snapshot_comes_back() {
+fn an_exported_snapshot_reads_back() {
     let recorded = crate::training::run(3, true);
     let process = &recorded.processes()[0];
     let mut bytes = Vec::new();
@@ -264,7 +265,7 @@ fn our_own_snapshot_comes_back() {
     assert_eq!(by_category(a), by_category(b));
     assert_eq!(a.oom_count, b.oom_count);
     let rows = |d: &memtrace_analysis::report::DeviceSummary| {
-        let rows = d.before.iter().chain(&d.first_step).chain(&d.later_steps);
+        let rows = d.before_first_step.iter().chain(&d.first_step).chain(&d.later_steps);
         rows.map(|r| (r.phase, r.allocations, r.allocated_bytes, r.freed_bytes, r.peak_bytes)).collect::<Vec<_>>()
     };
     assert_eq!(rows(a), rows(b));
@@ -275,19 +276,20 @@ fn our_own_snapshot_comes_back() {
 
 /// The events of a truncated snapshot, without those that its missing state would add.
 fn recorded(process: &Process) -> Vec<(Action, u64, u64, u64)> {
-    let events = events(process).into_iter().filter(|e| !e.flags.contains(Flags::BEFORE) && e.action != Action::Totals);
+    let events =
+        events(process).into_iter().filter(|e| !e.flags.contains(Flags::PREEXISTING) && e.action != Action::Totals);
     events.map(|e| (e.action, e.addr, e.size, e.ticks)).collect()
 }
 
 #[test]
-fn a_file_that_was_cut_gives_what_came_before() {
+fn a_file_that_was_cut_gives_its_first_events() {
     let folder = Folder::new();
     let value = whole();
     for (name, bytes) in [
-        ("a.pickle", pickle(&value, Hand::Python(4))),
-        ("b.pickle", pickle(&value, Hand::Torch)),
+        ("a.pickle", pickle(&value, Pickler::Python(4))),
+        ("b.pickle", pickle(&value, Pickler::Torch)),
         ("c.json", json(&value).into_bytes()),
-        ("d.pickle.gz", gzip(&pickle(&value, Hand::Python(2)))),
+        ("d.pickle.gz", gzip(&pickle(&value, Pickler::Python(2)))),
     ] {
         let complete = folder.open(name, &bytes).unwrap();
         let all = recorded(&complete.processes()[0]);
@@ -298,11 +300,14 @@ fn a_file_that_was_cut_gives_what_came_before() {
                     let found = recorded(&run.processes()[0]);
                     // Only the first device's list is complete before the second begins.
                     assert!(found.iter().all(|e| all.contains(e)), "{name} cut at {len}: {found:?}");
-                    let said = summary(&run).problems.join(" ");
+                    let message = summary(&run).problems.join(" ");
                     let count = format!("{} events", found.len());
                     // Only white space can be missing from JSON, and only the last checksum from a gzip file.
-                    let whole = said.contains("checksum is missing") && found.len() == all.len();
-                    assert!(whole || said.contains(&count) && said.contains("cut off"), "{name} cut at {len}: {said}");
+                    let whole = message.contains("checksum is missing") && found.len() == all.len();
+                    assert!(
+                        whole || message.contains(&count) && message.contains("cut off"),
+                        "{name} cut at {len}: {message}"
+                    );
                     most = most.max(found.len());
                 }
                 Err(e) => {
@@ -319,15 +324,15 @@ fn a_file_that_was_cut_gives_what_came_before() {
 }
 
 #[test]
-fn bytes_that_were_changed_give_a_part_or_a_reason() {
+fn a_changed_byte_gives_a_partial_recording_or_an_error() {
     let folder = Folder::new();
     let value = whole();
     let (mut parts, mut refused) = (0, 0);
     for (name, bytes) in [
-        ("a.pickle", pickle(&value, Hand::Python(4))),
-        ("b.pickle", pickle(&value, Hand::Odd)),
+        ("a.pickle", pickle(&value, Pickler::Python(4))),
+        ("b.pickle", pickle(&value, Pickler::Odd)),
         ("c.json", json(&value).into_bytes()),
-        ("d.pickle.gz", gzip(&pickle(&value, Hand::Torch))),
+        ("d.pickle.gz", gzip(&pickle(&value, Pickler::Torch))),
     ] {
         for at in 0..bytes.len() {
             let mut changed = bytes.clone();
@@ -359,28 +364,28 @@ fn bytes_that_were_changed_give_a_part_or_a_reason() {
 
 /// The error for another kind of file says what the file is, and what to do.
 #[test]
-fn other_files_are_told_apart() {
+fn errors_name_the_kind_of_other_files() {
     let folder = Folder::new();
     let global = b"\x80\x04\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x0becho hacked\x94\x85\x94R\x94.";
     let old_torch_save = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.";
-    let state_dict = pickle(&V::Dict(vec![("model", V::List(vec![])), ("epoch", V::Int(3))]), Hand::Python(4));
+    let state_dict = pickle(&V::Dict(vec![("model", V::List(vec![])), ("epoch", V::Int(3))]), Pickler::Python(4));
     let cases: [(&str, &[u8], &str); 19] = [
         ("empty.pickle", b"", "is empty"),
         ("zip.pickle", b"PK\x03\x04and so on", "torch.save"),
         ("old.pickle", old_torch_save, "torch.save"),
-        ("other.pkl", &state_dict, "this has model, epoch"),
-        ("number.pkl", b"\x80\x04K\x07.", "pickle of something else"),
+        ("other.pkl", &state_dict, "it has the keys model, epoch;"),
+        ("number.pkl", b"\x80\x04K\x07.", "a pickle, but not a memory snapshot"),
         ("profile.json", br#"{"schemaVersion": 1, "traceEvents": [{"ph": "X"}]}"#, "torch.profiler"),
         (
             "other.json",
             br#"{"a": 1}"#,
-            "no memory snapshot (which has the keys segments and device_traces; this has a)",
+            "not a memory snapshot (it has the keys a; a snapshot has segments and device_traces)",
         ),
-        ("array.json", b"[1, 2, 3]", "it is JSON, and no memory snapshot"),
+        ("array.json", b"[1, 2, 3]", "it is JSON, but not a memory snapshot"),
         ("summary.json", br#"{"run": {}, "processes": [], "losses": {}}"#, "memtrace summary"),
         ("run.json", br#"{"command": [], "processes": []}"#, "manifest of a memtrace run"),
-        ("packed.pickle.zst", b"\x28\xb5\x2f\xfd123", "unzstd"),
-        ("page.html", b"<!DOCTYPE html>", "web page"),
+        ("packed.pickle.zst", b"\x28\xb5\x2f\xfd123", "compressed with zstd"),
+        ("page.html", b"<!DOCTYPE html>", "HTML page"),
         ("twice.pickle.gz", &gzip(&gzip(b"\x80\x04}.")), "gzipped twice"),
         ("broken.pickle.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff\xff", "damaged"),
         ("text.pickle", b"hello", "neither a pickle nor JSON"),
@@ -390,15 +395,15 @@ fn other_files_are_told_apart() {
         ("new.pickle", b"\x80\x09}.", "protocol 9"),
     ];
     for (name, bytes, expected) in cases {
-        let said = folder.open(name, bytes).map(|_| ()).unwrap_err();
-        assert!(said.contains(expected) && said.contains(name), "{name}: {said}");
+        let message = folder.open(name, bytes).map(|_| ()).unwrap_err();
+        assert!(message.contains(expected) && message.contains(name), "{name}: {message}");
     }
-    assert!(open_run(Path::new("/nowhere/a.pickle")).unwrap_err().to_string().contains("does not exist"));
+    assert!(open_run(Path::new("/nowhere/a.pickle")).unwrap_err().to_string().contains("No such file or directory"));
 }
 
 /// Pickles that no pickler writes.
 #[test]
-fn hostile_files_are_refused_or_harmless() {
+fn hostile_pickles_are_refused_or_harmless() {
     let folder = Folder::new();
     let head = b"\x80\x04";
     let with = |body: &[u8]| [head, body].concat();
@@ -411,7 +416,7 @@ fn hostile_files_are_refused_or_harmless() {
     // The same list of events for each of many devices.
     let mut many = with(b"}\x8c\x0ddevice_traces]\x94(");
     many.extend(b"]\x94(");
-    let one = pickle(&event("alloc", 512, 512, 1, &["f"]), Hand::Python(4));
+    let one = pickle(&event("alloc", 512, 512, 1, &["f"]), Pickler::Python(4));
     many.extend(&one[11..one.len() - 1]);
     many.extend(b"e");
     let memo = 1u8;
@@ -422,44 +427,40 @@ fn hostile_files_are_refused_or_harmless() {
     let deep = [&with(b"")[..], &b"](".repeat(100_000), b"."].concat();
     let deep_json = b"[".repeat(100_000);
     let cases: [(&str, Vec<u8>, &str); 13] = [
-        ("itself", with(b"]\x94(h\x00e."), "complete"),
-        ("in itself", with(b"}\x94(\x8c\x01ah\x00u."), "complete"),
-        ("after", with(b"]\x94h\x00K\x01a."), "complete"),
-        ("no memo", with(b"h\x07."), "memo that was never made"),
-        ("far memo", with(b"]r\xff\xff\xff\xff."), "numbered as no pickler"),
-        ("nothing", with(b"."), "never given"),
-        ("append to a number", with(b"K\x01K\x02a."), "no container"),
-        ("no mark", with(b"]K\x01e."), "without a beginning"),
-        ("half a pair", with(b"}(K\x01u."), "key without a value"),
+        ("itself", with(b"]\x94(h\x00e."), "open container"),
+        ("in itself", with(b"}\x94(\x8c\x01ah\x00u."), "open container"),
+        ("after", with(b"]\x94h\x00K\x01a."), "open container"),
+        ("no memo", with(b"h\x07."), "a memo is not defined"),
+        ("far memo", with(b"]r\xff\xff\xff\xff."), "memo numbers are out of order"),
+        ("nothing", with(b"."), "a value is missing"),
+        ("append to a number", with(b"K\x01K\x02a."), "not an open container"),
+        ("no mark", with(b"]K\x01e."), "a batch has no mark"),
+        ("half a pair", with(b"}(K\x01u."), "a key has no value"),
         ("four exabytes", with(b"\x8d\xff\xff\xff\xff\xff\xff\xff\x7fab"), "cut off"),
-        ("no opcode", with(b"\xfe."), "no pickle opcode"),
-        ("outside", with(b"\x97."), "outside of itself"),
+        ("no opcode", with(b"\xfe."), "not a pickle opcode"),
+        ("outside", with(b"\x97."), "data outside the file"),
         ("deep.json", deep_json, "nested deeper"),
     ];
     for (name, bytes, expected) in cases {
-        let said = folder.open(name, &bytes).map(|_| ()).unwrap_err();
-        assert!(said.contains(expected), "{name}: {said}");
+        let message = folder.open(name, &bytes).map(|_| ()).unwrap_err();
+        assert!(message.contains(expected), "{name}: {message}");
     }
-    assert!(folder.open("laughs", &laughs).unwrap_err().contains("no memory snapshot"));
+    assert!(folder.open("laughs", &laughs).unwrap_err().contains("not a memory snapshot"));
     assert!(folder.open("deep", &deep).is_err());
     let run = folder.open("many", &many);
     let run = run.unwrap();
     assert_eq!(recorded(&run.processes()[0]).len(), 1);
-    assert!(
-        remarks(&summary(&run)).contains("1000 lists of events that stand there twice"),
-        "{}",
-        remarks(&summary(&run))
-    );
+    assert!(remarks(&summary(&run)).contains("1000 lists of events occur again"), "{}", remarks(&summary(&run)));
     // A small file that decompresses to 200 MiB of memo opcodes.
     let mut bomb = with(b"N");
     bomb.resize(200 << 20, 0x94);
-    let said = folder.open("bomb.gz", &gzip(&bomb)).map(|_| ()).unwrap_err();
-    assert!(said.contains("more memory than any snapshot of its size needs"), "{said}");
+    let message = folder.open("bomb.gz", &gzip(&bomb)).map(|_| ()).unwrap_err();
+    assert!(message.contains("more memory than any snapshot of its size"), "{message}");
 }
 
 /// PyTorch 2.0 and 2.1 have fewer keys, PyTorch 2.14 has more.
 #[test]
-fn old_and_new_keys() {
+fn old_and_new_keys_are_read() {
     let folder = Folder::new();
     let old_event = |action: &str, addr: i128, size: i128| {
         V::Dict(vec![
@@ -493,14 +494,17 @@ fn old_and_new_keys() {
             old_event("free_completed", BASE + 1024, 100),
         ]],
     );
-    let run = folder.open("old.pickle", &pickle(&old, Hand::Python(4))).unwrap();
+    let run = folder.open("old.pickle", &pickle(&old, Pickler::Python(4))).unwrap();
     let summary_of_old = summary(&run);
     assert_eq!(summary_of_old.losses, Default::default());
     let device = &summary_of_old.processes[0].devices[0];
     assert_eq!((device.highest.allocated_bytes, device.highest.reserved_bytes), (1024 + 512, 2 << 20));
     assert_eq!(summary_of_old.run.started_ns, None);
-    let said = remarks(&summary_of_old);
-    assert!(said.contains("no times") && said.contains("no stacks of frees: all 1"), "{said}");
+    let message = remarks(&summary_of_old);
+    assert!(
+        message.contains("no timestamps") && message.contains("all 1 frees have the stack of their allocation"),
+        "{message}"
+    );
     let older = events(&run.processes()[0]).into_iter().find(|e| e.action == Action::Alloc).unwrap();
     assert_eq!((older.addr as i128, older.size, older.slack), (BASE, 700, 324));
 
@@ -530,7 +534,7 @@ fn old_and_new_keys() {
     fields.iter_mut().find(|(key, _)| *key == "user_metadata").unwrap().1 = "weights".into();
     trace.push(named);
     trace.push(event("teleport", BASE, 1, 1007, &[]));
-    let run = folder.open("new.pickle", &pickle(&new, Hand::Torch)).unwrap();
+    let run = folder.open("new.pickle", &pickle(&new, Pickler::Torch)).unwrap();
     let process = &run.processes()[0];
     let found = events(process);
     let labels: Vec<_> = found.iter().filter(|e| matches!(e.action, Action::RangeStart | Action::RangeEnd)).collect();
@@ -551,14 +555,14 @@ fn old_and_new_keys() {
     assert!(place(Action::RangeEnd, 1_004_000) > place(Action::FreeCompleted, 1_004_000));
     let names: Vec<_> = process.definitions().tensor_names.iter().map(|n| (n.address as i128, &*n.name)).collect();
     assert_eq!(names, [(BASE + 8 * MIB, "weights")]);
-    let said = remarks(&summary(&run));
-    assert!(said.contains("1 events of a kind that this memtrace does not know: teleport"), "{said}");
-    assert!(said.contains("1 segments and 2 events of page-locked host memory"), "{said}");
+    let message = remarks(&summary(&run));
+    assert!(message.contains("1 events have an unknown action: teleport"), "{message}");
+    assert!(message.contains("1 segments and 2 events of pinned host memory"), "{message}");
 }
 
 /// A list of segments without events, as `torch.cuda.memory_snapshot()` returns it.
 #[test]
-fn a_state_alone() {
+fn a_list_of_segments_without_events_is_read() {
     let folder = Folder::new();
     let state = V::List(vec![segment(
         2,
@@ -570,7 +574,7 @@ fn a_state_alone() {
             block(BASE + 1024, 2 * MIB - 1024, 0, "inactive", &[]),
         ],
     )]);
-    for (name, bytes) in [("s.json", json(&state).into_bytes()), ("s.pickle", pickle(&state, Hand::Python(4)))] {
+    for (name, bytes) in [("s.json", json(&state).into_bytes()), ("s.pickle", pickle(&state, Pickler::Python(4)))] {
         let run = folder.open(name, &bytes).unwrap();
         let summary = summary(&run);
         let device = &summary.processes[0].devices[0];

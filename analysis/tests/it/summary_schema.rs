@@ -13,7 +13,7 @@ fn schema_file() -> std::path::PathBuf {
 }
 
 #[test]
-fn the_file_is_what_the_structures_say() {
+fn the_schema_file_matches_the_types() {
     let made = Summary::json_schema();
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(schema_file(), &made).unwrap();

@@ -60,7 +60,10 @@ fn debug_files_are_found_where_gdb_finds_them() {
     };
 
     let (without, report) = look_up(&object, &id, &all, &search);
-    assert!(report.with_line == 0 && report.named < report.places && report.notes.is_empty(), "{report:?}");
+    assert!(
+        report.addresses_with_line == 0 && report.addresses_with_function < report.addresses && report.notes.is_empty(),
+        "{report:?}"
+    );
     assert!(without.values().flatten().any(|(name, ..)| name == "work"), "dynamic symbols have names");
     assert!(without.values().flatten().any(|(name, ..)| name.starts_with("stripped.so+0x")));
 
@@ -80,7 +83,7 @@ fn debug_files_are_found_where_gdb_finds_them() {
         put(&folder.join("hidden"), &place);
         let (ours, report) = look_up(object, &id, &all, &search);
         assert!(ours == expected && report.notes.is_empty(), "{}: {report:?}", place.display());
-        assert_eq!(report.file, place.to_str().unwrap());
+        assert_eq!(report.symbol_file, place.to_str().unwrap());
         // Without the object the result is the same, except for debug links, which are in the object.
         if object.ends_with("stripped.so") {
             let (ours, _) = look_up(Path::new("/nowhere/libx.so"), &id, &all, &search);
@@ -108,7 +111,7 @@ fn a_file_with_another_build_id_is_refused() {
         let name = format!("{file}+{:#x}", address + 1);
         assert_eq!(*frames, [(name, other.to_str().unwrap().to_owned(), 0)]);
     }
-    assert_eq!((report.named, report.notes.len()), (0, 1));
+    assert_eq!((report.addresses_with_function, report.notes.len()), (0, 1));
     assert!(report.notes[0].contains(&id) && report.notes[0].contains(&id_of(&other)), "{report:?}");
 
     // The debug file in the right place belongs to another object.
@@ -116,7 +119,10 @@ fn a_file_with_another_build_id_is_refused() {
     let (head, tail) = id.split_at(2);
     put(&other, &folder.join(format!("root/.build-id/{head}/{tail}.debug")));
     let (_, report) = look_up(&object, &id, &all, &search);
-    assert!(report.with_line == 0 && report.notes.len() == 1 && report.notes[0].contains("another file"), "{report:?}");
+    assert!(
+        report.addresses_with_line == 0 && report.notes.len() == 1 && report.notes[0].contains("a different file"),
+        "{report:?}"
+    );
 
     // debuginfod clients store an empty file to record that there is none; it causes no note.
     let search = Search { debuginfod_cache: Some(folder.join("cache")), ..Search::default() };
@@ -126,18 +132,18 @@ fn a_file_with_another_build_id_is_refused() {
 
     // An invalid build id becomes no path.
     let (_, report) = look_up(&object, "../../etc", &all, &search);
-    assert_eq!((report.named, report.notes.len()), (0, 1));
+    assert_eq!((report.addresses_with_function, report.notes.len()), (0, 1));
 
     // A missing file, a file that is not regular, and a file that is not ELF.
     std::fs::write(folder.join("text.so"), "text").unwrap();
     for path in [folder.join("gone.so"), folder.to_owned(), "/dev/zero".into(), folder.join("text.so")] {
         let (_, report) = look_up(&path, &id, &all, &Search::default());
-        assert!(report.named == 0 && report.notes.len() == 1, "{}: {report:?}", path.display());
+        assert!(report.addresses_with_function == 0 && report.notes.len() == 1, "{}: {report:?}", path.display());
     }
 }
 
 #[test]
-fn an_object_without_a_build_id_is_known_by_its_path() {
+fn an_object_without_a_build_id_is_identified_by_its_path() {
     let folder = tempfile::tempdir().unwrap();
     let object = compile(folder.path(), "c.c", C, &["-Wl,--build-id=none"]);
     assert_eq!(id_of(&object), "");
@@ -145,9 +151,9 @@ fn an_object_without_a_build_id_is_known_by_its_path() {
     let all = addresses(&object, 5);
     let ended = Search { ended_ns: Some(1_000_000_000), ..Search::default() };
     let (_, report) = look_up(&object, "", &all, &ended);
-    assert!(report.named == 0 && report.notes[0].contains("changed after the run"), "{report:?}");
+    assert!(report.addresses_with_function == 0 && report.notes[0].contains("changed after the run"), "{report:?}");
     let with_id = compile(folder.path(), "cpp.cpp", CPP, &[]);
-    assert_eq!(look_up(&with_id, "", &all, &Search::default()).1.named, 0);
+    assert_eq!(look_up(&with_id, "", &all, &Search::default()).1.addresses_with_function, 0);
     // A debug file without a build id is found by its link, and must have the right checksum.
     let (debug, linked) = (folder.path().join("c.debug"), folder.path().join("linked.so"));
     tool("objcopy", &["--only-keep-debug".as_ref(), object.as_os_str(), debug.as_os_str()]);
@@ -160,7 +166,7 @@ fn an_object_without_a_build_id_is_known_by_its_path() {
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&debug, bytes).unwrap();
     let (_, report) = look_up(&linked, "", &all, &Search::default());
-    assert!(report.with_line == 0 && report.notes[0].contains("checksum"), "{report:?}");
+    assert!(report.addresses_with_line == 0 && report.notes[0].contains("checksum"), "{report:?}");
 }
 
 #[test]
@@ -205,7 +211,12 @@ fn mini_debug_info_is_read() {
     section.push(folder.join("symbols.xz"));
     tool("objcopy", &[&section, object.as_os_str(), packed.as_os_str()]);
     let (ours, report) = look_up(&packed, &id, &all, &Search::default());
-    assert!(report.named == report.places && report.with_line == 0 && report.notes.is_empty(), "{report:?}");
+    assert!(
+        report.addresses_with_function == report.addresses
+            && report.addresses_with_line == 0
+            && report.notes.is_empty(),
+        "{report:?}"
+    );
     // The outermost function of each place is that of DWARF.
     let (expected, _) = look_up(&whole, &id, &all, &Search::default());
     let pieces = |name: &str| name.split(" [clone").next().unwrap().trim_end_matches(".cold").to_owned();
@@ -224,7 +235,7 @@ fn section(object: &Path, name: &str) -> (usize, usize) {
 }
 
 #[test]
-fn a_cut_or_changed_file_costs_names_only() {
+fn a_cut_or_changed_file_loses_only_names() {
     let folder = tempfile::tempdir().unwrap();
     let whole = compile(folder.path(), "cpp.cpp", CPP, &[]);
     let (id, all) = (id_of(&whole), addresses(&whole, 11));
@@ -235,7 +246,10 @@ fn a_cut_or_changed_file_costs_names_only() {
     for part in 0..64 {
         std::fs::write(&damaged, &bytes[..bytes.len() * part / 64]).unwrap();
         let (ours, report) = look_up(&damaged, &id, &all, &Search::default());
-        assert!(report.named == report.places || !report.notes.is_empty(), "cut at {part}/64: {report:?}");
+        assert!(
+            report.addresses_with_function == report.addresses || !report.notes.is_empty(),
+            "cut at {part}/64: {report:?}"
+        );
         explained += usize::from(!report.notes.is_empty());
         for (address, frames) in ours {
             let known = frames[0].0.starts_with("damaged.so+") || frames == expected[&address];
@@ -266,25 +280,25 @@ fn a_cut_or_changed_file_costs_names_only() {
 }
 
 #[test]
-fn what_a_file_claims_of_itself_costs_nothing() {
+fn false_sizes_in_a_file_cost_no_memory() {
     let folder = tempfile::tempdir().unwrap();
     let object = compile(folder.path(), "c.c", C, &["-gz=zlib"]);
     let (id, all) = (id_of(&object), addresses(&object, 1));
     let bytes = std::fs::read(&object).unwrap();
     let (offset, _) = section(&object, ".debug_info");
     // Elf64_Chdr: type, reserved, size, alignment.
-    for (claim, what) in [(1_u64 << 60, "too many"), (1 << 30, "not as long"), (3, "not as long")] {
+    for (claim, what) in [(1_u64 << 60, "more than the limit"), (1 << 30, "length differs"), (3, "length differs")] {
         let mut bytes = bytes.clone();
         bytes[offset + 8..offset + 16].copy_from_slice(&claim.to_le_bytes());
         std::fs::write(&object, &bytes).unwrap();
         let (_, report) = look_up(&object, &id, &all, &Search::default());
-        assert!(report.named == report.places && report.with_line == 0, "{report:?}");
+        assert!(report.addresses_with_function == report.addresses && report.addresses_with_line == 0, "{report:?}");
         assert!(report.notes.len() == 1 && report.notes[0].contains(what), "{report:?}");
     }
 }
 
 #[test]
-fn dwarf_that_refers_to_itself_over_and_over_is_given_up() {
+fn dwarf_with_too_many_rows_is_abandoned() {
     let folder = tempfile::tempdir().unwrap();
     // 20,000 units share one line program of 200,000 rows: 4 * 10^9 rows if each unit is read.
     let text = "
@@ -323,11 +337,11 @@ fn dwarf_that_refers_to_itself_over_and_over_is_given_up() {
     let start = u64::from_str_radix(start, 16).unwrap();
     let (ours, report) = look_up(&object, &id_of(&object), &[start + 9], &Search::default());
     assert_eq!(ours[&(start + 9)][0].0, "f");
-    assert!(report.notes.len() == 1 && report.notes[0].contains("more reading"), "{report:?}");
+    assert!(report.notes.len() == 1 && report.notes[0].contains("more reads than"), "{report:?}");
 }
 
 #[test]
-fn looking_up_twice_is_looking_up_once() {
+fn lookups_of_two_processes_are_merged() {
     // Two processes of a run use the same object: strings and places are merged.
     use memtrace_analysis::symbols::Symbols;
     let folder = tempfile::tempdir().unwrap();
@@ -336,15 +350,15 @@ fn looking_up_twice_is_looking_up_once() {
     let (expected, report) = look_up(&object, &id, &all, &Search::default());
     let mut symbols = Symbols::default();
     for part in all.chunks(all.len() / 3) {
-        assert!(symbols.complete([&crate::native_objects::definitions(&object, &id, part)], &Search::default()));
+        assert!(symbols.resolve_missing([&crate::native_objects::definitions(&object, &id, part)], &Search::default()));
     }
     let mut definitions = crate::native_objects::definitions(&object, &id, &all);
-    assert!(!symbols.complete([&definitions], &Search::default()), "nothing is left to look up");
+    assert!(!symbols.resolve_missing([&definitions], &Search::default()), "nothing is left to look up");
     std::fs::write(folder.path().join("symbols.json"), symbols.to_json()).unwrap();
     let read = Symbols::read(&memtrace_analysis::RunFolder::open(folder.path()).unwrap()).unwrap().unwrap();
     assert_eq!(read, symbols);
     assert_eq!(read.report([&definitions]), [report]);
-    read.name_frames(&mut definitions);
+    read.symbolize(&mut definitions);
     let ours: BTreeMap<u64, Frames> = crate::native_objects::frames(&definitions, &all);
     assert_eq!(ours, expected);
 }

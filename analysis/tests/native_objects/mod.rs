@@ -257,8 +257,8 @@ pub(crate) fn look_up(
 ) -> (BTreeMap<u64, Frames>, ObjectReport) {
     let mut all = definitions(path, build_id, addresses);
     let mut symbols = Symbols::default();
-    symbols.complete([&all], search);
-    symbols.name_frames(&mut all);
+    symbols.resolve_missing([&all], search);
+    symbols.symbolize(&mut all);
     (frames(&all, addresses), symbols.report([&all]).remove(0))
 }
 

@@ -39,18 +39,18 @@ pub(crate) const PLAIN: Words = Words {
 };
 
 /// Changes the last `events` events.
-fn mend(p: &mut Program, events: usize, change: impl Fn(&mut memtrace_trace::event::Event)) {
+fn amend(p: &mut Program, events: usize, change: impl Fn(&mut memtrace_trace::event::Event)) {
     p.recording.events.iter_mut().rev().take(events).for_each(change);
 }
 
 fn range(p: &mut Program, action: Action) {
     p.event(action, 1, 0, StackId::NONE, ContextId::NONE);
-    mend(p, 1, |e| (e.source, e.device, e.flags) = (Source::Label, -1, Flags::default()));
+    amend(p, 1, |e| (e.source, e.device, e.flags) = (Source::Label, -1, Flags::default()));
 }
 
 fn alloc_on_1(p: &mut Program, size: u64, stack: StackId) -> u64 {
     let addr = p.alloc(size, stack);
-    mend(p, 2, |e| e.device = 1);
+    amend(p, 2, |e| e.device = 1);
     addr
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn program(words: &Words, rank: u32) -> Program {
     range(&mut p, Action::RangeStart);
     let batch = p.alloc(MIB, s.batch);
     let kept = p.alloc_in(2 * MIB, own, call);
-    mend(&mut p, 2, |e| e.flags = Flags::GRAD_KNOWN.with(Flags::GRAD_ENABLED));
+    amend(&mut p, 2, |e| e.flags = Flags::GRAD_KNOWN.with(Flags::GRAD_ENABLED));
     let scratch = p.alloc(3 * MIB, s.forward);
     p.free(scratch, s.forward);
     p.on_thread(2);
@@ -96,10 +96,10 @@ pub(crate) fn program(words: &Words, rank: u32) -> Program {
     // The other device holds 6 MiB at its peak, and a request of 32 MiB fails there.
     let other = alloc_on_1(&mut p, 6 * MIB, own);
     p.free(other, own);
-    mend(&mut p, 2, |e| e.device = 1);
+    amend(&mut p, 2, |e| e.device = 1);
     alloc_on_1(&mut p, (2 + u64::from(rank)) * MIB, s.load);
     p.event(Action::Oom, 1_000_000, 32 * MIB, own, ContextId::NONE);
-    mend(&mut p, 1, |e| e.device = 1);
+    amend(&mut p, 1, |e| e.device = 1);
     p.free(gradient, s.zero);
     p.free(batch, s.batch);
     p.recording.end = Some(End { wait_status: Some(0), reason: "exited".into(), ..End::default() });

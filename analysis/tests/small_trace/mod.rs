@@ -4,7 +4,7 @@
 use memtrace_trace::api::Api;
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::counters::{COUNTER_SLOTS, Counter};
-use memtrace_trace::definition::{Definition, Verdict};
+use memtrace_trace::definition::{Definition, NoticeStatus};
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::{End, Writer};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
@@ -41,7 +41,7 @@ pub(crate) fn definitions() -> Vec<u8> {
         add(Definition::Device { ordinal, name: "H200", total: 1 << 37, used_before: 5 * MIB, pci: "0000:01:00.0" });
     }
     add(Definition::Rank { rank: 0, size: 1 });
-    add(Definition::Notice { topic: "torch.tracker", text: "attached", verdict: Verdict::Works });
+    add(Definition::Notice { topic: "torch.tracker", text: "attached", status: NoticeStatus::Works });
     bytes
 }
 

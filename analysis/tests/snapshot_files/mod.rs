@@ -33,7 +33,7 @@ impl From<&str> for V {
 
 /// The style of a writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Hand {
+pub(crate) enum Pickler {
     /// Python's pickler with this protocol: it memoizes everything and writes batches except for single items.
     Python(u8),
     /// `torch::jit::Pickler`: protocol 2, memos after their values, one batch per list.
@@ -43,9 +43,9 @@ pub(crate) enum Hand {
 }
 
 /// The value as a pickle.
-pub(crate) fn pickle(value: &V, hand: Hand) -> Vec<u8> {
-    let protocol = if let Hand::Python(protocol) = hand { protocol } else { 2 };
-    let mut writer = Writer { out: vec![0x80, protocol], hand, memos: 0, words: Vec::new() };
+pub(crate) fn pickle(value: &V, pickler: Pickler) -> Vec<u8> {
+    let protocol = if let Pickler::Python(protocol) = pickler { protocol } else { 2 };
+    let mut writer = Writer { out: vec![0x80, protocol], pickler, memos: 0, words: Vec::new() };
     if protocol >= 4 {
         writer.out.push(0x95);
         writer.out.extend([0; 8]);
@@ -57,7 +57,7 @@ pub(crate) fn pickle(value: &V, hand: Hand) -> Vec<u8> {
 
 struct Writer {
     out: Vec<u8>,
-    hand: Hand,
+    pickler: Pickler,
     memos: u32,
     words: Vec<(String, u32)>,
 }
@@ -66,8 +66,8 @@ impl Writer {
     fn memoize(&mut self) -> u32 {
         let n = self.memos;
         self.memos += 1;
-        match self.hand {
-            Hand::Python(4..) => self.out.push(0x94),
+        match self.pickler {
+            Pickler::Python(4..) => self.out.push(0x94),
             _ if n < 256 => self.out.extend([b'q', n as u8]),
             _ => {
                 self.out.push(b'r');
@@ -90,7 +90,7 @@ impl Writer {
         if let Some((_, memo)) = self.words.iter().find(|(word, _)| word == text) {
             return self.get(*memo);
         }
-        if matches!(self.hand, Hand::Python(4..)) && text.len() < 256 {
+        if matches!(self.pickler, Pickler::Python(4..)) && text.len() < 256 {
             self.out.extend([0x8c, text.len() as u8]);
         } else {
             self.out.push(b'X');
@@ -135,13 +135,13 @@ impl Writer {
                 self.out.push(0x86);
                 self.memoize();
             }
-            V::List(items) if self.hand == Hand::Odd => {
+            V::List(items) if self.pickler == Pickler::Odd => {
                 // A list that is discarded, then a tuple or a list from a mark.
                 self.out.extend(b"]K\x01a0(");
                 items.iter().for_each(|item| self.value(item));
                 self.out.push(if items.len() % 2 == 0 { b't' } else { b'l' });
             }
-            V::Dict(pairs) if self.hand == Hand::Odd => {
+            V::Dict(pairs) if self.pickler == Pickler::Odd => {
                 let (first, rest) = pairs.split_at(pairs.len() / 2);
                 self.out.push(b'(');
                 for (key, value) in first {
@@ -157,7 +157,7 @@ impl Writer {
             }
             V::List(items) => {
                 self.out.push(b']');
-                let python = self.hand != Hand::Torch;
+                let python = self.pickler != Pickler::Torch;
                 if python {
                     self.memoize();
                 }
@@ -178,7 +178,7 @@ impl Writer {
             }
             V::Dict(pairs) => {
                 self.out.push(b'}');
-                if self.hand != Hand::Torch {
+                if self.pickler != Pickler::Torch {
                     self.memoize();
                 }
                 if !pairs.is_empty() {
@@ -189,7 +189,7 @@ impl Writer {
                     }
                     self.out.push(b'u');
                 }
-                if self.hand == Hand::Torch {
+                if self.pickler == Pickler::Torch {
                     self.memoize();
                 }
             }

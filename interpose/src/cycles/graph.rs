@@ -3,15 +3,15 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// The search from a cycle to its tensors visits at most this many objects.
-const MOST_LOOKED: usize = 20_000;
+const MAX_VISITED: usize = 20_000;
 /// At most this many tensors are listed for one cycle.
-const MOST_HELD: usize = 16;
+const MAX_TENSORS: usize = 16;
 /// At most this many members of a cycle are compared for where its description starts.
-const MOST_STARTS: usize = 256;
+const MAX_STARTS: usize = 256;
 
 /// Which object holds references to which others.
 #[derive(Default)]
-pub(super) struct Graph {
+pub(super) struct ReferenceGraph {
     /// For each object, the index in `to` of its first reference.
     first: Vec<u32>,
     /// The referenced objects.
@@ -20,41 +20,41 @@ pub(super) struct Graph {
 
 /// A set of objects each of which reaches all others through references, and the tensors it holds.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) struct Cycle {
+pub(super) struct TensorCycle {
     /// All objects of the set, by number.
     pub(super) members: Vec<u32>,
     /// A shortest path back to its first object. It starts at the member nearest to a tensor, which is not repeated at
     /// the end.
-    pub(super) way: Vec<u32>,
+    pub(super) path: Vec<u32>,
     /// A shortest path from that member to the tensor, both included.
     pub(super) to_tensor: Vec<u32>,
-    /// Tensors that the cycle holds, nearest first, at most [`MOST_HELD`].
-    pub(super) held: Vec<u32>,
+    /// Tensors that the cycle holds, nearest first, at most [`MAX_TENSORS`].
+    pub(super) tensors: Vec<u32>,
 }
 
-fn get<T: Copy + Default>(of: &[T], at: u32) -> T {
-    of.get(at as usize).copied().unwrap_or_default()
+fn get<T: Copy + Default>(values: &[T], at: u32) -> T {
+    values.get(at as usize).copied().unwrap_or_default()
 }
 
-fn set<T>(of: &mut [T], at: u32, value: T) {
-    if let Some(place) = of.get_mut(at as usize) {
-        *place = value;
+fn set<T>(values: &mut [T], at: u32, value: T) {
+    if let Some(slot) = values.get_mut(at as usize) {
+        *slot = value;
     }
 }
 
-impl Graph {
+impl ReferenceGraph {
     /// Adds an object. Its references follow.
-    pub(super) fn object(&mut self) {
+    pub(super) fn add_object(&mut self) {
         self.first.push(self.to.len() as u32);
     }
 
     /// Adds a reference from the object added last to `other`.
-    pub(super) fn holds(&mut self, other: u32) {
+    pub(super) fn add_reference(&mut self, other: u32) {
         self.to.push(other);
     }
 
     /// The objects to which `object` holds references.
-    pub(super) fn held_by(&self, object: u32) -> &[u32] {
+    pub(super) fn references_of(&self, object: u32) -> &[u32] {
         let begin = get(&self.first, object) as usize;
         let end = self.first.get(object as usize + 1).map_or(self.to.len(), |end| *end as usize);
         self.to.get(begin..end).unwrap_or_default()
@@ -80,7 +80,7 @@ impl Graph {
                 }
                 let mut lowest: u32 = get(&low, object);
                 let mut deeper = None;
-                for (at, next) in self.held_by(object).iter().enumerate().skip(reference) {
+                for (at, next) in self.references_of(object).iter().enumerate().skip(reference) {
                     if get(&index, *next) == 0 {
                         deeper = Some((at + 1, *next));
                         break;
@@ -113,78 +113,79 @@ impl Graph {
         component
     }
 
-    /// The cycles that hold tensors, in order of their first objects, at most `most`.
-    pub(super) fn cycles(&self, is_tensor: impl Fn(u32) -> bool, most: usize) -> Vec<Cycle> {
+    /// The cycles that hold tensors, in order of their first objects, at most `limit`.
+    pub(super) fn cycles(&self, is_tensor: impl Fn(u32) -> bool, limit: usize) -> Vec<TensorCycle> {
         let component = self.components();
         let mut members: HashMap<u32, Vec<u32>> = HashMap::new();
         for (object, of) in (0..).zip(&component) {
             members.entry(*of).or_default().push(object);
         }
         let mut sets: Vec<Vec<u32>> = members.into_values().collect();
-        sets.retain(|set| set.len() > 1 || set.first().is_some_and(|one| self.held_by(*one).contains(one)));
+        sets.retain(|set| set.len() > 1 || set.first().is_some_and(|one| self.references_of(*one).contains(one)));
         sets.sort_unstable_by_key(|set| set.first().copied());
-        sets.truncate(most);
+        sets.truncate(limit);
         let cycle = |members: Vec<u32>| {
-            let (to_tensor, held) = self.tensors(&members, usize::MAX, &is_tensor);
+            let (to_tensor, tensors) = self.find_tensors(&members, usize::MAX, &is_tensor);
             let start = *to_tensor.first()?;
             let of = get(&component, start);
-            let way = self.back(start, |object| get(&component, object) == of)?;
-            Some(Cycle { members, way, to_tensor, held })
+            let path = self.path_back(start, |object| get(&component, object) == of)?;
+            Some(TensorCycle { members, path, to_tensor, tensors })
         };
         sets.into_iter().filter_map(cycle).collect()
     }
 
     /// The same cycle, described from each member that is as near to a tensor as the nearest.
     ///
-    /// The collector lists objects in no fixed order. A caller that chooses among these by what they say gets the same
+    /// The collector lists objects in no fixed order. A caller that chooses among these by their text gets the same
     /// description in every run.
-    pub(super) fn descriptions(&self, cycle: &Cycle, is_tensor: impl Fn(u32) -> bool) -> Vec<Cycle> {
+    pub(super) fn descriptions(&self, cycle: &TensorCycle, is_tensor: impl Fn(u32) -> bool) -> Vec<TensorCycle> {
         let members: HashSet<u32> = cycle.members.iter().copied().collect();
         let from = |start: &u32| {
-            let (to_tensor, _) = self.tensors(std::slice::from_ref(start), cycle.to_tensor.len(), &is_tensor);
+            let (to_tensor, _) = self.find_tensors(std::slice::from_ref(start), cycle.to_tensor.len(), &is_tensor);
             let is_nearest = to_tensor.len() == cycle.to_tensor.len();
-            let way = if is_nearest { self.back(*start, |object| members.contains(&object))? } else { return None };
-            Some(Cycle { members: cycle.members.clone(), way, to_tensor, held: cycle.held.clone() })
+            let path =
+                if is_nearest { self.path_back(*start, |object| members.contains(&object))? } else { return None };
+            Some(TensorCycle { members: cycle.members.clone(), path, to_tensor, tensors: cycle.tensors.clone() })
         };
-        cycle.members.iter().take(MOST_STARTS).filter_map(from).collect()
+        cycle.members.iter().take(MAX_STARTS).filter_map(from).collect()
     }
 
-    /// A shortest path of at most `longest` objects from any of these objects to a tensor, and the tensors found.
-    fn tensors(&self, from: &[u32], longest: usize, is_tensor: &impl Fn(u32) -> bool) -> (Vec<u32>, Vec<u32>) {
-        let mut before: HashMap<u32, u32> = from.iter().map(|object| (*object, *object)).collect();
+    /// A shortest path of at most `max_length` objects from any of these objects to a tensor, and the tensors found.
+    fn find_tensors(&self, from: &[u32], max_length: usize, is_tensor: &impl Fn(u32) -> bool) -> (Vec<u32>, Vec<u32>) {
+        let mut predecessors: HashMap<u32, u32> = from.iter().map(|object| (*object, *object)).collect();
         let mut next: VecDeque<(u32, usize)> = from.iter().map(|object| (*object, 1)).collect();
-        let (mut way, mut held) = (Vec::new(), Vec::new());
+        let (mut path, mut tensors) = (Vec::new(), Vec::new());
         while let Some((object, length)) = next.pop_front() {
             if is_tensor(object) {
-                if held.is_empty() {
-                    way = trace(&before, object);
+                if tensors.is_empty() {
+                    path = path_to(&predecessors, object);
                 }
-                held.push(object);
-                if held.len() == MOST_HELD {
+                tensors.push(object);
+                if tensors.len() == MAX_TENSORS {
                     break;
                 }
             }
-            for other in self.held_by(object).iter().filter(|_| length < longest) {
-                if before.len() < MOST_LOOKED.max(from.len()) && !before.contains_key(other) {
-                    before.insert(*other, object);
+            for other in self.references_of(object).iter().filter(|_| length < max_length) {
+                if predecessors.len() < MAX_VISITED.max(from.len()) && !predecessors.contains_key(other) {
+                    predecessors.insert(*other, object);
                     next.push_back((*other, length + 1));
                 }
             }
         }
-        (way, held)
+        (path, tensors)
     }
 
     /// A shortest path from an object back to itself through objects that satisfy `within`. `None` if there is none.
-    fn back(&self, start: u32, within: impl Fn(u32) -> bool) -> Option<Vec<u32>> {
-        let mut before = HashMap::from([(start, start)]);
+    fn path_back(&self, start: u32, within: impl Fn(u32) -> bool) -> Option<Vec<u32>> {
+        let mut predecessors = HashMap::from([(start, start)]);
         let mut next = VecDeque::from([start]);
         while let Some(object) = next.pop_front() {
-            for other in self.held_by(object) {
+            for other in self.references_of(object) {
                 if *other == start {
-                    return Some(trace(&before, object));
+                    return Some(path_to(&predecessors, object));
                 }
-                if within(*other) && !before.contains_key(other) {
-                    before.insert(*other, object);
+                if within(*other) && !predecessors.contains_key(other) {
+                    predecessors.insert(*other, object);
                     next.push_back(*other);
                 }
             }
@@ -192,33 +193,33 @@ impl Graph {
         None
     }
 
-    /// The objects nearest to a cycle's paths, including them, at most `most`.
-    pub(super) fn around(&self, cycle: &Cycle, most: usize) -> Vec<u32> {
+    /// The objects nearest to a cycle's paths, including them, at most `limit`.
+    pub(super) fn nearest_objects(&self, cycle: &TensorCycle, limit: usize) -> Vec<u32> {
         let mut all: Vec<u32> = Vec::new();
         let mut seen = HashSet::new();
-        let ways = cycle.way.iter().chain(&cycle.to_tensor);
-        let mut next: VecDeque<u32> = ways.copied().filter(|object| seen.insert(*object)).collect();
+        let paths = cycle.path.iter().chain(&cycle.to_tensor);
+        let mut next: VecDeque<u32> = paths.copied().filter(|object| seen.insert(*object)).collect();
         while let Some(object) = next.pop_front() {
-            if all.len() == most {
+            if all.len() == limit {
                 break;
             }
             all.push(object);
-            next.extend(self.held_by(object).iter().copied().filter(|other| seen.insert(*other)));
+            next.extend(self.references_of(object).iter().copied().filter(|other| seen.insert(*other)));
         }
         all
     }
 }
 
-/// The path that led to an object. `before` maps each object to its predecessor, the first object to itself.
-fn trace(before: &HashMap<u32, u32>, to: u32) -> Vec<u32> {
-    let mut way = vec![to];
+/// The path that led to an object. `predecessors` maps each object to its predecessor, the first object to itself.
+fn path_to(predecessors: &HashMap<u32, u32>, to: u32) -> Vec<u32> {
+    let mut path = vec![to];
     let mut at = to;
-    while let Some(from) = before.get(&at).filter(|from| **from != at) {
-        way.push(*from);
+    while let Some(from) = predecessors.get(&at).filter(|from| **from != at) {
+        path.push(*from);
         at = *from;
     }
-    way.reverse();
-    way
+    path.reverse();
+    path
 }
 
 #[cfg(test)]
@@ -226,27 +227,27 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    fn graph(references: &[&[u32]]) -> Graph {
-        let mut graph = Graph::default();
+    fn graph(references: &[&[u32]]) -> ReferenceGraph {
+        let mut graph = ReferenceGraph::default();
         for of in references {
-            graph.object();
-            of.iter().for_each(|other| graph.holds(*other));
+            graph.add_object();
+            of.iter().for_each(|other| graph.add_reference(*other));
         }
         graph
     }
 
     #[test]
-    fn cycles_that_hold_tensors() {
+    fn only_cycles_that_hold_tensors_are_found() {
         // 0 -> 1 -> 2 -> 0 holds the tensor 3 (1 -> 3), and 4 -> 4 holds it too. 5 -> 3 is no cycle, 6 -> 7 -> 6 holds
         // no tensor, and 8 -> 0 only leads to a cycle.
         let graph = graph(&[&[1], &[2, 3], &[0], &[], &[4, 3], &[3], &[7], &[6], &[0]]);
         let cycles = graph.cycles(|object| object == 3, 100);
         let expected = [
-            Cycle { members: vec![0, 1, 2], way: vec![1, 2, 0], to_tensor: vec![1, 3], held: vec![3] },
-            Cycle { members: vec![4], way: vec![4], to_tensor: vec![4, 3], held: vec![3] },
+            TensorCycle { members: vec![0, 1, 2], path: vec![1, 2, 0], to_tensor: vec![1, 3], tensors: vec![3] },
+            TensorCycle { members: vec![4], path: vec![4], to_tensor: vec![4, 3], tensors: vec![3] },
         ];
         assert_eq!(cycles, expected);
-        assert_eq!(graph.around(&cycles[0], 3), [1, 2, 0]);
+        assert_eq!(graph.nearest_objects(&cycles[0], 3), [1, 2, 0]);
         assert_eq!(graph.cycles(|_| true, 1).len(), 1);
         assert!(graph.cycles(|_| false, 100).is_empty());
     }
@@ -282,20 +283,23 @@ mod tests {
             let objects = |numbers: &[u32]| numbers.iter().map(|n| order[*n as usize]).collect::<Vec<_>>();
             let described = graph.descriptions(&cycles[0], is_tensor);
             assert_eq!(described.len(), 3, "the list is farther from a tensor");
-            let chosen = described.iter().map(|c| (objects(&c.way), objects(&c.to_tensor))).min();
+            let chosen = described.iter().map(|c| (objects(&c.path), objects(&c.to_tensor))).min();
             assert_eq!(chosen, Some((vec![0, 3, 2], vec![0, 4])));
         }
     }
 
     #[test]
-    fn a_tensor_in_the_cycle_itself() {
+    fn a_tensor_can_be_a_member_of_the_cycle() {
         let cycles = graph(&[&[1], &[0]]).cycles(|object| object == 1, 100);
-        assert_eq!(cycles, [Cycle { members: vec![0, 1], way: vec![1, 0], to_tensor: vec![1], held: vec![1] }]);
+        assert_eq!(
+            cycles,
+            [TensorCycle { members: vec![0, 1], path: vec![1, 0], to_tensor: vec![1], tensors: vec![1] }]
+        );
     }
 
     /// Compares the components with their definition: two objects are in one component if each reaches the other.
     #[test]
-    fn sets_are_what_reaches_each_other() {
+    fn components_are_objects_that_reach_each_other() {
         let mut state = 7_u64;
         let mut random = |below: u64| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -309,7 +313,7 @@ mod tests {
             let reached = |from: u32| {
                 let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
                 while let Some(object) = next.pop() {
-                    next.extend(graph.held_by(object).iter().filter(|other| seen.insert(**other)));
+                    next.extend(graph.references_of(object).iter().filter(|other| seen.insert(**other)));
                 }
                 seen
             };

@@ -13,79 +13,83 @@ use std::sync::atomic::Ordering;
 
 use memtrace_trace::counters::Counter;
 
-use super::graph::{Cycle, Graph};
-use super::python::{Held, Method, ONE, Object, Session, type_name, type_of};
-use super::{INSTALLED, INTERFACE};
+use super::graph::{ReferenceGraph, TensorCycle};
+use super::python::{GilToken, METH_O, MethodDef, OwnedRef, PyObjectPtr, type_name, type_of};
+use super::{C_API, INSTALLED};
 use crate::process::Process;
 
 /// At most this many pictures for one process.
-const MOST_FILES: usize = 10;
+const MAX_FILES: usize = 10;
 /// File names of pictures end at this number. The processes of a run share the folder.
-const MOST_NUMBERS: usize = 1000;
+const MAX_FILE_NUMBER: usize = 1000;
 /// At most this many kinds of cycles are distinguished.
-const MOST_KINDS: usize = 1000;
+const MAX_KINDS: usize = 1000;
 /// At most this many cycles of one collection are examined.
-const MOST_CYCLES: usize = 1000;
+const MAX_CYCLES: usize = 1000;
 /// How many objects a picture shows at most, and how many in a second attempt if the first file was too large.
-const OBJECTS: [usize; 2] = [400, 60];
+const PICTURE_OBJECTS: [usize; 2] = [400, 60];
 /// The largest size of a picture in bytes.
-const LARGEST: usize = 2 << 20;
+const MAX_PICTURE_BYTES: usize = 2 << 20;
 /// How many objects the text names.
-const MOST_WORDS: usize = 12;
+const MAX_NAMED_OBJECTS: usize = 12;
 /// The largest number of characters of a key in the text.
-const LONGEST_KEY: usize = 40;
+const MAX_KEY_CHARS: usize = 40;
 
 /// The objects of PyTorch that are used. Their references are never released.
-pub(super) struct Torch {
-    /// `torch.Tensor`.
-    pub(super) tensor: Object,
-    parameter: Object,
-    pictures: Option<Pictures>,
+pub(super) struct TorchClasses {
+    /// `torch.TensorDescription`.
+    pub(super) tensor: PyObjectPtr,
+    parameter: PyObjectPtr,
+    pictures: Option<PictureFunctions>,
 }
 
-struct Pictures {
-    create_graph: Object,
-    to_html: Object,
-    is_tensor: Object,
-    describe: Object,
+struct PictureFunctions {
+    create_graph: PyObjectPtr,
+    to_html: PyObjectPtr,
+    is_tensor: PyObjectPtr,
+    describe: PyObjectPtr,
 }
 
-static IS_TENSOR: Method =
-    Method { name: c"is_tensor".as_ptr(), body: is_tensor, flags: ONE, doc: c"Whether it is a tensor.".as_ptr() };
-static DESCRIBE: Method =
-    Method { name: c"describe".as_ptr(), body: describe, flags: ONE, doc: c"What a tensor is.".as_ptr() };
+static IS_TENSOR: MethodDef = MethodDef {
+    name: c"is_tensor".as_ptr(),
+    body: is_tensor,
+    flags: METH_O,
+    doc: c"Whether an object is a tensor.".as_ptr(),
+};
+static DESCRIBE: MethodDef =
+    MethodDef { name: c"describe".as_ptr(), body: describe, flags: METH_O, doc: c"Describes a tensor.".as_ptr() };
 
 /// `create_graph` calls this with the GIL: whether an object is a tensor.
-unsafe extern "C" fn is_tensor(_: Object, object: Object) -> Object {
-    answer(|session, torch| Some(session.truth(session.is_instance(object, torch.tensor))))
+unsafe extern "C" fn is_tensor(_: PyObjectPtr, object: PyObjectPtr) -> PyObjectPtr {
+    with_torch(|gil, torch| Some(gil.new_bool(gil.is_instance(object, torch.tensor))))
 }
 
 /// `create_graph` calls this with the GIL: data type, shape and address of a tensor. `None` for other objects.
-unsafe extern "C" fn describe(_: Object, object: Object) -> Object {
-    answer(|session, torch| {
-        let tensor = torch.look(session, object)?;
+unsafe extern "C" fn describe(_: PyObjectPtr, object: PyObjectPtr) -> PyObjectPtr {
+    with_torch(|gil, torch| {
+        let tensor = torch.describe_tensor(gil, object)?;
         let mut text = tensor.text;
         if tensor.address != 0 {
             let _ = write!(text, "\n{} bytes at {:#x}", tensor.bytes, tensor.address);
         }
-        session.text(&text).map(Held::keep)
+        gil.new_str(&text).map(OwnedRef::into_raw)
     })
 }
 
-fn answer(of: impl FnOnce(Session<'_>, &Torch) -> Option<Object>) -> Object {
-    let Some(Some(interface)) = INTERFACE.get() else { return std::ptr::null_mut() };
+fn with_torch(of: impl FnOnce(GilToken<'_>, &TorchClasses) -> Option<PyObjectPtr>) -> PyObjectPtr {
+    let Some(Some(api)) = C_API.get() else { return std::ptr::null_mut() };
     // SAFETY: the pointer is null or comes from a box that is never freed.
     let installed = unsafe { INSTALLED.load(Ordering::Acquire).as_ref() };
     // SAFETY: the interpreter calls its functions with the GIL.
-    let session = unsafe { interface.session() };
-    let answer = installed.zip(session).and_then(|(installed, session)| of(session, &installed.torch));
+    let gil = unsafe { api.gil_token() };
+    let answer = installed.zip(gil).and_then(|(installed, gil)| of(gil, &installed.torch));
     // SAFETY: the interpreter calls its functions with the GIL.
-    answer.unwrap_or_else(|| unsafe { interface.nothing() })
+    answer.unwrap_or_else(|| unsafe { api.new_none() })
 }
 
 /// The description of a tensor.
-struct Tensor {
-    /// For example `Tensor float32[1024, 1024]`.
+struct TensorDescription {
+    /// For example `TensorDescription float32[1024, 1024]`.
     text: String,
     /// Where its storage begins, 0 if unknown.
     address: u64,
@@ -93,44 +97,44 @@ struct Tensor {
     bytes: u64,
 }
 
-impl Torch {
+impl TorchClasses {
     /// Finds PyTorch's objects. The second result is the reason why there are no pictures, if there are none.
-    pub(super) fn new(session: Session<'_>, torch: &Held<'_>) -> Result<(Torch, Option<String>), String> {
-        let unknown = "torch has no tensors";
-        let tensor = session.attribute(torch.object, c"Tensor").ok_or(unknown)?;
-        let nn = session.import(c"torch.nn")?;
-        let parameter = session.attribute(nn.object, c"Parameter").ok_or(unknown)?;
-        let (pictures, words_only) = match Pictures::new(session) {
+    pub(super) fn new(gil: GilToken<'_>, torch: &OwnedRef<'_>) -> Result<(TorchClasses, Option<String>), String> {
+        let missing = "torch has no class Tensor or torch.nn has no class Parameter";
+        let tensor = gil.attribute(torch.object, c"Tensor").ok_or(missing)?;
+        let nn = gil.import(c"torch.nn")?;
+        let parameter = gil.attribute(nn.object, c"Parameter").ok_or(missing)?;
+        let (pictures, no_pictures_reason) = match PictureFunctions::new(gil) {
             Ok(pictures) => (Some(pictures), None),
-            Err(why) => (None, Some(why)),
+            Err(reason) => (None, Some(reason)),
         };
-        Ok((Torch { tensor: tensor.keep(), parameter: parameter.keep(), pictures }, words_only))
+        Ok((TorchClasses { tensor: tensor.into_raw(), parameter: parameter.into_raw(), pictures }, no_pictures_reason))
     }
 
     /// Describes a tensor. `None` for any other object.
-    fn look(&self, session: Session<'_>, object: Object) -> Option<Tensor> {
-        if !session.is_instance(object, self.tensor) {
+    fn describe_tensor(&self, gil: GilToken<'_>, object: PyObjectPtr) -> Option<TensorDescription> {
+        if !gil.is_instance(object, self.tensor) {
             return None;
         }
         // SAFETY: callers pass a live object.
         let class = unsafe { type_of(object) };
         // SAFETY: `class` is the type of a live object, so it is alive too.
-        let mut tensor = Tensor { text: unsafe { type_name(class) }.to_owned(), address: 0, bytes: 0 };
+        let mut tensor = TensorDescription { text: unsafe { type_name(class) }.to_owned(), address: 0, bytes: 0 };
         if class != self.tensor && class != self.parameter {
             // A subclass may compute these attributes with the program's own code.
             return Some(tensor);
         }
-        if let (Some(dtype), Some(shape)) = (session.attribute(object, c"dtype"), session.attribute(object, c"shape")) {
-            let dtype = session.text_of(dtype.object).unwrap_or_default();
-            let sizes = session.tuple(shape.object).map(|size| session.as_number(size).to_string());
+        if let (Some(dtype), Some(shape)) = (gil.attribute(object, c"dtype"), gil.attribute(object, c"shape")) {
+            let dtype = gil.text_of(dtype.object).unwrap_or_default();
+            let sizes = gil.tuple(shape.object).map(|size| gil.as_int(size).to_string());
             let sizes: Vec<String> = sizes.collect();
             let _ = write!(tensor.text, " {}[{}]", dtype.trim_start_matches("torch."), sizes.join(", "));
         }
-        let storage = session.attribute(object, c"untyped_storage").and_then(|get| session.call(get.object, &[], &[]));
+        let storage = gil.attribute(object, c"untyped_storage").and_then(|get| gil.call(get.object, &[], &[]));
         if let Some(storage) = storage {
             let number = |name: &CStr| {
-                let get = session.attribute(storage.object, name)?;
-                session.call(get.object, &[], &[]).map(|number| session.as_address(number.object))
+                let get = gil.attribute(storage.object, name)?;
+                gil.call(get.object, &[], &[]).map(|number| gil.as_address(number.object))
             };
             (tensor.address, tensor.bytes) =
                 (number(c"data_ptr").unwrap_or_default(), number(c"nbytes").unwrap_or_default());
@@ -139,50 +143,53 @@ impl Torch {
     }
 }
 
-impl Pictures {
-    fn new(session: Session<'_>) -> Result<Pictures, String> {
-        let cycles = session.import(c"torch.utils.viz._cycles")?;
-        let get = |name: &CStr| session.attribute(cycles.object, name).ok_or("it is another than is known");
-        let function = |method| session.function(method).ok_or("the interpreter has no memory");
+impl PictureFunctions {
+    fn new(gil: GilToken<'_>) -> Result<PictureFunctions, String> {
+        let cycles = gil.import(c"torch.utils.viz._cycles")?;
+        let get = |name: &CStr| {
+            gil.attribute(cycles.object, name).ok_or("its functions differ from those that memtrace supports")
+        };
+        let function = |method| gil.new_function(method).ok_or("the interpreter is out of memory");
         let (create_graph, to_html) = (get(c"create_graph")?, get(c"to_html")?);
         let (is_tensor, describe) = (function(&IS_TENSOR)?, function(&DESCRIBE)?);
-        let [create_graph, to_html, is_tensor, describe] = [create_graph, to_html, is_tensor, describe].map(Held::keep);
-        Ok(Pictures { create_graph, to_html, is_tensor, describe })
+        let [create_graph, to_html, is_tensor, describe] =
+            [create_graph, to_html, is_tensor, describe].map(OwnedRef::into_raw);
+        Ok(PictureFunctions { create_graph, to_html, is_tensor, describe })
     }
 
     /// The HTML page that shows these objects. `None` if PyTorch's code fails or the page is too large.
-    fn html<'a>(&self, session: Session<'a>, objects: impl Iterator<Item = Object>) -> Option<Held<'a>> {
-        let list = session.new_list()?;
-        let objects: Vec<Object> = objects.filter(|object| !session.is_proxy(*object)).collect();
+    fn html<'a>(&self, gil: GilToken<'a>, objects: impl Iterator<Item = PyObjectPtr>) -> Option<OwnedRef<'a>> {
+        let list = gil.new_list()?;
+        let objects: Vec<PyObjectPtr> = objects.filter(|object| !gil.is_proxy(*object)).collect();
         let mut seen: HashSet<usize> = objects.iter().map(|object| object.addr()).collect();
         for object in objects {
-            session.list_append(list.object, object);
+            gil.list_append(list.object, object);
             // `create_graph` reads an object's dictionary, which may create it. From then on the dictionary holds the
             // attributes, so the picture needs it as an object of its own.
-            let attributes = session.is_plain(object).then(|| session.dict_of(object)).flatten();
+            let attributes = gil.is_plain_instance(object).then(|| gil.attribute_dict(object)).flatten();
             if let Some(dict) =
-                attributes.filter(|dict| session.has_entries(dict.object) && seen.insert(dict.object.addr()))
+                attributes.filter(|dict| gil.has_entries(dict.object) && seen.insert(dict.object.addr()))
             {
-                session.list_append(list.object, dict.object);
+                gil.list_append(list.object, dict.object);
             }
         }
-        let named = [(c"context", self.describe), (c"filter", self.is_tensor)];
-        let nodes = session.call(self.create_graph, &[list.object], &named)?;
-        let html = session.call(self.to_html, &[nodes.object], &[])?;
-        session.utf8(html.object).filter(|text| text.len() <= LARGEST)?;
+        let keywords = [(c"context", self.describe), (c"filter", self.is_tensor)];
+        let nodes = gil.call(self.create_graph, &[list.object], &keywords)?;
+        let html = gil.call(self.to_html, &[nodes.object], &[])?;
+        gil.utf8(html.object).filter(|text| text.len() <= MAX_PICTURE_BYTES)?;
         Some(html)
     }
 }
 
 /// The cycles that this process has shown.
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct ShownCycles {
     kinds: HashSet<u64>,
     files: usize,
 }
 
 /// A cycle to report.
-pub(super) struct Shown {
+pub(super) struct CycleReport {
     /// The name of the picture in the run's folder. Empty if there is none.
     pub(super) file: String,
     pub(super) text: String,
@@ -192,33 +199,33 @@ pub(super) struct Shown {
 
 /// Describes the cycles whose kind has not been shown before.
 pub(super) fn cycles(
-    session: Session<'_>,
-    torch: &Torch,
+    gil: GilToken<'_>,
+    torch: &TorchClasses,
     process: &Process,
-    known: &mut Known,
-    graph: &Graph,
-    objects: &[Object],
-) -> Vec<Shown> {
+    shown: &mut ShownCycles,
+    graph: &ReferenceGraph,
+    objects: &[PyObjectPtr],
+) -> Vec<CycleReport> {
     let object = |number: &u32| objects.get(*number as usize).copied();
-    let is_tensor = |number: u32| object(&number).is_some_and(|object| session.is_instance(object, torch.tensor));
+    let is_tensor = |number: u32| object(&number).is_some_and(|object| gil.is_instance(object, torch.tensor));
     let mut all = Vec::new();
-    for cycle in graph.cycles(is_tensor, MOST_CYCLES) {
-        let words = Words { session, torch, objects };
-        let kind = words.kind(&cycle);
-        if known.kinds.contains(&kind) {
+    for cycle in graph.cycles(is_tensor, MAX_CYCLES) {
+        let describer = Describer { gil, torch, objects };
+        let kind = describer.kind(&cycle);
+        if shown.kinds.contains(&kind) {
             continue;
         }
-        if known.kinds.len() == MOST_KINDS {
+        if shown.kinds.len() == MAX_KINDS {
             process.count(Counter::CyclesNotShown, 1);
             continue;
         }
-        known.kinds.insert(kind);
-        let described = graph.descriptions(&cycle, is_tensor).into_iter().map(|cycle| (words.text(&cycle), cycle));
-        let (text, cycle) = described.min_by(|a, b| a.0.cmp(&b.0)).unwrap_or_else(|| (words.text(&cycle), cycle));
+        shown.kinds.insert(kind);
+        let described = graph.descriptions(&cycle, is_tensor).into_iter().map(|cycle| (describer.text(&cycle), cycle));
+        let (text, cycle) = described.min_by(|a, b| a.0.cmp(&b.0)).unwrap_or_else(|| (describer.text(&cycle), cycle));
         let mut addresses: Vec<u64> = cycle
-            .held
+            .tensors
             .iter()
-            .filter_map(|number| Some(torch.look(session, object(number)?)?.address))
+            .filter_map(|number| Some(torch.describe_tensor(gil, object(number)?)?.address))
             .filter(|address| *address != 0)
             .collect();
         addresses.sort_unstable();
@@ -226,28 +233,28 @@ pub(super) fn cycles(
         if addresses.is_empty() {
             addresses.push(0);
         }
-        let file = known.picture(session, torch, process, |most| {
-            graph.around(&cycle, most).iter().filter_map(object).collect::<Vec<_>>()
+        let file = shown.picture(gil, torch, process, |limit| {
+            graph.nearest_objects(&cycle, limit).iter().filter_map(object).collect::<Vec<_>>()
         });
-        all.push(Shown { file, text, addresses });
+        all.push(CycleReport { file, text, addresses });
     }
     all
 }
 
-impl Known {
+impl ShownCycles {
     /// Writes the page that shows a cycle and returns its file name. Empty if there is none, which is counted.
     fn picture(
         &mut self,
-        session: Session<'_>,
-        torch: &Torch,
+        gil: GilToken<'_>,
+        torch: &TorchClasses,
         process: &Process,
-        around: impl Fn(usize) -> Vec<Object>,
+        nearest: impl Fn(usize) -> Vec<PyObjectPtr>,
     ) -> String {
         let (Some(pictures), Some(folder)) = (&torch.pictures, &process.options.cycles) else { return String::new() };
-        let written = (self.files < MOST_FILES)
-            .then(|| OBJECTS.into_iter().find_map(|most| pictures.html(session, around(most).into_iter())))
+        let written = (self.files < MAX_FILES)
+            .then(|| PICTURE_OBJECTS.into_iter().find_map(|limit| pictures.html(gil, nearest(limit).into_iter())))
             .flatten()
-            .and_then(|html| write(folder, session.utf8(html.object)?.as_bytes()));
+            .and_then(|html| write_file(folder, gil.utf8(html.object)?.as_bytes()));
         self.files += usize::from(written.is_some());
         process.count(Counter::CyclesNotShown, u64::from(written.is_none()));
         written.unwrap_or_default()
@@ -255,9 +262,9 @@ impl Known {
 }
 
 /// Writes a new file that only its owner can read and returns its name. `None` if that fails.
-fn write(folder: &Path, bytes: &[u8]) -> Option<String> {
+fn write_file(folder: &Path, bytes: &[u8]) -> Option<String> {
     const FLAGS: i32 = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    for number in 0..MOST_NUMBERS {
+    for number in 0..MAX_FILE_NUMBER {
         let name = format!("cycle-{number}.html");
         let path = CString::new(folder.join(&name).as_os_str().as_bytes()).ok()?;
         // SAFETY: `path` is a C string. `O_EXCL` creates a new file or fails, so no existing file is opened.
@@ -286,13 +293,13 @@ fn write(folder: &Path, bytes: &[u8]) -> Option<String> {
 }
 
 /// Describes objects and the references between them.
-struct Words<'a> {
-    session: Session<'a>,
-    torch: &'a Torch,
-    objects: &'a [Object],
+struct Describer<'a> {
+    gil: GilToken<'a>,
+    torch: &'a TorchClasses,
+    objects: &'a [PyObjectPtr],
 }
 
-impl Words<'_> {
+impl Describer<'_> {
     fn class(&self, number: u32) -> &str {
         // SAFETY: the collector's list holds the objects, so they and their types are alive.
         self.objects.get(number as usize).map_or("?", |object| unsafe { type_name(type_of(*object)) })
@@ -302,33 +309,34 @@ impl Words<'_> {
     ///
     /// The collector lists the objects of a cycle in no fixed order, so the kind depends neither on where the path
     /// around the cycle starts nor on its direction.
-    fn kind(&self, cycle: &Cycle) -> u64 {
+    fn kind(&self, cycle: &TensorCycle) -> u64 {
         let object = |number: u32| self.objects.get(number as usize).copied();
         // CPython creates an object's dictionary on demand, so it may be an object of its own or not. The kind must not
         // depend on that.
-        let is_own_dict = |from: u32, to: u32| {
+        let is_attribute_dict = |from: u32, to: u32| {
             let both = object(from).zip(object(to));
-            both.is_some_and(|(from, to)| self.session.is_plain(from) && self.session.is_dict(to))
+            both.is_some_and(|(from, to)| self.gil.is_plain_instance(from) && self.gil.is_dict(to))
         };
         // Both paths begin at the same object, which the last object of the cycle refers to.
         let mut classes = std::collections::BTreeSet::new();
-        for path in [&cycle.way, &cycle.to_tensor] {
-            let before = cycle.way.last().into_iter().chain(path);
-            let others = before.zip(path).filter(|(from, to)| !is_own_dict(**from, **to));
+        for path in [&cycle.path, &cycle.to_tensor] {
+            let before = cycle.path.last().into_iter().chain(path);
+            let others = before.zip(path).filter(|(from, to)| !is_attribute_dict(**from, **to));
             classes.extend(others.map(|(_, number)| self.class(*number)));
         }
         BuildHasherDefault::<DefaultHasher>::default().hash_one(classes)
     }
 
-    /// For example `Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor float32[1024, 1024]`.
-    fn text(&self, cycle: &Cycle) -> String {
-        let mut around = cycle.way.clone();
-        around.extend(cycle.way.first());
-        let mut text = self.way(&around);
+    /// For example `Node.children -> list[0] -> Node.parent -> Node; Node.value -> TensorDescription float32[1024,
+    /// 1024]`.
+    fn text(&self, cycle: &TensorCycle) -> String {
+        let mut nearest = cycle.path.clone();
+        nearest.extend(cycle.path.first());
+        let mut text = self.path_text(&nearest);
         if let [_, _, ..] = cycle.to_tensor[..] {
-            let _ = write!(text, "; {}", self.way(&cycle.to_tensor));
+            let _ = write!(text, "; {}", self.path_text(&cycle.to_tensor));
         }
-        let others = cycle.held.len().saturating_sub(1);
+        let others = cycle.tensors.len().saturating_sub(1);
         if others > 0 {
             let _ = write!(text, " and {others} more tensor{}", if others == 1 { "" } else { "s" });
         }
@@ -336,7 +344,7 @@ impl Words<'_> {
     }
 
     /// The text for a path of references.
-    fn way(&self, numbers: &[u32]) -> String {
+    fn path_text(&self, numbers: &[u32]) -> String {
         let mut text = String::new();
         let mut skip = false;
         for (at, number) in numbers.iter().enumerate() {
@@ -346,7 +354,7 @@ impl Words<'_> {
             if at > 0 {
                 text += " -> ";
             }
-            if at + 2 >= MOST_WORDS && at + 1 < numbers.len() {
+            if at + 2 >= MAX_NAMED_OBJECTS && at + 1 < numbers.len() {
                 let last = numbers.last().map_or(String::new(), |last| self.object(*last));
                 let _ = write!(text, "({} more) -> {last}", numbers.len() - 1 - at);
                 return text;
@@ -376,18 +384,18 @@ impl Words<'_> {
     fn object(&self, number: u32) -> String {
         let class = self.class(number).to_owned();
         let Some(object) = self.objects.get(number as usize).copied() else { return class };
-        if let Some(tensor) = self.torch.look(self.session, object) {
+        if let Some(tensor) = self.torch.describe_tensor(self.gil, object) {
             return tensor.text;
         }
         // Reads attributes of CPython's own types, which run no code of the program.
-        let text = |of: Object, name: &CStr| {
-            let value = self.session.attribute(of, name)?;
-            self.session.utf8(value.object).map(str::to_owned)
+        let text = |of: PyObjectPtr, name: &CStr| {
+            let value = self.gil.attribute(of, name)?;
+            self.gil.utf8(value.object).map(str::to_owned)
         };
-        let name = if self.session.is_function(object) {
+        let name = if self.gil.is_function(object) {
             text(object, c"__qualname__")
-        } else if self.session.is_frame(object) {
-            self.session.attribute(object, c"f_code").and_then(|code| text(code.object, c"co_name"))
+        } else if self.gil.is_frame(object) {
+            self.gil.attribute(object, c"f_code").and_then(|code| text(code.object, c"co_name"))
         } else {
             None
         };
@@ -397,43 +405,43 @@ impl Words<'_> {
     fn reference(&self, from: u32, to: u32) -> Reference {
         let object = |number: u32| self.objects.get(number as usize).copied();
         let (Some(from), Some(to)) = (object(from), object(to)) else { return Reference::Unknown };
-        let session = self.session;
-        if session.is_dict(from) {
-            return self.key(from, to).map_or(Reference::Unknown, Reference::Item);
+        let gil = self.gil;
+        if gil.is_dict(from) {
+            return self.item_key(from, to).map_or(Reference::Unknown, Reference::Item);
         }
-        if session.is_sequence(from) {
-            let place = if session.is_tuple(from) {
-                session.tuple(from).position(|item| item == to)
+        if gil.is_sequence(from) {
+            let index = if gil.is_tuple(from) {
+                gil.tuple(from).position(|item| item == to)
             } else {
-                (0..session.list_len(from)).find(|at| session.list_item(from, *at) == Some(to))
+                (0..gil.list_len(from)).find(|at| gil.list_item(from, *at) == Some(to))
             };
-            return place.map_or(Reference::Unknown, |place| Reference::Item(place.to_string()));
+            return index.map_or(Reference::Unknown, |index| Reference::Item(index.to_string()));
         }
-        let Some(dict) = session.dict_of(from) else { return Reference::Unknown };
+        let Some(dict) = gil.attribute_dict(from) else { return Reference::Unknown };
         if dict.object == to {
-            return Reference::Dictionary(|words, dict, value| {
-                let object = |number: u32| words.objects.get(number as usize).copied();
-                words.name(object(dict)?, object(value)?)
+            return Reference::Dictionary(|describer, dict, value| {
+                let object = |number: u32| describer.objects.get(number as usize).copied();
+                describer.attribute_name(object(dict)?, object(value)?)
             });
         }
-        self.name(dict.object, to).map_or(Reference::Unknown, Reference::Attribute)
+        self.attribute_name(dict.object, to).map_or(Reference::Unknown, Reference::Attribute)
     }
 
     /// The key of a value, as `repr` of a dictionary shows it. `None` for keys that are neither strings nor integers.
-    fn key(&self, dict: Object, value: Object) -> Option<String> {
-        let key = self.session.key_of(dict, value)?;
-        if let Some(text) = self.session.utf8(key) {
-            return Some(format!("'{}'", text.chars().take(LONGEST_KEY).collect::<String>()));
+    fn item_key(&self, dict: PyObjectPtr, value: PyObjectPtr) -> Option<String> {
+        let key = self.gil.key_of(dict, value)?;
+        if let Some(text) = self.gil.utf8(key) {
+            return Some(format!("'{}'", text.chars().take(MAX_KEY_CHARS).collect::<String>()));
         }
         // SAFETY: the dictionary holds the key, so the key and its type are alive.
         let is_number = unsafe { type_name(type_of(key)) } == "int";
-        is_number.then(|| self.session.text_of(key)).flatten()
+        is_number.then(|| self.gil.text_of(key)).flatten()
     }
 
     /// The name of the attribute that has this value.
-    fn name(&self, dict: Object, value: Object) -> Option<String> {
-        let key = self.session.key_of(dict, value)?;
-        self.session.utf8(key).map(|text| text.chars().take(LONGEST_KEY).collect())
+    fn attribute_name(&self, dict: PyObjectPtr, value: PyObjectPtr) -> Option<String> {
+        let key = self.gil.key_of(dict, value)?;
+        self.gil.utf8(key).map(|text| text.chars().take(MAX_KEY_CHARS).collect())
     }
 }
 
@@ -444,5 +452,5 @@ enum Reference {
     Item(String),
     /// Through its attribute dictionary. The function returns the name of the attribute, given the numbers of the
     /// dictionary and the value.
-    Dictionary(fn(&Words<'_>, u32, u32) -> Option<String>),
+    Dictionary(fn(&Describer<'_>, u32, u32) -> Option<String>),
 }

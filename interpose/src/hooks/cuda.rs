@@ -9,7 +9,7 @@ use std::ffi::c_void;
 
 use memtrace_trace::event::Action;
 
-use super::call::{Call, Memory, ON_HOST, UNKNOWN};
+use super::call::{Call, CallMemory, ERROR_UNKNOWN, HOST};
 use super::entry::entry;
 use super::location;
 use super::registry::{HOOKS, index};
@@ -80,9 +80,9 @@ pub(super) struct AllocationProperties {
     flags: u64,
 }
 
-/// The place of the physical memory that these properties request, encoded as [`Memory::place`].
-pub(super) fn place(properties: *const AllocationProperties) -> u64 {
-    /// `CU_MEM_LOCATION_TYPE_DEVICE` of cuda.h. All larger values are places on the host.
+/// The location of the physical memory that these properties request, encoded as [`CallMemory::location`].
+pub(super) fn location_of(properties: *const AllocationProperties) -> u64 {
+    /// `CU_MEM_LOCATION_TYPE_DEVICE` of cuda.h. All larger values are locations on the host.
     const DEVICE: i32 = 1;
     if properties.is_null() {
         return 0;
@@ -91,13 +91,13 @@ pub(super) fn place(properties: *const AllocationProperties) -> u64 {
     let p = unsafe { properties.read_unaligned() };
     match p.location_kind {
         DEVICE => u64::try_from(p.location).map_or(0, |o| o + 1),
-        kind if kind > DEVICE => ON_HOST,
+        kind if kind > DEVICE => HOST,
         _ => 0,
     }
 }
 
 /// Reads a value that the program's pointer refers to. Zero for null.
-fn at<T: Copy + Default>(pointer: *const T) -> T {
+fn read<T: Copy + Default>(pointer: *const T) -> T {
     if pointer.is_null() {
         return T::default();
     }
@@ -127,11 +127,11 @@ impl Argument for Extent {}
 impl Argument for IpcHandle {}
 
 /// Bytes of rows that are `pitch` bytes apart. `pitch` is 0 if it is unknown.
-fn rows(pitch: usize, width: usize, height: usize, depth: usize) -> usize {
+fn pitched_bytes(pitch: usize, width: usize, height: usize, depth: usize) -> usize {
     pitch.max(width).saturating_mul(height).saturating_mul(depth)
 }
 
-fn elements(width: usize, height: usize, depth: usize) -> u64 {
+fn element_count(width: usize, height: usize, depth: usize) -> u64 {
     (width.max(1) as u64).saturating_mul(height.max(1) as u64).saturating_mul(depth.max(1) as u64)
 }
 
@@ -145,44 +145,44 @@ fn format_bytes(format: u32) -> u64 {
     }
 }
 
-fn array_2d(descriptor: *const ArrayDescriptor) -> u64 {
+fn array_2d_bytes(descriptor: *const ArrayDescriptor) -> u64 {
     if descriptor.is_null() {
         return 0;
     }
     // SAFETY: the original has just read the same pointer and reported success.
     let d = unsafe { descriptor.read_unaligned() };
-    elements(d.width, d.height, 1) * format_bytes(d.format) * u64::from(d.channels.max(1))
+    element_count(d.width, d.height, 1) * format_bytes(d.format) * u64::from(d.channels.max(1))
 }
 
-fn array_3d(descriptor: *const Array3dDescriptor) -> u64 {
+fn array_3d_bytes(descriptor: *const Array3dDescriptor) -> u64 {
     if descriptor.is_null() {
         return 0;
     }
     // SAFETY: the original has just read the same pointer and reported success.
     let d = unsafe { descriptor.read_unaligned() };
-    elements(d.width, d.height, d.depth) * format_bytes(d.format) * u64::from(d.channels.max(1))
+    element_count(d.width, d.height, d.depth) * format_bytes(d.format) * u64::from(d.channels.max(1))
 }
 
-fn channel_array(format: *const ChannelFormat, extent: Extent) -> u64 {
+fn channel_array_bytes(format: *const ChannelFormat, extent: Extent) -> u64 {
     if format.is_null() {
         return 0;
     }
     // SAFETY: the original has just read the same pointer and reported success.
     let f = unsafe { format.read_unaligned() };
     let bits: u64 = f.bits.iter().map(|b| (*b).max(0) as u64).sum();
-    elements(extent.width, extent.height, extent.depth) * bits.div_ceil(8)
+    element_count(extent.width, extent.height, extent.depth) * bits.div_ceil(8)
 }
 
 /// Bytes of all levels of a mipmapped array whose first level has `base` bytes. Each level has a quarter of the
 /// previous one's bytes, or an eighth in three dimensions.
-fn mipmaps(base: u64, levels: u32, three_dimensional: bool) -> u64 {
+fn mipmap_bytes(base: u64, levels: u32, three_dimensional: bool) -> u64 {
     let shift = if three_dimensional { 3 } else { 2 };
     (0..levels.min(32)).map(|level| (base >> (shift * level)).max(1)).sum()
 }
 
 /// The size of an imported allocation in bytes, as `cuMemGetAddressRange` returns it. 0 if that fails.
 fn imported_size(addr: u64) -> u64 {
-    static RANGE: crate::real::Original = crate::real::Original::new();
+    static RANGE: crate::original::OriginalFunction = crate::original::OriginalFunction::new();
     let function = super::call::driver_function(&RANGE, c"cuMemGetAddressRange_v2");
     if function.is_null() {
         return 0;
@@ -207,15 +207,15 @@ macro_rules! hooks {
                 entry!($name => body);
 
                 unsafe extern "C-unwind" fn body($($arg: $type),*) -> i32 {
-                    let Some(hook) = HOOKS.get(index::$name) else { return UNKNOWN };
+                    let Some(hook) = HOOKS.get(index::$name) else { return ERROR_UNKNOWN };
                     let call = Call::begin(hook);
                     let original = call.original();
                     if original.is_null() {
-                        return UNKNOWN;
+                        return ERROR_UNKNOWN;
                     }
-                    type Original = unsafe extern "C-unwind" fn($($type),*) -> i32;
+                    type Signature = unsafe extern "C-unwind" fn($($type),*) -> i32;
                     // SAFETY: `original` is the function of this symbol, which has this signature in CUDA's headers.
-                    let original = unsafe { std::mem::transmute::<*mut c_void, Original>(original) };
+                    let original = unsafe { std::mem::transmute::<*mut c_void, Signature>(original) };
                     hooks!(@$verb call $action [$($arg),*] { $($field: $value),* } {
                         // SAFETY: the program passes these arguments for this function.
                         unsafe { original($($arg),*) }
@@ -224,129 +224,129 @@ macro_rules! hooks {
             }
         )*
     };
-    (@gets $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
-        let (result, nested) = $call.make(|| $original);
-        $call.obtained(Action::$action, result, nested, || {
+    (@allocates $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
+        let (result, has_nested) = $call.run(|| $original);
+        $call.record_allocation(Action::$action, result, has_nested, || {
             $(
-                #[allow(unused_variables, reason = "not every argument tells something")]
+                #[allow(unused_variables, reason = "not every argument is recorded")]
                 let $arg = if result == 0 { $arg } else { $arg.after_failure() };
             )*
-            #[allow(clippy::needless_update, reason = "some calls have a stream, some have not")]
-            let memory = Memory { $($field: $value as u64,)* ..Memory::default() };
+            #[allow(clippy::needless_update, reason = "not every call has a stream")]
+            let memory = CallMemory { $($field: $value as u64,)* ..CallMemory::default() };
             // After a failure the address of a requested mapping or registration is not recorded either.
-            if result == 0 { memory } else { Memory { addr: 0, ..memory } }
+            if result == 0 { memory } else { CallMemory { addr: 0, ..memory } }
         });
         result
     }};
     (@frees $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
-        #[allow(clippy::needless_update, reason = "some calls have a size or a stream, some have not")]
-        let seq = $call.releasing(Action::$action, Memory { $($field: $value as u64,)* ..Memory::default() });
-        let (result, _) = $call.make(|| $original);
+        #[allow(clippy::needless_update, reason = "not every call has a size or a stream")]
+        let seq = $call.record_release(Action::$action, CallMemory { $($field: $value as u64,)* ..CallMemory::default() });
+        let (result, _) = $call.run(|| $original);
         if result != 0 {
-            $call.failed(seq, result);
+            $call.retract(seq, result);
         }
         result
     }};
-    (@shrinks $call:ident $action:ident [$($arg:ident),*] { $field:ident: $pool:expr } $original:block) => {{
-        let (result, _) = $call.make(|| $original);
-        $call.pool_changed($pool, 0);
+    (@trims $call:ident $action:ident [$($arg:ident),*] { $field:ident: $pool:expr } $original:block) => {{
+        let (result, _) = $call.run(|| $original);
+        $call.record_pool_size($pool, 0);
         result
     }};
 }
 
 hooks! {
-    cuMemAlloc_v2(out: *mut u64, size: usize) gets Alloc { addr: at(out), size: size }
-    cuMemAllocPitch_v2(out: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) gets Alloc {
-        addr: at(out), size: rows(at(pitch), width, height, 1)
+    cuMemAlloc_v2(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }
+    cuMemAllocPitch_v2(out: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) allocates Alloc {
+        addr: read(out), size: pitched_bytes(read(pitch), width, height, 1)
     }
-    cuMemAllocManaged(out: *mut u64, size: usize, flags: u32) gets Alloc { addr: at(out), size: size }
-    cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) gets Alloc { addr: at(out), size: size, stream: stream }
-    cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64) gets Alloc { addr: at(out), size: size, stream: stream }
-    cuMemAllocFromPoolAsync(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) gets Alloc {
-        addr: at(out), size: size, stream: stream
+    cuMemAllocManaged(out: *mut u64, size: usize, flags: u32) allocates Alloc { addr: read(out), size: size }
+    cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }
+    cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }
+    cuMemAllocFromPoolAsync(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
+        addr: read(out), size: size, stream: stream
     }
-    cuMemAllocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) gets Alloc {
-        addr: at(out), size: size, stream: stream
+    cuMemAllocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
+        addr: read(out), size: size, stream: stream
     }
     cuMemFreeAsync(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
     cuMemFreeAsync_ptsz(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
     cuMemFree_v2(addr: u64) frees FreeCompleted { addr: addr }
-    cuMemCreate(out: *mut u64, size: usize, properties: *const AllocationProperties, flags: u64) gets Alloc {
-        addr: at(out), size: size, place: place(properties)
+    cuMemCreate(out: *mut u64, size: usize, properties: *const AllocationProperties, flags: u64) allocates Alloc {
+        addr: read(out), size: size, location: location_of(properties)
     }
     cuMemRelease(handle: u64) frees FreeCompleted { addr: handle }
-    cuMemMap(addr: u64, size: usize, offset: usize, handle: u64, flags: u64) gets Map {
+    cuMemMap(addr: u64, size: usize, offset: usize, handle: u64, flags: u64) allocates Map {
         addr: addr, size: size, stream: handle
     }
     cuMemUnmap(addr: u64, size: usize) frees Unmap { addr: addr, size: size }
-    cuMemAddressReserve(out: *mut u64, size: usize, alignment: usize, hint: u64, flags: u64) gets Reserve {
-        addr: at(out), size: size
+    cuMemAddressReserve(out: *mut u64, size: usize, alignment: usize, hint: u64, flags: u64) allocates Reserve {
+        addr: read(out), size: size
     }
     cuMemAddressFree(addr: u64, size: usize) frees Unreserve { addr: addr, size: size }
-    cuMemHostAlloc(out: *mut u64, size: usize, flags: u32) gets Alloc { addr: at(out), size: size }
-    cuMemAllocHost_v2(out: *mut u64, size: usize) gets Alloc { addr: at(out), size: size }
-    cuMemHostRegister_v2(addr: u64, size: usize, flags: u32) gets Alloc { addr: addr, size: size }
+    cuMemHostAlloc(out: *mut u64, size: usize, flags: u32) allocates Alloc { addr: read(out), size: size }
+    cuMemAllocHost_v2(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }
+    cuMemHostRegister_v2(addr: u64, size: usize, flags: u32) allocates Alloc { addr: addr, size: size }
     cuMemHostUnregister(addr: u64) frees FreeCompleted { addr: addr }
     cuMemFreeHost(addr: u64) frees FreeCompleted { addr: addr }
-    cuArrayCreate_v2(out: *mut u64, descriptor: *const ArrayDescriptor) gets Alloc {
-        addr: at(out), size: array_2d(descriptor)
+    cuArrayCreate_v2(out: *mut u64, descriptor: *const ArrayDescriptor) allocates Alloc {
+        addr: read(out), size: array_2d_bytes(descriptor)
     }
-    cuArray3DCreate_v2(out: *mut u64, descriptor: *const Array3dDescriptor) gets Alloc {
-        addr: at(out), size: array_3d(descriptor)
+    cuArray3DCreate_v2(out: *mut u64, descriptor: *const Array3dDescriptor) allocates Alloc {
+        addr: read(out), size: array_3d_bytes(descriptor)
     }
     cuArrayDestroy(handle: u64) frees FreeCompleted { addr: handle }
-    cuMipmappedArrayCreate(out: *mut u64, descriptor: *const Array3dDescriptor, levels: u32) gets Alloc {
-        addr: at(out), size: mipmaps(array_3d(descriptor), levels, false)
+    cuMipmappedArrayCreate(out: *mut u64, descriptor: *const Array3dDescriptor, levels: u32) allocates Alloc {
+        addr: read(out), size: mipmap_bytes(array_3d_bytes(descriptor), levels, false)
     }
     cuMipmappedArrayDestroy(handle: u64) frees FreeCompleted { addr: handle }
-    cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, flags: u32) gets Alloc {
-        addr: at(out), size: imported_size(at(out))
+    cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, flags: u32) allocates Alloc {
+        addr: read(out), size: imported_size(read(out))
     }
     cuIpcCloseMemHandle(addr: u64) frees FreeCompleted { addr: addr }
-    cuMemImportFromShareableHandle(out: *mut u64, shared: *mut c_void, kind: u32) gets Alloc {
-        addr: at(out), place: location::of_handle(at(out))
+    cuMemImportFromShareableHandle(out: *mut u64, shared: *mut c_void, kind: u32) allocates Alloc {
+        addr: read(out), location: location::of_handle(read(out))
     }
-    cuMemRetainAllocationHandle(out: *mut u64, addr: u64) gets Alloc { addr: at(out) }
-    cuMemPoolTrimTo(pool: u64, keep: usize) shrinks Totals { addr: pool }
-    cudaMalloc(out: *mut u64, size: usize) gets Alloc { addr: at(out), size: size }
-    cudaMallocPitch(out: *mut u64, pitch: *mut usize, width: usize, height: usize) gets Alloc {
-        addr: at(out), size: rows(at(pitch), width, height, 1)
+    cuMemRetainAllocationHandle(out: *mut u64, addr: u64) allocates Alloc { addr: read(out) }
+    cuMemPoolTrimTo(pool: u64, keep: usize) trims Totals { addr: pool }
+    cudaMalloc(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }
+    cudaMallocPitch(out: *mut u64, pitch: *mut usize, width: usize, height: usize) allocates Alloc {
+        addr: read(out), size: pitched_bytes(read(pitch), width, height, 1)
     }
-    cudaMalloc3D(out: *mut PitchedPtr, extent: Extent) gets Alloc {
-        addr: at(out).ptr, size: rows(at(out).pitch, extent.width, extent.height, extent.depth)
+    cudaMalloc3D(out: *mut PitchedPtr, extent: Extent) allocates Alloc {
+        addr: read(out).ptr, size: pitched_bytes(read(out).pitch, extent.width, extent.height, extent.depth)
     }
-    cudaMallocManaged(out: *mut u64, size: usize, flags: u32) gets Alloc { addr: at(out), size: size }
-    cudaMallocAsync(out: *mut u64, size: usize, stream: u64) gets Alloc { addr: at(out), size: size, stream: stream }
-    cudaMallocAsync_ptsz(out: *mut u64, size: usize, stream: u64) gets Alloc { addr: at(out), size: size, stream: stream }
-    cudaMallocFromPoolAsync(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) gets Alloc {
-        addr: at(out), size: size, stream: stream
+    cudaMallocManaged(out: *mut u64, size: usize, flags: u32) allocates Alloc { addr: read(out), size: size }
+    cudaMallocAsync(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }
+    cudaMallocAsync_ptsz(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }
+    cudaMallocFromPoolAsync(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
+        addr: read(out), size: size, stream: stream
     }
-    cudaMallocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) gets Alloc {
-        addr: at(out), size: size, stream: stream
+    cudaMallocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
+        addr: read(out), size: size, stream: stream
     }
     cudaFreeAsync(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
     cudaFreeAsync_ptsz(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
     cudaFree(addr: u64) frees FreeCompleted { addr: addr }
-    cudaMallocHost(out: *mut u64, size: usize) gets Alloc { addr: at(out), size: size }
-    cudaHostAlloc(out: *mut u64, size: usize, flags: u32) gets Alloc { addr: at(out), size: size }
-    cudaHostRegister(addr: u64, size: usize, flags: u32) gets Alloc { addr: addr, size: size }
+    cudaMallocHost(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }
+    cudaHostAlloc(out: *mut u64, size: usize, flags: u32) allocates Alloc { addr: read(out), size: size }
+    cudaHostRegister(addr: u64, size: usize, flags: u32) allocates Alloc { addr: addr, size: size }
     cudaHostUnregister(addr: u64) frees FreeCompleted { addr: addr }
     cudaFreeHost(addr: u64) frees FreeCompleted { addr: addr }
-    cudaMallocArray(out: *mut u64, format: *const ChannelFormat, width: usize, height: usize, flags: u32) gets Alloc {
-        addr: at(out), size: channel_array(format, Extent { width, height, depth: 1 })
+    cudaMallocArray(out: *mut u64, format: *const ChannelFormat, width: usize, height: usize, flags: u32) allocates Alloc {
+        addr: read(out), size: channel_array_bytes(format, Extent { width, height, depth: 1 })
     }
-    cudaMalloc3DArray(out: *mut u64, format: *const ChannelFormat, extent: Extent, flags: u32) gets Alloc {
-        addr: at(out), size: channel_array(format, extent)
+    cudaMalloc3DArray(out: *mut u64, format: *const ChannelFormat, extent: Extent, flags: u32) allocates Alloc {
+        addr: read(out), size: channel_array_bytes(format, extent)
     }
     cudaFreeArray(handle: u64) frees FreeCompleted { addr: handle }
     cudaMallocMipmappedArray(
         out: *mut u64, format: *const ChannelFormat, extent: Extent, levels: u32, flags: u32
-    ) gets Alloc {
-        addr: at(out), size: mipmaps(channel_array(format, extent), levels, extent.depth > 1)
+    ) allocates Alloc {
+        addr: read(out), size: mipmap_bytes(channel_array_bytes(format, extent), levels, extent.depth > 1)
     }
     cudaFreeMipmappedArray(handle: u64) frees FreeCompleted { addr: handle }
-    cudaIpcOpenMemHandle(out: *mut u64, handle: IpcHandle, flags: u32) gets Alloc {
-        addr: at(out), size: imported_size(at(out))
+    cudaIpcOpenMemHandle(out: *mut u64, handle: IpcHandle, flags: u32) allocates Alloc {
+        addr: read(out), size: imported_size(read(out))
     }
     cudaIpcCloseMemHandle(addr: u64) frees FreeCompleted { addr: addr }
 }

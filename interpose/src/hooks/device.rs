@@ -9,37 +9,37 @@ use super::call::driver_function;
 use super::location::current_device;
 use super::torch::device_in_use;
 use crate::guard::Guard;
-use crate::real::Original;
+use crate::original::OriginalFunction;
 
 /// How many devices fit into a bitmap of one word.
-const DEVICES: usize = 64;
+const MAX_DEVICES: usize = 64;
 /// Bytes that were allocated on each device before it was described.
-static OBTAINED: [AtomicU64; DEVICES] = [const { AtomicU64::new(0) }; DEVICES];
+static ALLOCATED_BEFORE: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICES];
 
 /// Reports that `bytes` were allocated on a device. The device is described the first time that it is also the calling
 /// thread's current device, because the driver reports memory only of that one.
-pub(super) fn obtained(guard: &mut Guard, device: i16, bytes: u64) {
-    let Some(index) = usize::try_from(device).ok().filter(|index| *index < DEVICES) else { return };
+pub(super) fn count_allocated(guard: &mut Guard, device: i16, bytes: u64) {
+    let Some(index) = usize::try_from(device).ok().filter(|index| *index < MAX_DEVICES) else { return };
     let (described, bit) = (&guard.process().devices, 1u64 << index);
     if described.load(Ordering::Relaxed) & bit != 0 {
         return;
     }
     device_in_use();
-    let Some(place) = OBTAINED.get(index) else { return };
-    let total = place.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    let Some(counter) = ALLOCATED_BEFORE.get(index) else { return };
+    let total = counter.fetch_add(bytes, Ordering::Relaxed) + bytes;
     if device == current_device() && described.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
         describe(guard, device, total);
     }
 }
 
-/// Writes the device's definition. `obtained` is how many of the bytes in use belong to this process.
+/// Writes the device's definition. `allocated` is how many of the bytes in use belong to this process.
 #[cold]
-fn describe(guard: &mut Guard, ordinal: i16, obtained: u64) {
-    static GET: Original = Original::new();
-    static NAME: Original = Original::new();
-    static TOTAL: Original = Original::new();
-    static BUS: Original = Original::new();
-    static INFO: Original = Original::new();
+fn describe(guard: &mut Guard, ordinal: i16, allocated: u64) {
+    static GET: OriginalFunction = OriginalFunction::new();
+    static NAME: OriginalFunction = OriginalFunction::new();
+    static TOTAL: OriginalFunction = OriginalFunction::new();
+    static BUS: OriginalFunction = OriginalFunction::new();
+    static INFO: OriginalFunction = OriginalFunction::new();
     let mut device: c_int = 0;
     let mut name = [0 as c_char; 256];
     let mut bus = [0 as c_char; 32];
@@ -47,17 +47,19 @@ fn describe(guard: &mut Guard, ordinal: i16, obtained: u64) {
     // SAFETY: the signatures are those of cuda.h, and the lengths passed are those of the buffers. None of the
     // functions changes anything, and the context exists, because it is the thread's current one.
     unsafe {
-        ask(&GET, c"cuDeviceGet", |f: unsafe extern "C" fn(*mut c_int, c_int) -> c_int| f(&mut device, ordinal.into()));
-        ask(&NAME, c"cuDeviceGetName", |f: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int| {
+        call_driver(&GET, c"cuDeviceGet", |f: unsafe extern "C" fn(*mut c_int, c_int) -> c_int| {
+            f(&mut device, ordinal.into())
+        });
+        call_driver(&NAME, c"cuDeviceGetName", |f: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int| {
             f(name.as_mut_ptr(), name.len() as c_int - 1, device)
         });
-        ask(&TOTAL, c"cuDeviceTotalMem_v2", |f: unsafe extern "C" fn(*mut usize, c_int) -> c_int| {
+        call_driver(&TOTAL, c"cuDeviceTotalMem_v2", |f: unsafe extern "C" fn(*mut usize, c_int) -> c_int| {
             f(&mut total, device)
         });
-        ask(&BUS, c"cuDeviceGetPCIBusId", |f: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int| {
+        call_driver(&BUS, c"cuDeviceGetPCIBusId", |f: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int| {
             f(bus.as_mut_ptr(), bus.len() as c_int - 1, device)
         });
-        ask(&INFO, c"cuMemGetInfo_v2", |f: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int| {
+        call_driver(&INFO, c"cuMemGetInfo_v2", |f: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int| {
             f(&mut free, &mut all)
         });
     }
@@ -67,7 +69,7 @@ fn describe(guard: &mut Guard, ordinal: i16, obtained: u64) {
         ordinal: u32::from(ordinal.unsigned_abs()),
         name: &name.to_string_lossy(),
         total: total as u64,
-        used_before: (all.saturating_sub(free) as u64).saturating_sub(obtained),
+        used_before: (all.saturating_sub(free) as u64).saturating_sub(allocated),
         pci: &bus.to_string_lossy(),
     });
 }
@@ -77,11 +79,15 @@ fn describe(guard: &mut Guard, ordinal: i16, obtained: u64) {
 /// # Safety
 ///
 /// `F` is the type of the driver function `name`.
-pub(super) unsafe fn ask<F: Copy>(cache: &Original, name: &CStr, make: impl FnOnce(F) -> c_int) -> Option<c_int> {
+pub(super) unsafe fn call_driver<F: Copy>(
+    cache: &OriginalFunction,
+    name: &CStr,
+    call: impl FnOnce(F) -> c_int,
+) -> Option<c_int> {
     let function: *mut c_void = driver_function(cache, name);
     if function.is_null() || size_of::<F>() != size_of::<*mut c_void>() {
         return None;
     }
     // SAFETY: the caller guarantees the type `F`, and it has the size of a pointer.
-    Some(make(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&function) }))
+    Some(call(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&function) }))
 }

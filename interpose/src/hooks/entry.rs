@@ -1,17 +1,17 @@
 //! The entry stubs of hooked functions. They read the caller's address before anything else runs.
 //!
-//! An exported CUDA function is a stub. It stores its return address in a thread-local word ([`crate::thread`]) and
-//! jumps to the body, with the stack and all argument registers unchanged.
+//! An exported CUDA function is a stub. It stores its return address in a thread-local word ([`crate::thread_local`])
+//! and jumps to the body, with the stack and all argument registers unchanged.
 
-use crate::thread::{Thread, thread};
+use crate::thread_local::{ThreadLocal, with_thread_local};
 
 /// The offset of that word in a thread's block, in bytes.
-pub(super) const CALLER: usize = std::mem::offset_of!(Thread, caller);
+pub(super) const CALLER_OFFSET: usize = std::mem::offset_of!(ThreadLocal, caller);
 
 /// The return address of the stub that this thread entered last.
 #[inline]
 pub(super) fn caller() -> usize {
-    thread(|t| t.caller.get())
+    with_thread_local(|t| t.caller.get())
 }
 
 /// Defines an exported stub `$name` that jumps to `$body`.
@@ -27,7 +27,7 @@ macro_rules! entry {
                 "mov rax, qword ptr [rsp]",
                 "mov qword ptr fs:[r11 + {caller}], rax",
                 "jmp {body}",
-                caller = const $crate::hooks::entry::CALLER,
+                caller = const $crate::hooks::entry::CALLER_OFFSET,
                 body = sym $body,
             )
         }

@@ -13,20 +13,20 @@ use super::call::{driver, driver_function};
 use super::deepbind;
 use super::entry::entry;
 use super::registry::{self, Hook};
-use crate::objects;
+use crate::loaded_objects;
+use crate::original::{self, OriginalFunction};
 use crate::process::Process;
-use crate::real::{self, Original};
 use crate::stack::native::{unloaded, unloading};
 
-/// The exported `dlsym`. It jumps to [`our_dlsym`], because its own name may resolve to a `dlsym` of the executable.
+/// The exported `dlsym`. It jumps to [`hooked_dlsym`], because its own name may resolve to a `dlsym` of the executable.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[unsafe(naked)]
 unsafe extern "C" fn dlsym() {
-    std::arch::naked_asm!("jmp {ours}", ours = sym our_dlsym)
+    std::arch::naked_asm!("jmp {ours}", ours = sym hooked_dlsym)
 }
 
 #[unsafe(naked)]
-unsafe extern "C" fn our_dlsym() {
+unsafe extern "C" fn hooked_dlsym() {
     std::arch::naked_asm!(
         "push rdi",
         "push rsi",
@@ -37,14 +37,14 @@ unsafe extern "C" fn our_dlsym() {
         "pop rdi",
         "test rax, rax",
         "jne 2f",
-        "mov rax, qword ptr [rip + {real}]",
+        "mov rax, qword ptr [rip + {original}]",
         "test rax, rax",
         "je 2f",
         "jmp rax",
         "2:",
         "ret",
         replacement = sym replacement,
-        real = sym real::DLSYM,
+        original = sym original::DLSYM,
     )
 }
 
@@ -64,26 +64,26 @@ unsafe extern "C" fn dlvsym() {
         "pop rdi",
         "test rax, rax",
         "jne 2f",
-        "mov rax, qword ptr [rip + {real}]",
+        "mov rax, qword ptr [rip + {original}]",
         "test rax, rax",
         "je 2f",
         "jmp rax",
         "2:",
         "ret",
         replacement = sym versioned_replacement,
-        real = sym real::DLVSYM,
+        original = sym original::DLVSYM,
     )
 }
 
 /// `int dlclose(void *)`. After an unload, cached facts about code addresses are invalid.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 extern "C-unwind" fn dlclose(handle: *mut c_void) -> c_int {
-    static ORIGINAL: Original = Original::new();
-    let original = ORIGINAL.get(|| real::lookup(libc::RTLD_NEXT, c"dlclose"));
+    static ORIGINAL: OriginalFunction = OriginalFunction::new();
+    let original = ORIGINAL.get_or_find(|| original::lookup(libc::RTLD_NEXT, c"dlclose"));
     if original.is_null() {
         return -1;
     }
-    let before = objects::unloaded_count();
+    let before = loaded_objects::unloaded_count();
     unloading();
     // SAFETY: `original` is the `dlclose` that comes after ours, with this signature. It gets the program's argument,
     // and the library's destructors may unwind through this frame.
@@ -91,9 +91,9 @@ extern "C-unwind" fn dlclose(handle: *mut c_void) -> c_int {
         let original: unsafe extern "C-unwind" fn(*mut c_void) -> c_int = std::mem::transmute(original);
         original(handle)
     };
-    let some = objects::unloaded_count() != before;
-    unloaded(some);
-    if some {
+    let has_unloaded = loaded_objects::unloaded_count() != before;
+    unloaded(has_unloaded);
+    if has_unloaded {
         deepbind::forget_unloaded();
     }
     result
@@ -101,13 +101,13 @@ extern "C-unwind" fn dlclose(handle: *mut c_void) -> c_int {
 
 /// Our result for `dlsym(handle, name)`. Null means that the stub calls the original, which is known by then.
 unsafe extern "C" fn replacement(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    const NO: *mut c_void = std::ptr::null_mut();
-    if real::dlsym_address().is_null() || name.is_null() || handle == libc::RTLD_NEXT {
-        return NO;
+    const USE_ORIGINAL: *mut c_void = std::ptr::null_mut();
+    if original::dlsym_address().is_null() || name.is_null() || handle == libc::RTLD_NEXT {
+        return USE_ORIGINAL;
     }
     // SAFETY: `name` is not null, and `dlsym` takes a C string.
     let symbol = unsafe { CStr::from_ptr(name) };
-    answer(symbol, || real::ask(handle, symbol))
+    hooked_address(symbol, || original::dlsym_without_us(handle, symbol))
 }
 
 /// Our result for `dlvsym(handle, name, version)`, called from the address `caller`. Null means that the stub calls the
@@ -118,43 +118,43 @@ unsafe extern "C" fn versioned_replacement(
     version: *const c_char,
     caller: usize,
 ) -> *mut c_void {
-    const NO: *mut c_void = std::ptr::null_mut();
-    if real::dlvsym_address().is_null() || name.is_null() || version.is_null() {
-        return NO;
+    const USE_ORIGINAL: *mut c_void = std::ptr::null_mut();
+    if original::dlvsym_address().is_null() || name.is_null() || version.is_null() {
+        return USE_ORIGINAL;
     }
     // SAFETY: `name` is not null, and `dlvsym` takes a C string.
     let symbol = unsafe { CStr::from_ptr(name) };
     if handle == libc::RTLD_NEXT {
-        let is_next = symbol == c"dlsym" && objects::comes_before_us(caller);
-        return if is_next { our_dlsym as *mut c_void } else { NO };
+        let is_next = symbol == c"dlsym" && loaded_objects::is_searched_before_us(caller);
+        return if is_next { hooked_dlsym as *mut c_void } else { USE_ORIGINAL };
     }
-    answer(symbol, || real::ask_version(handle, symbol, version))
+    hooked_address(symbol, || original::dlvsym_without_us(handle, symbol, version))
 }
 
-/// The address that a program gets for this name. `ask` returns the address that it would get without us. Null means
-/// that the stub calls the original.
-fn answer(symbol: &CStr, ask: impl Fn() -> *mut c_void) -> *mut c_void {
-    const NO: *mut c_void = std::ptr::null_mut();
-    deepbind::look();
+/// The address that a program gets for this name. `lookup_original` returns the address that it would get without us.
+/// Null means that the stub calls the original.
+fn hooked_address(symbol: &CStr, lookup_original: impl Fn() -> *mut c_void) -> *mut c_void {
+    const USE_ORIGINAL: *mut c_void = std::ptr::null_mut();
+    deepbind::scan_if_changed();
     if !symbol.to_bytes().starts_with(b"cu") {
-        return NO;
+        return USE_ORIGINAL;
     }
     if let Some((entry, original)) = proc_address_entry(symbol.to_bytes()) {
-        let found = ask();
+        let found = lookup_original();
         if found.is_null() || found == entry {
             return found;
         }
-        if original.peek().is_null() {
+        if original.get().is_null() {
             original.set(found);
         }
         return entry;
     }
-    let Some(hook) = registry::by_symbol(symbol.to_bytes()) else { return NO };
+    let Some(hook) = registry::by_symbol(symbol.to_bytes()) else { return USE_ORIGINAL };
     let entry = hook.entry as *mut c_void;
-    let found = ask();
+    let found = lookup_original();
     // A reference to the name in another preloaded library resolves to our entry.
-    let ours = found.is_null() || found == entry;
-    if !ours && adopt(hook, found) { entry } else { found }
+    let is_ours = found.is_null() || found == entry;
+    if !is_ours && set_original(hook, found) { entry } else { found }
 }
 
 /// Stores `found` as the hook's original. Returns `false` if the hook has another original already, or if programs link
@@ -162,18 +162,18 @@ fn answer(symbol: &CStr, ask: impl Fn() -> *mut c_void) -> *mut c_void {
 ///
 /// In these cases the program gets the function that it asked for, without a hook. A runtime's calls are still recorded
 /// in the driver.
-fn adopt(hook: &Hook, found: *mut c_void) -> bool {
-    let known = hook.original.peek();
+fn set_original(hook: &Hook, found: *mut c_void) -> bool {
+    let known = hook.original.get();
     if !known.is_null() {
         return known == found;
     }
-    let linked = if hook.is_runtime() { real::lookup(libc::RTLD_NEXT, hook.symbol) } else { found };
-    let sound = linked.is_null() || linked == found;
-    if sound {
-        objects::keep(found as usize);
+    let linked = if hook.is_runtime() { original::lookup(libc::RTLD_NEXT, hook.symbol) } else { found };
+    let is_usable = linked.is_null() || linked == found;
+    if is_usable {
+        loaded_objects::keep_loaded(found as usize);
         hook.original.set(found);
     }
-    sound
+    is_usable
 }
 
 /// The stub for a function that an object imports. `None` if the name is not hooked.
@@ -188,7 +188,7 @@ pub(super) fn stub(name: &[u8]) -> Option<usize> {
 }
 
 /// Our `cuGetProcAddress` of this exported name, and the storage for its original.
-fn proc_address_entry(name: &[u8]) -> Option<(*mut c_void, &'static Original)> {
+fn proc_address_entry(name: &[u8]) -> Option<(*mut c_void, &'static OriginalFunction)> {
     match name {
         b"cuGetProcAddress" => Some((cuGetProcAddress as *mut c_void, &GET_PROC_ADDRESS)),
         b"cuGetProcAddress_v2" => Some((cuGetProcAddress_v2 as *mut c_void, &GET_PROC_ADDRESS_V2)),
@@ -196,14 +196,14 @@ fn proc_address_entry(name: &[u8]) -> Option<(*mut c_void, &'static Original)> {
     }
 }
 
-static GET_PROC_ADDRESS: Original = Original::new();
-static GET_PROC_ADDRESS_V2: Original = Original::new();
+static GET_PROC_ADDRESS: OriginalFunction = OriginalFunction::new();
+static GET_PROC_ADDRESS_V2: OriginalFunction = OriginalFunction::new();
 
 entry!(cuGetProcAddress => get_proc_address);
 entry!(cuGetProcAddress_v2 => get_proc_address_v2);
 
 /// `CUDA_ERROR_NOT_FOUND` of cuda.h.
-const NOT_FOUND: c_int = 500;
+const ERROR_NOT_FOUND: c_int = 500;
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM` of cuda.h.
 const PER_THREAD_STREAM: u64 = 1 << 1;
 
@@ -216,7 +216,7 @@ unsafe extern "C-unwind" fn get_proc_address(
 ) -> c_int {
     let original = driver_function(&GET_PROC_ADDRESS, c"cuGetProcAddress");
     if original.is_null() {
-        return NOT_FOUND;
+        return ERROR_NOT_FOUND;
     }
     // SAFETY: this is the signature of `cuGetProcAddress` in cuda.h before CUDA 12.
     let original: unsafe extern "C-unwind" fn(*const c_char, *mut *mut c_void, c_int, u64) -> c_int =
@@ -225,7 +225,7 @@ unsafe extern "C-unwind" fn get_proc_address(
     let result = unsafe { original(name, out, version, flags) };
     if result == 0 {
         // SAFETY: the original has succeeded, so it has read `name` and written `out`.
-        unsafe { wrap(name, out, version, flags) };
+        unsafe { hook_entry_point(name, out, version, flags) };
     }
     result
 }
@@ -240,7 +240,7 @@ unsafe extern "C-unwind" fn get_proc_address_v2(
 ) -> c_int {
     let original = driver_function(&GET_PROC_ADDRESS_V2, c"cuGetProcAddress_v2");
     if original.is_null() {
-        return NOT_FOUND;
+        return ERROR_NOT_FOUND;
     }
     // SAFETY: this is the signature of `cuGetProcAddress_v2` in cuda.h from CUDA 12 on.
     let original: unsafe extern "C-unwind" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int =
@@ -249,7 +249,7 @@ unsafe extern "C-unwind" fn get_proc_address_v2(
     let result = unsafe { original(name, out, version, flags, status) };
     if result == 0 {
         // SAFETY: the original has succeeded, so it has read `name` and written `out`.
-        unsafe { wrap(name, out, version, flags) };
+        unsafe { hook_entry_point(name, out, version, flags) };
     }
     result
 }
@@ -259,7 +259,7 @@ unsafe extern "C-unwind" fn get_proc_address_v2(
 /// # Safety
 ///
 /// `name` and `out` are the arguments of a `cuGetProcAddress` that has succeeded.
-unsafe fn wrap(name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64) {
+unsafe fn hook_entry_point(name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64) {
     if name.is_null() || out.is_null() {
         return;
     }
@@ -274,10 +274,10 @@ unsafe fn wrap(name: *const c_char, out: *mut *mut c_void, version: c_int, flags
         } else {
             (cuGetProcAddress as *mut c_void, &GET_PROC_ADDRESS)
         };
-        if original.peek().is_null() {
+        if original.get().is_null() {
             original.set(found);
         }
-        if original.peek() == found {
+        if original.get() == found {
             // SAFETY: the caller guarantees that the driver has written `out`, so it is writable.
             unsafe { *out = entry };
         }
@@ -286,7 +286,7 @@ unsafe fn wrap(name: *const c_char, out: *mut *mut c_void, version: c_int, flags
     let Some(hook) = registry::by_entry_point(symbol.to_bytes(), version, flags & PER_THREAD_STREAM != 0) else {
         return;
     };
-    if newer_interface(symbol, found) || !adopt(hook, found) {
+    if newer_interface(symbol, found) || !set_original(hook, found) {
         if let Some(process) = Process::if_started() {
             process.count(Counter::UnwrappedEntryPoints, 1);
         }
@@ -306,6 +306,6 @@ fn newer_interface(symbol: &CStr, found: *mut c_void) -> bool {
     ["_v3", "_v4", "_v5"].iter().any(|suffix| {
         let mut name = symbol.to_bytes().to_vec();
         name.extend_from_slice(suffix.as_bytes());
-        std::ffi::CString::new(name).is_ok_and(|name| real::lookup(driver, &name) == found)
+        std::ffi::CString::new(name).is_ok_and(|name| original::lookup(driver, &name) == found)
     })
 }

@@ -13,4 +13,4 @@ mod pools;
 mod registry;
 mod torch;
 
-pub(crate) use torch::{TorchState, claim_collection, collector_lists, exported_by, is_device_in_use};
+pub(crate) use torch::{TorchState, claim_collection, exported_by, gc_list_heads, is_device_in_use};

@@ -14,12 +14,12 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use memtrace_trace::counters::Counter;
-use memtrace_trace::definition::{LabelOrigin, Verdict};
+use memtrace_trace::definition::{LabelOrigin, NoticeStatus};
 use memtrace_trace::event::Action;
 
 use crate::guard::Guard;
-use crate::labels::{self, LONGEST, Mark, Moment};
-use crate::objects;
+use crate::labels::{self, MAX_NAME_BYTES, RangeDetails, RangeKey};
+use crate::loaded_objects;
 use crate::process::{Process, session_options};
 
 /// `NVTX_ETID_CALLBACKS`, `NVTX_CB_MODULE_CORE`, `NVTX_CB_MODULE_CORE2` of nvtxTypes.h.
@@ -45,7 +45,7 @@ struct ExportTable {
 
 /// `nvtxEventAttributes_t`, the same in versions 2 and 3.
 #[repr(C)]
-pub(crate) struct Attributes {
+pub(crate) struct EventAttributes {
     version: u16,
     size: u16,
     category: u32,
@@ -59,36 +59,36 @@ pub(crate) struct Attributes {
 }
 
 /// Names of domains or registered strings. They are never freed. A handle is the address of a slot here.
-struct Names<const N: usize> {
+struct NameTable<const N: usize> {
     names: [AtomicPtr<String>; N],
     used: AtomicU32,
 }
 
-static DOMAINS: Names<256> = Names::new();
-static STRINGS: Names<{ 1 << 14 }> = Names::new();
+static DOMAINS: NameTable<256> = NameTable::new();
+static STRINGS: NameTable<{ 1 << 14 }> = NameTable::new();
 /// Counts the ranges that do not nest, to number them.
-static NUMBERS: AtomicU64 = AtomicU64::new(0);
+static LAST_RANGE_NUMBER: AtomicU64 = AtomicU64::new(0);
 
-impl<const N: usize> Names<N> {
-    const fn new() -> Names<N> {
-        Names { names: [const { AtomicPtr::new(std::ptr::null_mut()) }; N], used: AtomicU32::new(0) }
+impl<const N: usize> NameTable<N> {
+    const fn new() -> NameTable<N> {
+        NameTable { names: [const { AtomicPtr::new(std::ptr::null_mut()) }; N], used: AtomicU32::new(0) }
     }
 
     /// The handle of a name. Null if there is no free slot.
     fn add(&self, name: String) -> *const c_void {
-        let known = self.names.iter().take(self.used.load(Ordering::Acquire) as usize).find(|place| {
+        let known = self.names.iter().take(self.used.load(Ordering::Acquire) as usize).find(|slot| {
             // SAFETY: the pointer is null or comes from a box that `add` has leaked.
-            unsafe { place.load(Ordering::Acquire).as_ref() }.is_some_and(|known| *known == name)
+            unsafe { slot.load(Ordering::Acquire).as_ref() }.is_some_and(|known| *known == name)
         });
-        let place = known.or_else(|| {
-            let place = self.names.get(self.used.fetch_add(1, Ordering::AcqRel) as usize)?;
-            place.store(Box::into_raw(Box::new(name)), Ordering::Release);
-            Some(place)
+        let slot = known.or_else(|| {
+            let slot = self.names.get(self.used.fetch_add(1, Ordering::AcqRel) as usize)?;
+            slot.store(Box::into_raw(Box::new(name)), Ordering::Release);
+            Some(slot)
         });
-        if place.is_none() {
+        if slot.is_none() {
             self.used.store(N as u32, Ordering::Release);
         }
-        place.map_or(std::ptr::null(), |place| std::ptr::from_ref(place).cast())
+        slot.map_or(std::ptr::null(), |slot| std::ptr::from_ref(slot).cast())
     }
 
     /// The index of a handle, counted from 1, and its name. `None` for handles that are not ours.
@@ -101,26 +101,26 @@ impl<const N: usize> Names<N> {
     }
 }
 
-/// A name under construction, on the stack. `cut` says that it did not fit.
-struct Text {
-    bytes: [u8; LONGEST],
+/// A name under construction, on the stack. `is_truncated` says that it did not fit.
+struct NameBuffer {
+    bytes: [u8; MAX_NAME_BYTES],
     length: usize,
-    cut: bool,
+    is_truncated: bool,
 }
 
-impl Text {
-    fn new() -> Text {
-        Text { bytes: [0; LONGEST], length: 0, cut: false }
+impl NameBuffer {
+    fn new() -> NameBuffer {
+        NameBuffer { bytes: [0; MAX_NAME_BYTES], length: 0, is_truncated: false }
     }
 
     fn push(&mut self, part: &[u8]) {
         let room = self.bytes.get_mut(self.length..).unwrap_or_default();
-        let taken = part.len().min(room.len());
-        self.cut |= taken < part.len();
+        let copied = part.len().min(room.len());
+        self.is_truncated |= copied < part.len();
         for (to, from) in room.iter_mut().zip(part) {
             *to = *from;
         }
-        self.length += taken;
+        self.length += copied;
     }
 
     /// # Safety
@@ -128,9 +128,10 @@ impl Text {
     /// `text` is null or a C string.
     unsafe fn push_ascii(&mut self, text: *const c_char) {
         if !text.is_null() {
-            // SAFETY: the caller guarantees a C string. `strnlen` reads at most `LONGEST + 1` bytes and not beyond its
-            // end.
-            let bytes = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), libc::strnlen(text, LONGEST + 1)) };
+            // SAFETY: the caller guarantees a C string. `strnlen` reads at most `MAX_NAME_BYTES + 1` bytes and not
+            // beyond its end.
+            let bytes =
+                unsafe { std::slice::from_raw_parts(text.cast::<u8>(), libc::strnlen(text, MAX_NAME_BYTES + 1)) };
             self.push(bytes);
         }
     }
@@ -140,7 +141,7 @@ impl Text {
     /// `text` is null or a string of `wchar_t` that ends with 0.
     unsafe fn push_wide(&mut self, text: *const u32) {
         let mut at = text;
-        while !at.is_null() && !self.cut {
+        while !at.is_null() && !self.is_truncated {
             // SAFETY: the caller guarantees a terminating 0, and the loop has not passed it.
             let unit = unsafe { at.read_unaligned() };
             if unit == 0 {
@@ -157,11 +158,11 @@ impl Text {
     /// # Safety
     ///
     /// `attributes` is null or points to attributes as NVTX's header defines them.
-    unsafe fn push_message(&mut self, attributes: *const Attributes) {
+    unsafe fn push_message(&mut self, attributes: *const EventAttributes) {
         // SAFETY: the caller guarantees valid attributes. A structure smaller than ours has no message and is not read
         // further.
         unsafe {
-            if attributes.is_null() || usize::from((*attributes).size) < size_of::<Attributes>() {
+            if attributes.is_null() || usize::from((*attributes).size) < size_of::<EventAttributes>() {
                 return;
             }
             let message = (*attributes).message;
@@ -175,8 +176,8 @@ impl Text {
     }
 
     /// Starts a name with its domain's name and a colon. Also returns the domain's index, 0 for the default domain.
-    fn in_domain(domain: *const c_void) -> (Text, u32) {
-        let mut text = Text::new();
+    fn in_domain(domain: *const c_void) -> (NameBuffer, u32) {
+        let mut text = NameBuffer::new();
         let Some((number, name)) = DOMAINS.get(domain) else { return (text, 0) };
         text.push(name.as_bytes());
         text.push(b":");
@@ -187,21 +188,21 @@ impl Text {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 
-    fn to_text(&self) -> String {
+    fn to_name(&self) -> String {
         String::from_utf8_lossy(self.bytes()).into_owned()
     }
 
     /// Records range events with this name, one for each action.
-    fn tell(&self, actions: &[Action], mark: Mark) {
+    fn record(&self, actions: &[Action], key: RangeKey) {
         if Process::if_started().is_none() {
             return;
         }
         let Some(mut guard) = Guard::enter() else { return };
-        if self.cut {
-            guard.process().count(Counter::StringsCut, 1);
+        if self.is_truncated {
+            guard.process().count(Counter::StringsTruncated, 1);
         }
         for action in actions {
-            labels::range(&mut guard, *action, LabelOrigin::Nvtx, self.bytes(), mark, Moment::default());
+            labels::record_range(&mut guard, *action, LabelOrigin::Nvtx, self.bytes(), key, RangeDetails::default());
         }
     }
 }
@@ -210,48 +211,48 @@ const START: &[Action] = &[Action::RangeStart];
 /// A mark is recorded as a range of zero length.
 const MARK: &[Action] = &[Action::RangeStart, Action::RangeEnd];
 
-fn ended(mark: Mark) {
+fn record_end(key: RangeKey) {
     if Process::if_started().is_some()
         && let Some(mut guard) = Guard::enter()
     {
-        labels::end(&mut guard, mark, Moment::default());
+        labels::record_end(&mut guard, key, RangeDetails::default());
     }
 }
 
 fn next_number() -> u64 {
-    NUMBERS.fetch_add(1, Ordering::Relaxed) + 1
+    LAST_RANGE_NUMBER.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 /// The three forms in which a message arrives. `$push` appends the message to `text`.
 macro_rules! messages {
-    ($($way:ident $argument:ty, $push:ident;)*) => { $(
-        mod $way {
+    ($($encoding:ident $argument:ty, $push:ident;)*) => { $(
+        mod $encoding {
             use super::*;
 
             /// Implements `nvtxMark*`.
             pub(super) unsafe extern "C" fn mark(message: *const $argument) {
-                let mut text = Text::new();
+                let mut text = NameBuffer::new();
                 // SAFETY: NVTX's caller guarantees a valid message of this form.
                 unsafe { text.$push(message) };
-                text.tell(MARK, Mark::default());
+                text.record(MARK, RangeKey::default());
             }
 
             /// Implements `nvtxRangeStart*`. Returns the range's number.
             pub(super) unsafe extern "C" fn start(message: *const $argument) -> u64 {
-                let mark = Mark { number: next_number(), ..Mark::default() };
-                let mut text = Text::new();
+                let key = RangeKey { number: next_number(), ..RangeKey::default() };
+                let mut text = NameBuffer::new();
                 // SAFETY: NVTX's caller guarantees a valid message of this form.
                 unsafe { text.$push(message) };
-                text.tell(START, mark);
-                mark.number
+                text.record(START, key);
+                key.number
             }
 
             /// Implements `nvtxRangePush*`.
             pub(super) unsafe extern "C" fn push(message: *const $argument) -> c_int {
-                let mut text = Text::new();
+                let mut text = NameBuffer::new();
                 // SAFETY: NVTX's caller guarantees a valid message of this form.
                 unsafe { text.$push(message) };
-                text.tell(START, Mark::default());
+                text.record(START, RangeKey::default());
                 NO_TRACKING
             }
         }
@@ -261,97 +262,97 @@ macro_rules! messages {
 messages! {
     ascii c_char, push_ascii;
     wide u32, push_wide;
-    ex Attributes, push_message;
+    ex EventAttributes, push_message;
 }
 
 unsafe extern "C" fn range_end(number: u64) {
-    ended(Mark { number, ..Mark::default() });
+    record_end(RangeKey { number, ..RangeKey::default() });
 }
 
 unsafe extern "C" fn range_pop() -> c_int {
-    ended(Mark::default());
+    record_end(RangeKey::default());
     NO_TRACKING
 }
 
-unsafe extern "C" fn domain_mark(domain: *const c_void, attributes: *const Attributes) {
-    let (mut text, domain) = Text::in_domain(domain);
+unsafe extern "C" fn domain_mark(domain: *const c_void, attributes: *const EventAttributes) {
+    let (mut text, domain) = NameBuffer::in_domain(domain);
     // SAFETY: NVTX's caller guarantees valid attributes.
     unsafe { text.push_message(attributes) };
-    text.tell(MARK, Mark { domain, number: 0 });
+    text.record(MARK, RangeKey { domain, number: 0 });
 }
 
-unsafe extern "C" fn domain_start(domain: *const c_void, attributes: *const Attributes) -> u64 {
-    let (mut text, domain) = Text::in_domain(domain);
-    let mark = Mark { domain, number: next_number() };
+unsafe extern "C" fn domain_start(domain: *const c_void, attributes: *const EventAttributes) -> u64 {
+    let (mut text, domain) = NameBuffer::in_domain(domain);
+    let key = RangeKey { domain, number: next_number() };
     // SAFETY: NVTX's caller guarantees valid attributes.
     unsafe { text.push_message(attributes) };
-    text.tell(START, mark);
-    mark.number
+    text.record(START, key);
+    key.number
 }
 
 unsafe extern "C" fn domain_end(domain: *const c_void, number: u64) {
-    ended(Mark { domain: DOMAINS.get(domain).map_or(0, |(number, _)| number), number });
+    record_end(RangeKey { domain: DOMAINS.get(domain).map_or(0, |(number, _)| number), number });
 }
 
-unsafe extern "C" fn domain_push(domain: *const c_void, attributes: *const Attributes) -> c_int {
-    let (mut text, domain) = Text::in_domain(domain);
+unsafe extern "C" fn domain_push(domain: *const c_void, attributes: *const EventAttributes) -> c_int {
+    let (mut text, domain) = NameBuffer::in_domain(domain);
     // SAFETY: NVTX's caller guarantees valid attributes.
     unsafe { text.push_message(attributes) };
-    text.tell(START, Mark { domain, number: 0 });
+    text.record(START, RangeKey { domain, number: 0 });
     NO_TRACKING
 }
 
 unsafe extern "C" fn domain_pop(domain: *const c_void) -> c_int {
-    ended(Mark { domain: DOMAINS.get(domain).map_or(0, |(number, _)| number), number: 0 });
+    record_end(RangeKey { domain: DOMAINS.get(domain).map_or(0, |(number, _)| number), number: 0 });
     NO_TRACKING
 }
 
 unsafe extern "C" fn register_ascii(_domain: *const c_void, message: *const c_char) -> *const c_void {
-    let mut text = Text::new();
+    let mut text = NameBuffer::new();
     // SAFETY: NVTX's caller guarantees a C string.
     unsafe { text.push_ascii(message) };
-    STRINGS.add(text.to_text())
+    STRINGS.add(text.to_name())
 }
 
 unsafe extern "C" fn register_wide(_domain: *const c_void, message: *const u32) -> *const c_void {
-    let mut text = Text::new();
+    let mut text = NameBuffer::new();
     // SAFETY: NVTX's caller guarantees a string of `wchar_t` that ends with 0.
     unsafe { text.push_wide(message) };
-    STRINGS.add(text.to_text())
+    STRINGS.add(text.to_name())
 }
 
 unsafe extern "C" fn create_ascii(name: *const c_char) -> *const c_void {
-    let mut text = Text::new();
+    let mut text = NameBuffer::new();
     // SAFETY: NVTX's caller guarantees a C string.
     unsafe { text.push_ascii(name) };
-    DOMAINS.add(text.to_text())
+    DOMAINS.add(text.to_name())
 }
 
 unsafe extern "C" fn create_wide(name: *const u32) -> *const c_void {
-    let mut text = Text::new();
+    let mut text = NameBuffer::new();
     // SAFETY: NVTX's caller guarantees a string of `wchar_t` that ends with 0.
     unsafe { text.push_wide(name) };
-    DOMAINS.add(text.to_text())
+    DOMAINS.add(text.to_name())
 }
 
 /// CUDA's own libraries, whose ranges no user wrote.
-const REFUSED: &[&[u8]] = &[b"libcu", b"libnccl", b"libnv", b"libnpp", b"libcudnn"];
+const IGNORED_LIBRARIES: &[&[u8]] = &[b"libcu", b"libnccl", b"libnv", b"libnpp", b"libcudnn"];
 /// Through libnvToolsExt, users' programs call NVTX.
-const NOT_REFUSED: &[u8] = b"libnvToolsExt";
+const NVTX_LIBRARY: &[u8] = b"libnvToolsExt";
 
 /// `int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t)`. Returns 1 if we record the object's ranges. Each object
 /// that contains NVTX calls it once.
 #[cfg_attr(not(test), unsafe(export_name = "InitializeInjectionNvtx2"))]
 unsafe extern "C" fn initialize(get: Option<GetExportTable>) -> c_int {
     let Some(get) = get.filter(|_| session_options().is_some()) else { return 0 };
-    let object = objects::containing(get as usize);
-    let name = object.as_ref().map(objects::Caller::file_name).unwrap_or_default();
-    if REFUSED.iter().any(|refused| name.starts_with(refused)) && !name.starts_with(NOT_REFUSED) {
+    let object = loaded_objects::containing(get as usize);
+    let name = object.as_ref().map(loaded_objects::MappedObject::file_name).unwrap_or_default();
+    if IGNORED_LIBRARIES.iter().any(|ignored| name.starts_with(ignored)) && !name.starts_with(NVTX_LIBRARY) {
         return 0;
     }
     // SAFETY: `get` is NVTX's own function and returns null or a table that lives as long as the object.
     let table = unsafe { get(CALLBACKS).as_ref() };
-    let listening = table.is_some_and(|table| {
+    let is_subscribed = table.is_some_and(|table| {
         table.struct_size >= size_of::<ExportTable>()
             // SAFETY: `struct_size` says that the table contains this function, and NVTX is initializing the object
             // now.
@@ -361,14 +362,17 @@ unsafe extern "C" fn initialize(get: Option<GetExportTable>) -> c_int {
         && let Some(mut guard) = Guard::enter()
     {
         let name = String::from_utf8_lossy(name).into_owned();
-        let (verdict, text) = if listening {
-            (Verdict::Works, format!("ranges of {name} are recorded"))
+        let (status, text) = if is_subscribed {
+            (NoticeStatus::Works, format!("ranges of {name} are recorded"))
         } else {
-            (Verdict::Off, format!("the tables of {name} are not as expected: its ranges are not recorded"))
+            (
+                NoticeStatus::Off,
+                format!("the function tables of {name} are not as expected: its ranges are not recorded"),
+            )
         };
-        guard.notice("nvtx", verdict, &text);
+        guard.notice("nvtx", status, &text);
     }
-    c_int::from(listening)
+    c_int::from(is_subscribed)
 }
 
 /// Puts our functions into an object's tables: all of them or none. Returns whether it did.
@@ -401,26 +405,26 @@ unsafe fn subscribe(tables: unsafe extern "C" fn(c_int, *mut *const *mut Functio
         (12, create_ascii as *const ()),
         (13, create_wide as *const ()),
     ];
-    let places = |module: c_int, wanted: &[(usize, *const ())]| {
+    let slots = |module: c_int, functions: &[(usize, *const ())]| {
         let (mut table, mut size) = (std::ptr::null(), 0);
         // SAFETY: `table` and `size` are writable, and the caller guarantees the function.
         let known = unsafe { tables(module, &mut table, &mut size) } != 0 && !table.is_null();
-        let place = |(index, function): &(usize, *const ())| {
+        let slot = |(index, function): &(usize, *const ())| {
             if !known || *index >= size as usize {
                 return None;
             }
             // SAFETY: the index is below the table's size. Each element points to a slot for a function or is null.
-            let place = unsafe { *table.add(*index) };
-            (!place.is_null()).then_some((place, *function))
+            let slot = unsafe { *table.add(*index) };
+            (!slot.is_null()).then_some((slot, *function))
         };
-        wanted.iter().map(place).collect::<Option<Vec<_>>>()
+        functions.iter().map(slot).collect::<Option<Vec<_>>>()
     };
-    let Some(mut all) = places(CORE, core) else { return false };
+    let Some(mut all) = slots(CORE, core) else { return false };
     // NVTX before version 2 has no domains.
-    all.extend(places(CORE2, core2).unwrap_or_default());
-    for (place, function) in all {
+    all.extend(slots(CORE2, core2).unwrap_or_default());
+    for (slot, function) in all {
         // SAFETY: the number identifies a slot for a pointer to a function of this type (nvtxTypes.h).
-        unsafe { place.write(function.cast_mut().cast()) };
+        unsafe { slot.write(function.cast_mut().cast()) };
     }
     true
 }
@@ -430,23 +434,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_are_known_again_and_others_are_not() {
-        static NAMES: Names<3> = Names::new();
-        let (a, b) = (NAMES.add("a".into()), NAMES.add("b".into()));
+    fn a_name_keeps_its_handle_and_other_handles_are_rejected() {
+        static TABLE: NameTable<3> = NameTable::new();
+        let (a, b) = (TABLE.add("a".into()), TABLE.add("b".into()));
         assert_ne!(a, b);
-        assert_eq!(NAMES.add("a".into()), a);
-        assert_eq!((NAMES.get(a), NAMES.get(b)), (Some((1, "a")), Some((2, "b"))));
-        assert_eq!(NAMES.get(std::ptr::null()), None);
-        assert_eq!(NAMES.get(a.wrapping_byte_add(1)), None);
-        assert_eq!(NAMES.get(a.wrapping_byte_add(16)), None, "a place that is free");
-        assert!(!NAMES.add("c".into()).is_null());
-        assert!(NAMES.add("d".into()).is_null() && NAMES.add("e".into()).is_null());
-        assert_eq!(NAMES.add("c".into()), a.wrapping_byte_add(16));
+        assert_eq!(TABLE.add("a".into()), a);
+        assert_eq!((TABLE.get(a), TABLE.get(b)), (Some((1, "a")), Some((2, "b"))));
+        assert_eq!(TABLE.get(std::ptr::null()), None);
+        assert_eq!(TABLE.get(a.wrapping_byte_add(1)), None);
+        assert_eq!(TABLE.get(a.wrapping_byte_add(16)), None, "a free entry");
+        assert!(!TABLE.add("c".into()).is_null());
+        assert!(TABLE.add("d".into()).is_null() && TABLE.add("e".into()).is_null());
+        assert_eq!(TABLE.add("c".into()), a.wrapping_byte_add(16));
     }
 
     #[test]
-    fn names_are_put_together_and_cut() {
-        let mut text = Text::new();
+    fn names_are_joined_and_truncated() {
+        let mut text = NameBuffer::new();
         text.push(b"domain:");
         // SAFETY: each argument is null or a string that ends with 0.
         unsafe {
@@ -455,15 +459,15 @@ mod tests {
             text.push_ascii(std::ptr::null());
             text.push_wide(std::ptr::null());
         }
-        assert_eq!(text.to_text(), "domain:\u{e4}\u{1f600}\u{fffd}!");
-        assert!(!text.cut);
-        text.push(&[b'x'; LONGEST]);
-        assert!(text.cut && text.bytes().len() == LONGEST);
+        assert_eq!(text.to_name(), "domain:\u{e4}\u{1f600}\u{fffd}!");
+        assert!(!text.is_truncated);
+        text.push(&[b'x'; MAX_NAME_BYTES]);
+        assert!(text.is_truncated && text.bytes().len() == MAX_NAME_BYTES);
     }
 
     #[test]
-    fn attributes_are_as_the_header_has_them() {
-        assert_eq!(std::mem::offset_of!(Attributes, message_type), 32);
-        assert_eq!((std::mem::offset_of!(Attributes, message), size_of::<Attributes>()), (40, 48));
+    fn attributes_have_the_layout_of_the_header() {
+        assert_eq!(std::mem::offset_of!(EventAttributes, message_type), 32);
+        assert_eq!((std::mem::offset_of!(EventAttributes, message), size_of::<EventAttributes>()), (40, 48));
     }
 }

@@ -4,10 +4,10 @@
 
 use std::ffi::CStr;
 
-use memtrace_trace::api::{Api, Memory};
+use memtrace_trace::api::{Api, MemoryKind};
 
 use super::cuda;
-use crate::real::Original;
+use crate::original::OriginalFunction;
 
 /// One hooked function.
 pub(super) struct Hook {
@@ -17,7 +17,7 @@ pub(super) struct Hook {
     pub(super) entry: unsafe extern "C" fn(),
     /// The original function. For the runtime, the one that `dlsym` returned first; `call::runtime_original` looks for
     /// others.
-    pub(super) original: Original,
+    pub(super) original: OriginalFunction,
 }
 
 impl Hook {
@@ -29,12 +29,12 @@ impl Hook {
 
     /// Whether the function concerns host memory.
     pub(super) fn is_host(&self) -> bool {
-        matches!(self.api.memory(), Some(Memory::Host | Memory::Registered))
+        matches!(self.api.memory_kind(), Some(MemoryKind::Host | MemoryKind::Registered))
     }
 
     /// Whether the function concerns memory of a stream-ordered pool.
     pub(super) fn is_pool(&self) -> bool {
-        self.api.memory() == Some(Memory::Pool)
+        self.api.memory_kind() == Some(MemoryKind::Pool)
     }
 
     /// The index among the runtime's functions.
@@ -46,7 +46,7 @@ impl Hook {
 /// The wire number of the first runtime function. All larger ones belong to the runtime too.
 const FIRST_RUNTIME: u16 = Api::cudaMalloc.0;
 /// Upper bound on the number of runtime functions.
-pub(super) const RUNTIME_HOOKS: usize = 32;
+pub(super) const MAX_RUNTIME_HOOKS: usize = 32;
 
 macro_rules! registry {
     ($($name:ident)*) => {
@@ -58,7 +58,7 @@ macro_rules! registry {
                 Err(_) => c"",
             },
             entry: cuda::$name::$name,
-            original: Original::new(),
+            original: OriginalFunction::new(),
         }),*];
 
         /// The index of each hook in [`HOOKS`], for its body.
@@ -119,13 +119,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_registry_and_the_contract_list_the_same_functions() {
+    fn the_registry_and_the_trace_crate_list_the_same_functions() {
         let mut hooked: Vec<_> = HOOKS.iter().map(|h| h.api).collect();
         hooked.sort();
         assert_eq!(hooked, Api::ALL);
         for hook in &HOOKS {
             assert_eq!(hook.symbol.to_str().ok(), hook.api.symbol());
-            assert!(!hook.is_runtime() || hook.runtime_index() < RUNTIME_HOOKS);
+            assert!(!hook.is_runtime() || hook.runtime_index() < MAX_RUNTIME_HOOKS);
         }
     }
 

@@ -36,22 +36,22 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, O
 
 use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
-use memtrace_trace::definition::{Definition, TensorKind, Verdict};
+use memtrace_trace::definition::{Definition, NoticeStatus, TensorKind};
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::options::Cpu;
 
 pub(crate) use self::python::type_name;
-use self::python::{Interface, Object, Session};
+use self::python::{CApi, GilToken, PyObjectPtr};
 use self::roots::Root;
-use self::schedule::{Facts, Scan, Schedule, cause};
-use self::tensors::{Layout, Torch};
-use self::walk::{Listener, Parameters, Spread, Spreading, Walk};
-use crate::emit::cut;
+use self::schedule::{Scan, ScanInputs, Schedule, cause};
+use self::tensors::{TensorLayout, TorchSymbols};
+use self::walk::{AddressHasher, BuildAddressHasher, ModelWalk, NameSink, Parameters};
+use crate::emit::truncate;
 use crate::guard::Guard;
 use crate::hooks;
 use crate::process::Process;
 use crate::stack::CheckedMemory;
-use crate::thread::thread;
+use crate::thread_local::with_thread_local;
 
 /// A program without a backward pass is first scanned after `FIRST_FREES` freed blocks. Each later threshold is
 /// `FREES_GROW` times larger.
@@ -61,54 +61,54 @@ const FREES_GROW: u32 = 8;
 /// By then the program has called all modules of the model, or a backward pass has run.
 const FREES_AFTER_CALL: u32 = 128;
 /// How many scans are postponed at most because a constructor is running.
-const MOST_POSTPONED: u32 = 16;
-/// At most this many optimizers are distinguished by the place of their `step()` call.
-const MOST_SITES: usize = 64;
+const MAX_POSTPONED: u32 = 16;
+/// At most this many optimizers are distinguished by the call site of `step()`.
+const MAX_STEP_SITES: usize = 64;
 /// At most this many modules are remembered as scanned.
-const MOST_MODULES: usize = 1 << 16;
+const MAX_MODULES: usize = 1 << 16;
 const TOPIC: &str = "torch.names";
 /// At most this many models and optimizers are scanned again. In a program with more, every scan is a heap scan.
-const MOST_KNOWN: usize = 256;
+const MAX_RESCANNED: usize = 256;
 /// After this many device tensors that do not confirm the layout, name reading is switched off.
-const MOST_MISSES: u32 = 256;
+const MAX_MISSES: u32 = 256;
 /// Bytes that a pending name occupies beside its text.
-const NEWS: usize = 32;
+const UPDATE_BYTES: usize = 32;
 /// Upper bound on the bytes of pending names.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_PENDING_BYTES: usize = 64 << 20;
 /// At most this many reported names are remembered.
-const MOST_REMEMBERED: usize = 1 << 19;
+const MAX_REPORTED: usize = 1 << 19;
 /// Number of hash slots for addresses.
-const PLACES: usize = 1 << 15;
+const ADDRESS_SLOTS: usize = 1 << 15;
 /// Size in bytes of `PyGC_Head`, the collector's two words in front of an object.
-const LINKS: usize = 16;
+const GC_HEAD_BYTES: usize = 16;
 /// The low bits of the collector's links hold flags.
 const LINK_FLAGS: usize = 3;
 
 /// How many threads are running an autograd node. Shared by all recordings of this loaded library.
-static EVALUATING: AtomicU32 = AtomicU32::new(0);
+static RUNNING_NODES: AtomicU32 = AtomicU32::new(0);
 /// Set while a scan waits until no thread runs an autograd node.
-static POSTPONED: AtomicBool = AtomicBool::new(false);
+static IS_SCAN_POSTPONED: AtomicBool = AtomicBool::new(false);
 
 /// Reports that an autograd node begins to run on the calling thread.
 #[inline]
-pub(crate) fn node_begins() {
-    EVALUATING.fetch_add(1, Ordering::Relaxed);
+pub(crate) fn node_starts() {
+    RUNNING_NODES.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Reports that an autograd node has ended on the calling thread. The last one to end requests a postponed scan.
 #[inline]
 pub(crate) fn node_ends() {
-    // These two accesses and the two in `is_evaluating` are in one total order (`SeqCst`). So one of the two threads
+    // These two accesses and the two in `is_node_running` are in one total order (`SeqCst`). So one of the two threads
     // sees the other's write.
-    if EVALUATING.fetch_sub(1, Ordering::SeqCst) == 1 && POSTPONED.load(Ordering::SeqCst) {
-        resume();
+    if RUNNING_NODES.fetch_sub(1, Ordering::SeqCst) == 1 && IS_SCAN_POSTPONED.load(Ordering::SeqCst) {
+        request_postponed_scan();
     }
 }
 
 /// Requests the scan that waited for the end of a backward pass.
 #[cold]
-fn resume() {
-    if POSTPONED.swap(false, Ordering::SeqCst)
+fn request_postponed_scan() {
+    if IS_SCAN_POSTPONED.swap(false, Ordering::SeqCst)
         && let Some(process) = Process::if_started()
     {
         process.names.request(0);
@@ -120,48 +120,48 @@ pub(crate) struct Names {
     /// Set if the next event in a backward pass requests a scan. Cleared by that request.
     is_armed: AtomicBool,
     /// Set while a pending call is queued in the interpreter.
-    asked: AtomicBool,
+    is_call_pending: AtomicBool,
     /// The reasons for the requested scan, a set of bits ([`cause`]).
     causes: AtomicU8,
     /// Set once the program has run a backward pass or an optimizer step.
-    trains: AtomicBool,
+    is_training: AtomicBool,
     /// Set once an allocation has failed.
-    failed: AtomicBool,
+    has_failed: AtomicBool,
     /// Blocks freed so far. Not exact, because threads increment it without synchronization.
     frees: AtomicU32,
     scan_at: AtomicU32,
-    /// Hashes of label and stack, one for each place that steps an optimizer. 0 is a free slot. A new hash counts as a
-    /// change.
+    /// Hashes of label and stack, one for each call site that steps an optimizer. 0 is a free slot. A new hash counts
+    /// as a change.
     sites: Box<[AtomicU64]>,
-    new_site: AtomicBool,
+    has_new_site: AtomicBool,
     /// One bit for each hash slot of addresses. A set bit means that a name of memory in this slot was reported and no
     /// block in it was freed since. The bitmap is small, so that a free finds its word in the processor's L1 cache.
     /// Empty if tensor names are switched off.
-    told_of: Box<[AtomicU64]>,
+    reported_slots: Box<[AtomicU64]>,
     /// For each hash slot, how often a free has cleared its bit.
-    freed: Box<[AtomicU16]>,
-    interface: OnceLock<Option<Interface>>,
-    looking: AtomicBool,
-    state: UnsafeCell<State>,
+    free_counts: Box<[AtomicU16]>,
+    api: OnceLock<Option<CApi>>,
+    is_scanning: AtomicBool,
+    state: UnsafeCell<ScanState>,
 }
 
-// SAFETY: only the thread that has set `looking` uses `state`, and all other fields are atomic. The addresses of Python
-// objects are plain numbers. `scan` dereferences them only with the GIL, after it has checked that the objects are
-// alive.
+// SAFETY: only the thread that has set `is_scanning` uses `state`, and all other fields are atomic. The addresses of
+// Python objects are plain numbers. `scan` dereferences them only with the GIL, after it has checked that the objects
+// are alive.
 unsafe impl Sync for Names {}
-// SAFETY: only the thread that has set `looking` uses `state`. The addresses of Python objects in it are plain numbers
-// and belong to no thread.
+// SAFETY: only the thread that has set `is_scanning` uses `state`. The addresses of Python objects in it are plain
+// numbers and belong to no thread.
 unsafe impl Send for Names {}
 
 /// What one scan keeps for the next.
 #[derive(Default)]
-struct State {
-    torch: Option<Torch>,
-    layout: Option<Layout>,
+struct ScanState {
+    torch: Option<TorchSymbols>,
+    layout: Option<TensorLayout>,
     /// The models. They were alive at the last scan.
     roots: Vec<Root>,
-    optimizers: Vec<Known>,
-    told: Told,
+    optimizers: Vec<ObjectId>,
+    reported: Reported,
     /// Maps the object of each parameter that an optimizer has to its name. A parameter that is temporarily outside its
     /// module (FSDP moves them) keeps its name.
     parameters: Parameters,
@@ -169,9 +169,9 @@ struct State {
     misses: u32,
     schedule: Schedule,
     /// The objects of the modules that scans have seen.
-    modules: HashSet<usize, Spreading>,
-    calls_compared: usize,
-    /// Set if there are more models and optimizers than [`MOST_KNOWN`].
+    modules: HashSet<usize, BuildAddressHasher>,
+    compared_calls: usize,
+    /// Set if there are more models and optimizers than [`MAX_RESCANNED`].
     has_too_many: bool,
     postponed: u32,
     is_verified: bool,
@@ -179,87 +179,87 @@ struct State {
 
 /// A Python object, identified by its address and its type.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Known {
+struct ObjectId {
     object: usize,
     class: usize,
 }
 
-impl Known {
+impl ObjectId {
     /// # Safety
     ///
     /// `object` points to a live Python object, and the calling thread holds the GIL.
-    unsafe fn of(object: Object) -> Known {
+    unsafe fn of(object: PyObjectPtr) -> ObjectId {
         // SAFETY: the caller guarantees that `object` is alive, so its type can be read.
-        Known { object: object.expose_provenance(), class: unsafe { python::type_of(object) }.addr() }
+        ObjectId { object: object.expose_provenance(), class: unsafe { python::type_of(object) }.addr() }
     }
 
-    fn object(&self) -> Object {
+    fn object(&self) -> PyObjectPtr {
         std::ptr::with_exposed_provenance_mut(self.object)
     }
 
     /// Whether the object is still alive: the garbage collector's list links it with both neighbors, and its type is
     /// unchanged. The memory of a freed object does not satisfy this.
     fn is_alive(&self, memory: &CheckedMemory) -> bool {
-        let links = self.object.wrapping_sub(LINKS);
+        let links = self.object.wrapping_sub(GC_HEAD_BYTES);
         let link = |at: usize, which: usize| memory.size(at, which * 8).map(|word| word & !LINK_FLAGS);
-        let neighbours = || {
+        let are_neighbors_linked = || {
             let (next, previous) = (link(links, 0)?, link(links, 1)?);
             let known = next != 0 && previous != 0 && memory.size(self.object, 8)? == self.class;
             Some(known && link(next, 1)? == links && link(previous, 0)? == links)
         };
-        neighbours() == Some(true)
+        are_neighbors_linked() == Some(true)
     }
 }
 
-fn place(address: u64) -> usize {
-    ((address >> 8).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 49) as usize % PLACES
+fn slot(address: u64) -> usize {
+    ((address >> 8).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 49) as usize % ADDRESS_SLOTS
 }
 
 impl Names {
-    /// `on` says whether the options request tensor names. Otherwise the tables are empty and take no memory.
-    pub(crate) fn new(on: bool) -> Names {
+    /// `is_on` says whether the options request tensor names. Otherwise the tables are empty and take no memory.
+    pub(crate) fn new(is_on: bool) -> Names {
         Names {
-            is_armed: AtomicBool::new(on),
-            asked: AtomicBool::new(false),
+            is_armed: AtomicBool::new(is_on),
+            is_call_pending: AtomicBool::new(false),
             causes: AtomicU8::new(0),
-            trains: AtomicBool::new(false),
-            failed: AtomicBool::new(false),
+            is_training: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
             frees: AtomicU32::new(0),
             scan_at: AtomicU32::new(FIRST_FREES),
-            sites: (0..if on { MOST_SITES } else { 0 }).map(|_| AtomicU64::new(0)).collect(),
-            new_site: AtomicBool::new(false),
-            told_of: (0..if on { PLACES / 64 } else { 0 }).map(|_| AtomicU64::new(0)).collect(),
-            freed: (0..if on { PLACES } else { 0 }).map(|_| AtomicU16::new(0)).collect(),
-            interface: OnceLock::new(),
-            looking: AtomicBool::new(false),
-            state: UnsafeCell::new(State::default()),
+            sites: (0..if is_on { MAX_STEP_SITES } else { 0 }).map(|_| AtomicU64::new(0)).collect(),
+            has_new_site: AtomicBool::new(false),
+            reported_slots: (0..if is_on { ADDRESS_SLOTS / 64 } else { 0 }).map(|_| AtomicU64::new(0)).collect(),
+            free_counts: (0..if is_on { ADDRESS_SLOTS } else { 0 }).map(|_| AtomicU16::new(0)).collect(),
+            api: OnceLock::new(),
+            is_scanning: AtomicBool::new(false),
+            state: UnsafeCell::new(ScanState::default()),
         }
     }
 
     /// Takes note of an event that is about to be written. Some events request a scan.
     #[inline(always)]
-    pub(crate) fn note(&self, event: &Event) {
+    pub(crate) fn observe(&self, event: &Event) {
         match event.action {
-            Action::FreeRequested => self.freed(event.addr),
+            Action::FreeRequested => self.block_freed(event.addr),
             // The CPU allocator has no separate free request and does not defer frees.
-            Action::FreeCompleted if event.source == Source::TorchCpu => self.freed(event.addr),
+            Action::FreeCompleted if event.source == Source::TorchCpu => self.block_freed(event.addr),
             _ => {}
         }
         if event.flags.contains(Flags::IN_BACKWARD) && self.is_armed.load(Ordering::Relaxed) {
             self.request(cause::BACKWARD);
         }
         if matches!(event.action, Action::Oom) {
-            self.failed.store(true, Ordering::Relaxed);
+            self.has_failed.store(true, Ordering::Relaxed);
             self.request(cause::OOM);
         }
     }
 
     #[inline(always)]
-    fn freed(&self, address: u64) {
-        let place = place(address);
-        let Some(told_of) = self.told_of.get(place / 64) else { return };
-        if told_of.load(Ordering::Relaxed) >> (place % 64) & 1 != 0 {
-            self.ends(place);
+    fn block_freed(&self, address: u64) {
+        let slot = slot(address);
+        let Some(reported_slots) = self.reported_slots.get(slot / 64) else { return };
+        if reported_slots.load(Ordering::Relaxed) >> (slot % 64) & 1 != 0 {
+            self.mark_outdated(slot);
         }
         // Two threads that free at the same time may lose an increment. Only the time of a scan depends on this
         // counter.
@@ -272,65 +272,69 @@ impl Names {
 
     /// Marks the names of memory in this hash slot as outdated.
     #[cold]
-    fn ends(&self, place: usize) {
-        let Some((told_of, number)) = self.told_of.get(place / 64).zip(self.freed.get(place)) else { return };
-        told_of.fetch_and(!(1 << (place % 64)), Ordering::SeqCst);
+    fn mark_outdated(&self, slot: usize) {
+        let Some((reported_slots, number)) = self.reported_slots.get(slot / 64).zip(self.free_counts.get(slot)) else {
+            return;
+        };
+        reported_slots.fetch_and(!(1 << (slot % 64)), Ordering::SeqCst);
         number.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Reports that an optimizer step begins or ends on this thread. `site` is a hash of the optimizer's label and
     /// stack at the beginning, `None` at the end.
-    pub(crate) fn at_optimizer(&self, site: Option<u64>) {
+    pub(crate) fn optimizer_step(&self, site: Option<u64>) {
         if let Some(site) = site {
-            self.note_site(site | 1);
+            self.add_step_site(site | 1);
         }
         self.request(cause::OPTIMIZER);
     }
 
-    fn note_site(&self, site: u64) {
-        for place in &self.sites {
-            match place.compare_exchange(0, site, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return self.new_site.store(true, Ordering::Relaxed),
+    fn add_step_site(&self, site: u64) {
+        for slot in &self.sites {
+            match slot.compare_exchange(0, site, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return self.has_new_site.store(true, Ordering::Relaxed),
                 Err(known) if known == site => return,
                 Err(_) => {}
             }
         }
     }
 
-    /// How many different places have stepped an optimizer.
-    fn known_sites(&self) -> usize {
+    /// How many different call sites have stepped an optimizer.
+    fn step_site_count(&self) -> usize {
         self.sites.iter().take_while(|site| site.load(Ordering::Relaxed) != 0).count()
     }
 
     /// Reports the first call of a module. Only a program that does not train needs the earlier scan that this
     /// schedules.
-    pub(crate) fn new_call(&self) {
-        if self.is_on() && !self.trains.load(Ordering::Relaxed) {
-            let soon = self.frees.load(Ordering::Relaxed).saturating_add(FREES_AFTER_CALL);
-            if soon < self.scan_at.load(Ordering::Relaxed) {
-                self.scan_at.store(soon, Ordering::Relaxed);
+    pub(crate) fn module_first_called(&self) {
+        if self.is_on() && !self.is_training.load(Ordering::Relaxed) {
+            let earlier = self.frees.load(Ordering::Relaxed).saturating_add(FREES_AFTER_CALL);
+            if earlier < self.scan_at.load(Ordering::Relaxed) {
+                self.scan_at.store(earlier, Ordering::Relaxed);
             }
         }
     }
 
     /// A number that does not change while no block at this address is freed. Read it before reporting a name of memory
     /// at the address.
-    fn number_at(&self, address: u64) -> u16 {
-        let place = place(address);
-        let Some((told_of, number)) = self.told_of.get(place / 64).zip(self.freed.get(place)) else { return 0 };
-        let bit = 1 << (place % 64);
+    fn free_count_at(&self, address: u64) -> u16 {
+        let slot = slot(address);
+        let Some((reported_slots, number)) = self.reported_slots.get(slot / 64).zip(self.free_counts.get(slot)) else {
+            return 0;
+        };
+        let bit = 1 << (slot % 64);
         loop {
-            told_of.fetch_or(bit, Ordering::SeqCst);
+            reported_slots.fetch_or(bit, Ordering::SeqCst);
             let now = number.load(Ordering::SeqCst);
             // If the bit is still set, the thread that clears it increments the number afterwards.
-            if told_of.load(Ordering::SeqCst) & bit != 0 {
+            if reported_slots.load(Ordering::SeqCst) & bit != 0 {
                 return now;
             }
         }
     }
 
     fn is_on(&self) -> bool {
-        !self.freed.is_empty() && self.scan_at.load(Ordering::Relaxed) != 0
+        !self.free_counts.is_empty() && self.scan_at.load(Ordering::Relaxed) != 0
     }
 
     fn switch_off(&self) {
@@ -342,23 +346,23 @@ impl Names {
     #[cold]
     fn request(&self, causes: u8) {
         if causes & cause::TRAINING != 0 {
-            self.trains.store(true, Ordering::Relaxed);
+            self.is_training.store(true, Ordering::Relaxed);
         }
         if !self.is_on() {
             return;
         }
         self.causes.fetch_or(causes, Ordering::AcqRel);
-        if self.asked.swap(true, Ordering::AcqRel) {
+        if self.is_call_pending.swap(true, Ordering::AcqRel) {
             return;
         }
         self.is_armed.store(false, Ordering::Relaxed);
-        let Some(interface) = self.interface.get_or_init(Interface::find) else { return self.switch_off() };
-        if !interface.is_running() {
+        let Some(api) = self.api.get_or_init(CApi::find) else { return self.switch_off() };
+        if !api.is_running() {
             return self.switch_off();
         }
-        if !interface.call_soon(scan) {
+        if !api.queue_call(scan) {
             // The interpreter's queue of pending calls is full.
-            self.asked.store(false, Ordering::Release);
+            self.is_call_pending.store(false, Ordering::Release);
             self.request_at_next_free();
         }
     }
@@ -377,48 +381,48 @@ unsafe extern "C" fn scan(_: *mut c_void) -> c_int {
     let errno = unsafe { *libc::__errno_location() };
     // `None` in a forked child that has recorded nothing yet: the request belongs to its parent.
     if let Some(process) = Process::if_started()
-        && !process.names.looking.swap(true, Ordering::Acquire)
+        && !process.names.is_scanning.swap(true, Ordering::Acquire)
     {
         let names = &process.names;
-        if names.asked.swap(false, Ordering::AcqRel) && names.is_on() {
+        if names.is_call_pending.swap(false, Ordering::AcqRel) && names.is_on() {
             names.is_armed.store(true, Ordering::Relaxed);
-            // SAFETY: this thread has set `looking`, so no other thread accesses `state` until it clears it.
-            go(process, unsafe { &mut *names.state.get() });
+            // SAFETY: this thread has set `is_scanning`, so no other thread accesses `state` until it clears it.
+            run_scan(process, unsafe { &mut *names.state.get() });
         }
-        names.looking.store(false, Ordering::Release);
+        names.is_scanning.store(false, Ordering::Release);
     }
     // SAFETY: `__errno_location` returns the calling thread's own `errno`, which lives as long as the thread.
     unsafe { *libc::__errno_location() = errno };
     0
 }
 
-fn go(process: &'static Process, state: &mut State) {
+fn run_scan(process: &'static Process, state: &mut ScanState) {
     let names = &process.names;
     let start = clock::monotonic_ns();
-    if is_evaluating() || thread(|t| t.backward_depth.get()) > 0 {
-        // A running backward pass is about to change gradients. The causes stay set for the scan that `resume`
-        // requests.
+    if is_node_running() || with_thread_local(|t| t.backward_depth.get()) > 0 {
+        // A running backward pass is about to change gradients. The causes stay set for the scan that
+        // `request_postponed_scan` requests.
         return;
     }
     let causes = names.causes.swap(0, Ordering::AcqRel);
-    let again = || {
+    let request_again = || {
         names.causes.fetch_or(causes, Ordering::AcqRel);
         names.request_at_next_free();
     };
-    let Some(Some(interface)) = names.interface.get() else { return };
+    let Some(Some(api)) = names.api.get() else { return };
     // SAFETY: the interpreter makes pending calls with the GIL, and this function does not release it.
-    let Some(session) = (unsafe { interface.session() }) else { return again() };
-    let made = search(process, state, session, causes);
+    let Some(gil) = (unsafe { api.gil_token() }) else { return request_again() };
+    let result = scan_names(process, state, gil, causes);
     process.count(Counter::NamesMicroseconds, clock::monotonic_ns().saturating_sub(start) / 1000);
     let frees = names.frees.load(Ordering::Relaxed);
-    let next = match made {
+    let next = match result {
         // Nothing to scan yet: a model under construction has no names, and PyTorch may not be imported.
         Ok(Scan::Nothing) if causes & cause::FREES != 0 => frees.saturating_add(FIRST_FREES),
         Ok(Scan::Nothing) => return,
         Ok(_) => frees.saturating_mul(FREES_GROW).max(FIRST_FREES),
-        Err(why) => {
+        Err(reason) => {
             if let Some(mut guard) = Guard::enter() {
-                guard.notice(TOPIC, Verdict::Off, &format!("no names of tensors and modules: {why}"));
+                guard.notice(TOPIC, NoticeStatus::Off, &format!("no names of tensors and modules: {reason}"));
             }
             return names.switch_off();
         }
@@ -427,27 +431,27 @@ fn go(process: &'static Process, state: &mut State) {
 }
 
 /// Whether any thread runs an autograd node. If so, the last of them requests the scan again when it ends.
-fn is_evaluating() -> bool {
-    POSTPONED.store(true, Ordering::SeqCst);
-    let is_evaluating = EVALUATING.load(Ordering::SeqCst) > 0;
+fn is_node_running() -> bool {
+    IS_SCAN_POSTPONED.store(true, Ordering::SeqCst);
+    let is_node_running = RUNNING_NODES.load(Ordering::SeqCst) > 0;
     // If the last node has ended in between, its thread may have requested one more scan. That costs time and changes
     // no result.
-    if !is_evaluating {
-        POSTPONED.store(false, Ordering::SeqCst);
+    if !is_node_running {
+        IS_SCAN_POSTPONED.store(false, Ordering::SeqCst);
     }
-    is_evaluating
+    is_node_running
 }
 
-impl State {
+impl ScanState {
     /// Forgets models and optimizers that no longer exist. Returns whether there were any.
-    fn forget_dead(&mut self) -> bool {
+    fn forget_freed(&mut self) -> bool {
         let before = self.roots.len() + self.optimizers.len();
         if before == 0 {
             return false;
         }
         match CheckedMemory::open() {
             Ok(memory) => {
-                self.roots.retain(|root| root.known.is_alive(&memory));
+                self.roots.retain(|root| root.id.is_alive(&memory));
                 self.optimizers.retain(|optimizer| optimizer.is_alive(&memory));
             }
             Err(_) => {
@@ -458,68 +462,69 @@ impl State {
         self.roots.len() + self.optimizers.len() != before
     }
 
-    /// Whether a module was called that no scan has seen, or an optimizer was stepped at a new place.
+    /// Whether a module was called that no scan has seen, or an optimizer was stepped at a new call site.
     fn is_changed(&mut self, process: &Process) -> bool {
         let names = &process.names;
         let calls = &process.torch.nn_calls;
-        let from = std::mem::replace(&mut self.calls_compared, calls.count());
+        let from = std::mem::replace(&mut self.compared_calls, calls.count());
         let is_new_module = calls.objects_from(from).any(|object| !self.modules.contains(&object));
-        let is_new_site = names.new_site.swap(false, Ordering::Relaxed) && names.known_sites() > self.optimizers.len();
+        let is_new_site =
+            names.has_new_site.swap(false, Ordering::Relaxed) && names.step_site_count() > self.optimizers.len();
         is_new_module || is_new_site
     }
 }
 
 /// Whether this thread is inside a Python function of this name. The frames are read in place, because CPython would
 /// materialize frame objects that outlive the request.
-fn is_within(process: &Process, name: &str) -> bool {
-    process.python().is_some_and(|python| python.is_within(name))
+fn is_in_function(process: &Process, name: &str) -> bool {
+    process.python().is_some_and(|python| python.is_in_function(name))
 }
 
-fn search(
+fn scan_names(
     process: &'static Process,
-    state: &mut State,
-    session: Session<'_>,
+    state: &mut ScanState,
+    gil: GilToken<'_>,
     causes: u8,
 ) -> Result<Scan, &'static str> {
     let names = &process.names;
-    let Some(module) = session.class(c"torch.nn.modules.module", c"Module") else { return Ok(Scan::Nothing) };
-    let optimizer = session.class(c"torch.optim.optimizer", c"Optimizer");
+    let Some(module) = gil.class(c"torch.nn.modules.module", c"Module") else { return Ok(Scan::Nothing) };
+    let optimizer = gil.class(c"torch.optim.optimizer", c"Optimizer");
     if state.torch.is_none() {
-        state.torch = Some(Torch::find()?);
+        state.torch = Some(TorchSymbols::find()?);
     }
-    let trains = names.trains.load(Ordering::Relaxed);
+    let is_training = names.is_training.load(Ordering::Relaxed);
     let events = process.segment.header().next_seq.0.load(Ordering::Relaxed);
-    let changed = state.is_changed(process) || state.has_too_many;
-    let scan = state.schedule.decide(causes, Facts { events, changed });
+    let has_changed = state.is_changed(process) || state.has_too_many;
+    let scan = state.schedule.decide(causes, ScanInputs { events, has_changed });
     if scan == Scan::Nothing {
         return Ok(Scan::Nothing);
     }
     // Before anything reads the known objects: those that are gone must not be touched.
-    let scan = if state.forget_dead() {
+    let scan = if state.forget_freed() {
         // The objects that replace them are unknown.
-        state.schedule.decide(0, Facts { events, changed: true }).max(scan)
+        state.schedule.decide(0, ScanInputs { events, has_changed: true }).max(scan)
     } else {
         scan
     };
-    let all = scan == Scan::All;
-    let can_wait = !trains && !names.failed.load(Ordering::Relaxed) && state.postponed < MOST_POSTPONED;
-    if all && can_wait && is_within(process, "__init__") {
+    let all = scan == Scan::Heap;
+    let can_wait = !is_training && !names.has_failed.load(Ordering::Relaxed) && state.postponed < MAX_POSTPONED;
+    if all && can_wait && is_in_function(process, "__init__") {
         // A model under construction has no names yet.
         state.postponed += 1;
         return Ok(Scan::Nothing);
     }
-    let Some(_uncollected) = session.uncollected() else { return Err("the garbage collector cannot be held off") };
+    let Some(_gc_paused) = gil.pause_gc() else { return Err("the garbage collector cannot be paused") };
     let (mut modules, mut optimizers) = (Vec::new(), Vec::new());
     if all {
         let classes = [module, optimizer.unwrap_or(module)];
-        let lists = Guard::enter().and_then(|mut guard| hooks::collector_lists(&mut guard));
-        let sought = session.instances(&classes, lists, &mut |which, object| {
+        let lists = Guard::enter().and_then(|mut guard| hooks::gc_list_heads(&mut guard));
+        let is_listed = gil.instances(&classes, lists, &mut |which, object| {
             if which == 0 { modules.push(object) } else { optimizers.push(object) }
         });
-        if !sought {
+        if !is_listed {
             return Err("the garbage collector's objects cannot be listed");
         }
-        state.schedule.made_full(events, trains);
+        state.schedule.heap_scan_done(events, is_training);
         state.modules = modules.iter().map(|module| module.addr()).collect();
     }
     let seq = process.segment.header().next_seq.0.load(Ordering::Relaxed).saturating_sub(1);
@@ -528,12 +533,12 @@ fn search(
         Cpu::Auto => !hooks::is_device_in_use(),
         Cpu::Never => false,
     };
-    let State {
+    let ScanState {
         torch,
         layout,
         roots,
         optimizers: known_optimizers,
-        told,
+        reported,
         parameters,
         misses,
         modules: scanned,
@@ -541,84 +546,84 @@ fn search(
         ..
     } = state;
     let Some(torch) = torch else { return Ok(Scan::Nothing) };
-    told.begin(names);
+    reported.begin(names);
     let had_layout = layout.is_some();
-    let mut walk =
-        Walk::new(session, torch, layout, module, cpu, told, parameters).ok_or("the interpreter has no memory")?;
+    let mut walk = ModelWalk::new(gil, torch, layout, module, cpu, reported, parameters)
+        .ok_or("the interpreter is out of memory")?;
     if all {
         // SAFETY: the interpreter has just listed these objects, and this thread holds the GIL.
-        let known = |objects: Vec<Object>| objects.into_iter().map(|o| unsafe { Known::of(o) }).collect();
-        let found = walk.roots(&modules);
+        let known = |objects: Vec<PyObjectPtr>| objects.into_iter().map(|o| unsafe { ObjectId::of(o) }).collect();
+        let found = walk.find_models(&modules);
         let before = std::mem::take(roots);
-        *roots = roots::named(session, &mut walk, &found, before);
+        *roots = roots::assign_prefixes(gil, &mut walk, &found, before);
         *known_optimizers = known(optimizers);
     }
-    let mut pass = |walk: &mut Walk<'_, '_>| {
+    let mut pass = |walk: &mut ModelWalk<'_, '_>| {
         roots.retain(|root| {
             let before = walk.tensors_seen;
-            walk.root(root.known.object(), &root.name);
+            walk.visit_model(root.id.object(), &root.prefix);
             // Forgets modules without tensors, such as loss functions.
             walk.tensors_seen != before
         });
-        known_optimizers.iter().for_each(|optimizer| walk.optimizer(optimizer.object()));
+        known_optimizers.iter().for_each(|optimizer| walk.visit_optimizer(optimizer.object()));
     };
     pass(&mut walk);
     if !had_layout && walk.has_layout() {
         // The layout was confirmed during this pass, so the tensors before that point have not been reported.
-        walk.begin_again();
+        walk.restart();
         pass(&mut walk);
     }
-    let (refused, cut) = (walk.refused, walk.cut);
+    let (layout_error, dropped) = (walk.layout_error, walk.dropped);
     *misses += walk.misses;
-    let too_many = *misses >= MOST_MISSES && !walk.has_layout();
-    let (now_called, seen) = walk.end();
-    *parameters = now_called;
+    let too_many = *misses >= MAX_MISSES && !walk.has_layout();
+    let (current_parameters, seen) = walk.finish();
+    *parameters = current_parameters;
     scanned.extend(seen);
-    if scanned.len() > MOST_MODULES {
+    if scanned.len() > MAX_MODULES {
         scanned.clear();
     }
-    *has_too_many = roots.len() + known_optimizers.len() > MOST_KNOWN;
+    *has_too_many = roots.len() + known_optimizers.len() > MAX_RESCANNED;
     if *has_too_many {
         roots.clear();
         known_optimizers.clear();
     }
-    process.count(Counter::NamesCut, cut);
-    if let Some(why) = refused {
-        return Err(why);
+    process.count(Counter::NamesDropped, dropped);
+    if let Some(reason) = layout_error {
+        return Err(reason);
     }
     if too_many {
-        return Err("no tensor is laid out as expected");
+        return Err("no tensor has the expected layout");
     }
     let is_verified = layout.is_some();
-    state.tell(process, seq, is_verified);
+    state.report_pending(process, seq, is_verified);
     Ok(scan)
 }
 
-impl State {
+impl ScanState {
     /// Writes the pending names to the ring.
-    fn tell(&mut self, process: &Process, seq: u64, is_verified: bool) {
-        let news = std::mem::take(&mut self.told.news);
-        let cut_names = std::mem::take(&mut self.told.cut);
-        process.count(Counter::NamesCut, cut_names);
-        if news.is_empty() && (self.is_verified || !is_verified) {
+    fn report_pending(&mut self, process: &Process, seq: u64, is_verified: bool) {
+        let pending = std::mem::take(&mut self.reported.pending);
+        let dropped = std::mem::take(&mut self.reported.dropped);
+        process.count(Counter::NamesDropped, dropped);
+        if pending.is_empty() && (self.is_verified || !is_verified) {
             return;
         }
-        let Some(mut guard) = Guard::enter() else { return self.told.before.clear() };
+        let Some(mut guard) = Guard::enter() else { return self.reported.free_counts.clear() };
         if is_verified && !std::mem::replace(&mut self.is_verified, true) {
             guard.notice(
                 TOPIC,
-                Verdict::Works,
-                "TensorImpl and StorageImpl verified: their memory is where PyTorch says",
+                NoticeStatus::Works,
+                "TensorImpl and StorageImpl verified: PyTorch reports the same memory",
             );
         }
-        for news in &news {
-            match news {
-                News::Module { object, class, path } => {
-                    let (class, name) = (cut(process, class), cut(process, path));
+        for update in &pending {
+            match update {
+                PendingUpdate::Module { object, class, path } => {
+                    let (class, name) = (truncate(process, class), truncate(process, path));
                     guard.define(&Definition::NnName { object: *object, seq, class, name });
                 }
-                News::Tensor { address, kind, name, shape } => {
-                    let (name, shape) = (cut(process, name), cut(process, shape));
+                PendingUpdate::Tensor { address, kind, name, shape } => {
+                    let (name, shape) = (truncate(process, name), truncate(process, shape));
                     guard.define(&Definition::TensorName { address: *address, seq, kind: *kind, name, shape });
                 }
             }
@@ -628,58 +633,58 @@ impl State {
 
 /// The names that were reported and those that are pending.
 #[derive(Default)]
-struct Told {
-    /// Maps a hash of kind, name and address to the number that the address had ([`Names::number_at`]).
-    before: HashMap<u64, u16, Spreading>,
+struct Reported {
+    /// Maps a hash of kind, name and address to the number that the address had ([`Names::free_count_at`]).
+    free_counts: HashMap<u64, u16, BuildAddressHasher>,
     /// The tensor names of the current recording.
     names: Option<&'static Names>,
-    news: Vec<News>,
+    pending: Vec<PendingUpdate>,
     bytes: usize,
-    cut: u64,
+    dropped: u64,
 }
 
-enum News {
+enum PendingUpdate {
     Module { object: u64, class: Box<str>, path: Box<str> },
     Tensor { address: u64, kind: TensorKind, name: Box<str>, shape: Box<str> },
 }
 
-impl Told {
+impl Reported {
     fn begin(&mut self, names: &'static Names) {
         self.names = Some(names);
-        if self.before.len() > MOST_REMEMBERED {
-            self.before.clear();
+        if self.free_counts.len() > MAX_REPORTED {
+            self.free_counts.clear();
         }
     }
 
-    /// Whether this name is new and fits into [`MOST_BYTES`].
+    /// Whether this name is new and fits into [`MAX_PENDING_BYTES`].
     fn is_new(&mut self, key: impl Hash, number: u16, bytes: usize) -> bool {
-        let mut hash = Spread::default();
+        let mut hash = AddressHasher::default();
         key.hash(&mut hash);
-        if self.before.insert(hash.finish(), number) == Some(number) {
+        if self.free_counts.insert(hash.finish(), number) == Some(number) {
             return false;
         }
-        let is_room = self.bytes + bytes <= MOST_BYTES;
-        if is_room {
+        let has_room = self.bytes + bytes <= MAX_PENDING_BYTES;
+        if has_room {
             self.bytes += bytes;
         } else {
-            self.cut += 1;
+            self.dropped += 1;
         }
-        is_room
+        has_room
     }
 }
 
-impl Listener for Told {
-    fn module(&mut self, object: Object, class: &str, path: &str) {
+impl NameSink for Reported {
+    fn module(&mut self, object: PyObjectPtr, class: &str, path: &str) {
         let object = object.addr() as u64;
-        if self.is_new((object, class, path), 0, NEWS + class.len() + path.len()) {
-            self.news.push(News::Module { object, class: class.into(), path: path.into() });
+        if self.is_new((object, class, path), 0, UPDATE_BYTES + class.len() + path.len()) {
+            self.pending.push(PendingUpdate::Module { object, class: class.into(), path: path.into() });
         }
     }
 
     fn tensor(&mut self, kind: TensorKind, name: &str, address: u64, shape: &dyn Fn() -> String) {
-        let number = self.names.map_or(0, |names| names.number_at(address));
-        if self.is_new((kind, name, address), number, NEWS + name.len()) {
-            self.news.push(News::Tensor { address, kind, name: name.into(), shape: shape().into() });
+        let number = self.names.map_or(0, |names| names.free_count_at(address));
+        if self.is_new((kind, name, address), number, UPDATE_BYTES + name.len()) {
+            self.pending.push(PendingUpdate::Tensor { address, kind, name: name.into(), shape: shape().into() });
         }
     }
 }
@@ -689,24 +694,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_freed_is_told_again_and_nothing_else() {
+    fn only_names_of_freed_memory_are_reported_again() {
         let names = Names::new(true);
         let addresses: Vec<u64> = (0..500).map(|n| 0x7f00_0000_0000 + n * 0x600).collect();
-        let numbers: Vec<u16> = addresses.iter().map(|address| names.number_at(*address)).collect();
+        let numbers: Vec<u16> = addresses.iter().map(|address| names.free_count_at(*address)).collect();
         let freed = |n: usize| n.is_multiple_of(7);
         for round in 1..4 {
             addresses.iter().enumerate().filter(|(n, _)| freed(*n)).for_each(|(_, address)| {
                 // Only the first free after a report matters. Later allocations and frees at the address concern memory
                 // that was not reported.
-                (0..round).for_each(|_| names.freed(*address));
+                (0..round).for_each(|_| names.block_freed(*address));
             });
-            let now: Vec<u16> = addresses.iter().map(|address| names.number_at(*address)).collect();
-            let changed = |n: usize| now.get(n) != numbers.get(n);
-            assert!((0..addresses.len()).filter(|n| freed(*n)).all(changed), "round {round}");
+            let now: Vec<u16> = addresses.iter().map(|address| names.free_count_at(*address)).collect();
+            let has_changed = |n: usize| now.get(n) != numbers.get(n);
+            assert!((0..addresses.len()).filter(|n| freed(*n)).all(has_changed), "round {round}");
             // Two addresses may share a hash slot.
-            let others = (0..addresses.len()).filter(|n| !freed(*n) && changed(*n)).count();
+            let others = (0..addresses.len()).filter(|n| !freed(*n) && has_changed(*n)).count();
             assert!(others < 20, "round {round}: {others} others");
         }
-        assert_eq!(Names::new(false).number_at(0x1000), 0);
+        assert_eq!(Names::new(false).free_count_at(0x1000), 0);
     }
 }

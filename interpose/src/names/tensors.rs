@@ -15,9 +15,9 @@
 use std::ffi::{CStr, c_void};
 use std::fmt::Write;
 
-use super::python::Object;
+use super::python::PyObjectPtr;
 use crate::hooks::exported_by;
-use crate::objects;
+use crate::loaded_objects;
 use crate::stack::CheckedMemory;
 
 /// Values of `c10::DeviceType`.
@@ -26,11 +26,11 @@ const CUDA: u8 = 1;
 
 /// Possible offsets of the `TensorImpl` pointer in `THPVariable`, with and without a preceding flag of
 /// `c10::MaybeOwned`. In bytes.
-const IMPL_AT: [usize; 2] = [24, 16];
+const IMPL_OFFSETS: [usize; 2] = [24, 16];
 /// Offset of the storage pointer in `TensorImpl`, in bytes.
-const STORAGE_AT: usize = 16;
+const STORAGE_OFFSET: usize = 16;
 /// Possible offsets of the `DataPtr` in `StorageImpl`, after vtable and reference counts. In bytes.
-const DATA_AT: [usize; 2] = [16, 24];
+const DATA_OFFSETS: [usize; 2] = [16, 24];
 /// Offsets of the deleter and the device within `DataPtr`, and of the storage's size behind it. In bytes from the
 /// `DataPtr`.
 const DELETER: usize = 8;
@@ -41,33 +41,33 @@ const IMPL_WORDS: usize = 22;
 /// `c10::impl::SizesAndStrides` stores up to this many dimensions inline.
 const INLINE_DIMENSIONS: u64 = 5;
 /// A tensor with more dimensions is taken for an unknown layout.
-const MOST_DIMENSIONS: u64 = 64;
+const MAX_DIMENSIONS: u64 = 64;
 
 /// The name of `c10::StorageImpl` in its C++ type info.
 const STORAGE_NAME: &[u8; 20] = b"N3c1011StorageImplE\0";
 
-type Question<T> = unsafe extern "C" fn(*const *mut c_void, *mut T) -> i32;
+type TensorGetter<T> = unsafe extern "C" fn(*const *mut c_void, *mut T) -> i32;
 
 /// Symbols of PyTorch's libraries.
-pub(super) struct Torch {
+pub(super) struct TorchSymbols {
     /// The base class of `torch.Tensor`, as exported by libtorch_python.
-    pub(super) tensor_class: Object,
+    pub(super) tensor_class: PyObjectPtr,
     tensor_vtable: u64,
     storage_vtable: u64,
     cow_deleter: u64,
     /// `const at::Tensor& c10::TensorImpl::grad() const`.
     grad: unsafe extern "C-unwind" fn(*mut c_void) -> *const *mut c_void,
-    data: Question<u64>,
-    storage_size: Question<i64>,
-    storage_offset: Question<i64>,
-    dimensions: Question<i64>,
-    sizes: Question<*const i64>,
-    dtype: Question<i32>,
+    data: TensorGetter<u64>,
+    storage_size: TensorGetter<i64>,
+    storage_offset: TensorGetter<i64>,
+    dimensions: TensorGetter<i64>,
+    sizes: TensorGetter<*const i64>,
+    dtype: TensorGetter<i32>,
 }
 
 /// The verified offsets, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Layout {
+pub(super) struct TensorLayout {
     implementation: usize,
     python: usize,
     data: usize,
@@ -76,19 +76,19 @@ pub(super) struct Layout {
 
 /// A tensor's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Memory {
+pub(super) struct TensorMemory {
     /// Where the tensor's storage begins in memory.
     pub(super) address: u64,
     pub(super) implementation: *mut c_void,
 }
 
 /// The memory of a tensor, if it has any that is recorded.
-pub(super) enum Behind {
-    Memory(Memory),
+pub(super) enum TensorStorage {
+    Memory(TensorMemory),
     /// No memory of its own: the tensor wraps others.
-    Nothing(*mut c_void),
+    Wrapper(*mut c_void),
     /// Memory on another kind of device, or a tensor of an implementation that is skipped.
-    Elsewhere,
+    NotRecorded,
 }
 
 /// # Safety
@@ -103,15 +103,16 @@ fn pointer(address: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-impl Torch {
+impl TorchSymbols {
     /// Finds the symbols. The error is the reason why tensor names are not available.
-    pub(super) fn find() -> Result<Torch, &'static str> {
+    pub(super) fn find() -> Result<TorchSymbols, &'static str> {
         let find = |library: &[u8], name: &CStr| {
             let found = exported_by(library, name);
             (!found.is_null()).then_some(found)
         };
         let shim = |name: &CStr| {
-            find(b"libtorch_cpu.so", name).ok_or("libtorch_cpu does not export the functions to check it with")
+            find(b"libtorch_cpu.so", name)
+                .ok_or("libtorch_cpu does not export the functions that verify tensor layouts")
         };
         let vtable = |name: &CStr| {
             let found = find(b"libc10.so", name).ok_or("libc10 exports no vtables of tensors and storages")?;
@@ -120,18 +121,18 @@ impl Torch {
             Ok::<u64, &'static str>(found.addr() as u64 + 16)
         };
         let class =
-            find(b"libtorch_python.so", c"THPVariableClass").ok_or("libtorch_python exports no class of tensors")?;
+            find(b"libtorch_python.so", c"THPVariableClass").ok_or("libtorch_python exports no tensor class")?;
         let grad =
             find(b"libc10.so", c"_ZNK3c1010TensorImpl4gradEv").ok_or("libc10 does not export TensorImpl::grad")?;
         // SAFETY: `THPVariableClass` is a `PyObject*`. The functions have these signatures in c10/core/TensorImpl.h and
         // torch/csrc/inductor/aoti_torch/c/shim.h. There, a handle is a pointer to an `at::Tensor`, which is a pointer
         // to its implementation.
         unsafe {
-            let class = class.cast::<Object>().read();
+            let class = class.cast::<PyObjectPtr>().read();
             if class.is_null() {
-                return Err("PyTorch is not ready");
+                return Err("PyTorch is not initialized yet");
             }
-            Ok(Torch {
+            Ok(TorchSymbols {
                 tensor_class: class,
                 tensor_vtable: vtable(c"_ZTVN3c1010TensorImplE")?,
                 storage_vtable: vtable(c"_ZTVN3c1011StorageImplE")?,
@@ -139,14 +140,16 @@ impl Torch {
                 grad: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(*mut c_void) -> *const *mut c_void>(
                     grad,
                 ),
-                data: std::mem::transmute::<*mut c_void, Question<u64>>(shim(c"aoti_torch_get_data_ptr")?),
-                storage_size: std::mem::transmute::<*mut c_void, Question<i64>>(shim(c"aoti_torch_get_storage_size")?),
-                storage_offset: std::mem::transmute::<*mut c_void, Question<i64>>(shim(
+                data: std::mem::transmute::<*mut c_void, TensorGetter<u64>>(shim(c"aoti_torch_get_data_ptr")?),
+                storage_size: std::mem::transmute::<*mut c_void, TensorGetter<i64>>(shim(
+                    c"aoti_torch_get_storage_size",
+                )?),
+                storage_offset: std::mem::transmute::<*mut c_void, TensorGetter<i64>>(shim(
                     c"aoti_torch_get_storage_offset",
                 )?),
-                dimensions: std::mem::transmute::<*mut c_void, Question<i64>>(shim(c"aoti_torch_get_dim")?),
-                sizes: std::mem::transmute::<*mut c_void, Question<*const i64>>(shim(c"aoti_torch_get_sizes")?),
-                dtype: std::mem::transmute::<*mut c_void, Question<i32>>(shim(c"aoti_torch_get_dtype")?),
+                dimensions: std::mem::transmute::<*mut c_void, TensorGetter<i64>>(shim(c"aoti_torch_get_dim")?),
+                sizes: std::mem::transmute::<*mut c_void, TensorGetter<*const i64>>(shim(c"aoti_torch_get_sizes")?),
+                dtype: std::mem::transmute::<*mut c_void, TensorGetter<i32>>(shim(c"aoti_torch_get_dtype")?),
             })
         }
     }
@@ -157,18 +160,21 @@ impl Torch {
     /// # Safety
     ///
     /// `tensor` is a live Python tensor, and the calling thread holds the GIL.
-    pub(super) unsafe fn calibrate(&self, tensor: Object) -> Result<Option<Layout>, &'static str> {
+    pub(super) unsafe fn verify_layout(&self, tensor: PyObjectPtr) -> Result<Option<TensorLayout>, &'static str> {
         let Ok(memory) = CheckedMemory::open() else { return Ok(None) };
         let read = |address: u64, offset: usize| memory.size(address as usize, offset).map(|word| word as u64);
-        let is_ours = |offset: &usize| {
+        let impl_at = |offset: &usize| {
             read(tensor.addr() as u64, *offset).filter(|at| *at != 0 && read(*at, 0) == Some(self.tensor_vtable))
         };
-        let Some((implementation, at)) = IMPL_AT.iter().find_map(|offset| Some((*offset, is_ours(offset)?))) else {
+        let Some((implementation, at)) = IMPL_OFFSETS.iter().find_map(|offset| Some((*offset, impl_at(offset)?)))
+        else {
             return Ok(None);
         };
-        let back = |index: &usize| read(at, index * 8).is_some_and(|word| word & !1 == tensor.addr() as u64);
-        let python =
-            (3..IMPL_WORDS).find(back).map(|index| index * 8).ok_or("a tensor does not point to its Python object")?;
+        let points_back = |index: &usize| read(at, index * 8).is_some_and(|word| word & !1 == tensor.addr() as u64);
+        let python = (3..IMPL_WORDS)
+            .find(points_back)
+            .map(|index| index * 8)
+            .ok_or("a tensor does not point to its Python object")?;
         let is_storage = |storage: &u64| {
             let vtable = read(*storage, 0)?;
             let name = || read(read(vtable.wrapping_sub(8), 0)?, 8);
@@ -176,44 +182,44 @@ impl Torch {
             let named = |name: u64| memory.read(name as usize, &mut text) && text == *STORAGE_NAME;
             Some(vtable == self.storage_vtable || name().is_some_and(named))
         };
-        let Some(storage) = read(at, STORAGE_AT).filter(|at| is_storage(at) == Some(true)) else {
+        let Some(storage) = read(at, STORAGE_OFFSET).filter(|at| is_storage(at) == Some(true)) else {
             return Ok(None);
         };
         let handle = pointer(at);
         let handle = &raw const handle;
         // SAFETY: `handle` refers to a live tensor whose implementation has the vtable of `TensorImpl`. These functions
         // only read.
-        let (offset, dimensions) = unsafe { (ask(self.storage_offset, handle), ask(self.dimensions, handle)) };
+        let (offset, dimensions) = unsafe { (query(self.storage_offset, handle), query(self.dimensions, handle)) };
         if offset != Some(0) || !dimensions.is_some_and(|n| (1..=INLINE_DIMENSIONS as i64).contains(&n)) {
             return Ok(None);
         }
         // Accepts only PyTorch's CPU and CUDA devices, and a deleter in PyTorch's own libraries other than that of
         // copy-on-write storage. Then reading the data pointer has no side effect.
-        let plain = |at: &&usize| {
+        let is_plain_storage = |at: &&usize| {
             let device = read(storage, **at + DEVICE).unwrap_or(u64::MAX).to_le_bytes()[0];
             let deleter = read(storage, **at + DELETER).unwrap_or(0);
-            let own = objects::containing(deleter as usize).is_some_and(|o| is_torch(o.file_name()));
+            let own = loaded_objects::containing(deleter as usize).is_some_and(|o| is_torch(o.file_name()));
             (device == CPU || device == CUDA) && own && deleter != self.cow_deleter
         };
-        let Some(data_at) = DATA_AT.iter().find(plain) else { return Ok(None) };
+        let Some(data_at) = DATA_OFFSETS.iter().find(is_plain_storage) else { return Ok(None) };
         // SAFETY: `handle` refers to a live, plain tensor. `aoti_torch_get_data_ptr` materializes a lazy copy, and
-        // `plain` has excluded those.
-        let (data, size) = unsafe { (ask(self.data, handle), ask(self.storage_size, handle)) };
+        // `is_plain_storage` has excluded those.
+        let (data, size) = unsafe { (query(self.data, handle), query(self.storage_size, handle)) };
         let (Some(data), Some(size)) = (data, size) else { return Ok(None) };
         if data == 0 || size == 0 {
             return Ok(None);
         }
         if read(storage, *data_at) != Some(data) || read(storage, data_at + SIZE) != Some(size as u64) {
-            return Err("a storage does not lie where PyTorch says its memory is");
+            return Err("a storage is not at the address that PyTorch reports");
         }
         // SAFETY: `handle` refers to a live, plain tensor, and this function only reads. The sizes of so few dimensions
         // are inside the tensor.
-        let sizes = unsafe { ask(self.sizes, handle) }.map_or(0, |at| at.addr() as u64);
+        let sizes = unsafe { query(self.sizes, handle) }.map_or(0, |at| at.addr() as u64);
         let sizes = sizes.wrapping_sub(at) as usize;
         if sizes >= IMPL_WORDS * 8 || read(at, sizes.wrapping_sub(8)) != dimensions.map(|n| n as u64) {
-            return Err("a tensor's sizes do not lie in it");
+            return Err("a tensor's sizes are not inside the tensor");
         }
-        Ok(Some(Layout { implementation, python, data: *data_at, sizes }))
+        Ok(Some(TensorLayout { implementation, python, data: *data_at, sizes }))
     }
 
     /// Classifies the memory of a Python tensor. CPU memory counts only if `cpu` is set.
@@ -221,13 +227,13 @@ impl Torch {
     /// # Safety
     ///
     /// `tensor` is a live instance of the tensor class, and the calling thread holds the GIL.
-    pub(super) unsafe fn behind(&self, layout: &Layout, tensor: Object, cpu: bool) -> Behind {
-        // SAFETY: the caller guarantees a live `THPVariable`, which has this word. `calibrate` has verified the other
-        // offsets for plain implementations.
+    pub(super) unsafe fn storage_of(&self, layout: &TensorLayout, tensor: PyObjectPtr, cpu: bool) -> TensorStorage {
+        // SAFETY: the caller guarantees a live `THPVariable`, which has this word. `verify_layout` has verified the
+        // other offsets for plain implementations.
         unsafe {
             let implementation = pointer(word(tensor, layout.implementation));
             if !self.is_plain(implementation) || word(implementation, layout.python) & !1 != tensor.addr() as u64 {
-                return Behind::Elsewhere;
+                return TensorStorage::NotRecorded;
             }
             self.memory(layout, implementation, cpu)
         }
@@ -262,25 +268,25 @@ impl Torch {
     /// # Safety
     ///
     /// `implementation` is a live, plain `TensorImpl`.
-    unsafe fn memory(&self, layout: &Layout, implementation: *mut c_void, cpu: bool) -> Behind {
+    unsafe fn memory(&self, layout: &TensorLayout, implementation: *mut c_void, cpu: bool) -> TensorStorage {
         // SAFETY: the caller guarantees a live, plain implementation. Its storage pointer is null or points to a live
-        // object. A `StorageImpl` has these words, as `calibrate` has verified.
+        // object. A `StorageImpl` has these words, as `verify_layout` has verified.
         unsafe {
-            let storage = pointer(word(implementation, STORAGE_AT));
+            let storage = pointer(word(implementation, STORAGE_OFFSET));
             if storage.is_null() {
-                return Behind::Nothing(implementation);
+                return TensorStorage::Wrapper(implementation);
             }
             if !self.is_storage(word(storage, 0)) {
-                return Behind::Elsewhere;
+                return TensorStorage::NotRecorded;
             }
             let address = word(storage, layout.data);
             if address == 0 {
-                return Behind::Nothing(implementation);
+                return TensorStorage::Wrapper(implementation);
             }
             match word(storage, layout.data + DEVICE).to_le_bytes() {
-                [CUDA, ..] => Behind::Memory(Memory { address, implementation }),
-                [CPU, ..] if cpu => Behind::Memory(Memory { address, implementation }),
-                _ => Behind::Elsewhere,
+                [CUDA, ..] => TensorStorage::Memory(TensorMemory { address, implementation }),
+                [CPU, ..] if cpu => TensorStorage::Memory(TensorMemory { address, implementation }),
+                _ => TensorStorage::NotRecorded,
             }
         }
     }
@@ -291,7 +297,12 @@ impl Torch {
     /// # Safety
     ///
     /// `of` is a live, plain implementation, and no thread changes its gradient meanwhile.
-    pub(super) unsafe fn gradient(&self, layout: &Layout, of: *mut c_void, cpu: bool) -> Option<(Behind, Object)> {
+    pub(super) unsafe fn gradient(
+        &self,
+        layout: &TensorLayout,
+        of: *mut c_void,
+        cpu: bool,
+    ) -> Option<(TensorStorage, PyObjectPtr)> {
         // SAFETY: the caller guarantees a live implementation for this member function. It returns a reference to a
         // tensor that may be undefined.
         unsafe {
@@ -309,19 +320,19 @@ impl Torch {
     /// # Safety
     ///
     /// `implementation` is a live, plain `TensorImpl`.
-    pub(super) unsafe fn shape(&self, layout: &Layout, implementation: *mut c_void) -> String {
-        // SAFETY: `calibrate` has verified this offset: the number of dimensions, followed by the sizes or by a pointer
-        // to them. The caller guarantees that the tensor is alive.
+    pub(super) unsafe fn shape(&self, layout: &TensorLayout, implementation: *mut c_void) -> String {
+        // SAFETY: `verify_layout` has verified this offset: the number of dimensions, followed by the sizes or by a
+        // pointer to them. The caller guarantees that the tensor is alive.
         let (dtype, sizes) = unsafe {
             let dimensions = word(implementation, layout.sizes - 8);
-            if dimensions > MOST_DIMENSIONS {
+            if dimensions > MAX_DIMENSIONS {
                 return String::new();
             }
             let inside = implementation.byte_add(layout.sizes).cast::<i64>();
             let sizes = if dimensions <= INLINE_DIMENSIONS { inside } else { inside.cast::<*mut i64>().read() };
             let sizes: &[i64] =
                 if sizes.is_null() { &[] } else { std::slice::from_raw_parts(sizes, dimensions as usize) };
-            (ask(self.dtype, &raw const implementation).unwrap_or(-1), sizes)
+            (query(self.dtype, &raw const implementation).unwrap_or(-1), sizes)
         };
         let mut text = String::from(usize::try_from(dtype).ok().and_then(|d| DTYPES.get(d)).copied().unwrap_or(""));
         text.push('[');
@@ -335,12 +346,12 @@ impl Torch {
 
 /// # Safety
 ///
-/// `question` only reads from the tensor, and `handle` refers to a live tensor.
-unsafe fn ask<T>(question: Question<T>, handle: *const *mut c_void) -> Option<T> {
-    let mut answer = std::mem::MaybeUninit::uninit();
+/// `getter` only reads from the tensor, and `handle` refers to a live tensor.
+unsafe fn query<T>(getter: TensorGetter<T>, handle: *const *mut c_void) -> Option<T> {
+    let mut value = std::mem::MaybeUninit::uninit();
     // SAFETY: the caller guarantees the function and the handle. The result 0 means that the function has written
-    // `answer`.
-    unsafe { (question(handle, answer.as_mut_ptr()) == 0).then(|| answer.assume_init()) }
+    // `value`.
+    unsafe { (getter(handle, value.as_mut_ptr()) == 0).then(|| value.assume_init()) }
 }
 
 fn is_torch(file_name: &[u8]) -> bool {

@@ -8,22 +8,22 @@ use std::ptr::null_mut;
 
 use memtrace_trace::definition::TensorKind;
 
-use super::python::{Held, Object, Session, type_name, type_of};
-use super::roots::Own;
-use super::tensors::{Behind, Layout, Memory, Torch};
+use super::python::{GilToken, OwnedRef, PyObjectPtr, type_name, type_of};
+use super::roots::ParameterNames;
+use super::tensors::{TensorLayout, TensorMemory, TensorStorage, TorchSymbols};
 
 /// Maximum nesting of modules.
-const DEEPEST: usize = 100;
+const MAX_DEPTH: usize = 100;
 /// Maximum nesting of wrapped tensors.
-const DEEPEST_TENSOR: usize = 4;
+const MAX_TENSOR_DEPTH: usize = 4;
 /// At most this many names are read in one pass. A module that several others share has one name for each path to it.
-const MOST: usize = 1 << 18;
+const MAX_NAMES: usize = 1 << 18;
 
 /// A hash function for addresses and for values that are hashes already.
 #[derive(Default)]
-pub(super) struct Spread(u64);
+pub(super) struct AddressHasher(u64);
 
-impl Hasher for Spread {
+impl Hasher for AddressHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -46,154 +46,160 @@ impl Hasher for Spread {
     }
 }
 
-pub(super) type Spreading = BuildHasherDefault<Spread>;
+pub(super) type BuildAddressHasher = BuildHasherDefault<AddressHasher>;
 
 /// Maps a parameter's Python object to its first name.
-pub(super) type Parameters = HashMap<usize, Box<str>, Spreading>;
+pub(super) type Parameters = HashMap<usize, Box<str>, BuildAddressHasher>;
 
 /// Python strings for the attribute names that the walk reads.
 struct Attributes<'a> {
-    modules: Held<'a>,
-    parameters: Held<'a>,
-    buffers: Held<'a>,
-    state: Held<'a>,
-    groups: Held<'a>,
-    local: Held<'a>,
+    modules: OwnedRef<'a>,
+    parameters: OwnedRef<'a>,
+    buffers: OwnedRef<'a>,
+    state: OwnedRef<'a>,
+    groups: OwnedRef<'a>,
+    local: OwnedRef<'a>,
 }
 
 /// Receives the names that a walk finds.
-pub(super) trait Listener {
+pub(super) trait NameSink {
     /// Takes a module, its class and its path. Called once for each module.
-    fn module(&mut self, object: Object, class: &str, path: &str);
+    fn module(&mut self, object: PyObjectPtr, class: &str, path: &str);
     /// Takes a name of the memory that begins at `address`. `shape` returns data type and sizes.
     fn tensor(&mut self, kind: TensorKind, name: &str, address: u64, shape: &dyn Fn() -> String);
 }
 
 /// One pass over the models and optimizers.
-pub(super) struct Walk<'a, 't> {
-    session: Session<'a>,
-    torch: &'a Torch,
-    layout: &'a mut Option<Layout>,
+pub(super) struct ModelWalk<'a, 't> {
+    gil: GilToken<'a>,
+    torch: &'a TorchSymbols,
+    layout: &'a mut Option<TensorLayout>,
     /// `torch.nn.Module`.
-    module_class: Object,
+    module_class: PyObjectPtr,
     attributes: Attributes<'a>,
     /// Whether CPU tensors are recorded too.
     cpu: bool,
-    told: &'t mut dyn Listener,
+    sink: &'t mut dyn NameSink,
     /// The path of the current module, followed by a dot unless it is empty.
     path: String,
     /// The modules that contain the current one, outermost first.
-    above: Vec<Object>,
-    seen: HashSet<usize, Spreading>,
+    ancestors: Vec<PyObjectPtr>,
+    seen: HashSet<usize, BuildAddressHasher>,
     parameters: Parameters,
     /// The names of optimizers' parameters in the previous pass.
-    before: &'a Parameters,
+    previous: &'a Parameters,
     /// The names of optimizers' parameters in this pass.
-    now: Parameters,
-    looked: usize,
+    current: Parameters,
+    names_read: usize,
     /// How many tensors of modules this pass has visited.
     pub(super) tensors_seen: usize,
-    /// How many names were skipped because of [`MOST`].
-    pub(super) cut: u64,
+    /// How many names were skipped because of [`MAX_NAMES`].
+    pub(super) dropped: u64,
     /// How many tensors did not confirm the layout.
     pub(super) misses: u32,
     /// Why the layout was rejected.
-    pub(super) refused: Option<&'static str>,
+    pub(super) layout_error: Option<&'static str>,
 }
 
-impl<'a, 't> Walk<'a, 't> {
+impl<'a, 't> ModelWalk<'a, 't> {
     /// Makes a pass, which creates six Python strings. `None` if the interpreter has no memory for them.
     pub(super) fn new(
-        session: Session<'a>,
-        torch: &'a Torch,
-        layout: &'a mut Option<Layout>,
-        module_class: Object,
+        gil: GilToken<'a>,
+        torch: &'a TorchSymbols,
+        layout: &'a mut Option<TensorLayout>,
+        module_class: PyObjectPtr,
         cpu: bool,
-        told: &'t mut dyn Listener,
-        before: &'a Parameters,
-    ) -> Option<Walk<'a, 't>> {
+        sink: &'t mut dyn NameSink,
+        previous: &'a Parameters,
+    ) -> Option<ModelWalk<'a, 't>> {
         let attributes = Attributes {
-            modules: session.text(c"_modules")?,
-            parameters: session.text(c"_parameters")?,
-            buffers: session.text(c"_buffers")?,
-            state: session.text(c"state")?,
-            groups: session.text(c"param_groups")?,
-            local: session.text(c"_local_tensor")?,
+            modules: gil.interned(c"_modules")?,
+            parameters: gil.interned(c"_parameters")?,
+            buffers: gil.interned(c"_buffers")?,
+            state: gil.interned(c"state")?,
+            groups: gil.interned(c"param_groups")?,
+            local: gil.interned(c"_local_tensor")?,
         };
-        Some(Walk {
-            session,
+        Some(ModelWalk {
+            gil,
             torch,
             layout,
             module_class,
             attributes,
             cpu,
-            told,
+            sink,
             path: String::new(),
-            above: Vec::new(),
+            ancestors: Vec::new(),
             seen: HashSet::default(),
             parameters: HashMap::default(),
-            before,
-            now: HashMap::default(),
-            looked: 0,
+            previous,
+            current: HashMap::default(),
+            names_read: 0,
             tensors_seen: 0,
-            cut: 0,
+            dropped: 0,
             misses: 0,
-            refused: None,
+            layout_error: None,
         })
     }
 
     /// The modules that no other module contains.
-    pub(super) fn roots(&self, modules: &[Object]) -> Vec<Object> {
-        let mut held = HashSet::<usize, Spreading>::default();
+    pub(super) fn find_models(&self, modules: &[PyObjectPtr]) -> Vec<PyObjectPtr> {
+        let mut children_of_others = HashSet::<usize, BuildAddressHasher>::default();
         for module in modules {
-            let Some(children) = self.session.attribute(*module, &self.attributes.modules) else { continue };
-            held.extend(
-                self.session.entries(children.object).map(|(_, child)| child.addr()).filter(|c| *c != module.addr()),
+            let Some(children) = self.gil.attribute(*module, &self.attributes.modules) else { continue };
+            children_of_others.extend(
+                self.gil.entries(children.object).map(|(_, child)| child.addr()).filter(|c| *c != module.addr()),
             );
         }
-        modules.iter().copied().filter(|module| !held.contains(&module.addr())).collect()
+        modules.iter().copied().filter(|module| !children_of_others.contains(&module.addr())).collect()
     }
 
     /// A model's parameters, by a hash of their names within the model.
-    pub(super) fn own(&mut self, module: Object) -> Own {
-        let mut own = Own::default();
+    pub(super) fn parameter_names(&mut self, module: PyObjectPtr) -> ParameterNames {
+        let mut names = ParameterNames::default();
         let mut path = Vec::new();
-        self.collect(module, Spread::default().finish(), &mut path, &mut own);
-        own
+        self.collect_names(module, AddressHasher::default().finish(), &mut path, &mut names);
+        names
     }
 
-    fn collect(&self, module: Object, path: u64, above: &mut Vec<Object>, own: &mut Own) {
-        if above.len() >= DEEPEST || above.contains(&module) || own.len() >= MOST {
+    fn collect_names(
+        &self,
+        module: PyObjectPtr,
+        path: u64,
+        ancestors: &mut Vec<PyObjectPtr>,
+        names: &mut ParameterNames,
+    ) {
+        if ancestors.len() >= MAX_DEPTH || ancestors.contains(&module) || names.len() >= MAX_NAMES {
             return;
         }
-        let session = self.session;
+        let gil = self.gil;
         let joined = |name: &str| {
-            let mut hash = Spread(path);
+            let mut hash = AddressHasher(path);
             name.hash(&mut hash);
             hash.finish()
         };
-        if let Some(parameters) = session.attribute(module, &self.attributes.parameters) {
-            let tensors = session.entries(parameters.object).filter(|(_, tensor)| self.is_tensor(*tensor));
-            own.extend(tensors.filter_map(|(name, tensor)| Some((joined(session.str(name)?), tensor.addr()))));
+        if let Some(parameters) = gil.attribute(module, &self.attributes.parameters) {
+            let tensors = gil.entries(parameters.object).filter(|(_, tensor)| self.is_tensor(*tensor));
+            names.extend(tensors.filter_map(|(name, tensor)| Some((joined(gil.str(name)?), tensor.addr()))));
         }
-        let Some(children) = session.attribute(module, &self.attributes.modules) else { return };
-        above.push(module);
-        for (name, child) in session.entries(children.object) {
-            if let Some(name) = session.str(name).filter(|_| session.is_instance(child, self.module_class)) {
-                self.collect(child, joined(name), above, own);
+        let Some(children) = gil.attribute(module, &self.attributes.modules) else { return };
+        ancestors.push(module);
+        for (name, child) in gil.entries(children.object) {
+            if let Some(name) = gil.str(name).filter(|_| gil.is_instance(child, self.module_class)) {
+                self.collect_names(child, joined(name), ancestors, names);
             }
         }
-        above.pop();
+        ancestors.pop();
     }
 
     /// Visits a model and everything in it. `name` is the prefix of its tensors' names; empty means no prefix.
-    pub(super) fn root(&mut self, module: Object, name: &str) {
+    pub(super) fn visit_model(&mut self, module: PyObjectPtr, name: &str) {
         self.path.clear();
         if !name.is_empty() {
             self.path.push_str(name);
             self.path.push('.');
         }
-        self.module(module);
+        self.visit_module(module);
         self.path.clear();
     }
 
@@ -203,60 +209,60 @@ impl<'a, 't> Walk<'a, 't> {
     }
 
     /// Ends the pass. Returns the names of the optimizers' parameters and the modules that were visited.
-    pub(super) fn end(self) -> (Parameters, HashSet<usize, Spreading>) {
-        (self.now, self.seen)
+    pub(super) fn finish(self) -> (Parameters, HashSet<usize, BuildAddressHasher>) {
+        (self.current, self.seen)
     }
 
     /// Forgets what this pass has visited, so that it can be repeated.
-    pub(super) fn begin_again(&mut self) {
+    pub(super) fn restart(&mut self) {
         self.seen.clear();
         self.parameters.clear();
-        (self.looked, self.cut) = (0, 0);
+        (self.names_read, self.dropped) = (0, 0);
     }
 
-    fn is_room(&mut self) -> bool {
-        self.looked += 1;
-        let is_room = self.looked <= MOST;
-        self.cut += u64::from(!is_room);
-        is_room
+    fn has_room(&mut self) -> bool {
+        self.names_read += 1;
+        let has_room = self.names_read <= MAX_NAMES;
+        self.dropped += u64::from(!has_room);
+        has_room
     }
 
     /// Visits a module and everything in it. `path` is the module's path, followed by a dot unless it is empty.
-    fn module(&mut self, module: Object) {
-        if self.above.len() >= DEEPEST || self.above.contains(&module) || !self.is_room() {
+    fn visit_module(&mut self, module: PyObjectPtr) {
+        if self.ancestors.len() >= MAX_DEPTH || self.ancestors.contains(&module) || !self.has_room() {
             return;
         }
         if self.seen.insert(module.addr()) {
             let path = self.path.strip_suffix('.').unwrap_or("");
             // SAFETY: `module` is alive, because the model that contains it is. Its type lives at least as long.
-            self.told.module(module, unsafe { type_name(type_of(module)) }, path);
+            self.sink.module(module, unsafe { type_name(type_of(module)) }, path);
         }
-        let session = self.session;
-        if let Some(parameters) = session.attribute(module, &self.attributes.parameters) {
-            self.tensors(TensorKind::Parameter, parameters.object);
+        let gil = self.gil;
+        if let Some(parameters) = gil.attribute(module, &self.attributes.parameters) {
+            self.visit_tensors(TensorKind::Parameter, parameters.object);
         }
-        if let Some(buffers) = session.attribute(module, &self.attributes.buffers) {
-            self.tensors(TensorKind::Buffer, buffers.object);
+        if let Some(buffers) = gil.attribute(module, &self.attributes.buffers) {
+            self.visit_tensors(TensorKind::Buffer, buffers.object);
         }
-        let Some(children) = session.attribute(module, &self.attributes.modules) else { return };
-        self.above.push(module);
-        for (name, child) in session.entries(children.object) {
-            let Some(name) = session.str(name).filter(|_| session.is_instance(child, self.module_class)) else {
+        let Some(children) = gil.attribute(module, &self.attributes.modules) else { return };
+        self.ancestors.push(module);
+        for (name, child) in gil.entries(children.object) {
+            let Some(name) = gil.str(name).filter(|_| gil.is_instance(child, self.module_class)) else {
                 continue;
             };
             let before = self.path.len();
             self.path.push_str(name);
             self.path.push('.');
-            self.module(child);
+            self.visit_module(child);
             self.path.truncate(before);
         }
-        self.above.pop();
+        self.ancestors.pop();
     }
 
-    fn tensors(&mut self, kind: TensorKind, of: Object) {
-        let session = self.session;
-        for (name, tensor) in session.entries(of) {
-            let Some(name) = session.str(name).filter(|_| self.is_tensor(tensor)) else { continue };
+    fn visit_tensors(&mut self, kind: TensorKind, of: PyObjectPtr) {
+        let gil = self.gil;
+        for (name, tensor) in gil.entries(of) {
+            let Some(name) = gil.str(name).filter(|_| self.is_tensor(tensor)) else { continue };
             let before = self.path.len();
             self.path.push_str(name);
             let name = std::mem::take(&mut self.path);
@@ -264,139 +270,147 @@ impl<'a, 't> Walk<'a, 't> {
                 self.parameters.entry(tensor.addr()).or_insert_with(|| name.as_str().into());
             }
             self.tensors_seen += 1;
-            self.named(kind, tensor, &name);
+            self.report_with_gradient(kind, tensor, &name);
             self.path = name;
             self.path.truncate(before);
         }
     }
 
-    fn is_tensor(&self, object: Object) -> bool {
-        self.session.is_instance(object, self.torch.tensor_class)
+    fn is_tensor(&self, object: PyObjectPtr) -> bool {
+        self.gil.is_instance(object, self.torch.tensor_class)
     }
 
     /// Reports a tensor of this name, and its gradient if it is a parameter.
-    fn named(&mut self, kind: TensorKind, tensor: Object, name: &str) {
-        if !self.is_room() {
+    fn report_with_gradient(&mut self, kind: TensorKind, tensor: PyObjectPtr, name: &str) {
+        if !self.has_room() {
             return;
         }
-        let Some(implementation) = self.tell(kind, tensor, name, 0) else { return };
+        let Some(implementation) = self.report_tensor(kind, tensor, name, 0) else { return };
         let Some(layout) = self.layout.filter(|_| kind == TensorKind::Parameter) else { return };
-        // SAFETY: `tell` has verified that `implementation` is a plain `TensorImpl`. The tensor is alive, and no
-        // backward pass is running that could change its gradient.
-        let Some((behind, python)) = (unsafe { self.torch.gradient(&layout, implementation, self.cpu) }) else {
+        // SAFETY: `report_tensor` has verified that `implementation` is a plain `TensorImpl`. The tensor is alive, and
+        // no backward pass is running that could change its gradient.
+        let Some((storage, python)) = (unsafe { self.torch.gradient(&layout, implementation, self.cpu) }) else {
             return;
         };
         let name = format!("{name}.grad");
-        match behind {
-            Behind::Memory(memory) => self.tell_memory(&layout, TensorKind::Gradient, &name, &memory),
-            Behind::Nothing(_) if !python.is_null() => self.tell_inner(TensorKind::Gradient, python, &name, 0),
+        match storage {
+            TensorStorage::Memory(memory) => self.report_memory(&layout, TensorKind::Gradient, &name, &memory),
+            TensorStorage::Wrapper(_) if !python.is_null() => {
+                self.report_local_tensor(TensorKind::Gradient, python, &name, 0)
+            }
             _ => {}
         }
     }
 
     /// Reports a tensor's memory. Returns the implementation of a tensor that may have a gradient, `None` for memory
     /// that is not recorded.
-    fn tell(&mut self, kind: TensorKind, tensor: Object, name: &str, depth: usize) -> Option<*mut std::ffi::c_void> {
-        if self.layout.is_none() && self.refused.is_none() {
+    fn report_tensor(
+        &mut self,
+        kind: TensorKind,
+        tensor: PyObjectPtr,
+        name: &str,
+        depth: usize,
+    ) -> Option<*mut std::ffi::c_void> {
+        if self.layout.is_none() && self.layout_error.is_none() {
             // SAFETY: the callers have checked that `tensor` is an instance of the tensor class. It is alive, and this
             // thread holds the GIL.
-            match unsafe { self.torch.calibrate(tensor) } {
+            match unsafe { self.torch.verify_layout(tensor) } {
                 Ok(layout) => {
                     self.misses += u32::from(layout.is_none());
                     *self.layout = layout;
                 }
-                Err(why) => self.refused = Some(why),
+                Err(reason) => self.layout_error = Some(reason),
             }
         }
         let layout = (*self.layout)?;
         // SAFETY: the callers have checked that `tensor` is an instance of the tensor class. It is alive, and this
         // thread holds the GIL.
-        match unsafe { self.torch.behind(&layout, tensor, self.cpu) } {
-            Behind::Memory(memory) => {
-                self.tell_memory(&layout, kind, name, &memory);
+        match unsafe { self.torch.storage_of(&layout, tensor, self.cpu) } {
+            TensorStorage::Memory(memory) => {
+                self.report_memory(&layout, kind, name, &memory);
                 Some(memory.implementation)
             }
-            Behind::Nothing(implementation) => {
-                self.tell_inner(kind, tensor, name, depth);
+            TensorStorage::Wrapper(implementation) => {
+                self.report_local_tensor(kind, tensor, name, depth);
                 Some(implementation)
             }
-            Behind::Elsewhere => None,
+            TensorStorage::NotRecorded => None,
         }
     }
 
-    fn tell_memory(&mut self, layout: &Layout, kind: TensorKind, name: &str, memory: &Memory) {
-        // SAFETY: `behind` or `gradient` has verified that this is a plain `TensorImpl` of a live tensor.
+    fn report_memory(&mut self, layout: &TensorLayout, kind: TensorKind, name: &str, memory: &TensorMemory) {
+        // SAFETY: `storage_of` or `gradient` has verified that this is a plain `TensorImpl` of a live tensor.
         let shape = || unsafe { self.torch.shape(layout, memory.implementation) };
-        self.told.tensor(kind, name, memory.address, &shape);
+        self.sink.tensor(kind, name, memory.address, &shape);
     }
 
     /// Reports the tensor that a `DTensor` wraps: the shard of this rank.
-    fn tell_inner(&mut self, kind: TensorKind, tensor: Object, name: &str, depth: usize) {
-        let Some(local) = self.session.attribute(tensor, &self.attributes.local) else { return };
-        if depth < DEEPEST_TENSOR && self.is_tensor(local.object) {
-            self.tell(kind, local.object, name, depth + 1);
+    fn report_local_tensor(&mut self, kind: TensorKind, tensor: PyObjectPtr, name: &str, depth: usize) {
+        let Some(local) = self.gil.attribute(tensor, &self.attributes.local) else { return };
+        if depth < MAX_TENSOR_DEPTH && self.is_tensor(local.object) {
+            self.report_tensor(kind, local.object, name, depth + 1);
         }
     }
 
     /// Reports the state that an optimizer keeps for each parameter. Call it after all models, whose parameter names it
     /// uses.
-    pub(super) fn optimizer(&mut self, optimizer: Object) {
-        let session = self.session;
+    pub(super) fn visit_optimizer(&mut self, optimizer: PyObjectPtr) {
+        let gil = self.gil;
         // SAFETY: `optimizer` is alive, and so is its type.
         let class = unsafe { type_name(type_of(optimizer)) }.to_owned();
         let mut order = Vec::new();
-        if let Some(groups) = session.attribute(optimizer, &self.attributes.groups) {
-            for group in session.elements(groups.object) {
-                let parameters = session.entries(group).find(|(key, _)| session.str(*key) == Some("params"));
-                order.extend(session.elements(parameters.map_or(null_mut(), |(_, list)| list)));
+        if let Some(groups) = gil.attribute(optimizer, &self.attributes.groups) {
+            for group in gil.elements(groups.object) {
+                let parameters = gil.entries(group).find(|(key, _)| gil.str(*key) == Some("params"));
+                order.extend(gil.elements(parameters.map_or(null_mut(), |(_, list)| list)));
             }
         }
-        let mut called = Parameters::default();
+        let mut names = Parameters::default();
         for parameter in &order {
             let key = parameter.addr();
-            if let Some(name) = self.parameters.get(&key).or_else(|| self.before.get(&key)) {
-                called.insert(key, name.clone());
+            if let Some(name) = self.parameters.get(&key).or_else(|| self.previous.get(&key)) {
+                names.insert(key, name.clone());
             }
         }
-        self.now.extend(called.iter().map(|(key, name)| (*key, name.clone())));
+        self.current.extend(names.iter().map(|(key, name)| (*key, name.clone())));
         // Parameters that belong to no module are numbered as in `state_dict()`.
-        if called.is_empty() {
+        if names.is_empty() {
             for (number, parameter) in order.into_iter().enumerate() {
                 // FSDP's sharded parameters are outside their modules only temporarily.
-                if !self.is_tensor(parameter) || session.attribute(parameter, &self.attributes.local).is_some() {
+                if !self.is_tensor(parameter) || gil.attribute(parameter, &self.attributes.local).is_some() {
                     continue;
                 }
-                self.named(TensorKind::Parameter, parameter, &format!("{class}.params[{number}]"));
-                called.insert(parameter.addr(), format!("params[{number}]").into());
+                self.report_with_gradient(TensorKind::Parameter, parameter, &format!("{class}.params[{number}]"));
+                names.insert(parameter.addr(), format!("params[{number}]").into());
             }
         }
-        let Some(state) = session.attribute(optimizer, &self.attributes.state) else { return };
-        for (parameter, kept) in session.entries(state.object) {
-            let Some(of) = called.get(&parameter.addr()) else { continue };
-            for (key, value) in session.entries(kept) {
-                let Some(key) = session.str(key) else { continue };
+        let Some(state) = gil.attribute(optimizer, &self.attributes.state) else { return };
+        for (parameter, tensors) in gil.entries(state.object) {
+            let Some(of) = names.get(&parameter.addr()) else { continue };
+            for (key, value) in gil.entries(tensors) {
+                let Some(key) = gil.str(key) else { continue };
                 if self.is_tensor(value) {
-                    self.state(value, &format!("{class}.{key} of {of}"));
+                    self.report_state(value, &format!("{class}.{key} of {of}"));
                     continue;
                 }
-                let (sequence, inner) = (session.elements(value), session.entries(value));
+                let (sequence, inner) = (gil.elements(value), gil.entries(value));
                 for (index, element) in sequence.enumerate() {
                     if self.is_tensor(element) {
-                        self.state(element, &format!("{class}.{key}[{index}] of {of}"));
+                        self.report_state(element, &format!("{class}.{key}[{index}] of {of}"));
                     }
                 }
                 for (name, element) in inner {
-                    if let Some(name) = session.str(name).filter(|_| self.is_tensor(element)) {
-                        self.state(element, &format!("{class}.{key}.{name} of {of}"));
+                    if let Some(name) = gil.str(name).filter(|_| self.is_tensor(element)) {
+                        self.report_state(element, &format!("{class}.{key}.{name} of {of}"));
                     }
                 }
             }
         }
     }
 
-    fn state(&mut self, tensor: Object, name: &str) {
-        if self.is_room() {
-            self.tell(TensorKind::OptimizerState, tensor, name, 0);
+    fn report_state(&mut self, tensor: PyObjectPtr, name: &str) {
+        if self.has_room() {
+            self.report_tensor(TensorKind::OptimizerState, tensor, name, 0);
         }
     }
 }

@@ -65,21 +65,21 @@ pub(crate) trait DefinitionSink {
 
     /// The id of a module call, if it has one. `next` is the index at which the call is expected, in the order in which
     /// calls were found. On success it becomes the index after it. The expectation is always verified.
-    fn known_call(&mut self, _call: ModuleCall, _next: &mut u32) -> Option<ContextId> {
+    fn find_call(&mut self, _call: ModuleCall, _next: &mut u32) -> Option<ContextId> {
         None
     }
 
     /// The id of a module call, which is defined if it is new. `class` is the name of its class. If there is no space,
     /// the id of a less exact call.
-    fn new_call(&mut self, call: ModuleCall, _class: &str) -> ContextId {
+    fn add_call(&mut self, call: ModuleCall, _class: &str) -> ContextId {
         call.caller
     }
 
     /// Reports whether an object on which `Module.__call__` was called is an `nn.Module`. Called once for each result.
-    fn modules_verified(&mut self, _works: bool) {}
+    fn module_layout_checked(&mut self, _is_verified: bool) {}
 
     /// Reports that something is missing from this capture, so that it is counted.
-    fn lost(&mut self, _what: Loss) {}
+    fn lost(&mut self, _loss: Loss) {}
 }
 
 /// What can be missing from a stack.

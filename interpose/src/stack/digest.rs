@@ -1,4 +1,4 @@
-//! A 128-bit digest that identifies a frame's text, or a native frame's place.
+//! A 128-bit digest that identifies a frame by its text, or a native frame by its location.
 //!
 //! Two frames are the same if their digests are equal. The text itself is not stored, which bounds the interner's
 //! memory. With a million different frames the probability of any collision is below 2^-88. This protects against
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_and_every_border_between_fields_counts() {
+    fn every_field_and_every_border_between_fields_changes_the_digest() {
         let all = [
             text("f", "f", "a.py", 1, 1),
             text("f", "f", "a.py", 2, 1),

@@ -112,7 +112,7 @@ impl<const WORDS: usize> IdSet<WORDS> {
             if id == 0 {
                 return None;
             }
-            if self.is(id, key) {
+            if self.has_key(id, key) {
                 return Some(id);
             }
         }
@@ -131,10 +131,10 @@ impl<const WORDS: usize> IdSet<WORDS> {
         let Some(slots) = self.slots_for(id, locked) else {
             return Inserted::Full;
         };
-        let Some(place) = self.place(id) else {
+        let Some(key_words) = self.key_words(id) else {
             return Inserted::Full;
         };
-        for (word, value) in place.iter().zip(key) {
+        for (word, value) in key_words.iter().zip(key) {
             word.store(*value, Relaxed);
         }
         self.len.store(id, Relaxed);
@@ -148,7 +148,7 @@ impl<const WORDS: usize> IdSet<WORDS> {
 
     /// Where the key of `id` is stored. `None` before the first insertion and beyond the limit.
     #[inline]
-    fn place(&self, id: u32) -> Option<&[AtomicU64; WORDS]> {
+    fn key_words(&self, id: u32) -> Option<&[AtomicU64; WORDS]> {
         let keys = self.keys.load(Relaxed);
         if keys.is_null() || id > self.limit {
             return None;
@@ -158,8 +158,9 @@ impl<const WORDS: usize> IdSet<WORDS> {
     }
 
     #[inline]
-    fn is(&self, id: u32, key: &[u64; WORDS]) -> bool {
-        self.place(id).is_some_and(|place| place.iter().zip(key).all(|(word, wanted)| word.load(Relaxed) == *wanted))
+    fn has_key(&self, id: u32, key: &[u64; WORDS]) -> bool {
+        self.key_words(id)
+            .is_some_and(|key_words| key_words.iter().zip(key).all(|(word, expected)| word.load(Relaxed) == *expected))
     }
 
     fn publish(slots: Slots<'_>, hash: usize, id: u32) {
@@ -187,7 +188,7 @@ impl<const WORDS: usize> IdSet<WORDS> {
         }
         let (slots, word) = Slots::map(old.log2 + 1)?;
         for known in 1..id {
-            let key = self.place(known)?;
+            let key = self.key_words(known)?;
             Self::publish(slots, hash(&key.each_ref().map(|word| word.load(Relaxed))), known);
         }
         self.slots.store(word, Release);
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_set_still_answers() {
+    fn a_full_set_still_finds_its_keys() {
         let (set, lock) = (IdSet::<2>::new(3), Lock::new());
         for n in 1..=3 {
             assert_eq!(insert(&set, &lock, [n, n]), Inserted::New(n as u32));

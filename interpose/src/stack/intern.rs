@@ -16,7 +16,7 @@ use memtrace_trace::ids::{FrameId, ModuleId, StackId};
 use super::definition::{DefinitionSink, FrameText, Loss};
 use super::digest::{digest, native_digest};
 use super::id_set::{IdSet, Inserted};
-use super::key_cache::{FrameKey, KeyCache, Meaning};
+use super::key_cache::{FrameKey, FrameMeaning, KeyCache};
 use super::lock::Lock;
 
 /// The largest number of stacks in one process.
@@ -134,12 +134,12 @@ impl Interner {
 
     /// The meaning of a key. `UNKNOWN` if it is not cached.
     #[inline]
-    pub(super) fn meaning(&self, key: FrameKey) -> Meaning {
+    pub(super) fn meaning(&self, key: FrameKey) -> FrameMeaning {
         self.keys.find(key)
     }
 
     /// Caches the meaning of a key.
-    pub(super) fn remember(&self, key: FrameKey, meaning: Meaning) {
+    pub(super) fn remember(&self, key: FrameKey, meaning: FrameMeaning) {
         self.keys.insert(key, meaning, &self.lock.lock());
     }
 }

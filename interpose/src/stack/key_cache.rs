@@ -29,8 +29,8 @@ const WAYS: usize = 3;
 /// different frames during the life of the process. The top bit of the first word distinguishes the kinds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FrameKey {
-    place: u64,
-    detail: u64,
+    first: u64,
+    second: u64,
 }
 
 impl FrameKey {
@@ -40,32 +40,32 @@ impl FrameKey {
     /// it. `generation` distinguishes code objects that had the same address one after the other.
     #[inline]
     pub(super) fn python(code: usize, instruction: u32, generation: u32) -> FrameKey {
-        FrameKey { place: code as u64 & !Self::NATIVE, detail: u64::from(generation) << 32 | u64::from(instruction) }
+        FrameKey { first: code as u64 & !Self::NATIVE, second: u64::from(generation) << 32 | u64::from(instruction) }
     }
 
     /// A native frame. `address` is that of an instruction. `generation` distinguishes objects that were loaded at the
     /// same address.
     pub(super) fn native(address: usize, generation: u32) -> FrameKey {
-        FrameKey { place: address as u64 | Self::NATIVE, detail: u64::from(generation) << 32 }
+        FrameKey { first: address as u64 | Self::NATIVE, second: u64::from(generation) << 32 }
     }
 
     #[inline]
     fn set(self) -> usize {
-        fold(self.place ^ self.detail.rotate_left(17), 0x9E37_79B9_7F4A_7C15) as usize % SETS
+        fold(self.first ^ self.second.rotate_left(17), 0x9E37_79B9_7F4A_7C15) as usize % SETS
     }
 }
 
 /// The meaning of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Meaning(u32);
+pub(super) struct FrameMeaning(u32);
 
-impl Meaning {
+impl FrameMeaning {
     /// Not looked up yet.
-    pub(super) const UNKNOWN: Meaning = Meaning(0);
+    pub(super) const UNKNOWN: FrameMeaning = FrameMeaning(0);
     /// Not shown in a traceback. The stack continues with the caller.
-    pub(super) const HIDDEN: Meaning = Meaning(u32::MAX);
+    pub(super) const HIDDEN: FrameMeaning = FrameMeaning(u32::MAX);
     /// A frame for which there was no space. The stack is cut there, and the cut is counted.
-    pub(super) const REFUSED: Meaning = Meaning(u32::MAX - 1);
+    pub(super) const NO_SPACE: FrameMeaning = FrameMeaning(u32::MAX - 1);
 
     /// Bits of a frame that calls an `nn.Module`: of `Module.__call__` itself, and of the function that it may call in
     /// turn.
@@ -74,9 +74,9 @@ impl Meaning {
     const SPECIAL: u32 = 1 << 31;
 
     /// The meaning of the same frame as a call of an `nn.Module`.
-    pub(super) fn calling(self, inner: bool) -> Meaning {
+    pub(super) fn as_module_call(self, is_inner: bool) -> FrameMeaning {
         match self.id() {
-            Some(_) => Meaning(self.0 | if inner { Self::INNER_CALL } else { Self::CALL }),
+            Some(_) => FrameMeaning(self.0 | if is_inner { Self::INNER_CALL } else { Self::CALL }),
             None => self,
         }
     }
@@ -97,27 +97,27 @@ impl Meaning {
         self.is_any_call() && self.0 & Self::INNER_CALL != 0
     }
 
-    /// The meaning of a frame. `NONE` gives [`Self::REFUSED`].
-    pub(super) fn frame(id: FrameId) -> Meaning {
-        if id.is_none() { Self::REFUSED } else { Meaning(id.0) }
+    /// The meaning of a frame. `NONE` gives [`Self::NO_SPACE`].
+    pub(super) fn frame(id: FrameId) -> FrameMeaning {
+        if id.is_none() { Self::NO_SPACE } else { FrameMeaning(id.0) }
     }
 
     /// The frame. `None` for the special meanings.
     #[inline]
     pub(super) fn id(self) -> Option<FrameId> {
-        let special = self == Self::UNKNOWN || self == Self::HIDDEN || self == Self::REFUSED;
+        let special = self == Self::UNKNOWN || self == Self::HIDDEN || self == Self::NO_SPACE;
         (!special).then_some(FrameId(self.0 & !(Self::CALL | Self::INNER_CALL)))
     }
 }
 
-const _: () = assert!(MAX_FRAMES < Meaning::INNER_CALL, "no frame's number has one of the bits");
+const _: () = assert!(MAX_FRAMES < FrameMeaning::INNER_CALL, "no frame's number has one of the bits");
 
 #[repr(C, align(64))]
 struct Set {
     sequence: AtomicU32,
     meanings: [AtomicU32; WAYS],
-    places: [AtomicU64; WAYS],
-    details: [AtomicU64; WAYS],
+    first_words: [AtomicU64; WAYS],
+    second_words: [AtomicU64; WAYS],
 }
 
 const _: () = assert!(size_of::<Set>() == 64, "one set is one cache line");
@@ -134,7 +134,7 @@ impl KeyCache {
     }
 
     /// How many entries were overwritten.
-    #[allow(dead_code, reason = "for tests, the stack probe and whoever wants to know")]
+    #[allow(dead_code, reason = "for tests and the stack probe")]
     pub(super) fn evictions(&self) -> u64 {
         self.evictions.load(Relaxed)
     }
@@ -152,24 +152,24 @@ impl KeyCache {
 
     /// The meaning of `key`. `UNKNOWN` if it is not cached or its set is being written.
     #[inline]
-    pub(super) fn find(&self, key: FrameKey) -> Meaning {
+    pub(super) fn find(&self, key: FrameKey) -> FrameMeaning {
         let Some(set) = self.set(key) else {
-            return Meaning::UNKNOWN;
+            return FrameMeaning::UNKNOWN;
         };
         let before = set.sequence.load(Acquire);
-        let mut found = Meaning::UNKNOWN;
-        for ((place, detail), meaning) in set.places.iter().zip(&set.details).zip(&set.meanings) {
-            if place.load(Relaxed) == key.place && detail.load(Relaxed) == key.detail {
-                found = Meaning(meaning.load(Relaxed));
+        let mut found = FrameMeaning::UNKNOWN;
+        for ((first, second), meaning) in set.first_words.iter().zip(&set.second_words).zip(&set.meanings) {
+            if first.load(Relaxed) == key.first && second.load(Relaxed) == key.second {
+                found = FrameMeaning(meaning.load(Relaxed));
             }
         }
         fence(Acquire);
-        let torn = before & 1 != 0 || set.sequence.load(Relaxed) != before;
-        if torn { Meaning::UNKNOWN } else { found }
+        let is_torn = before & 1 != 0 || set.sequence.load(Relaxed) != before;
+        if is_torn { FrameMeaning::UNKNOWN } else { found }
     }
 
     /// Caches the meaning of `key`, if necessary in place of an older entry. Does nothing without memory.
-    pub(super) fn insert(&self, key: FrameKey, meaning: Meaning, _locked: &Locked<'_>) {
+    pub(super) fn insert(&self, key: FrameKey, meaning: FrameMeaning, _locked: &Locked<'_>) {
         if self.sets.load(Relaxed).is_null()
             && let Some(memory) = pages::reserve(SETS * size_of::<Set>())
         {
@@ -181,17 +181,17 @@ impl KeyCache {
         let sequence = set.sequence.load(Relaxed);
         set.sequence.store(sequence.wrapping_add(1), Relaxed);
         fence(Release);
-        let ways = || set.places.iter().zip(&set.details).zip(&set.meanings);
-        let mine =
-            ways().find(|((place, detail), _)| place.load(Relaxed) == key.place && detail.load(Relaxed) == key.detail);
-        let free = || ways().find(|(_, meaning)| meaning.load(Relaxed) == Meaning::UNKNOWN.0);
+        let ways = || set.first_words.iter().zip(&set.second_words).zip(&set.meanings);
+        let same_key =
+            ways().find(|((first, second), _)| first.load(Relaxed) == key.first && second.load(Relaxed) == key.second);
+        let free = || ways().find(|(_, meaning)| meaning.load(Relaxed) == FrameMeaning::UNKNOWN.0);
         let oldest = || {
             self.evictions.fetch_add(1, Relaxed);
             ways().nth((sequence >> 1) as usize % WAYS)
         };
-        if let Some(((place, detail), slot)) = mine.or_else(free).or_else(oldest) {
-            place.store(key.place, Relaxed);
-            detail.store(key.detail, Relaxed);
+        if let Some(((first, second), slot)) = same_key.or_else(free).or_else(oldest) {
+            first.store(key.first, Relaxed);
+            second.store(key.second, Relaxed);
             slot.store(meaning.0, Relaxed);
         }
         set.sequence.store(sequence.wrapping_add(2), Release);
@@ -204,13 +204,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remembers_forgets_and_never_confuses() {
+    fn entries_are_stored_evicted_and_never_confused() {
         let (cache, lock) = (KeyCache::new(), Lock::new());
         let key = |n: u64| FrameKey::python(0x7f00_0000_0000 + n as usize * 32, (n % 100) as u32, (n % 3) as u32);
-        assert_eq!(cache.find(key(1)), Meaning::UNKNOWN);
+        assert_eq!(cache.find(key(1)), FrameMeaning::UNKNOWN);
         let count = (SETS * WAYS * 2) as u64;
         for n in 0..count {
-            cache.insert(key(n), Meaning::frame(FrameId(n as u32 + 1)), &lock.lock());
+            cache.insert(key(n), FrameMeaning::frame(FrameId(n as u32 + 1)), &lock.lock());
         }
         let known = (0..count)
             .filter(|n| match cache.find(key(*n)).id() {
@@ -233,7 +233,7 @@ mod tests {
             scope.spawn(|| {
                 for round in 0..20 {
                     for n in 1..60_000 {
-                        cache.insert(key(n + round), Meaning::frame(FrameId(n + round)), &lock.lock());
+                        cache.insert(key(n + round), FrameMeaning::frame(FrameId(n + round)), &lock.lock());
                     }
                 }
             });

@@ -9,9 +9,9 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-const FREE: u32 = 0;
-const TAKEN: u32 = 1;
-const AWAITED: u32 = 2;
+const UNLOCKED: u32 = 0;
+const LOCKED: u32 = 1;
+const CONTENDED: u32 = 2;
 
 /// A lock without data. Functions that need it take a [`Locked`] as proof.
 pub(super) struct Lock(AtomicU32);
@@ -21,19 +21,19 @@ pub(super) struct Locked<'a>(&'a Lock);
 
 impl Lock {
     pub(super) const fn new() -> Lock {
-        Lock(AtomicU32::new(FREE))
+        Lock(AtomicU32::new(UNLOCKED))
     }
 
     /// Waits for the lock: 64 attempts, then a futex.
     pub(super) fn lock(&self) -> Locked<'_> {
         for _ in 0..64 {
-            if self.0.compare_exchange_weak(FREE, TAKEN, Acquire, Relaxed).is_ok() {
+            if self.0.compare_exchange_weak(UNLOCKED, LOCKED, Acquire, Relaxed).is_ok() {
                 return Locked(self);
             }
             std::hint::spin_loop();
         }
-        while self.0.swap(AWAITED, Acquire) != FREE {
-            self.futex(libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, AWAITED);
+        while self.0.swap(CONTENDED, Acquire) != UNLOCKED {
+            self.futex(libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, CONTENDED);
         }
         Locked(self)
     }
@@ -48,7 +48,7 @@ impl Lock {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        if self.0.0.swap(FREE, Release) == AWAITED {
+        if self.0.0.swap(UNLOCKED, Release) == CONTENDED {
             self.0.futex(libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1);
         }
     }
@@ -60,19 +60,19 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     #[test]
-    fn one_at_a_time() {
+    fn one_thread_at_a_time_holds_the_lock() {
         let lock = Lock::new();
-        let inside = AtomicU32::new(0);
+        let holders = AtomicU32::new(0);
         let sum = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..20_000 {
-                        let held = lock.lock();
-                        assert_eq!(inside.fetch_add(1, Relaxed), 0);
+                        let locked = lock.lock();
+                        assert_eq!(holders.fetch_add(1, Relaxed), 0);
                         sum.store(sum.load(Relaxed) + 1, Relaxed);
-                        inside.fetch_sub(1, Relaxed);
-                        drop(held);
+                        holders.fetch_sub(1, Relaxed);
+                        drop(locked);
                     }
                 });
             }

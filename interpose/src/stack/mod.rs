@@ -44,13 +44,13 @@
 //!
 //! [`StackId`]: memtrace_trace::ids::StackId
 
-mod calls;
 mod definition;
 mod digest;
 mod id_set;
 mod intern;
 mod key_cache;
 mod lock;
+mod module_calls;
 pub(crate) mod native;
 mod pages;
 pub(crate) mod python;

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_has_one_id_of_each_kind_and_no_more_than_the_limit() {
+    fn a_text_has_one_id_for_each_kind_up_to_the_limit() {
         let texts = Texts::new(3);
         assert_eq!(texts.id(0, "forward"), TextId::New(1));
         assert_eq!(texts.id(1, "forward"), TextId::New(2));

@@ -27,8 +27,9 @@
 //!
 //! *A key stands for one text only while its code object is alive.* A frame on this thread's stack keeps its code
 //! alive, so a key from the chain is valid at that moment. But an entry may be older than the end of its code, and
-//! another code object may have the same address since. [`Chain::deaths`] counts freed code objects before their memory
-//! is freed. If it has changed, entries whose [`Chain::generation`] has changed are dropped before any comparison.
+//! another code object may have the same address since. [`FrameChain::freed_code_count`] counts freed code objects
+//! before their memory is freed. If it has changed, entries whose [`FrameChain::generation`] has changed are dropped
+//! before any comparison.
 //!
 //! An entry's generation was read while the code was alive on this very stack, so any later free changes it. A free
 //! that is noticed too late does no harm. For another code object to appear on our stack at the address, this thread
@@ -36,7 +37,7 @@
 //!
 //! # Constraints
 //!
-//! A known stack needs no allocation, no lock and no call except `step`. The array grows with `mremap`. The struct is
+//! A known stack needs no allocation, no lock and no call except `raw`. The array grows with `mremap`. The struct is
 //! plain data for a `thread_local` without a destructor. When a thread ends, [`ThreadStacks::release`] frees the array,
 //! or another thread takes over the struct unchanged. It contains facts about keys, which hold for every thread.
 
@@ -45,23 +46,23 @@ use std::ptr::NonNull;
 
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::calls::{Called, Calls};
 use super::definition::{DefinitionSink, Loss};
 use super::intern::Interner;
-use super::key_cache::{FrameKey, Meaning};
+use super::key_cache::{FrameKey, FrameMeaning};
+use super::module_calls::{CalledModule, ModuleCalls};
 use super::pages;
 
 /// The deepest walk. Deeper stacks lose their outermost frames, which is counted.
 pub(crate) const MAX_DEPTH: usize = 100_000;
 const FIRST_CAPACITY: usize = 128;
 /// How far from the last leaf's index its address is searched for.
-const WINDOW: usize = 8;
+const SEARCH_WINDOW: usize = 8;
 /// How many new frames a prediction allows for.
 const NEW_FRAMES: usize = 4;
 
 /// One frame of a chain, as read from memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Step {
+pub(super) struct RawFrame {
     /// The address of the code object.
     pub(super) code: usize,
     /// The position in the code, in the interpreter's own form.
@@ -72,27 +73,27 @@ pub(super) struct Step {
 
 /// The meaning of a frame that was determined from its text.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Identity {
+pub(super) struct IdentifiedFrame {
     /// What the frame stands for.
-    pub(super) meaning: Meaning,
+    pub(super) meaning: FrameMeaning,
     /// Whether the key alone determines the meaning, so that it may be cached.
-    pub(super) lasting: bool,
+    pub(super) is_cacheable: bool,
 }
 
 /// Reads frames. A small copy of the data it needs, which the loop keeps in registers.
-pub(super) trait ReadFrame: Copy {
+pub(super) trait FrameReader: Copy {
     /// Reads a frame.
     ///
     /// # Safety
     ///
     /// `frame` belongs to the calling thread's present chain.
-    unsafe fn step(self, frame: usize) -> Step;
+    unsafe fn read(self, frame: usize) -> RawFrame;
 }
 
 /// A source of frames: an interpreter's live memory, or a test's.
-pub(super) trait Chain {
+pub(super) trait FrameChain {
     /// Reads this chain's frames.
-    type Reader<'a>: ReadFrame
+    type Reader<'a>: FrameReader
     where
         Self: 'a;
 
@@ -100,7 +101,7 @@ pub(super) trait Chain {
     fn reader(&self) -> Self::Reader<'_>;
 
     /// How many code objects have been freed.
-    fn deaths(&self) -> usize;
+    fn freed_code_count(&self) -> usize;
 
     /// A number that changes whenever a code object at this address is freed, and sometimes without a reason.
     fn generation(&self, code: usize) -> u32;
@@ -109,9 +110,14 @@ pub(super) trait Chain {
     ///
     /// # Safety
     ///
-    /// `frame` belongs to the calling thread's present chain, and `step` is its content.
-    unsafe fn identify(&self, frame: usize, step: Step, interner: &Interner, sink: &mut dyn DefinitionSink)
-    -> Identity;
+    /// `frame` belongs to the calling thread's present chain, and `raw` is its content.
+    unsafe fn identify(
+        &self,
+        frame: usize,
+        raw: RawFrame,
+        interner: &Interner,
+        sink: &mut dyn DefinitionSink,
+    ) -> IdentifiedFrame;
 
     /// The object in a frame's first local variable, 0 if there is none.
     ///
@@ -128,12 +134,18 @@ pub(super) trait Chain {
     unsafe fn class(&self, object: usize) -> usize;
 
     /// Determines what was called. `object` was called within `caller`, in a frame whose meaning is a call. `next` is
-    /// passed to [`DefinitionSink::known_call`].
+    /// passed to [`DefinitionSink::find_call`].
     ///
     /// # Safety
     ///
     /// [`Self::first_local`] has returned `object` for that frame, which belongs to the calling thread's present chain.
-    unsafe fn called(&self, object: usize, caller: ContextId, next: &mut u32, sink: &mut dyn DefinitionSink) -> Called;
+    unsafe fn called(
+        &self,
+        object: usize,
+        caller: ContextId,
+        next: &mut u32,
+        sink: &mut dyn DefinitionSink,
+    ) -> CalledModule;
 }
 
 #[derive(Clone, Copy)]
@@ -144,7 +156,7 @@ struct Entry {
     code: usize,
     instruction: u32,
     generation: u32,
-    meaning: Meaning,
+    meaning: FrameMeaning,
     stack: StackId,
 }
 
@@ -152,20 +164,20 @@ const _: () = assert!(size_of::<Entry>() == 32, "two entries are one cache line"
 
 /// An entry that another one has replaced.
 #[derive(Clone, Copy)]
-struct Aside {
+struct ReplacedLeaf {
     entry: Entry,
     caller: StackId,
     index: usize,
 }
 
-impl Aside {
-    const NONE: Aside = Aside {
+impl ReplacedLeaf {
+    const NONE: ReplacedLeaf = ReplacedLeaf {
         entry: Entry {
             frame: 0,
             code: 0,
             instruction: 0,
             generation: 0,
-            meaning: Meaning::UNKNOWN,
+            meaning: FrameMeaning::UNKNOWN,
             stack: StackId::NONE,
         },
         caller: StackId::NONE,
@@ -182,11 +194,11 @@ pub(crate) struct ThreadStacks {
     /// The index of the last leaf.
     last: usize,
     /// The entry that was the leaf before the last one.
-    aside: Aside,
+    replaced_leaf: ReplacedLeaf,
     /// The entries that call modules.
-    pub(super) calls: Calls,
-    /// The value of [`Chain::deaths`] when the entries were last checked.
-    deaths: usize,
+    pub(super) module_calls: ModuleCalls,
+    /// The value of [`FrameChain::freed_code_count`] when the entries were last checked.
+    freed_code_count: usize,
     /// The [`Interner::epoch`] of the interner whose ids the entries contain.
     epoch: u32,
 }
@@ -200,9 +212,9 @@ impl ThreadStacks {
             capacity: 0,
             known: 0,
             last: 0,
-            aside: Aside::NONE,
-            calls: Calls::new(),
-            deaths: 0,
+            replaced_leaf: ReplacedLeaf::NONE,
+            module_calls: ModuleCalls::new(),
+            freed_code_count: 0,
             epoch: 0,
         }
     }
@@ -225,7 +237,7 @@ impl ThreadStacks {
     /// `leaf` is 0 or the innermost frame of the calling thread's present chain. `self` is only used with chains of the
     /// same kind.
     #[inline]
-    pub(super) unsafe fn capture<C: Chain>(
+    pub(super) unsafe fn capture<C: FrameChain>(
         &mut self,
         chain: &C,
         leaf: usize,
@@ -238,17 +250,17 @@ impl ThreadStacks {
         let epoch = interner.epoch();
         if self.epoch != epoch || epoch == 0 {
             self.known = 0;
-            self.aside = Aside::NONE;
+            self.replaced_leaf = ReplacedLeaf::NONE;
             self.epoch = interner.claim_epoch();
         }
-        let deaths = chain.deaths();
-        if self.deaths != deaths {
-            self.drop_dead(chain);
-            self.deaths = deaths;
+        let freed_code_count = chain.freed_code_count();
+        if self.freed_code_count != freed_code_count {
+            self.drop_freed(chain);
+            self.freed_code_count = freed_code_count;
         }
-        let leaf_is_where_it_was = self.last < self.known && self.entry(self.last).frame == leaf;
+        let is_leaf_at_last_index = self.last < self.known && self.entry(self.last).frame == leaf;
         let mut differs = self.last;
-        if leaf_is_where_it_was {
+        if is_leaf_at_last_index {
             // SAFETY: `last` is below `known`, and the entry's frame is the leaf, which the caller guarantees to be the
             // present chain's.
             let mut first = unsafe { self.first_difference(chain, self.last) };
@@ -264,7 +276,7 @@ impl ThreadStacks {
             }
         }
         let mut changed = self.known;
-        if leaf_is_where_it_was {
+        if is_leaf_at_last_index {
             // SAFETY: `first_difference` has followed the chain to the entry `differs`, so its frame belongs to the
             // chain.
             let aligned = unsafe { self.follow(chain, differs, &mut changed) };
@@ -274,7 +286,7 @@ impl ThreadStacks {
             }
         }
         // SAFETY: the caller guarantees `leaf`, which is not 0.
-        unsafe { self.capture_elsewhere(chain, leaf, changed, interner, sink) }
+        unsafe { self.capture_moved_leaf(chain, leaf, changed, interner, sink) }
     }
 
     /// Restores the previous leaf entry if the leaf is at that entry's instruction again. A program often allocates in
@@ -289,27 +301,27 @@ impl ThreadStacks {
     ///
     /// `leaf` is the innermost frame of the present chain and the frame of `entries[last]`, which is valid.
     #[inline]
-    unsafe fn swap_leaf<C: Chain>(&mut self, chain: &C, leaf: usize) -> bool {
+    unsafe fn swap_leaf<C: FrameChain>(&mut self, chain: &C, leaf: usize) -> bool {
         // SAFETY: the caller guarantees that `leaf` belongs to the present chain.
-        let step = unsafe { chain.reader().step(leaf) };
+        let raw = unsafe { chain.reader().read(leaf) };
         let present = *self.entry(self.last);
-        if present.code == step.code && present.instruction == step.instruction {
+        if present.code == raw.code && present.instruction == raw.instruction {
             return false; // The leaf is unchanged, so a caller differs.
         }
         let (index, caller) = (self.last, self.callers_stack(self.last));
-        let aside = std::mem::replace(&mut self.aside, Aside { entry: present, caller, index });
-        let same_key = aside.entry.code == step.code && aside.entry.instruction == step.instruction;
-        let back = same_key && aside.index == index && aside.caller == caller;
-        if back {
-            *self.entry(index) = Entry { frame: leaf, ..aside.entry };
+        let replaced_leaf = std::mem::replace(&mut self.replaced_leaf, ReplacedLeaf { entry: present, caller, index });
+        let same_key = replaced_leaf.entry.code == raw.code && replaced_leaf.entry.instruction == raw.instruction;
+        let is_previous_leaf = same_key && replaced_leaf.index == index && replaced_leaf.caller == caller;
+        if is_previous_leaf {
+            *self.entry(index) = Entry { frame: leaf, ..replaced_leaf.entry };
             // Longer prefixes belonged to the other leaf.
             self.known = index + 1;
-            self.calls.cut(index);
-            if aside.entry.meaning.is_any_call() {
-                self.note_call(index, aside.entry.meaning);
+            self.module_calls.truncate(index);
+            if replaced_leaf.entry.meaning.is_any_call() {
+                self.add_call_frame(index, replaced_leaf.entry.meaning);
             }
         }
-        back
+        is_previous_leaf
     }
 
     /// The stack of the callers of a frame at this index.
@@ -330,7 +342,7 @@ impl ThreadStacks {
 
     /// The address and meaning of one of these frames. 0 is the outermost.
     #[inline]
-    pub(super) fn frame(&self, index: usize) -> (usize, Meaning) {
+    pub(super) fn frame(&self, index: usize) -> (usize, FrameMeaning) {
         debug_assert!(index < self.depth());
         // SAFETY: callers pass an index below `depth`, which is at most `known`. Only this struct uses the array.
         let entry = unsafe { &*self.entries.add(index) };
@@ -338,7 +350,7 @@ impl ThreadStacks {
     }
 
     /// The meaning of an entry. Valid for indices below the one that is being interned.
-    pub(super) fn meaning(&self, index: usize) -> Meaning {
+    pub(super) fn meaning(&self, index: usize) -> FrameMeaning {
         debug_assert!(index < self.capacity);
         // SAFETY: callers pass an index below the capacity. Only this struct uses the array, and zeroed memory is a
         // valid entry.
@@ -364,7 +376,7 @@ impl ThreadStacks {
     ///
     /// `from < known`, and `entries[from].frame` belongs to the present chain.
     #[inline]
-    unsafe fn first_difference<C: Chain>(&self, chain: &C, from: usize) -> Option<usize> {
+    unsafe fn first_difference<C: FrameChain>(&self, chain: &C, from: usize) -> Option<usize> {
         // SAFETY: `from` is below `known`, hence inside the array. The caller guarantees that the frame belongs to the
         // present chain.
         unsafe {
@@ -383,7 +395,7 @@ impl ThreadStacks {
     ///
     /// `from < known`, and `entries[from].frame` belongs to the present chain.
     #[inline]
-    unsafe fn follow<C: Chain>(&mut self, chain: &C, from: usize, changed: &mut usize) -> bool {
+    unsafe fn follow<C: FrameChain>(&mut self, chain: &C, from: usize, changed: &mut usize) -> bool {
         let reader = chain.reader();
         let first = self.entries;
         // SAFETY: `from` is below `known`, hence inside the array.
@@ -393,25 +405,25 @@ impl ThreadStacks {
         loop {
             // SAFETY: `frame` is the first one, which the caller guarantees, or was just equal to a `previous` of the
             // chain.
-            let step = unsafe { reader.step(frame) };
+            let raw = unsafe { reader.read(frame) };
             // SAFETY: `entry` stays between `first` and `first + from`, and nothing else refers to it.
             let known = unsafe { &mut *entry };
-            if known.code != step.code || known.instruction != step.instruction {
-                known.code = step.code;
-                known.instruction = step.instruction;
-                known.meaning = Meaning::UNKNOWN;
+            if known.code != raw.code || known.instruction != raw.instruction {
+                known.code = raw.code;
+                known.instruction = raw.instruction;
+                known.meaning = FrameMeaning::UNKNOWN;
                 // SAFETY: both pointers are inside the same array.
                 *changed = unsafe { entry.offset_from_unsigned(first) }.min(*changed);
             }
             if entry == first {
-                return step.previous == 0;
+                return raw.previous == 0;
             }
             // SAFETY: `entry` is above `first`, so the entry before it is inside the array.
             entry = unsafe { entry.sub(1) };
             // SAFETY: `entry` is inside the array, below `known`.
             let predicted = unsafe { (*entry).frame };
-            frame = unlinked(predicted);
-            if predicted != step.previous {
+            frame = opaque(predicted);
+            if predicted != raw.previous {
                 return false;
             }
         }
@@ -424,7 +436,7 @@ impl ThreadStacks {
     ///
     /// `leaf` is the innermost frame of the calling thread's present chain and not 0.
     #[inline(never)]
-    unsafe fn capture_elsewhere<C: Chain>(
+    unsafe fn capture_moved_leaf<C: FrameChain>(
         &mut self,
         chain: &C,
         leaf: usize,
@@ -433,21 +445,21 @@ impl ThreadStacks {
         sink: &mut dyn DefinitionSink,
     ) -> StackId {
         // SAFETY: the caller guarantees `leaf`.
-        if let Some((base, new)) = unsafe { self.guess(chain, leaf) }
-            && self.ensure_capacity(base + new + 1)
+        if let Some((known_index, new)) = unsafe { self.guess(chain, leaf) }
+            && self.ensure_capacity(known_index + new + 1)
         {
-            let depth = base + new;
+            let depth = known_index + new;
             // SAFETY: `guess` has followed the chain for `new` frames from the leaf, and the capacity exceeds `depth`.
-            let reached = unsafe { self.rewrite(chain, leaf, depth, base + 1, &mut changed) };
-            // SAFETY: the chain has just reached this frame, and `base` is below `known`.
-            if reached == self.entry(base).frame && unsafe { self.follow(chain, base, &mut changed) } {
+            let next_frame = unsafe { self.rewrite(chain, leaf, depth, known_index + 1, &mut changed) };
+            // SAFETY: the chain has just reached this frame, and `known_index` is below `known`.
+            if next_frame == self.entry(known_index).frame && unsafe { self.follow(chain, known_index, &mut changed) } {
                 // SAFETY: `rewrite` and `follow` have made entries `0..=depth` mirror the present chain.
                 return unsafe { self.intern(chain, depth, changed, interner, sink) };
             }
         }
         // SAFETY: the caller guarantees `leaf`.
-        let (count, cut) = unsafe { Self::count(chain, leaf) };
-        if cut {
+        let (count, is_too_deep) = unsafe { Self::count(chain, leaf) };
+        if is_too_deep {
             sink.lost(Loss::Depth);
         }
         if !self.ensure_capacity(count) {
@@ -468,20 +480,20 @@ impl ThreadStacks {
     /// # Safety
     ///
     /// `leaf` is the innermost frame of the calling thread's present chain and not 0.
-    unsafe fn guess<C: Chain>(&mut self, chain: &C, leaf: usize) -> Option<(usize, usize)> {
-        let low = self.last.saturating_sub(WINDOW);
-        let high = self.known.min(self.last + WINDOW);
+    unsafe fn guess<C: FrameChain>(&mut self, chain: &C, leaf: usize) -> Option<(usize, usize)> {
+        let low = self.last.saturating_sub(SEARCH_WINDOW);
+        let high = self.known.min(self.last + SEARCH_WINDOW);
         let reader = chain.reader();
         let mut frame = leaf;
         for new in 0..NEW_FRAMES {
             // SAFETY: `frame` was reached from the leaf through the chain and is not 0.
-            let previous = unsafe { reader.step(frame) }.previous;
+            let previous = unsafe { reader.read(frame) }.previous;
             // The caller must match too, because frames on the heap exchange their addresses.
-            let fits = |this: &mut Self, index: usize| {
-                let below = index.checked_sub(1).map_or(0, |below| this.entry(below).frame);
-                this.entry(index).frame == frame && below == previous
+            let is_match = |stacks: &mut Self, index: usize| {
+                let below = index.checked_sub(1).map_or(0, |below| stacks.entry(below).frame);
+                stacks.entry(index).frame == frame && below == previous
             };
-            if let Some(index) = (low..high).rev().find(|index| fits(self, *index)) {
+            if let Some(index) = (low..high).rev().find(|index| is_match(self, *index)) {
                 return Some((index, new));
             }
             frame = previous;
@@ -497,12 +509,12 @@ impl ThreadStacks {
     /// # Safety
     ///
     /// `leaf` is the innermost frame of the calling thread's present chain and not 0.
-    unsafe fn count<C: Chain>(chain: &C, leaf: usize) -> (usize, bool) {
+    unsafe fn count<C: FrameChain>(chain: &C, leaf: usize) -> (usize, bool) {
         let reader = chain.reader();
         let mut frame = leaf;
         for count in 1..=MAX_DEPTH {
             // SAFETY: `frame` was reached from the leaf through the chain and is not 0.
-            frame = unsafe { reader.step(frame) }.previous;
+            frame = unsafe { reader.read(frame) }.previous;
             if frame == 0 {
                 return (count, false);
             }
@@ -517,7 +529,7 @@ impl ThreadStacks {
     ///
     /// `frame` belongs to the present chain, which has at least `from - to + 1` frames from there (none if `from <
     /// to`), and `from < capacity`.
-    unsafe fn rewrite<C: Chain>(
+    unsafe fn rewrite<C: FrameChain>(
         &mut self,
         chain: &C,
         mut frame: usize,
@@ -529,16 +541,16 @@ impl ThreadStacks {
         for index in (to..=from).rev() {
             // SAFETY: `frame` was reached from the first one, and the caller guarantees that the chain has enough
             // frames.
-            let step = unsafe { reader.step(frame) };
+            let raw = unsafe { reader.read(frame) };
             let entry = self.entry(index);
             entry.frame = frame;
-            if index >= known || entry.code != step.code || entry.instruction != step.instruction {
-                entry.code = step.code;
-                entry.instruction = step.instruction;
-                entry.meaning = Meaning::UNKNOWN;
+            if index >= known || entry.code != raw.code || entry.instruction != raw.instruction {
+                entry.code = raw.code;
+                entry.instruction = raw.instruction;
+                entry.meaning = FrameMeaning::UNKNOWN;
                 *changed = index.min(*changed);
             }
-            frame = step.previous;
+            frame = raw.previous;
         }
         frame
     }
@@ -549,7 +561,7 @@ impl ThreadStacks {
     ///
     /// Entries `0..=depth` mirror the calling thread's present chain.
     #[inline(never)]
-    unsafe fn intern<C: Chain>(
+    unsafe fn intern<C: FrameChain>(
         &mut self,
         chain: &C,
         depth: usize,
@@ -563,23 +575,23 @@ impl ThreadStacks {
         if changed > depth {
             return self.entry(depth).stack;
         }
-        self.calls.cut(changed);
+        self.module_calls.truncate(changed);
         let mut stack = self.callers_stack(changed);
         for index in changed..=depth {
             let entry = self.entry(index);
-            if entry.meaning == Meaning::UNKNOWN {
+            if entry.meaning == FrameMeaning::UNKNOWN {
                 // SAFETY: the caller guarantees that the entry mirrors a frame of the present chain.
                 unsafe { Self::find_meaning(entry, chain, interner, sink) };
             }
             if let Some(frame) = entry.meaning.id() {
                 stack = interner.child(stack, frame, sink);
-            } else if entry.meaning == Meaning::REFUSED {
+            } else if entry.meaning == FrameMeaning::NO_SPACE {
                 sink.lost(Loss::Frame);
             }
             entry.stack = stack;
             let meaning = entry.meaning;
             if meaning.is_any_call() {
-                self.note_call(index, meaning);
+                self.add_call_frame(index, meaning);
             }
         }
         self.known = depth + 1;
@@ -592,20 +604,25 @@ impl ThreadStacks {
     ///
     /// The entry's frame, code and instruction are those of a frame of the present chain.
     #[inline]
-    unsafe fn find_meaning<C: Chain>(entry: &mut Entry, chain: &C, interner: &Interner, sink: &mut dyn DefinitionSink) {
+    unsafe fn find_meaning<C: FrameChain>(
+        entry: &mut Entry,
+        chain: &C,
+        interner: &Interner,
+        sink: &mut dyn DefinitionSink,
+    ) {
         // The generation is read while this stack keeps the code alive, and before the code's text. So any later free
         // changes it.
         entry.generation = chain.generation(entry.code);
         let key = FrameKey::python(entry.code, entry.instruction, entry.generation);
         entry.meaning = interner.meaning(key);
-        if entry.meaning != Meaning::UNKNOWN {
+        if entry.meaning != FrameMeaning::UNKNOWN {
             return;
         }
-        let step = Step { code: entry.code, instruction: entry.instruction, previous: 0 };
+        let raw = RawFrame { code: entry.code, instruction: entry.instruction, previous: 0 };
         // SAFETY: the caller guarantees the frame. `previous` is not read.
-        let identity = unsafe { chain.identify(entry.frame, step, interner, sink) };
+        let identity = unsafe { chain.identify(entry.frame, raw, interner, sink) };
         entry.meaning = identity.meaning;
-        if identity.lasting {
+        if identity.is_cacheable {
             interner.remember(key, identity.meaning);
         } else {
             entry.code = 0;
@@ -615,8 +632,8 @@ impl ThreadStacks {
 
     /// Drops the entries from the first one on whose code may have been freed.
     #[cold]
-    fn drop_dead<C: Chain>(&mut self, chain: &C) {
-        self.aside = Aside::NONE;
+    fn drop_freed<C: FrameChain>(&mut self, chain: &C) {
+        self.replaced_leaf = ReplacedLeaf::NONE;
         for index in 0..self.known {
             let entry = self.entry(index);
             if entry.generation != chain.generation(entry.code) {
@@ -654,26 +671,26 @@ impl ThreadStacks {
 ///
 /// `first..=entry` are valid entries, and `entry`'s frame belongs to the present chain.
 #[inline(always)]
-unsafe fn compare<R: ReadFrame>(reader: R, first: *const Entry, mut entry: *const Entry) -> *const Entry {
+unsafe fn compare<R: FrameReader>(reader: R, first: *const Entry, mut entry: *const Entry) -> *const Entry {
     // SAFETY: the caller guarantees that `entry` is valid.
     let mut frame = unsafe { (*entry).frame };
     loop {
         // SAFETY: `frame` is the first one, which the caller guarantees, or was just equal to a `previous` of the
         // chain. `entry` stays within the caller's range.
-        let (step, known) = unsafe { (reader.step(frame), &*entry) };
-        if known.code != step.code || known.instruction != step.instruction {
+        let (raw, known) = unsafe { (reader.read(frame), &*entry) };
+        if known.code != raw.code || known.instruction != raw.instruction {
             return entry;
         }
         if entry == first {
-            return if step.previous == 0 { std::ptr::null() } else { entry };
+            return if raw.previous == 0 { std::ptr::null() } else { entry };
         }
         // SAFETY: `entry` is above `first`, so the entry before it is in the caller's range.
         let below = unsafe { entry.sub(1) };
         // SAFETY: `below` is in the caller's range.
         let predicted = unsafe { (*below).frame };
         // This must come before the comparison, after which the compiler knows that both values are equal.
-        frame = unlinked(predicted);
-        if predicted != step.previous {
+        frame = opaque(predicted);
+        if predicted != raw.previous {
             return entry;
         }
         entry = below;
@@ -683,7 +700,7 @@ unsafe fn compare<R: ReadFrame>(reader: R, first: *const Entry, mut entry: *cons
 /// The same number, in a form that hides the equality from the compiler. It uses the later one of two equal numbers,
 /// and then the next frame's loads would have to wait for it.
 #[inline]
-fn unlinked(address: usize) -> usize {
+fn opaque(address: usize) -> usize {
     let mut address = address;
     // SAFETY: the assembly contains no instruction.
     unsafe { asm!("/* {0} */", inout(reg) address, options(nomem, nostack, preserves_flags)) };

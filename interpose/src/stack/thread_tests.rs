@@ -14,9 +14,9 @@ type Texts = Vec<(String, u32)>;
 type Model = HashMap<Texts, StackId>;
 
 /// A repeatable random generator.
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         ((self.0 >> 33) as usize) % limit
@@ -40,7 +40,7 @@ struct FakeFrame {
 const CALL: &str = "f0";
 const INNER_CALL: &str = "f1";
 /// Classes from this address on are no modules.
-const NO_MODULES: usize = 0x9000;
+const FIRST_NO_MODULE: usize = 0x9000;
 
 /// An interpreter with few addresses for frames and code, so that all are reused constantly. Reading a frame that is
 /// not on the present stack fails the test.
@@ -51,7 +51,7 @@ struct Machine {
     /// The name of the code object at each address.
     codes: HashMap<usize, String>,
     generations: HashMap<usize, u32>,
-    deaths: usize,
+    freed_code_count: usize,
     /// The address of each object's class.
     classes: HashMap<usize, usize>,
     /// Instructions from here on are hidden, unless the frame's address is odd, which is random each time.
@@ -68,30 +68,30 @@ impl Machine {
         self.stack.iter().position(|f| f.address == frame).expect("only frames of the present chain are read")
     }
 
-    fn hidden(&self, frame: &FakeFrame) -> bool {
+    fn is_hidden(&self, frame: &FakeFrame) -> bool {
         frame.instruction >= self.hidden_from && frame.address & 8 == 0
     }
 
-    fn kill(&mut self, code: usize) {
+    fn free_code(&mut self, code: usize) {
         if self.codes.remove(&code).is_some() {
             *self.generations.entry(code).or_default() += 1;
-            self.deaths += 1;
+            self.freed_code_count += 1;
         }
     }
 
     fn expected(&self) -> Texts {
-        let shown = self.stack.iter().filter(|frame| !self.hidden(frame));
+        let shown = self.stack.iter().filter(|frame| !self.is_hidden(frame));
         shown.map(|frame| (self.codes[&frame.code].clone(), frame.instruction)).collect()
     }
 
     /// The objects and classes of the modules being called, outermost first.
-    fn called(&self) -> Vec<(usize, usize)> {
+    fn module_calls(&self) -> Vec<(usize, usize)> {
         let mut outer = false;
         let mut calls = Vec::new();
-        for frame in self.stack.iter().filter(|frame| !self.hidden(frame)) {
+        for frame in self.stack.iter().filter(|frame| !self.is_hidden(frame)) {
             let name = &*self.codes[&frame.code];
-            let class = self.classes.get(&frame.object).copied().unwrap_or(NO_MODULES);
-            if (name == CALL || name == INNER_CALL && !outer) && class < NO_MODULES {
+            let class = self.classes.get(&frame.object).copied().unwrap_or(FIRST_NO_MODULE);
+            if (name == CALL || name == INNER_CALL && !outer) && class < FIRST_NO_MODULE {
                 calls.push((frame.object, class));
             }
             outer = name == CALL;
@@ -100,23 +100,23 @@ impl Machine {
     }
 }
 
-impl ReadFrame for &Machine {
-    unsafe fn step(self, frame: usize) -> Step {
+impl FrameReader for &Machine {
+    unsafe fn read(self, frame: usize) -> RawFrame {
         let at = self.position(frame);
         let previous = at.checked_sub(1).map_or(0, |below| self.stack[below].address);
-        Step { code: self.stack[at].code, instruction: self.stack[at].instruction, previous }
+        RawFrame { code: self.stack[at].code, instruction: self.stack[at].instruction, previous }
     }
 }
 
-impl Chain for Machine {
+impl FrameChain for Machine {
     type Reader<'a> = &'a Machine;
 
     fn reader(&self) -> &Machine {
         self
     }
 
-    fn deaths(&self) -> usize {
-        self.deaths
+    fn freed_code_count(&self) -> usize {
+        self.freed_code_count
     }
 
     fn generation(&self, code: usize) -> u32 {
@@ -126,22 +126,25 @@ impl Chain for Machine {
     unsafe fn identify(
         &self,
         frame: usize,
-        step: Step,
+        raw: RawFrame,
         interner: &Interner,
         sink: &mut dyn DefinitionSink,
-    ) -> Identity {
+    ) -> IdentifiedFrame {
         let found = &self.stack[self.position(frame)];
-        assert_eq!((found.code, found.instruction), (step.code, step.instruction));
+        assert_eq!((found.code, found.instruction), (raw.code, raw.instruction));
         self.resolved.set(self.resolved.get() + 1);
-        let lasting = step.instruction < self.hidden_from;
-        if self.hidden(found) {
-            return Identity { meaning: Meaning::HIDDEN, lasting };
+        let is_cacheable = raw.instruction < self.hidden_from;
+        if self.is_hidden(found) {
+            return IdentifiedFrame { meaning: FrameMeaning::HIDDEN, is_cacheable };
         }
-        let name = &self.codes[&step.code];
-        let text = FrameText { name, qualname: name, filename: "f.py", line: step.instruction, first_line: 1 };
-        let meaning = Meaning::frame(interner.frame(&text, sink));
+        let name = &self.codes[&raw.code];
+        let text = FrameText { name, qualname: name, filename: "f.py", line: raw.instruction, first_line: 1 };
+        let meaning = FrameMeaning::frame(interner.frame(&text, sink));
         let calls = name == CALL || name == INNER_CALL;
-        Identity { meaning: if calls { meaning.calling(name == INNER_CALL) } else { meaning }, lasting }
+        IdentifiedFrame {
+            meaning: if calls { meaning.as_module_call(name == INNER_CALL) } else { meaning },
+            is_cacheable,
+        }
     }
 
     unsafe fn first_local(&self, frame: usize) -> usize {
@@ -152,16 +155,22 @@ impl Chain for Machine {
     }
 
     unsafe fn class(&self, object: usize) -> usize {
-        self.classes.get(&object).copied().unwrap_or(NO_MODULES)
+        self.classes.get(&object).copied().unwrap_or(FIRST_NO_MODULE)
     }
 
-    unsafe fn called(&self, object: usize, caller: ContextId, next: &mut u32, sink: &mut dyn DefinitionSink) -> Called {
-        let class = self.classes.get(&object).copied().unwrap_or(NO_MODULES);
-        if class >= NO_MODULES {
-            return Called { class, context: caller };
+    unsafe fn called(
+        &self,
+        object: usize,
+        caller: ContextId,
+        next: &mut u32,
+        sink: &mut dyn DefinitionSink,
+    ) -> CalledModule {
+        let class = self.classes.get(&object).copied().unwrap_or(FIRST_NO_MODULE);
+        if class >= FIRST_NO_MODULE {
+            return CalledModule { class, context: caller };
         }
         let call = ModuleCall { caller, object, class };
-        Called { class, context: sink.known_call(call, next).unwrap_or_else(|| sink.new_call(call, "C")) }
+        CalledModule { class, context: sink.find_call(call, next).unwrap_or_else(|| sink.add_call(call, "C")) }
     }
 }
 
@@ -183,11 +192,11 @@ impl DefinitionSink for Tree {
         assert_eq!(self.stacks.insert(id, (parent, frame)), None);
     }
 
-    fn known_call(&mut self, call: ModuleCall, _next: &mut u32) -> Option<ContextId> {
+    fn find_call(&mut self, call: ModuleCall, _next: &mut u32) -> Option<ContextId> {
         self.calls.get(&(call.caller, call.object, call.class)).copied()
     }
 
-    fn new_call(&mut self, call: ModuleCall, _class: &str) -> ContextId {
+    fn add_call(&mut self, call: ModuleCall, _class: &str) -> ContextId {
         let id = ContextId(self.calls.len() as u32 + 1);
         assert_eq!(self.calls.insert((call.caller, call.object, call.class), id), None);
         id
@@ -229,21 +238,21 @@ fn capture(machine: &Machine, thread: &mut ThreadStacks, interner: &Interner, tr
 }
 
 /// One step of a random program.
-fn act(machine: &mut Machine, dice: &mut Dice, deepest: usize) {
-    let address = |machine: &Machine, dice: &mut Dice| {
+fn random_step(machine: &mut Machine, random: &mut Random, deepest: usize) {
+    let address = |machine: &Machine, random: &mut Random| {
         // Usually the address that a stack of frames would have, sometimes any address, as for generators.
         let usual = 0x1000 + machine.stack.len() * 8;
-        let candidate = if dice.one_in(4) { 0x9000 + dice.below(40) * 8 } else { usual };
+        let candidate = if random.one_in(4) { 0x9000 + random.below(40) * 8 } else { usual };
         let taken = |address| machine.stack.iter().any(|frame| frame.address == address);
         [candidate, usual].into_iter().find(|address| !taken(*address)).unwrap_or(0x20000 + machine.stack.len() * 8)
     };
-    match dice.below(10) {
+    match random.below(10) {
         0..=3 if machine.stack.len() < deepest => {
-            let code = 0x5000 + dice.below(6) * 16;
-            let name = format!("f{}", dice.below(4));
+            let code = 0x5000 + random.below(6) * 16;
+            let name = format!("f{}", random.below(4));
             machine.codes.entry(code).or_insert(name);
-            let object = 0x100 + dice.below(5) * 16;
-            let (address, instruction) = (address(machine, dice), dice.below(4) as u32);
+            let object = 0x100 + random.below(5) * 16;
+            let (address, instruction) = (address(machine, random), random.below(4) as u32);
             let frame = FakeFrame { address, code, instruction, object };
             machine.stack.push(frame);
         }
@@ -251,42 +260,42 @@ fn act(machine: &mut Machine, dice: &mut Dice, deepest: usize) {
             machine.stack.pop();
         }
         7 => {
-            for _ in 0..dice.below(deepest) {
+            for _ in 0..random.below(deepest) {
                 machine.stack.pop();
             }
         }
         8 => {
-            let code = 0x5000 + dice.below(6) * 16;
+            let code = 0x5000 + random.below(6) * 16;
             if machine.stack.iter().all(|frame| frame.code != code) {
-                machine.kill(code);
+                machine.free_code(code);
             }
         }
         _ => {}
     }
     if let Some(leaf) = machine.stack.last_mut()
-        && dice.one_in(2)
+        && random.one_in(2)
     {
-        leaf.instruction = dice.below(4) as u32;
+        leaf.instruction = random.below(4) as u32;
     }
     // Another object replaces one. Its class may be the same or not, a module's or not.
-    let object = 0x100 + dice.below(5) * 16;
-    if dice.one_in(8) {
-        machine.classes.insert(object, [0x8000, 0x8010, 0x9000][dice.below(3)]);
+    let object = 0x100 + random.below(5) * 16;
+    if random.one_in(8) {
+        machine.classes.insert(object, [0x8000, 0x8010, 0x9000][random.below(3)]);
     }
     // A function is called again from the same line, with another object.
-    let at = dice.below(machine.stack.len().max(1));
+    let at = random.below(machine.stack.len().max(1));
     if let Some(frame) = machine.stack.get_mut(at)
-        && dice.one_in(4)
+        && random.one_in(4)
     {
         frame.object = object;
     }
 }
 
 #[test]
-fn random_programs_give_the_stacks_and_the_calls_of_the_naive_model() {
-    let mut called = [0; 4];
+fn random_programs_match_the_naive_model() {
+    let mut module_calls = [0; 4];
     for seed in 0..60 {
-        let mut dice = Dice(seed);
+        let mut random = Random(seed);
         let mut interner = Interner::new();
         let mut thread = ThreadStacks::new();
         let mut tree = Tree::default();
@@ -294,8 +303,8 @@ fn random_programs_give_the_stacks_and_the_calls_of_the_naive_model() {
         let mut machine = Machine { hidden_from: if seed % 3 == 0 { 3 } else { u32::MAX }, ..Machine::default() };
         let deepest = [3, 12, 40][seed as usize % 3];
         for step in 0..2500 {
-            act(&mut machine, &mut dice, deepest);
-            if dice.one_in(3) {
+            random_step(&mut machine, &mut random, deepest);
+            if random.one_in(3) {
                 continue;
             }
             let id = capture(&machine, &mut thread, &interner, &mut tree);
@@ -303,14 +312,14 @@ fn random_programs_give_the_stacks_and_the_calls_of_the_naive_model() {
             assert_eq!(tree.stack_of(id), expected, "seed {seed}, step {step}");
             assert_eq!(*model.entry(expected).or_insert(id), id, "seed {seed}, step {step}: one stack, two ids");
             // Not after every capture, so that the cached calls may be older than the cached frames.
-            if !id.is_none() && dice.one_in(2) {
+            if !id.is_none() && random.one_in(2) {
                 // SAFETY: the machine has not changed since the capture.
-                let call = unsafe { thread.call(&machine, &mut tree) };
-                let calls = machine.called();
-                called[calls.len().min(3)] += 1;
+                let call = unsafe { thread.module_call(&machine, &mut tree) };
+                let calls = machine.module_calls();
+                module_calls[calls.len().min(3)] += 1;
                 assert_eq!(tree.calls_of(call), calls, "seed {seed}, step {step}");
             }
-            if dice.one_in(1000) {
+            if random.one_in(1000) {
                 interner = Interner::new();
                 tree = Tree::default();
                 model = HashMap::from([(vec![], StackId::NONE)]);
@@ -319,11 +328,14 @@ fn random_programs_give_the_stacks_and_the_calls_of_the_naive_model() {
         assert_eq!(interner.counts().0 as usize, tree.stacks.len());
         thread.release();
     }
-    assert!(called.iter().all(|n| *n > 1000), "too few stacks with none, one, two and more calls: {called:?}");
+    assert!(
+        module_calls.iter().all(|n| *n > 1000),
+        "too few stacks with none, one, two and more calls: {module_calls:?}"
+    );
 }
 
 #[test]
-fn a_known_stack_is_not_looked_up() {
+fn a_known_stack_is_not_resolved_again() {
     let interner = Interner::new();
     let (mut thread, mut tree) = (ThreadStacks::new(), Tree::default());
     let mut machine = Machine { hidden_from: u32::MAX, ..Machine::default() };
@@ -336,7 +348,7 @@ fn a_known_stack_is_not_looked_up() {
     assert_eq!(capture(&machine, &mut thread, &interner, &mut tree), id);
     // Another code object is freed. None of the stack's frames is looked up again.
     machine.codes.insert(0x9000, "other".into());
-    machine.kill(0x9000);
+    machine.free_code(0x9000);
     assert_eq!(capture(&machine, &mut thread, &interner, &mut tree), id);
     machine.stack.pop();
     assert_ne!(capture(&machine, &mut thread, &interner, &mut tree), id);
@@ -367,20 +379,20 @@ fn fresh_code_with_the_same_text_does_not_grow_the_tables() {
 }
 
 #[test]
-fn a_chain_without_end_is_cut_and_counted() {
+fn an_endless_chain_is_truncated_and_counted() {
     #[derive(Clone, Copy)]
     struct Endless;
-    impl ReadFrame for Endless {
-        unsafe fn step(self, frame: usize) -> Step {
-            Step { code: 0x5000, instruction: 0, previous: frame + 8 }
+    impl FrameReader for Endless {
+        unsafe fn read(self, frame: usize) -> RawFrame {
+            RawFrame { code: 0x5000, instruction: 0, previous: frame + 8 }
         }
     }
-    impl Chain for Endless {
+    impl FrameChain for Endless {
         type Reader<'a> = Endless;
         fn reader(&self) -> Endless {
             Endless
         }
-        fn deaths(&self) -> usize {
+        fn freed_code_count(&self) -> usize {
             0
         }
         fn generation(&self, _code: usize) -> u32 {
@@ -389,12 +401,12 @@ fn a_chain_without_end_is_cut_and_counted() {
         unsafe fn identify(
             &self,
             _frame: usize,
-            _step: Step,
+            _raw: RawFrame,
             interner: &Interner,
             sink: &mut dyn DefinitionSink,
-        ) -> Identity {
+        ) -> IdentifiedFrame {
             let text = FrameText { name: "f", qualname: "f", filename: "f.py", line: 1, first_line: 1 };
-            Identity { meaning: Meaning::frame(interner.frame(&text, sink)), lasting: true }
+            IdentifiedFrame { meaning: FrameMeaning::frame(interner.frame(&text, sink)), is_cacheable: true }
         }
         unsafe fn first_local(&self, _frame: usize) -> usize {
             0
@@ -408,8 +420,8 @@ fn a_chain_without_end_is_cut_and_counted() {
             caller: ContextId,
             _next: &mut u32,
             _sink: &mut dyn DefinitionSink,
-        ) -> Called {
-            Called { class: 0, context: caller }
+        ) -> CalledModule {
+            CalledModule { class: 0, context: caller }
         }
     }
     let interner = Interner::new();
@@ -431,7 +443,7 @@ fn threads_share_one_tree() {
             .map(|seed| {
                 let interner = &interner;
                 scope.spawn(move || {
-                    let mut dice = Dice(seed % 2);
+                    let mut random = Random(seed % 2);
                     let (mut thread, mut tree) = (ThreadStacks::new(), Tree::default());
                     let mut model = HashMap::new();
                     // All threads have the same code at the same addresses, and none of it is freed.
@@ -440,11 +452,11 @@ fn threads_share_one_tree() {
                         machine.codes.insert(0x5000 + n * 16, format!("f{n}"));
                     }
                     for _ in 0..6000 {
-                        act(&mut machine, &mut dice, 12);
+                        random_step(&mut machine, &mut random, 12);
                         for n in 0..6 {
                             machine.codes.insert(0x5000 + n * 16, format!("f{n}"));
                         }
-                        machine.deaths = 0;
+                        machine.freed_code_count = 0;
                         machine.generations.clear();
                         let id = capture(&machine, &mut thread, interner, &mut tree);
                         assert_eq!(*model.entry(machine.expected()).or_insert(id), id);
@@ -476,7 +488,7 @@ fn threads_share_one_tree() {
 
 /// A prediction that fails half-way has rewritten entries. The next attempt may find no further change among them.
 #[test]
-fn what_a_wrong_guess_has_rewritten_is_interned() {
+fn entries_that_a_wrong_guess_rewrote_are_interned() {
     let interner = Interner::new();
     let (mut thread, mut tree) = (ThreadStacks::new(), Tree::default());
     let mut machine = Machine { hidden_from: u32::MAX, ..Machine::default() };
@@ -498,9 +510,9 @@ fn what_a_wrong_guess_has_rewritten_is_interned() {
         &[(1, 0), (2, 1), (3, 0), (4, 1), (5, 0)],
         &[(4, 0), (5, 0)],
     ];
-    let mut dice = Dice(5);
+    let mut random = Random(5);
     for _ in 0..500 {
-        let program = programs[dice.below(programs.len())];
+        let program = programs[random.below(programs.len())];
         machine.stack = program.iter().map(|(address, instruction)| frame(*address, *instruction)).collect();
         let id = capture(&machine, &mut thread, &interner, &mut tree);
         assert_eq!(tree.stack_of(id), machine.expected());
@@ -510,7 +522,7 @@ fn what_a_wrong_guess_has_rewritten_is_interned() {
 
 /// The caller catches a panic of the sink. Later captures must not use the incomplete state.
 #[test]
-fn a_panic_in_the_sink_leaves_nothing_wrong_behind() {
+fn a_panic_in_the_sink_leaves_a_valid_state() {
     struct Panics;
     impl DefinitionSink for Panics {
         fn frame(&mut self, _id: FrameId, _text: &FrameText<'_>) {}

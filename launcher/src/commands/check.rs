@@ -4,15 +4,17 @@ use std::io::{IsTerminal, Read};
 use std::path::Path;
 
 use anyhow::anyhow;
-use memtrace_analysis::{Baseline, CheckWanted, DiffReport, DiffWanted, Run, Summary, check as hold, diff, summarize};
+use memtrace_analysis::{
+    Baseline, CheckOptions, DiffOptions, DiffReport, Run, Summary, check as check_limits, diff, summarize,
+};
 
 use crate::cli::Check;
-use crate::closing::ProgressLine;
+use crate::terminal::ProgressLine;
 
 /// The maximum size of a summary file in bytes. A larger file is not a summary.
-const LARGEST_SUMMARY: u64 = 256 << 20;
+const MAX_SUMMARY_SIZE: u64 = 256 << 20;
 /// The number of bytes from a file's start that are read first.
-const LARGEST_START: u64 = 32;
+const START_SIZE: u64 = 32;
 
 /// Prints the result. Returns false when the run exceeds a limit.
 pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
@@ -24,38 +26,38 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
         Ok(summary?)
     };
     let summary = summary_of(&run)?;
-    let (mut baseline, mut beside): (Option<Baseline>, Option<DiffReport>) = (None, None);
+    let (mut baseline, mut comparison): (Option<Baseline>, Option<DiffReport>) = (None, None);
     if let Some(path) = &options.baseline {
-        let wrong = |why: String| anyhow!("{}: {why}", path.display());
+        let unusable = |reason: String| anyhow!("cannot use {} as the baseline: {reason}", path.display());
         match summary_json(path) {
-            Some(text) => baseline = Some(Baseline::from_json(&text).map_err(wrong)?),
+            Some(text) => baseline = Some(Baseline::from_json(&text).map_err(unusable)?),
             None => {
                 let before = super::open(path)?;
-                baseline = Some(Baseline::of(&summary_of(&before)?).map_err(wrong)?);
-                let wanted = DiffWanted { rank: options.rank, device: options.device, ..DiffWanted::default() };
-                beside = Some(diff(&before, &run, &wanted, &mut |_| {}));
+                baseline = Some(Baseline::of(&summary_of(&before)?).map_err(unusable)?);
+                let diff_options = DiffOptions { rank: options.rank, device: options.device, ..DiffOptions::default() };
+                comparison = Some(diff(&before, &run, &diff_options, &mut |_| {}));
             }
         }
     }
-    let wanted = CheckWanted {
+    let limits = CheckOptions {
         max_peak: options.max_peak,
         max_reserved: options.max_reserved,
         max_leak: options.max_leak,
         no_oom: options.no_oom,
-        no_findings: options.no_finding.clone(),
+        no_issues: options.no_issue.clone(),
         tolerance: options.tolerance,
         rank: options.rank,
         device: options.device,
         allow_incomplete: options.allow_incomplete,
     };
-    let report = hold(&summary, baseline.as_ref(), beside.as_ref(), &wanted);
-    super::put(&if options.json { report.to_json() } else { report.to_text() }, None)?;
+    let report = check_limits(&summary, baseline.as_ref(), comparison.as_ref(), &limits);
+    super::write_output(&if options.json { report.to_json() } else { report.to_text() }, None)?;
     if options.github {
         let here = std::env::current_dir().unwrap_or_default();
         let root = std::env::var_os("GITHUB_WORKSPACE").filter(|root| !root.is_empty()).map_or(here, Into::into);
-        super::put(&report.to_github(&root.to_string_lossy()), None)?;
+        super::write_output(&report.to_github(&root.to_string_lossy()), None)?;
     }
-    Ok(report.ok)
+    Ok(report.passed)
 }
 
 /// The text of a file that starts like a summary of memtrace, else `None`. A PyTorch snapshot may be JSON too.
@@ -63,11 +65,11 @@ fn summary_json(path: &Path) -> Option<String> {
     let mut file = std::fs::File::open(path).ok()?;
     let size = file.metadata().ok().filter(|file| file.is_file())?.len();
     let mut text = String::new();
-    (&mut file).take(LARGEST_START).read_to_string(&mut text).ok()?;
+    (&mut file).take(START_SIZE).read_to_string(&mut text).ok()?;
     let start: String = text.chars().filter(|c| !c.is_whitespace()).take(11).collect();
-    if start != "{\"version\":" || size > LARGEST_SUMMARY {
+    if start != "{\"version\":" || size > MAX_SUMMARY_SIZE {
         return None;
     }
-    file.take(LARGEST_SUMMARY).read_to_string(&mut text).ok()?;
+    file.take(MAX_SUMMARY_SIZE).read_to_string(&mut text).ok()?;
     Some(text)
 }

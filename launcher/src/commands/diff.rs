@@ -2,11 +2,12 @@
 
 use std::io::IsTerminal;
 
-use anyhow::ensure;
-use memtrace_analysis::{DiffWanted, diff as compare};
+use anyhow::bail;
+use memtrace_analysis::{DiffOptions, diff as compare};
 
 use crate::cli::Diff;
-use crate::closing::{ProgressLine, layout};
+use crate::message::WithHelp;
+use crate::terminal::{ProgressLine, layout};
 
 /// Prints the comparison. Fails when a run cannot be read or the two have nothing to compare.
 pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
@@ -16,17 +17,17 @@ pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
         Some([n, m]) => Some((*n, *m)),
         _ => None,
     };
-    let wanted = DiffWanted { steps, rank: options.rank, device: options.device };
+    let diff_options = DiffOptions { steps, rank: options.rank, device: options.device };
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
-    let report = compare(&a, b.as_ref().unwrap_or(&a), &wanted, &mut |progress| line.show(&progress));
+    let report = compare(&a, b.as_ref().unwrap_or(&a), &diff_options, &mut |progress| line.show(&progress));
     line.clear();
-    let nothing = report.pairs.is_empty() && report.unpaired.is_empty();
-    ensure!(
-        !nothing,
-        "nothing to compare: no process and device that was asked for has memory in {}{}",
-        options.a.display(),
-        report.remarks.iter().map(|remark| format!("; {remark}")).collect::<String>()
-    );
+    if report.pairs.is_empty() && report.unpaired.is_empty() {
+        let remarks: String = report.notes.iter().map(|note| format!("; {note}")).collect();
+        bail!(WithHelp::new(
+            format!("cannot compare {}: no selected process and device has memory{remarks}", options.a.display()),
+            "select another rank or device, or leave out --rank, --device and --steps"
+        ));
+    }
     let text = if options.json { report.to_json() } else { report.to_text(&layout(std::io::stdout().is_terminal())) };
-    super::put(&text, None)
+    super::write_output(&text, None)
 }

@@ -3,34 +3,34 @@
 use std::io::IsTerminal;
 
 use crate::cli::Doctor;
-use crate::closing::layout;
-use crate::{doctor, say};
+use crate::terminal::layout;
+use crate::{doctor, message};
 
-/// The exit code when everything can be recorded.
-const YES: u8 = 0;
-/// The exit code when a problem was found.
-const NO: u8 = 1;
+/// The exit code when all checks passed.
+const PASSED: u8 = 0;
+/// The exit code when a check failed.
+const FAILED: u8 = 1;
 
 /// Prints the report and returns the exit code.
 pub(crate) fn doctor(options: &Doctor) -> u8 {
-    if options.victim {
-        return doctor::victim();
+    if options.self_test_program {
+        return doctor::self_test_program();
     }
-    let diagnosis = match doctor::examine(options) {
-        Ok(diagnosis) => diagnosis,
+    let report = match doctor::run_checks(options) {
+        Ok(report) => report,
         Err(e) => {
-            say(&format!("{e:#}"));
+            message::report(&e);
             return super::BAD_INPUT;
         }
     };
     let text = if options.json {
-        serde_json::to_string_pretty(&diagnosis).unwrap_or_default() + "\n"
+        serde_json::to_string_pretty(&report).unwrap_or_default() + "\n"
     } else {
-        doctor::page(&diagnosis, layout(std::io::stdout().is_terminal()).colour)
+        doctor::to_text(&report, layout(std::io::stdout().is_terminal()).color)
     };
     if let Err(e) = super::print(text.as_bytes()) {
-        say(&format!("cannot print: {e}"));
+        message::error(&format!("cannot write to stdout: {e}"), None);
         return super::BAD_INPUT;
     }
-    if diagnosis.ok { YES } else { NO }
+    if report.ok { PASSED } else { FAILED }
 }

@@ -6,80 +6,93 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use memtrace_analysis::export::{
-    FlameForm, FlameOf, LeftOut, Selection, SnapshotOptions, TABLES, TimelineForm, Window, blocks_csv, flame, perfetto,
-    run_began_ns, snapshot, tables, timeline,
+    FlameFormat, FlameWeight, LeftOut, Selection, SnapshotOptions, TABLES, TimelineFormat, Window, blocks_csv,
+    flame_graph, perfetto, run_start_ns, snapshot, tables, timeline,
 };
 use memtrace_analysis::report::{count_text, size_text};
-use memtrace_analysis::{Process, Progress, Run, RunFolder, html_page, summarize};
+use memtrace_analysis::{Process, Progress, Run, RunFolder, html_report, summarize};
 
-use crate::cli::{self, Export, Format};
-use crate::closing::ProgressLine;
-use crate::say;
+use crate::cli::{self, Export, ExportFormat};
+use crate::message::{self, WithHelp};
+use crate::terminal::ProgressLine;
 
 /// Writes the requested files. Fails when the run cannot be read or a file cannot be written.
 pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
     let run = super::open(&options.run)?;
-    let is_flame = matches!(options.to, Format::Speedscope | Format::Folded);
-    ensure!(options.of.is_none() || is_flame, "--of is for --to speedscope and --to folded");
+    let is_flame = matches!(options.to, ExportFormat::Speedscope | ExportFormat::Folded);
+    ensure!(
+        options.of.is_none() || is_flame,
+        WithHelp::new(
+            "--of applies only to flame graphs",
+            "use it with --to speedscope or --to folded, or leave it out"
+        )
+    );
     match options.to {
-        Format::Snapshot => {
-            let hint = ": drop it on pytorch.org/memory_viz";
-            files(&run, options, ".pickle", hint, &|part, file, path| {
+        ExportFormat::Snapshot => {
+            let help = "open it at https://pytorch.org/memory_viz";
+            files(&run, options, ".pickle", Some(help), &|part, file, path| {
                 let options = SnapshotOptions { window: part.window.clone(), ..SnapshotOptions::default() };
                 write(part.process, "writing the snapshot", path, file, |out, progress| {
                     snapshot(part.process, out, &options, progress).map(drop)
                 })
             })
         }
-        Format::Timeline => {
-            let form = match &options.output {
-                None => TimelineForm::Html,
-                Some(path) => TimelineForm::of(path).with_context(|| {
-                    format!(
-                        "{}: a timeline's name ends in .html, .png, .json, .raw.json or .raw.json.gz",
-                        path.display()
+        ExportFormat::Timeline => {
+            let format = match &options.output {
+                None => TimelineFormat::Html,
+                Some(path) => TimelineFormat::of(path).with_context(|| {
+                    WithHelp::new(
+                        format!("cannot write {}: the extension names no timeline format", path.display()),
+                        "use the extension .html, .png, .json, .raw.json or .raw.json.gz",
                     )
                 })?,
             };
-            files(&run, options, ".html", "", &|part, file, path| {
+            files(&run, options, ".html", None, &|part, file, path| {
                 let device = device(part.process, options.window.device)?;
                 write(part.process, "writing the timeline", path, file, |out, progress| {
-                    timeline(part.process, &part.window, device, form, out, progress)
+                    timeline(part.process, &part.window, device, format, out, progress)
                 })
             })
         }
-        Format::Csv => files(&run, options, ".csv", "", &|part, file, path| {
+        ExportFormat::Csv => files(&run, options, ".csv", None, &|part, file, path| {
             write(part.process, "writing the table", path, file, |out, progress| {
                 blocks_csv(part.process, &part.window, out, progress)
             })
         }),
-        Format::Perfetto => files(&run, options, ".pftrace", ": open it on ui.perfetto.dev", &|part, file, path| {
-            write(part.process, "writing the Perfetto trace", path, file, |out, progress| {
-                perfetto(part.process, &part.window, out, progress)
-            })
-        }),
-        Format::Speedscope | Format::Folded => {
-            let (form, ending, hint) = match options.to {
-                Format::Speedscope => (FlameForm::Speedscope, ".speedscope.json", ": open it on speedscope.app"),
-                _ => (FlameForm::Folded, ".folded", ""),
-            };
-            let of = options.of.map_or(FlameOf::default(), Into::into);
-            files(&run, options, ending, hint, &|part, file, path| {
-                write(part.process, "writing the flame graph", path, file, |out, progress| {
-                    flame(part.process, &part.window, of, form, out, progress)
+        ExportFormat::Perfetto => {
+            files(&run, options, ".pftrace", Some("open it at https://ui.perfetto.dev"), &|part, file, path| {
+                write(part.process, "writing the Perfetto trace", path, file, |out, progress| {
+                    perfetto(part.process, &part.window, out, progress)
                 })
             })
         }
-        Format::Parquet => parquet(&run, options),
-        Format::Html => html(&run, options),
-        Format::Json => {
-            let whole = !options.window.is_part() && options.window.device.is_none();
+        ExportFormat::Speedscope | ExportFormat::Folded => {
+            let (format, extension, help) = match options.to {
+                ExportFormat::Speedscope => {
+                    (FlameFormat::Speedscope, ".speedscope.json", Some("open it at https://www.speedscope.app"))
+                }
+                _ => (FlameFormat::Folded, ".folded", None),
+            };
+            let of = options.of.map_or(FlameWeight::default(), Into::into);
+            files(&run, options, extension, help, &|part, file, path| {
+                write(part.process, "writing the flame graph", path, file, |out, progress| {
+                    flame_graph(part.process, &part.window, of, format, out, progress)
+                })
+            })
+        }
+        ExportFormat::Parquet => parquet(&run, options),
+        ExportFormat::Html => html(&run, options),
+        ExportFormat::Json => {
+            let whole = !options.window.is_limited() && options.window.device.is_none();
             ensure!(
                 whole && options.rank.is_none() && options.pid.is_none(),
-                "the summary is about the whole run: leave out --rank, --pid, --device, --steps, --time, --min-size and --max-events"
+                WithHelp::new(
+                    "--to json exports the summary of the whole run",
+                    "leave out --rank, --pid, --device, --steps, --time, --min-size and --max-events"
+                )
             );
             let text = summarize(&run, &mut |_| {})?.to_json() + "\n";
-            super::put(&text, options.output.as_deref())
+            super::write_output(&text, options.output.as_deref())
         }
     }
 }
@@ -87,8 +100,11 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
 /// Writes one HTML report about the run, or about the selected processes.
 fn html(run: &Run, options: &Export) -> anyhow::Result<()> {
     ensure!(
-        !options.window.is_part(),
-        "the page is about the whole run: leave out --steps, --time, --min-size and --max-events"
+        !options.window.is_limited(),
+        WithHelp::new(
+            "--to html exports the report of whole processes",
+            "leave out --steps, --time, --min-size and --max-events"
+        )
     );
     let processes: Vec<&Process> = choose(run, options)?.into_iter().map(|(process, _)| process).collect();
     if let Some(device) = options.window.device {
@@ -97,11 +113,12 @@ fn html(run: &Run, options: &Export) -> anyhow::Result<()> {
         processes.iter().try_for_each(|process| Window::of(process, &selection, &mut |_| {}).map(drop))?;
     }
     let path = options.output.clone().unwrap_or_else(|| PathBuf::from("report.html"));
-    not_what_is_read(&path, run.processes())?;
+    ensure_not_input(&path, run.processes())?;
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let summary = summarize(run, &mut |progress| line.show(&progress))?;
     let mut page = Vec::new();
-    let drawn = html_page(&summary, &processes, options.window.device, &mut page, &mut |progress| line.show(&progress));
+    let drawn =
+        html_report(&summary, &processes, options.window.device, &mut page, &mut |progress| line.show(&progress));
     line.clear();
     drawn?;
     let cannot = || format!("cannot write {}", path.display());
@@ -110,19 +127,26 @@ fn html(run: &Run, options: &Export) -> anyhow::Result<()> {
         None => {
             // A symbolic link with this name is not followed. `RunFolder` guarantees that.
             let here = RunFolder::open(Path::new(".")).with_context(cannot)?;
-            let mut new = here.begin("report.html").with_context(cannot)?;
+            let mut new = here.create_atomic("report.html").with_context(cannot)?;
             new.file().write_all(&page).with_context(cannot)?;
-            new.place().with_context(cannot)?;
+            new.commit().with_context(cannot)?;
         }
     }
-    say(&format!("wrote {}", path.display()));
+    message::status(&format!("wrote {}", path.display()));
     Ok(())
 }
 
 /// Fails when the output file is one of the files that are being exported.
-fn not_what_is_read<'a>(path: &Path, read: impl IntoIterator<Item = &'a Process>) -> anyhow::Result<()> {
-    let is = |process: &Process| path.canonicalize().is_ok_and(|p| process.path().canonicalize().is_ok_and(|q| p == q));
-    ensure!(!read.into_iter().any(is), "{} is what is being exported: name another file with -o", path.display());
+fn ensure_not_input<'a>(path: &Path, read: impl IntoIterator<Item = &'a Process>) -> anyhow::Result<()> {
+    let is_input =
+        |process: &Process| path.canonicalize().is_ok_and(|p| process.path().canonicalize().is_ok_and(|q| p == q));
+    ensure!(
+        !read.into_iter().any(is_input),
+        WithHelp::new(
+            format!("cannot write {}: it is the file that is being exported", path.display()),
+            "name another file with -o"
+        )
+    );
     Ok(())
 }
 
@@ -134,15 +158,18 @@ struct Part<'a> {
 
 /// The selected processes with their names. Fails when no process matches.
 fn choose<'a>(run: &'a Run, options: &Export) -> anyhow::Result<Vec<(&'a Process, String)>> {
-    let mut chosen: Vec<(&Process, String)> = run.processes().iter().zip(run.names()).collect();
+    let mut chosen: Vec<(&Process, String)> = run.processes().iter().zip(run.process_names()).collect();
     let has = list(&chosen);
     chosen.retain(|(p, _)| {
         options.rank.is_none_or(|rank| p.rank() == Some(rank)) && options.pid.is_none_or(|pid| p.pid() == pid)
     });
-    ensure!(!chosen.is_empty(), "no process of the run matches; it has {has}");
+    ensure!(
+        !chosen.is_empty(),
+        WithHelp::new("no process of the run matches --rank or --pid", format!("the run has {has}"))
+    );
     if let (Some(device), 2..) = (options.window.device, chosen.len()) {
         // Select the processes that used the device. If none did, the first process reports the devices that it has.
-        let used = |(p, _): &(&Process, String)| p.survey().lanes.contains_key(&device);
+        let used = |(p, _): &(&Process, String)| p.trace_index().sources.contains_key(&device);
         if chosen.iter().any(used) {
             chosen.retain(used);
         }
@@ -158,54 +185,57 @@ fn parquet(run: &Run, options: &Export) -> anyhow::Result<()> {
         std::fs::create_dir_all(&folder).with_context(cannot)?;
     }
     let absolute = run.path().canonicalize().unwrap_or_else(|_| run.path().to_owned());
-    let called = absolute.file_name().map_or("run".into(), |name| name.to_string_lossy().into_owned());
+    let run_name = absolute.file_name().map_or("run".into(), |name| name.to_string_lossy().into_owned());
     for (process, name) in choose(run, options)? {
         let part = part(run, process, &options.window)?;
         // `RunFolder` follows no symbolic links, and no file appears before it is complete.
         let here = RunFolder::open(&folder).with_context(cannot)?;
         let mut new = Vec::new();
         for table in TABLES {
-            new.push(here.begin(&format!("{table}-{name}.parquet")).with_context(cannot)?);
+            new.push(here.create_atomic(&format!("{table}-{name}.parquet")).with_context(cannot)?);
         }
         let mut files = new.iter_mut().map(|new| new.file().try_clone()).collect::<Result<Vec<_>, _>>()?.into_iter();
-        let mut next = || files.next().map(BufWriter::new).context("a file for each table");
+        let mut next = || files.next().map(BufWriter::new).context("each table has a file");
         let files = [next()?, next()?, next()?, next()?];
         let mut line = ProgressLine::new(std::io::stderr().is_terminal());
         let (what, total) = ("writing the tables", process.recording().event_count());
         let written =
-            tables(process, &called, &part.window, files, &mut |done| line.show(&Progress { what, done, total }));
+            tables(process, &run_name, &part.window, files, &mut |done| line.show(&Progress { what, done, total }));
         line.clear();
         for mut file in written? {
             file.flush().with_context(|| format!("cannot write into {}", folder.display()))?;
         }
         for new in new {
-            new.place().with_context(cannot)?;
+            new.commit().with_context(cannot)?;
         }
         let tables = TABLES.map(|table| folder.join(format!("{table}-{name}.parquet")).display().to_string());
-        say(&format!("wrote {}", tables.join(", ")));
-        if options.window.is_part() {
-            say(&format!("left out of {name}: {}", left_out(part.window.left_out())));
+        message::status(&format!("wrote {}", tables.join(", ")));
+        if options.window.is_limited() {
+            message::note(&format!("{name} leaves out {}", left_out(part.window.left_out())));
         }
     }
     Ok(())
 }
 
-/// Writes one file for each process, named NAME plus `ending`, or as requested with `-o`. `write` gets the file and its
-/// path.
+/// Writes one file for each process, named NAME plus `extension`, or as requested with `-o`. `write` gets the file and
+/// its path.
 fn files(
     run: &Run,
     options: &Export,
-    ending: &str,
-    hint: &str,
+    extension: &str,
+    help: Option<&str>,
     write: &dyn Fn(&Part, &mut File, &Path) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let chosen = choose(run, options)?;
     if options.output.is_some() && chosen.len() > 1 {
-        bail!("the run has {}: choose one with --rank or --pid, or leave -o out to write one file each", list(&chosen));
+        bail!(WithHelp::new(
+            format!("-o names one file, and the run has {} processes: {}", chosen.len(), list(&chosen)),
+            "choose one with --rank or --pid, or leave out -o to write a file for each process"
+        ));
     }
     for (process, name) in chosen {
-        let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}{ending}")));
-        not_what_is_read(&path, [process])?;
+        let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}{extension}")));
+        ensure_not_input(&path, [process])?;
         // Check this before the file exists, because the window may be empty.
         let part = part(run, process, &options.window)?;
         let cannot = || format!("cannot create {}", path.display());
@@ -214,32 +244,35 @@ fn files(
             None => {
                 // The current directory may be a run folder of another user. `RunFolder` follows no symbolic links.
                 let here = RunFolder::open(Path::new(".")).with_context(cannot)?;
-                let mut new = here.begin(&format!("{name}{ending}")).with_context(cannot)?;
+                let mut new = here.create_atomic(&format!("{name}{extension}")).with_context(cannot)?;
                 write(&part, new.file(), &path)?;
-                new.place().with_context(cannot)?;
+                new.commit().with_context(cannot)?;
             }
         }
-        say(&format!("wrote {}{hint}", path.display()));
-        if options.window.is_part() {
-            say(&format!("left out of {}: {}", path.display(), left_out(part.window.left_out())));
+        message::status(&format!("wrote {}", path.display()));
+        if let Some(help) = help {
+            message::help(help);
+        }
+        if options.window.is_limited() {
+            message::note(&format!("{} leaves out {}", path.display(), left_out(part.window.left_out())));
         }
     }
     Ok(())
 }
 
-/// The requested part of a process. Fails when the window cannot be computed or is empty.
-fn part<'a>(run: &Run, process: &'a Process, asked: &cli::Window) -> anyhow::Result<Part<'a>> {
-    let began = run_began_ns(run).unwrap_or(0);
+/// The requested window of a process. Fails when the window cannot be computed or is empty.
+fn part<'a>(run: &Run, process: &'a Process, requested: &cli::Window) -> anyhow::Result<Part<'a>> {
+    let began = run_start_ns(run).unwrap_or(0);
     let selection = Selection {
-        steps: asked.steps,
-        epoch_ns: asked.time.map(|(from, to)| (began.saturating_add(from), began.saturating_add(to))),
-        min_size: asked.min_size.unwrap_or(0),
-        max_events: asked.max_events,
-        device: asked.device,
+        steps: requested.steps,
+        epoch_ns: requested.time.map(|(from, to)| (began.saturating_add(from), began.saturating_add(to))),
+        min_size: requested.min_size.unwrap_or(0),
+        max_events: requested.max_events,
+        device: requested.device,
     };
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let total = process.recording().event_count();
-    let what = "looking for the part asked for";
+    let what = "selecting the window";
     let window = Window::of(process, &selection, &mut |done| line.show(&Progress { what, done, total }));
     line.clear();
     Ok(Part { process, window: window? })
@@ -261,24 +294,29 @@ fn left_out(left: &LeftOut) -> String {
     if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") }
 }
 
-/// The device of a timeline. Fails when the process has no events of `wanted`, or when `wanted` is `None` and it used
-/// several devices or none.
-fn device(process: &Process, wanted: Option<i16>) -> anyhow::Result<i16> {
-    let known: Vec<i16> = process.survey().lanes.keys().copied().collect();
-    let list = || known.iter().map(i16::to_string).collect::<Vec<_>>().join(", ");
-    match (wanted, &known[..]) {
-        (Some(device), known) if known.contains(&device) => Ok(device),
-        (Some(device), _) => {
-            bail!("pid {} has no events of device {device}; it has those of: {}", process.pid(), list())
-        }
+/// The device of a timeline. Fails when the process has no events of `requested`, or when `requested` is `None` and it
+/// used several devices or none.
+fn device(process: &Process, requested: Option<i16>) -> anyhow::Result<i16> {
+    let used: Vec<i16> = process.trace_index().sources.keys().copied().collect();
+    let list = || used.iter().map(i16::to_string).collect::<Vec<_>>().join(", ");
+    let pid = process.pid();
+    match (requested, &used[..]) {
+        (Some(device), used) if used.contains(&device) => Ok(device),
+        (Some(device), _) => bail!(WithHelp::new(
+            format!("process {pid} has no events of device {device}"),
+            format!("choose one of its devices: {}", list())
+        )),
         (None, [only]) => Ok(*only),
-        (None, []) => bail!("pid {} recorded no memory", process.pid()),
-        (None, _) => bail!("pid {} used devices {}: choose one with --device", process.pid(), list()),
+        (None, []) => bail!("process {pid} recorded no memory"),
+        (None, _) => bail!(WithHelp::new(
+            format!("a timeline shows one device, and process {pid} used several"),
+            format!("choose one with --device: {}", list())
+        )),
     }
 }
 
-fn list(named: &[(&Process, String)]) -> String {
-    let names: Vec<_> = named.iter().map(|(process, name)| format!("{name} (pid {})", process.pid())).collect();
+fn list(processes: &[(&Process, String)]) -> String {
+    let names: Vec<_> = processes.iter().map(|(process, name)| format!("{name} (pid {})", process.pid())).collect();
     names.join(", ")
 }
 

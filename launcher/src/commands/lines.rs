@@ -3,15 +3,16 @@
 use std::io::IsTerminal;
 
 use anyhow::bail;
-use memtrace_analysis::{LinesWanted, lines as read_lines};
+use memtrace_analysis::{LinesOptions, lines as read_lines};
 
 use crate::cli::Lines;
-use crate::closing::{ProgressLine, layout};
+use crate::message::WithHelp;
+use crate::terminal::{ProgressLine, layout};
 
 /// Prints the table. Fails when the run cannot be read.
 pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
     let run = super::open(&options.run)?;
-    let wanted = LinesWanted {
+    let lines_options = LinesOptions {
         function: options.function.clone(),
         file: options.file.clone(),
         top: options.top,
@@ -20,20 +21,20 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
         device: options.device,
     };
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
-    let report = read_lines(&run, &wanted, &mut |progress| line.show(&progress));
+    let report = read_lines(&run, &lines_options, &mut |progress| line.show(&progress));
     line.clear();
     let Some(report) = report else {
-        let what = match (&options.function, &options.file) {
-            (Some(function), Some(file)) => format!("in a function {function} of a file {file}"),
-            (Some(function), None) => format!("in a function {function}"),
-            (None, Some(file)) => format!("in a file {file}"),
-            (None, None) => "in a function of the program's own".to_owned(),
+        let place = match (&options.function, &options.file) {
+            (Some(function), Some(file)) => format!("the function {function} of the file {file}"),
+            (Some(function), None) => format!("the function {function}"),
+            (None, Some(file)) => format!("the file {file}"),
+            (None, None) => "a function of the program".to_owned(),
         };
-        bail!(
-            "{}: no memory was handed out or given back {what}, where it was asked for; `memtrace lines` without --function and --file \
-             lists what there is, and a recording needs stacks (not --stacks none)",
-            options.run.display()
-        );
+        bail!(WithHelp::new(
+            format!("no memory was allocated or freed in {place} in {}", options.run.display()),
+            "run `memtrace lines` without --function and --file to list all functions; the run must have been recorded \
+             without --stacks none"
+        ));
     };
     let text = if options.json {
         report.to_json()
@@ -42,5 +43,5 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
     } else {
         report.to_text(&layout(options.output.is_none() && std::io::stdout().is_terminal()))
     };
-    super::put(&text, options.output.as_deref())
+    super::write_output(&text, options.output.as_deref())
 }

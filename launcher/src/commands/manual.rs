@@ -7,14 +7,14 @@ use clap::CommandFactory;
 use clap_mangen::Man;
 
 use crate::cli::{self, Cli};
-use crate::say;
+use crate::message;
 
 /// Writes the manual pages, or prints one page without an output folder.
 pub(crate) fn man(options: &cli::Man) -> anyhow::Result<()> {
     let mut command = Cli::command();
     command.build();
     let Some(folder) = &options.output else {
-        return super::print(&page(command)?).context("cannot print the page");
+        return super::print(&page(command)?).context("cannot write to stdout");
     };
     std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let commands: Vec<clap::Command> =
@@ -30,14 +30,14 @@ pub(crate) fn man(options: &cli::Man) -> anyhow::Result<()> {
 
 fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
     let mut page = Vec::new();
-    Man::new(command).section("1").manual("memtrace").render(&mut page).context("cannot make the page")?;
+    Man::new(command).section("1").manual("memtrace").render(&mut page).context("cannot render the manual page")?;
     Ok(page)
 }
 
 fn write(folder: &Path, name: &str, command: clap::Command) -> anyhow::Result<()> {
     let path = folder.join(format!("{name}.1"));
     std::fs::write(&path, page(command)?).with_context(|| format!("cannot write {}", path.display()))?;
-    say(&format!("wrote {}", path.display()));
+    message::status(&format!("wrote {}", path.display()));
     Ok(())
 }
 
@@ -45,5 +45,5 @@ fn write(folder: &Path, name: &str, command: clap::Command) -> anyhow::Result<()
 pub(crate) fn completions(options: &cli::Completions) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(options.shell, &mut Cli::command(), "memtrace", &mut script);
-    super::print(&script).context("cannot print the completions")
+    super::print(&script).context("cannot write to stdout")
 }

@@ -13,37 +13,37 @@ use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
 use anyhow::Context;
-use memtrace_analysis::{Progress, Run, open_run_heard};
+use memtrace_analysis::{Progress, Run, open_run_with_progress};
 
-use crate::closing::ProgressLine;
-use crate::{confined, say};
+use crate::terminal::ProgressLine;
+use crate::{message, sandbox};
 
 /// The exit code of the reading commands when their input is unusable.
 const BAD_INPUT: u8 = 2;
 
-/// Runs a reading command in a child process and returns its exit code. Errors go to stderr.
-pub(crate) fn read(command: impl FnOnce() -> anyhow::Result<()>) -> u8 {
-    decide(|| command().map(|()| true))
+/// Runs a reading command in a sandboxed worker and returns its exit code. Errors go to stderr.
+pub(crate) fn sandboxed(command: impl FnOnce() -> anyhow::Result<()>) -> u8 {
+    sandboxed_check(|| command().map(|()| true))
 }
 
-/// Runs a command whose result is yes (exit code 0) or no (exit code 1), in a child process. Errors go to stderr.
-pub(crate) fn decide(command: impl FnOnce() -> anyhow::Result<bool>) -> u8 {
-    let code = confined::run(|| match command() {
-        Ok(yes) => u8::from(!yes),
-        Err(e) => answer(Err(e)),
+/// Runs a command that passes (exit code 0) or fails (exit code 1), in a sandboxed worker. Errors go to stderr.
+pub(crate) fn sandboxed_check(command: impl FnOnce() -> anyhow::Result<bool>) -> u8 {
+    let code = sandbox::run(|| match command() {
+        Ok(passes) => u8::from(!passes),
+        Err(e) => exit_code(Err(e)),
     });
-    code.unwrap_or_else(|why| {
-        say(&format!("reading this run {why}"));
+    code.unwrap_or_else(|e| {
+        message::report(&e.context("cannot read the run"));
         BAD_INPUT
     })
 }
 
 /// The exit code of a result. Prints its error on stderr.
-pub(crate) fn answer(done: anyhow::Result<()>) -> u8 {
-    match done {
+pub(crate) fn exit_code(result: anyhow::Result<()>) -> u8 {
+    match result {
         Ok(()) => 0,
         Err(e) => {
-            say(&format!("{e:#}"));
+            message::report(&e);
             BAD_INPUT
         }
     }
@@ -54,19 +54,19 @@ pub(crate) fn answer(done: anyhow::Result<()>) -> u8 {
 fn open(path: &Path) -> memtrace_analysis::Result<Run> {
     let mut line = ProgressLine::new(io::stderr().is_terminal());
     let what = format!("reading {}", path.file_name().unwrap_or_default().to_string_lossy());
-    let run = open_run_heard(path, &mut |done, total| line.show(&Progress { what: &what, done, total }));
+    let run = open_run_with_progress(path, &mut |done, total| line.show(&Progress { what: &what, done, total }));
     line.clear();
     for problem in run.iter().flat_map(Run::problems) {
-        say(&format!("{}: {}", problem.path.display(), problem.text));
+        message::warning(&format!("{}: {}", problem.path.display(), problem.text));
     }
     run
 }
 
 /// Writes a text into a file, or prints it on stdout.
-fn put(text: &str, output: Option<&Path>) -> anyhow::Result<()> {
+fn write_output(text: &str, output: Option<&Path>) -> anyhow::Result<()> {
     match output {
         Some(path) => std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display())),
-        None => print(text.as_bytes()).context("cannot print"),
+        None => print(text.as_bytes()).context("cannot write to stdout"),
     }
 }
 

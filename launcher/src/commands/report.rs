@@ -5,14 +5,14 @@ use std::io::IsTerminal;
 use memtrace_analysis::{Replaying, Section, summarize_with};
 
 use crate::cli::Report;
-use crate::closing::{ProgressLine, layout};
+use crate::terminal::{ProgressLine, layout};
 
 /// Prints the report. Fails when the run cannot be read.
 pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
     let run = super::open(&options.run)?;
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let section = options.section.as_deref().and_then(Section::named);
-    let replaying = if section.is_some_and(Section::replays) { Replaying::Always } else { Replaying::WhereItTells };
+    let replaying = if section.is_some_and(Section::replays) { Replaying::Always } else { Replaying::WhenUseful };
     let summary = summarize_with(&run, replaying, &mut |progress| line.show(&progress));
     line.clear();
     let summary = summary?;
@@ -22,5 +22,5 @@ pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
         Some(section) => summary.section_to_text(section, &layout),
         None => summary.to_text(&layout),
     };
-    super::put(&text, None)
+    super::write_output(&text, None)
 }

@@ -7,36 +7,36 @@ use memtrace_trace::options::{self, Options};
 
 use crate::child::{self, Child};
 use crate::cli::{Cpu, Run};
-use crate::closing::{self, Manner};
 use crate::drain::Outcome;
-use crate::drain::pump::Drain;
-use crate::inherited::State;
-use crate::manifest::Manifest;
-use crate::preflight::{self, CANNOT, NOT_EXECUTABLE, NOT_FOUND, Refusal};
+use crate::drain::drain_loop::Drain;
+use crate::end_summary::{self, SummaryOptions};
+use crate::folder::CHOOSE_ANOTHER;
+use crate::inherited::InheritedState;
+use crate::manifest::{Manifest, Problem};
+use crate::message::WithHelp;
+use crate::preflight::{self, NOT_EXECUTABLE, NOT_FOUND, Refusal};
+use crate::signal_probe::SignalProbe;
 use crate::signals::Signals;
-use crate::unseen::{self, Given, Watch};
-use crate::witness::Witness;
-use crate::{folder, gpu, host, library, say, session};
+use crate::unrecordable::{self, CommandEnvironment, Scanner};
+use crate::{folder, gpu, host, library, message, session};
+
+/// The maximum length of the command line in the end-of-run summary, in characters.
+const MAX_COMMAND: usize = 120;
 
 /// Runs the command and returns the exit code: the command's own, or one of memtrace's when it could not be started.
 pub(crate) fn run(run: &Run) -> u8 {
+    message::use_prefix();
     match start(run) {
         Ok(code) => code,
         Err(refusal) => {
-            say(&refusal.message);
+            message::error(&refusal.message, refusal.help.as_deref());
             refusal.code
         }
     }
 }
 
-impl From<anyhow::Error> for Refusal {
-    fn from(error: anyhow::Error) -> Refusal {
-        Refusal { code: CANNOT, message: format!("{error:#}") }
-    }
-}
-
 fn start(run: &Run) -> Result<u8, Refusal> {
-    let state = State::take();
+    let state = InheritedState::capture_and_adjust();
     let (program, arguments) = run.command.split_first().context("no command given")?;
     preflight::check(program, arguments)?;
     preflight::check_system()?;
@@ -45,12 +45,15 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     let folder = Arc::new(created.folder);
     let path = folder.path();
     if created.is_open_to_others {
-        say(&format!("others can read {}: its file system keeps no modes", path.display()));
+        message::warning(&format!(
+            "other users can read {}, because its file system stores no file modes",
+            path.display()
+        ));
     }
     let mut manifest = Manifest::begin(&run.command, start_ns);
     manifest
         .write(&folder)
-        .with_context(|| format!("cannot write into {}; choose another folder with -o", path.display()))?;
+        .with_context(|| WithHelp::new(format!("cannot write into {}", path.display()), CHOOSE_ANOTHER))?;
 
     let library = library::library(path)?;
     let token = session::token()?;
@@ -59,17 +62,17 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     let filters = std::fs::read_to_string("/proc/self/status").map_or(0, |status| options::filters_in(&status));
     let (stacks, check_stacks, names) = (run.stacks.into(), run.check_stacks, !run.no_names);
     let cycles = if run.cycles {
-        Some(std::path::absolute(path).context("cannot tell where the run's folder is")?)
+        Some(std::path::absolute(path).context("cannot determine the absolute path of the run folder")?)
     } else {
         None
     };
     let options = Options { token, cpu, stacks, check_stacks, names, cycles, filters };
     // SAFETY: this process has started no thread so far. `main` calls this function, and the checks before it start
     // none.
-    unsafe { session::enter(&library.path, &options) };
+    unsafe { session::set_environment(&library.path, &options) };
     let signals = Signals::block().context("cannot block signals")?;
     // Without the signal probe, a signal to the whole group is passed on a second time. Recording is still worthwhile.
-    let witness = Witness::start().ok();
+    let probe = SignalProbe::start().ok();
     let drain = Drain::start(listener, Arc::clone(&folder))?;
 
     let child = match Child::spawn(&run.command, state) {
@@ -79,47 +82,49 @@ fn start(run: &Run) -> Result<u8, Refusal> {
             drop(drain.finish());
             std::fs::remove_dir_all(path).ok();
             let code = if e.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
-            let mut message = format!("cannot execute {}: {e}", program.to_string_lossy());
-            if e.raw_os_error() == Some(libc::E2BIG) {
-                message +=
-                    "; memtrace's two environment variables need a few hundred bytes more than there is room for";
-            }
-            return Err(Refusal { code, message });
+            let message = format!("cannot execute {}: {e}", program.to_string_lossy());
+            let help = (e.raw_os_error() == Some(libc::E2BIG)).then(|| {
+                "shorten the arguments or the environment by a few hundred bytes, which memtrace's variables need"
+                    .to_owned()
+            });
+            return Err(Refusal { code, message, help });
         }
     };
     // Without this thread, processes that cannot be recorded are not reported. The others are recorded nevertheless.
-    let watch = Watch::start(Given { library: library.path.clone(), filters }).ok();
-    manifest.started(child.pid() as u32);
-    let status = signals.watch(&child, witness.as_ref());
-    drop(witness);
+    let scanner = Scanner::start(CommandEnvironment { library: library.path.clone(), filters }).ok();
+    manifest.set_started(child.pid() as u32);
+    let status = signals.forward_until_exit(&child, probe.as_ref());
+    drop(probe);
     let outcome = drain.finish();
     child.collect();
     // From here on, Ctrl-C ends the launcher instead of the command.
     signals.unblock(&state);
 
     let outcome = outcome.unwrap_or_else(|e| {
-        say(&format!("{e:#}"));
+        message::report(&e);
         Outcome::default()
     });
-    let unseen =
-        watch.map(|w| w.finish(outcome.recorded.iter().filter(|r| r.events > 0).map(|r| r.pid))).unwrap_or_default();
-    let blind: Vec<_> = unseen.iter().filter(|u| !u.uses_cuda).cloned().collect();
-    manifest.unseen(unseen);
+    let recorded = outcome.recorded.iter().filter(|r| r.events > 0).map(|r| r.pid);
+    let not_recorded = scanner.map(|scanner| scanner.finish(recorded)).unwrap_or_default();
+    // Those that use CUDA are among the problems of the summary.
+    let without_cuda: Vec<_> = not_recorded.iter().filter(|process| !process.uses_cuda).cloned().collect();
+    manifest.set_unrecordable(not_recorded);
     let summary = manifest.finish(status, outcome);
     if let Err(e) = manifest.write(&folder) {
-        say(&format!("cannot write {}: {e}", path.join("run.json").display()));
+        message::error(&format!("cannot write {}: {e}", path.join("run.json").display()), None);
     }
-    for problem in &summary.problems {
-        say(problem);
-    }
+    summary.problems.iter().for_each(Problem::print);
     if summary.processes > 0 {
-        closing::close(&folder, Manner { quiet: run.quiet, no_snapshot: run.no_snapshot });
+        end_summary::finish(&folder, SummaryOptions { quiet: run.quiet, no_snapshot: run.no_snapshot });
     } else if !run.quiet {
         let command: Vec<_> = run.command.iter().map(|a| a.to_string_lossy()).collect();
-        let command: String = command.join(" ").chars().take(120).collect();
-        say(&format!("{command}    {}    nothing recorded: no process allocated GPU memory", summary.ending));
-        if let Some(words) = unseen::in_words(&blind) {
-            say(&format!("where nothing can be recorded: {words}"));
+        let command: String = command.join(" ").chars().take(MAX_COMMAND).collect();
+        message::status(&format!(
+            "{command}    {}    nothing recorded: no process allocated GPU memory",
+            summary.ending
+        ));
+        for (obstacle, names) in unrecordable::by_obstacle(&without_cuda) {
+            message::note(&format!("cannot record {names}: {}", obstacle.text()));
         }
     }
     Ok(child::exit_code(status))

@@ -4,22 +4,22 @@ use std::time::Duration;
 
 use memtrace_trace::clock::{self, Calibration, ClockPoint};
 
-use super::diagnosis::Finding;
+use super::report::Check;
 
 /// The length of the measurement. It determines the rate to about one in a thousand.
-const WHILE: Duration = Duration::from_millis(5);
+const MEASUREMENT: Duration = Duration::from_millis(5);
 
 /// Reports the clock and its rate relative to `CLOCK_MONOTONIC`.
-pub(super) fn clock() -> Finding {
-    let what = "clock";
+pub(super) fn clock() -> Check {
+    let name = "Clock";
     if !clock::is_hardware() {
-        return Finding::note(
-            what,
-            "the processor's time stamp counter is not invariant: CLOCK_MONOTONIC is read instead, some 20 ns more an event",
+        return Check::note(
+            name,
+            "the time stamp counter is not invariant, so CLOCK_MONOTONIC is read, which costs about 20 ns per event",
         );
     }
     let before = ClockPoint::read();
-    std::thread::sleep(WHILE);
-    let tick = Calibration::new(&[before, ClockPoint::read()]).ns_per_tick();
-    Finding::ok(what, format!("the processor's invariant counter, {:.2} GHz", 1.0 / tick))
+    std::thread::sleep(MEASUREMENT);
+    let ns_per_tick = Calibration::new(&[before, ClockPoint::read()]).ns_per_tick();
+    Check::ok(name, format!("invariant time stamp counter, {:.2} GHz", 1.0 / ns_per_tick))
 }

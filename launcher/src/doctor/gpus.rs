@@ -2,23 +2,23 @@
 
 use std::path::Path;
 
-use super::diagnosis::{Finding, Gpu};
+use super::report::{Check, Gpu};
 use super::units::{bytes, count};
-use crate::gpu::{self, Answer};
+use crate::gpu::{self, DriverState};
 
 /// `CUDA_ERROR_NO_DEVICE` of cuda.h.
 const NO_DEVICE: i32 = 100;
 
-/// Asks the driver for its devices. Must be called while this process has one thread.
-pub(super) fn gpus() -> (Finding, Vec<Gpu>) {
-    let answer = gpu::ask();
-    let gpus = match &answer {
-        Answer::Devices(devices) => {
+/// Queries the driver for its devices. Must be called while this process has one thread.
+pub(super) fn gpus() -> (Check, Vec<Gpu>) {
+    let state = gpu::query();
+    let gpus = match &state {
+        DriverState::Devices(devices) => {
             devices.iter().map(|d| Gpu { name: d.name.clone(), memory_bytes: d.memory }).collect()
         }
         _ => Vec::new(),
     };
-    (judge(&answer, driver_version().as_deref(), cards()), gpus)
+    (check(&state, driver_version().as_deref(), cards()), gpus)
 }
 
 /// The driver's version, such as `580.159.04`. `None` when there is no driver.
@@ -33,67 +33,67 @@ fn cards() -> usize {
     std::fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, Iterator::count)
 }
 
-fn judge(answer: &Answer, version: Option<&str>, cards: usize) -> Finding {
-    let what = "GPU";
+fn check(state: &DriverState, version: Option<&str>, cards: usize) -> Check {
+    let name = "GPU";
     let driver = version.map_or("NVIDIA driver".to_owned(), |v| format!("NVIDIA driver {v}"));
-    match answer {
-        Answer::NoDriver => {
-            let bare = Path::new("/sys/bus/pci/drivers/nvidia").exists();
-            let found = "no NVIDIA driver: CPU tensors are recorded";
-            if bare {
-                Finding::off(what, "the driver is loaded and its devices are not here", container())
+    match state {
+        DriverState::NoDriver => {
+            let has_kernel_module = Path::new("/sys/bus/pci/drivers/nvidia").exists();
+            if has_kernel_module {
+                Check::failed(name, "the kernel module is loaded, but its devices are not visible here", container())
             } else {
-                Finding::unused(what, found)
+                Check::unused(name, "no NVIDIA driver; CPU tensors are recorded")
             }
         }
-        Answer::Hidden => Finding::note(what, format!("{driver}; CUDA_VISIBLE_DEVICES hides every GPU"))
-            .with_mend("unset CUDA_VISIBLE_DEVICES"),
-        Answer::NoLibrary => Finding::off(
-            what,
-            format!("{driver}, but libcuda.so.1 cannot be loaded: programs cannot use the GPU"),
+        DriverState::Hidden => Check::note(name, format!("{driver}; CUDA_VISIBLE_DEVICES hides every GPU"))
+            .with_fix("unset CUDA_VISIBLE_DEVICES"),
+        DriverState::NoLibrary => Check::failed(
+            name,
+            format!("{driver}, but libcuda.so.1 cannot be loaded, so programs cannot use the GPU"),
             container(),
         ),
-        Answer::Refused(NO_DEVICE) if cards == 0 => Finding::unused(what, format!("{driver}, no GPU")),
-        Answer::Refused(code) => Finding::off(
-            what,
-            format!("{driver}, but it refuses to start (CUresult {code}): programs cannot use the GPU"),
-            "see whether nvidia-smi works; make kernel module and libcuda of one version, then restart the machine or container",
+        DriverState::Failed(NO_DEVICE) if cards == 0 => Check::unused(name, format!("{driver}, no GPU")),
+        DriverState::Failed(code) => Check::failed(
+            name,
+            format!("{driver}, but cuInit fails (CUresult {code}), so programs cannot use the GPU"),
+            "check nvidia-smi; install kernel module and libcuda of one version, then restart the machine or container",
         ),
-        Answer::Silent => Finding::off(
-            what,
+        DriverState::TimedOut => Check::failed(
+            name,
             format!("{driver}, but it does not answer within 3 s"),
-            "see whether nvidia-smi answers; turn persistence mode on: nvidia-smi -pm 1",
+            "check nvidia-smi; enable persistence mode: nvidia-smi -pm 1",
         ),
-        Answer::Devices(devices) => {
+        DriverState::Devices(devices) => {
             let first = devices.first().map(|d| format!(": {}, {}", d.name, bytes(d.memory))).unwrap_or_default();
             let more = if devices.len() > 1 { ", ..." } else { "" };
-            Finding::ok(what, format!("{driver}, {}{first}{more}", count(devices.len() as u64, "GPU")))
+            Check::ok(name, format!("{driver}, {}{first}{more}", count(devices.len() as u64, "GPU")))
         }
     }
 }
 
 fn container() -> &'static str {
-    "in a container: start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility; else install the driver's libcuda"
+    "in a container, start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility; otherwise install the \
+     driver's libcuda"
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::diagnosis::State;
+    use crate::doctor::report::CheckStatus;
     use crate::gpu::Device;
 
     #[test]
-    fn each_answer_has_its_words() {
+    fn each_driver_state_has_a_check() {
         let device = Device { name: "NVIDIA H200".into(), memory: 150 << 30 };
-        let state = |answer: &Answer| judge(answer, Some("580.1"), 1).state;
-        assert_eq!(state(&Answer::Devices(vec![device.clone(); 2])), State::Ok);
-        assert_eq!(state(&Answer::Hidden), State::Note);
-        for answer in [Answer::NoLibrary, Answer::Refused(803), Answer::Silent] {
-            let finding = judge(&answer, None, 1);
-            assert!(finding.is_off() && finding.mend.is_some(), "{finding:?}");
+        let status = |state: &DriverState| check(state, Some("580.1"), 1).status;
+        assert_eq!(status(&DriverState::Devices(vec![device.clone(); 2])), CheckStatus::Ok);
+        assert_eq!(status(&DriverState::Hidden), CheckStatus::Note);
+        for state in [DriverState::NoLibrary, DriverState::Failed(803), DriverState::TimedOut] {
+            let check = check(&state, None, 1);
+            assert!(check.has_failed() && check.fix.is_some(), "{check:?}");
         }
-        assert_eq!(judge(&Answer::Refused(NO_DEVICE), None, 0).state, State::Unused);
-        let words = judge(&Answer::Devices(vec![device]), Some("580.1"), 1).found;
-        assert_eq!(words, "NVIDIA driver 580.1, 1 GPU: NVIDIA H200, 150 GiB");
+        assert_eq!(check(&DriverState::Failed(NO_DEVICE), None, 0).status, CheckStatus::Unused);
+        let detail = check(&DriverState::Devices(vec![device]), Some("580.1"), 1).detail;
+        assert_eq!(detail, "NVIDIA driver 580.1, 1 GPU: NVIDIA H200, 150 GiB");
     }
 }

@@ -1,15 +1,15 @@
-//! Findings about each layer in the trace of one process: recorded, off with a reason, or not used.
+//! Checks of each layer in the trace of one process: recorded, off with a reason, or not used.
 
 use std::collections::BTreeMap;
 
 use memtrace_trace::counters::Counter;
-use memtrace_trace::definition::Verdict;
+use memtrace_trace::definition::NoticeStatus;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::{Definitions, Reader};
 
-use super::diagnosis::{Finding, Stacks};
+use super::report::{Check, StackCounts};
 use super::units::{count, count_text};
-use super::{meaning, tested};
+use super::{features, tested};
 
 /// Flags for the kinds of frames in a stack, one bit each.
 const PYTHON: u8 = 1;
@@ -18,7 +18,7 @@ const UNDEFINED: u8 = 4;
 
 /// Counts over the events of one process.
 #[derive(Default, Debug)]
-pub(super) struct Tally {
+pub(super) struct EventCounts {
     pub(super) events: u64,
     sources: BTreeMap<Source, u64>,
     /// The number of blocks that PyTorch's allocator returned, and of those whose rounded size is known.
@@ -33,24 +33,24 @@ pub(super) struct Tally {
     /// The number of frees by PyTorch, and of those that CPython's cyclic garbage collector caused.
     pub(super) frees: u64,
     pub(super) collected: u64,
-    pub(super) stacks: Stacks,
+    pub(super) stacks: StackCounts,
     /// The number of event blocks in the file that could not be decoded.
     damaged: u64,
 }
 
-impl Tally {
+impl EventCounts {
     /// Counts the events of a trace in one pass.
-    pub(super) fn of(trace: &Reader) -> Tally {
+    pub(super) fn of(trace: &Reader) -> EventCounts {
         let definitions = trace.definitions();
         let kinds = stack_kinds(definitions);
-        let mut tally = Tally::default();
+        let mut counts = EventCounts::default();
         for block in trace.events() {
             match block {
-                Ok(events) => events.iter().for_each(|e| tally.add(e, definitions, &kinds)),
-                Err(_) => tally.damaged += 1,
+                Ok(events) => events.iter().for_each(|e| counts.add(e, definitions, &kinds)),
+                Err(_) => counts.damaged += 1,
             }
         }
-        tally
+        counts
     }
 
     fn add(&mut self, e: &Event, definitions: &Definitions, kinds: &[u8]) {
@@ -92,8 +92,8 @@ impl Tally {
             _ => &mut self.stacks.merged,
         };
         *place += 1;
-        self.stacks.cut += u64::from(e.flags.contains(Flags::STACK_CUT));
-        self.stacks.unreadable += u64::from(kind & UNDEFINED != 0);
+        self.stacks.truncated += u64::from(e.flags.contains(Flags::STACK_TRUNCATED));
+        self.stacks.undefined += u64::from(kind & UNDEFINED != 0);
     }
 
     fn from(&self, source: Source) -> u64 {
@@ -122,228 +122,226 @@ fn stack_kinds(definitions: &Definitions) -> Vec<u8> {
 }
 
 /// The last notice of the recorder about this topic, apart from remarks. `None` when there is none.
-pub(super) fn verdict<'a>(trace: &'a Reader, topic: &str) -> Option<(Verdict, &'a str)> {
+pub(super) fn notice_status<'a>(trace: &'a Reader, topic: &str) -> Option<(NoticeStatus, &'a str)> {
     let notices = trace.definitions().notices.iter().rev();
-    notices.filter(|n| n.verdict != Verdict::Remark).find(|n| &*n.topic == topic).map(|n| (n.verdict, &*n.text))
+    notices.filter(|n| n.status != NoticeStatus::Remark).find(|n| &*n.topic == topic).map(|n| (n.status, &*n.text))
 }
 
-/// The findings about all layers, in a fixed order.
-pub(super) fn layers(trace: &Reader, tally: &Tally) -> Vec<Finding> {
+/// The checks of all layers, in a fixed order.
+pub(super) fn layers(trace: &Reader, counts: &EventCounts) -> Vec<Check> {
     vec![
-        driver(trace, tally),
-        runtime(tally),
-        tracker(trace, tally),
-        reporter(trace, tally),
-        cpu_tensors(tally),
-        python_stacks(trace, tally),
-        native_stacks(tally),
-        nodes(trace, tally),
-        forward_stacks(trace, tally),
-        grad_mode(trace, tally),
-        meaning::names(trace),
-        meaning::modules(trace),
-        meaning::ranges(trace),
-        meaning::nvtx(trace),
-        meaning::collector(trace, tally),
+        driver(trace, counts),
+        runtime(counts),
+        tracker(trace, counts),
+        reporter(trace, counts),
+        cpu_tensors(counts),
+        python_stacks(trace, counts),
+        native_stacks(counts),
+        nodes(trace, counts),
+        forward_stacks(trace, counts),
+        grad_mode(trace, counts),
+        features::names(trace),
+        features::modules(trace),
+        features::ranges(trace),
+        features::nvtx(trace),
+        features::collector(trace, counts),
     ]
 }
 
-fn driver(trace: &Reader, tally: &Tally) -> Finding {
-    let what = "CUDA driver";
+fn driver(trace: &Reader, counts: &EventCounts) -> Check {
+    let name = "CUDA driver";
     let unwrapped = trace.counter(Counter::UnwrappedEntryPoints);
     let missing = trace.counter(Counter::OriginalsMissing);
-    let (driver, runtime) = (tally.from(Source::Driver), tally.from(Source::Runtime));
+    let (driver, runtime) = (counts.from(Source::Driver), counts.from(Source::Runtime));
     if unwrapped > 0 {
-        Finding::off(
-            what,
+        Check::failed(
+            name,
             format!(
-                "{} asked for in a version that is not wrapped: what they allocate is not seen",
+                "{} requested under a version that memtrace does not hook; their allocations are not recorded",
                 count(unwrapped, "function")
             ),
-            "use a memtrace as new as the CUDA release, or a CUDA release as old as memtrace",
+            "use a newer memtrace, or an older CUDA release",
         )
     } else if missing > 0 {
-        Finding::off(
-            what,
-            format!(
-                "{} had no original: the program was answered with an error, as without memtrace",
-                count(missing, "call")
-            ),
-            "make driver and CUDA libraries of one release",
+        Check::failed(
+            name,
+            format!("{} had no original function and returned an error, as without memtrace", count(missing, "call")),
+            "install the driver and the CUDA libraries of the same release",
         )
     } else if driver > 0 {
-        Finding::ok(what, count(driver, "event"))
+        Check::ok(name, count(driver, "event"))
     } else if runtime > 0 {
-        Finding::off(
-            what,
-            "the runtime reaches the driver by a way that is not seen",
-            "use the CUDA runtime that CUDA 11.3 or later brings",
+        Check::failed(
+            name,
+            "the CUDA runtime calls the driver in a way that memtrace does not record",
+            "use the CUDA runtime of CUDA 11.3 or later",
         )
     } else {
-        Finding::unused(what, "no memory call")
+        Check::unused(name, "no memory call")
     }
 }
 
-fn runtime(tally: &Tally) -> Finding {
-    match tally.from(Source::Runtime) {
-        0 if tally.from(Source::Driver) > 0 => {
-            Finding::unused("CUDA runtime", "not used, or linked statically: the driver's events tell the same")
+fn runtime(counts: &EventCounts) -> Check {
+    match counts.from(Source::Runtime) {
+        0 if counts.from(Source::Driver) > 0 => {
+            Check::unused("CUDA runtime", "not used, or linked statically; the events of the driver contain the same")
         }
-        0 => Finding::unused("CUDA runtime", "no memory call"),
-        n => Finding::ok("CUDA runtime", count(n, "event")),
+        0 => Check::unused("CUDA runtime", "no memory call"),
+        n => Check::ok("CUDA runtime", count(n, "event")),
     }
 }
 
-fn tracker(trace: &Reader, tally: &Tally) -> Finding {
-    let what = "PyTorch tracker";
-    let events = tally.from(Source::Torch);
-    match verdict(trace, "torch.tracker") {
-        Some((Verdict::Off, text)) => {
+fn tracker(trace: &Reader, counts: &EventCounts) -> Check {
+    let name = "Allocator tracker";
+    let events = counts.from(Source::Torch);
+    match notice_status(trace, "torch.tracker") {
+        Some((NoticeStatus::Off, text)) => {
             let reason = text.split_once(';').map_or(text, |(reason, _)| reason);
             if reason.contains("not PyTorch's native") {
                 // `cudaMallocAsync` and other allocators keep no blocks of their own.
-                return Finding::unused(what, reason);
+                return Check::unused(name, reason);
             }
             let tested = tested::pytorches();
-            let mend = format!("use a release of PyTorch whose allocator can be listened to: {tested} are tested");
-            Finding::off(what, format!("{reason}: sizes are rounded, no segments, no streams"), mend)
+            let fix =
+                format!("use a release of PyTorch whose allocator has a tracker interface; tested releases: {tested}");
+            Check::failed(name, format!("{reason}; sizes are rounded, segments and streams are missing"), fix)
         }
-        Some((_, text)) => Finding::ok(what, format!("{}; {text}", count(events, "event"))),
-        None if events > 0 => Finding::ok(what, format!("{}; verified in the parent process", count(events, "event"))),
-        None => Finding::unused(what, "PyTorch's CUDA allocator was not used"),
+        Some((_, text)) => Check::ok(name, format!("{}; {text}", count(events, "event"))),
+        None if events > 0 => Check::ok(name, format!("{}; verified in the parent process", count(events, "event"))),
+        None => Check::unused(name, "PyTorch's CUDA allocator was not used"),
     }
 }
 
-fn reporter(trace: &Reader, tally: &Tally) -> Finding {
-    let what = "PyTorch reporter";
+fn reporter(trace: &Reader, counts: &EventCounts) -> Check {
+    let name = "Profiler reporter";
     let mismatches = trace.counter(Counter::ReporterMismatches);
-    let fallback = tally.from(Source::TorchReporter);
+    let fallback = counts.from(Source::TorchReporter);
     if mismatches > 0 {
-        Finding::off(
-            what,
-            format!("{} disagree with the tracker: their rounded sizes are not known", count(mismatches, "report")),
-            "report it with this page",
+        Check::failed(
+            name,
+            format!(
+                "{} differ from the allocator tracker, so their rounded sizes are unknown",
+                count(mismatches, "report")
+            ),
+            "report it with this output",
         )
     } else if fallback > 0 {
-        Finding::ok(what, format!("{}, in the tracker's place", count(fallback, "event")))
-    } else if tally.blocks > 0 && tally.rounded == 0 {
-        Finding::off(
-            what,
-            "PyTorch does not call it: the rounded sizes of blocks are not known",
+        Check::ok(name, format!("{}, instead of the allocator tracker", count(fallback, "event")))
+    } else if counts.blocks > 0 && counts.rounded == 0 {
+        Check::failed(
+            name,
+            "PyTorch does not call it, so the rounded sizes of blocks are unknown",
             format!("use a tested release of PyTorch: {}", tested::pytorches()),
         )
-    } else if tally.rounded > 0 {
-        Finding::ok(
-            what,
-            format!("{} of {} with their rounded size", count_text(tally.rounded), count(tally.blocks, "block")),
+    } else if counts.rounded > 0 {
+        Check::ok(
+            name,
+            format!("{} of {} with their rounded size", count_text(counts.rounded), count(counts.blocks, "block")),
         )
     } else {
-        Finding::unused(what, "PyTorch's CUDA allocator was not used")
+        Check::unused(name, "PyTorch's CUDA allocator was not used")
     }
 }
 
-fn cpu_tensors(tally: &Tally) -> Finding {
-    let what = "CPU tensors";
+fn cpu_tensors(counts: &EventCounts) -> Check {
+    let name = "CPU tensors";
     let cuda =
-        [Source::Torch, Source::TorchReporter, Source::Driver, Source::Runtime].iter().any(|s| tally.from(*s) > 0);
-    match tally.from(Source::TorchCpu) {
-        0 if cuda => Finding::unused(what, "left out, since a CUDA device is used; memtrace --cpu always records them"),
-        0 => Finding::unused(what, "none allocated"),
-        n => Finding::ok(what, count(n, "event")),
-    }
-}
-
-fn python_stacks(trace: &Reader, tally: &Tally) -> Finding {
-    let what = "Python stacks";
-    let events = tally.stacks.python + tally.stacks.merged;
-    match verdict(trace, "python") {
-        Some((Verdict::Off, text)) => {
-            Finding::off(what, text, format!("use a release build of CPython {} with the GIL", tested::pythons()))
+        [Source::Torch, Source::TorchReporter, Source::Driver, Source::Runtime].iter().any(|s| counts.from(*s) > 0);
+    match counts.from(Source::TorchCpu) {
+        0 if cuda => {
+            Check::unused(name, "not recorded because a CUDA device is used; memtrace --cpu always records them")
         }
-        Some((_, text)) => Finding::ok(what, format!("{}; {text}", count(events, "event"))),
-        None if events > 0 => Finding::ok(what, count(events, "event")),
-        None => Finding::unused(what, "no event came from Python code"),
+        0 => Check::unused(name, "none allocated"),
+        n => Check::ok(name, count(n, "event")),
     }
 }
 
-fn native_stacks(tally: &Tally) -> Finding {
-    let what = "native stacks";
-    match tally.stacks.native + tally.stacks.merged {
-        0 => Finding::unused(
-            what,
-            "every event has a Python stack or an autograd node; memtrace --stacks both adds them",
-        ),
-        n => Finding::ok(what, count(n, "event")),
+fn python_stacks(trace: &Reader, counts: &EventCounts) -> Check {
+    let name = "Python stacks";
+    let events = counts.stacks.python + counts.stacks.merged;
+    match notice_status(trace, "python") {
+        Some((NoticeStatus::Off, text)) => {
+            Check::failed(name, text, format!("use a release build of CPython {} with the GIL", tested::pythons()))
+        }
+        Some((_, text)) => Check::ok(name, format!("{}; {text}", count(events, "event"))),
+        None if events > 0 => Check::ok(name, count(events, "event")),
+        None => Check::unused(name, "no event came from Python code"),
     }
 }
 
-fn nodes(trace: &Reader, tally: &Tally) -> Finding {
-    let what = "autograd nodes";
-    let found = format!("{} of {} in backward", count_text(tally.with_node), count(tally.in_backward, "event"));
-    let mend = || format!("use a tested release of PyTorch: {}", tested::pytorches());
-    match verdict(trace, "torch.autograd") {
-        Some((Verdict::Off, text)) => Finding::off(what, text, mend()),
-        _ if tally.in_backward == 0 => Finding::unused(what, "no allocation in backward"),
-        _ if tally.with_node == 0 => Finding::off(what, found, mend()),
-        Some((_, text)) => match verdict(trace, "torch.python_node") {
-            Some((Verdict::Off, node)) => Finding::off(what, format!("{found}; {node}"), mend()),
-            _ => Finding::ok(what, format!("{found}; {text}")),
+fn native_stacks(counts: &EventCounts) -> Check {
+    let name = "Native stacks";
+    match counts.stacks.native + counts.stacks.merged {
+        0 => {
+            Check::unused(name, "every event has a Python stack or an autograd node; memtrace --stacks both adds them")
+        }
+        n => Check::ok(name, count(n, "event")),
+    }
+}
+
+fn nodes(trace: &Reader, counts: &EventCounts) -> Check {
+    let name = "Autograd nodes";
+    let detail = format!("{} of {} in backward", count_text(counts.with_node), count(counts.in_backward, "event"));
+    let fix = || format!("use a tested release of PyTorch: {}", tested::pytorches());
+    match notice_status(trace, "torch.autograd") {
+        Some((NoticeStatus::Off, text)) => Check::failed(name, text, fix()),
+        _ if counts.in_backward == 0 => Check::unused(name, "no allocation in backward"),
+        _ if counts.with_node == 0 => Check::failed(name, detail, fix()),
+        Some((_, text)) => match notice_status(trace, "torch.python_node") {
+            Some((NoticeStatus::Off, node)) => Check::failed(name, format!("{detail}; {node}"), fix()),
+            _ => Check::ok(name, format!("{detail}; {text}")),
         },
-        None => Finding::ok(what, found),
+        None => Check::ok(name, detail),
     }
 }
 
-fn forward_stacks(trace: &Reader, tally: &Tally) -> Finding {
-    let what = "forward stacks";
-    let found = format!("{} of {} in backward", count_text(tally.with_forward), count(tally.in_backward, "event"));
+fn forward_stacks(trace: &Reader, counts: &EventCounts) -> Check {
+    let name = "Forward stacks";
+    let detail = format!("{} of {} in backward", count_text(counts.with_forward), count(counts.in_backward, "event"));
     let lost = trace.counter(Counter::ForwardStacksLost);
-    if tally.in_backward == 0 {
-        Finding::unused(what, "no allocation in backward")
-    } else if tally.with_forward == 0 {
-        Finding::off(
-            what,
-            format!("{found}: no node could be followed to the call that made it"),
+    if counts.in_backward == 0 {
+        Check::unused(name, "no allocation in backward")
+    } else if counts.with_forward == 0 {
+        Check::failed(
+            name,
+            format!("{detail}; no autograd node has a known forward call"),
             format!("use a tested release of PyTorch: {}", tested::pytorches()),
         )
     } else if lost > 0 {
-        let text = format!(
-            "{found}; {} were made before the recording began, or a million nodes earlier",
-            count(lost, "node")
-        );
-        Finding::note(what, text)
+        let text =
+            format!("{detail}; {} older than the recording, or than the last million nodes", count(lost, "node"));
+        Check::note(name, text)
     } else {
-        Finding::ok(what, found)
+        Check::ok(name, detail)
     }
 }
 
-fn grad_mode(trace: &Reader, tally: &Tally) -> Finding {
-    let what = "grad mode";
-    let found = format!("{} of {}", count_text(tally.grad_known), count(tally.torch, "event"));
-    if tally.torch == 0 {
-        Finding::unused(what, "PyTorch allocated nothing")
-    } else if tally.grad_known == 0 {
-        Finding::off(
-            what,
-            format!(
-                "{found}: PyTorch could not be asked, so inference and training are told apart by their nodes alone"
-            ),
+fn grad_mode(trace: &Reader, counts: &EventCounts) -> Check {
+    let name = "Grad mode";
+    let detail = format!("{} of {}", count_text(counts.grad_known), count(counts.torch, "event"));
+    if counts.torch == 0 {
+        Check::unused(name, "PyTorch allocated nothing")
+    } else if counts.grad_known == 0 {
+        Check::failed(
+            name,
+            format!("{detail}; PyTorch does not report it, so only autograd nodes distinguish inference from training"),
             format!("use a tested release of PyTorch: {}", tested::pytorches()),
         )
     } else {
-        match verdict(trace, "torch.grad_mode") {
-            Some((_, text)) => Finding::ok(what, format!("{found}; {text}")),
-            None => Finding::ok(what, found),
+        match notice_status(trace, "torch.grad_mode") {
+            Some((_, text)) => Check::ok(name, format!("{detail}; {text}")),
+            None => Check::ok(name, detail),
         }
     }
 }
 
-/// The findings about losses in the trace, its stacks and its clock.
-pub(super) fn checks(trace: &Reader, tally: &Tally) -> Vec<Finding> {
-    vec![losses(trace, tally), stacks(tally), clock(trace)]
+/// The checks of losses in the trace, its stacks and its clock.
+pub(super) fn checks(trace: &Reader, counts: &EventCounts) -> Vec<Check> {
+    vec![losses(trace, counts), stacks(counts), clock(trace)]
 }
 
-fn losses(trace: &Reader, tally: &Tally) -> Finding {
-    let what = "losses";
+fn losses(trace: &Reader, counts: &EventCounts) -> Check {
+    let name = "Losses";
     let (lost, late) = trace.end().map_or((0, 0), |e| (e.lost, e.late));
     let damage = trace.damage();
     let counter = |c| trace.counter(c);
@@ -352,62 +350,66 @@ fn losses(trace: &Reader, tally: &Tally) -> Finding {
         (counter(Counter::EventsDropped), "event not recorded", "events not recorded"),
         (late, "event out of order", "events out of order"),
         (counter(Counter::DefinitionsDropped), "name or stack lost", "names and stacks lost"),
-        (counter(Counter::Panics), "surprise inside a hook", "surprises inside hooks"),
+        (counter(Counter::Panics), "panic inside a hook", "panics inside hooks"),
         (counter(Counter::UnknownActions), "event of an unknown kind", "events of unknown kinds"),
-        (tally.damaged + u64::from(!damage.is_none()), "damaged part of the file", "damaged parts of the file"),
-        (u64::from(trace.end().is_none()), "missing end of the file", "missing ends"),
+        (counts.damaged + u64::from(!damage.is_none()), "damaged part of the file", "damaged parts of the file"),
+        (u64::from(trace.end().is_none()), "missing end of the file", "missing ends of the file"),
     ];
-    let said: Vec<String> = parts
+    let losses: Vec<String> = parts
         .iter()
         .filter(|(n, ..)| *n > 0)
         .map(|(n, one, many)| format!("{} {}", count_text(*n), if *n == 1 { one } else { many }))
         .collect();
-    if said.is_empty() {
-        return Finding::ok(what, format!("none of {}", count(tally.events, "event")));
+    if losses.is_empty() {
+        return Check::ok(name, format!("none of {}", count(counts.events, "event")));
     }
-    let text = said.join(", ");
+    let text = losses.join(", ");
     if counter(Counter::EventsDropped) > 0 && trace.definitions().notices.iter().any(|n| &*n.topic == "pause") {
-        return Finding::note(what, format!("{text}; the program paused the recording itself"));
+        return Check::note(name, format!("{text}; the program paused the recording"));
     }
-    Finding::off(what, text, "give the launcher a core of its own (taskset, a larger CPU request) and room on its disk")
+    Check::failed(
+        name,
+        text,
+        "give the launcher a CPU core of its own (taskset, a larger CPU request) and free disk space",
+    )
 }
 
-fn stacks(tally: &Tally) -> Finding {
-    let what = "stacks";
-    let s = tally.stacks;
+fn stacks(counts: &EventCounts) -> Check {
+    let name = "Stacks";
+    let s = counts.stacks;
     let parts = [
         (s.python, "Python"),
         (s.merged, "Python and native"),
         (s.native, "native"),
-        (s.autograd, "node only"),
+        (s.autograd, "autograd node only"),
         (s.none, "none"),
     ];
-    let mut said: Vec<String> =
+    let mut kinds: Vec<String> =
         parts.iter().filter(|(n, _)| *n > 0).map(|(n, name)| format!("{name} {}", count_text(*n))).collect();
-    if s.cut > 0 {
-        said.push(format!("cut {}", count_text(s.cut)));
+    if s.truncated > 0 {
+        kinds.push(format!("truncated {}", count_text(s.truncated)));
     }
-    let text = said.join(", ");
-    if s.unreadable > 0 {
-        let why = format!("{text}; {} with a frame whose name was lost", count_text(s.unreadable));
-        return Finding::off(what, why, "see losses");
+    let text = kinds.join(", ");
+    if s.undefined > 0 {
+        let reason = format!("{text}; {} have a frame whose name was lost", count_text(s.undefined));
+        return Check::failed(name, reason, "see the check of losses");
     }
     if s.none > 0 {
-        return Finding::off(
-            what,
-            format!("{text}: nothing says who caused those"),
-            "record without --stacks none; where it is a thread without frames, report it with this page",
+        return Check::failed(
+            name,
+            format!("{text}; some events have neither a stack nor an autograd node"),
+            "record without --stacks none; if only threads without frames remain, report it with this output",
         );
     }
-    Finding::ok(what, text)
+    Check::ok(name, text)
 }
 
-fn clock(trace: &Reader) -> Finding {
-    let tick = trace.calibration().ns_per_tick();
+fn clock(trace: &Reader) -> Check {
+    let ns_per_tick = trace.calibration().ns_per_tick();
     let points = trace.clock_points().len() as u64;
     if points < 2 {
-        let text = "the trace has too few points in time to tell a rate: times are rough";
-        return Finding::note("clock", text);
+        let text = "the trace has too few clock points to calibrate the clock, so times are approximate";
+        return Check::note("Clock", text);
     }
-    Finding::ok("clock", format!("{:.3} ns a tick by {}", tick, count(points, "point")))
+    Check::ok("Clock", format!("{ns_per_tick:.3} ns per tick, from {}", count(points, "clock point")))
 }

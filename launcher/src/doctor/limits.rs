@@ -4,14 +4,14 @@ use std::path::Path;
 
 use memtrace_trace::shm::layout::SEGMENT_SIZE;
 
-use super::diagnosis::Finding;
+use super::report::Check;
 use super::units::bytes;
 
-/// The memory that the launcher needs in addition to the program, in bytes, with a margin. docs/dev/performance.md measures
-/// 10 MiB.
+/// The memory that the launcher needs in addition to the program, in bytes, with a margin. docs/dev/performance.md
+/// measures 10 MiB.
 const LAUNCHER_MEMORY: u64 = 64 << 20;
 /// The minimum number of descriptors: two for each process and a few for the launcher itself.
-const FEW_FILES: u64 = 256;
+const MIN_FILES: u64 = 256;
 
 fn limit(resource: libc::__rlimit_resource_t) -> Option<(u64, u64)> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -20,32 +20,32 @@ fn limit(resource: libc::__rlimit_resource_t) -> Option<(u64, u64)> {
 }
 
 /// Checks how many files may be open. The launcher raises its soft limit to the hard limit.
-pub(super) fn open_files() -> Finding {
-    let what = "open files";
+pub(super) fn open_files() -> Check {
+    let name = "Open files";
     match limit(libc::RLIMIT_NOFILE) {
-        Some((_, hard)) if hard < FEW_FILES => Finding::off(
-            what,
-            format!("at most {hard}: the launcher needs two for each process it records"),
-            "raise the hard limit: ulimit -Hn 4096 (as root), or LimitNOFILE= of the service",
+        Some((_, hard)) if hard < MIN_FILES => Check::failed(
+            name,
+            format!("at most {hard}, and the launcher needs two for each recorded process"),
+            "raise the hard limit: ulimit -Hn 4096 (as root), or LimitNOFILE= of the systemd service",
         ),
-        Some((_, libc::RLIM_INFINITY)) => Finding::ok(what, "no limit"),
-        Some((_, hard)) => Finding::ok(what, format!("up to {hard}, two for each process recorded")),
-        None => Finding::note(what, "the system does not tell"),
+        Some((_, libc::RLIM_INFINITY)) => Check::ok(name, "no limit"),
+        Some((_, hard)) => Check::ok(name, format!("up to {hard}; the launcher needs two for each recorded process")),
+        None => Check::note(name, "the system does not report the limit"),
     }
 }
 
 /// Checks how much address space may be mapped.
-pub(super) fn address_space() -> Finding {
-    let what = "address space";
+pub(super) fn address_space() -> Check {
+    let name = "Address space";
     let needed = SEGMENT_SIZE as u64;
     match limit(libc::RLIMIT_AS) {
-        Some((libc::RLIM_INFINITY, _)) | None => Finding::ok(what, "no limit"),
-        Some((soft, _)) if soft < 4 * needed => Finding::off(
-            what,
-            format!("limited to {}: each recorded process maps {} more", bytes(soft), bytes(needed)),
+        Some((libc::RLIM_INFINITY, _)) | None => Check::ok(name, "no limit"),
+        Some((soft, _)) if soft < 4 * needed => Check::failed(
+            name,
+            format!("limited to {}, and each recorded process maps {} more", bytes(soft), bytes(needed)),
             "raise the limit: ulimit -v unlimited",
         ),
-        Some((soft, _)) => Finding::ok(what, format!("limited to {}", bytes(soft))),
+        Some((soft, _)) => Check::ok(name, format!("limited to {}", bytes(soft))),
     }
 }
 
@@ -81,21 +81,21 @@ fn group_limit() -> Option<(u64, u64)> {
 }
 
 /// Checks how much memory the control group may use.
-pub(super) fn group_memory() -> Finding {
-    let what = "memory limit";
+pub(super) fn group_memory() -> Check {
+    let name = "Memory limit";
     match group_limit() {
-        None => Finding::ok(what, "the control group has none"),
-        Some((limit, used)) if limit.saturating_sub(used) < LAUNCHER_MEMORY => Finding::off(
-            what,
+        None => Check::ok(name, "the control group has no limit"),
+        Some((limit, used)) if limit.saturating_sub(used) < LAUNCHER_MEMORY => Check::failed(
+            name,
             format!(
-                "the control group may use {} and uses {}: the kernel may kill the launcher",
+                "the control group may use {} and uses {}; the kernel may kill the launcher",
                 bytes(limit),
                 bytes(used)
             ),
-            "raise the limit of the container or the job's memory request",
+            "raise the memory limit of the container or job",
         ),
         Some((limit, used)) => {
-            Finding::ok(what, format!("the control group may use {}, {} in use", bytes(limit), bytes(used)))
+            Check::ok(name, format!("the control group may use {} and uses {}", bytes(limit), bytes(used)))
         }
     }
 }

@@ -1,23 +1,23 @@
-//! `memtrace doctor`: checks what can be recorded here, and reports each problem with its reason and fix.
+//! `memtrace doctor`: checks what can be recorded here, and reports each failed check with its reason and fix.
 //!
-//! Each file holds one check, which returns [`diagnosis::Finding`]s and changes nothing. A check tries the operation
-//! where it can: it shares memory, connects a socket, records a process, reads each Python's frames. A given command is
-//! recorded by this same binary, as `memtrace run` does. The trace shows what could be recorded.
+//! Each file holds checks of one subject. A check returns a [`report::Check`] and changes nothing. It tries the
+//! operation where it can: it shares memory, connects a socket, records a process, reads the frames of each Python. A
+//! given command is recorded by this same binary, as `memtrace run` does. The trace shows what could be recorded.
 
 mod clock;
-mod diagnosis;
+mod features;
 mod gpus;
+mod ipc;
 mod kernel;
 mod layers;
 mod limits;
-mod meaning;
 mod preload;
 mod probe;
 mod program;
 mod pythons;
+mod report;
 mod scratch;
 mod self_test;
-mod sharing;
 mod storage;
 mod supervise;
 mod tested;
@@ -30,30 +30,33 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-pub(crate) use self::diagnosis::Diagnosis;
-use self::diagnosis::Machine;
-use self::program::Order;
+use self::program::RecordOptions;
+pub(crate) use self::report::DoctorReport;
+use self::report::Machine;
 use self::scratch::Scratch;
-pub(crate) use self::self_test::victim;
+pub(crate) use self::self_test::self_test_program;
 use self::text::Style;
 use crate::cli::Doctor;
 use crate::host;
-use crate::inherited::State;
+use crate::inherited::InheritedState;
+use crate::message::WithHelp;
 
 /// Checks the machine and, if one is given, the command. Must be called while this process has one thread.
 ///
 /// Fails when no temporary folder can be created.
-pub(crate) fn examine(options: &Doctor) -> anyhow::Result<Diagnosis> {
+pub(crate) fn run_checks(options: &Doctor) -> anyhow::Result<DoctorReport> {
     // This forks a child, so it must come before the first thread.
     let (gpu, gpus) = gpus::gpus();
-    let scratch = Scratch::new().context("cannot create a temporary folder; set TMPDIR to one of yours")?;
-    let state = State::take();
+    let scratch = Scratch::new().with_context(|| {
+        WithHelp::new("cannot create a temporary folder", "set TMPDIR to a folder that you can write to")
+    })?;
+    let state = InheritedState::capture_and_adjust();
     let here = options.output.as_deref().and_then(Path::parent).filter(|p| !p.as_os_str().is_empty());
     let here = here.map_or_else(|| std::env::current_dir().unwrap_or_else(|_| PathBuf::from(".")), Path::to_owned);
     let mut checks = vec![
         kernel::system(),
-        sharing::memory(),
-        sharing::socket(),
+        ipc::memory(),
+        ipc::socket(),
         kernel::seccomp(),
         kernel::proc(),
         kernel::checked_memory(),
@@ -73,19 +76,19 @@ pub(crate) fn examine(options: &Doctor) -> anyhow::Result<Diagnosis> {
     let pythons = pythons::pythons(&scratch.path().join("pythons"));
     let program = (!options.command.is_empty()).then(|| {
         let folder = options.output.clone().unwrap_or_else(|| scratch.path().join("run"));
-        let order = Order {
+        let record_options = RecordOptions {
             command: &options.command,
             folder: &folder,
             keep: options.output.is_some(),
             limit: options.seconds.map(Duration::from_secs_f64),
             to_stderr: options.json,
         };
-        program::examine(state, order)
+        program::record(state, record_options)
     });
-    Ok(Diagnosis::new(Machine { host: host::name(), checks, gpus, pythons }, program))
+    Ok(DoctorReport::new(Machine { host: host::name(), checks, gpus, pythons }, program))
 }
 
 /// The report for people.
-pub(crate) fn page(diagnosis: &Diagnosis, colour: bool) -> String {
-    text::page(diagnosis, Style { colour })
+pub(crate) fn to_text(report: &DoctorReport, color: bool) -> String {
+    text::to_text(report, Style { color })
 }

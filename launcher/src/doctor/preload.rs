@@ -4,56 +4,56 @@ use std::path::Path;
 
 use memtrace_trace::options::ENV;
 
-use super::diagnosis::Finding;
+use super::report::Check;
 use crate::library;
 
 /// Checks where the library's file is placed.
-pub(super) fn library(folder: &Path) -> Finding {
-    let what = "recorder's library";
+pub(super) fn library(folder: &Path) -> Check {
+    let name = "Preloaded library";
     match library::library(folder) {
-        Ok(library) if library.path.starts_with(folder) => Finding::off(
-            what,
-            "no folder that lasts: it is written anew into every run",
-            "give it one: set XDG_CACHE_HOME or HOME to a folder of yours that code can be executed from",
+        Ok(library) if library.path.starts_with(folder) => Check::failed(
+            name,
+            "no permanent folder can hold it, so it is written into every run folder",
+            "set XDG_CACHE_HOME or HOME to a folder that belongs to you and is not mounted noexec",
         ),
-        Ok(library) => Finding::ok(what, library.path.display().to_string()),
-        Err(e) => Finding::off(
-            what,
+        Ok(library) => Check::ok(name, library.path.display().to_string()),
+        Err(e) => Check::failed(
+            name,
             format!("{e:#}"),
-            "set XDG_CACHE_HOME to a folder of yours without spaces, not on a file system mounted noexec",
+            "set XDG_CACHE_HOME to a folder that belongs to you, without spaces in its path and not mounted noexec",
         ),
     }
 }
 
 /// Reports other preloaded libraries.
-pub(super) fn others() -> Finding {
-    let what = "LD_PRELOAD";
-    let set = std::env::var_os("LD_PRELOAD").unwrap_or_default();
-    let set = set.to_string_lossy();
-    let entries: Vec<&str> = set.split([':', ' ']).filter(|e| !e.is_empty()).collect();
+pub(super) fn others() -> Check {
+    let name = "LD_PRELOAD";
+    let value = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+    let value = value.to_string_lossy();
+    let entries: Vec<&str> = value.split([':', ' ']).filter(|e| !e.is_empty()).collect();
     if entries.is_empty() {
-        return Finding::ok(what, "not used by others");
+        return Check::ok(name, "not set");
     }
     if let Some(missing) = entries.iter().find(|e| e.contains('/') && !Path::new(e).exists()) {
-        return Finding::note(
-            what,
-            format!("names {missing}, which does not exist: the loader complains in every process"),
+        return Check::note(
+            name,
+            format!("names {missing}, which does not exist; the loader prints an error in every process"),
         )
-        .with_mend("take it out: unset LD_PRELOAD");
+        .with_fix("unset LD_PRELOAD");
     }
-    Finding::ok(what, format!("also used by {}: kept, after ours", entries.join(", ")))
+    Check::ok(name, format!("also names {}, which stay after memtrace's library", entries.join(", ")))
 }
 
 /// Reports auditing libraries. They see, and may change, the function that each call is bound to.
-pub(super) fn audit() -> Option<Finding> {
+pub(super) fn audit() -> Option<Check> {
     let set = std::env::var_os("LD_AUDIT").filter(|v| !v.is_empty())?;
-    let text = format!("{} may bind functions past the recorder", set.to_string_lossy());
-    Some(Finding::note("LD_AUDIT", text).with_mend("unset LD_AUDIT where something is missing in the recording"))
+    let text = format!("{} may bind functions without memtrace's hooks", set.to_string_lossy());
+    Some(Check::note("LD_AUDIT", text).with_fix("unset LD_AUDIT if events are missing in the recording"))
 }
 
 /// Reports when memtrace records this very process.
-pub(super) fn nested() -> Option<Finding> {
+pub(super) fn nested() -> Option<Check> {
     std::env::var_os(ENV)?;
-    let text = "memtrace records this very process: what doctor starts goes to its own recordings instead";
-    Some(Finding::note("nested", text).with_mend("run memtrace doctor outside of memtrace"))
+    let text = "memtrace records this process; the programs that doctor starts are recorded separately";
+    Some(Check::note("Nested run", text).with_fix("run memtrace doctor outside of memtrace"))
 }

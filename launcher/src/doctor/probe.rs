@@ -9,33 +9,39 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// How often the probe checks whether the program has ended.
-const LOOK_EVERY: Duration = Duration::from_millis(3);
+const POLL_INTERVAL: Duration = Duration::from_millis(3);
 
 /// The result of a recording.
 #[derive(Debug)]
-pub(super) struct Probed {
+pub(super) struct ProbeResult {
     /// `None` when the program was killed at the time limit.
     pub(super) status: Option<ExitStatus>,
     pub(super) stdout: String,
     pub(super) stderr: String,
 }
 
-impl Probed {
-    /// The last line on stderr, or a description of how the program ended.
-    pub(super) fn complaint(&self) -> String {
-        let last = self.stderr.lines().rev().find(|l| !l.trim().is_empty());
-        match (last, self.status) {
+impl ProbeResult {
+    /// The error of memtrace, else the last line on stderr, else a description of how the program ended.
+    pub(super) fn failure_reason(&self) -> String {
+        let error = self.stderr.lines().find_map(|line| line.strip_prefix("memtrace: error: "));
+        let last = || self.stderr.lines().rev().find(|line| !line.trim().is_empty());
+        match (error.or_else(last), self.status) {
             (Some(line), _) => line.trim().to_owned(),
             (None, Some(status)) => status.to_string(),
             (None, None) => "it did not end in time".to_owned(),
         }
     }
+
+    /// The help that memtrace printed. `None` when there is none.
+    pub(super) fn help(&self) -> Option<&str> {
+        self.stderr.lines().find_map(|line| line.strip_prefix("memtrace: help: "))
+    }
 }
 
-/// Records `command` into `folder`/run, including CPU tensors. Kills it after `patience`.
+/// Records `command` into `folder`/run, including CPU tensors. Kills it after `timeout`.
 ///
 /// Fails when a file or the process cannot be created.
-pub(super) fn record(folder: &Path, command: &[OsString], patience: Duration) -> io::Result<Probed> {
+pub(super) fn record(folder: &Path, command: &[OsString], timeout: Duration) -> io::Result<ProbeResult> {
     std::fs::create_dir_all(folder)?;
     let (out, err) = (folder.join("stdout"), folder.join("stderr"));
     let mut memtrace = Command::new(std::env::current_exe()?);
@@ -48,18 +54,18 @@ pub(super) fn record(folder: &Path, command: &[OsString], patience: Duration) ->
     let status = loop {
         match child.try_wait()? {
             Some(status) => break Some(status),
-            None if began.elapsed() > patience => {
+            None if began.elapsed() > timeout => {
                 // SAFETY: `kill` takes two integers. The child leads its group and is not collected yet, so the group
                 // id was not reused.
                 unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
                 child.wait()?;
                 break None;
             }
-            None => std::thread::sleep(LOOK_EVERY),
+            None => std::thread::sleep(POLL_INTERVAL),
         }
     };
     let text = |path: &Path| std::fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
-    Ok(Probed { status, stdout: text(&out), stderr: text(&err) })
+    Ok(ProbeResult { status, stdout: text(&out), stderr: text(&err) })
 }
 
 /// The readable traces of a recording, sorted by path.

@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use memtrace_trace::definition::Verdict;
+use memtrace_trace::definition::NoticeStatus;
 use memtrace_trace::file::Reader;
 
-use super::diagnosis::{Finding, PyTorch, Python};
+use super::report::{Check, PyTorch, Python};
 use super::{probe, tested, torch};
 
 /// The maximum number of interpreters that are tested.
-const MOST: usize = 24;
-const PATIENCE: Duration = Duration::from_secs(10);
+const MAX_PYTHONS: usize = 24;
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// The innermost frames that the stack of [`PROGRAM`] must have, innermost first.
 const INNERMOST: [&str; 2] = ["allocates", "<module>"];
 
@@ -69,7 +69,7 @@ pub(super) fn pythons(folder: &Path) -> Vec<Python> {
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(candidate) = candidates.get(index) else { break };
-                    let (real, python) = examine(candidate, &folder.join(index.to_string()));
+                    let (real, python) = check_python(candidate, &folder.join(index.to_string()));
                     found.lock().unwrap_or_else(PoisonError::into_inner).push((index, real, python));
                 }
             });
@@ -126,19 +126,19 @@ fn candidates(folders: &[PathBuf]) -> Vec<Candidate> {
             let mut head = [0; 2];
             std::os::unix::fs::FileExt::read_exact_at(&f, &mut head, 0).is_ok() && &head == b"#!"
         });
-        let same = (candidate.path.canonicalize().unwrap_or_default(), home(&candidate.path));
+        let same = (candidate.path.canonicalize().unwrap_or_default(), virtual_environment(&candidate.path));
         let is_new = (candidate.is_default || !is_script) && !seen.contains(&same);
         if is_new {
             seen.push(same);
         }
         is_new
     });
-    all.truncate(MOST);
+    all.truncate(MAX_PYTHONS);
     all
 }
 
 /// The virtual environment that contains a program. The same program is a different Python in each environment.
-fn home(path: &Path) -> Option<PathBuf> {
+fn virtual_environment(path: &Path) -> Option<PathBuf> {
     let folder = path.parent()?.parent()?;
     folder.join("pyvenv.cfg").exists().then(|| folder.to_owned())
 }
@@ -154,7 +154,7 @@ fn is_python_name(path: &Path) -> bool {
 }
 
 /// Tests one interpreter. Also returns the path that the interpreter itself reports.
-fn examine(candidate: &Candidate, folder: &Path) -> (PathBuf, Python) {
+fn check_python(candidate: &Candidate, folder: &Path) -> (PathBuf, Python) {
     let command: Vec<OsString> =
         vec![candidate.path.clone().into(), "-E".into(), "-s".into(), "-S".into(), "-c".into(), PROGRAM.into()];
     let mut python = Python {
@@ -164,23 +164,26 @@ fn examine(candidate: &Candidate, folder: &Path) -> (PathBuf, Python) {
         implementation: String::new(),
         linkage: String::new(),
         build: String::new(),
-        stacks: Finding::unused("Python stacks", ""),
+        stacks: Check::unused("Python stacks", ""),
         pytorch: None,
     };
-    let probed = match probe::record(folder, &command, PATIENCE) {
-        Ok(probed) => probed,
+    let result = match probe::record(folder, &command, TIMEOUT) {
+        Ok(result) => result,
         Err(e) => {
-            python.stacks = Finding::note("Python stacks", format!("could not be tried: {e}"));
+            python.stacks = Check::note("Python stacks", format!("cannot start a recording: {e}"));
             return (candidate.path.clone(), python);
         }
     };
     let fact = |name: &str| {
-        let facts = probed.stdout.lines().filter_map(|l| l.split_once('='));
+        let facts = result.stdout.lines().filter_map(|l| l.split_once('='));
         facts.filter(|(n, _)| *n == name).map(|(_, value)| value.to_owned()).next()
     };
     let Some(version) = fact("version") else {
-        let why = format!("it does not start: {}", probed.complaint());
-        python.stacks = counted(candidate, Finding::off("Python stacks", why, "reinstall it, or take it out of PATH"));
+        let reason = format!("it does not start: {}", result.failure_reason());
+        python.stacks = downgrade_unless_default(
+            candidate,
+            Check::failed("Python stacks", reason, "reinstall it, or remove it from PATH"),
+        );
         return (candidate.path.clone(), python);
     };
     let executable = fact("executable");
@@ -188,47 +191,52 @@ fn examine(candidate: &Candidate, folder: &Path) -> (PathBuf, Python) {
     python.build = fact("build").unwrap_or_default();
     python.linkage = fact("library").unwrap_or_else(|| "static".to_owned());
     python.pytorch = pytorch(&candidate.path, executable.as_deref(), fact("prefix"), &version);
-    python.stacks = counted(candidate, stacks(&python.implementation, &version, &probed, folder));
+    python.stacks = downgrade_unless_default(candidate, stacks(&python.implementation, &version, &result, folder));
     python.version = version;
     let program = executable.map_or_else(|| candidate.path.clone(), PathBuf::from);
-    let real = if home(&program).is_some() { program } else { program.canonicalize().unwrap_or(program) };
+    let real =
+        if virtual_environment(&program).is_some() { program } else { program.canonicalize().unwrap_or(program) };
     (real, python)
 }
 
-/// Downgrades a problem to a note for an interpreter that is not the default one.
-fn counted(candidate: &Candidate, finding: Finding) -> Finding {
-    if finding.is_off() && !candidate.is_default {
-        return Finding { state: super::diagnosis::State::Note, ..finding };
+/// Downgrades a failed check to a note for an interpreter that is not the default one.
+fn downgrade_unless_default(candidate: &Candidate, check: Check) -> Check {
+    if check.has_failed() && !candidate.is_default {
+        return Check { status: super::report::CheckStatus::Note, ..check };
     }
-    finding
+    check
 }
 
 /// Checks the recorder's notices about Python frames, and that the recorded stack is the expected one.
-fn stacks(implementation: &str, version: &str, probed: &probe::Probed, folder: &Path) -> Finding {
-    let what = "Python stacks";
-    let supported = format!("use CPython {} (a release build with the GIL)", tested::pythons());
+fn stacks(implementation: &str, version: &str, result: &probe::ProbeResult, folder: &Path) -> Check {
+    let name = "Python stacks";
+    let supported = format!("use a release build of CPython {} with the GIL", tested::pythons());
     if implementation != "cpython" {
-        return Finding::off(what, format!("{implementation} is not CPython: its frames cannot be read"), supported);
+        return Check::failed(
+            name,
+            format!("{implementation} is not CPython, so memtrace cannot read its frames"),
+            supported,
+        );
     }
     let traces = probe::traces(&folder.join("run"));
     let Some(trace) = traces.first() else {
-        let why = format!("could not be tried: {}", probed.complaint());
-        return Finding::note(what, why).with_mend("this needs its ctypes module");
+        let reason = format!("the test program recorded nothing: {}", result.failure_reason());
+        return Check::note(name, reason).with_fix("install its ctypes module, which this check needs");
     };
     let notices = &trace.definitions().notices;
-    match notices.iter().rev().find(|n| &*n.topic == "python" && n.verdict != Verdict::Remark) {
-        Some(notice) if notice.verdict == Verdict::Off => {
+    match notices.iter().rev().find(|n| &*n.topic == "python" && n.status != NoticeStatus::Remark) {
+        Some(notice) if notice.status == NoticeStatus::Off => {
             let reason = notice.text.split_once("no Python stacks: ").map_or(&*notice.text, |(_, reason)| reason);
-            Finding::off(what, reason, supported)
+            Check::failed(name, reason, supported)
         }
-        Some(_) if !has_expected_stack(trace) => Finding::off(
-            what,
-            "the layout was verified, and yet the stack recorded is not the one that was there",
-            "report it with this page; record with --stacks native until then",
+        Some(_) if !has_expected_stack(trace) => Check::failed(
+            name,
+            "the layout was verified, but the recorded stack differs from the actual stack",
+            "report it with this output; until then record with --stacks native",
         ),
-        Some(_) if tested::is_python_tested(version) => Finding::ok(what, "layout verified just now, version tested"),
-        Some(_) => Finding::ok(what, "layout verified just now; the version is not among those tested"),
-        None => Finding::off(what, "the recorder did not recognise it", supported),
+        Some(_) if tested::is_python_tested(version) => Check::ok(name, "layout verified, version tested"),
+        Some(_) => Check::ok(name, "layout verified, version not tested"),
+        None => Check::failed(name, "memtrace did not recognize the interpreter", supported),
     }
 }
 
@@ -278,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn each_python_of_path_once() {
+    fn each_python_on_path_is_found_once() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (dir.path().join("a"), dir.path().join("b"));
         let first = program(&a, "python3.11", b"\x7fELF 1");

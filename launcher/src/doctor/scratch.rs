@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_stays() {
+    fn the_folder_is_removed() {
         let scratch = Scratch::new().unwrap();
         let path = scratch.path().to_owned();
         std::fs::create_dir_all(path.join("a/b")).unwrap();

@@ -4,26 +4,27 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::diagnosis::Finding;
+use super::report::Check;
 use super::units::bytes;
 
-/// The free space in bytes that suffices for a long run. Training takes 1 to 7 bytes an event (docs/dev/performance.md).
-const PLENTY: u64 = 1 << 30;
+/// The free space in bytes that suffices for a long run. Training takes 1 to 7 bytes per event
+/// (docs/dev/performance.md).
+const MIN_FREE: u64 = 1 << 30;
 
 /// Checks whether a run can be written below `folder` and how much space is free.
-pub(super) fn storage(folder: &Path) -> Finding {
-    let what = "runs go to";
+pub(super) fn storage(folder: &Path) -> Check {
+    let name = "Run folder";
     let shown = folder.display();
     let Ok(path) = CString::new(folder.as_os_str().as_bytes()) else {
-        return Finding::off(what, format!("{shown}: no name for a folder"), "choose another folder with -o DIR");
+        return Check::failed(name, format!("{shown}: not a valid folder name"), "choose another folder with -o DIR");
     };
     // SAFETY: `path` is a NUL-terminated string.
     if unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) } != 0 {
         let e = std::io::Error::last_os_error();
-        return Finding::off(
-            what,
-            format!("{shown}: cannot be written to ({e})"),
-            "record from another folder, or name one: memtrace -o DIR -- ...",
+        return Check::failed(
+            name,
+            format!("cannot write to {shown}: {e}"),
+            "start memtrace in another folder, or name one: memtrace -o DIR -- COMMAND",
         );
     }
     let mut stat = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
@@ -31,17 +32,17 @@ pub(super) fn storage(folder: &Path) -> Finding {
     // is sound.
     let free = unsafe {
         if libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) != 0 {
-            return Finding::note(what, format!("{shown}: its free space is not known"));
+            return Check::note(name, format!("{shown}: free space unknown"));
         }
         let stat = stat.assume_init();
         stat.f_bavail * stat.f_frsize
     };
-    if free < PLENTY {
-        return Finding::off(
-            what,
-            format!("{shown}: {} free, and a run takes 1 to 7 bytes an event", bytes(free)),
-            "make room, or choose another disk: memtrace -o DIR -- ...",
+    if free < MIN_FREE {
+        return Check::failed(
+            name,
+            format!("{shown}: {} free; a run takes 1 to 7 bytes per event", bytes(free)),
+            "free disk space, or name a folder on another disk: memtrace -o DIR -- COMMAND",
         );
     }
-    Finding::ok(what, format!("{shown}: {} free", bytes(free)))
+    Check::ok(name, format!("{shown}: {} free", bytes(free)))
 }

@@ -1,7 +1,7 @@
 //! Runs the user's program under a recording launcher, as `memtrace run` does, and can end it.
 //!
 //! The program and its launcher get a process group of their own, so that one signal ends both. Ctrl-C then ends them
-//! and not doctor, which still reports what it saw. On a terminal that group is the foreground group while the program
+//! and not doctor, which still prints its report. On a terminal that group is the foreground group while the program
 //! runs.
 
 use std::ffi::OsString;
@@ -12,22 +12,22 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::inherited::State;
+use crate::inherited::InheritedState;
 use crate::proc::ProcessDir;
 
 /// How often deadlines are checked. Signals end a wait earlier.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a program may take to end after a request.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE_PERIOD: Duration = Duration::from_secs(5);
 
 /// The result of the run.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct CommandResult {
     /// The launcher's exit status, which is the program's. `None` when a signal ended the launcher.
     pub(super) code: Option<i32>,
     /// Whether doctor ended the program at the time limit.
     pub(super) stopped: bool,
-    pub(super) took: Duration,
+    pub(super) duration: Duration,
 }
 
 /// A terminal on which this process's group is the foreground group.
@@ -75,12 +75,12 @@ fn signals() -> libc::sigset_t {
 /// With `to_stderr` the program's output goes to stderr, because doctor's stdout is machine-readable. Fails when the
 /// launcher cannot be started.
 pub(super) fn run(
-    state: State,
+    state: InheritedState,
     command: &[OsString],
     folder: &Path,
     limit: Option<Duration>,
     to_stderr: bool,
-) -> io::Result<Ended> {
+) -> io::Result<CommandResult> {
     let signals = signals();
     // SAFETY: `signals` is an initialized set on this stack frame. The null pointer asks for no old mask.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signals, std::ptr::null_mut()) };
@@ -114,7 +114,7 @@ pub(super) fn run(
     let launcher = memtrace.spawn()?.id();
     let group = launcher as libc::pid_t;
     let mut stopped = false;
-    let mut asked: Option<Instant> = None;
+    let mut end_requested: Option<Instant> = None;
     // SAFETY: `kill` takes two integers. The launcher leads the group and is collected only at the end of this
     // function, so the group id was not reused.
     let send = |signal| unsafe { libc::kill(-group, signal) };
@@ -134,29 +134,29 @@ pub(super) fn run(
             }
             Change::None => {}
         }
-        if asked.is_none() && limit.is_some_and(|limit| began.elapsed() >= limit) {
+        if end_requested.is_none() && limit.is_some_and(|limit| began.elapsed() >= limit) {
             stopped = true;
-            asked = Some(Instant::now());
+            end_requested = Some(Instant::now());
             send(libc::SIGTERM);
         }
         // Kill the launcher last, so that it can complete the recording.
-        if asked.is_some_and(|at| at.elapsed() >= 2 * GRACE) {
+        if end_requested.is_some_and(|at| at.elapsed() >= 2 * GRACE_PERIOD) {
             send(libc::SIGKILL);
-        } else if asked.is_some_and(|at| at.elapsed() >= GRACE) {
-            descendants(launcher).into_iter().for_each(|pid| end(pid, libc::SIGKILL));
+        } else if end_requested.is_some_and(|at| at.elapsed() >= GRACE_PERIOD) {
+            descendants(launcher).into_iter().for_each(|pid| send_signal(pid, libc::SIGKILL));
         }
-        let signal = next_signal(&signals, LOOK_EVERY);
+        let signal = next_signal(&signals, POLL_INTERVAL);
         if let Some(signal @ (libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT)) = signal {
-            asked.get_or_insert_with(Instant::now);
+            end_requested.get_or_insert_with(Instant::now);
             send(signal);
         }
     };
-    let took = began.elapsed();
+    let duration = began.elapsed();
     drop(terminal);
     // SAFETY: `signals` is the initialized set that was blocked at the start of this function. A signal that arrived
     // meanwhile ends doctor now.
     unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &signals, std::ptr::null_mut()) };
-    Ok(Ended { code, stopped, took })
+    Ok(CommandResult { code, stopped, duration })
 }
 
 /// All direct and indirect children of a process that still have their parent.
@@ -170,7 +170,7 @@ fn descendants(of: u32) -> Vec<u32> {
     all
 }
 
-fn end(pid: u32, signal: libc::c_int) {
+fn send_signal(pid: u32, signal: libc::c_int) {
     // SAFETY: `kill` takes two integers and accesses no memory of ours. `pid` was a descendant of the program a moment
     // ago.
     unsafe { libc::kill(pid as libc::pid_t, signal) };

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use serde::Deserialize;
 
-use super::diagnosis::Finding;
+use super::report::Check;
 
 #[derive(Deserialize, Debug)]
 struct Tested {
@@ -72,39 +72,40 @@ pub(super) fn pytorches() -> String {
     releases.join(", ")
 }
 
-/// A finding on a PyTorch release, before it runs.
-pub(super) fn pytorch(version: &str, cuda: Option<&str>) -> Finding {
-    let what = "PyTorch";
+/// Checks a PyTorch release, before it runs.
+pub(super) fn pytorch(version: &str, cuda: Option<&str>) -> Check {
+    let name = "PyTorch";
     let releases = &list().pytorch;
     let exact = releases.iter().find(|r| compare(&r.version, version) == Ordering::Equal);
     if cuda.is_none() {
-        return Finding::note(what, format!("{version}, built without CUDA: CPU tensors are recorded"));
+        return Check::note(name, format!("{version}, built without CUDA; CPU tensors are recorded"));
     }
     let without = releases.iter().filter(|r| !r.tracker).max_by(|a, b| compare(&a.version, &b.version));
     if let Some(without) = without.filter(|w| compare(version, &w.version) != Ordering::Greater) {
-        let known = if exact.is_some() { "is tested and" } else { "is older than those tested; it" };
-        return Finding::off(
-            what,
+        let coverage = if exact.is_some() { "is tested, but" } else { "is older than the tested releases, and" };
+        return Check::failed(
+            name,
             format!(
-                "{version} {known} has no door for its allocator's tracker (as {}): block sizes are rounded, no segments, no streams",
+                "{version} {coverage} its allocator has no tracker interface (as {}); sizes are rounded, segments and \
+                 streams are missing",
                 without.version
             ),
-            format!("use a later release: {} are tested", pytorches()),
+            format!("use a later release; tested releases: {}", pytorches()),
         );
     }
     if exact.is_some() {
-        return Finding::ok(what, format!("{version} is tested"));
+        return Check::ok(name, format!("{version} is tested"));
     }
-    Finding::note(what, format!("{version} is not among those tested ({}): verified when it runs", pytorches()))
+    Check::note(name, format!("{version} is not tested (tested: {}); memtrace verifies it when it runs", pytorches()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::diagnosis::State;
+    use crate::doctor::report::CheckStatus;
 
     #[test]
-    fn the_list_is_sound_and_in_order() {
+    fn the_list_is_valid_and_in_order() {
         let read: Tested = serde_json::from_str(include_str!("tested-versions.json")).unwrap();
         assert!(read.cpython.tested.is_sorted_by(|a, b| compare(a, b) == Ordering::Less));
         assert!(read.pytorch.is_sorted_by(|a, b| compare(&a.version, &b.version) == Ordering::Less));
@@ -112,14 +113,14 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_judged() {
-        let state = |version, cuda| pytorch(version, cuda).state;
-        assert_eq!(state("2.11.0+cu130", Some("13.0")), State::Ok);
-        assert_eq!(state("2.12.0+cu130", Some("13.0")), State::Note);
-        assert_eq!(state("2.16.0a0+git1234", Some("13.0")), State::Note);
-        assert_eq!(state("2.11.0+cpu", None), State::Note);
-        assert_eq!(state("2.1.2+cu121", Some("12.1")), State::Off);
-        assert_eq!(state("1.13.1", Some("11.7")), State::Off);
+    fn versions_are_classified() {
+        let status = |version, cuda| pytorch(version, cuda).status;
+        assert_eq!(status("2.11.0+cu130", Some("13.0")), CheckStatus::Ok);
+        assert_eq!(status("2.12.0+cu130", Some("13.0")), CheckStatus::Note);
+        assert_eq!(status("2.16.0a0+git1234", Some("13.0")), CheckStatus::Note);
+        assert_eq!(status("2.11.0+cpu", None), CheckStatus::Note);
+        assert_eq!(status("2.1.2+cu121", Some("12.1")), CheckStatus::Failed);
+        assert_eq!(status("1.13.1", Some("11.7")), CheckStatus::Failed);
         assert!(is_python_tested("3.11.7") && !is_python_tested("3.14.0") && !is_python_tested("3.1.4"));
     }
 }

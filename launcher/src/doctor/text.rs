@@ -1,31 +1,31 @@
-//! The report for people: the result, the problems with their fixes, all findings by layer, and the next step.
+//! The report for people: the result, the failed checks with their fixes, all checks by layer, and the next steps.
 
-use super::diagnosis::{Diagnosis, Finding, Process, Python, State};
+use super::report::{Check, CheckStatus, DoctorReport, Process, Python};
 use super::units::count_text;
 
 /// The width of the column of names, in characters.
-const NAME: usize = 20;
+const NAME_WIDTH: usize = 20;
 /// The maximum length of a command line in the report, in characters.
-const COMMAND: usize = 100;
+const MAX_COMMAND: usize = 100;
 
 /// Options of the text report.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Style {
     /// Whether to use terminal colors.
-    pub(super) colour: bool,
+    pub(super) color: bool,
 }
 
 impl Style {
     fn paint(self, code: &str, text: &str) -> String {
-        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+        if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    fn state(self, state: State) -> String {
-        match state {
-            State::Ok => self.paint("32", "ok  "),
-            State::Off => self.paint("1;31", "OFF "),
-            State::Note => self.paint("33", "note"),
-            State::Unused => self.paint("2", "-   "),
+    fn status(self, status: CheckStatus) -> String {
+        match status {
+            CheckStatus::Ok => self.paint("32", "ok  "),
+            CheckStatus::Failed => self.paint("1;31", "FAIL"),
+            CheckStatus::Note => self.paint("33", "note"),
+            CheckStatus::Unused => self.paint("2", "-   "),
         }
     }
 
@@ -34,54 +34,61 @@ impl Style {
     }
 }
 
-/// Writes the report.
-pub(super) fn page(diagnosis: &Diagnosis, style: Style) -> String {
+/// Formats the report.
+pub(super) fn to_text(report: &DoctorReport, style: Style) -> String {
     let mut out = String::new();
-    answer(&mut out, diagnosis, style);
-    machine(&mut out, diagnosis, style);
-    program(&mut out, diagnosis, style);
-    out += &format!("\n{}    {}\n", style.heading("next"), next(diagnosis));
+    result(&mut out, report, style);
+    machine(&mut out, report, style);
+    program(&mut out, report, style);
+    out += &format!("\n{}\n", style.heading("Next steps"));
+    for (command, effect) in next_steps(report) {
+        out += &format!("  {command:40} {effect}\n");
+    }
     out
 }
 
-fn answer(out: &mut String, diagnosis: &Diagnosis, style: Style) {
-    let text = match (diagnosis.off, &diagnosis.program) {
-        (0, None) => "memtrace can record everything here".to_owned(),
+fn result(out: &mut String, report: &DoctorReport, style: Style) {
+    let text = match (report.failed, &report.program) {
+        (0, None) => "All checks passed".to_owned(),
         (0, Some(p)) if p.processes.is_empty() => {
-            "memtrace can record everything here; this program allocated nothing that it records".to_owned()
+            "All checks passed; this command allocated no memory that memtrace records".to_owned()
         }
-        (0, Some(_)) => "memtrace can record everything here, and recorded all that this program used".to_owned(),
-        (1, _) => "1 thing is off:".to_owned(),
-        (n, _) => format!("{} things are off:", count_text(n as u64)),
+        (0, Some(_)) => "All checks passed; the recording of this command is complete".to_owned(),
+        (1, _) => "1 check failed:".to_owned(),
+        (n, _) => format!("{} checks failed:", count_text(n as u64)),
     };
-    let colour = if diagnosis.off == 0 { "1;32" } else { "1;31" };
-    *out += &style.paint(colour, &text);
+    let color = if report.failed == 0 { "1;32" } else { "1;31" };
+    *out += &style.paint(color, &text);
     out.push('\n');
-    for (at, finding) in diagnosis.findings().filter(|(_, f)| f.is_off()) {
+    for (at, check) in report.checks().filter(|(_, check)| check.has_failed()) {
         let at = if at.is_empty() { at } else { format!(" ({at})") };
-        *out += &format!("  {}{at}: {}\n", finding.what, finding.found);
-        if let Some(mend) = &finding.mend {
-            *out += &format!("    {} {mend}\n", style.paint("1", "mend:"));
+        *out += &format!("  {}{at}: {}\n", check.name, check.detail);
+        if let Some(fix) = &check.fix {
+            *out += &format!("    {} {fix}\n", style.paint("1", "fix:"));
         }
     }
 }
 
-fn line(out: &mut String, finding: &Finding, style: Style) {
-    *out += &format!("  {:NAME$} {} {}\n", finding.what, style.state(finding.state), finding.found);
-    // Problems have their fix at the top of the report.
-    if let (State::Note, Some(mend)) = (finding.state, &finding.mend) {
-        *out += &format!("  {:NAME$}      mend: {mend}\n", "");
+fn line(out: &mut String, check: &Check, style: Style) {
+    *out += &format!("  {:NAME_WIDTH$} {} {}\n", check.name, style.status(check.status), check.detail);
+    fix_of_note(out, check);
+}
+
+/// Writes the fix of a note. The fixes of failed checks are at the top of the report.
+fn fix_of_note(out: &mut String, check: &Check) {
+    if let (CheckStatus::Note, Some(fix)) = (check.status, &check.fix) {
+        *out += &format!("  {:NAME_WIDTH$}      fix: {fix}\n", "");
     }
 }
 
-fn machine(out: &mut String, diagnosis: &Diagnosis, style: Style) {
-    let machine = &diagnosis.machine;
-    let title = format!("machine  {}, memtrace {}", machine.host, diagnosis.memtrace);
+fn machine(out: &mut String, report: &DoctorReport, style: Style) {
+    let machine = &report.machine;
+    let title = format!("Machine    {}, memtrace {}", machine.host, report.memtrace);
     *out += &format!("\n{}\n", style.heading(&title));
-    for finding in &machine.checks {
-        line(out, finding, style);
+    for check in &machine.checks {
+        line(out, check, style);
     }
-    *out += &format!("\n{}\n", style.heading("Pythons on PATH"));
+    *out += &format!("\n{}\n", style.heading("Python interpreters on PATH (* is the default)"));
     if machine.pythons.is_empty() {
         *out += "  none\n";
     }
@@ -98,42 +105,37 @@ fn python(out: &mut String, python: &Python, style: Style) {
     let library = python.linkage.rsplit('/').next().unwrap_or_default();
     let build = if python.build.is_empty() { String::new() } else { format!(" ({library}, {})", python.build) };
     let version = name.trim();
-    let state = style.state(python.stacks.state);
-    *out += &format!("  {version:NAME$} {state} {}: {}{build}\n", python.path, python.stacks.found);
-    if let (State::Note, Some(mend)) = (python.stacks.state, &python.stacks.mend) {
-        *out += &format!("  {:NAME$}      mend: {mend}\n", "");
-    }
+    let status = style.status(python.stacks.status);
+    *out += &format!("  {version:NAME_WIDTH$} {status} {}: {}{build}\n", python.path, python.stacks.detail);
+    fix_of_note(out, &python.stacks);
     if let Some(pytorch) = &python.pytorch {
-        line(out, &Finding { what: "  PyTorch".to_owned(), ..pytorch.tested.clone() }, style);
+        line(out, &Check { name: "  PyTorch".to_owned(), ..pytorch.tested.clone() }, style);
     }
 }
 
-fn program(out: &mut String, diagnosis: &Diagnosis, style: Style) {
-    let Some(program) = &diagnosis.program else { return };
-    let title = format!("program  {}    {:.1} s", shown(&program.command), program.seconds);
+fn program(out: &mut String, report: &DoctorReport, style: Style) {
+    let Some(program) = &report.program else { return };
+    let title = format!("Command    {}    {:.1} s", shown(&program.command), program.seconds);
     *out += &format!("\n{}\n", style.heading(&title));
-    for finding in &program.checks {
-        line(out, finding, style);
+    for check in &program.checks {
+        line(out, check, style);
     }
     for process in &program.processes {
         self::process(out, process, style);
     }
     if !program.not_recorded.is_empty() {
-        *out += &format!("\n{}\n", style.heading("processes without the recorder"));
+        *out += &format!("\n{}\n", style.heading("Processes that were not recorded"));
     }
-    for stranger in &program.not_recorded {
-        let finding = Finding { what: format!("{} {}", stranger.pid, stranger.why.what), ..stranger.why.clone() };
-        line(out, &finding, style);
+    for process in &program.not_recorded {
+        let check = Check { name: format!("{} {}", process.pid, process.check.name), ..process.check.clone() };
+        line(out, &check, style);
     }
 }
 
 fn process(out: &mut String, process: &Process, style: Style) {
-    *out += &format!("\n{}\n", style.heading(&format!("process {}  {}", process.pid, shown(&process.argv))));
-    for finding in &process.layers {
-        line(out, finding, style);
-    }
-    for finding in &process.checks {
-        line(out, finding, style);
+    *out += &format!("\n{}\n", style.heading(&format!("Process {}    {}", process.pid, shown(&process.argv))));
+    for check in process.layers.iter().chain(&process.checks) {
+        line(out, check, style);
     }
     if let Some(pytorch) = &process.pytorch {
         line(out, &pytorch.tested, style);
@@ -142,35 +144,36 @@ fn process(out: &mut String, process: &Process, style: Style) {
 
 fn shown(words: &[String]) -> String {
     let all = words.iter().map(|w| w.replace(|c: char| c.is_control(), " ")).collect::<Vec<_>>().join(" ");
-    let mut text: String = all.chars().take(COMMAND).collect();
+    let mut text: String = all.chars().take(MAX_COMMAND).collect();
     if text.len() < all.len() {
         text += "...";
     }
     text
 }
 
-fn next(diagnosis: &Diagnosis) -> String {
-    let command = diagnosis.program.as_ref().map_or("python train.py".to_owned(), |p| shown(&p.command));
-    match (diagnosis.ok, &diagnosis.program) {
-        (true, None) => {
-            "memtrace doctor -- python train.py   looks at one program;   memtrace -- python train.py   records it"
-                .to_owned()
-        }
+/// The commands to run next, each with its effect.
+fn next_steps(report: &DoctorReport) -> Vec<(String, &'static str)> {
+    const CHECK_AGAIN: &str = "check again after the fixes";
+    match (report.ok, &report.program) {
+        (true, None) => vec![
+            ("memtrace doctor -- python train.py".to_owned(), "check one program"),
+            ("memtrace -- python train.py".to_owned(), "record it"),
+        ],
         (true, Some(p)) => match &p.folder {
-            Some(folder) => format!("memtrace report {folder}"),
-            None => format!("memtrace -- {command}"),
+            Some(folder) => vec![(format!("memtrace report {folder}"), "print the report of this recording")],
+            None => vec![(format!("memtrace -- {}", shown(&p.command)), "record the command")],
         },
-        (false, None) => "mend the above, then: memtrace doctor".to_owned(),
-        (false, Some(_)) => format!("mend the above, then: memtrace doctor -- {command}"),
+        (false, None) => vec![("memtrace doctor".to_owned(), CHECK_AGAIN)],
+        (false, Some(p)) => vec![(format!("memtrace doctor -- {}", shown(&p.command)), CHECK_AGAIN)],
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::diagnosis::{Machine, Program, PyTorch, Stacks, Stranger};
+    use super::super::report::{Machine, NotRecorded, Program, PyTorch, StackCounts};
     use super::*;
 
-    fn machine(checks: Vec<Finding>) -> Machine {
+    fn machine(checks: Vec<Check>) -> Machine {
         let python = Python {
             path: "/usr/bin/python3".into(),
             is_default: true,
@@ -178,12 +181,12 @@ mod tests {
             implementation: "cpython".into(),
             linkage: "static".into(),
             build: "release".into(),
-            stacks: Finding::ok("Python stacks", "layout verified just now, version tested"),
+            stacks: Check::ok("Python stacks", "layout verified, version tested"),
             pytorch: Some(PyTorch {
                 version: "2.11.0+cu130".into(),
                 cuda: Some("13.0".into()),
                 path: "/x/torch".into(),
-                tested: Finding::ok("PyTorch", "2.11.0+cu130 is tested"),
+                tested: Check::ok("PyTorch", "2.11.0+cu130 is tested"),
             }),
         };
         Machine { host: "host".into(), checks, gpus: Vec::new(), pythons: vec![python] }
@@ -196,85 +199,87 @@ mod tests {
             events: 12,
             pytorch: None,
             layers: vec![
-                Finding::ok("CUDA driver", "4 events"),
-                Finding::off("PyTorch tracker", "not attached: no door", "use a later release"),
-                Finding::unused("CPU tensors", "none allocated"),
+                Check::ok("CUDA driver", "4 events"),
+                Check::failed("Allocator tracker", "not attached: no interface", "use a later release"),
+                Check::unused("CPU tensors", "none allocated"),
             ],
-            stacks: Stacks { python: 12, ..Stacks::default() },
-            checks: vec![Finding::ok("losses", "none of 12 events")],
+            stacks: StackCounts { python: 12, ..StackCounts::default() },
+            checks: vec![Check::ok("Losses", "none of 12 events")],
             counters: Default::default(),
         };
         Program {
             command: vec!["python".into(), "train.py".into()],
-            ending: "ended well".into(),
+            ending: "finished".into(),
             seconds: 1.25,
             stopped: false,
             folder: None,
-            checks: vec![Finding::ok("program", "ended well")],
+            checks: vec![Check::ok("Exit", "finished")],
             processes: vec![process],
-            not_recorded: vec![Stranger {
+            not_recorded: vec![NotRecorded {
                 pid: 9,
                 exe: "/sbin/ldconfig".into(),
-                why: Finding::note("ldconfig", "statically linked").with_mend("run another build"),
+                check: Check::note("ldconfig", "statically linked").with_fix("run another build"),
             }],
         }
     }
 
     #[test]
-    fn all_is_well() {
-        let page =
-            page(&Diagnosis::new(machine(vec![Finding::ok("clock", "invariant")]), None), Style { colour: false });
+    fn a_report_in_which_all_checks_passed() {
+        let report = DoctorReport::new(machine(vec![Check::ok("Clock", "invariant")]), None);
         let expected = format!(
             "\
-memtrace can record everything here
+All checks passed
 
-machine  host, memtrace {}
-  clock                ok   invariant
+Machine    host, memtrace {}
+  Clock                ok   invariant
 
-Pythons on PATH
-  cpython 3.11.2 *     ok   /usr/bin/python3: layout verified just now, version tested (static, release)
+Python interpreters on PATH (* is the default)
+  cpython 3.11.2 *     ok   /usr/bin/python3: layout verified, version tested (static, release)
     PyTorch            ok   2.11.0+cu130 is tested
 
-next    memtrace doctor -- python train.py   looks at one program;   memtrace -- python train.py   records it
+Next steps
+  memtrace doctor -- python train.py       check one program
+  memtrace -- python train.py              record it
 ",
             env!("CARGO_PKG_VERSION")
         );
-        assert_eq!(page, expected);
+        assert_eq!(to_text(&report, Style { color: false }), expected);
     }
 
     #[test]
-    fn something_is_off() {
-        let page = page(&Diagnosis::new(machine(Vec::new()), Some(program())), Style { colour: false });
-        let (answer, rest) = page.split_once("\n\n").unwrap();
+    fn a_report_in_which_a_check_failed() {
+        let text = to_text(&DoctorReport::new(machine(Vec::new()), Some(program())), Style { color: false });
+        let (result, rest) = text.split_once("\n\n").unwrap();
         let expected = "\
-1 thing is off:
-  PyTorch tracker (process 7): not attached: no door
-    mend: use a later release";
-        assert_eq!(answer, expected);
-        let (_, rest) = rest.split_once("program  ").unwrap();
+1 check failed:
+  Allocator tracker (process 7): not attached: no interface
+    fix: use a later release";
+        assert_eq!(result, expected);
+        let (_, rest) = rest.split_once("Command    ").unwrap();
         let expected = "\
 python train.py    1.2 s
-  program              ok   ended well
+  Exit                 ok   finished
 
-process 7  python train.py
+Process 7    python train.py
   CUDA driver          ok   4 events
-  PyTorch tracker      OFF  not attached: no door
+  Allocator tracker    FAIL not attached: no interface
   CPU tensors          -    none allocated
-  losses               ok   none of 12 events
+  Losses               ok   none of 12 events
 
-processes without the recorder
+Processes that were not recorded
   9 ldconfig           note statically linked
-                            mend: run another build
+                            fix: run another build
 
-next    mend the above, then: memtrace doctor -- python train.py
+Next steps
+  memtrace doctor -- python train.py       check again after the fixes
 ";
         assert_eq!(rest, expected);
     }
 
     #[test]
-    fn colours_only_where_they_are_wanted() {
-        let diagnosis = Diagnosis::new(machine(vec![Finding::off("a", "b", "c")]), None);
-        assert!(page(&diagnosis, Style { colour: true }).contains("\x1b["));
-        assert!(!page(&diagnosis, Style { colour: false }).contains('\x1b'));
+    fn colors_are_optional() {
+        let report = DoctorReport::new(machine(vec![Check::failed("a", "b", "c")]), None);
+        assert!(to_text(&report, Style { color: true }).contains("\x1b["));
+        assert!(!to_text(&report, Style { color: false }).contains('\x1b'));
     }
 }

@@ -2,16 +2,16 @@
 
 use std::path::Path;
 
-use super::diagnosis::PyTorch;
+use super::report::PyTorch;
 use super::tested;
 
 /// The maximum size of `version.py` in bytes. The file has a few lines.
-const LONGEST: u64 = 64 * 1024;
+const MAX_FILE_SIZE: u64 = 64 * 1024;
 
 /// The PyTorch in this folder. `None` when it has no readable `version.py`.
 pub(super) fn in_folder(folder: &Path) -> Option<PyTorch> {
     let file = folder.join("version.py");
-    if std::fs::metadata(&file).ok()?.len() > LONGEST {
+    if std::fs::metadata(&file).ok()?.len() > MAX_FILE_SIZE {
         return None;
     }
     let text = std::fs::read_to_string(&file).ok()?;

@@ -10,13 +10,13 @@ use super::process::Process;
 use super::writer::Queue;
 
 /// Bytes of text about processes that are kept until the manifest is written. The trace files contain all of it.
-const KEPT_TEXT: u64 = 64 << 20;
+const MAX_KEPT_TEXT: u64 = 64 << 20;
 /// The number of threads with an id of their own, over all living processes: about 200 MiB.
-const THREADS: u64 = 1 << 20;
+const MAX_THREADS: u64 = 1 << 20;
 /// Places in the reorder windows of all processes: 80 MiB. Together the windows never hold more than twice that.
-const PLACES: usize = 1 << 20;
+const MAX_PLACES: usize = 1 << 20;
 /// Places that a process over its share keeps when all places are in use: 80 KiB.
-const PLACES_OF_ONE: usize = 1 << 10;
+const MIN_PLACES: usize = 1 << 10;
 
 /// A shared amount that clones draw from together.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ pub(super) struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { kept_text: Budget::new(KEPT_TEXT), threads: Budget::new(THREADS) }
+        Limits { kept_text: Budget::new(MAX_KEPT_TEXT), threads: Budget::new(MAX_THREADS) }
     }
 }
 
@@ -63,14 +63,14 @@ pub(super) struct Places {
 impl Places {
     /// Counts the places at the start of a round.
     pub(super) fn of<'a>(processes: impl ExactSizeIterator<Item = &'a Process>) -> Places {
-        let share = PLACES / processes.len().max(1);
-        Places { held: processes.map(Process::places).sum(), share: share.max(PLACES_OF_ONE) }
+        let share = MAX_PLACES / processes.len().max(1);
+        Places { held: processes.map(Process::places).sum(), share: share.max(MIN_PLACES) }
     }
 
     /// Runs `change` on the process and accounts for its window afterwards.
     ///
     /// When all windows exceed the limit and this process exceeds its share, its oldest gaps are given up.
-    pub(super) fn watch<T>(
+    pub(super) fn update<T>(
         &mut self,
         process: &mut Process,
         queue: &Queue,
@@ -78,8 +78,8 @@ impl Places {
     ) -> T {
         self.held = self.held.saturating_sub(process.places());
         let result = change(process);
-        if self.held + process.places() > PLACES && process.places() > self.share {
-            process.keep_places(PLACES_OF_ONE, queue);
+        if self.held + process.places() > MAX_PLACES && process.places() > self.share {
+            process.keep_places(MIN_PLACES, queue);
         }
         self.held += process.places();
         result
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_than_there_is() {
+    fn a_budget_gives_no_more_than_it_has() {
         let budget = Budget::new(10);
         let shared = budget.clone();
         assert!(budget.take(7) && !shared.take(4) && shared.take(3) && !budget.take(1));

@@ -2,14 +2,14 @@
 //!
 //! Every event carries `seq`, its place in the process-wide order. The numbers have no gaps.
 //! - An event is released when every smaller number has been released or given up.
-//! - A missing number is given up when an event with a larger number has waited for [`PATIENCE`].
-//! - It is also given up when the waiting events would exceed [`WINDOW`], and at the end. Numbers that are given up are
-//!   counted.
-//! - An event that is [`WINDOW`] or more places ahead should stay in its ring until [`Merge::has_place`] allows it. Its
-//!   ring then fills and its thread waits, so an interrupted thread can publish its event.
+//! - A missing number is given up when an event with a larger number has waited for [`GAP_TIMEOUT`].
+//! - It is also given up when the waiting events would exceed [`MAX_WINDOW`], and at the end. Numbers that are given up
+//!   are counted.
+//! - An event that is [`MAX_WINDOW`] or more places ahead should stay in its ring until [`Merge::has_place`] allows it.
+//!   Its ring then fills and its thread waits, so an interrupted thread can publish its event.
 //! - An event whose number was given up is late. It is released at once, out of order, and counted.
 //! - An event with an impossible number is treated the same way. Its number was used before or is more than
-//!   [`BELIEVABLE`] ahead. The library writes no such numbers, and they must not push valid events out of the window.
+//!   [`MAX_GAP`] ahead. The library writes no such numbers, and they must not push valid events out of the window.
 //!
 //! A reader of the output therefore sees ascending numbers, except for late events. `lost` is the number of events that
 //! never arrived.
@@ -23,14 +23,14 @@ use memtrace_trace::event::Event;
 ///
 /// A thread may be interrupted between taking its number and publishing its event. It resumes much earlier than this,
 /// unless it was killed or stopped.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const GAP_TIMEOUT: Duration = Duration::from_secs(1);
 /// The maximum number of places in the window, present and missing events together: 5 MiB of events.
-pub(crate) const WINDOW: usize = 1 << 16;
+pub(crate) const MAX_WINDOW: usize = 1 << 16;
 /// The largest jump in numbers that counts as a gap. Larger jumps are treated as corrupt numbers.
-pub(crate) const BELIEVABLE: u64 = u32::MAX as u64;
+pub(crate) const MAX_GAP: u64 = u32::MAX as u64;
 
 /// The minimum time between two marks. It bounds the number of marks.
-const MARK_SPACING: Duration = Duration::from_millis(50);
+const MARK_INTERVAL: Duration = Duration::from_millis(50);
 /// The capacity, in places, above which an empty window releases its memory.
 const KEEP_CAPACITY: usize = 1 << 14;
 
@@ -88,7 +88,7 @@ impl Merge {
     /// Whether an event with this number can be inserted without giving up other numbers.
     pub(crate) fn has_place(&self, seq: u64) -> bool {
         // Impossible numbers need no place: they are released at once.
-        !(WINDOW as u64..=BELIEVABLE).contains(&seq.saturating_sub(self.next))
+        !(MAX_WINDOW as u64..=MAX_GAP).contains(&seq.saturating_sub(self.next))
     }
 
     /// Gives up every missing number below `seq`, because no smaller number will arrive any more.
@@ -103,7 +103,7 @@ impl Merge {
             self.came_late += 1;
             return release(event);
         };
-        if ahead > BELIEVABLE {
+        if ahead > MAX_GAP {
             self.misnumbered += 1;
             return release(event);
         }
@@ -111,8 +111,8 @@ impl Merge {
             self.next += 1;
             return release(event);
         }
-        if ahead >= WINDOW as u64 {
-            self.give_up_below(event.seq - WINDOW as u64 + 1, release);
+        if ahead >= MAX_WINDOW as u64 {
+            self.give_up_below(event.seq - MAX_WINDOW as u64 + 1, release);
             // The releases may have advanced `next` to this event's number.
             if event.seq == self.next && self.window.is_empty() {
                 self.next += 1;
@@ -187,10 +187,10 @@ impl Merge {
             return;
         }
         let highest = self.next + (self.window.len() as u64 - 1);
-        if self.marks.back().is_none_or(|m| m.seq < highest && now.saturating_sub(m.at) >= MARK_SPACING) {
+        if self.marks.back().is_none_or(|m| m.seq < highest && now.saturating_sub(m.at) >= MARK_INTERVAL) {
             self.marks.push_back(Mark { seq: highest, at: now });
         }
-        while let Some(mark) = self.marks.front().copied().filter(|m| now.saturating_sub(m.at) >= PATIENCE) {
+        while let Some(mark) = self.marks.front().copied().filter(|m| now.saturating_sub(m.at) >= GAP_TIMEOUT) {
             self.marks.pop_front();
             self.give_up_below(mark.seq, release);
         }
@@ -201,7 +201,7 @@ impl Merge {
         let highest = self.next + self.window.len() as u64;
         self.advance_to(highest, release);
         // Ignore an implausible value: the traced process can overwrite this header field.
-        if issued.saturating_sub(self.next) <= BELIEVABLE {
+        if issued.saturating_sub(self.next) <= MAX_GAP {
             self.advance_to(issued, release);
         }
     }
@@ -261,9 +261,9 @@ mod tests {
     }
 
     proptest! {
-        /// Ticks in the model are at least [`MARK_SPACING`] apart, so the spacing of marks has no effect.
+        /// Ticks in the model are at least [`MARK_INTERVAL`] apart, so the spacing of marks has no effect.
         #[test]
-        fn follows_the_rule(steps in steps()) {
+        fn releases_events_as_the_model_does(steps in steps()) {
             let mut merge = Merge::default();
             let mut out = Vec::new();
             let mut model = Model { next: 1, ..Model::default() };
@@ -286,10 +286,10 @@ mod tests {
                         }
                     }
                     Step::Tick(ms) => {
-                        now += MARK_SPACING + Duration::from_millis(ms);
+                        now += MARK_INTERVAL + Duration::from_millis(ms);
                         merge.tick(now, &mut |e| out.push(e.seq));
                         model.waiting.iter_mut().filter(|w| w.1 == Duration::MAX).for_each(|w| w.1 = now);
-                        let old = model.waiting.iter().filter(|w| now - w.1 >= PATIENCE).map(|w| w.0).max();
+                        let old = model.waiting.iter().filter(|w| now - w.1 >= GAP_TIMEOUT).map(|w| w.0).max();
                         if let Some(old) = old {
                             model.advance(old);
                         }
@@ -309,7 +309,7 @@ mod tests {
         }
 
         #[test]
-        fn any_numbers_are_survived(seqs in prop::collection::vec(any::<u64>(), 0..20), issued: u64) {
+        fn any_sequence_numbers_are_released(seqs in prop::collection::vec(any::<u64>(), 0..20), issued: u64) {
             let mut merge = Merge::default();
             let mut count = 0;
             for &seq in &seqs {
@@ -325,19 +325,19 @@ mod tests {
     fn a_full_window_gives_up_the_oldest_gap() {
         let mut merge = Merge::default();
         let mut out = Vec::new();
-        for seq in 2..=WINDOW as u64 {
+        for seq in 2..=MAX_WINDOW as u64 {
             merge.insert(event(seq), &mut |e| out.push(e.seq));
         }
         assert!(out.is_empty());
-        merge.insert(event(WINDOW as u64 + 1), &mut |e| out.push(e.seq));
-        assert_eq!(out.len(), WINDOW);
+        merge.insert(event(MAX_WINDOW as u64 + 1), &mut |e| out.push(e.seq));
+        assert_eq!(out.len(), MAX_WINDOW);
         assert_eq!((merge.lost(), merge.late()), (1, 0));
         merge.insert(event(1), &mut |e| out.push(e.seq));
         assert_eq!((merge.lost(), merge.late()), (0, 1));
     }
 
     #[test]
-    fn memory_can_be_taken_back() {
+    fn a_window_frees_memory() {
         let mut merge = Merge::default();
         let mut out = Vec::new();
         for seq in [2, 900, 1000, 5000] {
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_keeps_to_the_places_loses_nothing() {
+    fn events_that_have_a_place_are_never_lost() {
         // One thread holds the first number back, and another thread stops at the last place.
         let mut merge = Merge::default();
         let mut out = Vec::new();
@@ -363,17 +363,17 @@ mod tests {
             }
             !has_place
         });
-        assert_eq!((beyond, out.len()), (Some(WINDOW as u64 + 1), 0));
+        assert_eq!((beyond, out.len()), (Some(MAX_WINDOW as u64 + 1), 0));
         assert!(merge.has_place(0) && merge.has_place(1) && merge.has_place(u64::MAX));
         merge.insert(event(1), &mut |e| out.push(e.seq));
-        assert!(merge.has_place(WINDOW as u64 + 1));
-        assert_eq!((out.len(), merge.lost(), merge.late()), (WINDOW, 0, 0));
-        merge.give_up_below(WINDOW as u64 + 4, &mut |e| out.push(e.seq));
-        assert_eq!((merge.next(), merge.lost()), (WINDOW as u64 + 4, 3));
+        assert!(merge.has_place(MAX_WINDOW as u64 + 1));
+        assert_eq!((out.len(), merge.lost(), merge.late()), (MAX_WINDOW, 0, 0));
+        merge.give_up_below(MAX_WINDOW as u64 + 4, &mut |e| out.push(e.seq));
+        assert_eq!((merge.next(), merge.lost()), (MAX_WINDOW as u64 + 4, 3));
     }
 
     #[test]
-    fn many_gaps_cost_one_wait() {
+    fn many_gaps_time_out_together() {
         let mut merge = Merge::default();
         let mut out = Vec::new();
         for seq in (2..1000).step_by(2) {

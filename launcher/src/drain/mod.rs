@@ -1,28 +1,31 @@
 //! Moves the records of the traced processes into trace files while the processes run.
 //!
-//! There are two threads. The *drain* thread ([`pump`]) accepts processes, empties their rings and orders the events.
-//! It never accesses a disk. The *writer* thread ([`writer`]) encodes, compresses and writes. A bounded queue connects
-//! them. When a disk stalls, the drain thread leaves the events in the rings. The traced processes then wait, or drop
-//! events and count them.
+//! There are two threads. The *drain* thread ([`drain_loop`]) accepts processes, empties their rings and orders the
+//! events. It never accesses a disk. The *writer* thread ([`writer`]) encodes, compresses and writes. A bounded queue
+//! connects them. When a disk stalls, the drain thread leaves the events in the rings. The traced processes then wait,
+//! or drop events and count them.
 //!
 //! A segment is untrusted: the process that writes it may be buggy or hostile. It can damage only its own trace.
 //! Positions, lengths and ids are checked, memory and definitions are bounded, and no content of a segment names a
 //! file.
 
-mod cut;
-mod door;
-mod ending;
+mod acceptor;
+pub(crate) mod drain_loop;
+mod exit_status;
 mod limits;
 pub(crate) mod merge;
 mod process;
-pub(crate) mod pump;
+pub(crate) mod refusal;
 mod rings;
 mod threads;
+mod truncated;
 pub(crate) mod writer;
 
 use memtrace_trace::counters::CounterValues;
 use serde::Serialize;
 use serde_json::Value;
+
+use self::refusal::RefusalReason;
 
 /// The results of one recorded process image, complete when its file is finished.
 #[derive(Debug)]
@@ -67,7 +70,7 @@ pub(crate) struct Notice {
     /// The message.
     pub(crate) text: String,
     /// `works`, `off` or `remark`.
-    pub(crate) verdict: &'static str,
+    pub(crate) status: &'static str,
 }
 
 /// The result of one trace file.
@@ -91,5 +94,5 @@ pub(crate) struct Outcome {
     /// One entry for each trace file.
     pub(crate) written: Vec<Written>,
     /// The number of requests that could not be served, by reason.
-    pub(crate) refused: Vec<(&'static str, u64)>,
+    pub(crate) refused: Vec<(RefusalReason, u64)>,
 }

@@ -11,14 +11,14 @@ use memtrace_trace::definition::Definition;
 use memtrace_trace::event::Event;
 use memtrace_trace::file::End;
 use memtrace_trace::ids::ThreadId;
-use memtrace_trace::shm::intake;
 use memtrace_trace::shm::layout::{RING_COUNT, RING_SLOTS};
 use memtrace_trace::shm::segment::Segment;
+use memtrace_trace::shm::validation;
 use serde_json::Value;
 
 use super::Recorded;
-use super::door::Peer;
-use super::ending;
+use super::acceptor::Peer;
+use super::exit_status;
 use super::limits::Limits;
 use super::merge::Merge;
 use super::rings::{Intake, Rings};
@@ -28,11 +28,11 @@ use crate::host;
 use crate::proc::ProcessDir;
 
 /// The longest time an event waits in memory before it is flushed to the file.
-const FLUSH_EVERY: Duration = Duration::from_millis(250);
+const FLUSH_INTERVAL: Duration = Duration::from_millis(250);
 /// The interval between clock points while the process records events.
-const CLOCK_EVERY: Duration = Duration::from_secs(1);
+const CLOCK_INTERVAL: Duration = Duration::from_secs(1);
 /// The interval between counter snapshots while the process records events.
-const COUNTERS_EVERY: Duration = Duration::from_secs(4);
+const COUNTERS_INTERVAL: Duration = Duration::from_secs(4);
 /// The definition budget of one process, in bytes.
 ///
 /// The budget covers the encoded definitions and the table entries that a reader allocates for skipped ids. Definitions
@@ -45,16 +45,16 @@ const BATCH_DEFINITIONS: usize = 64 * 1024;
 /// The maximum number of notices kept for the manifest. The trace file contains every notice.
 const MAX_NOTICES: usize = 256;
 /// Slots taken from one process before the drain loop serves the next one: about 5 ms of work.
-const SLOTS_AT_ONCE: u64 = 1 << 16;
+const MAX_SLOTS_PER_PASS: u64 = 1 << 16;
 /// The maximum number of final passes over the rings. Passes that stop early or give up a gap do not count.
 ///
 /// Final passes start when the image has ended, or when its recording ends while it still runs. Its threads may still
 /// be in the middle of an event.
-const LAST_LOOKS: u32 = 16;
+const MAX_FINAL_PASSES: u32 = 16;
 /// The maximum number of gaps that the final passes may give up.
 ///
 /// Full rings of all threads hold 128 reorder windows of events, with one such gap each.
-const LAST_GAPS: u32 = 4096;
+const MAX_FINAL_GAPS: u32 = 4096;
 
 /// The number of slots that one pass over the rings yielded.
 #[derive(Clone, Copy, Default, Debug)]
@@ -67,7 +67,7 @@ pub(super) struct Activity {
 
 /// The output of one process on its way to the writer.
 #[derive(Debug)]
-struct Outflow {
+struct Output {
     key: FileKey,
     batch: Batch,
     /// Whether data was sent to the writer since the last flush.
@@ -84,7 +84,7 @@ struct Outflow {
     scratch: Vec<u8>,
 }
 
-impl Outflow {
+impl Output {
     fn event(&mut self, event: Event, queue: &Queue) {
         self.batch.events.push(event);
         self.events += 1;
@@ -99,46 +99,42 @@ impl Outflow {
     }
 
     /// Checks a definition that came out of a ring and sends it on. Malformed and over-budget definitions are counted.
-    fn foreign_definition(&mut self, bytes: &[u8], queue: &Queue) {
-        let Some(definition) = intake::definition(bytes) else {
+    fn untrusted_definition(&mut self, bytes: &[u8], queue: &Queue) {
+        let Some(definition) = validation::decode_definition(bytes) else {
             self.definitions_refused += 1;
             return;
         };
         if let Definition::Rank { rank, size } = definition {
             self.rank.get_or_insert((rank, size));
         }
-        if !self.has_table_room(&definition) {
+        if !self.has_table_space(&definition) {
             self.definitions_refused += 1;
             return;
         }
-        if let Definition::Notice { topic, text, verdict } = definition
+        if let Definition::Notice { topic, text, status } = definition
             && self.notices.len() < MAX_NOTICES
             && self.limits.kept_text.take((topic.len() + text.len()) as u64)
         {
-            self.notices.push(super::Notice {
-                topic: topic.to_owned(),
-                text: text.to_owned(),
-                verdict: verdict.name(),
-            });
+            self.notices.push(super::Notice { topic: topic.to_owned(), text: text.to_owned(), status: status.name() });
         }
         self.encoded_definition(bytes, queue);
     }
 
     /// Charges the budget for the ids that this definition skips. Returns false when they do not fit.
-    fn has_table_room(&mut self, definition: &Definition<'_>) -> bool {
+    fn has_table_space(&mut self, definition: &Definition<'_>) -> bool {
         let Some((table, id)) = table(definition) else { return true };
         let Some(highest) = self.highest_ids.get_mut(table) else { return false };
-        let left_out = TABLE_ENTRY * u64::from(id.saturating_sub(*highest).saturating_sub(1));
-        let fits = self.definition_bytes + left_out <= DEFINITION_BUDGET;
+        let skipped = TABLE_ENTRY * u64::from(id.saturating_sub(*highest).saturating_sub(1));
+        let fits = self.definition_bytes + skipped <= DEFINITION_BUDGET;
         if fits {
-            self.definition_bytes += left_out;
+            self.definition_bytes += skipped;
             *highest = id.max(*highest);
         }
         fits
     }
 
     /// Encodes and sends a definition that the launcher itself makes.
-    fn own_definition(&mut self, definition: &Definition<'_>, queue: &Queue) {
+    fn launcher_definition(&mut self, definition: &Definition<'_>, queue: &Queue) {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();
         definition.encode(&mut scratch);
@@ -184,7 +180,7 @@ fn table(definition: &Definition<'_>) -> Option<(usize, u32)> {
 pub(super) struct Process {
     pid: u32,
     segment: Segment,
-    /// Becomes readable when the process has ended. `None` on kernels before 5.3, where [`Self::is_gone`] polls
+    /// Becomes readable when the process has ended. `None` on kernels before 5.3, where [`Self::has_exited`] polls
     /// `/proc`.
     pidfd: Option<OwnedFd>,
     dir: ProcessDir,
@@ -196,12 +192,12 @@ pub(super) struct Process {
     rings: Rings,
     threads: Threads,
     merge: Merge,
-    out: Outflow,
+    out: Output,
     /// Set by the writer when the file cannot be written. The traced process then stops producing events.
     write_failed: Arc<AtomicBool>,
     /// The result of the last pass over the rings.
-    taken: Taken,
-    ending: Option<Ending>,
+    last_pass: PassResult,
+    final_passes: Option<FinalPasses>,
     flushed_at: Duration,
     clock_at: Duration,
     counters_at: Duration,
@@ -229,7 +225,7 @@ impl Process {
             info = Value::Null;
         }
         let write_failed = queue.open(key, file.clone(), text);
-        let mut out = Outflow {
+        let mut out = Output {
             key,
             batch: Batch { clock: Some(ClockPoint::read()), ..Batch::default() },
             unflushed: false,
@@ -258,8 +254,8 @@ impl Process {
             merge: Merge::default(),
             out,
             write_failed,
-            taken: Taken::default(),
-            ending: None,
+            last_pass: PassResult::default(),
+            final_passes: None,
             flushed_at: now,
             clock_at: now,
             counters_at: now,
@@ -278,15 +274,15 @@ impl Process {
 
     /// Whether `/proc` shows that the process has ended. Always false when there is a pidfd, which reports the end
     /// itself.
-    pub(super) fn is_gone(&self) -> bool {
+    pub(super) fn has_exited(&self) -> bool {
         self.pidfd.is_none()
             && (self.start_time.is_none() || self.dir.start_time() != self.start_time || self.dir.state() == Some('Z'))
     }
 
     /// Empties the rings once, as far as the writer keeps up. Returns the number of slots taken.
     pub(super) fn drain(&mut self, now: Duration, queue: &Queue) -> Activity {
-        self.take(now, queue);
-        self.taken.activity
+        self.pass(now, queue);
+        self.last_pass.activity
     }
 
     /// The number of places for which the reorder window has memory.
@@ -300,26 +296,29 @@ impl Process {
         merge.keep_places(places, &mut |e| out.event(e, queue));
     }
 
-    fn take(&mut self, now: Duration, queue: &Queue) {
+    /// Makes one pass over the rings.
+    fn pass(&mut self, now: Duration, queue: &Queue) {
         if self.write_failed.load(Ordering::Acquire) {
             self.close();
         }
         let Process { segment, dir, rings, threads, merge, out, .. } = self;
-        let taken = Taken::default();
-        let mut taking = Taking { dir, threads, merge, out, queue, now, taken };
-        rings.drain(segment, &mut taking);
-        self.taken = taking.taken;
-        let Some(ending) = &mut self.ending else { return };
-        ending.allowance = ending.allowance.saturating_sub(self.taken.activity.slots);
-        match self.taken {
-            Taken { left_some: true, .. } => {}
-            Taken { out_of_place: None, .. } => ending.looks += 1,
+        let result = PassResult::default();
+        let mut pass = PassIntake { dir, threads, merge, out, queue, now, result };
+        rings.drain(segment, &mut pass);
+        self.last_pass = pass.result;
+        let Some(final_passes) = &mut self.final_passes else { return };
+        final_passes.allowance = final_passes.allowance.saturating_sub(self.last_pass.activity.slots);
+        match self.last_pass {
+            PassResult { stopped_early: true, .. } => {}
+            PassResult { out_of_place: None, .. } => final_passes.count += 1,
             // The image writes no more events. A smaller number that no ring holds will never arrive.
-            Taken { out_of_place: Some(seq), activity: Activity { slots: 0, .. }, .. } if ending.gaps > 0 => {
-                ending.gaps -= 1;
+            PassResult { out_of_place: Some(seq), activity: Activity { slots: 0, .. }, .. }
+                if final_passes.gaps > 0 =>
+            {
+                final_passes.gaps -= 1;
                 merge.give_up_below(seq, &mut |e| out.event(e, queue));
             }
-            Taken { out_of_place: Some(_), activity, .. } => ending.looks += u32::from(activity.slots == 0),
+            PassResult { out_of_place: Some(_), activity, .. } => final_passes.count += u32::from(activity.slots == 0),
         }
     }
 
@@ -328,15 +327,15 @@ impl Process {
     pub(super) fn tick(&mut self, now: Duration, queue: &Queue) {
         let Process { segment, dir, threads, merge, out, .. } = self;
         merge.tick(now, &mut |e| out.event(e, queue));
-        if now.saturating_sub(self.flushed_at) < FLUSH_EVERY || (out.batch.is_empty() && !out.unflushed) {
+        if now.saturating_sub(self.flushed_at) < FLUSH_INTERVAL || (out.batch.is_empty() && !out.unflushed) {
             return;
         }
-        threads.refresh(dir, now, false, &mut |d| out.own_definition(d, queue));
-        if now.saturating_sub(self.clock_at) >= CLOCK_EVERY {
+        threads.refresh(dir, now, false, &mut |d| out.launcher_definition(d, queue));
+        if now.saturating_sub(self.clock_at) >= CLOCK_INTERVAL {
             out.batch.clock = Some(ClockPoint::read());
             self.clock_at = now;
         }
-        if now.saturating_sub(self.counters_at) >= COUNTERS_EVERY {
+        if now.saturating_sub(self.counters_at) >= COUNTERS_INTERVAL {
             out.batch.counters = Some(Box::new(read_counters(segment)));
             self.counters_at = now;
         }
@@ -349,7 +348,7 @@ impl Process {
     /// Publishes the total number of slots that the drain loop has taken from all processes.
     ///
     /// A thread that waits for space in its ring reads this number. As long as it rises, waiting makes sense.
-    pub(super) fn tell_progress(&self, taken: u64) {
+    pub(super) fn publish_progress(&self, taken: u64) {
         self.segment.header().taken.0.store(taken, Ordering::Relaxed);
     }
 
@@ -363,20 +362,20 @@ impl Process {
     ///
     /// Later passes take the events that were already published, in turn with those of other processes.
     pub(super) fn end(&mut self, reason: &'static str) {
-        if self.ending.is_some() {
+        if self.final_passes.is_some() {
             return;
         }
         // Read the exit status first. On old kernels it must be read before the parent collects the process.
         let pidfd = self.pidfd.as_ref().map(|fd| fd.as_fd());
-        let wait_status = pidfd.and_then(|fd| ending::wait_status(fd, &self.dir, self.start_time));
+        let wait_status = pidfd.and_then(|fd| exit_status::wait_status(fd, &self.dir, self.start_time));
         self.close();
         let allowance = (RING_COUNT * RING_SLOTS) as u64;
-        self.ending = Some(Ending { reason, wait_status, allowance, gaps: LAST_GAPS, looks: 0 });
+        self.final_passes = Some(FinalPasses { reason, wait_status, allowance, gaps: MAX_FINAL_GAPS, count: 0 });
     }
 
     /// Whether [`Self::end`] was called.
-    pub(super) fn has_ended(&self) -> bool {
-        self.ending.is_some()
+    pub(super) fn is_ending(&self) -> bool {
+        self.final_passes.is_some()
     }
 
     /// Whether the final passes are complete.
@@ -384,10 +383,10 @@ impl Process {
     /// The number of passes is bounded: another process may still write to the rings, or a thread may have died in the
     /// middle of an event.
     pub(super) fn is_done(&self) -> bool {
-        let Some(ending) = &self.ending else { return false };
-        let Taken { activity, left_some, out_of_place } = self.taken;
-        let empty = ending.looks > 0 && !left_some && out_of_place.is_none() && activity.slots == 0;
-        empty || ending.looks >= LAST_LOOKS || ending.allowance == 0
+        let Some(final_passes) = &self.final_passes else { return false };
+        let PassResult { activity, stopped_early, out_of_place } = self.last_pass;
+        let empty = final_passes.count > 0 && !stopped_early && out_of_place.is_none() && activity.slots == 0;
+        empty || final_passes.count >= MAX_FINAL_PASSES || final_passes.allowance == 0
     }
 
     /// Closes the trace file and returns what is known about the recording.
@@ -397,15 +396,26 @@ impl Process {
         self.end("still running");
         while !self.is_done() && time() {
             queue.wait_for_room();
-            self.take(now, queue);
+            self.pass(now, queue);
         }
         let counters = read_counters(&self.segment);
-        let Process { pid, segment, dir, file, info, start_ns, rings, mut threads, mut merge, mut out, ending, .. } =
-            self;
-        let (reason, wait_status) =
-            ending.map_or(("still running", None), |ending| (ending.reason, ending.wait_status));
+        let Process {
+            pid,
+            segment,
+            dir,
+            file,
+            info,
+            start_ns,
+            rings,
+            mut threads,
+            mut merge,
+            mut out,
+            final_passes,
+            ..
+        } = self;
+        let (reason, wait_status) = final_passes.map_or(("still running", None), |end| (end.reason, end.wait_status));
         out.limits.threads.give_back(threads.count() as u64);
-        threads.refresh(&dir, now, true, &mut |d| out.own_definition(d, queue));
+        threads.refresh(&dir, now, true, &mut |d| out.launcher_definition(d, queue));
         let issued = segment.header().next_seq.0.load(Ordering::Acquire);
         merge.finish(issued, &mut |e| out.event(e, queue));
         out.batch.clock = Some(ClockPoint::read());
@@ -436,57 +446,57 @@ impl Process {
 
 /// The state of a recording whose image writes no more.
 #[derive(Debug)]
-struct Ending {
+struct FinalPasses {
     reason: &'static str,
     wait_status: Option<i32>,
     /// The number of slots that may still be taken.
     allowance: u64,
     /// How many more times the gap before the events that were found may be given up.
     gaps: u32,
-    /// The number of passes since the end that count toward [`LAST_LOOKS`].
-    looks: u32,
+    /// The number of passes since the end that count toward [`MAX_FINAL_PASSES`].
+    count: u32,
 }
 
 /// The result of one pass over the rings.
 #[derive(Clone, Copy, Default, Debug)]
-struct Taken {
+struct PassResult {
     activity: Activity,
     /// Whether the pass stopped early, at its slot limit or because the writer was behind.
-    left_some: bool,
+    stopped_early: bool,
     /// The smallest sequence number that stayed in its ring because the reorder window has no place for it yet.
     out_of_place: Option<u64>,
 }
 
 /// Receives the content of the rings during one pass.
-struct Taking<'a> {
+struct PassIntake<'a> {
     dir: &'a ProcessDir,
     threads: &'a mut Threads,
     merge: &'a mut Merge,
-    out: &'a mut Outflow,
+    out: &'a mut Output,
     queue: &'a Queue,
     now: Duration,
-    taken: Taken,
+    result: PassResult,
 }
 
-impl Intake for Taking<'_> {
+impl Intake for PassIntake<'_> {
     fn writer(&mut self, tid: u32, name: Option<&str>) -> ThreadId {
         let (out, queue) = (&mut *self.out, self.queue);
         if !self.threads.knows(tid) && !out.limits.threads.take(1) {
             return ThreadId::NONE;
         }
-        self.threads.id(tid, name, self.dir, self.now, &mut |d| out.own_definition(d, queue))
+        self.threads.id(tid, name, self.dir, self.now, &mut |d| out.launcher_definition(d, queue))
     }
 
     fn has_room(&mut self) -> bool {
-        let room = self.taken.activity.slots < SLOTS_AT_ONCE && self.queue.has_room();
-        self.taken.left_some |= !room;
+        let room = self.result.activity.slots < MAX_SLOTS_PER_PASS && self.queue.has_room();
+        self.result.stopped_early |= !room;
         room
     }
 
     fn has_place(&mut self, seq: u64) -> bool {
         let has_place = self.merge.has_place(seq);
         if !has_place {
-            let smallest = &mut self.taken.out_of_place;
+            let smallest = &mut self.result.out_of_place;
             *smallest = Some(smallest.map_or(seq, |other| other.min(seq)));
         }
         has_place
@@ -498,12 +508,12 @@ impl Intake for Taking<'_> {
     }
 
     fn definition(&mut self, bytes: &[u8]) {
-        self.out.foreign_definition(bytes, self.queue);
+        self.out.untrusted_definition(bytes, self.queue);
     }
 
     fn ring_done(&mut self, thread: ThreadId, slots: u64) {
         self.threads.active(thread);
-        let activity = &mut self.taken.activity;
+        let activity = &mut self.result.activity;
         activity.slots += slots;
         activity.fullest = activity.fullest.max(slots);
     }

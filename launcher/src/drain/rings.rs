@@ -40,19 +40,19 @@ struct RingState {
     /// Whether the ring itself announced its writer.
     announced: bool,
     /// The second event of a slot whose first event was taken, while there is no place for the second.
-    left: Option<Event>,
+    deferred: Option<Event>,
 }
 
 impl RingState {
     /// Passes an event on, or keeps it for the next pass. Returns false when it was kept: no later record may be taken
     /// then.
-    fn hand_on(&mut self, event: Event, intake: &mut impl Intake) -> bool {
+    fn pass_on(&mut self, event: Event, intake: &mut impl Intake) -> bool {
         if intake.has_place(event.seq) {
             intake.event(event);
         } else {
-            self.left = Some(event);
+            self.deferred = Some(event);
         }
-        self.left.is_none()
+        self.deferred.is_none()
     }
 }
 
@@ -92,21 +92,21 @@ impl Rings {
                 continue;
             };
             let mut consumer = Consumer::new(ring);
-            if consumer.pending() == 0 && state.left.is_none() {
+            if consumer.pending() == 0 && state.deferred.is_none() {
                 continue;
             }
             if !intake.has_room() {
                 self.resume_at = index;
                 break;
             }
-            if let Some(event) = state.left.take()
-                && !state.hand_on(event, intake)
+            if let Some(event) = state.deferred.take()
+                && !state.pass_on(event, intake)
             {
                 continue;
             }
             let owner = if index == 0 { 0 } else { header.owner.0.tid() };
             if !state.announced && (state.thread.is_none() || state.owner != owner) {
-                *state = RingState { owner, thread: intake.writer(owner, None), announced: false, left: None };
+                *state = RingState { owner, thread: intake.writer(owner, None), announced: false, deferred: None };
             }
             let mut corrupt = 0;
             let mut issued = 0;
@@ -118,7 +118,7 @@ impl Rings {
                 seq != 0 && seq < issued
             };
             let result = consumer.drain_while(|record| match record {
-                _ if state.left.is_some() => false,
+                _ if state.deferred.is_some() => false,
                 Record::Event(slot) => {
                     let Some(event) = Event::from_slot(&slot, state.thread) else {
                         corrupt += 1;
@@ -133,7 +133,7 @@ impl Rings {
                     }
                     match event.completion(&slot) {
                         Some(completion) if is_issued(completion.seq) => {
-                            state.hand_on(completion, intake);
+                            state.pass_on(completion, intake);
                         }
                         Some(_) => corrupt += 1,
                         None => {}

@@ -16,7 +16,7 @@ use crate::proc::ProcessDir;
 /// The maximum number of threads with an id of their own. It bounds the memory that a process with made-up thread ids
 /// can take.
 const MAX_THREADS: usize = 1 << 20;
-/// The maximum length of a name, in characters. Longer names are cut. The kernel's names have at most 15 bytes.
+/// The maximum length of a name, in characters. Longer names are truncated. The kernel's names have at most 15 bytes.
 const MAX_NAME: usize = 64;
 
 /// One thread that recorded events.

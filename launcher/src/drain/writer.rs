@@ -1,8 +1,8 @@
 //! The writer thread: takes batches from the drain loop, encodes them and appends them to the trace files.
 //!
 //! Writing fails when the disk is full or a quota or file-size limit is reached. The file then stays as it is, a valid
-//! trace up to that point. The missing events are counted, and a flag tells the drain loop to stop the traced process
-//! from producing. [`super::cut`] later completes such files.
+//! trace up to that point. The missing events are counted, and a flag makes the drain loop stop the traced process
+//! from producing. [`super::truncated`] later completes such files.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -20,7 +20,7 @@ use memtrace_trace::event::Event;
 use memtrace_trace::file::{End, Reader, Writer};
 
 use super::Written;
-use super::cut::{Cut, Reserve, TraceFile};
+use super::truncated::{Reserve, TraceFile, TruncatedTrace};
 
 /// The capacity of the queue to the writer, in events: 10 MiB. Other data counts by its size in bytes.
 const QUEUE_EVENTS: usize = 1 << 17;
@@ -130,7 +130,7 @@ pub(crate) fn start(folder: Arc<RunFolder>) -> anyhow::Result<(Queue, JoinHandle
     let queue = Queue { jobs, emptied, queued: Arc::clone(&queued) };
     let work = move || {
         let reserve = Reserve::take(&folder);
-        let mut files = Files { folder, reserve, open: HashMap::new(), cut: Vec::new(), done: Vec::new() };
+        let mut files = Files { folder, reserve, open: HashMap::new(), truncated: Vec::new(), done: Vec::new() };
         for job in inbox {
             match job {
                 Job::Open { key, name, info, failed } => {
@@ -162,7 +162,7 @@ struct OpenFile {
     /// `None` once writing has failed.
     writer: Option<Writer<TraceFile>>,
     /// The info object of a file whose beginning could not be written.
-    unbegun: Option<String>,
+    unwritten_info: Option<String>,
     failed: Arc<AtomicBool>,
     /// The number of events that were to be written.
     given: u64,
@@ -176,19 +176,19 @@ struct Files {
     reserve: Reserve,
     open: HashMap<FileKey, OpenFile>,
     /// Incomplete traces, each with its index into `done`.
-    cut: Vec<(usize, Cut)>,
+    truncated: Vec<(usize, TruncatedTrace)>,
     done: Vec<Written>,
 }
 
 impl Files {
     fn start(&mut self, key: FileKey, name: String, info: String, failed: Arc<AtomicBool>) {
         let written = Written { file: name, bytes: 0, unwritten: 0, error: None };
-        let mut file = OpenFile { writer: None, unbegun: None, failed, given: 0, counters: None, written };
+        let mut file = OpenFile { writer: None, unwritten_info: None, failed, given: 0, counters: None, written };
         match begin(&self.folder, &file.written.file, &info) {
             Ok(writer) => file.writer = Some(writer),
             Err(e) => {
                 file.fail(format!("{e:#}"));
-                file.unbegun = Some(info);
+                file.unwritten_info = Some(info);
             }
         }
         self.open.insert(key, file);
@@ -219,23 +219,27 @@ impl Files {
         if let Some(error) = &file.written.error {
             // Count the events that a reader can find in the file.
             let name = Path::new(&file.written.file);
-            let found = self.folder.read(name).ok();
+            let found = self.folder.open_file(name).ok();
             file.written.bytes = found.as_ref().and_then(|f| f.metadata().ok()).map_or(0, |m| m.len());
             let readable = found.and_then(|f| Reader::of(name, f).ok()).map_or(0, |r| r.event_count());
             file.written.unwritten = file.given - readable.min(file.given);
-            let reason = format!("{}; {} events are missing here: {error}", end.reason, file.written.unwritten);
-            let cut = Cut { unbegun: file.unbegun, counters: file.counters, end: End { reason, ..end } };
-            self.cut.push((self.done.len(), cut));
+            let reason = format!("{}; {} events are missing in this file: {error}", end.reason, file.written.unwritten);
+            let trace = TruncatedTrace {
+                unwritten_info: file.unwritten_info,
+                counters: file.counters,
+                end: End { reason, ..end },
+            };
+            self.truncated.push((self.done.len(), trace));
         }
         self.done.push(file.written);
     }
 
-    /// Completes the traces that were cut short, where there is space now. Runs once, at the end of the run.
+    /// Completes the truncated traces, where there is space now. Runs once, at the end of the run.
     fn close(mut self) -> Vec<Written> {
         self.reserve.release();
-        for (index, cut) in &self.cut {
+        for (index, trace) in &self.truncated {
             if let Some(written) = self.done.get_mut(*index)
-                && let Ok(bytes) = cut.finish(&self.folder, &written.file)
+                && let Ok(bytes) = trace.finish(&self.folder, &written.file)
             {
                 written.bytes = bytes;
             }
@@ -254,7 +258,7 @@ impl OpenFile {
 
 fn begin(folder: &RunFolder, name: &str, info: &str) -> anyhow::Result<Writer<TraceFile>> {
     // The run folder was empty and each name is used once. An existing file is therefore not from this run.
-    let file = folder.create_in_place(name).context("cannot create the trace file")?;
+    let file = folder.create_replacing(name).context("cannot create the trace file")?;
     Writer::new(TraceFile::new(file), info).map_err(|e| {
         // Without a complete header the file is not a valid trace.
         let _ = folder.remove(name);

@@ -5,23 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-/// A description of the programs that this build can record.
-pub(super) const OURS: &str = if cfg!(target_arch = "x86_64") {
-    "64-bit x86-64"
-} else if cfg!(target_arch = "aarch64") {
-    "64-bit ARM (aarch64)"
-} else {
-    "this machine's"
-};
-
-/// `e_machine` of this build, or 0 on an architecture that is not listed here.
-const MACHINE: u16 = if cfg!(target_arch = "x86_64") {
-    62
-} else if cfg!(target_arch = "aarch64") {
-    183
-} else {
-    0
-};
+/// A description of the programs that can be recorded.
+pub(super) const OURS: &str = "64-bit x86-64";
+/// `EM_X86_64`, the `e_machine` of these programs.
+const MACHINE: u16 = 62;
 
 const PT_INTERP: u32 = 3;
 /// The maximum length of a loader's path, `PATH_MAX`, in bytes.
@@ -83,11 +70,11 @@ pub(super) fn kind(file: &impl Bytes) -> Kind {
     }
     let machine = u16_at(head, 18).unwrap_or(0);
     let (class, data) = (head.get(4).copied(), head.get(5).copied());
-    if class != Some(ELFCLASS64) || data != Some(ELFDATA2LSB) || machine != MACHINE && MACHINE != 0 {
+    if class != Some(ELFCLASS64) || data != Some(ELFDATA2LSB) || machine != MACHINE {
         let machine = match machine {
             3 => "x86".to_owned(),
             40 => "ARM".to_owned(),
-            62 => "x86-64".to_owned(),
+            MACHINE => "x86-64".to_owned(),
             183 => "aarch64".to_owned(),
             other => format!("machine {other}"),
         };
@@ -121,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn this_program_is_dynamic_and_any_prefix_is_judged() {
+    fn this_program_is_dynamic_and_any_prefix_is_classified() {
         let program = std::fs::read("/proc/self/exe").unwrap();
         assert!(matches!(kind(&program.as_slice()), Kind::Dynamic { interpreter } if interpreter.exists()));
         for len in 0..4096 {
@@ -130,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn other_machines_are_named() {
+    fn programs_of_other_machines_are_recognized() {
         let mut head = std::fs::read("/proc/self/exe").unwrap()[..4096].to_vec();
         head[18..20].copy_from_slice(&40u16.to_le_bytes());
         head[4] = 1;

@@ -1,6 +1,6 @@
 //! Checks the command before anything is started: whether it can be found, executed and recorded.
 //!
-//! Every refusal is one line that includes the fix. Its exit code follows env(1).
+//! Every refusal has a message and, where something helps, a help line. Its exit code follows env(1).
 
 mod elf;
 mod resolve;
@@ -15,10 +15,12 @@ use std::path::{Path, PathBuf};
 use elf::{Bytes, Kind};
 use resolve::NotFound;
 
+use crate::message::help_of;
+
 pub(crate) use system::check as check_system;
 
 /// The exit code when memtrace itself fails.
-pub(crate) const CANNOT: u8 = 125;
+pub(crate) const MEMTRACE_FAILED: u8 = 125;
 /// The exit code for a command that was found but cannot be executed.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// The exit code for a command that was not found.
@@ -32,54 +34,62 @@ const MAX_SCRIPTS: usize = 5;
 pub(crate) struct Refusal {
     /// The exit code.
     pub(crate) code: u8,
-    /// The problem and its fix.
+    /// What is wrong.
     pub(crate) message: String,
+    /// What to do. `None` when nothing helps.
+    pub(crate) help: Option<String>,
 }
 
-fn refuse<T>(code: u8, message: impl Into<String>) -> Result<T, Refusal> {
-    Err(Refusal { code, message: message.into() })
+impl From<anyhow::Error> for Refusal {
+    fn from(error: anyhow::Error) -> Refusal {
+        Refusal { code: MEMTRACE_FAILED, message: format!("{error:#}"), help: help_of(&error) }
+    }
+}
+
+fn refuse<T>(code: u8, message: impl Into<String>, help: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal { code, message: message.into(), help: Some(help.into()) })
 }
 
 /// Finds the program that would be executed and checks that it can be recorded. Returns its path.
 pub(crate) fn check(command: &OsStr, arguments: &[OsString]) -> Result<PathBuf, Refusal> {
     let shown = command.to_string_lossy();
-    let path = resolve::resolve(command).map_err(|e| match e {
-        NotFound::Missing => {
-            if command.is_empty() {
-                let message = "the command's name is empty; is a variable of the shell not set?".to_owned();
-                return Refusal { code: NOT_FOUND, message };
-            }
-            let mut message = format!("{shown}: command not found");
-            if is_python(command) && Path::new(command).exists() {
-                message += &format!("; to run this file: memtrace -- python {shown}");
+    let path = match resolve::resolve(command) {
+        Ok(path) => path,
+        Err(NotFound::Missing) if command.is_empty() => {
+            let help = "check the shell variable that should contain the command";
+            return refuse(NOT_FOUND, "the name of the command is empty", help);
+        }
+        Err(NotFound::Missing) => {
+            let help = if is_python_script(command) && Path::new(command).exists() {
+                format!("run the script with Python: memtrace -- python {shown}")
             } else if shown.contains(char::is_whitespace) {
-                message += "; give the command and its arguments as separate words, without quotes around them";
+                "pass the command and its arguments as separate words, without quotes around them".to_owned()
             } else if shown.contains('/') {
-                message += "; check the spelling and the folder you are in";
+                "check the spelling and the current directory".to_owned()
             } else {
-                message += "; check the spelling and PATH";
-            }
-            Refusal { code: NOT_FOUND, message }
-        }
-        NotFound::Directory => {
-            Refusal { code: NOT_EXECUTABLE, message: format!("{shown}: is a directory; name a program") }
-        }
-        NotFound::Forbidden(path) => {
-            let path = path.display();
-            let mend = if is_python(command) {
-                let rest: String = arguments.iter().map(|a| format!(" {}", a.to_string_lossy())).collect();
-                format!("to run it: memtrace -- python {shown}{rest}")
-            } else {
-                format!("make it so with: chmod +x {path}")
+                "check the spelling and PATH".to_owned()
             };
-            Refusal { code: NOT_EXECUTABLE, message: format!("{path}: not executable; {mend}") }
+            return refuse(NOT_FOUND, format!("cannot execute {shown}: command not found"), help);
         }
-    })?;
+        Err(NotFound::Directory) => {
+            return refuse(NOT_EXECUTABLE, format!("cannot execute {shown}: it is a directory"), "name a program");
+        }
+        Err(NotFound::Forbidden(path)) => {
+            let path = path.display();
+            let help = if is_python_script(command) {
+                let rest: String = arguments.iter().map(|a| format!(" {}", a.to_string_lossy())).collect();
+                format!("run the script with Python: memtrace -- python {shown}{rest}")
+            } else {
+                format!("make it executable: chmod +x {path}")
+            };
+            return refuse(NOT_EXECUTABLE, format!("cannot execute {path}: it is not executable"), help);
+        }
+    };
     check_file(&path, 0)?;
     Ok(path)
 }
 
-fn is_python(command: &OsStr) -> bool {
+fn is_python_script(command: &OsStr) -> bool {
     Path::new(command).extension().is_some_and(|e| e == "py")
 }
 
@@ -87,7 +97,11 @@ fn is_python(command: &OsStr) -> bool {
 fn check_file(path: &Path, depth: usize) -> Result<(), Refusal> {
     let shown = path.display();
     if depth > MAX_SCRIPTS {
-        return refuse(NOT_EXECUTABLE, format!("{shown}: too many scripts that interpret scripts"));
+        return refuse(
+            NOT_EXECUTABLE,
+            format!("cannot execute {shown}: more than {MAX_SCRIPTS} scripts name each other as interpreters"),
+            "name a program as the interpreter in the first line",
+        );
     }
     check_privileges(path)?;
     // A program that can be executed but not read cannot be checked. Leave it to the kernel.
@@ -101,16 +115,16 @@ fn check_file(path: &Path, depth: usize) -> Result<(), Refusal> {
         Kind::Dynamic { interpreter } => {
             if interpreter.file_name().is_some_and(|n| n.as_bytes().starts_with(b"ld-musl")) {
                 return refuse(
-                    CANNOT,
-                    format!(
-                        "{shown}: is a musl program, and the recorder needs glibc; run it with a glibc build of the interpreter"
-                    ),
+                    MEMTRACE_FAILED,
+                    format!("cannot record {shown}: it is a musl program, and memtrace needs glibc"),
+                    "run a build of the program that uses glibc",
                 );
             }
             if !interpreter.exists() {
                 return refuse(
                     NOT_FOUND,
-                    format!("{shown}: its loader {} does not exist; install it", interpreter.display()),
+                    format!("cannot execute {shown}: its loader {} does not exist", interpreter.display()),
+                    "install the loader, or run a build of the program for this system",
                 );
             }
             Ok(())
@@ -118,15 +132,14 @@ fn check_file(path: &Path, depth: usize) -> Result<(), Refusal> {
         // The dynamic loader itself has no loader, but it preloads libraries.
         Kind::Static if is_loader(path) => Ok(()),
         Kind::Static => refuse(
-            CANNOT,
-            format!("{shown}: is statically linked, so nothing can be preloaded; run a dynamically linked build of it"),
+            MEMTRACE_FAILED,
+            format!("cannot record {shown}: it is statically linked, so no library can be preloaded"),
+            "run a dynamically linked build of the program",
         ),
         Kind::Foreign { what } => refuse(
-            CANNOT,
-            format!(
-                "{shown}: is {what}, and this memtrace records {} programs; use a memtrace built for it",
-                elf::OURS
-            ),
+            MEMTRACE_FAILED,
+            format!("cannot record {shown}: it is {what}, and this memtrace records {} programs", elf::OURS),
+            "use a build of memtrace for that machine",
         ),
     }
 }
@@ -142,16 +155,21 @@ fn check_interpreter(script: &Path, line: &[u8], depth: usize) -> Result<(), Ref
     let name = line.split(is_blank).find(|word| !word.is_empty()).unwrap_or_default();
     let shown = script.display();
     if name.is_empty() {
-        return refuse(NOT_EXECUTABLE, format!("{shown}: names no interpreter after #!; mend its first line"));
+        return refuse(
+            NOT_EXECUTABLE,
+            format!("cannot execute {shown}: its first line names no interpreter"),
+            "write the path of the interpreter after #! in the first line",
+        );
     }
     let interpreter = Path::new(OsStr::from_bytes(name));
     if !interpreter.exists() {
-        let hint = if name.ends_with(b"\r") { " (the file has DOS line ends)" } else { "" };
+        let help = if name.ends_with(b"\r") {
+            "convert the DOS line ends of the script to Unix line ends"
+        } else {
+            "install the interpreter, or correct the first line of the script"
+        };
         let name = String::from_utf8_lossy(name);
-        return refuse(
-            NOT_FOUND,
-            format!("{shown}: its interpreter {name:?} does not exist{hint}; mend the first line"),
-        );
+        return refuse(NOT_FOUND, format!("cannot execute {shown}: its interpreter {name:?} does not exist"), help);
     }
     check_file(interpreter, depth + 1)
 }
@@ -210,10 +228,9 @@ fn check_privileges(path: &Path) -> Result<(), Refusal> {
     let Some(what) = privileges(path) else { return Ok(()) };
     let shown = path.display();
     refuse(
-        CANNOT,
-        format!(
-            "{shown}: is {what}, so the system lets nothing be preloaded; run memtrace behind it: {shown} ... memtrace -- ..."
-        ),
+        MEMTRACE_FAILED,
+        format!("cannot record {shown}: it is {what}, so no library can be preloaded"),
+        format!("start memtrace from the privileged program: {shown} ... memtrace -- COMMAND"),
     )
 }
 
@@ -254,36 +271,39 @@ mod tests {
         check(path.as_os_str(), &[]).unwrap_err()
     }
 
+    fn help(refusal: &Refusal) -> &str {
+        refusal.help.as_deref().unwrap_or_default()
+    }
+
     #[test]
-    fn the_shell_is_fine() {
+    fn the_shell_can_be_recorded() {
         assert!(check(OsStr::new("sh"), &[]).is_ok());
     }
 
     #[test]
-    fn every_refusal_names_a_mend() {
+    fn every_refusal_has_help() {
         let dir = tempfile::tempdir().unwrap();
         let r = check(OsStr::new("no-such-command-here"), &[]).unwrap_err();
-        assert_eq!(r.code, NOT_FOUND);
-        assert!(r.message.contains("check the spelling"));
+        assert!(r.code == NOT_FOUND && help(&r).contains("check the spelling"), "{r:?}");
         let r = check(OsStr::new("python train.py"), &[]).unwrap_err();
-        assert!(r.code == NOT_FOUND && r.message.contains("separate words"));
+        assert!(r.code == NOT_FOUND && help(&r).contains("separate words"), "{r:?}");
         let r = refusal(&file(&dir, "train.py", b"print()", 0o644));
-        assert!(r.code == NOT_EXECUTABLE && r.message.contains("memtrace -- python"), "{r:?}");
+        assert!(r.code == NOT_EXECUTABLE && help(&r).contains("memtrace -- python"), "{r:?}");
         let r = refusal(&file(&dir, "tool", b"x", 0o644));
-        assert!(r.code == NOT_EXECUTABLE && r.message.contains("chmod +x"));
+        assert!(r.code == NOT_EXECUTABLE && help(&r).contains("chmod +x"), "{r:?}");
         let r = refusal(dir.path());
-        assert!(r.code == NOT_EXECUTABLE && r.message.contains("directory"));
+        assert!(r.code == NOT_EXECUTABLE && r.message.contains("directory") && r.help.is_some(), "{r:?}");
         let r = refusal(&file(&dir, "bad", b"#!/no/such/interpreter\n", 0o755));
-        assert!(r.code == NOT_FOUND && r.message.contains("/no/such/interpreter"));
+        assert!(r.code == NOT_FOUND && r.message.contains("/no/such/interpreter") && r.help.is_some(), "{r:?}");
         let r = refusal(&file(&dir, "dos", b"#!/bin/sh\r\n", 0o755));
-        assert!(r.code == NOT_FOUND && r.message.contains("DOS"));
+        assert!(r.code == NOT_FOUND && help(&r).contains("DOS"), "{r:?}");
         let loops = file(&dir, "loop", b"", 0o755);
         std::fs::write(&loops, format!("#!{}\n", loops.display())).unwrap();
         assert_eq!(refusal(&loops).code, NOT_EXECUTABLE);
     }
 
     #[test]
-    fn a_script_without_a_first_line_goes_to_the_shell() {
+    fn a_script_without_interpreter_line_goes_to_the_shell() {
         let dir = tempfile::tempdir().unwrap();
         let path = file(&dir, "plain", b"echo hello\n", 0o755);
         assert!(check(path.as_os_str(), &[]).is_ok());

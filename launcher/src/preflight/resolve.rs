@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_execvp_finds_them() {
+    fn commands_are_found_as_by_execvp() {
         assert!(resolve(OsStr::new("sh")).unwrap().ends_with("sh"));
         assert_eq!(resolve(OsStr::new("/bin/sh")), Ok(PathBuf::from("/bin/sh")));
         assert_eq!(resolve(OsStr::new("")), Err(NotFound::Missing));

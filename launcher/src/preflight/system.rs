@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use super::{CANNOT, Refusal, refuse};
+use super::{MEMTRACE_FAILED, Refusal, refuse};
 
 /// Checks that shared memory and Unix sockets can be created.
 pub(crate) fn check() -> Result<(), Refusal> {
@@ -24,10 +24,9 @@ pub(crate) fn check() -> Result<(), Refusal> {
         if fd < 0 {
             let error = io::Error::last_os_error();
             return refuse(
-                CANNOT,
-                format!(
-                    "{what} cannot be had here: {error}; a sandbox's filter of system calls (seccomp) must allow it"
-                ),
+                MEMTRACE_FAILED,
+                format!("cannot create {what}: {error}"),
+                "allow this system call in the sandbox (seccomp filter)",
             );
         }
         // SAFETY: `fd` was created by the call before and is not negative. Nothing else owns it.
@@ -39,7 +38,7 @@ pub(crate) fn check() -> Result<(), Refusal> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn this_system_is_fine() {
+    fn this_system_allows_recording() {
         assert!(super::check().is_ok());
     }
 }

@@ -61,12 +61,12 @@ impl Linker {
     }
 
     fn versioned(&self, archive: &Archive, library: &Library, own: &BTreeSet<&String>, extra: &str) -> Result<()> {
-        let wanted: BTreeSet<&String> = library.names().collect();
-        let stubbed: Vec<&String> = wanted.difference(own).copied().collect();
+        let imports: BTreeSet<&String> = library.names().collect();
+        let stubbed: Vec<&String> = imports.difference(own).copied().collect();
         // Functions that nobody imports are exported too, under the first version, because programs may look them up.
-        let unwanted: Vec<&String> = own.difference(&wanted).copied().collect();
+        let unneeded: Vec<&String> = own.difference(&imports).copied().collect();
         let nameless = library.versions.get("").into_iter().flatten();
-        let mut further: Vec<&String> = nameless.chain(unwanted).collect();
+        let mut further: Vec<&String> = nameless.chain(unneeded).collect();
         let mut version_script = String::new();
         for (version, names) in library.versions.iter().filter(|(version, _)| !version.is_empty()) {
             version_script.push_str(&node(version, names.iter().chain(further.drain(..))));

@@ -34,10 +34,10 @@ fn plain(archives: &archive::Archives, out: &Path) -> Result<()> {
     let linker = link::Linker::new(out)?;
     linker.driver(&archives.driver)?;
     for major in [12, 13] {
-        let wanted = imports::Library::named(&format!("libcudart.so.{major}"));
+        let runtime = imports::Library::named(&format!("libcudart.so.{major}"));
         // The versions that a program gets when it asks: 12.8 and 13.0.
         let version = if major == 12 { 12080 } else { 13000 };
-        linker.runtime(&archives.runtime, &wanted, version)?;
+        linker.runtime(&archives.runtime, &runtime, version)?;
     }
     linker.library(&archives.libs, &nvml())?;
     linker.alias("libcuda.so.1", "libcuda.so")?;

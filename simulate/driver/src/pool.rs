@@ -161,7 +161,7 @@ unsafe extern "C" fn cuMemPoolSetAttribute(pool: u64, which: c_int, value: *cons
 #[unsafe(no_mangle)]
 extern "C" fn cuMemPoolGetAttribute(pool: u64, which: c_int, value: Out<c_void>) -> c_int {
     let mut m = machine();
-    let told: Result<u64> = m.pool(pool).and_then(|pool| {
+    let number: Result<u64> = m.pool(pool).and_then(|pool| {
         let usage = pool.usage();
         match which {
             1..=3 => Ok(1),
@@ -173,7 +173,7 @@ extern "C" fn cuMemPoolGetAttribute(pool: u64, which: c_int, value: Out<c_void>)
             _ => Err(Error::InvalidValue),
         }
     });
-    code(told.map(|number| match which {
+    code(number.map(|number| match which {
         1..=3 => value.cast::<c_int>().put(number as c_int),
         _ => value.cast::<u64>().put(number),
     }))

@@ -69,14 +69,14 @@ unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     _c: *const c_void,
     _d: *const c_void,
     _preference: *const c_void,
-    wanted: c_int,
+    requested: c_int,
     results: *mut u8,
     found: Out<c_int>,
 ) -> c_int {
-    // SAFETY: by the contract of cuBLASLt `results` has space for `wanted` results.
+    // SAFETY: by the contract of cuBLASLt `results` has space for `requested` results.
     unsafe {
-        results.write_bytes(0, wanted.max(0) as usize * HEURISTIC_RESULT_BYTES);
-        found.put(c_int::from(wanted > 0));
+        results.write_bytes(0, requested.max(0) as usize * HEURISTIC_RESULT_BYTES);
+        found.put(c_int::from(requested > 0));
     }
     0
 }

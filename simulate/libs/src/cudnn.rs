@@ -110,12 +110,12 @@ sizes! {
 const PERF_BYTES: usize = 48;
 const PERF_MEMORY: usize = 16;
 
-fn one_algorithm(wanted: c_int, found: Out<c_int>, perf: Out<[u8; PERF_BYTES]>) -> c_int {
-    if wanted > 0 {
+fn one_algorithm(requested: c_int, found: Out<c_int>, perf: Out<[u8; PERF_BYTES]>) -> c_int {
+    if requested > 0 {
         perf.put([0; PERF_BYTES]);
         perf.cast::<u8>().nth(PERF_MEMORY).cast().put(workspace());
     }
-    found.put(c_int::from(wanted > 0));
+    found.put(c_int::from(requested > 0));
     0
 }
 
@@ -125,11 +125,11 @@ macro_rules! algorithms {
         #[allow(clippy::too_many_arguments)]
         extern "C" fn $name(
             $($argument: *const c_void,)*
-            wanted: c_int,
+            requested: c_int,
             found: Out<c_int>,
             perf: Out<[u8; PERF_BYTES]>,
         ) -> c_int {
-            one_algorithm(wanted, found, perf)
+            one_algorithm(requested, found, perf)
         }
     )*};
 }
@@ -188,17 +188,17 @@ extern "C" fn cudnnBackendGetAttribute(
     _descriptor: *const c_void,
     attribute: c_int,
     type_: c_int,
-    wanted: i64,
+    requested: i64,
     count: Out<i64>,
     out: Out<u8>,
 ) -> c_int {
-    let room = !out.is_null() && wanted > 0;
+    let room = !out.is_null() && requested > 0;
     let number = match attribute {
         name::EXECUTION_PLAN_WORKSPACE_SIZE => workspace() as i64,
         name::OPERATIONGRAPH_ENGINE_GLOBAL_COUNT => 1,
         _ => 0,
     };
-    let told = match (attribute, type_) {
+    let elements = match (attribute, type_) {
         (
             name::ENGINE_KNOB_INFO
             | name::ENGINE_NUMERICAL_NOTE
@@ -210,7 +210,7 @@ extern "C" fn cudnnBackendGetAttribute(
         (_, kind::BACKEND_DESCRIPTOR) => 1,
         (_, kind::CHAR) => {
             let text = b"{}\0";
-            if room && wanted as usize >= text.len() {
+            if room && requested as usize >= text.len() {
                 out.cast().put(*text);
             }
             text.len() as i64
@@ -226,6 +226,6 @@ extern "C" fn cudnnBackendGetAttribute(
             1
         }
     };
-    count.put(told);
+    count.put(elements);
     0
 }

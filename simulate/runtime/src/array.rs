@@ -42,8 +42,8 @@ struct Request {
 /// `request.desc` is null or points to a valid descriptor.
 unsafe fn create(request: Request, work: impl FnOnce(&Driver, Out<u64>, &Array3dDescriptor) -> c_int) -> c_int {
     let Request { api, out, desc, extent, levels, flags } = request;
-    let told = Call { api, size: Some(0), handle: Some(0), flags: Some(flags.into()), ..Call::default() };
-    take(told, |d, told| {
+    let call = Call { api, size: Some(0), handle: Some(0), flags: Some(flags.into()), ..Call::default() };
+    take(call, |d, call| {
         // SAFETY: the caller guarantees that `desc` is null or points to a valid descriptor.
         let Some((format, channels)) = unsafe { desc.as_ref() }.and_then(format_of).filter(|_| !out.is_null()) else {
             return Error::InvalidValue.code();
@@ -66,8 +66,8 @@ unsafe fn create(request: Request, work: impl FnOnce(&Driver, Out<u64>, &Array3d
                 element_bytes: format_bytes(format).unwrap_or(0) * u64::from(channels),
                 levels,
             };
-            told.size = shape.bytes().ok();
-            told.handle = Some(handle);
+            call.size = shape.bytes().ok();
+            call.handle = Some(handle);
             out.put(handle);
         }
         code
@@ -128,8 +128,8 @@ extern "C" fn cudaFreeArray(array: u64) -> c_int {
     if array == 0 {
         return 0;
     }
-    let told = Call { api: "cudaFreeArray", handle: Some(array), ..Call::default() };
-    give(told, |d| (d.array_destroy)(array))
+    let call = Call { api: "cudaFreeArray", handle: Some(array), ..Call::default() };
+    give(call, |d| (d.array_destroy)(array))
 }
 
 #[unsafe(no_mangle)]
@@ -137,6 +137,6 @@ extern "C" fn cudaFreeMipmappedArray(array: u64) -> c_int {
     if array == 0 {
         return 0;
     }
-    let told = Call { api: "cudaFreeMipmappedArray", handle: Some(array), ..Call::default() };
-    give(told, |d| (d.mipmapped_array_destroy)(array))
+    let call = Call { api: "cudaFreeMipmappedArray", handle: Some(array), ..Call::default() };
+    give(call, |d| (d.mipmapped_array_destroy)(array))
 }

@@ -52,7 +52,7 @@ macro_rules! functions {
         impl Driver {
             fn load() -> Self {
                 let get_proc_address = entry_point();
-                let look = |name: &CStr, flags: u64| -> *mut c_void {
+                let look_up = |name: &CStr, flags: u64| -> *mut c_void {
                     let mut found = ptr::null_mut();
                     let out = Out::from(&mut found);
                     // SAFETY: `name` is a NUL-terminated string, `out` refers to a local variable, and the status
@@ -62,16 +62,16 @@ macro_rules! functions {
                 };
                 Driver {
                     get_proc_address,
-                    bridge: bridge(look(c"cuGetExportTable", 0)),
+                    bridge: bridge(look_up(c"cuGetExportTable", 0)),
                     // SAFETY: the driver's function of that name has that type, because one build compiles both from
                     // these sources.
                     $($safe: unsafe {
-                        transmute::<*mut c_void, extern "C" fn($($safe_argument),*) -> c_int>(look($safe_name, $safe_flags))
+                        transmute::<*mut c_void, extern "C" fn($($safe_argument),*) -> c_int>(look_up($safe_name, $safe_flags))
                     },)*
                     // SAFETY: the driver's function of that name has that type, because one build compiles both from
                     // these sources.
                     $($field: unsafe {
-                        transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(look($name, $flags))
+                        transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(look_up($name, $flags))
                     },)*
                 }
             }

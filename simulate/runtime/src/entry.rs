@@ -9,11 +9,11 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 /// # Safety
 /// `name` is a NUL-terminated string, as CUDA's contract says.
 unsafe fn ask(name: *const c_char, out: Out<*mut c_void>, version: c_int, flags: u64, status: Out<c_int>) -> c_int {
-    let mut told = 0;
+    let mut found = 0;
     // SAFETY: the caller guarantees that `name` is a NUL-terminated string. The status refers to a local variable.
     unsafe {
-        (driver().get_proc_address)(name, out, version, flags, Out::from(&mut told));
-        status.put(told);
+        (driver().get_proc_address)(name, out, version, flags, Out::from(&mut found));
+        status.put(found);
     }
     0
 }

@@ -9,22 +9,22 @@ use std::ffi::{c_int, c_uint};
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaIpcGetMemHandle(out: Out<IpcHandle>, address: u64) -> c_int {
-    let told = Call { api: "cudaIpcGetMemHandle", addr: Some(address), ..Call::default() };
-    give(told, |d| (d.ipc_get_mem_handle)(out, address))
+    let call = Call { api: "cudaIpcGetMemHandle", addr: Some(address), ..Call::default() };
+    give(call, |d| (d.ipc_get_mem_handle)(out, address))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaIpcOpenMemHandle(out: Out<u64>, handle: IpcHandle, flags: c_uint) -> c_int {
-    let told = Call { api: "cudaIpcOpenMemHandle", addr: Some(0), flags: Some(flags.into()), ..Call::default() };
-    take(told, |d, told| {
+    let call = Call { api: "cudaIpcOpenMemHandle", addr: Some(0), flags: Some(flags.into()), ..Call::default() };
+    take(call, |d, call| {
         if out.is_null() {
             return Error::InvalidValue.code();
         }
         let mut base = 0;
         let code = (d.ipc_open_mem_handle)(Out::from(&mut base), handle, flags);
         if code == 0 {
-            told.addr = Some(base);
-            told.size = Some((d.bridge.size_at)(base));
+            call.addr = Some(base);
+            call.size = Some((d.bridge.size_at)(base));
             out.put(base);
         }
         code
@@ -33,8 +33,8 @@ extern "C" fn cudaIpcOpenMemHandle(out: Out<u64>, handle: IpcHandle, flags: c_ui
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaIpcCloseMemHandle(base: u64) -> c_int {
-    let told = Call { api: "cudaIpcCloseMemHandle", addr: Some(base), ..Call::default() };
-    give(told, |d| (d.ipc_close_mem_handle)(base))
+    let call = Call { api: "cudaIpcCloseMemHandle", addr: Some(base), ..Call::default() };
+    give(call, |d| (d.ipc_close_mem_handle)(base))
 }
 
 #[unsafe(no_mangle)]

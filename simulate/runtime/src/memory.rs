@@ -13,21 +13,21 @@ fn invalid() -> c_int {
 
 /// Allocates through a driver function with an out-pointer. Returns null for 0 bytes, as the real runtime does.
 fn allocate(
-    mut told: Call,
+    mut call: Call,
     out: Out<u64>,
     size: usize,
     work: impl FnOnce(&crate::driver::Driver, Out<u64>) -> c_int,
 ) -> c_int {
-    told.addr = Some(0);
-    told.size = Some(size as u64);
-    take(told, |d, told| {
+    call.addr = Some(0);
+    call.size = Some(size as u64);
+    take(call, |d, call| {
         if out.is_null() {
             return invalid();
         }
         let mut base = 0;
         let code = if size == 0 { 0 } else { work(d, Out::from(&mut base)) };
         if code == 0 {
-            told.addr = Some(base);
+            call.addr = Some(base);
             out.put(base);
         }
         code
@@ -36,38 +36,38 @@ fn allocate(
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaMalloc(out: Out<u64>, size: usize) -> c_int {
-    let told = Call { api: "cudaMalloc", ..Call::default() };
-    allocate(told, out, size, |d, base| (d.mem_alloc)(base, size))
+    let call = Call { api: "cudaMalloc", ..Call::default() };
+    allocate(call, out, size, |d, base| (d.mem_alloc)(base, size))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaMallocManaged(out: Out<u64>, size: usize, flags: c_uint) -> c_int {
-    let told = Call { api: "cudaMallocManaged", flags: Some(flags.into()), ..Call::default() };
-    allocate(told, out, size, |d, base| (d.mem_alloc_managed)(base, size, flags))
+    let call = Call { api: "cudaMallocManaged", flags: Some(flags.into()), ..Call::default() };
+    allocate(call, out, size, |d, base| (d.mem_alloc_managed)(base, size, flags))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaMallocHost(out: Out<u64>, size: usize) -> c_int {
-    let told = Call { api: "cudaMallocHost", ..Call::default() };
-    allocate(told, out, size, |d, base| (d.mem_host_alloc)(base, size, 0))
+    let call = Call { api: "cudaMallocHost", ..Call::default() };
+    allocate(call, out, size, |d, base| (d.mem_host_alloc)(base, size, 0))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaHostAlloc(out: Out<u64>, size: usize, flags: c_uint) -> c_int {
-    let told = Call { api: "cudaHostAlloc", flags: Some(flags.into()), ..Call::default() };
-    allocate(told, out, size, |d, base| (d.mem_host_alloc)(base, size, flags))
+    let call = Call { api: "cudaHostAlloc", flags: Some(flags.into()), ..Call::default() };
+    allocate(call, out, size, |d, base| (d.mem_host_alloc)(base, size, flags))
 }
 
 /// Allocates pitched memory and passes its address and pitch to `done`.
 fn pitched(api: &'static str, width: usize, rows: usize, done: impl FnOnce(u64, usize)) -> c_int {
-    let told = Call { api, addr: Some(0), size: Some(0), ..Call::default() };
-    take(told, |d, told| {
+    let call = Call { api, addr: Some(0), size: Some(0), ..Call::default() };
+    take(call, |d, call| {
         let (mut base, mut pitch) = (0, 0);
         let code = (d.mem_alloc_pitch)(Out::from(&mut base), Out::from(&mut pitch), width, rows, 4);
         if code == 0 {
-            told.addr = Some(base);
-            told.pitch = Some(pitch as u64);
-            told.size = Some((pitch * rows) as u64);
+            call.addr = Some(base);
+            call.pitch = Some(pitch as u64);
+            call.size = Some((pitch * rows) as u64);
             done(base, pitch);
         }
         code
@@ -109,20 +109,20 @@ extern "C" fn cudaFreeHost(base: u64) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaHostRegister(base: u64, size: usize, flags: c_uint) -> c_int {
-    let told = Call {
+    let call = Call {
         api: "cudaHostRegister",
         addr: Some(base),
         size: Some(size as u64),
         flags: Some(flags.into()),
         ..Call::default()
     };
-    take(told, |d, _| (d.mem_host_register)(base, size, flags))
+    take(call, |d, _| (d.mem_host_register)(base, size, flags))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaHostUnregister(base: u64) -> c_int {
-    let told = Call { api: "cudaHostUnregister", addr: Some(base), ..Call::default() };
-    give(told, |d| (d.mem_host_unregister)(base))
+    let call = Call { api: "cudaHostUnregister", addr: Some(base), ..Call::default() };
+    give(call, |d| (d.mem_host_unregister)(base))
 }
 
 #[unsafe(no_mangle)]

@@ -21,16 +21,16 @@ fn allocate(
     stream: u64,
     work: impl FnOnce(&Driver, Out<u64>) -> c_int,
 ) -> c_int {
-    let told =
+    let call =
         Call { api, addr: Some(0), size: Some(size as u64), handle: pool, stream: Some(stream), ..Call::default() };
-    take(told, |d, told| {
+    take(call, |d, call| {
         if out.is_null() {
             return Error::InvalidValue.code();
         }
         let mut base = 0;
         let code = if size == 0 { 0 } else { work(d, Out::from(&mut base)) };
         if code == 0 {
-            told.addr = Some(base);
+            call.addr = Some(base);
             out.put(base);
         }
         code
@@ -65,15 +65,15 @@ extern "C" fn cudaMallocFromPoolAsync_ptsz(out: Out<u64>, size: usize, pool: u64
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaFreeAsync(base: u64, stream: u64) -> c_int {
-    let told = Call { api: "cudaFreeAsync", addr: Some(base), stream: Some(stream), ..Call::default() };
-    give(told, |d| (d.mem_free_async)(base, stream))
+    let call = Call { api: "cudaFreeAsync", addr: Some(base), stream: Some(stream), ..Call::default() };
+    give(call, |d| (d.mem_free_async)(base, stream))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaFreeAsync_ptsz(base: u64, stream: u64) -> c_int {
-    let told =
+    let call =
         Call { api: "cudaFreeAsync_ptsz", addr: Some(base), stream: Some(per_thread(stream)), ..Call::default() };
-    give(told, |d| (d.mem_free_async_ptsz)(base, stream))
+    give(call, |d| (d.mem_free_async_ptsz)(base, stream))
 }
 
 #[unsafe(no_mangle)]

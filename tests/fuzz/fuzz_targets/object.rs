@@ -26,8 +26,8 @@ fuzz_target!(|data: &[u8]| {
     }
     let search = Search { debug_roots: vec![folder.path().into()], ..Search::default() };
     let mut symbols = Symbols::default();
-    symbols.complete([&definitions], &search);
-    symbols.name_frames(&mut definitions);
+    symbols.resolve_missing([&definitions], &search);
+    symbols.symbolize(&mut definitions);
     for id in 1..=4 {
         assert!(definitions.frame(FrameId(id)).is_some(), "every place has a name, if only its number");
     }

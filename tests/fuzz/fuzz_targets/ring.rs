@@ -13,10 +13,10 @@ use memtrace_fuzz::Folder;
 use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::file::{End, Reader, Writer};
 use memtrace_trace::ids::ThreadId;
-use memtrace_trace::shm::intake;
 use memtrace_trace::shm::layout::RING_SLOTS;
 use memtrace_trace::shm::ring::Producer;
 use memtrace_trace::shm::segment::Segment;
+use memtrace_trace::shm::validation;
 use memtrace_trace::sync::Ordering::Relaxed;
 
 #[path = "../../../launcher/src/drain/merge.rs"]
@@ -55,7 +55,7 @@ impl rings::Intake for Intake {
     }
 
     fn definition(&mut self, bytes: &[u8]) {
-        if intake::definition(bytes).is_some() {
+        if validation::decode_definition(bytes).is_some() {
             self.definitions.extend_from_slice(bytes);
         }
     }

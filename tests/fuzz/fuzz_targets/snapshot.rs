@@ -21,15 +21,22 @@ fuzz_target!(|data: &[u8]| {
         }
     });
     assert_eq!(read, process.recording().event_count());
-    assert_eq!(process.recording().census().0.events(), read);
+    assert_eq!(process.recording().event_counts().0.events(), read);
     let summary = summarize(&run, &mut |_| {}).expect("a summary");
     let text = summary.to_text(&TextOptions::default());
     assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "nothing reaches a terminal but text");
     let mut out = Vec::new();
-    snapshot(process, &mut out, &SnapshotOptions { no_sources: true, ..SnapshotOptions::default() }, &mut |_| {}).expect("memory");
+    snapshot(process, &mut out, &SnapshotOptions { no_sources: true, ..SnapshotOptions::default() }, &mut |_| {})
+        .expect("memory");
     // The reader must accept our own snapshot completely.
     folder.put("b.pickle", &out);
     let again = open_run(folder.path().join("b.pickle")).expect("our own snapshot");
     assert!(again.problems().is_empty());
-    snapshot(&again.processes()[0], io::sink(), &SnapshotOptions { no_sources: true, ..SnapshotOptions::default() }, &mut |_| {}).expect("memory");
+    snapshot(
+        &again.processes()[0],
+        io::sink(),
+        &SnapshotOptions { no_sources: true, ..SnapshotOptions::default() },
+        &mut |_| {},
+    )
+    .expect("memory");
 });

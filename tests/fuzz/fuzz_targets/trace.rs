@@ -11,7 +11,7 @@ const HEADER: usize = 24;
 
 /// A frame header in `trace/FORMAT.md`: sync, kind, flags, 2 bytes, stored and raw length, payload checksum, header
 /// checksum.
-fn mend_checksums(file: &mut [u8]) {
+fn fix_checksums(file: &mut [u8]) {
     let mut at = 16;
     while at + HEADER <= file.len() {
         if &file[at..at + 4] != b"MTRF" {
@@ -32,10 +32,10 @@ fn mend_checksums(file: &mut [u8]) {
 }
 
 fuzz_target!(|data: &[u8]| {
-    let Some((mend, file)) = data.split_first() else { return };
+    let Some((has_fixed_checksums, file)) = data.split_first() else { return };
     let mut file = file.to_vec();
-    if mend & 1 != 0 {
-        mend_checksums(&mut file);
+    if has_fixed_checksums & 1 != 0 {
+        fix_checksums(&mut file);
     }
     let folder = Folder::here();
     folder.put("7.mtr", &file);

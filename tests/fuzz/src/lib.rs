@@ -3,5 +3,5 @@
 mod memory;
 mod run;
 
-pub use memory::Metered;
+pub use memory::LimitedAllocator;
 pub use run::{Folder, analyse};

@@ -11,10 +11,10 @@ const LIMIT: usize = 1 << 30;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
 /// The system's allocator with a limit.
-pub struct Metered;
+pub struct LimitedAllocator;
 
 #[global_allocator]
-static METERED: Metered = Metered;
+static ALLOCATOR: LimitedAllocator = LimitedAllocator;
 
 fn take(bytes: usize) {
     if LIVE.fetch_add(bytes, Relaxed).saturating_add(bytes) > LIMIT {
@@ -26,7 +26,7 @@ fn take(bytes: usize) {
 
 // SAFETY: every call is passed to the system's allocator with unchanged arguments. A refusal panics before memory is
 // returned.
-unsafe impl GlobalAlloc for Metered {
+unsafe impl GlobalAlloc for LimitedAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         take(layout.size());
         // SAFETY: the caller guarantees a layout of non-zero size, which `System` requires too.

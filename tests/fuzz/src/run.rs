@@ -37,8 +37,8 @@ pub fn analyse(folder: &Path) {
         let mut read = 0;
         let lost = recording.stream(&mut |events| read += events.len() as u64);
         assert_eq!(read + lost.events, recording.event_count(), "every event is read or counted as lost");
-        let (census, not_counted) = recording.census();
-        assert!(not_counted.events > 0 || census.events() == recording.event_count());
+        let (event_counts, not_counted) = recording.event_counts();
+        assert!(not_counted.events > 0 || event_counts.events() == recording.event_count());
     }
     let Ok(summary) = summarize(&run, &mut |_| {}) else { return };
     let text = summary.to_text(&TextOptions::default());

@@ -32,7 +32,7 @@ pub(crate) struct Counts {
 
 /// The result of comparing one case.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum Comparison {
     /// Within the tolerance.
     Same,
     /// Cheaper by more than the tolerance: the baseline should be updated.
@@ -61,9 +61,9 @@ impl Baseline {
     }
 
     /// Compares one case's counts with the baseline.
-    pub(crate) fn compare(&self, case: &str, now: &Counts) -> Verdict {
-        let Some(then) = self.cases.get(case) else { return Verdict::Fails("is not in the baseline".into()) };
-        let (mut dearer, mut cheaper) = (Vec::new(), Vec::new());
+    pub(crate) fn compare(&self, case: &str, now: &Counts) -> Comparison {
+        let Some(then) = self.cases.get(case) else { return Comparison::Fails("is not in the baseline".into()) };
+        let (mut more, mut cheaper) = (Vec::new(), Vec::new());
         for (what, now, then) in [
             ("instructions", now.instructions, then.instructions),
             ("calls into the C library", regular(now.c_library_calls), regular(then.c_library_calls)),
@@ -74,15 +74,15 @@ impl Baseline {
                 _ => format!("{now:.1} {what}, {:+.1} % against {then:.1}", change * 100.0),
             };
             if change > TOLERANCE {
-                dearer.push(text);
+                more.push(text);
             } else if change < -TOLERANCE {
                 cheaper.push(text);
             }
         }
-        match (dearer.is_empty(), cheaper.is_empty()) {
-            (false, _) => Verdict::Fails(dearer.join("; ")),
-            (true, false) => Verdict::Cheaper(cheaper.join("; ")),
-            (true, true) => Verdict::Same,
+        match (more.is_empty(), cheaper.is_empty()) {
+            (false, _) => Comparison::Fails(more.join("; ")),
+            (true, false) => Comparison::Cheaper(cheaper.join("; ")),
+            (true, true) => Comparison::Same,
         }
     }
 }
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_release_of_python_is_two_numbers() {
+    fn a_python_release_is_major_and_minor() {
         assert_eq!((release("3.11.7"), release("3.14.0rc1"), release("3.11")), ("3.11", "3.14", "3.11"));
     }
 
@@ -112,21 +112,24 @@ mod tests {
     }
 
     #[test]
-    fn three_percent_either_way() {
+    fn cost_increases_over_three_percent_fail() {
         let baseline = Baseline { cases: [("a".into(), counts(1000.0, 10.0))].into(), conditions: BTreeMap::new() };
-        let verdict = |i, c| baseline.compare("a", &counts(i, c));
-        assert_eq!(verdict(1000.0, 10.0), Verdict::Same);
-        assert_eq!(verdict(1030.0, 10.0), Verdict::Same);
-        assert_eq!(verdict(1030.1, 10.0), Verdict::Fails("1030.1 instructions, +3.0 % against 1000.0".into()));
-        assert!(matches!(verdict(1000.0, 11.0), Verdict::Fails(_)));
-        assert!(matches!(verdict(969.0, 10.0), Verdict::Cheaper(_)));
-        assert!(matches!(verdict(900.0, 11.0), Verdict::Fails(_)), "cheaper here is no excuse for dearer there");
-        assert!(matches!(baseline.compare("b", &counts(1.0, 0.0)), Verdict::Fails(_)));
+        let compared = |i, c| baseline.compare("a", &counts(i, c));
+        assert_eq!(compared(1000.0, 10.0), Comparison::Same);
+        assert_eq!(compared(1030.0, 10.0), Comparison::Same);
+        assert_eq!(compared(1030.1, 10.0), Comparison::Fails("1030.1 instructions, +3.0 % against 1000.0".into()));
+        assert!(matches!(compared(1000.0, 11.0), Comparison::Fails(_)));
+        assert!(matches!(compared(969.0, 10.0), Comparison::Cheaper(_)));
+        assert!(
+            matches!(compared(900.0, 11.0), Comparison::Fails(_)),
+            "cheaper here is no excuse for more expensive there"
+        );
+        assert!(matches!(baseline.compare("b", &counts(1.0, 0.0)), Comparison::Fails(_)));
         // The C library calls grow from none to some.
         let none = Baseline { cases: [("a".into(), counts(1000.0, 0.0))].into(), conditions: BTreeMap::new() };
-        let some = Verdict::Fails("1.0 calls into the C library, where there were none".into());
+        let some = Comparison::Fails("1.0 calls into the C library, where there were none".into());
         assert_eq!(none.compare("a", &counts(1000.0, 1.0)), some);
-        assert_eq!(none.compare("a", &counts(1000.0, 0.1)), Verdict::Same, "now and then");
-        assert_eq!(none.compare("a", &counts(1000.0, 0.0)), Verdict::Same);
+        assert_eq!(none.compare("a", &counts(1000.0, 0.1)), Comparison::Same, "now and then");
+        assert_eq!(none.compare("a", &counts(1000.0, 0.0)), Comparison::Same);
     }
 }

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_same_in_both_falls_out() {
+    fn equal_costs_cancel_out() {
         let profile = Profile::parse(TEXT, ours).unwrap();
         let none = profile.minus(&profile);
         assert_eq!((none.own(), none.c_library()), (0, Calls::default()));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn another_form_is_refused() {
+    fn other_formats_are_refused() {
         let parse = |text: &str| Profile::parse(text, ours);
         assert!(parse("positions: instr line\nevents: Dr\nsummary: 1\n").is_err());
         assert!(parse("positions: line\nevents: Ir\nsummary: 1\n").is_err());

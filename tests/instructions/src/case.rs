@@ -123,12 +123,12 @@ impl Case {
 
 /// The profile that callgrind wrote for this trigger.
 fn profile(counts: &Path, trigger: &str) -> Result<Profile> {
-    let wanted = format!("desc: Trigger: Client Request: {trigger}");
+    let header = format!("desc: Trigger: Client Request: {trigger}");
     for part in 1.. {
         let path = PathBuf::from(format!("{}.{part}", counts.display()));
         let text =
             std::fs::read_to_string(&path).with_context(|| format!("callgrind wrote nothing for {trigger:?}"))?;
-        if text.lines().any(|l| l == wanted) {
+        if text.lines().any(|l| l == header) {
             return Profile::parse(&text, |object| object.starts_with("libmemtrace"));
         }
     }

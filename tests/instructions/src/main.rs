@@ -26,7 +26,7 @@ use clap::Parser;
 
 use baseline::Baseline;
 use case::{CASES, Case, Measured, Places};
-use python::{Python, said};
+use python::{Python, stdout_of};
 
 /// Counts the instructions of one recorded event, by kind, and compares them with the baseline.
 #[derive(Parser, Debug)]
@@ -61,9 +61,9 @@ fn main() -> Result<ExitCode> {
         CASES.iter().for_each(|c| println!("{:<12} {}", c.name, c.what));
         return Ok(ExitCode::SUCCESS);
     }
-    let wanted = options.annotate.as_slice().iter().chain(&options.cases);
-    let wanted: Vec<&Case> = wanted.map(|name| find(name)).collect::<Result<_>>()?;
-    let wanted = if wanted.is_empty() { CASES.iter().collect() } else { wanted };
+    let selected = options.annotate.as_slice().iter().chain(&options.cases);
+    let selected: Vec<&Case> = selected.map(|name| find(name)).collect::<Result<_>>()?;
+    let selected = if selected.is_empty() { CASES.iter().collect() } else { selected };
 
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let path = options.baseline.clone().unwrap_or_else(|| here.join("baseline.json"));
@@ -84,29 +84,29 @@ fn main() -> Result<ExitCode> {
         scratch: scratch.path().to_owned(),
     };
     stand_ins::build(&here.join("fake"), &simcuda, &places.libraries)?;
-    let measured = measure(&wanted, &places)?;
+    let measured = measure(&selected, &places)?;
 
     if let Some(name) = &options.annotate {
         report::annotate(name, measured.get(name.as_str()).context("not measured")?, options.lines)?;
     } else if options.accept {
-        report::table(&wanted, &measured, &baseline);
+        report::table(&selected, &measured, &baseline);
         let anew = baseline.python() != Some(python.release());
-        ensure!(!anew || wanted.len() == CASES.len(), "another Python is measured as a whole: leave the cases out");
+        ensure!(!anew || selected.len() == CASES.len(), "another Python is measured as a whole: leave the cases out");
         baseline.conditions = conditions(&python)?;
         baseline.cases.retain(|name, _| CASES.iter().any(|c| c.name == name));
         baseline.cases.extend(measured.iter().map(|(name, m)| ((*name).to_owned(), m.counts())));
         baseline.write(&path)?;
         println!("\naccepted: {}", path.display());
     } else if let Some(release) = baseline.python().filter(|release| *release != python.release()) {
-        report::table(&wanted, &measured, &baseline);
-        println!("\nnot judged: this is Python {}, the baseline is of {release}", python.version);
+        report::table(&selected, &measured, &baseline);
+        println!("\nnot compared: this is Python {}, the baseline is of {release}", python.version);
     } else {
         let stale = baseline.cases.keys().find(|name| !CASES.iter().any(|c| c.name == *name));
         if let Some(name) = stale {
             bail!("{name} is in the baseline and no case: tests/instructions/run --accept");
         }
-        let verdicts = report::table(&wanted, &measured, &baseline);
-        return Ok(if report::verdict(&verdicts) { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        let comparisons = report::table(&selected, &measured, &baseline);
+        return Ok(if report::passes(&comparisons) { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -145,8 +145,8 @@ fn conditions(python: &Python) -> Result<BTreeMap<String, String>> {
     Ok([
         ("python", python.version.clone()),
         ("glibc", python.glibc.clone()),
-        ("valgrind", said(Command::new("valgrind").arg("--version"))?),
-        ("rustc", said(Command::new("rustc").arg("--version"))?),
+        ("valgrind", stdout_of(Command::new("valgrind").arg("--version"))?),
+        ("rustc", stdout_of(Command::new("rustc").arg("--version"))?),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into())

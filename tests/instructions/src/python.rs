@@ -23,23 +23,24 @@ impl Python {
     pub(crate) fn ask(python: &Path) -> Result<Python> {
         let what = "import os, sys, platform\n\
             print(os.path.realpath(sys.executable), platform.python_version(), platform.libc_ver()[1] or '?', sep='\\n')";
-        let text = said(Command::new(python).args(["-c", what]))?;
+        let text = stdout_of(Command::new(python).args(["-c", what]))?;
         let mut lines = text.lines().map(str::to_owned);
-        let mut line = || lines.next().with_context(|| format!("{} says nothing of itself", python.display()));
+        let mut line =
+            || lines.next().with_context(|| format!("{} does not print its path and version", python.display()));
         Ok(Python { path: line()?.into(), version: line()?, glibc: line()? })
     }
 
     /// Finds an interpreter of this release: `python3`, another one on PATH, or one of pyenv's.
-    pub(crate) fn of_release(wanted: &str) -> Result<Python> {
+    pub(crate) fn of_release(release: &str) -> Result<Python> {
         let pyenv = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
         let pyenv = pyenv.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".pyenv")));
-        let mut candidates = vec![PathBuf::from("python3"), PathBuf::from(format!("python{wanted}"))];
+        let mut candidates = vec![PathBuf::from("python3"), PathBuf::from(format!("python{release}"))];
         let versions = pyenv.and_then(|p| std::fs::read_dir(p.join("versions")).ok()).into_iter().flatten();
         candidates.extend(versions.filter_map(|entry| Some(entry.ok()?.path().join("bin/python3"))));
-        let found = candidates.iter().filter_map(|c| Python::ask(c).ok()).find(|p| p.release() == wanted);
+        let found = candidates.iter().filter_map(|c| Python::ask(c).ok()).find(|p| p.release() == release);
         found.with_context(|| {
             format!(
-                "the baseline is of Python {wanted}, and there is none on PATH or in pyenv: name one with --python, or \
+                "the baseline is of Python {release}, and there is none on PATH or in pyenv: name one with --python, or \
                  measure another with --python and --accept"
             )
         })
@@ -52,7 +53,7 @@ impl Python {
 }
 
 /// The trimmed stdout of a command. Fails, with its stderr, when the command fails.
-pub(crate) fn said(command: &mut Command) -> Result<String> {
+pub(crate) fn stdout_of(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot run {:?}", command.get_program()))?;
     ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())

@@ -31,8 +31,8 @@ pub(crate) fn check(run: &Path, oracle: &Path) -> Result<usize> {
         let found = describe(event, reader.definitions());
         ensure!(found == line, "event {} is not what happened:\n  recorded  {found}\n  expected  {line}", index + 1);
     }
-    let wanted = expected.lines().count();
-    ensure!(recorded.len() == wanted, "{} events were recorded and {wanted} happened", recorded.len());
+    let expected_count = expected.lines().count();
+    ensure!(recorded.len() == expected_count, "{} events were recorded and {expected_count} happened", recorded.len());
     let reports = recorded
         .iter()
         .filter(|e| e.source == Source::Torch && matches!(e.action, Action::Alloc | Action::FreeCompleted))

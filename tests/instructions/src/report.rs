@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 
-use crate::baseline::{Baseline, TOLERANCE, Verdict};
+use crate::baseline::{Baseline, Comparison, TOLERANCE};
 use crate::case::{Case, Measured};
 use crate::sources::Sources;
 
-/// Prints all cases beside the baseline and returns the verdict on each.
+/// Prints all cases beside the baseline and returns the comparison of each.
 pub(crate) fn table<'a>(
     cases: &[&'a Case],
     measured: &BTreeMap<&str, Measured>,
     baseline: &Baseline,
-) -> Vec<(&'a str, Verdict)> {
+) -> Vec<(&'a str, Comparison)> {
     println!(
         "instructions of memtrace's library for one step; its calls of the C library, and instructions in those\n"
     );
     println!("{:<12} {:>9} {:>9} {:>7} {:>7} {:>9}  step", "case", "now", "baseline", "change", "calls", "in calls");
-    let mut verdicts = Vec::new();
+    let mut comparisons = Vec::new();
     for case in cases {
         let Some(measured) = measured.get(case.name) else { continue };
         let now = measured.counts();
@@ -36,33 +36,33 @@ pub(crate) fn table<'a>(
             case.what,
             measured.events,
         );
-        verdicts.push((case.name, baseline.compare(case.name, &now)));
+        comparisons.push((case.name, baseline.compare(case.name, &now)));
     }
-    verdicts
+    comparisons
 }
 
 /// Prints which cases fail and which ask for a new baseline. Returns whether no case fails.
-pub(crate) fn verdict(verdicts: &[(&str, Verdict)]) -> bool {
+pub(crate) fn passes(comparisons: &[(&str, Comparison)]) -> bool {
     let (mut failed, mut cheaper) = (Vec::new(), Vec::new());
-    for (case, verdict) in verdicts {
-        match verdict {
-            Verdict::Same => {}
-            Verdict::Cheaper(text) => cheaper.push(format!("  {case}: {text}")),
-            Verdict::Fails(text) => failed.push(format!("  {case}: {text}")),
+    for (case, comparison) in comparisons {
+        match comparison {
+            Comparison::Same => {}
+            Comparison::Cheaper(text) => cheaper.push(format!("  {case}: {text}")),
+            Comparison::Fails(text) => failed.push(format!("  {case}: {text}")),
         }
     }
     let percent = TOLERANCE * 100.0;
     if !cheaper.is_empty() {
-        println!(
-            "\ncheaper by more than {percent} %: make it the measure of what comes next (tests/instructions/run --accept)"
-        );
+        println!("\ncheaper by more than {percent} %: update the baseline with tests/instructions/run --accept");
         println!("{}", cheaper.join("\n"));
     }
     if !failed.is_empty() {
         println!("\nFAILED: more than {percent} % above the baseline");
         println!("{}", failed.join("\n"));
-        println!("  where it goes:         tests/instructions/run --annotate CASE");
-        println!("  where it is worth it:  tests/instructions/run --accept, and the commit says what it buys");
+        println!("  to see where the instructions go:  tests/instructions/run --annotate CASE");
+        println!(
+            "  to accept the increase:            tests/instructions/run --accept, and the commit says what it buys"
+        );
     }
     failed.is_empty()
 }

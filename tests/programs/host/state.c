@@ -32,7 +32,7 @@ static int starts_with(const char *text, const char *const *beginnings) {
 }
 
 static void status(void) {
-    static const char *const wanted[] = {"Name", "Umask", "Uid", "Gid", "Groups", "Threads", "SigPnd", "ShdPnd", "SigBlk",
+    static const char *const compared[] = {"Name", "Umask", "Uid", "Gid", "Groups", "Threads", "SigPnd", "ShdPnd", "SigBlk",
         "SigIgn", "SigCgt", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed", NULL};
     char line[4096];
     FILE *file = fopen("/proc/self/status", "r");
@@ -40,7 +40,7 @@ static void status(void) {
         unsigned long long signals;
         // The C library uses signals 32 and 33 internally. No program can query them, and the first thread sets one.
         if (sscanf(line, "SigIgn: %llx", &signals) == 1) printf("SigIgn: %llx\n", signals & ~(3ull << 31));
-        else if (starts_with(line, wanted)) fputs(line, stdout);
+        else if (starts_with(line, compared)) fputs(line, stdout);
     }
     fclose(file);
 }

@@ -5,7 +5,7 @@ import sys
 import threading
 
 runtime = ctypes.CDLL("libcudart.so.12")
-said = {}
+noted = {}
 
 
 def clean(text):
@@ -18,7 +18,7 @@ def note(size):
     while frame:
         frames.append([clean(frame.f_code.co_name), clean(frame.f_code.co_filename), frame.f_lineno])
         frame = frame.f_back
-    said[size] = frames
+    noted[size] = frames
 
 
 def allocate(size):
@@ -91,7 +91,7 @@ def interpreters():
     allocate(0x10000)
     for number in range(3):
         code = f"import sys; sys.argv = ['', 'quiet']; exec(open({__file__!r}).read())\n"
-        code += f"def inner(n):\n    allocate(0x20000 + 16 * {number} + n)\nfor n in range(3): inner(n)\nprint(json.dumps(said))"
+        code += f"def inner(n):\n    allocate(0x20000 + 16 * {number} + n)\nfor n in range(3): inner(n)\nprint(json.dumps(noted))"
         one = create()
         run(one, code)
         allocate(0x30000 + number)
@@ -101,4 +101,4 @@ def interpreters():
 
 if sys.argv[1] != "quiet":
     globals()[sys.argv[1]]()
-    print(json.dumps(said))
+    print(json.dumps(noted))

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memtrace_trace::clock;
-use memtrace_trace::definition::{Definition, Verdict};
+use memtrace_trace::definition::{Definition, NoticeStatus};
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use memtrace_trace::options::{ENV, Options};
@@ -126,7 +126,7 @@ fn define(segment: &Segment) {
         Definition::Module { id: ModuleId(1), path: "/lib/libcudart.so.13", build_id: "" },
         Definition::Pool { id: 1, pool: (0, 7) },
         Definition::Device { ordinal: 0, name: "H200", total: 1 << 37, used_before: 5 << 20, pci: "0000:01:00.0" },
-        Definition::Notice { topic: "torch.tracker", text: "attached", verdict: Verdict::Works },
+        Definition::Notice { topic: "torch.tracker", text: "attached", status: NoticeStatus::Works },
         // Only the launcher may define threads, so this definition is refused.
         Definition::Thread { id: ThreadId(77), tid: 1, name: "forged" },
         Definition::Stack { id: StackId(u32::MAX), parent: StackId::NONE, frame: FrameId(1) },

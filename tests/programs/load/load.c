@@ -33,7 +33,7 @@ static word obtain(size_t size) { void *found = NULL; return cudaMalloc(&found, 
 static int release(word address) { return cudaFree((void *)address); }
 #endif
 
-struct told { word pairs, addresses, sizes, longest_us; };
+struct work { word pairs, addresses, sizes, longest_us; };
 
 static void fail(const char *what) {
     fprintf(stderr, "load: %s: %s\n", what, strerror(errno));
@@ -41,22 +41,22 @@ static void fail(const char *what) {
 }
 
 // Writes the line in one call, because children and threads share the output.
-static void tell(const struct told *told, int longest) {
+static void print_work(const struct work *work, int longest) {
     char line[160];
-    int length = snprintf(line, sizeof line, "%d %ld %llu %llu %llu", getpid(), (long)syscall(SYS_gettid), told->pairs, told->addresses, told->sizes);
-    if (longest) length += snprintf(line + length, sizeof line - length, " %llu", told->longest_us);
+    int length = snprintf(line, sizeof line, "%d %ld %llu %llu %llu", getpid(), (long)syscall(SYS_gettid), work->pairs, work->addresses, work->sizes);
+    if (longest) length += snprintf(line + length, sizeof line - length, " %llu", work->longest_us);
     line[length++] = '\n';
     if (write(1, line, length) != length) fail("write");
 }
 
-static void pairs(struct told *told, word count) {
+static void pairs(struct work *work, word count) {
     for (word i = 0; i < count; i++) {
-        size_t size = (size_t)(1 + told->pairs % 5) << 21;
+        size_t size = (size_t)(1 + work->pairs % 5) << 21;
         word address = obtain(size);
         if (!address || release(address)) fail("an allocation");
-        told->pairs++;
-        told->addresses += address;
-        told->sizes += size;
+        work->pairs++;
+        work->addresses += address;
+        work->sizes += size;
     }
 }
 
@@ -65,14 +65,14 @@ static long rest_ms;
 static pthread_barrier_t barrier;
 
 static void *thread_of_many(void *alive) {
-    struct told told = {0};
+    struct work work = {0};
     pthread_barrier_wait(&barrier);
     if (alive) {
-        pairs(&told, 1);
+        pairs(&work, 1);
         pthread_barrier_wait(&barrier);
     }
-    pairs(&told, count);
-    tell(&told, 0);
+    pairs(&work, count);
+    print_work(&work, 0);
     return NULL;
 }
 
@@ -84,25 +84,25 @@ static word now_us(void) {
 
 static void *paced(void *unused) {
     (void)unused;
-    struct told told = {0};
-    while (told.pairs < count) {
+    struct work work = {0};
+    while (work.pairs < count) {
         word start = now_us();
-        pairs(&told, 1);
+        pairs(&work, 1);
         word took = now_us() - start;
-        if (took > told.longest_us) told.longest_us = took;
-        if (told.pairs % 1000 == 0) {
+        if (took > work.longest_us) work.longest_us = took;
+        if (work.pairs % 1000 == 0) {
             struct timespec t = {rest_ms / 1000, rest_ms % 1000 * 1000000};
             nanosleep(&t, NULL);
         }
     }
-    tell(&told, 1);
+    print_work(&work, 1);
     return NULL;
 }
 
 static void *short_lived(void *number) {
-    struct told told = {0};
-    pairs(&told, 1 + (word)number % 7);
-    tell(&told, 0);
+    struct work work = {0};
+    pairs(&work, 1 + (word)number % 7);
+    print_work(&work, 0);
     return NULL;
 }
 
@@ -149,12 +149,12 @@ static void children(word processes) {
         pid_t pid = fork();
         if (pid < 0) fail("fork");
         if (pid > 0) continue;
-        struct told told = {0};
+        struct work work = {0};
         close(go[1]);
-        pairs(&told, 1);
+        pairs(&work, 1);
         if (write(ready[1], &byte, 1) != 1 || read(go[0], &byte, 1) != 0) fail("a pipe");
-        pairs(&told, count);
-        tell(&told, 0);
+        pairs(&work, count);
+        print_work(&work, 0);
         _exit(0);
     }
     for (word i = 0; i < processes; i++)
@@ -170,9 +170,9 @@ static void storm(word processes) {
         pid_t pid = fork();
         if (pid < 0) fail("fork");
         if (pid == 0) {
-            struct told told = {0};
-            pairs(&told, 3);
-            tell(&told, 0);
+            struct work work = {0};
+            pairs(&work, 3);
+            print_work(&work, 0);
             storm(half - 1);
             _exit(0);
         }

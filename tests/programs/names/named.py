@@ -203,7 +203,7 @@ def classes():
     Oracle().note([third])
 
 
-def later():
+def second_model():
     """A second model appears when the first one already has names: the first one keeps them."""
     first = mlp()
     train(first, lambda: torch.empty(64, 512, device="cuda"), optimizer=torch.optim.Adam(first.parameters()))

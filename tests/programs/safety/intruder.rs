@@ -38,7 +38,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use memtrace_trace::clock;
-use memtrace_trace::definition::{Definition, Verdict};
+use memtrace_trace::definition::{Definition, NoticeStatus};
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use memtrace_trace::options::{ENV, Options};
@@ -116,8 +116,8 @@ fn ghost() {
     let socket = recv_fd(ours.as_fd()).expect("a connection");
     // SAFETY: `wait` accepts a null status pointer. It waits for the child that this function forked.
     unsafe { libc::wait(std::ptr::null_mut()) };
-    let said = send(&socket, &Hello::new(0).to_bytes());
-    println!("ghost {}", if said && recv_fd(socket.as_fd()).is_ok() { "served" } else { "refused" });
+    let sent = send(&socket, &Hello::new(0).to_bytes());
+    println!("ghost {}", if sent && recv_fd(socket.as_fd()).is_ok() { "served" } else { "refused" });
 }
 
 fn event(seq: u64) -> Event {
@@ -193,7 +193,7 @@ fn texts(segment: &Segment) {
     let long = "x".repeat(15_000);
     for n in 0..2000 {
         let text = format!("{n} {long}");
-        define(&mut producer, &Definition::Notice { topic: "t", text: &text, verdict: Verdict::Remark });
+        define(&mut producer, &Definition::Notice { topic: "t", text: &text, status: NoticeStatus::Remark });
     }
     // Strings and definitions that continue beyond the end, and a slot that announces a definition of 2^60 bytes.
     for bytes in
@@ -262,7 +262,7 @@ fn names(segment: &Segment) {
         &mut producer,
         &Definition::Device { ordinal: 0, name: EVIL, total: 1 << 33, used_before: 1 << 20, pci: EVIL },
     );
-    define(&mut producer, &Definition::Notice { topic: EVIL, text: EVIL, verdict: Verdict::Remark });
+    define(&mut producer, &Definition::Notice { topic: EVIL, text: EVIL, status: NoticeStatus::Remark });
     for n in 0..100 {
         let seq = segment.header().next_seq.0.fetch_add(1, Ordering::Relaxed);
         let event = Event {
@@ -301,11 +301,11 @@ fn squat(token: &str) {
     println!("listening");
     std::io::stdout().flush().expect("stdout");
     let (mut caller, _) = listener.accept().expect("a caller");
-    let mut heard = Vec::new();
+    let mut reply = Vec::new();
     // A traced process waits for our answer, so a short time is enough to receive its message.
     caller.set_read_timeout(Some(Duration::from_millis(300))).expect("a time limit");
-    let _ = std::io::Read::read_to_end(&mut caller, &mut heard);
-    println!("heard {}", heard.len());
+    let _ = std::io::Read::read_to_end(&mut caller, &mut reply);
+    println!("received {}", reply.len());
 }
 
 /// Writes as many events as possible into a few rings, forever.

@@ -303,7 +303,7 @@ def case_eval_in_a_loop_of_equal_frames(check):
         del code
 
 
-def case_code_dies_in_another_thread(check):
+def case_code_freed_in_another_thread(check):
     def work():
         for n in range(100):
             exec(compile("\n" * (n % 9) + "def f():\n    check()\nf()", "<t>", "exec"), {"check": check})

@@ -382,11 +382,11 @@ def replicated():
     parallel = torch.nn.DataParallel(model, [0, 1])
     optimizer = torch.optim.Adam(model.parameters())
 
-    def look(module, _):
+    def note_copy(module, _):
         if module.weight is not weight:
             note(module.weight, "communication_bucket" if module.weight.device.index else "parameter")
 
-    model.first.register_forward_pre_hook(look)
+    model.first.register_forward_pre_hook(note_copy)
     for _ in range(4):
         parallel(torch.randn(64, 40, device="cuda")).square().mean().backward()
         optimizer.step()

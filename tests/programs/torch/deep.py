@@ -18,19 +18,19 @@ class Layer(torch.nn.Module):
         self.place = place
         self.norm, self.up, self.down = torch.nn.LayerNorm(256), torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 256)
 
-    def tell(self, call, x):
+    def print_allocated(self, call, x):
         print("at", len(x), self.place, call, torch.cuda.memory_allocated(), flush=True)
 
     def forward(self, x):
-        self.tell("norm", x)
+        self.print_allocated("norm", x)
         hidden = self.norm(x)
-        self.tell("up", x)
+        self.print_allocated("up", x)
         hidden = self.up(hidden)
-        self.tell("gelu", x)
+        self.print_allocated("gelu", x)
         hidden = functional.gelu(hidden)
-        self.tell("down", x)
+        self.print_allocated("down", x)
         hidden = self.down(hidden)
-        self.tell("add", x)
+        self.print_allocated("add", x)
         return x + hidden
 
 

@@ -1,6 +1,6 @@
 """Training that runs out of memory in the optimizer's first step (SIMCUDA_MEMORY=400M): the state does not fit.
 
-    python oom_train.py [catch|tell]    catch: handles the error; tell: also prints the state that was being made
+    python oom_train.py [catch|print]    catch: handles the error; print: also prints the state that was being made
 """
 
 import sys
@@ -20,14 +20,14 @@ def step():
 try:
     step()
 except torch.cuda.OutOfMemoryError as error:
-    if "tell" in sys.argv[1:]:
+    if "print" in sys.argv[1:]:
         trace = error.__traceback__
         while trace.tb_frame.f_code.co_name != "_init_group":
             trace = trace.tb_next
         # The first state that this parameter lacks, in the order in which Adam makes them.
         parameter, state = trace.tb_frame.f_locals["p"], trace.tb_frame.f_locals["state"]
         name = next(name for name, one in model.named_parameters() if one is parameter)
-        print("wanted Adam.%s of %s" % (next(kind for kind in ("exp_avg", "exp_avg_sq") if kind not in state), name))
+        print("requested for Adam.%s of %s" % (next(kind for kind in ("exp_avg", "exp_avg_sq") if kind not in state), name))
         sys.exit(0)
     elif "catch" not in sys.argv[1:]:
         raise

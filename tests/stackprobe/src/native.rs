@@ -15,9 +15,9 @@ thread_local! {
 }
 
 /// A sink that discards all definitions.
-struct Forget;
+struct Discard;
 
-impl DefinitionSink for Forget {
+impl DefinitionSink for Discard {
     fn frame(&mut self, _: FrameId, _: &FrameText<'_>) {}
 
     fn stack(&mut self, id: StackId, _: StackId, _: FrameId) {
@@ -27,14 +27,14 @@ impl DefinitionSink for Forget {
 
 /// A sink that keeps all definitions of one capture, which uses its own interner.
 #[derive(Default)]
-struct Keep {
+struct Collect {
     starts: Vec<usize>,
     addresses: HashMap<FrameId, usize>,
     stacks: HashMap<StackId, (StackId, FrameId)>,
     lost: bool,
 }
 
-impl DefinitionSink for Keep {
+impl DefinitionSink for Collect {
     fn frame(&mut self, _: FrameId, _: &FrameText<'_>) {}
 
     fn module(&mut self, object: &LoadedObject<'_>) -> ModuleId {
@@ -65,7 +65,7 @@ pub extern "C" fn probe_native(_into: *mut usize, _size: i32) -> i32 {
     let interner = INTERNER.get_or_init(Interner::new);
     // SAFETY: `STACKS` is thread-local, and a capture does not call back into the probe. So this reference is the only
     // one.
-    let stack = STACKS.with(|stacks| unsafe { &mut *stacks.get() }.capture(interner, &mut Forget));
+    let stack = STACKS.with(|stacks| unsafe { &mut *stacks.get() }.capture(interner, &mut Discard));
     i32::from(!stack.is_none())
 }
 
@@ -78,20 +78,20 @@ pub extern "C" fn probe_native(_into: *mut usize, _size: i32) -> i32 {
 /// The caller guarantees that `into` is valid for writing `size` addresses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probe_native_addresses(into: *mut usize, size: i32) -> i32 {
-    let (interner, mut stacks, mut keep) = (Interner::new(), NativeStacks::new(), Keep::default());
+    let (interner, mut stacks, mut definitions) = (Interner::new(), NativeStacks::new(), Collect::default());
     // Frames inside this library are not shown, so both captures start at the caller's frame.
-    let found = [(); 2].map(|()| stacks.capture(&interner, &mut keep));
+    let found = [(); 2].map(|()| stacks.capture(&interner, &mut definitions));
     stacks.release();
     let (mut id, mut count) = (found[0], 0);
-    if keep.lost || id.is_none() {
+    if definitions.lost || id.is_none() {
         return -1;
     }
     if found[0] != found[1] {
         return -2;
     }
-    while let (Some((parent, frame)), true) = (keep.stacks.get(&id), count < size) {
+    while let (Some((parent, frame)), true) = (definitions.stacks.get(&id), count < size) {
         // SAFETY: `count < size`, and the caller guarantees that `into` is valid for writing `size` addresses.
-        unsafe { into.add(count as usize).write(keep.addresses.get(frame).copied().unwrap_or(0)) };
+        unsafe { into.add(count as usize).write(definitions.addresses.get(frame).copied().unwrap_or(0)) };
         (id, count) = (*parent, count + 1);
     }
     count

@@ -34,13 +34,13 @@ struct Definitions {
     lost: HashMap<&'static str, u64>,
 }
 
-struct Keep;
+struct Collect;
 
 fn definitions() -> MutexGuard<'static, Option<Definitions>> {
     DEFINITIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl DefinitionSink for Keep {
+impl DefinitionSink for Collect {
     fn frame(&mut self, id: FrameId, text: &FrameText<'_>) {
         let FrameText { name, qualname, filename, line, first_line } = *text;
         let line = format!("{name}\x1f{qualname}\x1f{filename}\x1f{line}\x1f{first_line}");
@@ -73,9 +73,9 @@ fn name_of(loss: Loss) -> &'static str {
 }
 
 /// A sink that discards all definitions, for measurements.
-struct Forget;
+struct Discard;
 
-impl DefinitionSink for Forget {
+impl DefinitionSink for Discard {
     fn frame(&mut self, _id: FrameId, text: &FrameText<'_>) {
         std::hint::black_box(text);
     }
@@ -112,7 +112,7 @@ fn interner() -> &'static Interner {
     }
 }
 
-fn take(sink: &mut impl DefinitionSink) -> StackId {
+fn capture(sink: &mut impl DefinitionSink) -> StackId {
     let Ok(python) = python() else {
         return StackId::NONE;
     };
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn probe_reason(into: *mut c_char, size: usize) -> usize {
 /// Captures the calling thread's stack and returns its id.
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_capture() -> u32 {
-    take(&mut Keep).0
+    capture(&mut Collect).0
 }
 
 /// Writes a stack, innermost frame first, cut to `size` bytes. A frame has name, qualname, file, line and first line,
@@ -243,10 +243,10 @@ pub extern "C" fn probe_release() {
 /// The mean time of capturing an unchanged stack, in nanoseconds.
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_time_unchanged(rounds: u32) -> f64 {
-    take(&mut Forget);
+    capture(&mut Discard);
     let start = Instant::now();
     for _ in 0..rounds {
-        std::hint::black_box(take(&mut Forget));
+        std::hint::black_box(capture(&mut Discard));
     }
     start.elapsed().as_nanos() as f64 / f64::from(rounds)
 }
@@ -255,7 +255,7 @@ pub extern "C" fn probe_time_unchanged(rounds: u32) -> f64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_time_once() -> f64 {
     let start = Instant::now();
-    std::hint::black_box(take(&mut Forget));
+    std::hint::black_box(capture(&mut Discard));
     start.elapsed().as_nanos() as f64
 }
 

@@ -10,8 +10,8 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use memtrace_tests::programs::{Workshop, linked_with, victim};
-use memtrace_tests::victim::{Run, Victim, events};
+use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
+use memtrace_tests::traced_program::{Run, TracedProgram, events};
 use memtrace_trace::options::{Cpu, ENV, Options, Stacks};
 
 const NONE: &[&str] = &[];
@@ -20,9 +20,9 @@ const LIBRARY: &str = "libmemtrace_interpose.so";
 /// Runs a command with and without memtrace. Requires the same output and exit status, and returns the output and the
 /// run.
 #[track_caller]
-fn same(victim: Victim) -> (Output, Run) {
-    let victim = victim.option("--quiet");
-    let (alone, run) = (victim.run_alone(), victim.run());
+fn same(traced: TracedProgram) -> (Output, Run) {
+    let traced = traced.option("--quiet");
+    let (alone, run) = (traced.run_alone(), traced.run());
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert_eq!(text(&alone.stdout), text(&run.output.stdout));
     assert_eq!(text(&alone.stderr), text(&run.output.stderr));
@@ -33,31 +33,31 @@ fn same(victim: Victim) -> (Output, Run) {
 /// Like [`same`], for a program that does not use CUDA: there must be no trace either.
 #[track_caller]
 fn same_and_silent<S: AsRef<OsStr>>(command: &[S]) -> Output {
-    let (alone, run) = same(Victim::command(command));
+    let (alone, run) = same(TracedProgram::command(command));
     assert!(run.traces().is_empty());
     assert_eq!(run.manifest()["processes"].as_array().map(Vec::len), Some(0));
     alone
 }
 
 #[test]
-fn a_program_that_uses_cuda_sees_itself_unchanged() {
-    let workshop = Workshop::new();
+fn the_state_of_a_program_with_cuda_is_unchanged() {
+    let programs = ProgramFolder::new();
     let options = [vec!["-DCUDA".to_owned()], linked_with("libcudart.so.12"), vec!["-lm".to_owned()]].concat();
-    let program = workshop.program("host/state.c", "state", &options);
-    let (alone, run) = same(victim(&[program.as_os_str(), "".as_ref(), "two words".as_ref()]));
+    let program = programs.program("host/state.c", "state", &options);
+    let (alone, run) = same(with_simcuda(&[program.as_os_str(), "".as_ref(), "two words".as_ref()]));
     assert_eq!(alone.status.code(), Some(3));
     assert_eq!(events(&run.trace()).iter().filter(|e| e.result != 0).count(), 4, "two failures, each in both layers");
 }
 
 #[test]
-fn errno_is_what_the_program_and_cuda_left_in_it() {
+fn errno_is_unchanged() {
     // The driver of this test never changes errno.
-    let workshop = Workshop::new();
-    workshop.library("host/failing.c", "libcuda.so.1", NONE);
-    let folder = format!("-L{}", workshop.path("").display());
-    let program = workshop.program("host/state.c", "state", &["-DCUDA", folder.as_str(), "-l:libcuda.so.1", "-lm"]);
-    let (alone, _) = same(Victim::command(&[&program]).env("LD_LIBRARY_PATH", workshop.path("")));
-    let said = String::from_utf8_lossy(&alone.stdout);
+    let programs = ProgramFolder::new();
+    programs.library("host/failing.c", "libcuda.so.1", NONE);
+    let folder = format!("-L{}", programs.path("").display());
+    let program = programs.program("host/state.c", "state", &["-DCUDA", folder.as_str(), "-l:libcuda.so.1", "-lm"]);
+    let (alone, _) = same(TracedProgram::command(&[&program]).env("LD_LIBRARY_PATH", programs.path("")));
+    let stdout = String::from_utf8_lossy(&alone.stdout);
     for line in [
         "too much: 2, errno 77, (nil)",
         "after open: 0, errno 2, then 2",
@@ -65,35 +65,35 @@ fn errno_is_what_the_program_and_cuda_left_in_it() {
         "open right after a call: -1 No such file or directory",
         "bad pointer: 1, errno 79",
     ] {
-        assert!(said.contains(line), "{line}: {said}");
+        assert!(stdout.contains(line), "{line}: {stdout}");
     }
 }
 
 #[test]
-fn a_program_without_cuda_sees_itself_unchanged() {
-    let workshop = Workshop::new();
-    let program = workshop.program("host/state.c", "state", &["-lm"]);
+fn the_state_of_a_program_without_cuda_is_unchanged() {
+    let programs = ProgramFolder::new();
+    let program = programs.program("host/state.c", "state", &["-lm"]);
     assert_eq!(same_and_silent(&[program.as_os_str(), "x".as_ref()]).status.code(), Some(3));
 }
 
 #[test]
-fn a_pytorch_program_sees_itself_and_its_gpu_unchanged() {
-    let (alone, run) = same(Victim::python("host/state.py", &["a", "b c"]));
-    let said = String::from_utf8_lossy(&alone.stdout);
+fn the_state_and_gpu_of_a_pytorch_program_are_unchanged() {
+    let (alone, run) = same(TracedProgram::python("host/state.py", &["a", "b c"]));
+    let stdout = String::from_utf8_lossy(&alone.stdout);
     assert!(alone.status.success(), "{}", String::from_utf8_lossy(&alone.stderr));
-    assert!(said.contains("CUDA out of memory. Tried to allocate 64.00 GiB"), "{said}");
+    assert!(stdout.contains("CUDA out of memory. Tried to allocate 64.00 GiB"), "{stdout}");
     assert!(events(&run.trace()).len() > 10);
 }
 
 #[test]
 fn ordinary_programs_run_unchanged() {
-    let workshop = Workshop::new();
-    let source = memtrace_tests::victim::root().join("tests/programs/host/quiet.c");
-    let object = |name: &str| workshop.path(name);
+    let programs = ProgramFolder::new();
+    let source = memtrace_tests::traced_program::root().join("tests/programs/host/quiet.c");
+    let object = |name: &str| programs.path(name);
     let compile =
         |name: &str| ["cc", "-O2", "-c", "-o"].map(PathBuf::from).into_iter().chain([object(name), source.clone()]);
-    let alone = Victim::command(&compile("alone.o").collect::<Vec<_>>()).run_alone();
-    let run = Victim::command(&compile("traced.o").collect::<Vec<_>>()).option("--quiet").run();
+    let alone = TracedProgram::command(&compile("alone.o").collect::<Vec<_>>()).run_alone();
+    let run = TracedProgram::command(&compile("traced.o").collect::<Vec<_>>()).option("--quiet").run();
     assert!(alone.status.success() && run.output.status.success());
     assert!(run.output.stdout.is_empty() && run.output.stderr.is_empty() && run.traces().is_empty());
     assert_eq!(std::fs::read(object("alone.o")).unwrap(), std::fs::read(object("traced.o")).unwrap());
@@ -116,9 +116,9 @@ struct Mappings {
 }
 
 impl Mappings {
-    fn of(said: &[u8]) -> Mappings {
+    fn of(stdout: &[u8]) -> Mappings {
         let mut mappings = Mappings { named: Vec::new(), library: 0, anonymous: 0 };
-        for line in String::from_utf8_lossy(said).lines() {
+        for line in String::from_utf8_lossy(stdout).lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             let address = |text| u64::from_str_radix(text, 16).unwrap();
             let (start, end) = words[0].split_once('-').unwrap();
@@ -134,11 +134,11 @@ impl Mappings {
 }
 
 #[test]
-fn a_program_without_cuda_has_one_small_library_more_and_nothing_else() {
-    let workshop = Workshop::new();
-    let program = workshop.program("host/quiet.c", "quiet", NONE);
-    let victim = Victim::command(&[&program]).option("--quiet");
-    let (alone, run) = (victim.run_alone(), victim.run());
+fn a_program_without_cuda_only_loads_one_small_library() {
+    let programs = ProgramFolder::new();
+    let program = programs.program("host/quiet.c", "quiet", NONE);
+    let traced = TracedProgram::command(&[&program]).option("--quiet");
+    let (alone, run) = (traced.run_alone(), traced.run());
     let (alone, traced) = (Mappings::of(&alone.stdout), Mappings::of(&run.output.stdout));
     assert_eq!(alone.library, 0);
     assert!(traced.library > 0, "the library is there");
@@ -152,7 +152,7 @@ fn a_program_without_cuda_has_one_small_library_more_and_nothing_else() {
 
 /// The path of the preloaded library as the launcher puts it into `LD_PRELOAD`.
 fn library() -> PathBuf {
-    let run = Victim::command(&["sh", "-c", "printf %s \"$LD_PRELOAD\""]).option("--quiet").run();
+    let run = TracedProgram::command(&["sh", "-c", "printf %s \"$LD_PRELOAD\""]).option("--quiet").run();
     String::from_utf8(run.output.stdout).unwrap().split(':').next().unwrap().into()
 }
 
@@ -194,22 +194,22 @@ fn connections(mut command: Command) -> usize {
 }
 
 #[test]
-fn only_a_program_that_uses_cuda_connects_and_seldom_where_nobody_answers() {
-    let workshop = Workshop::new();
-    let quiet = workshop.program("host/quiet.c", "quiet", NONE);
+fn only_programs_with_cuda_connect_and_retry_with_exponential_backoff() {
+    let programs = ProgramFolder::new();
+    let quiet = programs.program("host/quiet.c", "quiet", NONE);
     let mut command = Command::new(quiet);
     command.stdout(std::process::Stdio::null());
     assert_eq!(connections(command), 0);
 
-    let program = workshop.program_over_bare_driver("process/process.c", "process");
+    let program = programs.program_over_bare_driver("process/process.c", "process");
     let mut command = Command::new(program);
-    command.args(["some", "100"]).env("LD_LIBRARY_PATH", workshop.path(""));
+    command.args(["some", "100"]).env("LD_LIBRARY_PATH", programs.path(""));
     // 400 events: the first attempt is at the first event, the next ones after 1, 2, 4, ... 256 further events.
     assert_eq!(connections(command), 1 + 9);
 }
 
 #[test]
-fn the_library_needs_nothing_but_the_c_library() {
+fn the_library_depends_only_on_the_c_library() {
     let output = Command::new("readelf").arg("-d").arg(library()).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let needed: Vec<&str> =

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use memtrace_tests::ledger::{self, Call};
 use memtrace_tests::oracle::{Oracle, assert_equal};
-use memtrace_tests::victim::Victim;
+use memtrace_tests::traced_program::TracedProgram;
 use memtrace_trace::counters::Counter;
 use serde_json::Value;
 
@@ -42,18 +42,18 @@ impl Side {
     }
 }
 
-fn run(victim: Victim) -> BTreeMap<&'static str, Side> {
+fn run(traced: TracedProgram) -> BTreeMap<&'static str, Side> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (prefix, ledger) = (folder.path().join("oracle"), folder.path().join("ledger"));
-    let run = victim.env("MEMTRACE_TEST_ORACLE", &prefix).env("SIMCUDA_LEDGER", &ledger).run();
+    let run = traced.env("MEMTRACE_TEST_ORACLE", &prefix).env("SIMCUDA_LEDGER", &ledger).run();
     run.assert_ended_well();
     let ledgers = ledger::read_all(&ledger);
     let summary: Value =
         serde_json::from_str(&std::fs::read_to_string(run.path().join("summary.json")).expect("summary.json"))
             .expect("JSON");
-    let said = String::from_utf8_lossy(&run.output.stdout).into_owned();
+    let stdout = String::from_utf8_lossy(&run.output.stdout).into_owned();
     let side = |role: &'static str| {
-        let pid: u32 = said.lines().find_map(|l| l.strip_prefix(role)?.trim().parse().ok()).expect(role);
+        let pid: u32 = stdout.lines().find_map(|l| l.strip_prefix(role)?.trim().parse().ok()).expect(role);
         let trace = run.traces().into_iter().find(|t| ledger::pid(t) == pid).expect("a trace");
         let oracle = Oracle::read(&folder.path().join(format!("oracle.{role}")));
         assert_equal(&trace, &oracle);
@@ -83,19 +83,19 @@ fn assert_counted_once(sides: &BTreeMap<&str, Side>, imported: u64) {
 }
 
 #[test]
-fn tensors_by_handle() {
-    let sides = run(Victim::python("ipc/tensors.py", &[]).env("SIMCUDA_DEVICES", "2"));
+fn tensors_shared_by_ipc_handle_are_counted_once() {
+    let sides = run(TracedProgram::python("ipc/tensors.py", &[]).env("SIMCUDA_DEVICES", "2"));
     // Each of the two transfers has one small segment and one large one. Both small tensors are in one segment.
     assert_eq!(sides["receiver"].sizes("cudaIpcOpenMemHandle"), [2 << 20, 24 << 20, 2 << 20, 24 << 20]);
     assert_counted_once(&sides, 26 << 20);
 }
 
 #[test]
-fn tensors_in_expandable_segments() {
-    let victim = Victim::python("ipc/tensors.py", &[])
+fn tensors_shared_in_expandable_segments_are_counted_once() {
+    let traced = TracedProgram::python("ipc/tensors.py", &[])
         .env("SIMCUDA_DEVICES", "2")
         .env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True");
-    let sides = run(victim);
+    let sides = run(traced);
     let receiver = &sides["receiver"];
     assert_eq!(receiver.sizes("cudaIpcOpenMemHandle"), [0; 0]);
     // Each of the two transfers imports both segments, piece by piece: all memory that the sender reserved.

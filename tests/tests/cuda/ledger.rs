@@ -1,14 +1,14 @@
 //! Compares the recorded driver and runtime events with the simulated CUDA's ledger, call by call.
 
 use memtrace_tests::ledger::{assert_equal, ours, read};
-use memtrace_tests::victim::Victim;
+use memtrace_tests::traced_program::TracedProgram;
 
 /// Runs a program with a ledger, compares the calls, and returns their number.
 #[track_caller]
-fn compare(victim: Victim) -> usize {
+fn compare(traced: TracedProgram) -> usize {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ledger");
-    let run = victim.env("SIMCUDA_LEDGER", &path).run();
+    let run = traced.env("SIMCUDA_LEDGER", &path).run();
     run.assert_ended_well();
     let (ours, ledger) = (ours(&run.trace()), read(&path));
     assert_equal(&ours, &ledger);
@@ -17,22 +17,22 @@ fn compare(victim: Victim) -> usize {
 
 #[test]
 fn pytorch_native() {
-    assert!(compare(Victim::python("torch/mlp.py", &[])) > 20);
+    assert!(compare(TracedProgram::python("torch/mlp.py", &[])) > 20);
 }
 
 #[test]
 fn pytorch_expandable_segments() {
-    let expandable = Victim::python("torch/expandable.py", &[]);
+    let expandable = TracedProgram::python("torch/expandable.py", &[]);
     assert!(compare(expandable.env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")) > 50);
 }
 
 #[test]
 fn pytorch_stream_ordered_allocator() {
-    let program = Victim::python("torch/mlp.py", &[]).env("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync");
+    let program = TracedProgram::python("torch/mlp.py", &[]).env("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync");
     assert!(compare(program) > 100);
 }
 
 #[test]
 fn pytorch_out_of_memory() {
-    assert!(compare(Victim::python("torch/oom_retry.py", &[]).env("SIMCUDA_MEMORY", "8G")) > 30);
+    assert!(compare(TracedProgram::python("torch/oom_retry.py", &[]).env("SIMCUDA_MEMORY", "8G")) > 30);
 }

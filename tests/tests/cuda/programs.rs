@@ -9,8 +9,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use memtrace_tests::ledger::{assert_equal, ours, pid, read, read_all};
-use memtrace_tests::programs::{Workshop, linked_with, victim};
-use memtrace_tests::victim::{Run, Victim, events, root};
+use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
+use memtrace_tests::traced_program::{Run, TracedProgram, events, root};
 use memtrace_trace::api::Api;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::Reader;
@@ -19,12 +19,12 @@ const NONE: &[&str] = &[];
 
 /// Runs a command with and without memtrace. Compares the output, and the events with the ledger.
 #[track_caller]
-fn compare(command: &[&OsStr], prepare: impl Fn(Victim) -> Victim) -> (Run, Reader) {
+fn compare(command: &[&OsStr], prepare: impl Fn(TracedProgram) -> TracedProgram) -> (Run, Reader) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ledger");
-    let victim = prepare(victim(command));
-    let alone = victim.run_alone();
-    let run = victim.env("SIMCUDA_LEDGER", &path).run();
+    let traced = prepare(with_simcuda(command));
+    let alone = traced.run_alone();
+    let run = traced.env("SIMCUDA_LEDGER", &path).run();
     run.assert_ended_well();
     assert_eq!(String::from_utf8_lossy(&alone.stdout), String::from_utf8_lossy(&run.output.stdout));
     assert_eq!(alone.status, run.output.status);
@@ -65,14 +65,14 @@ fn only(source: Source, name: &str) -> BTreeMap<Source, BTreeSet<String>> {
     BTreeMap::from([(source, BTreeSet::from([name.to_owned()]))])
 }
 
-fn same(victim: Victim) -> Victim {
-    victim
+fn same(traced: TracedProgram) -> TracedProgram {
+    traced
 }
 
 #[track_caller]
 fn every_runtime_function(library: &str) {
-    let workshop = Workshop::new();
-    let program = workshop.program("cuda/runtime.c", "program", &linked_with(library));
+    let programs = ProgramFolder::new();
+    let program = programs.program("cuda/runtime.c", "program", &linked_with(library));
     let (_, trace) = compare(&[program.as_os_str()], same);
     // `ipc.rs` tests opening another process's memory.
     assert_eq!(seen(&trace, Source::Runtime), all(Source::Runtime, &["IpcOpen"]));
@@ -91,8 +91,8 @@ fn every_function_of_the_cuda_13_runtime_is_recorded() {
 
 #[test]
 fn a_runtime_found_by_dlopen_and_dlsym_is_recorded() {
-    let workshop = Workshop::new();
-    let program = workshop.program("cuda/runtime.c", "program", &["-DBY_POINTER"]);
+    let programs = ProgramFolder::new();
+    let program = programs.program("cuda/runtime.c", "program", &["-DBY_POINTER"]);
     for library in ["libcudart.so.12", "libcudart.so.13"] {
         let (_, trace) = compare(&[program.as_os_str(), library.as_ref()], same);
         assert_eq!(seen(&trace, Source::Runtime), all(Source::Runtime, &["IpcOpen"]), "{library}");
@@ -102,8 +102,8 @@ fn a_runtime_found_by_dlopen_and_dlsym_is_recorded() {
 
 #[test]
 fn every_function_of_the_driver_is_recorded() {
-    let workshop = Workshop::new();
-    let program = workshop.program("cuda/driver.c", "program", &linked_with("libcuda.so.1"));
+    let programs = ProgramFolder::new();
+    let program = programs.program("cuda/driver.c", "program", &linked_with("libcuda.so.1"));
     let (_, trace) = compare(&[program.as_os_str()], same);
     assert_eq!(seen(&trace, Source::Driver), all(Source::Driver, &["IpcOpen", "_ptsz"]));
     assert_eq!(callers(&trace), only(Source::Driver, "program"));
@@ -111,8 +111,8 @@ fn every_function_of_the_driver_is_recorded() {
 
 #[test]
 fn every_way_to_a_driver_function_is_recorded() {
-    let workshop = Workshop::new();
-    let program = workshop.program("cuda/driver.c", "program", &["-DBY_POINTER"]);
+    let programs = ProgramFolder::new();
+    let program = programs.program("cuda/driver.c", "program", &["-DBY_POINTER"]);
     for how in ["dlsym", "entry", "entry-v1", "runtime", "runtime-version"] {
         let (_, trace) = compare(&[program.as_os_str(), how.as_ref()], same);
         assert_eq!(seen(&trace, Source::Driver), all(Source::Driver, &["IpcOpen", "_ptsz"]), "{how}");
@@ -122,8 +122,8 @@ fn every_way_to_a_driver_function_is_recorded() {
 
 #[test]
 fn functions_of_the_per_thread_default_stream_are_recorded() {
-    let workshop = Workshop::new();
-    let program = workshop.program("cuda/driver.c", "program", &["-DBY_POINTER"]);
+    let programs = ProgramFolder::new();
+    let program = programs.program("cuda/driver.c", "program", &["-DBY_POINTER"]);
     for how in ["dlsym", "entry", "entry-v1", "runtime", "runtime-version"] {
         let (_, trace) = compare(&[program.as_os_str(), how.as_ref(), "per-thread".as_ref()], same);
         let ordinary = ["IpcOpen", "cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemFreeAsync"];
@@ -134,15 +134,15 @@ fn functions_of_the_per_thread_default_stream_are_recorded() {
 }
 
 #[test]
-fn allocations_that_fail_on_demand_fail_alike_and_are_recorded_as_failed() {
-    let workshop = Workshop::new();
-    let program = workshop.program("cuda/runtime.c", "program", &linked_with("libcudart.so.12"));
+fn injected_allocation_failures_are_recorded_as_failed() {
+    let programs = ProgramFolder::new();
+    let program = programs.program("cuda/runtime.c", "program", &linked_with("libcudart.so.12"));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ledger");
     for api in ["cudaMalloc:2", "cuMemAlloc_v2:1", "cudaMallocHost:1", "cuMemAllocAsync:1", "cudaMallocArray:1"] {
-        let victim = victim(&[&program]).env("SIMCUDA_FAIL", api);
-        let alone = victim.run_alone();
-        let run = victim.env("SIMCUDA_LEDGER", &path).run();
+        let traced = with_simcuda(&[&program]).env("SIMCUDA_FAIL", api);
+        let alone = traced.run_alone();
+        let run = traced.env("SIMCUDA_LEDGER", &path).run();
         assert_eq!(alone.status.code(), Some(9), "{api}: the program gives up");
         assert_eq!(run.output.status.code(), Some(9), "{api}");
         assert_eq!(alone.stdout, run.output.stdout, "{api}");
@@ -155,10 +155,10 @@ fn allocations_that_fail_on_demand_fail_alike_and_are_recorded_as_failed() {
 }
 
 #[test]
-fn a_free_that_fails_is_taken_back() {
-    let workshop = Workshop::new();
-    let program = workshop.program("cuda/runtime.c", "program", &linked_with("libcudart.so.13"));
-    let run = victim(&[&program]).run();
+fn a_failed_free_is_retracted() {
+    let programs = ProgramFolder::new();
+    let program = programs.program("cuda/runtime.c", "program", &linked_with("libcudart.so.13"));
+    let run = with_simcuda(&[&program]).run();
     run.assert_ended_well();
     let events = events(&run.trace());
     let mut retracted = 0;
@@ -175,21 +175,21 @@ fn a_free_that_fails_is_taken_back() {
 
 #[test]
 fn memory_is_on_the_device_that_the_call_names() {
-    let workshop = Workshop::new();
+    let programs = ProgramFolder::new();
     let options = [linked_with("libcudart.so.12"), linked_with("libcuda.so.1")].concat();
-    let program = workshop.program("cuda/devices.c", "devices", &options);
-    let (_, trace) = compare(&[program.as_os_str()], |victim| victim.env("SIMCUDA_DEVICES", "2"));
+    let program = programs.program("cuda/devices.c", "devices", &options);
+    let (_, trace) = compare(&[program.as_os_str()], |traced| traced.env("SIMCUDA_DEVICES", "2"));
     let devices: Vec<_> = trace.definitions().devices.keys().copied().collect();
     assert_eq!(devices, [0, 1]);
 }
 
 #[test]
 fn memory_of_another_process_is_recorded_where_it_is_opened() {
-    let workshop = Workshop::new();
+    let programs = ProgramFolder::new();
     let options = [linked_with("libcudart.so.12"), linked_with("libcuda.so.1")].concat();
-    let program = workshop.program("cuda/ipc.c", "program", &options);
-    let path = workshop.path("ledger");
-    let run = victim(&[&program]).env("SIMCUDA_LEDGER", &path).run();
+    let program = programs.program("cuda/ipc.c", "program", &options);
+    let path = programs.path("ledger");
+    let run = with_simcuda(&[&program]).env("SIMCUDA_LEDGER", &path).run();
     run.assert_ended_well();
     let ledgers = read_all(&path);
     let traces = run.traces();
@@ -202,12 +202,12 @@ fn memory_of_another_process_is_recorded_where_it_is_opened() {
 }
 
 /// Compiles one library for each entry of `runtimes`, linked with that runtime.
-fn libraries(workshop: &Workshop, runtimes: &[&str]) -> Vec<PathBuf> {
+fn libraries(programs: &ProgramFolder, runtimes: &[&str]) -> Vec<PathBuf> {
     let library = |(i, runtime): (usize, &&str)| {
         let name = format!("libuser{i}.so");
         match *runtime {
-            "static" => workshop.library("cuda/library.c", &name, &["-DEMBEDDED"]),
-            runtime => workshop.library("cuda/library.c", &name, &linked_with(runtime)),
+            "static" => programs.library("cuda/library.c", &name, &["-DEMBEDDED"]),
+            runtime => programs.library("cuda/library.c", &name, &linked_with(runtime)),
         }
     };
     runtimes.iter().enumerate().map(library).collect()
@@ -216,9 +216,9 @@ fn libraries(workshop: &Workshop, runtimes: &[&str]) -> Vec<PathBuf> {
 /// Loads the libraries into one process. Returns the callers of calls that are not nested.
 #[track_caller]
 fn load(flags: &str, runtimes: &[&str]) -> BTreeMap<Source, BTreeSet<String>> {
-    let workshop = Workshop::new();
-    let libraries = libraries(&workshop, runtimes);
-    let loader = workshop.program("cuda/loader.c", "loader", NONE);
+    let programs = ProgramFolder::new();
+    let libraries = libraries(&programs, runtimes);
+    let loader = programs.program("cuda/loader.c", "loader", NONE);
     let mut command = vec![loader.as_os_str(), flags.as_ref()];
     command.extend(libraries.iter().map(|l| l.as_os_str()));
     let (_, trace) = compare(&command, same);
@@ -245,27 +245,30 @@ fn a_library_loaded_locally_calls_its_own_runtime() {
 }
 
 #[test]
-fn two_runtimes_in_one_process_are_kept_apart() {
+fn two_runtimes_in_one_process_are_recorded_separately() {
     let both = load("local", &["libcudart.so.12", "libcudart.so.13"]);
     assert_eq!(both, BTreeMap::from([(Source::Runtime, users(&[0, 1]))]));
 }
 
 #[test]
-fn libraries_that_bind_deeply_are_recorded() {
+fn libraries_loaded_with_deepbind_are_recorded() {
     let both = load("deepbind", &["libcudart.so.13", "libcudart.so.12"]);
     assert_eq!(both, BTreeMap::from([(Source::Runtime, users(&[0, 1]))]));
 }
 
 #[test]
-fn libraries_that_are_unloaded_and_loaded_again_are_new_each_time() {
-    let workshop = Workshop::new();
-    let libraries = libraries(&workshop, &["libcudart.so.12", "libcudart.so.13", "libcudart.so.12"]);
-    let program = workshop.program("cuda/reload.c", "reload", NONE);
+fn reloaded_libraries_are_hooked_again() {
+    let programs = ProgramFolder::new();
+    let libraries = libraries(&programs, &["libcudart.so.12", "libcudart.so.13", "libcudart.so.12"]);
+    let program = programs.program("cuda/reload.c", "reload", NONE);
     let mut command = vec![program.as_os_str()];
     command.extend(libraries.iter().map(|l| l.as_os_str()));
     let (run, trace) = compare(&command, same);
-    let said = String::from_utf8_lossy(&run.output.stdout);
-    assert!(said.contains("1: 0, 3 times") && said.contains("unloaded: 1") && !said.contains("unloaded: 0"), "{said}");
+    let stdout = String::from_utf8_lossy(&run.output.stdout);
+    assert!(
+        stdout.contains("1: 0, 3 times") && stdout.contains("unloaded: 1") && !stdout.contains("unloaded: 0"),
+        "{stdout}"
+    );
     // The size identifies the caller, also where one library is loaded at the address of an earlier one.
     for event in events(&trace).iter().filter(|e| e.source == Source::Runtime && e.action == Action::Alloc) {
         assert_eq!(caller(&trace, event), format!("libuser{}.so", (event.size >> 16) - 1));
@@ -273,15 +276,15 @@ fn libraries_that_are_unloaded_and_loaded_again_are_new_each_time() {
 }
 
 #[test]
-fn a_runtime_that_a_library_carries_itself_is_recorded_in_the_driver() {
+fn a_statically_linked_runtime_is_recorded_at_the_driver() {
     let callers = load("local", &["static", "libcudart.so.12", "static"]);
     assert_eq!(callers, BTreeMap::from([(Source::Runtime, users(&[1])), (Source::Driver, users(&[0, 2]))]));
 }
 
 #[test]
-fn many_threads_at_once_are_in_an_order_that_could_have_been() {
-    let workshop = Workshop::new();
-    let program = workshop.program("cuda/threads.c", "threads", &linked_with("libcudart.so.12"));
+fn events_of_concurrent_threads_have_a_valid_order() {
+    let programs = ProgramFolder::new();
+    let program = programs.program("cuda/threads.c", "threads", &linked_with("libcudart.so.12"));
     let (_, trace) = compare(&[program.as_os_str(), "16".as_ref(), "300".as_ref()], same);
     // In the order of sequence numbers, no address is allocated while in use nor freed while not in use. This holds in
     // each layer.
@@ -338,15 +341,15 @@ fn pythons() -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_program_linked_with_one_runtime_gets_the_functions_of_the_other_that_it_asks_for() {
-    let workshop = Workshop::new();
-    let program = workshop.program("cuda/both.c", "both", &linked_with("libcudart.so.12"));
-    let victim = victim(&[program.as_os_str(), "libcudart.so.13".as_ref()]);
-    let (alone, run) = (victim.run_alone(), victim.run());
+fn a_program_gets_the_runtime_functions_that_it_looks_up() {
+    let programs = ProgramFolder::new();
+    let program = programs.program("cuda/both.c", "both", &linked_with("libcudart.so.12"));
+    let traced = with_simcuda(&[program.as_os_str(), "libcudart.so.13".as_ref()]);
+    let (alone, run) = (traced.run_alone(), traced.run());
     run.assert_ended_well();
-    let said = String::from_utf8_lossy(&run.output.stdout);
-    assert_eq!(String::from_utf8_lossy(&alone.stdout), said);
-    assert!(said.contains("own 2, other 0") && said.contains("own 0, other 2"), "{said}");
+    let stdout = String::from_utf8_lossy(&run.output.stdout);
+    assert_eq!(String::from_utf8_lossy(&alone.stdout), stdout);
+    assert!(stdout.contains("own 2, other 0") && stdout.contains("own 0, other 2"), "{stdout}");
     // At least the driver's layer records the other runtime's calls.
     let sizes = events(&run.trace()).into_iter().filter(|e| e.source == Source::Driver && e.action == Action::Alloc);
     assert_eq!(sizes.map(|e| e.size).collect::<Vec<_>>(), [1 << 50, 1 << 50, 100, 200]);

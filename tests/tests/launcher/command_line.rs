@@ -1,4 +1,4 @@
-//! Bad input gives one clear line with a fix, and the exit status that docs and env(1) define.
+//! Bad input gives an error line and a help line, and the exit status that docs and env(1) define.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -14,6 +14,15 @@ fn run(words: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), stderr(&output))
 }
 
+/// Requires that stderr is an error line and a help line, both with this prefix.
+#[track_caller]
+fn assert_error_with_help(message: &str, prefix: &str) {
+    let lines: Vec<_> = message.lines().collect();
+    let [error, help] = lines[..] else { panic!("{message}") };
+    assert!(error.starts_with(&format!("{prefix}error: ")), "{message}");
+    assert!(help.starts_with(&format!("{prefix}help: ")), "{message}");
+}
+
 fn script(folder: &Path, name: &str, content: &str, mode: u32) -> String {
     let path = folder.join(name);
     std::fs::write(&path, content).unwrap();
@@ -22,7 +31,7 @@ fn script(folder: &Path, name: &str, content: &str, mode: u32) -> String {
 }
 
 #[test]
-fn bad_usage() {
+fn bad_usage_is_reported() {
     for words in
         [&[][..], &["--"], &["run", "--"], &["--no-such-option", "--", "true"], &["--stacks", "all", "--", "true"]]
     {
@@ -37,14 +46,14 @@ fn bad_usage() {
 }
 
 #[test]
-fn commands_that_cannot_be_run() {
+fn commands_that_cannot_be_run_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let plain = script(folder.path(), "tool", "echo", 0o644);
     let python = script(folder.path(), "train.py", "print(1)", 0o644);
     let no_interpreter = script(folder.path(), "script", "#!/no/such/interpreter -x\n", 0o755);
     let directory = folder.path().to_str().unwrap().to_owned();
     let static_program = folder.path().join("static");
-    compile("victim.c", &static_program, &["-static"]);
+    compile("process_state.c", &static_program, &["-static"]);
     let static_program = static_program.to_str().unwrap().to_owned();
     let by_static = script(folder.path(), "by-static", &format!("#!{static_program}\n"), 0o755);
     let foreign = {
@@ -57,7 +66,7 @@ fn commands_that_cannot_be_run() {
     };
     let cases = [
         ("no-such-command", 127, "PATH"),
-        ("./no-such-file", 127, "folder you are in"),
+        ("./no-such-file", 127, "current directory"),
         ("", 127, "variable"),
         ("python train.py", 127, "separate words"),
         (&plain, 126, "chmod +x"),
@@ -73,7 +82,7 @@ fn commands_that_cannot_be_run() {
         let output = output(Command::new(memtrace()).current_dir(&folder).args(["--", command]));
         let message = stderr(&output);
         assert_eq!(output.status.code(), Some(code), "{command}: {message}");
-        assert_eq!(message.lines().count(), 1, "{command}: {message}");
+        assert_error_with_help(&message, "memtrace: ");
         assert!(message.contains(hint), "{command}: {message}");
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "{command}: nothing is left behind");
     }
@@ -84,7 +93,7 @@ fn a_setuid_program_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("setuid");
-    std::fs::copy(compiled("victim.c"), &program).unwrap();
+    std::fs::copy(compiled("process_state.c"), &program).unwrap();
     // Only root can change a file's owner. Other users use any setuid program of the system.
     let is_ours = std::os::unix::fs::chown(&program, Some(65534), None).is_ok();
     let program = if is_ours {
@@ -103,7 +112,7 @@ fn a_setuid_program_is_refused() {
 }
 
 #[test]
-fn folders_that_cannot_be_used() {
+fn folders_that_cannot_be_used_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let full = folder.path().join("full");
     std::fs::create_dir(&full).unwrap();
@@ -116,7 +125,8 @@ fn folders_that_cannot_be_used() {
     for (path, hint) in cases {
         let (code, message) = run(&["-o", path.to_str().unwrap(), "--", "true"]);
         assert_eq!(code, 125, "{}: {message}", path.display());
-        assert!(message.contains(hint) && message.lines().count() == 1, "{}: {message}", path.display());
+        assert_error_with_help(&message, "memtrace: ");
+        assert!(message.contains(hint), "{}: {message}", path.display());
     }
     assert_eq!(std::fs::read(full.join("thesis.tex")).unwrap(), b"precious");
 }
@@ -161,20 +171,25 @@ fn the_default_folder_is_named_after_the_script_and_new() {
 }
 
 #[test]
-fn a_run_that_is_none_is_bad_input() {
+fn a_path_that_is_no_run_is_bad_input() {
     let folder = tempfile::tempdir().unwrap();
     let empty = folder.path().to_str().unwrap();
     for words in [&["report", empty][..], &["report", "/no/such/run"], &["export", empty, "--to", "snapshot"]] {
         let (code, message) = run(words);
         assert_eq!(code, 2, "{words:?}: {message}");
-        assert_eq!(message.lines().count(), 1, "{words:?}: {message}");
+        assert_error_with_help(&message, "");
     }
+    let (_, message) = run(&["report", "/no/such/run"]);
+    let expected = "error: cannot read /no/such/run: No such file or directory\n\
+                    help: pass a run folder, a .mtr file or a PyTorch snapshot\n";
+    assert_eq!(message, expected);
     for (content, hint) in [(&b""[..], "it is empty"), (b"print('\x1b[31m')\n", "begins with \"print")] {
         let file = folder.path().join("file.mtr");
         std::fs::write(&file, content).unwrap();
         let (code, message) = run(&["report", file.to_str().unwrap()]);
         assert_eq!(code, 2, "{message}");
-        assert!(message.contains(hint) && !message.contains('\x1b') && message.lines().count() == 1, "{message}");
+        assert_error_with_help(&message, "");
+        assert!(message.contains(hint) && !message.contains('\x1b'), "{message}");
     }
 }
 
@@ -190,7 +205,7 @@ fn helped(words: &[&str]) -> Vec<String> {
 
 /// Every command has a manual page. troff reads it without a warning, and it has every option of `--help`.
 #[test]
-fn manual_pages() {
+fn every_command_has_a_manual_page() {
     let folder = tempfile::tempdir().unwrap();
     let made = output(Command::new(memtrace()).args(["man", "-o"]).arg(folder.path()));
     assert!(made.status.success(), "{}", stderr(&made));
@@ -220,7 +235,7 @@ fn manual_pages() {
 
 /// Bash completes commands, options and their values.
 #[test]
-fn completions() {
+fn bash_completes_commands_and_options() {
     let complete = |words: &[&str]| -> Vec<String> {
         let script = format!(
             "source <({} completions bash); COMP_WORDS=({}); COMP_CWORD={}; _memtrace memtrace '{}' '{}'; printf '%s\\n' \"${{COMPREPLY[@]}}\"",

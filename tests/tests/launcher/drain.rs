@@ -58,7 +58,7 @@ fn threads_are_merged_into_one_order() {
 }
 
 #[test]
-fn a_million_events_a_second() {
+fn a_million_events_a_second_are_recorded() {
     let (folder, output) = record(&["threads=2", "events=1000000", "rate=1000000", "write"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let run = folder.path().join("run");
@@ -68,7 +68,7 @@ fn a_million_events_a_second() {
 }
 
 #[test]
-fn numbers_never_used_are_lost_and_counted() {
+fn missing_sequence_numbers_are_counted_as_lost() {
     let (folder, output) = record(&["events=10", "write", "gap=7", "write"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let run = folder.path().join("run");
@@ -81,7 +81,7 @@ fn numbers_never_used_are_lost_and_counted() {
 }
 
 #[test]
-fn a_gap_does_not_hold_up_the_rest() {
+fn a_gap_does_not_delay_later_events() {
     // While the program waits, the second part must reach the file, although the gap before it stays open.
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
@@ -98,7 +98,7 @@ fn a_gap_does_not_hold_up_the_rest() {
 }
 
 #[test]
-fn more_threads_than_rings_one_after_the_other() {
+fn rings_of_ended_threads_are_reused() {
     let (folder, output) = record(&["churn=3000"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let run = folder.path().join("run");
@@ -106,7 +106,7 @@ fn more_threads_than_rings_one_after_the_other() {
 }
 
 #[test]
-fn an_image_that_replaces_another_gets_its_own_file() {
+fn a_program_after_exec_gets_its_own_trace() {
     let (folder, output) = record(&["events=10", "write", "reattach", "events=20", "write"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let run = folder.path().join("run");
@@ -140,7 +140,7 @@ fn exec_and_children_are_followed() {
 }
 
 #[test]
-fn a_process_that_outlives_the_command_is_closed() {
+fn the_trace_of_a_process_that_outlives_the_command_is_closed() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let fifo = folder.path().join("fifo");
@@ -169,7 +169,7 @@ fn a_program_that_records_nothing_leaves_no_trace() {
 }
 
 #[test]
-fn corrupt_memory_is_survived_and_counted() {
+fn corrupt_shared_memory_is_counted_and_harmless() {
     for kind in ["tail", "kind", "length", "seq", "header", "random"] {
         let (folder, output) = record(&["events=100", "write", &format!("corrupt={kind}")]);
         assert!(output.status.success(), "{kind}: {}", stderr(&output));

@@ -8,7 +8,7 @@ use crate::launcher_support::*;
 use memtrace_trace::file::Reader;
 
 #[test]
-fn a_killed_process_loses_nothing_that_was_published() {
+fn a_killed_process_loses_no_published_event() {
     for end in ["kill", "abort"] {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
@@ -26,7 +26,7 @@ fn a_killed_process_loses_nothing_that_was_published() {
 
 /// Kills at random points in time: at most one event a thread is missing, and it is counted.
 #[test]
-fn killed_at_random_moments() {
+fn kills_at_random_times_lose_at_most_one_event_a_thread() {
     const THREADS: u64 = 3;
     let mut random = 0x5eed_u64;
     for round in 0..25 {
@@ -59,7 +59,7 @@ fn killed_at_random_moments() {
 }
 
 #[test]
-fn a_killed_launcher_leaves_a_readable_trace_and_an_undisturbed_command() {
+fn a_killed_launcher_leaves_a_readable_trace_and_the_command_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let mut command = recording(&run);
@@ -91,7 +91,7 @@ fn is_running(pid: i32) -> bool {
 /// A file size limit stands for a full disk: both make write(2) fail. The limit is set after the shared memory exists,
 /// because that is a file as well.
 #[test]
-fn a_full_disk_is_said_once_and_the_command_goes_on() {
+fn a_full_disk_is_reported_once_and_the_command_continues() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let mut command = recording(&run);
@@ -116,8 +116,8 @@ fn a_full_disk_is_said_once_and_the_command_goes_on() {
     let mut message = String::new();
     running.child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
     assert_eq!(running.child.wait().unwrap().code(), Some(5), "{message}");
-    assert_eq!(message.lines().filter(|l| l.contains("could not be written")).count(), 1, "{message}");
-    assert!(message.contains("File too large") && message.contains("make room"), "{message}");
+    assert_eq!(message.lines().filter(|l| l.contains("error: cannot write 1 of 1 traces")).count(), 1, "{message}");
+    assert!(message.contains("File too large") && message.contains("help: free disk space"), "{message}");
     let reader = only_trace(&run);
     let written = reader.event_count();
     assert!(written > 0);
@@ -128,7 +128,7 @@ fn a_full_disk_is_said_once_and_the_command_goes_on() {
 }
 
 #[test]
-fn a_folder_that_vanishes_is_no_disaster() {
+fn a_deleted_run_folder_does_not_stop_the_command() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let script = format!("rm -r {}; exec {PRODUCER} events=10 write exit=6", run.display());
@@ -138,7 +138,7 @@ fn a_folder_that_vanishes_is_no_disaster() {
 }
 
 #[test]
-fn a_stopped_launcher_gives_up_nothing() {
+fn a_stopped_launcher_loses_no_events() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let mut command = recording(&run);

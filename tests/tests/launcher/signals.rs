@@ -9,18 +9,18 @@ use std::process::{Command, Stdio};
 
 use crate::launcher_support::*;
 
-/// Starts the victim under memtrace in its own process group, and waits until it is ready.
+/// Starts the program under memtrace in its own process group, and waits until it is ready.
 fn start(folder: &Path, what: &str) -> Running {
     let mut command = recording(&folder.join("run"));
-    command.arg(compiled("victim.c")).arg(what).process_group(0);
+    command.arg(compiled("process_state.c")).arg(what).process_group(0);
     let mut running = Running::start(&mut command);
     assert_eq!(running.line(), "ready");
     running
 }
 
-/// The command's process id: the launcher's child that runs the victim, as opposed to its signal probe.
-fn victim_of(launcher: i32) -> i32 {
-    let exe = |pid: &i32| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|p| p.ends_with("victim"));
+/// The command's process id: the launcher's child that runs the program, as opposed to its signal probe.
+fn program_of(launcher: i32) -> i32 {
+    let exe = |pid: &i32| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|p| p.ends_with("process_state"));
     children(launcher).into_iter().find(exe).unwrap()
 }
 
@@ -40,7 +40,7 @@ fn a_signal_to_the_launcher_reaches_the_command_once() {
 }
 
 #[test]
-fn a_queued_value_is_passed_on() {
+fn the_value_of_a_queued_signal_is_passed_on() {
     let folder = tempfile::tempdir().unwrap();
     let mut running = start(folder.path(), "signals");
     let value = libc::sigval { sival_ptr: 4711 as *mut libc::c_void };
@@ -54,7 +54,7 @@ fn a_queued_value_is_passed_on() {
 }
 
 #[test]
-fn a_signal_to_the_group_is_not_doubled() {
+fn a_signal_to_the_process_group_arrives_once() {
     let folder = tempfile::tempdir().unwrap();
     let mut running = start(folder.path(), "signals");
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
@@ -73,7 +73,7 @@ fn a_signal_to_the_group_is_not_doubled() {
 }
 
 #[test]
-fn a_command_killed_through_the_launcher() {
+fn a_signal_that_kills_the_command_is_the_exit_status() {
     let folder = tempfile::tempdir().unwrap();
     let mut running = start(folder.path(), "default");
     running.signal(libc::SIGTERM);
@@ -82,20 +82,20 @@ fn a_command_killed_through_the_launcher() {
 }
 
 #[test]
-fn stopped_and_continued_as_one_job() {
+fn launcher_and_command_stop_and_continue_as_one_job() {
     let folder = tempfile::tempdir().unwrap();
     let mut running = start(folder.path(), "default");
     let launcher = running.pid();
-    let victim = victim_of(launcher);
+    let program = program_of(launcher);
     for _ in 0..3 {
         // A terminal does this for Ctrl-Z.
         kill(-launcher, libc::SIGTSTP);
         let status = wait(launcher, libc::WUNTRACED);
         assert!(libc::WIFSTOPPED(status) && libc::WSTOPSIG(status) == libc::SIGTSTP, "{status:x}");
-        wait_for(|| state_of(victim) == 'T');
+        wait_for(|| state_of(program) == 'T');
         // A shell does this for `fg`.
         kill(-launcher, libc::SIGCONT);
-        wait_for(|| state_of(victim) != 'T' && state_of(launcher) != 'T');
+        wait_for(|| state_of(program) != 'T' && state_of(launcher) != 'T');
         // To stop itself, the launcher unblocks the signal. Once it blocks the signal again, it reads signals as
         // before.
         wait_for(|| blocks(launcher, libc::SIGTSTP));
@@ -103,9 +103,9 @@ fn stopped_and_continued_as_one_job() {
     // The same steps, with signals to the launcher's process only.
     kill(launcher, libc::SIGTSTP);
     assert!(libc::WIFSTOPPED(wait(launcher, libc::WUNTRACED)));
-    wait_for(|| state_of(victim) == 'T');
+    wait_for(|| state_of(program) == 'T');
     kill(launcher, libc::SIGCONT);
-    wait_for(|| state_of(victim) != 'T' && state_of(launcher) != 'T');
+    wait_for(|| state_of(program) != 'T' && state_of(launcher) != 'T');
     kill(launcher, libc::SIGTERM);
     assert_eq!(running.child.wait().unwrap().code(), Some(128 + libc::SIGTERM));
 }
@@ -162,11 +162,11 @@ fn start_on(terminal: &OwnedFd, command: &mut Command) -> std::process::Child {
 }
 
 #[test]
-fn ctrl_c_arrives_once_and_the_terminal_is_the_same() {
+fn ctrl_c_arrives_once_and_leaves_the_terminal_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let (mut ours, theirs) = terminal();
     let mut command = recording(&folder.path().join("run"));
-    command.arg(compiled("victim.c")).arg("signals");
+    command.arg(compiled("process_state.c")).arg("signals");
     let mut child = start_on(&theirs, &mut command);
     drop(theirs);
     let mut lines = BufReader::new(ours.try_clone().unwrap()).lines();
@@ -197,10 +197,10 @@ fn a_shell_on_a_terminal_controls_the_job() {
             return line;
         }
     };
-    let victim = compiled("victim.c").display();
-    writeln!(ours, "{} --quiet -o {} -- {victim} default", memtrace().display(), run.display()).unwrap();
+    let program = compiled("process_state.c").display();
+    writeln!(ours, "{} --quiet -o {} -- {program} default", memtrace().display(), run.display()).unwrap();
     until("ready");
-    let victim = victim_of(children(child.id() as i32)[0]);
+    let program = program_of(children(child.id() as i32)[0]);
     ours.write_all(b"\x1a").unwrap();
     until("Stopped");
     writeln!(ours, "jobs").unwrap();
@@ -208,7 +208,7 @@ fn a_shell_on_a_terminal_controls_the_job() {
     writeln!(ours, "fg").unwrap();
     until("default");
     // The shell prints the job that it continues first, then gives the terminal to it, and only then continues it.
-    wait_for(|| state_of(victim) != 'T');
+    wait_for(|| state_of(program) != 'T');
     ours.write_all(b"\x03").unwrap();
     writeln!(ours, "echo status=$?").unwrap();
     until("status=130");

@@ -14,7 +14,7 @@ fn report(run: &Path) -> String {
 }
 
 #[test]
-fn names_of_native_code_stay_with_the_run() {
+fn native_symbols_are_stored_in_the_run_folder() {
     let folder = tempfile::tempdir().unwrap();
     let library = crate::native_objects::compile(folder.path(), "lib.c", crate::native_objects::C, &[]);
     let (range, _) = crate::native_objects::symbols(&library).into_iter().find(|(_, name)| name == "outer").unwrap();
@@ -25,7 +25,11 @@ fn names_of_native_code_stay_with_the_run() {
 
     let summary: Value = serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
     let object = &summary["native_objects"][0];
-    assert_eq!((&object["places"], &object["with_line"]), (&Value::from(1), &Value::from(1)), "{summary:#}");
+    assert_eq!(
+        (&object["addresses"], &object["addresses_with_line"]),
+        (&Value::from(1), &Value::from(1)),
+        "{summary:#}"
+    );
     let here = report(&run);
     assert!(here.contains("outer [native]") || here.contains("inner [native]"), "{here}");
 
@@ -34,5 +38,5 @@ fn names_of_native_code_stay_with_the_run() {
     std::fs::remove_file(run.join("symbols.json")).unwrap();
     let unnamed = report(&run);
     assert!(unnamed.contains(&format!("lib.c.so+{:#x} [native]", range.end - 1)), "{unnamed}");
-    assert!(unnamed.contains("unnamed") && unnamed.contains("does not exist"), "{unnamed}");
+    assert!(unnamed.contains("Missing symbols") && unnamed.contains("does not exist"), "{unnamed}");
 }

@@ -30,7 +30,7 @@ fn assert_same(words: &[&str], prepare: impl Fn(&mut Command)) -> String {
 }
 
 fn state() -> [&'static str; 4] {
-    [compiled("victim.c").to_str().unwrap(), "state", "", "two words"]
+    [compiled("process_state.c").to_str().unwrap(), "state", "", "two words"]
 }
 
 fn before_exec(command: &mut Command, action: impl FnMut() -> std::io::Result<()> + Send + Sync + 'static) {
@@ -39,13 +39,13 @@ fn before_exec(command: &mut Command, action: impl FnMut() -> std::io::Result<()
 }
 
 #[test]
-fn everything_inherited_is_the_same() {
+fn inherited_process_state_is_unchanged() {
     let seen = assert_same(&state(), |_| {});
     assert!(seen.contains("argv[3]=two words") && seen.contains("errno after a bad call: 9"), "{seen}");
 }
 
 #[test]
-fn ignored_and_blocked_signals_stay_so() {
+fn ignored_and_blocked_signals_are_inherited() {
     let seen = assert_same(&state(), |command| {
         before_exec(command, || {
             // SAFETY: `sigset_t` is initialized before use, and `signal` with `SIG_IGN` installs no handler.
@@ -69,7 +69,7 @@ fn ignored_and_blocked_signals_stay_so() {
 }
 
 #[test]
-fn sigpipe_kills_by_default() {
+fn sigpipe_has_its_default_disposition() {
     // Rust resets SIGPIPE in children, which would hide an error here. So the test sets the disposition itself.
     let seen = assert_same(&state(), |command| {
         before_exec(command, || {
@@ -82,7 +82,7 @@ fn sigpipe_kills_by_default() {
 }
 
 #[test]
-fn closed_and_extra_descriptors() {
+fn closed_and_extra_descriptors_are_inherited() {
     let seen = assert_same(&state(), |command| {
         before_exec(command, || {
             // SAFETY: the path is a NUL-terminated literal, and the descriptors belong to the forked child.
@@ -100,7 +100,7 @@ fn closed_and_extra_descriptors() {
 }
 
 #[test]
-fn umask_limits_and_environment() {
+fn umask_limits_and_environment_are_inherited() {
     let seen = assert_same(&state(), |command| {
         command.env_clear().envs([("ZED", "1"), ("ALPHA", "a=b"), ("PATH", "/bin:/usr/bin"), ("HOME", "/nonexistent")]);
         before_exec(command, || {
@@ -130,7 +130,7 @@ fn other_preloaded_libraries_are_kept() {
 }
 
 #[test]
-fn shells_and_pipelines() {
+fn shells_and_pipelines_work() {
     assert_same(&["sh", "-c", "echo out; echo err >&2; exit 7"], |_| {});
     assert_same(&["sh", "-c", "yes | head -n 3; echo ${PIPESTATUS:-none}"], |_| {});
     assert_same(&["bash", "-c", "yes | head -n 1; echo ${PIPESTATUS[0]}"], |_| {});
@@ -155,7 +155,7 @@ fn stdin_reaches_the_command_whole() {
 }
 
 #[test]
-fn nested_in_itself() {
+fn memtrace_runs_under_memtrace() {
     let folder = tempfile::tempdir().unwrap();
     let inner = folder.path().join("inner");
     let output = output(recording(&folder.path().join("outer")).arg(memtrace()).args([

@@ -48,11 +48,11 @@ pub(crate) const PRODUCER: &str = env!("CARGO_BIN_EXE_producer");
 /// The path of a compiled C program of `programs/launcher`.
 pub(crate) fn compiled(source: &str) -> &'static Path {
     static PROGRAMS: OnceLock<tempfile::TempDir> = OnceLock::new();
-    static VICTIM: OnceLock<PathBuf> = OnceLock::new();
-    assert_eq!(source, "victim.c");
-    VICTIM.get_or_init(|| {
+    static PROCESS_STATE: OnceLock<PathBuf> = OnceLock::new();
+    assert_eq!(source, "process_state.c");
+    PROCESS_STATE.get_or_init(|| {
         let folder = PROGRAMS.get_or_init(|| tempfile::tempdir().unwrap());
-        let program = folder.path().join("victim");
+        let program = folder.path().join("process_state");
         compile(source, &program, &[]);
         program
     })

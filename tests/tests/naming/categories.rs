@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use memtrace_analysis::export::{TimelineForm, Window, blocks_csv, timeline};
+use memtrace_analysis::export::{TimelineFormat, Window, blocks_csv, timeline};
 use memtrace_analysis::{Process, Run, open_run};
-use memtrace_tests::victim::{Victim, packages};
+use memtrace_tests::traced_program::{TracedProgram, packages};
 
 /// One line of the block table.
 struct Block {
@@ -18,14 +18,14 @@ struct Block {
 }
 
 /// The process that prints: the only one, or rank 0.
-fn speaker(run: &Run) -> &Process {
+fn reporting_process(run: &Run) -> &Process {
     run.processes().iter().find(|process| process.rank() == Some(0)).unwrap_or(&run.processes()[0])
 }
 
 fn blocks(run: &Path) -> Vec<Block> {
     let run = open_run(run).unwrap();
     let mut table = Vec::new();
-    blocks_csv(speaker(&run), &Window::WHOLE, &mut table, &mut |_| {}).unwrap();
+    blocks_csv(reporting_process(&run), &Window::WHOLE, &mut table, &mut |_| {}).unwrap();
     let text = String::from_utf8(table).unwrap();
     let mut lines = text.lines();
     let columns: Vec<&str> = lines.next().unwrap().split(',').collect();
@@ -50,13 +50,13 @@ fn blocks(run: &Path) -> Vec<Block> {
 /// Runs a case. Every block that the program prints must have the printed category, and each category must have at
 /// least `least` blocks.
 #[track_caller]
-fn is_right(case: &str, least: &[(&str, usize)]) {
-    victim_is_right(&Victim::python("torch/categories.py", &[case]), case, least);
+fn assert_categories(case: &str, least: &[(&str, usize)]) {
+    assert_categories_of(&TracedProgram::python("torch/categories.py", &[case]), case, least);
 }
 
 #[track_caller]
-fn victim_is_right(victim: &Victim, case: &str, least: &[(&str, usize)]) {
-    let run = victim.run();
+fn assert_categories_of(traced: &TracedProgram, case: &str, least: &[(&str, usize)]) {
+    let run = traced.run();
     run.assert_ended_well();
     let blocks = blocks(&run.path());
     let output = String::from_utf8_lossy(&run.output.stdout).into_owned();
@@ -89,13 +89,13 @@ fn victim_is_right(victim: &Victim, case: &str, least: &[(&str, usize)]) {
 #[track_caller]
 fn timeline_has_the_peak(run: &Path, output: &str) {
     let run = open_run(run).unwrap();
-    let write = |form| {
+    let write = |format| {
         let mut out = Vec::new();
-        timeline(speaker(&run), &Window::WHOLE, 0, form, &mut out, &mut |_| {}).unwrap();
+        timeline(reporting_process(&run), &Window::WHOLE, 0, format, &mut out, &mut |_| {}).unwrap();
         out
     };
-    let json: (Vec<u64>, Vec<[i64; 9]>) = serde_json::from_slice(&write(TimelineForm::Json)).unwrap();
-    let raw: Vec<(u64, u8, i64, usize)> = serde_json::from_slice(&write(TimelineForm::RawJson)).unwrap();
+    let json: (Vec<u64>, Vec<[i64; 9]>) = serde_json::from_slice(&write(TimelineFormat::Json)).unwrap();
+    let raw: Vec<(u64, u8, i64, usize)> = serde_json::from_slice(&write(TimelineFormat::RawJson)).unwrap();
     let peak: i64 = output.lines().find_map(|line| line.strip_prefix("peak ")).unwrap().parse().unwrap();
     let mut now = [0i64; 8];
     let mut highest = 0;
@@ -110,92 +110,92 @@ fn timeline_has_the_peak(run: &Path, output: &str) {
     assert_eq!(json.0.len(), json.1.len());
     assert!(json.0.is_sorted_by(|a, b| a < b));
     assert_eq!(json.1.last().unwrap()[1..], now);
-    let page = String::from_utf8(write(TimelineForm::Html)).unwrap();
+    let page = String::from_utf8(write(TimelineFormat::Html)).unwrap();
     assert!(page.contains("<svg ") && page.contains("memory, ") && page.contains(">peak "));
 }
 
 #[test]
 fn training() {
     let least = [("gradient", 60), ("activation", 60), ("optimizer_state", 60), ("autograd_detail", 9), ("input", 9)];
-    is_right("training", &least);
+    assert_categories("training", &least);
 }
 
 #[test]
 fn weights_that_autocast_casts() {
-    is_right("mixed", &[("autocast_cache", 3), ("gradient", 12), ("input", 3)]);
+    assert_categories("mixed", &[("autocast_cache", 3), ("gradient", 12), ("input", 3)]);
 }
 
 #[test]
 fn models_that_are_moved() {
-    is_right("moved", &[("parameter", 30)]);
+    assert_categories("moved", &[("parameter", 30)]);
 }
 
 #[test]
 fn a_checkpoint_beside_its_model() {
-    is_right("loaded", &[("checkpoint", 12), ("parameter", 30), ("gradient", 20)]);
+    assert_categories("loaded", &[("checkpoint", 12), ("parameter", 30), ("gradient", 20)]);
 }
 
 #[test]
 fn a_cache_that_grows() {
-    is_right("grown", &[("kv_cache", 100)]);
+    assert_categories("grown", &[("kv_cache", 100)]);
 }
 
 #[test]
-fn a_cache_that_is_written_into() {
-    is_right("preallocated", &[("kv_cache", 100)]);
+fn a_preallocated_cache() {
+    assert_categories("preallocated", &[("kv_cache", 100)]);
 }
 
 #[test]
 fn caches_outside_the_model() {
-    is_right("dynamic", &[("kv_cache", 100)]);
-    is_right("static", &[("kv_cache", 100)]);
+    assert_categories("dynamic", &[("kv_cache", 100)]);
+    assert_categories("static", &[("kv_cache", 100)]);
 }
 
 #[test]
-fn a_cache_of_pieces() {
-    is_right("appended", &[("kv_cache", 32)]);
+fn a_cache_of_appended_tensors() {
+    assert_categories("appended", &[("kv_cache", 32)]);
 }
 
 /// Results that an inference-only program keeps, or a tensor that grows with each call, are not always a cache.
 #[test]
-fn results_are_no_cache() {
-    is_right("kept_results", &[("activation", 18)]);
-    is_right("recomputed", &[("activation", 24)]);
+fn kept_results_are_no_cache() {
+    assert_categories("kept_results", &[("activation", 18)]);
+    assert_categories("recomputed", &[("activation", 24)]);
 }
 
 #[test]
-fn what_fsdp_gathers_and_its_shards() {
-    is_right("gathered", &[("communication_bucket", 4), ("parameter", 40), ("optimizer_state", 40)]);
+fn fsdp_shards_and_gathered_parameters() {
+    assert_categories("gathered", &[("communication_bucket", 4), ("parameter", 40), ("optimizer_state", 40)]);
 }
 
 /// DataParallel copies the model to each device before each forward.
 #[test]
 fn copies_for_another_device() {
-    let victim = Victim::python("torch/categories.py", &["replicated"]).env("SIMCUDA_DEVICES", "2");
-    victim_is_right(&victim, "replicated", &[("communication_bucket", 4), ("parameter", 10)]);
+    let traced = TracedProgram::python("torch/categories.py", &["replicated"]).env("SIMCUDA_DEVICES", "2");
+    assert_categories_of(&traced, "replicated", &[("communication_bucket", 4), ("parameter", 10)]);
 }
 
 /// Parameters that are views of ZeroRedundancyOptimizer's buckets have the category parameter.
 #[test]
-fn parameters_in_buckets() {
-    is_right("sharded", &[("parameter", 50), ("gradient", 60)]);
+fn parameters_in_optimizer_buckets() {
+    assert_categories("sharded", &[("parameter", 50), ("gradient", 60)]);
 }
 
 #[test]
 fn a_checkpoint_of_safetensors() {
     let packages = packages(&["safetensors==0.5.3"]);
-    let victim = Victim::python("torch/categories.py", &["safetensors"]).env("PYTHONPATH", packages);
-    victim_is_right(&victim, "safetensors", &[("checkpoint", 13), ("parameter", 50), ("gradient", 60)]);
+    let traced = TracedProgram::python("torch/categories.py", &["safetensors"]).env("PYTHONPATH", packages);
+    assert_categories_of(&traced, "safetensors", &[("checkpoint", 13), ("parameter", 50), ("gradient", 60)]);
 }
 
 #[test]
 fn a_captured_graph() {
-    is_right("graph", &[("graph_pool", 2), ("parameter", 10)]);
+    assert_categories("graph", &[("graph_pool", 2), ("parameter", 10)]);
 }
 
 #[test]
-fn buckets_of_ddp() {
-    let run = Victim::python("torch/categories.py", &["buckets"]).run();
+fn ddp_buckets() {
+    let run = TracedProgram::python("torch/categories.py", &["buckets"]).run();
     run.assert_ended_well();
     let output = String::from_utf8_lossy(&run.output.stdout).into_owned();
     let made: u64 = output.lines().find_map(|line| line.strip_prefix("buckets ")).unwrap().parse().unwrap();
@@ -227,21 +227,21 @@ mod exhaustive {
             "hf-xet==1.1.10",
         ]);
         for kind in ["dynamic", "static"] {
-            let victim = Victim::python("torch/generated.py", &[kind]).env("PYTHONPATH", &packages);
-            victim_is_right(&victim, kind, &[("kv_cache", 72), ("parameter", 30)]);
+            let traced = TracedProgram::python("torch/generated.py", &[kind]).env("PYTHONPATH", &packages);
+            assert_categories_of(&traced, kind, &[("kv_cache", 72), ("parameter", 30)]);
         }
     }
 
     /// FSDP1 (`FullyShardedDataParallel`): one flat parameter holds many parameters.
     #[test]
-    fn what_flat_parameters_are_gathered_from() {
+    fn flat_parameters_of_fsdp() {
         for kind in ["original", "flat"] {
-            let victim =
-                Victim::python("torch/flat.py", &[kind]).env("SIMCUDA_DEVICES", "2").env("OMP_NUM_THREADS", "1");
+            let traced =
+                TracedProgram::python("torch/flat.py", &[kind]).env("SIMCUDA_DEVICES", "2").env("OMP_NUM_THREADS", "1");
             let least = [("communication_bucket", 4), ("parameter", 8), ("gradient", 8), ("optimizer_state", 8)];
-            victim_is_right(&victim, kind, &least);
+            assert_categories_of(&traced, kind, &least);
             // The buffers into which the gradients of all ranks are reduced have the category gradient.
-            victim_is_right(&victim.option("--no-names"), kind, &least);
+            assert_categories_of(&traced.option("--no-names"), kind, &least);
         }
     }
 }

@@ -2,12 +2,13 @@
 //! notice it.
 
 use memtrace_analysis::load::TraceRecording;
-use memtrace_analysis::model::held_by_cycles;
-use memtrace_analysis::report::FindingSummary;
+use memtrace_analysis::model::reference_cycles;
+use memtrace_analysis::report::IssueSummary;
+use memtrace_analysis::rules::RuleId;
 use memtrace_analysis::{open_run, summarize};
-use memtrace_tests::victim::{Run, Victim, events};
+use memtrace_tests::traced_program::{Run, TracedProgram, events};
 use memtrace_trace::counters::Counter;
-use memtrace_trace::definition::Verdict;
+use memtrace_trace::definition::NoticeStatus;
 use memtrace_trace::event::{Action, Flags};
 
 /// The HTML pages in the run folder, as (name, content).
@@ -24,18 +25,18 @@ fn pages(run: &Run) -> Vec<(String, String)> {
 }
 
 /// The cycles in the trace, as (file, text), without consecutive repetitions.
-fn told(run: &Run) -> Vec<(String, String)> {
-    let mut told: Vec<_> =
+fn recorded_cycles(run: &Run) -> Vec<(String, String)> {
+    let mut cycles: Vec<_> =
         run.trace().definitions().cycles.iter().map(|c| (c.file.to_string(), c.text.to_string())).collect();
-    told.dedup();
-    told
+    cycles.dedup();
+    cycles
 }
 
 #[track_caller]
-fn finding(run: &Run) -> FindingSummary {
+fn cycle_issue(run: &Run) -> IssueSummary {
     let summary = summarize(&open_run(run.path()).expect("a run"), &mut |_| {}).expect("a summary");
-    let mut findings = summary.processes.into_iter().flat_map(|p| p.findings);
-    findings.find(|f| f.rule == "reference cycle").expect("the finding")
+    let mut issues = summary.processes.into_iter().flat_map(|p| p.issues);
+    issues.find(|f| f.rule == RuleId::ReferenceCycle).expect("the issue")
 }
 
 /// The sizes in bytes of the blocks that the garbage collector freed.
@@ -46,14 +47,14 @@ fn collected(run: &Run) -> Vec<u64> {
 }
 
 #[test]
-fn a_tree_whose_nodes_know_their_parents() {
-    let tree = Victim::python("trouble/tree.py", &[]);
+fn a_tree_with_references_to_parents() {
+    let tree = TracedProgram::python("issues/tree.py", &[]);
     let (with, without) = (tree.clone().option("--cycles").run(), tree.run());
     with.assert_ended_well();
     without.assert_ended_well();
-    assert!(pages(&without).is_empty() && told(&without).is_empty());
-    let plain = finding(&without);
-    assert!(plain.files.is_empty() && plain.mend.contains("memtrace --cycles"), "{plain:#?}");
+    assert!(pages(&without).is_empty() && recorded_cycles(&without).is_empty());
+    let plain = cycle_issue(&without);
+    assert!(plain.files.is_empty() && plain.fix.contains("memtrace --cycles"), "{plain:#?}");
 
     let pages = pages(&with);
     let [(name, html)] = &pages[..] else { panic!("one kind of cycle: {pages:#?}") };
@@ -64,9 +65,9 @@ fn a_tree_whose_nodes_know_their_parents() {
         assert!(html.contains(word), "{word}: {html}");
     }
     assert!(html.contains("Tensor float32[1024, 1024]\\n4194304 bytes at 0x"), "{html}");
-    let finding = finding(&with);
-    assert_eq!(finding.files, std::slice::from_ref(name));
-    let shown: Vec<_> = finding.evidence.iter().filter(|line| line.starts_with("the cycle's objects: ")).collect();
+    let issue = cycle_issue(&with);
+    assert_eq!(issue.files, std::slice::from_ref(name));
+    let shown: Vec<_> = issue.evidence.iter().filter(|line| line.starts_with("the cycle's objects: ")).collect();
     // Either child may be the one shown.
     let shown: Vec<String> = shown.iter().map(|line| line.replace("[1]", "[0]").replace("[2]", "[0]")).collect();
     let expected = format!(
@@ -74,17 +75,17 @@ fn a_tree_whose_nodes_know_their_parents() {
          and 3 more tensors"
     );
     assert_eq!(shown, [expected]);
-    // The same number of collections frees the same memory, and the finding names the same line.
-    assert_eq!(finding.headline, plain.headline);
-    assert_eq!(finding.place.map(|p| p.place), plain.place.map(|p| p.place));
-    assert_eq!(finding.evidence[0], plain.evidence[0]);
+    // The same number of collections frees the same memory, and the issue names the same line.
+    assert_eq!(issue.headline, plain.headline);
+    assert_eq!(issue.stack.map(|stack| stack.location), plain.stack.map(|stack| stack.location));
+    assert_eq!(issue.evidence[0], plain.evidence[0]);
     assert_eq!(collected(&with), collected(&without));
     // The text report names the file.
     let page = std::fs::read_to_string(with.path().join("summary.txt")).expect("summary.txt");
     assert!(page.contains("cycle-0.html: Node.children -> list["), "{page}");
     // The tensors in the cycle are those allocated at the reported line.
     let recording = TraceRecording::open(with.trace().path()).expect("a readable trace");
-    let held = held_by_cycles(&recording);
+    let held = reference_cycles(&recording);
     assert_eq!(held.len(), 4);
     assert!(held.iter().all(|held| held.allocation.is_some()), "{held:#?}");
     use std::os::unix::fs::PermissionsExt;
@@ -93,11 +94,11 @@ fn a_tree_whose_nodes_know_their_parents() {
 }
 
 #[test]
-fn an_exception_that_its_own_frame_keeps() {
-    let run = Victim::python("trouble/retry.py", &[]).option("--cycles").run();
+fn an_exception_that_its_frame_references() {
+    let run = TracedProgram::python("issues/retry.py", &[]).option("--cycles").run();
     run.assert_ended_well();
-    let told = told(&run);
-    let [(file, text)] = &told[..] else { panic!("{told:#?}") };
+    let cycles = recorded_cycles(&run);
+    let [(file, text)] = &cycles[..] else { panic!("{cycles:#?}") };
     assert_eq!(file, "cycle-0.html");
     assert!(["frame attempt", "ValueError", "traceback"].iter().all(|word| text.contains(word)), "{text}");
     let (_, html) = &pages(&run)[0];
@@ -108,9 +109,9 @@ fn an_exception_that_its_own_frame_keeps() {
 
 /// The program sees the same state as without memtrace, except our function in `gc.callbacks`.
 #[track_caller]
-fn check_unchanged(case: &str, with: impl Fn(Victim) -> Victim) -> Run {
-    let victim = with(Victim::python("cycles/kinds.py", &[case]));
-    let (alone, plain, run) = (victim.run_alone(), victim.run(), victim.clone().option("--cycles").run());
+fn check_unchanged(case: &str, with: impl Fn(TracedProgram) -> TracedProgram) -> Run {
+    let traced = with(TracedProgram::python("cycles/kinds.py", &[case]));
+    let (alone, plain, run) = (traced.run_alone(), traced.run(), traced.clone().option("--cycles").run());
     assert!(alone.status.success(), "{}", String::from_utf8_lossy(&alone.stderr));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     plain.assert_ended_well();
@@ -126,17 +127,17 @@ fn check_unchanged(case: &str, with: impl Fn(Victim) -> Victim) -> Run {
 /// Requires one cycle of each kind, whichever order they appear in.
 #[track_caller]
 fn check_kinds(run: &Run, has_pages: bool) {
-    let told = told(run);
-    let has = |what: &str| told.iter().filter(|(_, text)| text.contains(what)).count();
+    let cycles = recorded_cycles(run);
+    let has = |what: &str| cycles.iter().filter(|(_, text)| text.contains(what)).count();
     for kind in ["Slots -> Slots", "Finalized.itself -> Finalized", "Broken['itself'] -> Broken", "frame exception"] {
-        assert_eq!(has(kind), 1, "{kind}: {told:#?}");
+        assert_eq!(has(kind), 1, "{kind}: {cycles:#?}");
     }
-    assert_eq!(has("function closure.<locals>.inner"), 1, "{told:#?}");
-    assert!(has("Node.children -> list[0] -> dict['parent'] -> Node") >= 1, "{told:#?}");
+    assert_eq!(has("function closure.<locals>.inner"), 1, "{cycles:#?}");
+    assert!(has("Node.children -> list[0] -> dict['parent'] -> Node") >= 1, "{cycles:#?}");
     // A cycle that PyTorch's module cannot draw is described in text, and counted.
-    let broken = told.iter().find(|(_, text)| text.contains("Broken")).expect("told");
+    let broken = cycles.iter().find(|(_, text)| text.contains("Broken")).expect("the cycle");
     assert_eq!(broken.0, "");
-    let shown = told.iter().filter(|(file, _)| !file.is_empty()).count();
+    let shown = cycles.iter().filter(|(file, _)| !file.is_empty()).count();
     assert_eq!((shown, shown > 0), (pages(run).len(), has_pages));
     if has_pages {
         assert_eq!(run.trace().counter(Counter::CyclesNotShown), 1);
@@ -145,47 +146,49 @@ fn check_kinds(run: &Run, has_pages: bool) {
 
 #[test]
 fn every_kind_of_cycle() {
-    check_kinds(&check_unchanged("cuda", |victim| victim), true);
+    check_kinds(&check_unchanged("cuda", |traced| traced), true);
 }
 
 #[test]
-fn a_program_that_saves_garbage_itself() {
-    check_unchanged("saving", |victim| victim);
+fn a_program_that_uses_gc_debug_saveall() {
+    check_unchanged("saving", |traced| traced);
 }
 
 #[test]
-fn objects_that_are_stored_when_they_are_shown_live_on() {
-    let run = Victim::python("cycles/kinds.py", &["stored"]).option("--cycles").run();
+fn objects_that_their_repr_stores_stay_alive() {
+    let run = TracedProgram::python("cycles/kinds.py", &["stored"]).option("--cycles").run();
     run.assert_ended_well();
     let out = String::from_utf8_lossy(&run.output.stdout).into_owned();
     assert!(out.contains("stored True True [] 0\nfreed 0\n"), "{out}");
     let trace = run.trace();
-    let said: Vec<_> = trace.definitions().notices.iter().filter(|n| &*n.topic == "python.cycles").collect();
-    assert!(said.iter().any(|n| n.text.contains("left to a later collection")), "{said:#?}");
+    let notices: Vec<_> = trace.definitions().notices.iter().filter(|n| &*n.topic == "python.cycles").collect();
+    assert!(notices.iter().any(|n| n.text.contains("left to a later collection")), "{notices:#?}");
 }
 
 #[test]
-fn a_release_without_the_module() {
+fn a_pytorch_release_without_the_cycles_module() {
     // Make the module unavailable, as in such a release.
     let hidden = tempfile::tempdir().expect("a folder");
     let text = "import sys\nsys.modules['torch.utils.viz._cycles'] = None\n";
     std::fs::write(hidden.path().join("sitecustomize.py"), text).expect("a file");
-    let run = Victim::python("cycles/kinds.py", &["cuda"]).env("PYTHONPATH", hidden.path()).option("--cycles").run();
+    let run =
+        TracedProgram::python("cycles/kinds.py", &["cuda"]).env("PYTHONPATH", hidden.path()).option("--cycles").run();
     run.assert_ended_well();
     check_kinds(&run, false);
     let trace = run.trace();
-    let said = trace.definitions().notices.iter().find(|n| &*n.topic == "python.cycles").expect("a notice");
-    assert_eq!(said.verdict, Verdict::Off);
+    let notices = trace.definitions().notices.iter().find(|n| &*n.topic == "python.cycles").expect("a notice");
+    assert_eq!(notices.status, NoticeStatus::Off);
     assert!(
-        said.text.contains("no torch.utils.viz._cycles") && said.text.contains("ModuleNotFoundError"),
+        notices.text.contains("no torch.utils.viz._cycles") && notices.text.contains("ModuleNotFoundError"),
         "{}",
-        said.text
+        notices.text
     );
 }
 
 #[test]
 fn a_program_with_another_folder_and_umask() {
-    let run = Victim::python("cycles/kinds.py", &["cuda"]).env("MEMTRACE_TEST_UMASK", "0777").option("--cycles").run();
+    let run =
+        TracedProgram::python("cycles/kinds.py", &["cuda"]).env("MEMTRACE_TEST_UMASK", "0777").option("--cycles").run();
     run.assert_ended_well();
     check_kinds(&run, true);
 }
@@ -194,21 +197,21 @@ mod exhaustive {
     use super::*;
 
     #[test]
-    fn tensors_of_the_cpu() {
-        check_kinds(&check_unchanged("cpu", |victim| victim), true);
+    fn cycles_of_cpu_tensors() {
+        check_kinds(&check_unchanged("cpu", |traced| traced), true);
     }
 
     #[test]
     fn other_releases() {
         for torch in ["2.1.2", "2.4.1", "2.7.1", "2.15.0"] {
-            check_kinds(&check_unchanged("cuda", |victim| victim.env("SIM_TORCH", torch)), true);
+            check_kinds(&check_unchanged("cuda", |traced| traced.env("SIM_TORCH", torch)), true);
         }
     }
 
     #[test]
     fn other_pythons() {
         for python in ["3.12", "3.13"] {
-            check_kinds(&check_unchanged("cuda", |victim| victim.env("SIM_PYTHON", python)), true);
+            check_kinds(&check_unchanged("cuda", |traced| traced.env("SIM_PYTHON", python)), true);
         }
     }
 }

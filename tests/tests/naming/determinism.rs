@@ -1,11 +1,11 @@
 //! The same program gives the same names, categories and report, however busy the machine is.
 //!
-//! Runs that are delayed at random places (`memtrace_tests::disturbance`) are compared with a run without delays.
+//! Runs that are delayed at random places (`memtrace_tests::random_delays`) are compared with a run without delays.
 
 use std::collections::BTreeSet;
 
-use memtrace_tests::disturbance::run_disturbed;
-use memtrace_tests::victim::{Run, Victim, events, root};
+use memtrace_tests::random_delays::run_with_random_delays;
+use memtrace_tests::traced_program::{Run, TracedProgram, events, root};
 use serde_json::{Value, json};
 
 /// Runs of each program that are delayed, and in the exhaustive tier.
@@ -31,12 +31,12 @@ fn canonical(value: &Value) -> Value {
 }
 
 /// The report and the names of each process, in an order that does not depend on process ids.
-fn said(run: &Run) -> BTreeSet<String> {
+fn results(run: &Run) -> BTreeSet<String> {
     let text = std::fs::read_to_string(run.path().join("summary.json")).expect("summary.json");
     let summary: Value = serde_json::from_str(&text).expect("JSON");
-    let mut said: BTreeSet<String> = BTreeSet::new();
+    let mut results: BTreeSet<String> = BTreeSet::new();
     for process in summary["processes"].as_array().expect("processes") {
-        said.insert(format!("{:#}", canonical(process)));
+        results.insert(format!("{:#}", canonical(process)));
     }
     for trace in run.traces() {
         let definitions = trace.definitions();
@@ -47,23 +47,23 @@ fn said(run: &Run) -> BTreeSet<String> {
         let modules = definitions.nn_names.iter().map(|n| json!([n.seq, &*n.class, &*n.name]));
         let names = json!({"events": events(&trace).len(), "tensors": tensors.collect::<Vec<_>>(), "modules": modules.collect::<Vec<_>>()});
         assert!(!definitions.tensor_names.is_empty(), "the program's tensors have names");
-        said.insert(format!("{names:#}"));
+        results.insert(format!("{names:#}"));
     }
-    said
+    results
 }
 
 #[track_caller]
-fn check(victim: Victim, runs: u64) {
+fn check(traced: TracedProgram, runs: u64) {
     // The interpreter's own objects depend on the string hashes, so the hash seed is fixed.
-    let victim = victim.env("PYTHONHASHSEED", "0").env("OMP_NUM_THREADS", "1");
-    let calm = victim.run();
+    let traced = traced.env("PYTHONHASHSEED", "0").env("OMP_NUM_THREADS", "1");
+    let calm = traced.run();
     calm.assert_ended_well();
-    let expected = said(&calm);
+    let expected = results(&calm);
     for seed in 1..=runs {
-        let (run, stops) = run_disturbed(&victim, seed);
+        let (run, stops) = run_with_random_delays(&traced, seed);
         run.assert_ended_well();
         assert!(stops > 3, "the run was delayed {stops} times");
-        let ours = said(&run);
+        let ours = results(&run);
         let differing: Vec<_> = ours.symmetric_difference(&expected).collect();
         if let [a, b, ..] = &*differing {
             let line = a.lines().zip(b.lines()).find(|(a, b)| a != b);
@@ -73,18 +73,18 @@ fn check(victim: Victim, runs: u64) {
     }
 }
 
-fn named(case: &str) -> Victim {
-    Victim::python("names/named.py", &[case]).env("SIMCUDA_MEMORY", if case == "oom" { "1500M" } else { "8G" })
+fn named(case: &str) -> TracedProgram {
+    TracedProgram::python("names/named.py", &[case]).env("SIMCUDA_MEMORY", if case == "oom" { "1500M" } else { "8G" })
 }
 
-fn ranks(kind: &str) -> Victim {
-    let victim = Victim::python("names/ranks.py", &[kind]).env("SIMCUDA_DEVICES", "2");
-    victim.env("PYTHONPATH", root().join("tests/programs/names"))
+fn ranks(kind: &str) -> TracedProgram {
+    let traced = TracedProgram::python("names/ranks.py", &[kind]).env("SIMCUDA_DEVICES", "2");
+    traced.env("PYTHONPATH", root().join("tests/programs/names"))
 }
 
 #[test]
-fn models_that_come_later() {
-    check(named("later"), RUNS);
+fn models_created_later() {
+    check(named("second_model"), RUNS);
 }
 
 #[test]
@@ -108,7 +108,7 @@ mod exhaustive {
 
     #[test]
     fn checkpointing() {
-        check(Victim::python("torch/checkpoint.py", &[]), MANY_RUNS);
+        check(TracedProgram::python("torch/checkpoint.py", &[]), MANY_RUNS);
     }
 
     #[test]
@@ -127,7 +127,7 @@ mod exhaustive {
             "two",
             "variables",
             "classes",
-            "later",
+            "second_model",
             "folds",
             "resumed",
             "served",

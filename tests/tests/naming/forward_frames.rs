@@ -5,7 +5,7 @@
 //! tests a statement over several lines.
 
 use memtrace_tests::snapshots::{at_least, pickle, record, vizcheck};
-use memtrace_tests::victim::Victim;
+use memtrace_tests::traced_program::TracedProgram;
 use serde_json::Value;
 
 /// The cases that run on one thread, and so are the same in every run.
@@ -21,8 +21,8 @@ const ONE_THREAD: [&str; 8] = [
 ];
 const THREADS: [&str; 2] = ["forward_threads", "backward_threads"];
 
-fn calls(cases: &[&str]) -> Victim {
-    Victim::python("torch/forward_calls.py", cases)
+fn calls(cases: &[&str]) -> TracedProgram {
+    TracedProgram::python("torch/forward_calls.py", cases)
 }
 
 /// Compares the recording under anomaly mode with PyTorch's, then with our own recording without anomaly mode.
@@ -43,12 +43,12 @@ fn functions_modules_checkpoints_double_backward() {
 }
 
 #[test]
-fn several_threads() {
+fn several_forward_and_backward_threads() {
     compare(&THREADS, 500);
 }
 
 #[test]
-fn the_nodes_are_those_that_the_engine_evaluated() {
+fn recorded_nodes_match_the_engine() {
     let nodes = tempfile::NamedTempFile::new().expect("a temporary file");
     let mut cases = ONE_THREAD.to_vec();
     cases.push("forward_threads");

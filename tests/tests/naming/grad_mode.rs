@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_tests::victim::{Victim, events};
+use memtrace_tests::traced_program::{TracedProgram, events};
 use memtrace_trace::event::{Action, Flags, Source};
 
 #[test]
-fn as_pytorch_has_it() {
-    let run = Victim::python("torch/grad_mode.py", &[]).run();
+fn grad_mode_matches_pytorch() {
+    let run = TracedProgram::python("torch/grad_mode.py", &[]).run();
     run.assert_ended_well();
     let truth: BTreeMap<u64, bool> =
         serde_json::from_slice::<Vec<(u64, bool)>>(&run.output.stdout).expect("pairs").into_iter().collect();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use memtrace_tests::victim::{Run, Victim, events, packages};
+use memtrace_tests::traced_program::{Run, TracedProgram, events, packages};
 use memtrace_trace::definition::LabelOrigin;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::{Definitions, Reader};
@@ -15,9 +15,9 @@ use serde_json::Value;
 /// (source of the range, START or END, name).
 type Mark = (String, String, String);
 
-fn mark(origin: LabelOrigin, stage: &str, name: &str) -> Mark {
+fn mark(origin: LabelOrigin, fixture: &str, name: &str) -> Mark {
     let origin = if origin == LabelOrigin::Nvtx { "nvtx" } else { "record_function" };
-    (origin.into(), stage.into(), name.into())
+    (origin.into(), fixture.into(), name.into())
 }
 
 /// The recorded starts and ends of each thread, in order.
@@ -43,8 +43,8 @@ fn recorded(trace: &Reader) -> BTreeMap<ThreadId, Vec<Mark>> {
             label = open.remove(index).1;
         }
         let label = &definitions.labels[&(label as u32)];
-        let stage = if event.action == Action::RangeStart { "START" } else { "END" };
-        threads.entry(event.thread).or_default().push(mark(label.origin, stage, &label.text));
+        let fixture = if event.action == Action::RangeStart { "START" } else { "END" };
+        threads.entry(event.thread).or_default().push(mark(label.origin, fixture, &label.text));
     }
     assert!(open.is_empty(), "every range has ended: {open:?}");
     threads
@@ -58,9 +58,9 @@ fn truth(file: &Path) -> BTreeMap<String, Vec<Mark>> {
 
 /// Runs the program and compares its list with the recording.
 #[track_caller]
-fn compare(victim: Victim) -> (Run, Reader) {
+fn compare(traced: TracedProgram) -> (Run, Reader) {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
-    let run = victim.env("MEMTRACE_TEST_TRUTH", file.path()).run();
+    let run = traced.env("MEMTRACE_TEST_TRUTH", file.path()).run();
     run.assert_ended_well();
     assert_eq!(String::from_utf8_lossy(&run.output.stdout), "done\n");
     let trace = run.trace();
@@ -80,14 +80,14 @@ fn compare(victim: Victim) -> (Run, Reader) {
 }
 
 fn notices(definitions: &Definitions, topic: &str) -> Vec<String> {
-    let told = definitions.notices.iter().filter(|n| &*n.topic == topic);
-    told.map(|n| format!("{}: {}", n.verdict.name(), n.text)).collect()
+    let found = definitions.notices.iter().filter(|n| &*n.topic == topic);
+    found.map(|n| format!("{}: {}", n.status.name(), n.text)).collect()
 }
 
 fn record_function(torch: &str) {
-    let (_, trace) = compare(Victim::python("steps/labels.py", &[]).env("SIM_TORCH", torch));
-    let told = notices(trace.definitions(), "torch.record_function");
-    assert_eq!(told, ["works: record_function verified: PyTorch calls for users' ranges and not for operators"]);
+    let (_, trace) = compare(TracedProgram::python("steps/labels.py", &[]).env("SIM_TORCH", torch));
+    let found = notices(trace.definitions(), "torch.record_function");
+    assert_eq!(found, ["works: record_function verified: PyTorch reports user ranges and no operators"]);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn record_function_2_11_0() {
 
 #[track_caller]
 fn ranges_of_torch_cuda_nvtx(torch: &str) {
-    let (_, trace) = compare(Victim::python("steps/labels.py", &["nvtx"]).env("SIM_TORCH", torch));
+    let (_, trace) = compare(TracedProgram::python("steps/labels.py", &["nvtx"]).env("SIM_TORCH", torch));
     assert_eq!(notices(trace.definitions(), "nvtx"), ["works: ranges of libtorch_python.so are recorded"]);
 }
 
@@ -109,26 +109,26 @@ fn torch_cuda_nvtx() {
 #[test]
 fn nvtx_package() {
     let folder = packages(&["nvtx==0.2.17"]);
-    compare(Victim::python("steps/labels.py", &["package"]).env("PYTHONPATH", folder));
+    compare(TracedProgram::python("steps/labels.py", &["package"]).env("PYTHONPATH", folder));
 }
 
 #[test]
 fn nvtx_library_of_version_2() {
     let library = Path::new(&packages(&["nvidia-nvtx-cu12==12.1.105"])).join("nvidia/nvtx/lib/libnvToolsExt.so.1");
     let library = library.to_str().expect("a path in UTF-8");
-    let (_, trace) = compare(Victim::python("steps/labels.py", &["library", library]));
+    let (_, trace) = compare(TracedProgram::python("steps/labels.py", &["library", library]));
     assert_eq!(notices(trace.definitions(), "nvtx"), ["works: ranges of libnvToolsExt.so.1 are recorded"]);
 }
 
 #[test]
-fn another_tool_that_listens_to_nvtx_is_left_alone() {
+fn another_nvtx_tool_still_gets_its_calls() {
     // The file is no library: NVTX loads nothing, and does not call us either.
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     let truth = tempfile::NamedTempFile::new().expect("a temporary file");
-    let victim = Victim::python("steps/labels.py", &["nvtx"])
+    let traced = TracedProgram::python("steps/labels.py", &["nvtx"])
         .env("NVTX_INJECTION64_PATH", file.path())
         .env("MEMTRACE_TEST_TRUTH", truth.path());
-    let run = victim.run();
+    let run = traced.run();
     run.assert_ended_well();
     let trace = run.trace();
     let of_nvtx = |l: &&memtrace_trace::file::Label| l.origin == LabelOrigin::Nvtx;
@@ -139,8 +139,8 @@ fn another_tool_that_listens_to_nvtx_is_left_alone() {
 /// Requires that our callback does not change the names and counts of a profile.
 #[track_caller]
 fn same_profile(torch: &str) {
-    let victim = Victim::python("steps/profiled.py", &[]).env("SIM_TORCH", torch);
-    let (run, alone) = (victim.run(), victim.run_alone());
+    let traced = TracedProgram::python("steps/profiled.py", &[]).env("SIM_TORCH", torch);
+    let (run, alone) = (traced.run(), traced.run_alone());
     run.assert_ended_well();
     let (with, without) = (String::from_utf8_lossy(&run.output.stdout), String::from_utf8_lossy(&alone.stdout));
     assert_eq!(with, without);
@@ -151,14 +151,14 @@ fn same_profile(torch: &str) {
 }
 
 #[test]
-fn the_profiler_sees_what_it_sees_without_us() {
+fn the_profile_is_unchanged() {
     same_profile("2.11.0");
 }
 
 /// Requires that exactly the blocks that only the cyclic garbage collector frees are marked.
 #[track_caller]
-fn collected_is_marked(victim: Victim) {
-    let run = victim.run();
+fn collected_is_marked(traced: TracedProgram) {
+    let run = traced.run();
     run.assert_ended_well();
     let truth: BTreeMap<String, Vec<u64>> =
         serde_json::from_slice(&run.output.stdout).expect("the program's own account");
@@ -173,21 +173,21 @@ fn collected_is_marked(victim: Victim) {
         }
     }
     assert_eq!((truth["hand"].len(), truth["collector"].len()), (6, 8));
-    let told = notices(trace.definitions(), "python.gc");
-    assert_eq!(told, ["works: the collector's state verified: what it frees is marked"]);
+    let found = notices(trace.definitions(), "python.gc");
+    assert_eq!(found, ["works: garbage collector state verified: blocks that it frees are marked"]);
 }
 
 #[test]
-fn what_the_garbage_collector_frees() {
-    collected_is_marked(Victim::python("steps/cycles.py", &[]));
+fn frees_of_the_garbage_collector_are_marked() {
+    collected_is_marked(TracedProgram::python("steps/cycles.py", &[]));
 }
 
 /// Compares the ranges in our snapshot with those of PyTorch's own recorder in the same process.
 #[test]
 fn external_annotations() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
-    let victim = Victim::python("steps/annotations.py", &[]).env("MEMTRACE_TEST_TRUTH", file.path());
-    let run = victim.run();
+    let traced = TracedProgram::python("steps/annotations.py", &[]).env("MEMTRACE_TEST_TRUTH", file.path());
+    let run = traced.run();
     run.assert_ended_well();
     let read = |text: &str| -> Vec<Value> { serde_json::from_str(text).expect("annotations") };
     let theirs = read(&std::fs::read_to_string(file.path()).expect("PyTorch's own"));
@@ -195,7 +195,7 @@ fn external_annotations() {
     let pickle = pickle.into_iter().find(|path| path.extension().is_some_and(|e| e == "pickle")).expect("a snapshot");
     let print =
         "import json, pickle, sys; print(json.dumps(pickle.load(open(sys.argv[1], 'rb'))['external_annotations']))";
-    let mut python = Command::new(memtrace_tests::victim::root().join("scripts/sim"));
+    let mut python = Command::new(memtrace_tests::traced_program::root().join("scripts/sim"));
     let ours = python.args(["python", "-c", print]).arg(pickle).output().expect("python starts");
     let ours = read(&String::from_utf8_lossy(&ours.stdout));
     assert!(theirs.len() > 30, "{theirs:#?}");
@@ -246,16 +246,16 @@ mod exhaustive {
     }
 
     #[test]
-    fn the_profiler_of_2_4_1_sees_what_it_sees_without_us() {
+    fn the_profile_of_2_4_1_is_unchanged() {
         same_profile("2.4.1");
     }
 
     #[test]
-    fn what_the_garbage_collector_of_others_frees() {
+    fn frees_of_the_garbage_collector_are_marked_in_other_releases() {
         for (python, torch) in [("3.11", "2.4.1"), ("3.12", "2.11.0"), ("3.13", "2.11.0")] {
             println!("Python {python}, PyTorch {torch}");
             collected_is_marked(
-                Victim::python("steps/cycles.py", &[]).env("SIM_PYTHON", python).env("SIM_TORCH", torch),
+                TracedProgram::python("steps/cycles.py", &[]).env("SIM_PYTHON", python).env("SIM_TORCH", torch),
             );
         }
     }

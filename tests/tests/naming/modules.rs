@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use memtrace_analysis::export::{Window, blocks_csv};
-use memtrace_tests::victim::{Victim, events};
+use memtrace_tests::traced_program::{TracedProgram, events};
 use memtrace_trace::counters::Counter;
-use memtrace_trace::definition::Verdict;
+use memtrace_trace::definition::NoticeStatus;
 use memtrace_trace::event::Action;
 use memtrace_trace::file::{Definitions, Reader};
 use memtrace_trace::ids::ContextId;
@@ -19,7 +19,7 @@ type Calls = Vec<(String, String)>;
 
 /// One allocation as the program itself observed it.
 #[derive(Debug)]
-struct Told {
+struct Expected {
     size: u64,
     node: Option<String>,
     calls: Calls,
@@ -27,9 +27,9 @@ struct Told {
 
 /// Runs a case without memtrace and reads the list that it wrote.
 #[track_caller]
-fn told(victim: &Victim) -> Vec<Told> {
+fn expected(traced: &TracedProgram) -> Vec<Expected> {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
-    let output = victim.clone().env("MEMTRACE_TEST_TRAIL", file.path()).run_alone();
+    let output = traced.clone().env("MEMTRACE_TEST_TRAIL", file.path()).run_alone();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = std::fs::read_to_string(file.path()).expect("a trail");
     let trail: Value = serde_json::from_str(&text).expect("a trail in JSON");
@@ -39,14 +39,14 @@ fn told(victim: &Victim) -> Vec<Told> {
     let mut marks = marks.iter().peekable();
     let mut now: &Value = &Value::Null;
     let sizes = list(&trail["sizes"]);
-    let told = sizes.iter().enumerate().map(|(index, size)| {
+    let expected = sizes.iter().enumerate().map(|(index, size)| {
         while let Some(mark) = marks.next_if(|mark| mark[0].as_u64().is_some_and(|count| count <= index as u64)) {
             now = mark;
         }
         let calls = list(&now[2]).iter().map(|call| (text(&call[0]).unwrap(), text(&call[1]).unwrap())).collect();
-        Told { size: size.as_u64().unwrap(), node: text(&now[1]), calls }
+        Expected { size: size.as_u64().unwrap(), node: text(&now[1]), calls }
     });
-    told.collect()
+    expected.collect()
 }
 
 /// One recorded allocation.
@@ -93,21 +93,25 @@ struct Found {
 /// Compares a case allocation by allocation. For modules of the program's models, the calls must correspond one to one:
 /// the same path is the same call, and the reverse.
 #[track_caller]
-fn compare(victim: &Victim) -> Found {
-    let told = told(victim);
-    let run = victim.run();
+fn compare(traced: &TracedProgram) -> Found {
+    let expected = expected(traced);
+    let run = traced.run();
     run.assert_ended_well();
     let trace = run.trace();
     let recorded = recorded(&trace);
-    assert_eq!((trace.counter(Counter::NnCallsCut), trace.counter(Counter::ForwardStacksLost)), (0, 0));
+    assert_eq!((trace.counter(Counter::NnCallsMerged), trace.counter(Counter::ForwardStacksLost)), (0, 0));
     let notice = trace.definitions().notices.iter().find(|n| &*n.topic == "torch.modules");
-    assert_eq!(notice.map(|n| n.verdict), Some(Verdict::Works), "{notice:?}");
+    assert_eq!(notice.map(|n| n.status), Some(NoticeStatus::Works), "{notice:?}");
 
     let sizes = |sizes: &mut dyn Iterator<Item = u64>| sizes.collect::<Vec<_>>();
-    assert_eq!(sizes(&mut recorded.iter().map(|r| r.size)), sizes(&mut told.iter().map(|t| t.size)), "another program");
+    assert_eq!(
+        sizes(&mut recorded.iter().map(|r| r.size)),
+        sizes(&mut expected.iter().map(|t| t.size)),
+        "another program"
+    );
     let mut found = Found::default();
     let (mut paths, mut ids) = (HashMap::new(), BTreeMap::<Vec<String>, BTreeSet<ContextId>>::new());
-    for (index, (ours, theirs)) in recorded.iter().zip(&told).enumerate() {
+    for (index, (ours, theirs)) in recorded.iter().zip(&expected).enumerate() {
         let classes: Vec<&str> = ours.calls.iter().map(|(_, class)| &**class).collect();
         let expected: Vec<&str> = theirs.calls.iter().map(|(_, class)| &**class).collect();
         assert_eq!((&ours.node, classes), (&theirs.node, expected), "allocation {index}: {ours:?} {theirs:?}");
@@ -131,8 +135,8 @@ fn compare(victim: &Victim) -> Found {
     found
 }
 
-fn case(name: &str) -> Victim {
-    Victim::python("modules/cases.py", &[name])
+fn case(name: &str) -> TracedProgram {
+    TracedProgram::python("modules/cases.py", &[name])
 }
 
 /// Requires that enough was compared: allocations in module calls, allocations in their backward, the nesting depth,
@@ -168,17 +172,17 @@ fn evaluation_without_gradients() {
 }
 
 #[test]
-fn what_programs_do_to_their_modules() {
+fn modules_with_unusual_calls() {
     at_least(&compare(&case("odd")), 60, 40, 3, 15);
 }
 
 #[test]
-fn modules_at_the_addresses_of_others() {
+fn modules_with_reused_addresses() {
     at_least(&compare(&case("classes")), 400, 300, 1, 10);
 }
 
 #[test]
-fn a_block_that_is_run_again_in_backward() {
+fn a_checkpointed_block() {
     at_least(&compare(&case("saved_checkpoint")), 100, 200, 3, 30);
 }
 
@@ -199,8 +203,8 @@ fn fields(line: &str) -> Vec<String> {
 /// Each module's remaining forward memory and parameters equal, to the byte, the counts of PyTorch's MemTracker in the
 /// same run.
 #[test]
-fn modules_have_what_mem_tracker_counts() {
-    let run = Victim::python("modules/tracked.py", &[]).run();
+fn bytes_of_modules_match_mem_tracker() {
+    let run = TracedProgram::python("modules/tracked.py", &[]).run();
     run.assert_ended_well();
     let opened = memtrace_analysis::open_run(run.path()).unwrap();
     let mut table = Vec::new();
@@ -213,9 +217,9 @@ fn modules_have_what_mem_tracker_counts() {
     let number = |block: &HashMap<&str, String>, column: &str| block[column].parse::<u64>().ok();
     let mut modules = BTreeSet::new();
     for line in String::from_utf8_lossy(&run.output.stdout).lines() {
-        let told: Value = serde_json::from_str(line).unwrap();
-        let figure = |name: &str| told[name].as_u64().unwrap();
-        let module = told["path"].as_str().unwrap();
+        let expected: Value = serde_json::from_str(line).unwrap();
+        let figure = |name: &str| expected[name].as_u64().unwrap();
+        let module = expected["path"].as_str().unwrap();
         let inside = |path: &str| {
             module.is_empty() || path.strip_prefix(module).is_some_and(|p| p.is_empty() || p.starts_with('.'))
         };
@@ -232,8 +236,8 @@ fn modules_have_what_mem_tracker_counts() {
             block["category"] == "parameter" && inside(block["name"].rsplit_once('.').map_or("", |(module, _)| module))
         });
         let size = |block: &HashMap<&str, String>| number(block, "size").unwrap();
-        assert_eq!(kept.map(size).sum::<u64>(), figure("kept"), "{told}");
-        assert_eq!(parameters.map(size).sum::<u64>(), figure("parameters"), "{told}");
+        assert_eq!(kept.map(size).sum::<u64>(), figure("kept"), "{expected}");
+        assert_eq!(parameters.map(size).sum::<u64>(), figure("parameters"), "{expected}");
         modules.insert(module.to_owned());
     }
     assert_eq!(modules.len(), 30, "{modules:?}");
@@ -246,8 +250,8 @@ mod exhaustive {
     #[track_caller]
     fn on(torch: &str, python: &str) {
         for (name, forward, backward) in [("transformer", 200, 200), ("odd", 60, 40), ("saved_checkpoint", 100, 200)] {
-            let victim = case(name).env("SIM_TORCH", torch).env("SIM_PYTHON", python);
-            at_least(&compare(&victim), forward, backward, 3, 15);
+            let traced = case(name).env("SIM_TORCH", torch).env("SIM_PYTHON", python);
+            at_least(&compare(&traced), forward, backward, 3, 15);
         }
     }
 

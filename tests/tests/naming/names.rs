@@ -7,8 +7,8 @@ use std::path::Path;
 use memtrace_analysis::load::TraceRecording;
 use memtrace_analysis::model::{Names, Recording};
 use memtrace_tests::snapshots::{pickle, vizcheck};
-use memtrace_tests::victim::{Run, Victim, events, root};
-use memtrace_trace::definition::{TensorKind, Verdict};
+use memtrace_tests::traced_program::{Run, TracedProgram, events, root};
+use memtrace_trace::definition::{NoticeStatus, TensorKind};
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::{Definitions, Reader};
 use serde_json::Value;
@@ -19,12 +19,12 @@ type Tensor = (TensorKind, String, u64, String);
 type Module = (u64, String, String);
 
 #[derive(Default, Debug)]
-struct Told {
+struct NamedObjects {
     tensors: BTreeSet<Tensor>,
     modules: BTreeSet<Module>,
 }
 
-impl Told {
+impl NamedObjects {
     /// Kinds and names, without addresses.
     fn names(&self) -> BTreeSet<(TensorKind, &str)> {
         self.tensors.iter().map(|(kind, name, ..)| (*kind, &**name)).collect()
@@ -34,20 +34,20 @@ impl Told {
         self.names().iter().filter(|(k, _)| *k == kind).count()
     }
 
-    fn of(definitions: &Definitions) -> Told {
+    fn of(definitions: &Definitions) -> NamedObjects {
         let tensor =
             |n: &memtrace_trace::file::TensorName| (n.kind, n.name.to_string(), n.address, n.shape.to_string());
         let module = |n: &memtrace_trace::file::NnName| (n.object, n.class.to_string(), n.name.to_string());
-        Told {
+        NamedObjects {
             tensors: definitions.tensor_names.iter().map(tensor).collect(),
             modules: definitions.nn_names.iter().map(module).collect(),
         }
     }
 
     /// Parses the list that the program wrote.
-    fn read(path: &Path) -> Told {
+    fn read(path: &Path) -> NamedObjects {
         let text = std::fs::read_to_string(path).expect("the program's own list");
-        let mut told = Told::default();
+        let mut listed = NamedObjects::default();
         for line in text.lines() {
             let line: Value = serde_json::from_str(line).expect("JSON");
             for row in line["tensors"].as_array().expect("tensors") {
@@ -59,21 +59,21 @@ impl Told {
                     other => panic!("{other}"),
                 };
                 let text = |at: usize| row[at].as_str().expect("a text").to_owned();
-                told.tensors.insert((kind, text(1), row[2].as_u64().expect("an address"), text(3)));
+                listed.tensors.insert((kind, text(1), row[2].as_u64().expect("an address"), text(3)));
             }
             for row in line["modules"].as_array().expect("modules") {
                 let text = |at: usize| row[at].as_str().expect("a text").to_owned();
-                told.modules.insert((row[0].as_u64().expect("an id"), text(1), text(2)));
+                listed.modules.insert((row[0].as_u64().expect("an id"), text(1), text(2)));
             }
         }
-        told
+        listed
     }
 }
 
 /// Requires that the recording names exactly the tensors that PyTorch named, at the same addresses.
 #[track_caller]
-fn assert_same(reader: &Reader, list: &Path) -> Told {
-    let (ours, theirs) = (Told::of(reader.definitions()), Told::read(list));
+fn assert_same(reader: &Reader, list: &Path) -> NamedObjects {
+    let (ours, theirs) = (NamedObjects::of(reader.definitions()), NamedObjects::read(list));
     assert!(!theirs.tensors.is_empty() && !theirs.modules.is_empty(), "the program's list is empty");
     assert_eq!(ours.names(), theirs.names());
     let elsewhere: Vec<_> =
@@ -87,7 +87,7 @@ fn assert_same(reader: &Reader, list: &Path) -> Told {
 
 /// Whether this is a full parameter that FSDP temporarily gathered from two ranks. The program's list has this rank's
 /// half of it.
-fn is_gathered((kind, name, _, shape): &(TensorKind, String, u64, String), theirs: &Told) -> bool {
+fn is_gathered((kind, name, _, shape): &(TensorKind, String, u64, String), theirs: &NamedObjects) -> bool {
     let rows =
         |shape: &str| shape.split_once('[').and_then(|(_, rest)| rest.split([',', ']']).next()?.parse::<u64>().ok());
     let halves = theirs.tensors.iter().filter(|t| t.0 == TensorKind::Parameter && t.1 == *name);
@@ -97,14 +97,14 @@ fn is_gathered((kind, name, _, shape): &(TensorKind, String, u64, String), their
 
 /// Requires that each name belongs to one allocation of PyTorch's allocator: the one that exists at that time.
 #[track_caller]
-fn assert_found(reader: &Reader, ours: &Told) {
+fn assert_found(reader: &Reader, ours: &NamedObjects) {
     let recording = TraceRecording::open(reader.path()).expect("a readable trace");
     let names = Names::of(&recording);
     assert_eq!(names.unmatched(), 0, "names without a block");
     let events = events(reader);
     let mut found = BTreeSet::new();
     for e in events.iter().filter(|e| e.action == Action::Alloc && e.source == Source::Torch) {
-        let Some(named) = names.of_alloc(e.seq) else { continue };
+        let Some(named) = names.of_allocation(e.seq) else { continue };
         for name in &named.names {
             assert!(ours.tensors.iter().any(|t| t.1 == **name && t.2 == e.addr), "{name} at {:x}", e.addr);
             found.insert(&**name);
@@ -115,31 +115,31 @@ fn assert_found(reader: &Reader, ours: &Told) {
     assert!(recording.definitions().tensor_names.iter().all(|name| name.seq <= last));
 }
 
-fn case(name: &str) -> (Victim, tempfile::NamedTempFile) {
+fn case(name: &str) -> (TracedProgram, tempfile::NamedTempFile) {
     let list = tempfile::NamedTempFile::new().expect("a temporary file");
-    (Victim::python("names/named.py", &[name]).env("MEMTRACE_TEST_NAMES", list.path()), list)
+    (TracedProgram::python("names/named.py", &[name]).env("MEMTRACE_TEST_NAMES", list.path()), list)
 }
 
-fn check(name: &str) -> (Run, Told) {
-    check_on(name, |victim| victim)
+fn check(name: &str) -> (Run, NamedObjects) {
+    check_on(name, |traced| traced)
 }
 
 #[track_caller]
-fn check_on(name: &str, with: impl Fn(Victim) -> Victim) -> (Run, Told) {
-    let (victim, list) = case(name);
-    let run = with(victim).run();
+fn check_on(name: &str, with: impl Fn(TracedProgram) -> TracedProgram) -> (Run, NamedObjects) {
+    let (traced, list) = case(name);
+    let run = with(traced).run();
     run.assert_ended_well();
-    let told = assert_same(&run.trace(), list.path());
-    (run, told)
+    let listed = assert_same(&run.trace(), list.path());
+    (run, listed)
 }
 
 #[test]
 fn a_perceptron_with_adam() {
     use TensorKind::{Gradient, OptimizerState, Parameter};
-    let (run, told) = check("adam");
-    assert_eq!([Parameter, Gradient, OptimizerState].map(|kind| told.count(kind)), [6, 6, 12]);
-    let verdicts = run.trace().definitions().notices.iter().filter(|n| &*n.topic == "torch.names").count();
-    assert_eq!(verdicts, 1);
+    let (run, listed) = check("adam");
+    assert_eq!([Parameter, Gradient, OptimizerState].map(|kind| listed.count(kind)), [6, 6, 12]);
+    let notices = run.trace().definitions().notices.iter().filter(|n| &*n.topic == "torch.names").count();
+    assert_eq!(notices, 1);
     // Check the snapshot as PyTorch's reader unpickles it.
     let shown: BTreeMap<String, u64> = vizcheck("metadata.py", [pickle(&run)])
         .as_object()
@@ -147,24 +147,25 @@ fn a_perceptron_with_adam() {
         .iter()
         .map(|(text, count)| (text.clone(), count.as_u64().expect("a count")))
         .collect();
-    for (_, name, _, shape) in &told.tensors {
+    for (_, name, _, shape) in &listed.tensors {
         assert!(shown.contains_key(&format!("{name} {shape}")), "{name} {shape}: {shown:#?}");
     }
 }
 
 #[test]
 fn a_residual_network_with_momentum() {
-    let (_, told) = check("resnet");
-    assert!(told.names().contains(&(TensorKind::Buffer, "layer1.0.scale")), "{:?}", told.names());
-    assert!(told.names().contains(&(TensorKind::OptimizerState, "SGD.momentum_buffer of layer2.1.bn2.weight")));
+    let (_, listed) = check("resnet");
+    assert!(listed.names().contains(&(TensorKind::Buffer, "layer1.0.scale")), "{:?}", listed.names());
+    assert!(listed.names().contains(&(TensorKind::OptimizerState, "SGD.momentum_buffer of layer2.1.bn2.weight")));
 }
 
 #[test]
-fn shared_memory_has_all_its_names() {
+fn shared_memory_has_all_names() {
     let (run, _) = check("tied");
     let recording = TraceRecording::open(run.trace().path()).expect("a readable trace");
     let names = Names::of(&recording);
-    let all: Vec<String> = events(&run.trace()).iter().filter_map(|e| Some(names.of_alloc(e.seq)?.text())).collect();
+    let all: Vec<String> =
+        events(&run.trace()).iter().filter_map(|e| Some(names.of_allocation(e.seq)?.text())).collect();
     for shared in ["head.weight, wte.weight", "again.weight, block.weight", "first, second"] {
         assert!(all.iter().any(|text| text == shared), "{shared}: {all:#?}");
     }
@@ -172,53 +173,53 @@ fn shared_memory_has_all_its_names() {
 
 #[test]
 fn frozen_layers_have_no_gradients() {
-    let (_, told) = check("frozen");
-    assert_eq!(told.count(TensorKind::Gradient), 2);
+    let (_, listed) = check("frozen");
+    assert_eq!(listed.count(TensorKind::Gradient), 2);
 }
 
 #[test]
 fn compiled_models() {
-    let (_, told) = check("compiled");
-    assert!(told.names().contains(&(TensorKind::Gradient, "_orig_mod.2.weight.grad")), "{:?}", told.names());
+    let (_, listed) = check("compiled");
+    assert!(listed.names().contains(&(TensorKind::Gradient, "_orig_mod.2.weight.grad")), "{:?}", listed.names());
 }
 
 /// With two models of one class and no variable, the names do not say which model is the first.
 #[test]
 fn two_models_of_one_class() {
-    let (victim, list) = case("two");
-    let run = victim.run();
+    let (traced, list) = case("two");
+    let run = traced.run();
     run.assert_ended_well();
     let text = std::fs::read_to_string(list.path()).expect("the program's own list");
     let swapped = text.replace("#1", "#0").replace("#2", "#1").replace("#0", "#2");
-    let (ours, other) = (Told::of(run.trace().definitions()), tempfile::NamedTempFile::new().expect("a file"));
+    let (ours, other) = (NamedObjects::of(run.trace().definitions()), tempfile::NamedTempFile::new().expect("a file"));
     std::fs::write(other.path(), swapped).expect("a file");
-    let list = if Told::read(list.path()).tensors.is_superset(&ours.tensors) { list } else { other };
+    let list = if NamedObjects::read(list.path()).tensors.is_superset(&ours.tensors) { list } else { other };
     assert_same(&run.trace(), list.path());
 }
 
 #[test]
 fn two_models_in_variables() {
-    let (_, told) = check("variables");
-    let has = |kind, name| told.names().contains(&(kind, name));
+    let (_, listed) = check("variables");
+    let has = |kind, name| listed.names().contains(&(kind, name));
     assert!(has(TensorKind::Parameter, "generator.0.weight") && has(TensorKind::Parameter, "discriminator.0.weight"));
     assert!(has(TensorKind::OptimizerState, "Adam.exp_avg of generator.0.weight"));
 }
 
 #[test]
 fn two_models_of_two_classes() {
-    let (_, told) = check("classes");
-    assert!(told.names().contains(&(TensorKind::Gradient, "Discriminator.2.bias.grad")), "{:?}", told.names());
-    assert!(told.names().contains(&(TensorKind::Parameter, "scale.weight")), "{:?}", told.names());
+    let (_, listed) = check("classes");
+    assert!(listed.names().contains(&(TensorKind::Gradient, "Discriminator.2.bias.grad")), "{:?}", listed.names());
+    assert!(listed.names().contains(&(TensorKind::Parameter, "scale.weight")), "{:?}", listed.names());
 }
 
 /// Requires that every parameter, buffer and optimizer state that the program ever lists is named, and no parameter at
 /// another address.
 #[track_caller]
-fn check_listed(name: &str) -> Told {
-    let (victim, list) = case(name);
-    let run = victim.run();
+fn check_listed(name: &str) -> NamedObjects {
+    let (traced, list) = case(name);
+    let run = traced.run();
     run.assert_ended_well();
-    let (ours, theirs) = (Told::of(run.trace().definitions()), Told::read(list.path()));
+    let (ours, theirs) = (NamedObjects::of(run.trace().definitions()), NamedObjects::read(list.path()));
     let elsewhere: Vec<_> = ours.tensors.difference(&theirs.tensors).filter(|t| t.0 == TensorKind::Parameter).collect();
     assert!(elsewhere.is_empty(), "{elsewhere:#?}");
     let lasting = |names: BTreeSet<(TensorKind, &str)>| -> BTreeSet<(TensorKind, String)> {
@@ -230,8 +231,8 @@ fn check_listed(name: &str) -> Told {
 }
 
 #[test]
-fn a_model_that_comes_later() {
-    let ours = check_listed("later");
+fn a_model_created_later() {
+    let ours = check_listed("second_model");
     let has = |kind, name| ours.names().contains(&(kind, name));
     assert!(has(TensorKind::Parameter, "0.weight") && !has(TensorKind::Parameter, "Sequential.0.weight"));
     assert!(has(TensorKind::Parameter, "Discriminator.0.weight"), "{:?}", ours.names());
@@ -240,21 +241,21 @@ fn a_model_that_comes_later() {
 
 #[test]
 fn models_that_replace_each_other() {
-    let told = check_listed("folds");
-    assert!(told.names().contains(&(TensorKind::Parameter, "Generator.0.weight")), "{:?}", told.names());
+    let listed = check_listed("folds");
+    assert!(listed.names().contains(&(TensorKind::Parameter, "Generator.0.weight")), "{:?}", listed.names());
 }
 
 #[test]
-fn an_optimizer_that_comes_later() {
+fn an_optimizer_created_later() {
     let ours = check_listed("resumed");
     let has = |name| ours.names().contains(&(TensorKind::OptimizerState, name));
     assert!(has("SGD.momentum_buffer of 0.weight") && has("Adam.exp_avg of 0.weight"), "{:?}", ours.names());
 }
 
 #[test]
-fn a_model_that_is_served_later() {
-    let (_, told) = check("served");
-    assert!(told.names().contains(&(TensorKind::Parameter, "layer1.0.conv1.weight")), "{:?}", told.names());
+fn a_second_model_loaded_during_inference() {
+    let (_, listed) = check("served");
+    assert!(listed.names().contains(&(TensorKind::Parameter, "layer1.0.conv1.weight")), "{:?}", listed.names());
 }
 
 #[test]
@@ -264,28 +265,28 @@ fn a_model_that_is_never_trained() {
 
 #[test]
 fn out_of_memory_in_the_first_step() {
-    let (_, told) = check_on("oom", |victim| victim.env("SIMCUDA_MEMORY", "1500M"));
-    let made = told.count(TensorKind::OptimizerState);
+    let (_, listed) = check_on("oom", |traced| traced.env("SIMCUDA_MEMORY", "1500M"));
+    let made = listed.count(TensorKind::OptimizerState);
     assert!((1..32).contains(&made), "{made} of 32 tensors of the optimizer's state");
-    assert_eq!((told.count(TensorKind::Parameter), told.count(TensorKind::Gradient)), (16, 16));
+    assert_eq!((listed.count(TensorKind::Parameter), listed.count(TensorKind::Gradient)), (16, 16));
 }
 
 #[test]
-fn what_the_only_step_made() {
-    let (victim, list) = case("one_step");
-    let run = victim.run();
+fn tensors_of_a_single_step() {
+    let (traced, list) = case("one_step");
+    let run = traced.run();
     run.assert_ended_well();
-    let (ours, theirs) = (Told::of(run.trace().definitions()), Told::read(list.path()));
+    let (ours, theirs) = (NamedObjects::of(run.trace().definitions()), NamedObjects::read(list.path()));
     assert!(theirs.names().is_subset(&ours.names()), "{:?}", ours.names());
     assert_found(&run.trace(), &ours);
 }
 
 #[test]
-fn nothing_is_changed_and_names_can_be_switched_off() {
+fn the_program_is_unchanged_and_names_can_be_disabled() {
     // The number of objects depends on string hashes, so the hash seed is fixed.
-    let victim = Victim::python("names/named.py", &["untouched"]).env("PYTHONHASHSEED", "0");
-    let alone = victim.run_alone();
-    let (with, without) = (victim.run(), victim.clone().option("--no-names").run());
+    let traced = TracedProgram::python("names/named.py", &["untouched"]).env("PYTHONHASHSEED", "0");
+    let alone = traced.run_alone();
+    let (with, without) = (traced.run(), traced.clone().option("--no-names").run());
     assert!(alone.status.success() && !alone.stdout.is_empty());
     with.assert_ended_well();
     without.assert_ended_well();
@@ -315,17 +316,17 @@ fn nothing_is_changed_and_names_can_be_switched_off() {
 }
 
 #[track_caller]
-fn check_ranks(kind: &str) -> Told {
+fn check_ranks(kind: &str) -> NamedObjects {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let list = folder.path().join("names");
-    let victim = Victim::python("names/ranks.py", &[kind])
+    let traced = TracedProgram::python("names/ranks.py", &[kind])
         .env("SIMCUDA_DEVICES", "2")
         .env("OMP_NUM_THREADS", "1")
         .env("PYTHONPATH", root().join("tests/programs/names"))
         .env("MEMTRACE_TEST_NAMES", &list);
-    let run = victim.run();
+    let run = traced.run();
     run.assert_ended_well();
-    let mut last = Told::default();
+    let mut last = NamedObjects::default();
     for entry in run.manifest()["processes"].as_array().expect("processes") {
         let reader = Reader::open(run.path().join(entry["trace"].as_str().expect("a trace"))).expect("a trace");
         let rank = entry["rank"].as_u64().expect("a rank");
@@ -348,8 +349,8 @@ fn ranks_of_fsdp() {
 mod exhaustive {
     use super::*;
 
-    fn on(torch: &'static str, python: &'static str) -> impl Fn(Victim) -> Victim {
-        move |victim| victim.env("SIM_TORCH", torch).env("SIM_PYTHON", python)
+    fn on(torch: &'static str, python: &'static str) -> impl Fn(TracedProgram) -> TracedProgram {
+        move |traced| traced.env("SIM_TORCH", torch).env("SIM_PYTHON", python)
     }
 
     #[track_caller]
@@ -357,7 +358,7 @@ mod exhaustive {
         for name in ["adam", "resnet", "tied"] {
             check_on(name, on(torch, python));
         }
-        check_on("oom", |victim| on(torch, python)(victim).env("SIMCUDA_MEMORY", "1500M"));
+        check_on("oom", |traced| on(torch, python)(traced).env("SIMCUDA_MEMORY", "1500M"));
     }
 
     #[test]
@@ -396,13 +397,13 @@ mod exhaustive {
     }
 
     #[test]
-    fn a_release_that_cannot_be_verified_has_none_and_says_so() {
-        let run = Victim::python("names/named.py", &["adam"]).env("SIM_TORCH", "2.1.2").run();
+    fn names_are_off_with_a_notice_in_an_unverified_release() {
+        let run = TracedProgram::python("names/named.py", &["adam"]).env("SIM_TORCH", "2.1.2").run();
         run.assert_ended_well();
         let trace = run.trace();
         assert!(trace.definitions().tensor_names.is_empty());
-        let said = trace.definitions().notices.iter().find(|n| &*n.topic == "torch.names").expect("a notice");
-        assert_eq!(said.verdict, Verdict::Off);
-        assert!(said.text.contains("does not export"), "{}", said.text);
+        let notice = trace.definitions().notices.iter().find(|n| &*n.topic == "torch.names").expect("a notice");
+        assert_eq!(notice.status, NoticeStatus::Off);
+        assert!(notice.text.contains("does not export"), "{}", notice.text);
     }
 }

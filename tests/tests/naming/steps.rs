@@ -4,12 +4,12 @@
 use memtrace_analysis::load::open_run;
 use memtrace_analysis::passes::{Phase, PhaseTracker};
 use memtrace_analysis::summarize;
-use memtrace_tests::victim::{Victim, events};
+use memtrace_tests::traced_program::{TracedProgram, events};
 use memtrace_trace::event::{Action, Source};
 use serde_json::Value;
 
 /// The result of one program.
-struct Told {
+struct Observed {
     /// For each iteration, the phases of its allocations in order, without consecutive repetitions.
     phases: Vec<Vec<Phase>>,
     summary: Value,
@@ -17,8 +17,8 @@ struct Told {
 
 /// Runs a loop of `tests/programs/steps/loops.py` and compares the steps.
 #[track_caller]
-fn check(kind: &str, torch: &str) -> Told {
-    let run = Victim::python("steps/loops.py", &[kind]).env("SIM_TORCH", torch).run();
+fn check(kind: &str, torch: &str) -> Observed {
+    let run = TracedProgram::python("steps/loops.py", &[kind]).env("SIM_TORCH", torch).run();
     run.assert_ended_well();
     let truth: Value = serde_json::from_slice(&run.output.stdout).expect("the program's count");
     let turns = truth["turns"].as_u64().expect("a number");
@@ -39,14 +39,15 @@ fn check(kind: &str, torch: &str) -> Told {
         } else if e.source == Source::Torch && matches!(e.action, Action::Alloc | Action::FreeRequested) {
             let verdict = tracker.observe(&e);
             if let Some(turn) = turn.filter(|_| e.action == Action::Alloc) {
-                let said = process.definitions().frames_of(e.stack);
+                let stack = process.definitions().frames_of(e.stack);
                 let step = tracker.now().step;
                 // Allocations before the first forward are loading. A program without gradients starts the next step at
                 // its model's call.
-                let early = turn == 0 && step.is_none() || kind == "inference" && !verdict.rule.starts_with("compute");
+                let early =
+                    turn == 0 && step.is_none() || kind == "inference" && !verdict.rule.as_str().starts_with("compute");
                 assert!(
                     step == Some(turn) || early,
-                    "{kind}: turn {turn}, {:?}: {verdict:?} {e:?} {said}",
+                    "{kind}: turn {turn}, {:?}: {verdict:?} {e:?} {stack}",
                     tracker.now()
                 );
                 let seen = &mut phases[turn as usize];
@@ -61,7 +62,7 @@ fn check(kind: &str, torch: &str) -> Told {
     let summary: Value = serde_json::from_str(&summary.to_json()).expect("JSON");
     let device = &summary["processes"][0]["devices"][0];
     assert_eq!(device["steps"].as_u64(), Some(turns), "{kind}: steps, of {turns} turns");
-    Told { phases, summary: device.clone() }
+    Observed { phases, summary: device.clone() }
 }
 
 /// Prints stacks in failure messages.
@@ -80,9 +81,9 @@ use Phase::{Backward, Data, Eval, Forward, Load, Optimizer};
 
 #[track_caller]
 fn check_plain(torch: &str) {
-    let told = check("plain", torch);
-    assert_eq!(told.phases[0], [Load, Forward, Backward, Optimizer], "{torch}");
-    assert_eq!(told.phases[3], [Data, Forward, Backward, Optimizer], "{torch}");
+    let observed = check("plain", torch);
+    assert_eq!(observed.phases[0], [Load, Forward, Backward, Optimizer], "{torch}");
+    assert_eq!(observed.phases[3], [Data, Forward, Backward, Optimizer], "{torch}");
 }
 
 #[test]
@@ -92,34 +93,34 @@ fn plain() {
 
 #[test]
 fn an_optimizer_that_allocates_nothing() {
-    let told = check("allocates_nothing", "2.11.0");
-    assert_eq!(told.phases[2], [Data, Forward, Backward]);
+    let observed = check("allocates_nothing", "2.11.0");
+    assert_eq!(observed.phases[2], [Data, Forward, Backward]);
     // By the ranges that PyTorch marks, every iteration is a step.
-    let labels = told.summary["labels"].as_array().expect("labels");
+    let labels = observed.summary["labels"].as_array().expect("labels");
     let steps = labels.iter().find(|l| l["name"] == "Optimizer.step#SGD.step").expect("the optimizer's range");
     assert_eq!((&steps["times"], &steps["allocated_bytes"]), (&Value::from(5), &Value::from(0)));
-    assert_eq!(steps["rule"], "optimizer: inside Optimizer.step");
+    assert_eq!(steps["rule"], "range-optimizer-step");
     let turns = labels.iter().find(|l| l["name"] == "turn *").expect("the program's range");
     assert_eq!((&turns["times"], &turns["rule"]), (&Value::from(5), &Value::Null));
 }
 
 #[test]
 fn gradient_accumulation() {
-    let told = check("accumulation", "2.11.0");
-    let passes = told.phases[2].iter().filter(|phase| **phase == Backward).count();
-    assert_eq!(passes, 3, "{:?}", told.phases[2]);
+    let observed = check("accumulation", "2.11.0");
+    let passes = observed.phases[2].iter().filter(|phase| **phase == Backward).count();
+    assert_eq!(passes, 3, "{:?}", observed.phases[2]);
 }
 
 #[test]
 fn evaluations_between_epochs() {
-    let told = check("evaluation", "2.11.0");
-    assert!(told.phases.iter().all(|phases| !phases.contains(&Eval)), "{:?}", told.phases);
+    let observed = check("evaluation", "2.11.0");
+    assert!(observed.phases.iter().all(|phases| !phases.contains(&Eval)), "{:?}", observed.phases);
 }
 
 #[test]
 fn inference_only() {
-    let told = check("inference", "2.11.0");
-    assert!(told.phases[2].contains(&Eval), "{:?}", told.phases);
+    let observed = check("inference", "2.11.0");
+    assert!(observed.phases[2].contains(&Eval), "{:?}", observed.phases);
 }
 
 #[test]
@@ -129,15 +130,19 @@ fn several_optimizers_after_one_backward() {
 
 #[test]
 fn two_networks_in_turn() {
-    let told = check("alternating", "2.11.0");
-    let passes = told.phases[2].iter().filter(|phase| **phase == Backward).count();
-    assert_eq!(passes, 2, "{:?}", told.phases[2]);
+    let observed = check("alternating", "2.11.0");
+    let passes = observed.phases[2].iter().filter(|phase| **phase == Backward).count();
+    assert_eq!(passes, 2, "{:?}", observed.phases[2]);
 }
 
 #[test]
 fn closures() {
-    let told = check("closure", "2.11.0");
-    assert!([Forward, Backward, Optimizer].iter().all(|phase| told.phases[1].contains(phase)), "{:?}", told.phases[1]);
+    let observed = check("closure", "2.11.0");
+    assert!(
+        [Forward, Backward, Optimizer].iter().all(|phase| observed.phases[1].contains(phase)),
+        "{:?}",
+        observed.phases[1]
+    );
 }
 
 #[test]
@@ -156,9 +161,9 @@ fn one_loop_after_another() {
 }
 
 #[test]
-fn an_optimizer_of_the_programs_own() {
-    let told = check("own", "2.11.0");
-    assert_eq!(told.phases[2], [Data, Forward, Backward, Optimizer]);
+fn a_custom_optimizer() {
+    let observed = check("own", "2.11.0");
+    assert_eq!(observed.phases[2], [Data, Forward, Backward, Optimizer]);
 }
 
 #[test]

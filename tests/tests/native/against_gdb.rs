@@ -8,8 +8,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use memtrace_tests::programs::{Workshop, linked_with, victim};
-use memtrace_tests::victim::{Run, Victim, events, root};
+use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
+use memtrace_tests::traced_program::{Run, TracedProgram, events, root};
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::{Definitions, Reader};
 use memtrace_trace::ids::StackId;
@@ -84,10 +84,10 @@ fn by_gdb<S: AsRef<OsStr>>(command: &[S]) -> Vec<std::ffi::OsString> {
 /// Runs a program under gdb under memtrace, and compares the native stack of each runtime and driver allocation.
 /// Returns gdb's calls and the run.
 #[track_caller]
-fn compare(victim: Victim, options: &[&str]) -> (Vec<Call>, Run) {
+fn compare(traced: TracedProgram, options: &[&str]) -> (Vec<Call>, Run) {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let victim = options.iter().fold(victim, |victim, option| victim.option(option));
-    let run = victim.env("GDB_STACKS", file.path()).run();
+    let traced = options.iter().fold(traced, |traced, option| traced.option(option));
+    let run = traced.env("GDB_STACKS", file.path()).run();
     run.assert_ended_well();
     let theirs = read(file.path());
     let trace = run.trace();
@@ -112,7 +112,7 @@ fn compare(victim: Victim, options: &[&str]) -> (Vec<Call>, Run) {
         }
         assert_eq!(found.len(), expected.len(), "frames of {name:?}");
     }
-    let cut = trace.counter(memtrace_trace::counters::Counter::StacksCut);
+    let cut = trace.counter(memtrace_trace::counters::Counter::StacksTruncated);
     assert_eq!(cut, 0, "every stack could be walked");
     (theirs, run)
 }
@@ -124,30 +124,30 @@ fn allocations(trace: &Reader) -> Vec<Event> {
 const NATIVE: &[&str] = &["--stacks", "native"];
 
 #[test]
-fn frames_of_c_without_frame_pointers_are_those_that_gdb_finds() {
-    let workshop = Workshop::new();
+fn frames_of_c_without_frame_pointers_match_gdb() {
+    let programs = ProgramFolder::new();
     let optimized = ["-O2", "-fomit-frame-pointer", "-mtune=generic"].map(str::to_owned);
     let options = [&optimized[..], &linked_with("libcudart.so.12"), &linked_with("libcuda.so.1")].concat();
-    let program = workshop.program("native/frames.c", "frames", &options);
+    let program = programs.program("native/frames.c", "frames", &options);
     // The result is the same with every option, because there are no Python frames.
     for options in [NATIVE, &["--stacks", "both"], &[]] {
-        let (calls, _) = compare(victim(&by_gdb(&[&program])), options);
+        let (calls, _) = compare(with_simcuda(&by_gdb(&[&program])), options);
         let deepest = calls.iter().map(|call| call.frames.len()).max().unwrap_or(0);
         assert!(calls.len() > 60 && deepest > 350, "{} calls, {deepest} frames", calls.len());
     }
 }
 
 #[test]
-fn frames_of_cpp_with_exceptions_callbacks_and_signals_are_those_that_gdb_finds() {
+fn frames_of_cpp_with_exceptions_callbacks_and_signals_match_gdb() {
     needs("g++", "g++");
-    let workshop = Workshop::new();
-    let program = workshop.path("places");
+    let programs = ProgramFolder::new();
+    let program = programs.path("places");
     let source = root().join("tests/programs/native/places.cpp");
     let mut command = Command::new("g++");
     command.args(["-O2", "-g", "-fomit-frame-pointer", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]);
     let output = command.arg(&program).arg(source).args(linked_with("libcudart.so.13")).output().expect("g++");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let (calls, _) = compare(victim(&by_gdb(&[&program])), NATIVE);
+    let (calls, _) = compare(with_simcuda(&by_gdb(&[&program])), NATIVE);
     // Each allocation is one call in the runtime and one in the driver.
     assert!(calls.len() > 100, "{} calls", calls.len());
 }
@@ -163,26 +163,26 @@ fn named(definitions: &Definitions, stack: StackId) -> Vec<(String, String)> {
 }
 
 #[test]
-fn a_library_that_comes_to_lie_where_another_one_lay_has_its_own_frames() {
-    let workshop = Workshop::new();
+fn a_library_at_a_reused_address_has_its_own_frames() {
+    let programs = ProgramFolder::new();
     let library = |name: &str, options: &[&str]| {
         let options =
             [&options.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>()[..], &linked_with("libcudart.so.12")];
-        workshop.library("native/unloaded.c", name, &options.concat())
+        programs.library("native/unloaded.c", name, &options.concat())
     };
     let one = library("libone.so", &["-DOUTER=outer_one", "-DINNER=inner_one", "-DROOM=1000"]);
     let two = library("libtwo.so", &["-DOUTER=outer_two", "-DINNER=inner_two", "-DROOM=4000"]);
-    let program = workshop.program("native/unload.c", "unload", &linked_with("libcudart.so.12"));
-    let victim = victim(&[&program, &one, &two]);
-    let alone = victim.run_alone();
-    let run = NATIVE.iter().fold(victim, |victim, option| victim.option(option)).run();
+    let program = programs.program("native/unload.c", "unload", &linked_with("libcudart.so.12"));
+    let traced = with_simcuda(&[&program, &one, &two]);
+    let alone = traced.run_alone();
+    let run = NATIVE.iter().fold(traced, |traced, option| traced.option(option)).run();
     run.assert_ended_well();
     assert_eq!(alone.status, run.output.status);
-    let said = String::from_utf8_lossy(&run.output.stdout);
-    assert!(said.contains("the same place"), "the second library is loaded where the first one was: {said}");
+    let stdout = String::from_utf8_lossy(&run.output.stdout);
+    assert!(stdout.contains("the same place"), "the second library is loaded where the first one was: {stdout}");
 
     let trace = run.trace();
-    assert_eq!(trace.counter(memtrace_trace::counters::Counter::StacksCut), 0);
+    assert_eq!(trace.counter(memtrace_trace::counters::Counter::StacksTruncated), 0);
     let opened = memtrace_analysis::open_run(run.path()).expect("the run");
     let [process] = opened.processes() else { panic!("one process") };
     let definitions = process.definitions();
@@ -203,11 +203,11 @@ mod exhaustive {
     use super::*;
 
     #[test]
-    fn frames_of_pytorch_are_those_that_gdb_finds() {
+    fn frames_of_pytorch_match_gdb() {
         let program = root().join("tests/programs/native/big_tensors.py");
         let command = by_gdb(&["python".as_ref(), program.as_os_str()]);
-        let victim = Victim::command(&command).over_simcuda().env("GDB_SMALLEST", "20000000");
-        let (calls, run) = compare(victim, NATIVE);
+        let traced = TracedProgram::command(&command).over_simcuda().env("GDB_SMALLEST", "20000000");
+        let (calls, run) = compare(traced, NATIVE);
         let has = |call: &&Call, object: &str| call.frames.iter().any(|(name, _)| name.starts_with(object));
         // On the thread of the interpreter and on that of the backward pass, through PyTorch's operators.
         let (main, other): (Vec<_>, Vec<_>) =

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use memtrace_analysis::open_run;
-use memtrace_tests::programs::victim;
-use memtrace_tests::victim::{events, root};
+use memtrace_tests::programs::with_simcuda;
+use memtrace_tests::traced_program::{events, root};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::Definitions;
@@ -116,7 +116,7 @@ fn compare(line: &Value, frames: &[Frame]) -> usize {
 }
 
 #[test]
-fn python_called_by_c_called_by_python_is_one_stack() {
+fn python_and_c_frames_are_merged_into_one_stack() {
     let pythons = pythons();
     assert!(!pythons.is_empty(), "no Python from 3.8 to 3.13");
     for (python, minor) in pythons {
@@ -124,10 +124,10 @@ fn python_called_by_c_called_by_python_is_one_stack() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let program = root().join("tests/programs/native/merged.py");
         let command = [python.as_os_str(), program.as_os_str(), "libcudart.so.12".as_ref(), file.path().as_os_str()];
-        let run = victim(&command).option("--stacks").option("both").run();
+        let run = with_simcuda(&command).option("--stacks").option("both").run();
         run.assert_ended_well();
         let trace = run.trace();
-        assert_eq!(trace.counter(Counter::StacksCut), 0, "stacks that could not be walked or merged");
+        assert_eq!(trace.counter(Counter::StacksTruncated), 0, "stacks that could not be walked or merged");
         let opened = open_run(run.path()).expect("the run");
         let definitions = opened.processes()[0].definitions();
         let calls: Vec<Event> =

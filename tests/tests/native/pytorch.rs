@@ -6,7 +6,7 @@ use std::process::Command;
 
 use memtrace_analysis::symbols::SYMBOLS_FILE;
 use memtrace_analysis::{open_run, summarize};
-use memtrace_tests::victim::Victim;
+use memtrace_tests::traced_program::TracedProgram;
 use serde_json::Value;
 
 /// A function's name without the parts that demanglers spell differently: arguments, return type, split-off clones.
@@ -53,9 +53,9 @@ fn allocs(trace: &Value) -> Vec<&Value> {
 }
 
 #[test]
-fn native_frames_are_those_that_pytorch_records() {
+fn native_frames_match_those_of_pytorch() {
     let oracle = tempfile::NamedTempFile::new().unwrap();
-    let run = Victim::python("torch/native_stacks.py", &[oracle.path().to_str().unwrap()])
+    let run = TracedProgram::python("torch/native_stacks.py", &[oracle.path().to_str().unwrap()])
         .option("--stacks")
         .option("both")
         .run();
@@ -86,7 +86,7 @@ fn native_frames_are_those_that_pytorch_records() {
     assert!(opened.new_symbols().is_none());
     let summary = summarize(&opened, &mut |_| {}).unwrap();
     for object in summary.native_objects.iter().filter(|o| o.path.contains("/torch/lib/")) {
-        assert!(object.named == object.places && object.notes.is_empty(), "{object:?}");
+        assert!(object.addresses_with_function == object.addresses && object.notes.is_empty(), "{object:?}");
     }
     assert!(summary.native_objects.iter().any(|o| o.path.ends_with("/libtorch_cpu.so")));
 }

@@ -6,8 +6,8 @@
 
 use memtrace_analysis::open_run;
 use memtrace_tests::ledger::{assert_equal, ours, pid, read_all};
-use memtrace_tests::programs::{Workshop, linked_with, victim};
-use memtrace_tests::victim::{Run, events};
+use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
+use memtrace_tests::traced_program::{Run, events};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Source};
 
@@ -15,17 +15,17 @@ use memtrace_trace::event::{Action, Source};
 /// events. Returns the run, the number of truncated stacks, and each runtime call's frame names, innermost first.
 #[track_caller]
 fn compare(mode: &str) -> (Run, u64, Vec<Vec<String>>) {
-    let workshop = Workshop::new();
-    let program = workshop.program("native/robust.c", "robust", &linked_with("libcudart.so.12"));
-    let ledger = workshop.path("ledger");
+    let programs = ProgramFolder::new();
+    let program = programs.program("native/robust.c", "robust", &linked_with("libcudart.so.12"));
+    let ledger = programs.path("ledger");
     // With an unlimited stack size the C library knows less about the main thread's stack.
     let limit = if mode == "heap-stack" { "unlimited" } else { "$(ulimit -s)" };
     let script = format!("ulimit -s {limit} && exec \"$0\" \"$1\"");
     let command = ["sh".as_ref(), "-c".as_ref(), script.as_ref(), program.as_os_str(), mode.as_ref()];
-    let victim = victim(&command).option("--stacks").option("native");
-    let alone = victim.run_alone();
+    let traced = with_simcuda(&command).option("--stacks").option("native");
+    let alone = traced.run_alone();
     assert!(alone.status.success(), "{alone:?}");
-    let run = victim.env("SIMCUDA_LEDGER", &ledger).run();
+    let run = traced.env("SIMCUDA_LEDGER", &ledger).run();
     run.assert_ended_well();
     assert_eq!(String::from_utf8_lossy(&alone.stdout), String::from_utf8_lossy(&run.output.stdout));
     let ledgers = read_all(&ledger);
@@ -34,7 +34,7 @@ fn compare(mode: &str) -> (Run, u64, Vec<Vec<String>>) {
     for trace in run.traces() {
         assert_equal(&ours(&trace), &ledgers[&pid(&trace)]);
         assert_eq!(trace.counter(Counter::Panics), 0);
-        cut += trace.counter(Counter::StacksCut);
+        cut += trace.counter(Counter::StacksTruncated);
         let process = opened.processes().iter().find(|p| p.pid() == pid(&trace)).expect("the process");
         let definitions = process.definitions();
         let calls = events(&trace).into_iter().filter(|e| e.source == Source::Runtime && e.action == Action::Alloc);
@@ -61,7 +61,7 @@ fn assert_begins(frames: &[String], expected: &[&str]) {
 }
 
 #[test]
-fn threads_with_little_stack_are_walked() {
+fn threads_with_small_stacks_are_walked() {
     let (_, cut, names) = compare("threads");
     assert_eq!((cut, names.len()), (0, 280));
     for frames in names {
@@ -89,7 +89,7 @@ fn coroutines_are_walked_to_their_start() {
 }
 
 #[test]
-fn generated_code_with_frame_pointers_is_walked_through() {
+fn jit_code_with_frame_pointers_is_unwound() {
     let (_, cut, names) = compare("jit-rbp");
     assert_eq!((cut, names.len()), (0, 5));
     for frames in names {
@@ -98,7 +98,7 @@ fn generated_code_with_frame_pointers_is_walked_through() {
 }
 
 #[test]
-fn generated_code_without_frame_pointers_ends_the_stack_and_is_counted() {
+fn unwinding_stops_at_jit_code_without_frame_pointers_and_is_counted() {
     for mode in ["jit", "jit-nonsense"] {
         let (_, cut, names) = compare(mode);
         // Five runtime calls, each with one driver call.
@@ -112,7 +112,7 @@ fn generated_code_without_frame_pointers_ends_the_stack_and_is_counted() {
 }
 
 #[test]
-fn a_stack_on_the_heap_is_not_taken_for_the_main_threads() {
+fn a_stack_on_the_heap_is_not_unwound_into_the_main_stack() {
     let (_, cut, names) = compare("heap-stack");
     // Five runtime calls, each with one driver call.
     assert_eq!((cut, names.len()), (10, 6));
@@ -124,10 +124,10 @@ fn a_stack_on_the_heap_is_not_taken_for_the_main_threads() {
 }
 
 #[test]
-fn stacks_that_were_written_over_do_no_harm_and_are_counted() {
+fn corrupt_stacks_are_harmless_and_counted() {
     let (run, cut, names) = compare("overwritten");
-    let said = String::from_utf8_lossy(&run.output.stdout);
-    assert_eq!(said.matches("allocated").count(), 40, "{said}");
+    let stdout = String::from_utf8_lossy(&run.output.stdout);
+    assert_eq!(stdout.matches("allocated").count(), 40, "{stdout}");
     // Zeros look like the end of a stack, and overwritten memory may look like valid frames.
     assert!(cut >= 40, "{cut}");
     assert_eq!(names.len(), 40 * 3);

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::native_objects::{compare, symbols};
-use memtrace_tests::victim::Victim;
+use memtrace_tests::traced_program::TracedProgram;
 
 /// Prints the folder of PyTorch's libraries and the object that holds the interpreter.
 const WHERE: &str = "
@@ -15,7 +15,7 @@ print(os.path.realpath((maps or [sys.executable])[0]))
 ";
 
 fn objects() -> (PathBuf, PathBuf) {
-    let output = Victim::command(&["python", "-c", WHERE]).over_simcuda().run_alone();
+    let output = TracedProgram::command(&["python", "-c", WHERE]).over_simcuda().run_alone();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<&str> = text.lines().collect();
@@ -39,7 +39,7 @@ fn some_places(object: &Path, count: usize) -> Vec<u64> {
 }
 
 #[test]
-fn code_of_pytorch_and_python_is_named_as_binutils_names_it() {
+fn symbols_of_pytorch_and_python_match_binutils() {
     let (libraries, python) = objects();
     for name in ["libc10.so", "libtorch_cpu.so", "libtorch_python.so"] {
         let object = libraries.join(name);

@@ -2,21 +2,21 @@
 //! settings must equal what the same program does with them.
 
 use memtrace_analysis::load::{Process, open_run};
-use memtrace_analysis::model::{Recording, Settings};
-use memtrace_analysis::passes::{PolicyReplay, Question, WhatIf};
-use memtrace_tests::victim::{Run, Victim, root};
+use memtrace_analysis::model::{AllocatorSettings, Recording};
+use memtrace_analysis::passes::{PolicyReplay, WhatIf, WhatIfQuery};
+use memtrace_tests::traced_program::{Run, TracedProgram, root};
 use memtrace_trace::event::{Action, Event, Source};
 
 const CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
 
-fn replay(recording: &dyn Recording, question: Question) -> WhatIf {
+fn replay(recording: &dyn Recording, question: WhatIfQuery) -> WhatIf {
     let mut replay = PolicyReplay::new(question);
-    recording.stream(&mut |events| events.iter().for_each(|e| replay.take(e)));
+    recording.stream(&mut |events| events.iter().for_each(|e| replay.observe(e)));
     replay.finish()
 }
 
-fn question(settings: &str) -> Question {
-    Question { device: 0, settings: Settings::parse(settings), allowed: None, limit: u64::MAX, oom: None }
+fn question(settings: &str) -> WhatIfQuery {
+    WhatIfQuery { device: 0, settings: AllocatorSettings::parse(settings), allowed: None, limit: u64::MAX, oom: None }
 }
 
 fn torch_events(recording: &dyn Recording) -> Vec<Event> {
@@ -47,7 +47,7 @@ fn peak_reserved(events: &[Event]) -> u64 {
 
 /// Requires that the replay reproduces every segment event, and every block at its address.
 #[track_caller]
-fn repeats(recording: &dyn Recording, question: Question, what: &str) -> WhatIf {
+fn repeats(recording: &dyn Recording, question: WhatIfQuery, what: &str) -> WhatIf {
     let events = torch_events(recording);
     let found = replay(recording, question);
     let agreement = &found.agreement;
@@ -62,31 +62,31 @@ fn repeats(recording: &dyn Recording, question: Question, what: &str) -> WhatIf 
 
 /// Snapshots that PyTorch's recorder took on an H200.
 #[test]
-fn recordings_of_a_real_gpu_are_repeated() {
+fn recordings_of_an_h200_are_replayed() {
     for (name, settings) in [("resnet_leak", ""), ("expandable", "expandable_segments:True"), ("oom", "")] {
         let found = repeats(&memtrace_tests::golden::load(&format!("{name}.json")), question(settings), name);
         assert!(found.agreement.blocks > 10, "{name}");
     }
 }
 
-/// Calls `look` with the only process of a run.
-fn process<R>(run: &Run, look: impl FnOnce(&Process) -> R) -> R {
+/// Calls `read` with the only process of a run.
+fn process<R>(run: &Run, read: impl FnOnce(&Process) -> R) -> R {
     let run = open_run(run.path()).expect("a run");
     let [process] = run.processes() else { panic!("{} processes", run.processes().len()) };
-    look(process)
+    read(process)
 }
 
 /// Runs a program with these settings and requires that the replay reproduces it.
 #[track_caller]
-fn repeated(victim: Victim, settings: &str, allowed: Option<u64>) -> WhatIf {
-    assert_repeated(&victim.env(CONF, settings).run(), settings, allowed)
+fn repeated(traced: TracedProgram, settings: &str, allowed: Option<u64>) -> WhatIf {
+    assert_repeated(&traced.env(CONF, settings).run(), settings, allowed)
 }
 
 /// Requires that the replay reproduces a run with these settings.
 #[track_caller]
 pub(crate) fn assert_repeated(run: &Run, settings: &str, allowed: Option<u64>) -> WhatIf {
     let what = format!("{settings:?}, {}", String::from_utf8_lossy(&run.output.stdout).lines().last().unwrap_or(""));
-    process(run, |process| repeats(process.recording(), Question { allowed, ..question(settings) }, &what))
+    process(run, |process| repeats(process.recording(), WhatIfQuery { allowed, ..question(settings) }, &what))
 }
 
 const PLAIN: [&str; 6] = [
@@ -98,20 +98,20 @@ const PLAIN: [&str; 6] = [
     "expandable_segments:True,roundup_power2_divisions:8",
 ];
 
-fn policies(arguments: &[&str]) -> Victim {
-    Victim::python("allocators/policies.py", arguments).env("PYTHONPATH", root().join("tests/programs/torch"))
+fn policies(arguments: &[&str]) -> TracedProgram {
+    TracedProgram::python("allocators/policies.py", arguments).env("PYTHONPATH", root().join("tests/programs/torch"))
 }
 
 /// 8 GiB are not enough: memory is returned and asked for again, until that does not help either.
 #[test]
-fn errors_and_retries_are_repeated() {
+fn errors_and_retries_are_replayed() {
     for settings in ["", "expandable_segments:True", "max_split_size_mb:100"] {
-        repeated(Victim::python("torch/oom_retry.py", &[]), settings, None);
+        repeated(TracedProgram::python("torch/oom_retry.py", &[]), settings, None);
     }
 }
 
 #[test]
-fn limits_and_garbage_collection_are_repeated() {
+fn limits_and_garbage_collection_are_replayed() {
     let allowed = Some((0.1 * (8u64 << 30) as f64) as u64);
     for settings in [
         "",
@@ -125,16 +125,16 @@ fn limits_and_garbage_collection_are_repeated() {
 
 /// [`crate::programs`] tests the other training programs.
 #[test]
-fn training_is_repeated() {
+fn training_is_replayed() {
     for program in ["expandable", "streams"] {
-        repeated(Victim::python(&format!("torch/{program}.py"), &[]), "", None);
+        repeated(TracedProgram::python(&format!("torch/{program}.py"), &[]), "", None);
     }
 }
 
 /// After an out-of-memory error, the replay predicts which settings would have fitted. A run with them confirms it.
 #[test]
-fn what_would_have_fitted_fits() {
-    let program = Victim::python("torch/fragmentation.py", &[]).env("SIMCUDA_MEMORY", "1200M");
+fn a_setting_that_is_predicted_to_fit_fits() {
+    let program = TracedProgram::python("torch/fragmentation.py", &[]).env("SIMCUDA_MEMORY", "1200M");
     let run = program.run();
     assert_eq!(run.output.status.code(), Some(1));
     let found = process(&run, |process| {
@@ -145,7 +145,7 @@ fn what_would_have_fitted_fits() {
             Action::SegmentAlloc => sum + e.size,
             _ => sum - e.size,
         });
-        let question = Question { limit: reserved + oom.addr, oom: Some(oom.seq), ..question("") };
+        let question = WhatIfQuery { limit: reserved + oom.addr, oom: Some(oom.seq), ..question("") };
         replay(process.recording(), question)
     });
     assert_eq!(found.agreement.difference, None);
@@ -174,7 +174,7 @@ mod exhaustive {
     use super::*;
 
     #[test]
-    fn every_setting_is_repeated() {
+    fn every_setting_is_replayed() {
         for settings in PLAIN {
             let found = repeated(policies(&[]), settings, None);
             assert!(found.agreement.blocks > 300 && found.agreement.segments > 10, "{settings}: {:?}", found.agreement);
@@ -183,7 +183,7 @@ mod exhaustive {
 
     /// PyTorch's policy of other years.
     #[test]
-    fn other_versions_are_repeated() {
+    fn other_versions_are_replayed() {
         for version in ["2.4.1", "2.7.1", "2.15.0"] {
             for settings in ["", "expandable_segments:True", "max_split_size_mb:40,roundup_power2_divisions:4"] {
                 repeated(policies(&[]).env("SIM_TORCH", version), settings, None);
@@ -193,8 +193,8 @@ mod exhaustive {
 
     /// Compares the replay's prediction for other settings with runs that use them.
     #[test]
-    fn what_other_settings_would_have_reserved_is_what_they_do() {
-        for program in [policies(&[]), Victim::python("torch/fragmentation.py", &[])] {
+    fn the_reserved_memory_of_other_settings_is_predicted() {
+        for program in [policies(&[]), TracedProgram::python("torch/fragmentation.py", &[])] {
             let found = repeated(program.clone(), "", None);
             assert_eq!(found.outcomes.len(), 4);
             for outcome in &found.outcomes {

@@ -7,25 +7,26 @@
 use std::path::{Path, PathBuf};
 
 use memtrace_tests::ledger::{assert_equal, ours, read};
-use memtrace_tests::programs::{Workshop, linked_with, victim};
+use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
 use memtrace_tests::snapshots::{
     Recorded, assert_peaks, assert_statistics, at_least, json, pickle, record, summary, vizcheck,
 };
-use memtrace_tests::victim::{Run, Victim, root};
-use memtrace_trace::api::Memory;
+use memtrace_tests::traced_program::{Run, TracedProgram, root};
+use memtrace_trace::api::MemoryKind;
 use serde_json::Value;
 
 const CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
 
 /// A program of `tests/programs/allocators`, with the oracle module on its path.
-fn program(name: &str, arguments: &[&str]) -> Victim {
-    Victim::python(&format!("allocators/{name}"), arguments).env("PYTHONPATH", root().join("tests/programs/torch"))
+fn program(name: &str, arguments: &[&str]) -> TracedProgram {
+    TracedProgram::python(&format!("allocators/{name}"), arguments)
+        .env("PYTHONPATH", root().join("tests/programs/torch"))
 }
 
 /// Records a program with PyTorch's recorder. Compares snapshots and peaks, and requires at least `events` events.
 #[track_caller]
-fn compare(victim: Victim, events: u64) -> Recorded {
-    let recorded = record(victim);
+fn compare(traced: TracedProgram, events: u64) -> Recorded {
+    let recorded = record(traced);
     at_least(&recorded.same(false), &[("events", events), ("event frames", events), ("blocks", 5), ("devices", 1)]);
     let statistics = json(recorded.oracle.path());
     assert!(assert_peaks(&recorded.run, &statistics, &["allocated", "active", "reserved", "requested"]) >= 4);
@@ -53,7 +54,7 @@ fn assert_table_of_memory_summary(recorded: &Recorded, least: usize) {
 }
 
 #[test]
-fn expandable_segments_are_unmapped_in_part() {
+fn expandable_segments_are_partly_unmapped() {
     let recorded = compare(program("partial_unmap.py", &[]).env(CONF, "expandable_segments:True"), 900);
     assert_table_of_memory_summary(&recorded, 50);
     let did = |action: &'static str| count(&recorded, |e| e["action"] == action);
@@ -62,7 +63,7 @@ fn expandable_segments_are_unmapped_in_part() {
     // reserved.
     let segments = json(recorded.oracle.path())["segments"].as_array().map_or(0, Vec::len);
     let trace = recorded.run.trace();
-    let reserved = memtrace_tests::victim::events(&trace)
+    let reserved = memtrace_tests::traced_program::events(&trace)
         .iter()
         .filter(|e| e.api.symbol() == Some("cuMemAddressReserve") && e.result == 0)
         .count();
@@ -80,7 +81,7 @@ fn graphs_and_pools_have_their_pool_ids() {
 }
 
 #[test]
-fn the_allocators_policies() {
+fn settings_of_the_allocator() {
     let of = |settings: &str| compare(program("policies.py", &["0.1"]).env(CONF, settings), 900);
     let gc = of("garbage_collection_threshold:0.3");
     let freed = |recorded: &Recorded| count(recorded, |e| e["action"] == "segment_free");
@@ -94,7 +95,7 @@ fn the_allocators_policies() {
 }
 
 #[test]
-fn gradients_by_every_way() {
+fn gradients_by_transforms() {
     compare(program("transforms.py", &[]).env("SIMCUDA_KERNEL_US", "20"), 800);
 }
 
@@ -110,7 +111,7 @@ fn pinned_memory() {
         at_least(&recorded.same(false), &[("events", 10)]);
         let trace = recorded.run.trace();
         assert_equal(&ours(&trace), &read(&ledger));
-        let pinned = summary(&recorded.run)["pinned"].take();
+        let pinned = summary(&recorded.run)["pinned_host_memory"].take();
         let held: u64 = pinned.as_array().expect("owners").iter().filter_map(|o| o["peak_bytes"].as_u64()).sum();
         let theirs = &json(recorded.oracle.path())["host_statistics"]["allocated_bytes.peak"];
         assert!(held > 0, "{settings}: {pinned}");
@@ -121,10 +122,10 @@ fn pinned_memory() {
             "{settings}: {held}, {theirs}"
         );
         let of_host = |e: &&memtrace_trace::event::Event| {
-            matches!(e.api.memory(), Some(Memory::Host | Memory::Registered)) && e.device != -1
+            matches!(e.api.memory_kind(), Some(MemoryKind::Host | MemoryKind::Registered)) && e.device != -1
         };
         assert_eq!(
-            memtrace_tests::victim::events(&trace).iter().filter(of_host).count(),
+            memtrace_tests::traced_program::events(&trace).iter().filter(of_host).count(),
             0,
             "host memory is on no device"
         );
@@ -134,10 +135,10 @@ fn pinned_memory() {
 /// Runs a program whose allocator PyTorch's recorder does not support. Compares the snapshot with the ledger, and with
 /// the same program under PyTorch's own allocator.
 #[track_caller]
-fn compare_calls(victim: Victim) -> Run {
+fn compare_calls(traced: TracedProgram) -> Run {
     let folder = tempfile::tempdir().expect("a folder");
     let ledger = folder.path().join("ledger");
-    let run = victim.env("SIMCUDA_LEDGER", &ledger).env("MEMTRACE_TEST_ORACLE_LAST", "1").run();
+    let run = traced.env("SIMCUDA_LEDGER", &ledger).env("MEMTRACE_TEST_ORACLE_LAST", "1").run();
     run.assert_ended_well();
     assert_equal(&ours(&run.trace()), &read(&ledger));
     let usual = record(program("stream_ordered.py", &[]));
@@ -165,38 +166,38 @@ fn the_stream_ordered_allocator() {
     {
         assert_eq!(end[ours], statistics["statistics"][0][theirs], "{ours} at the end");
     }
-    assert_eq!(summary["devices"][0]["used_before_bytes"], 0, "the pool's first growth is the process's own");
+    assert_eq!(summary["devices"][0]["in_use_before_bytes"], 0, "the pool's first growth is the process's own");
 }
 
 /// The error that ends a program under cudaMallocAsync: the requested bytes, the line, and the memory in use.
 #[test]
-fn the_stream_ordered_allocator_runs_out_of_memory() {
+fn out_of_memory_in_the_stream_ordered_allocator() {
     let run =
         program("stream_ordered.py", &[]).env(CONF, "backend:cudaMallocAsync").env("SIMCUDA_MEMORY", "300M").run();
     assert_eq!(run.output.status.code(), Some(1), "{}", String::from_utf8_lossy(&run.output.stderr));
     let device = &summary(&run)["devices"][0];
     assert_eq!(device["oom_count"], 1);
     let oom = &device["ooms"][0];
-    assert_eq!(oom["wanted_bytes"], 40 << 20, "{oom}");
-    assert!(oom["by"].to_string().contains("stream_ordered.py"), "{oom}");
+    assert_eq!(oom["requested_bytes"], 40 << 20, "{oom}");
+    assert!(oom["requested_at"].to_string().contains("stream_ordered.py"), "{oom}");
 }
 
 /// The allocator of `allocators/allocator.c`, linked with the CUDA that PyTorch uses.
-fn own_allocator(workshop: &Workshop) -> PathBuf {
-    workshop.library("allocators/allocator.c", "liballocator.so", &linked_with("libcudart.so.13"))
+fn own_allocator(programs: &ProgramFolder) -> PathBuf {
+    programs.library("allocators/allocator.c", "liballocator.so", &linked_with("libcudart.so.13"))
 }
 
 #[test]
 fn a_pluggable_allocator() {
-    let workshop = Workshop::new();
-    let library = own_allocator(&workshop);
+    let programs = ProgramFolder::new();
+    let library = own_allocator(&programs);
     compare_calls(program("stream_ordered.py", &[&library.to_string_lossy()]));
 }
 
 #[test]
-fn a_pool_with_an_allocator_of_its_own() {
-    let workshop = Workshop::new();
-    let library = own_allocator(&workshop);
+fn a_pool_with_its_own_allocator() {
+    let programs = ProgramFolder::new();
+    let library = own_allocator(&programs);
     let library = library.to_string_lossy();
     // `FIRST` makes it the process's first memory. PyTorch's allocator then makes no CUDA call at which the tracker
     // could be attached.
@@ -213,10 +214,10 @@ fn a_pool_with_an_allocator_of_its_own() {
 /// A program without PyTorch has only CUDA calls. Its snapshot is compared with the ledger.
 #[test]
 fn a_program_without_pytorch() {
-    let workshop = Workshop::new();
-    let program = workshop.program("allocators/loose.c", "loose", &linked_with("libcudart.so.13"));
-    let ledger = workshop.path("ledger");
-    let run = victim(&[&program]).env("SIMCUDA_LEDGER", &ledger).run();
+    let programs = ProgramFolder::new();
+    let program = programs.program("allocators/loose.c", "loose", &linked_with("libcudart.so.13"));
+    let ledger = programs.path("ledger");
+    let run = with_simcuda(&[&program]).env("SIMCUDA_LEDGER", &ledger).run();
     run.assert_ended_well();
     let found = vizcheck("calls.py", [pickle(&run).as_path(), Path::new("--ledger"), &ledger]);
     at_least(&found, &[("calls", 60), ("segments", 10), ("devices", 1)]);
@@ -224,9 +225,9 @@ fn a_program_without_pytorch() {
     assert_eq!(device["source"], "cuda_calls");
     // The driver takes more than was requested; only the driver knows how much.
     assert!(
-        device["used_before_bytes"].as_u64().is_some_and(|bytes| bytes < 2 << 20),
+        device["in_use_before_bytes"].as_u64().is_some_and(|bytes| bytes < 2 << 20),
         "{}",
-        device["used_before_bytes"]
+        device["in_use_before_bytes"]
     );
 }
 

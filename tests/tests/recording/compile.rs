@@ -4,14 +4,14 @@
 
 use memtrace_tests::oracle::{Entry, Oracle, compare};
 use memtrace_tests::snapshots::{at_least, json, pickle, vizcheck};
-use memtrace_tests::victim::Victim;
+use memtrace_tests::traced_program::TracedProgram;
 use serde_json::Value;
 
 fn compiled(backend: &str) -> Oracle {
     // The compilers' caches in the home folder must not affect the test.
     let cache = tempfile::tempdir().expect("a temporary folder");
-    let victim = Victim::python("compile/train.py", &[backend]).env("TORCHINDUCTOR_CACHE_DIR", cache.path());
-    compare(victim).1
+    let traced = TracedProgram::python("compile/train.py", &[backend]).env("TORCHINDUCTOR_CACHE_DIR", cache.path());
+    compare(traced).1
 }
 
 /// Requires an event under a frame whose name begins with `name`, in a file whose path contains `file`.
@@ -23,7 +23,7 @@ fn assert_frame(oracle: &Oracle, name: &str, file: &str) {
 }
 
 #[test]
-fn graphs_run_eagerly() {
+fn graphs_with_the_eager_backend() {
     let oracle = compiled("eager");
     assert_frame(&oracle, "torch_dynamo_resume_in_forward_at_", "train.py");
     assert_frame(&oracle, "torch_dynamo_resume_in_consume_at_", "train.py");
@@ -35,7 +35,7 @@ fn graphs_run_eagerly() {
 fn places_in(summary: &Value, places: &mut Vec<String>) {
     match summary {
         Value::Object(fields) => {
-            places.extend(fields.get("place").and_then(Value::as_str).map(str::to_owned));
+            places.extend(fields.get("location").and_then(Value::as_str).map(str::to_owned));
             fields.values().for_each(|value| places_in(value, places));
         }
         Value::Array(values) => values.iter().for_each(|value| places_in(value, places)),
@@ -47,17 +47,17 @@ mod exhaustive {
     use super::*;
 
     #[test]
-    fn graphs_by_ahead_of_time_autograd() {
+    fn graphs_with_the_aot_eager_backend() {
         let oracle = compiled("aot_eager");
         assert_frame(&oracle, "torch_dynamo_resume_in_forward_at_", "train.py");
         assert_frame(&oracle, "backward", "torch/_functorch");
     }
 
     #[test]
-    fn lines_of_generated_files_are_followed_by_what_they_stand_for() {
+    fn lines_of_generated_files_are_followed_by_their_source_lines() {
         let (cache, origins) =
             (tempfile::tempdir().expect("a folder"), tempfile::NamedTempFile::new().expect("a file"));
-        let run = Victim::python("compile/origins.py", &[&origins.path().to_string_lossy()])
+        let run = TracedProgram::python("compile/inductor_lines.py", &[&origins.path().to_string_lossy()])
             .env("SIMCUDA_DEVICES", "0")
             .env("TORCHINDUCTOR_CACHE_DIR", cache.path())
             // Each process that only compiles takes time to start.
@@ -67,11 +67,11 @@ mod exhaustive {
             .run();
         run.assert_ended_well();
         // Inductor's own map of lines to origins is the oracle; the snapshot is compared with it.
-        let found = vizcheck("origins.py", [pickle(&run).as_os_str(), origins.path().as_os_str()]);
+        let found = vizcheck("inductor_lines.py", [pickle(&run).as_os_str(), origins.path().as_os_str()]);
         at_least(&found, &[("something", 40), ("several", 4)]);
         let mut places = Vec::new();
         places_in(&json(&run.path().join("summary.json"))["processes"], &mut places);
-        assert!(places.iter().any(|place| place.contains("origins.py:24 forward")), "{places:?}");
+        assert!(places.iter().any(|place| place.contains("inductor_lines.py:24 forward")), "{places:?}");
         let generated = places.iter().find(|place| place.contains(".py") && place.ends_with(" call"));
         assert_eq!(generated, None, "the program's own line, not the generated one");
     }

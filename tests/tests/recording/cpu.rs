@@ -1,7 +1,7 @@
 //! CPU tensors: every one that PyTorch's profiler saw, in the right phase, and none where they are switched off.
 
 use memtrace_tests::snapshots::{at_least, pickle, vizcheck};
-use memtrace_tests::victim::{Run, Victim, events};
+use memtrace_tests::traced_program::{Run, TracedProgram, events};
 use memtrace_trace::event::{Action, Event, Source};
 use serde_json::Value;
 
@@ -10,8 +10,8 @@ const MARK: i64 = 1_000_003;
 const MARKS: usize = 17;
 
 /// The program without a CUDA device.
-fn program(cpu: &str) -> Victim {
-    Victim::python("torch/cpu.py", &[]).env("SIMCUDA_DEVICES", "0").option("--cpu").option(cpu)
+fn program(cpu: &str) -> TracedProgram {
+    TracedProgram::python("torch/cpu.py", &[]).env("SIMCUDA_DEVICES", "0").option("--cpu").option(cpu)
 }
 
 /// The recorded CPU tensors as (address, size in bytes); a free has a negative size.
@@ -36,7 +36,7 @@ fn profiled(file: &std::path::Path) -> Vec<(u64, i64)> {
 }
 
 #[test]
-fn every_cpu_tensor_that_the_profiler_saw() {
+fn every_cpu_tensor_of_the_profiler_is_recorded() {
     for cpu in ["always", "auto"] {
         let oracle = tempfile::NamedTempFile::new().expect("a temporary file");
         let run = program(cpu).env("MEMTRACE_TEST_ORACLE", oracle.path()).run();
@@ -52,25 +52,25 @@ fn every_cpu_tensor_that_the_profiler_saw() {
 }
 
 #[test]
-fn each_in_its_phase() {
+fn cpu_tensors_have_their_phase() {
     let run = program("always").run();
     run.assert_ended_well();
-    let stretches = String::from_utf8_lossy(&run.output.stdout).into_owned();
-    let found: Value = vizcheck("phases.py", [pickle(&run).as_os_str(), stretches.trim().as_ref()]);
+    let phases = String::from_utf8_lossy(&run.output.stdout).into_owned();
+    let found: Value = vizcheck("phases.py", [pickle(&run).as_os_str(), phases.trim().as_ref()]);
     at_least(&found, &[("load", 4), ("forward", 20), ("backward", 40), ("optimizer", 100)]);
 }
 
 #[test]
-fn never_means_none() {
+fn no_cpu_tensors_are_recorded_with_cpu_never() {
     let run = program("never").run();
     run.assert_ended_well();
     assert!(run.traces().is_empty(), "nothing was recorded");
 }
 
 #[test]
-fn auto_ends_where_a_device_is_used() {
+fn recording_of_cpu_tensors_ends_at_the_first_device_use() {
     // One device, which nothing uses before the CUDA tensor.
-    let run = Victim::python("torch/cpu_then_cuda.py", &[]).env("SIMCUDA_DEVICES", "1").run();
+    let run = TracedProgram::python("torch/cpu_then_cuda.py", &[]).env("SIMCUDA_DEVICES", "1").run();
     run.assert_ended_well();
     let sizes: Vec<i64> = blocks(&run).into_iter().map(|(_, size)| size).collect();
     assert!(sizes.contains(&1_000_003), "the tensor before: {sizes:?}");

@@ -27,8 +27,8 @@ fn assert_known(ranks: &Ranks, start: Start) {
         assert_eq!(variables, expected, "{entry}");
         let pickle = ranks.run.path().join(format!("rank{rank}.pickle"));
         assert!(pickle.exists(), "{}", pickle.display());
-        let said = String::from_utf8_lossy(&ranks.run.output.stdout);
-        assert!(said.contains(&format!("rank {rank} pid {}\n", entry["pid"])), "{said}");
+        let stdout = String::from_utf8_lossy(&ranks.run.output.stdout);
+        assert!(stdout.contains(&format!("rank {rank} pid {}\n", entry["pid"])), "{stdout}");
     }
     assert_eq!(std::fs::read_dir(ranks.run.path()).unwrap().filter(is_pickle).count(), 2);
     for process in summary(ranks)["processes"].as_array().unwrap() {
@@ -63,7 +63,7 @@ fn compiled_ddp_by_torchrun() {
 }
 
 #[test]
-fn a_rank_that_runs_out_of_memory_ended_the_job() {
+fn the_rank_that_ran_out_of_memory_is_named() {
     let ranks = run(two_ranks(Start::Torchrun, &["ddp", "--oom", "1"]));
     assert_eq!(ranks.run.output.status.code(), Some(1));
     // torchrun ends the rank that waits for the other one.

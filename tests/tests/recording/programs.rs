@@ -16,18 +16,18 @@ use memtrace_analysis::export::{SnapshotOptions, snapshot};
 use memtrace_analysis::load::{Manifest, MemoryRecording, Process};
 use memtrace_tests::oracle::{Oracle, assert_equal, compare};
 use memtrace_tests::snapshots::{Recorded, assert_statistics, at_least, record, summary, vizcheck};
-use memtrace_tests::victim::{Victim, events, root};
+use memtrace_tests::traced_program::{TracedProgram, events, root};
 use memtrace_trace::event::{Action, Source};
 use memtrace_trace::file::Reader;
 
 use crate::{allocator_policy, pytorch_snapshots};
 
 /// The part of the recording before PyTorch's snapshot was taken.
-fn until_the_oracle_looked(reader: &Reader) -> MemoryRecording {
+fn events_until_the_oracles_snapshot(reader: &Reader) -> MemoryRecording {
     let mut events = events(reader);
-    let looked = events.iter().position(|e| e.action == Action::Snapshot).expect("the oracle's snapshot");
+    let snapshot = events.iter().position(|e| e.action == Action::Snapshot).expect("the oracle's snapshot");
     // Each device takes its own snapshot, one after the other.
-    events.truncate(looked + 1);
+    events.truncate(snapshot + 1);
     events.retain(|e| e.source != Source::Torch || e.action != Action::Snapshot);
     MemoryRecording {
         definitions: reader.definitions().clone(),
@@ -41,7 +41,7 @@ fn until_the_oracle_looked(reader: &Reader) -> MemoryRecording {
 /// Compares the analysis's exported snapshot with PyTorch's. Returns the output of the comparison.
 #[track_caller]
 fn assert_same_export(recorded: &Recorded) -> String {
-    let recording = until_the_oracle_looked(&recorded.run.trace());
+    let recording = events_until_the_oracles_snapshot(&recorded.run.trace());
     let process = Process::new(Path::new("1.mtr"), Box::new(recording), &Manifest::default());
     let ours = recorded.run.dir.path().join("ours.pickle");
     snapshot(&process, std::fs::File::create(&ours).unwrap(), &SnapshotOptions::default(), &mut |_| {}).unwrap();
@@ -71,18 +71,18 @@ struct Compared {
 
 /// Records a program once and runs all comparisons.
 #[track_caller]
-fn check(victim: Victim, least: Least) -> Compared {
+fn check(traced: TracedProgram, least: Least) -> Compared {
     let folder = tempfile::tempdir().expect("a folder");
     let pickle = folder.path().join("theirs.pickle");
-    let compared = check_without_reports(victim, least, &pickle);
+    let compared = check_without_reports(traced, least, &pickle);
     pytorch_snapshots::assert_same_reports(&compared.recorded.run, &pickle);
     compared
 }
 
 /// Runs all comparisons except those of the reports. PyTorch's snapshot is also written to `pickle`.
 #[track_caller]
-fn check_without_reports(victim: Victim, least: Least, pickle: &Path) -> Compared {
-    let recorded = record(victim.env("MEMTRACE_TEST_ORACLE_PICKLE", pickle));
+fn check_without_reports(traced: TracedProgram, least: Least, pickle: &Path) -> Compared {
+    let recorded = record(traced.env("MEMTRACE_TEST_ORACLE_PICKLE", pickle));
     let oracle = Oracle::read(recorded.oracle.path());
     assert_equal(&recorded.run.trace(), &oracle);
 
@@ -112,8 +112,8 @@ fn assert_ends_within(recorded: &Recorded, device: &serde_json::Value) {
 
 /// A program whose allocator a replay repeats, too.
 #[track_caller]
-fn check_and_replay(victim: Victim, settings: &str, least: Least) -> Compared {
-    let compared = check(victim, least);
+fn check_and_replay(traced: TracedProgram, settings: &str, least: Least) -> Compared {
+    let compared = check(traced, least);
     allocator_policy::assert_repeated(&compared.recorded.run, settings, None);
     compared
 }
@@ -121,22 +121,22 @@ fn check_and_replay(victim: Victim, settings: &str, least: Least) -> Compared {
 #[test]
 fn mlp() {
     let least = Least { events: 400, active: 20, figures: 70 };
-    let compared = check_and_replay(Victim::python("torch/mlp.py", &[]), "", least);
+    let compared = check_and_replay(TracedProgram::python("torch/mlp.py", &[]), "", least);
     // A real H200 printed these values for this program.
-    let said = String::from_utf8_lossy(&compared.recorded.run.output.stdout).into_owned();
-    assert_eq!(said, "peak 489624576 reserved 494927872\n");
+    let stdout = String::from_utf8_lossy(&compared.recorded.run.output.stdout).into_owned();
+    assert_eq!(stdout, "peak 489624576 reserved 494927872\n");
 }
 
 #[test]
 fn resnet50() {
     let least = Least { events: 5000, active: 500, figures: 30 };
-    check_and_replay(Victim::python("torch/resnet50.py", &[]), "", least);
+    check_and_replay(TracedProgram::python("torch/resnet50.py", &[]), "", least);
 }
 
 #[test]
 fn transformer_under_autocast() {
     let least = Least { events: 3000, active: 100, figures: 30 };
-    check_and_replay(Victim::python("torch/transformer_amp.py", &[]), "", least);
+    check_and_replay(TracedProgram::python("torch/transformer_amp.py", &[]), "", least);
 }
 
 #[test]
@@ -145,14 +145,14 @@ fn checkpointing() {
     // For this program, `memtrace report` counts 162 frees in PyTorch's snapshot and 164 in our recording.
     let folder = tempfile::tempdir().expect("a folder");
     let pickle = folder.path().join("theirs.pickle");
-    let compared = check_without_reports(Victim::python("torch/checkpoint.py", &[]), least, &pickle);
+    let compared = check_without_reports(TracedProgram::python("torch/checkpoint.py", &[]), least, &pickle);
     allocator_policy::assert_repeated(&compared.recorded.run, "", None);
 }
 
 #[test]
 fn streams_with_deferred_frees() {
-    let victim = Victim::python("torch/streams.py", &[]).env("SIMCUDA_KERNEL_US", "100");
-    let compared = check_and_replay(victim, "", Least { events: 800, active: 30, figures: 50 });
+    let traced = TracedProgram::python("torch/streams.py", &[]).env("SIMCUDA_KERNEL_US", "100");
+    let compared = check_and_replay(traced, "", Least { events: 800, active: 30, figures: 50 });
     let deferred = compared.oracle.entries()[&0]
         .windows(2)
         .any(|w| w[0].action == "free_requested" && w[1].action != "free_completed");
@@ -163,22 +163,22 @@ fn streams_with_deferred_frees() {
 #[test]
 fn expandable_segments() {
     const SETTINGS: &str = "expandable_segments:True";
-    let victim = Victim::python("torch/expandable.py", &[]).env("PYTORCH_CUDA_ALLOC_CONF", SETTINGS);
-    let compared = check_and_replay(victim, SETTINGS, Least { events: 600, active: 50, figures: 30 });
+    let traced = TracedProgram::python("torch/expandable.py", &[]).env("PYTORCH_CUDA_ALLOC_CONF", SETTINGS);
+    let compared = check_and_replay(traced, SETTINGS, Least { events: 600, active: 50, figures: 30 });
     assert!(compared.oracle.entries()[&0].iter().any(|e| e.action == "segment_unmap"), "the program unmaps");
 }
 
 #[test]
 fn out_of_memory_with_retry() {
-    let victim = Victim::python("torch/oom_retry.py", &[]).env("SIMCUDA_MEMORY", "8G");
-    let compared = check(victim, Least { events: 40, active: 10, figures: 30 });
+    let traced = TracedProgram::python("torch/oom_retry.py", &[]).env("SIMCUDA_MEMORY", "8G");
+    let compared = check(traced, Least { events: 40, active: 10, figures: 30 });
     assert_eq!(compared.oracle.entries()[&0].iter().filter(|e| e.action == "oom").count(), 2);
 }
 
 #[test]
 fn two_devices_and_threads() {
-    let victim = Victim::python("torch/two_devices.py", &[]).env("SIMCUDA_DEVICES", "2");
-    let compared = check(victim, Least { events: 6000, active: 3, figures: 10 });
+    let traced = TracedProgram::python("torch/two_devices.py", &[]).env("SIMCUDA_DEVICES", "2");
+    let compared = check(traced, Least { events: 6000, active: 3, figures: 10 });
     assert_eq!(compared.oracle.entries().len(), 2);
     at_least(&compared.found, &[("devices", 2)]);
 }
@@ -186,22 +186,22 @@ fn two_devices_and_threads() {
 /// A statement over several lines: backward shows the frames that anomaly mode shows.
 #[test]
 fn backward_with_forward_frames() {
-    let compared = check(Victim::python("torch/backward.py", &[]), Least { events: 70, active: 1, figures: 10 });
+    let compared = check(TracedProgram::python("torch/backward.py", &[]), Least { events: 70, active: 1, figures: 10 });
     assert!(!compared.exported.contains(" 0 forward_frames"), "{}", compared.exported);
     at_least(&compared.recorded.same(true), &[("forward", 70), ("forward frames", 400)]);
 }
 
 #[test]
-fn data_loader_workers_are_left_alone() {
+fn data_loader_workers_are_unchanged() {
     // `compare` requires exactly one trace: workers that only make CPU tensors leave none.
-    let (run, _) = compare(Victim::python("torch/loader.py", &[]));
+    let (run, _) = compare(TracedProgram::python("torch/loader.py", &[]));
     assert_eq!(String::from_utf8_lossy(&run.output.stdout), "rows 64\n");
 }
 
 #[test]
-fn every_difference_would_be_found() {
-    let victim = Victim::python("torch/forward_calls.py", &["convolutions"]).env("MEMTRACE_TEST_ANOMALY", "1");
-    let recorded = record(victim);
+fn the_comparison_detects_every_kind_of_difference() {
+    let traced = TracedProgram::python("torch/forward_calls.py", &["convolutions"]).env("MEMTRACE_TEST_ANOMALY", "1");
+    let recorded = record(traced);
     let tried = vizcheck("same_selftest.py", [recorded.pickle.as_path(), recorded.oracle.path()]);
     at_least(&tried, &[("changes", 30)]);
 }

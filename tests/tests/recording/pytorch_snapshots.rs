@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use memtrace_tests::victim::{Run, memtrace, root};
+use memtrace_tests::traced_program::{Run, memtrace, root};
 use serde_json::Value;
 
 /// The output of `memtrace report --json` for a file.
@@ -29,7 +29,7 @@ fn facts(summary: &Value) -> BTreeMap<String, Value> {
         found.insert(name("end"), device["end"]["totals"].clone());
         found.insert(name("errors"), device["oom_count"].clone());
         found.insert(name("steps"), device["steps"].clone());
-        let rows = ["before", "first_step", "later_steps"]
+        let rows = ["before_first_step", "first_step", "later_steps"]
             .into_iter()
             .flat_map(|part| device[part].as_array().into_iter().flatten());
         let mut sums: BTreeMap<&str, [u64; 4]> = BTreeMap::new();
@@ -93,7 +93,7 @@ pub(crate) fn assert_same_reports(run: &Run, pickle: &Path) {
 
 /// A ring that was too small: the report notes the overwritten part, and the rest agrees with PyTorch's own statistics.
 #[test]
-fn a_ring_that_was_overwritten() {
+fn an_overwritten_ring_buffer_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("ring.pickle");
     let program = root().join("tests/programs/torch/ring.py");
@@ -108,8 +108,8 @@ fn a_ring_that_was_overwritten() {
         assert_eq!(device["end"]["totals"][&key], statistics[format!("{key}.all.current")], "{total}");
     }
     assert_eq!(summary["losses"], serde_json::json!({}));
-    let said = summary["processes"][0]["notices"].to_string();
-    assert!(said.contains("older than its first event") && said.contains("max_entries"), "{said}");
+    let notices = summary["processes"][0]["notices"].to_string();
+    assert!(notices.contains("older than its first event") && notices.contains("max_entries"), "{notices}");
     // Range starts and ends have their own list, which is no ring.
     let annotations = statistics["annotations"].as_u64().expect("a number");
     assert_eq!(summary["run"]["events"], 100 + annotations);

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use memtrace_tests::snapshots::pickle;
-use memtrace_tests::victim::{Victim, root};
+use memtrace_tests::traced_program::{TracedProgram, root};
 
 /// The output of PyTorch's tool, run with the home folder `home`.
 #[track_caller]
@@ -22,8 +22,8 @@ fn memory_viz(home: &Path, arguments: &[&OsStr]) -> String {
 }
 
 #[test]
-fn pytorchs_own_tools_read_it() {
-    let run = Victim::python("torch/mlp.py", &[]).run();
+fn pytorchs_tools_read_our_snapshots() {
+    let run = TracedProgram::python("torch/mlp.py", &[]).run();
     run.assert_ended_well();
     let pickle = pickle(&run);
     // The tool draws with Perl's flamegraph.pl, which it would download. A stub prints its input instead.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use memtrace_tests::victim::{memtrace, packages, root};
+use memtrace_tests::traced_program::{memtrace, packages, root};
 
 /// pytest and the packages that it needs beyond the test environment.
 const PACKAGES: [&str; 4] = ["pytest==8.3.5", "iniconfig==2.1.0", "packaging==25.0", "pluggy==1.6.0"];
@@ -34,7 +34,7 @@ fn pytest(folder: &Path, packages: &str) -> Output {
 }
 
 #[test]
-fn the_fixture_passes_and_fails_as_the_page_says() {
+fn the_fixture_passes_and_fails_as_documented() {
     let packages = packages(&PACKAGES);
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(unpack(folder.path()), ["conftest.py", "test_memory.py", "train.py"]);

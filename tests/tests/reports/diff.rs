@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use memtrace_tests::victim::{Run, Victim, memtrace};
+use memtrace_tests::traced_program::{Run, TracedProgram, memtrace};
 use serde_json::Value;
 
 struct Recorded {
@@ -13,7 +13,7 @@ struct Recorded {
 }
 
 fn record(arguments: &[&str]) -> Recorded {
-    let run = Victim::python("torch/changed.py", arguments).run();
+    let run = TracedProgram::python("torch/changed.py", arguments).run();
     run.assert_ended_well();
     let stats = serde_json::from_slice(&run.output.stdout).expect("the program's figures");
     Recorded { run, stats }
@@ -52,14 +52,14 @@ fn line_of(text: &str) -> u64 {
 }
 
 #[test]
-fn a_line_that_keeps_a_tensor_is_named_with_its_bytes() {
+fn a_leaking_line_is_named_with_its_bytes() {
     let (plain, keeps) = (record(&[]), record(&["--keep"]));
     let pair = diff(&plain, &keeps);
     let most = &pair["by_line"][0];
     assert_eq!(most["b_frame"]["line"], line_of("history.append"), "{most:#}");
     // At the peak, in the last step, four tensors of 64 x 2048 floats are kept.
     assert_eq!(most["difference_bytes"], 4 * 64 * 2048 * 4);
-    assert_eq!(pair["verdict"], "grew");
+    assert_eq!(pair["result"], "grew");
     assert!(
         pair["headline"].as_str().unwrap().contains(&format!("changed.py:{}", line_of("history.append"))),
         "{pair:#}"
@@ -75,7 +75,7 @@ fn a_line_that_keeps_a_tensor_is_named_with_its_bytes() {
 }
 
 #[test]
-fn a_larger_batch_grows_what_depends_on_it() {
+fn a_larger_batch_grows_the_blocks_that_depend_on_it() {
     let (small, large) = (record(&[]), record(&["--batch", "256"]));
     let pair = diff(&small, &large);
     // The peak is in the backward's last node, that of the first layer. Two blocks in use then depend on the batch
@@ -100,17 +100,17 @@ fn a_larger_batch_grows_what_depends_on_it() {
     let lines: Vec<_> = lines.iter().map(|row| (row["b_frame"]["line"].as_u64(), &row["difference_bytes"])).collect();
     let (relu, batch) = (line_of("torch.relu"), line_of("x = torch.empty"));
     assert_eq!(lines, [(Some(relu), &Value::from(gradient)), (Some(batch), &Value::from(input))], "{pair:#}");
-    assert_eq!(pair["verdict"], "grew", "{pair:#}");
+    assert_eq!(pair["result"], "grew", "{pair:#}");
     assert_eq!(pair["moved_lines"], 0);
 }
 
 /// Data that one side does not have is no difference: a snapshot has no nodes, modules or names.
 #[test]
-fn a_recording_and_pytorchs_snapshot_of_the_same_process_do_not_differ() {
+fn a_recording_and_pytorchs_snapshot_of_a_process_have_no_differences() {
     let dir = tempfile::tempdir().unwrap();
     let pickle = dir.path().join("theirs.pickle");
-    let victim = Victim::python("torch/mlp.py", &[]).env("MEMTRACE_TEST_ORACLE", &pickle);
-    let run = victim.env("MEMTRACE_TEST_ORACLE_LAST", "1").run();
+    let traced = TracedProgram::python("torch/mlp.py", &[]).env("MEMTRACE_TEST_ORACLE", &pickle);
+    let run = traced.env("MEMTRACE_TEST_ORACLE_LAST", "1").run();
     run.assert_ended_well();
     // The program prints "peak BYTES reserved BYTES".
     let printed = String::from_utf8_lossy(&run.output.stdout).into_owned();
@@ -130,27 +130,27 @@ fn a_recording_and_pytorchs_snapshot_of_the_same_process_do_not_differ() {
         }
         // A snapshot does not have the program's working directory.
         let place =
-            |side: &str| pair[side]["place"].as_str().and_then(|place| place.find("mlp.py").map(|at| &place[at..]));
+            |side: &str| pair[side]["location"].as_str().and_then(|place| place.find("mlp.py").map(|at| &place[at..]));
         assert!(place("a").is_some() && place("a") == place("b"), "{pair:#}");
-        assert_eq!((&pair["difference_bytes"], &pair["verdict"]), (&Value::from(0), &Value::from("same")), "{pair:#}");
+        assert_eq!((&pair["difference_bytes"], &pair["result"]), (&Value::from(0), &Value::from("same")), "{pair:#}");
         for table in ["by_category", "by_phase", "by_line", "by_stack"] {
             let rows = pair[table].as_array().unwrap();
             assert!(rows.iter().all(|row| row["difference_bytes"] == 0), "{table}: {rows:#?}");
         }
         assert!(pair["by_line"].as_array().is_some_and(|rows| rows.len() > 4), "{pair:#}");
         assert_eq!(pair["by_module"], Value::from([0; 0]));
-        let remarks = report["remarks"].to_string();
-        for said in ["a snapshot without autograd's nodes", "nothing is said by module", "the names of tensors"] {
-            assert!(remarks.contains(said), "{said}: {remarks}");
+        let remarks = report["notes"].to_string();
+        for remark in ["a snapshot without autograd nodes", "no table by module", "tensor names"] {
+            assert!(remarks.contains(remark), "{remark}: {remarks}");
         }
     }
 }
 
 #[test]
-fn the_same_program_twice_differs_in_nothing() {
+fn two_runs_of_the_same_program_have_no_differences() {
     let (one, other) = (record(&[]), record(&[]));
     let pair = diff(&one, &other);
-    assert_eq!((&pair["verdict"], &pair["difference_bytes"]), (&Value::from("same"), &Value::from(0)));
+    assert_eq!((&pair["result"], &pair["difference_bytes"]), (&Value::from("same"), &Value::from(0)));
     let text = memtrace_on(&["diff"], &[&one.run.path(), &other.run.path()]);
     assert!(String::from_utf8(text.stdout).unwrap().contains(": no difference\n"));
     // A run passes the check against its own summary.json. A limit is exact to the byte.
@@ -167,7 +167,7 @@ fn the_same_program_twice_differs_in_nothing() {
 }
 
 #[test]
-fn a_step_against_a_step_finds_what_each_step_keeps() {
+fn two_steps_of_a_run_show_the_growth_per_step() {
     let keeps = record(&["--keep"]);
     let output = memtrace_on(&["diff", "--json", "--steps", "1", "3"], &[&keeps.run.path()]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -5,7 +5,7 @@
 
 use std::process::Command;
 
-use memtrace_tests::victim::{Run, Victim, memtrace, root};
+use memtrace_tests::traced_program::{Run, TracedProgram, memtrace, root};
 use serde_json::Value;
 
 const CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
@@ -40,24 +40,27 @@ fn printed(run: &Run) -> u64 {
 }
 
 fn saving(device: &Value, rule: &str) -> u64 {
-    let actions = device["actions"].as_array().expect("actions");
+    let actions = device["suggestions"].as_array().expect("actions");
     let action = actions.iter().find(|a| a["rule"] == rule).unwrap_or_else(|| panic!("no {rule} in {actions:?}"));
     bytes(&action["saves_bytes"])
 }
 
 /// A suggestion's predicted saving is at most the measured one, and at least 85 % of it.
 #[test]
-fn what_an_action_saves_it_saves() {
-    for (what, rule) in [("step", "single_tensor_step"), ("batch", "smaller_batches")] {
-        let before = Victim::python("torch/actions.py", &[what]).run();
-        let after = Victim::python("torch/actions.py", &[what, "after"]).run();
-        let said = saving(&device(&before), rule);
-        let real = printed(&before) - printed(&after);
-        println!("{rule}: said {said}, real {real}");
-        assert!(said <= real && said >= real / 100 * 85, "{rule}: {said} bytes said, {real} measured");
+fn predicted_savings_of_suggestions_are_measured() {
+    for (what, rule) in [("step", "single-tensor-step"), ("batch", "smaller-batches")] {
+        let before = TracedProgram::python("torch/actions.py", &[what]).run();
+        let after = TracedProgram::python("torch/actions.py", &[what, "after"]).run();
+        let predicted = saving(&device(&before), rule);
+        let measured = printed(&before) - printed(&after);
+        println!("{rule}: predicted {predicted}, measured {measured}");
+        assert!(
+            predicted <= measured && predicted >= measured / 100 * 85,
+            "{rule}: {predicted} bytes predicted, {measured} measured"
+        );
         // A change that the program already has is not suggested.
         if what == "step" {
-            let actions = device(&after)["actions"].to_string();
+            let actions = device(&after)["suggestions"].to_string();
             assert!(!actions.contains(rule), "{actions}");
         }
     }
@@ -66,17 +69,17 @@ fn what_an_action_saves_it_saves() {
 /// Little is allocated and much is reserved. The report shows this, the lines that hold segments, and the setting that
 /// helps. A run with that setting confirms it.
 #[test]
-fn fragmentation_is_named_and_mended() {
-    let victim = Victim::python("torch/fragmentation.py", &[]).env("SIMCUDA_MEMORY", "1200M");
-    let run = victim.run();
+fn fragmentation_is_diagnosed_and_its_fix_works() {
+    let traced = TracedProgram::python("torch/fragmentation.py", &[]).env("SIMCUDA_MEMORY", "1200M");
+    let run = traced.run();
     assert_eq!(run.output.status.code(), Some(1));
     let device = device(&run);
     let (oom, reserved) = (&device["ooms"][0], &device["reserved"]);
-    let parts = ["allocated_bytes", "waiting_bytes", "returnable_bytes", "pinned_bytes"];
+    let parts = ["allocated_bytes", "pending_free_bytes", "releasable_bytes", "blocked_bytes"];
     let sum: u64 = parts.iter().map(|part| bytes(&reserved[part])).sum();
-    assert_eq!(sum, bytes(&oom["there"]["totals"]["reserved_bytes"]), "{reserved}");
-    assert!(bytes(&reserved["pinned_bytes"]) > 300 << 20, "{reserved}");
-    assert_eq!(reserved["pins"][0]["segments"], reserved["pinned_segments"], "all by one line: {reserved}");
+    assert_eq!(sum, bytes(&oom["in_use"]["totals"]["reserved_bytes"]), "{reserved}");
+    assert!(bytes(&reserved["blocked_bytes"]) > 300 << 20, "{reserved}");
+    assert_eq!(reserved["blocked_by"][0]["segments"], reserved["blocked_segments"], "all by one line: {reserved}");
     // The reported free memory equals the value in the allocator's own message.
     let stderr = String::from_utf8_lossy(&run.output.stderr);
     let free = format!("of which {:.2} MiB is free", bytes(&oom["device_free_bytes"]) as f64 / f64::from(1 << 20));
@@ -84,9 +87,9 @@ fn fragmentation_is_named_and_mended() {
     let settings = device["what_if"]["settings"].as_array().expect("settings");
     let fits = settings.iter().find(|s| s["fits"] == true).expect("a setting that helps");
     assert_eq!(fits["setting"], "expandable_segments:True");
-    victim.clone().env(CONF, "expandable_segments:True").run().assert_ended_well();
+    traced.clone().env(CONF, "expandable_segments:True").run().assert_ended_well();
     let page = String::from_utf8_lossy(&run.output.stderr);
-    assert!(page.contains("expandable_segments:True: the request would have fitted"), "{page}");
+    assert!(page.contains("expandable_segments:True: the request fits"), "{page}");
     let pages = section(&run, "fragmentation");
     assert!(pages.contains("fragmentation.py:16 bytes_of") && pages.contains("fits"), "{pages}");
 }
@@ -94,71 +97,77 @@ fn fragmentation_is_named_and_mended() {
 /// Activation checkpointing of equal layers is suggested where a forward ran out of memory. At that call, the same
 /// program with checkpointing uses less memory by nearly the predicted saving.
 #[test]
-fn checkpointing_saves_what_is_said() {
-    checkpointing_saves(&[], "checkpoint_layers", "of Layer)", 0);
+fn checkpointing_saves_the_predicted_bytes() {
+    checkpointing_saves(&[], "checkpoint-layers", "of Layer)", 0);
 }
 
 /// The same in the first forward, where nothing shows yet whether the program trains: the report names both
 /// suggestions.
 #[test]
-fn checkpointing_is_advised_in_the_first_forward() {
+fn checkpointing_is_suggested_in_the_first_forward() {
     // In the first step cuBLAS's workspace counts for the first layer. The saving is limited by the largest layer's
     // needs: 32 KiB less here.
-    let words = "of Layer); torch.no_grad(), if this is no training";
-    checkpointing_saves(&["large"], "checkpoint_or_no_grad", words, 32 << 10);
+    let words = "of Layer); torch.no_grad(), if this is not training";
+    checkpointing_saves(&["large"], "checkpoint-or-no-grad", words, 32 << 10);
 }
 
 #[track_caller]
 fn checkpointing_saves(batches: &[&str], action: &str, words: &str, short: u64) {
-    let of =
-        |saving| Victim::python("torch/deep.py", &[&[saving], batches].concat()).env("SIMCUDA_MEMORY", "300M").run();
+    let of = |saving| {
+        TracedProgram::python("torch/deep.py", &[&[saving], batches].concat()).env("SIMCUDA_MEMORY", "300M").run()
+    };
     let (plain, saving_run) = (of("plain"), of("checkpoint"));
     assert_eq!(plain.output.status.code(), Some(1));
     saving_run.assert_ended_well();
     // The program prints "at BATCH LAYER CALL ALLOCATED".
-    let told = |run: &Run| -> Vec<(String, u64)> {
+    let printed_calls = |run: &Run| -> Vec<(String, u64)> {
         let text = String::from_utf8_lossy(&run.output.stdout).into_owned();
         let lines = text.lines().filter_map(|line| line.strip_prefix("at ")?.rsplit_once(' '));
         lines.map(|(at, bytes)| (at.to_owned(), bytes.parse().unwrap())).collect()
     };
-    let (at, before) = told(&plain).pop().unwrap();
+    let (at, before) = printed_calls(&plain).pop().unwrap();
     let device = device(&plain);
     let oom = &device["ooms"][0];
-    assert_eq!(bytes(&oom["there"]["totals"]["allocated_bytes"]), before, "{at}: {oom}");
+    assert_eq!(bytes(&oom["in_use"]["totals"]["allocated_bytes"]), before, "{at}: {oom}");
     // The first time that the call is reached; backward repeats it later.
-    let (_, after) = told(&saving_run).into_iter().find(|(call, _)| *call == at).unwrap();
-    let said = saving(&device, action);
-    println!("{at}: {before} bytes, with checkpointing {after}; said {said}");
+    let (_, after) = printed_calls(&saving_run).into_iter().find(|(call, _)| *call == at).unwrap();
+    let predicted = saving(&device, action);
+    println!("{at}: {before} bytes, with checkpointing {after}; predicted saving {predicted}");
     assert!(before > after + (64 << 20), "{at}: {before} and {after}");
     // A part of the layer that is being computed stays in memory.
-    let real = before - after;
-    assert!(said >= real - short && said <= real + real / 10, "{said} bytes said, {real} measured");
+    let measured = before - after;
+    assert!(
+        predicted >= measured - short && predicted <= measured + measured / 10,
+        "{predicted} bytes predicted, {measured} measured"
+    );
     let page = String::from_utf8_lossy(&plain.output.stderr);
     // The report wraps lines, so they are joined.
     let flat: Vec<&str> = page.split_whitespace().collect();
     assert!(flat.join(" ").contains(words), "{page}");
     // A change that the program already has is not suggested.
-    let actions = self::device(&saving_run)["actions"].to_string();
-    assert!(!actions.contains("checkpoint_"), "{actions}");
+    let actions = self::device(&saving_run)["suggestions"].to_string();
+    assert!(!actions.contains("checkpoint-"), "{actions}");
 }
 
 /// A request that failed in the first step is named as the optimizer state of its parameter, from the program's own
 /// frames.
 #[test]
-fn a_request_of_the_optimizer_is_named() {
+fn a_failed_request_of_the_optimizer_is_named() {
     let mut names = Vec::new();
     for memory in ["400M", "416M", "448M"] {
-        let run = Victim::python("torch/oom_train.py", &["tell"]).env("SIMCUDA_MEMORY", memory).run();
+        let run = TracedProgram::python("torch/oom_train.py", &["print"]).env("SIMCUDA_MEMORY", memory).run();
         run.assert_ended_well();
         let stdout = String::from_utf8_lossy(&run.output.stdout).into_owned();
-        let told = stdout.lines().find_map(|line| line.strip_prefix("wanted ")).unwrap().to_owned();
+        let name = stdout.lines().find_map(|line| line.strip_prefix("requested for ")).unwrap().to_owned();
         let device = device(&run);
-        assert_eq!(device["ooms"][0]["wanted_for"], *told, "{memory}: {}", device["ooms"][0]);
+        assert_eq!(device["ooms"][0]["requested_for"], *name, "{memory}: {}", device["ooms"][0]);
         let page = String::from_utf8_lossy(&run.output.stderr);
-        assert!(page.contains(&format!("wanted 16.0 MiB for {told}")), "{page}");
+        // The report wraps lines, so they are joined.
+        let flat: Vec<&str> = page.split_whitespace().collect();
+        assert!(flat.join(" ").contains(&format!(": requested 16.0 MiB for {name} ")), "{page}");
         // Names that share a pattern are summarized under the pattern.
-        assert!(page.contains("  Adam.exp_avg of *.weight  oom_train.py:"), "{page}");
-        names.push(told);
+        assert!(page.contains("  Adam.exp_avg of *.weight") && page.contains("oom_train.py:"), "{page}");
+        names.push(name);
     }
     names.dedup();
     assert!(names.len() == 3 && names.iter().any(|n| n.contains(".exp_avg of ")), "{names:?}");
@@ -166,51 +175,63 @@ fn a_request_of_the_optimizer_is_named() {
 
 /// The report is the same whether the error ended the program or was caught.
 #[test]
-fn a_caught_error_is_told_like_a_fatal_one() {
-    let of = |arguments: &[&str]| Victim::python("torch/oom_train.py", arguments).env("SIMCUDA_MEMORY", "400M").run();
+fn a_caught_error_is_reported_like_a_fatal_one() {
+    let of =
+        |arguments: &[&str]| TracedProgram::python("torch/oom_train.py", arguments).env("SIMCUDA_MEMORY", "400M").run();
     let (fatal, caught) = (of(&[]), of(&["catch"]));
     assert_eq!(fatal.output.status.code(), Some(1));
     caught.assert_ended_well();
     let (of_fatal, of_caught) = (device(&fatal), device(&caught));
     assert_eq!(of_fatal["ooms"][0]["fatal"], true);
     assert_eq!(of_caught["ooms"][0]["fatal"], false);
-    for what in ["wanted_bytes", "device_free_bytes", "short_bytes", "cached_bytes", "state_needed_bytes"] {
+    for what in [
+        "requested_bytes",
+        "device_free_bytes",
+        "short_bytes",
+        "reserved_but_unallocated_bytes",
+        "optimizer_state_needed_bytes",
+    ] {
         assert_eq!(of_fatal["ooms"][0][what], of_caught["ooms"][0][what], "{what}");
     }
-    assert_eq!(of_fatal["ooms"][0]["there"]["by_category"], of_caught["ooms"][0]["there"]["by_category"]);
-    let state = bytes(&of_fatal["ooms"][0]["state_needed_bytes"]);
+    assert_eq!(of_fatal["ooms"][0]["in_use"]["by_category"], of_caught["ooms"][0]["in_use"]["by_category"]);
+    let state = bytes(&of_fatal["ooms"][0]["optimizer_state_needed_bytes"]);
     let parameters: u64 = (6 * 2048 * 2048 + 2048 * 1500) * 4;
     assert_eq!(state, 2 * parameters, "two moments of each parameter");
-    let tell = |run: &Run| {
+    let report_of = |run: &Run| {
         let page = section(run, "oom");
-        let (_, rest) = page.split_once("  free ").unwrap_or_else(|| panic!("{page}"));
+        let (_, rest) = page.split_once("  Free on the device ").unwrap_or_else(|| panic!("{page}"));
         rest.to_owned()
     };
-    assert_eq!(tell(&fatal), tell(&caught), "the page");
+    assert_eq!(report_of(&fatal), report_of(&caught), "the report");
 }
 
 /// The report separates other processes' memory from this process's.
 #[test]
-fn other_processes_are_told_apart() {
-    let run =
-        Victim::python("torch/oom_train.py", &[]).env("SIMCUDA_MEMORY", "800M").env("SIMCUDA_CONTEXT", "500M").run();
+fn memory_of_other_processes_is_reported_separately() {
+    let run = TracedProgram::python("torch/oom_train.py", &[])
+        .env("SIMCUDA_MEMORY", "800M")
+        .env("SIMCUDA_CONTEXT", "500M")
+        .run();
     assert_eq!(run.output.status.code(), Some(1), "{}", String::from_utf8_lossy(&run.output.stderr));
     let device = device(&run);
     let oom = &device["ooms"][0];
-    assert_eq!(bytes(&oom["others_bytes"]), 500 << 20, "{oom}");
-    assert_eq!(bytes(&device["used_before_bytes"]), 500 << 20);
+    assert_eq!(bytes(&oom["contexts_and_other_processes_bytes"]), 500 << 20, "{oom}");
+    assert_eq!(bytes(&device["in_use_before_bytes"]), 500 << 20);
     let whole = bytes(&device["total_bytes"]);
-    let told: u64 =
-        ["others_bytes", "outside_allocator_bytes", "device_free_bytes"].iter().map(|w| bytes(&oom[w])).sum();
-    assert_eq!(told + bytes(&oom["there"]["totals"]["reserved_bytes"]), whole, "all of the device: {oom}");
+    let outside: u64 = ["contexts_and_other_processes_bytes", "outside_pytorch_bytes", "device_free_bytes"]
+        .iter()
+        .map(|w| bytes(&oom[w]))
+        .sum();
+    assert_eq!(outside + bytes(&oom["in_use"]["totals"]["reserved_bytes"]), whole, "all of the device: {oom}");
     assert!(section(&run, "oom").contains("CUDA contexts and other processes 500 MiB"));
 }
 
 /// A limit that the program set itself is not a lack of device memory.
 #[test]
-fn a_limit_of_pytorchs_own_is_named() {
-    let run =
-        Victim::python("allocators/policies.py", &["0.1"]).env("PYTHONPATH", root().join("tests/programs/torch")).run();
+fn a_memory_fraction_limit_is_named() {
+    let run = TracedProgram::python("allocators/policies.py", &["0.1"])
+        .env("PYTHONPATH", root().join("tests/programs/torch"))
+        .run();
     run.assert_ended_well();
     let device = device(&run);
     assert_eq!(device["ooms"][0]["refused_by_pytorch"], true);
@@ -219,7 +240,7 @@ fn a_limit_of_pytorchs_own_is_named() {
 }
 
 #[test]
-fn a_section_that_is_none_is_refused_with_those_that_are() {
+fn a_section_that_does_not_exist_is_refused_with_the_list_of_sections() {
     let output = Command::new(memtrace()).args(["report", ".", "--section", "nonsense"]).output().expect("memtrace");
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8_lossy(&output.stderr);

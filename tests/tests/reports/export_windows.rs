@@ -9,7 +9,7 @@ use memtrace_analysis::export::{Selection, SnapshotOptions, Window, blocks_csv, 
 use memtrace_analysis::load::{Manifest, MemoryRecording, Process};
 use memtrace_analysis::model::Recording;
 use memtrace_tests::golden::load;
-use memtrace_tests::victim::root;
+use memtrace_tests::traced_program::root;
 use memtrace_trace::event::{Action, Event};
 use serde_json::{Value, json};
 
@@ -20,9 +20,9 @@ fn process(recording: MemoryRecording) -> Process {
 }
 
 /// A deterministic random generator.
-struct Chance(u64);
+struct Random(u64);
 
-impl Chance {
+impl Random {
     fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % n.max(1)
@@ -58,8 +58,8 @@ fn read_back(process: &Process, selections: &[Selection]) -> Vec<(Window, Value)
     }
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let told: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
-    windows.into_iter().zip(told).collect()
+    let found: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    windows.into_iter().zip(found).collect()
 }
 
 /// PyTorch's rounding of a request, in bytes. A larger block from the allocator has a size that the request does not
@@ -69,13 +69,13 @@ fn rounded(size: u64) -> u64 {
 }
 
 #[test]
-fn a_snapshot_of_any_stretch_begins_and_ends_with_what_was_alive() {
+fn a_snapshot_of_any_window_begins_and_ends_with_the_live_blocks() {
     for name in RECORDINGS {
         let recording = load(name);
         let events = recording.events.clone();
         let calibration = recording.calibration();
         let process = process(recording);
-        let mut chance = Chance(42);
+        let mut chance = Random(42);
         let (mut selections, mut bounds) = (Vec::new(), Vec::new());
         for _ in 0..40 {
             let (a, b) = (chance.below(events.len() as u64) as usize, chance.below(events.len() as u64) as usize);
@@ -87,11 +87,11 @@ fn a_snapshot_of_any_stretch_begins_and_ends_with_what_was_alive() {
             selections.push(Selection { epoch_ns: Some((from, to)), ..Selection::default() });
             bounds.push((first, end));
         }
-        for ((window, told), (first, end)) in read_back(&process, &selections).into_iter().zip(bounds) {
+        for ((window, found), (first, end)) in read_back(&process, &selections).into_iter().zip(bounds) {
             let what = format!("{name}: events {first} to {end}");
-            assert_eq!(told[0]["start"], alive(&events, first, &rounded, 0), "{what}: at its beginning");
-            assert_eq!(told[0]["end"], alive(&events, end, &rounded, 0), "{what}: at its end");
-            assert_eq!(told[0]["events"], (end - first) as u64, "{what}");
+            assert_eq!(found[0]["start"], alive(&events, first, &rounded, 0), "{what}: at its beginning");
+            assert_eq!(found[0]["end"], alive(&events, end, &rounded, 0), "{what}: at its end");
+            assert_eq!(found[0]["events"], (end - first) as u64, "{what}");
             let left = window.left_out();
             assert_eq!((left.before, left.after), (first as u64, (events.len() - end) as u64), "{what}");
         }
@@ -99,25 +99,25 @@ fn a_snapshot_of_any_stretch_begins_and_ends_with_what_was_alive() {
 }
 
 #[test]
-fn the_newest_events_are_the_last_ones() {
+fn max_events_keeps_the_last_events() {
     for name in RECORDINGS {
         let recording = load(name);
         let events = recording.events.clone();
         let process = process(recording);
         let counts: Vec<u64> = vec![1, 2, 7, events.len() as u64 / 2, events.len() as u64, u64::MAX];
         let asked = counts.iter().map(|n| Selection { max_events: Some(*n), ..Selection::default() });
-        for ((window, told), n) in read_back(&process, &asked.collect::<Vec<_>>()).into_iter().zip(&counts) {
+        for ((window, found), n) in read_back(&process, &asked.collect::<Vec<_>>()).into_iter().zip(&counts) {
             let kept = events.len().min(usize::try_from(*n).unwrap());
-            assert_eq!(told[0]["events"], kept as u64, "{name}: {n}");
-            assert_eq!(told[0]["start"], alive(&events, events.len() - kept, &rounded, 0), "{name}: {n}");
-            assert_eq!(told[0]["end"], alive(&events, events.len(), &rounded, 0), "{name}: {n}");
+            assert_eq!(found[0]["events"], kept as u64, "{name}: {n}");
+            assert_eq!(found[0]["start"], alive(&events, events.len() - kept, &rounded, 0), "{name}: {n}");
+            assert_eq!(found[0]["end"], alive(&events, events.len(), &rounded, 0), "{name}: {n}");
             assert_eq!(window.left_out().older, (events.len() - kept) as u64);
         }
     }
 }
 
 #[test]
-fn small_blocks_are_nowhere() {
+fn blocks_below_the_minimum_size_are_left_out() {
     let recording = load("resnet_leak.json");
     let events = recording.events.clone();
     let process = process(recording);
@@ -125,18 +125,18 @@ fn small_blocks_are_nowhere() {
     let asked = least.map(|min_size| Selection { min_size, max_events: Some(900), ..Selection::default() });
     let found = read_back(&process, &asked);
     let all = found[0].1[0]["events"].as_u64().unwrap();
-    for ((window, told), least) in found.iter().zip(least) {
-        let (start, left) = (&told[0]["start"], window.left_out());
+    for ((window, found), least) in found.iter().zip(least) {
+        let (start, left) = (&found[0]["start"], window.left_out());
         for list in ["start", "end"] {
-            let sizes = told[0][list].as_array().unwrap().iter().map(|block| block[1].as_u64().unwrap());
+            let sizes = found[0][list].as_array().unwrap().iter().map(|block| block[1].as_u64().unwrap());
             assert!(sizes.into_iter().all(|size| rounded(size) >= least || least <= 513), "{least}: {list}");
         }
-        assert_eq!(told[0]["end"], alive(&events, events.len(), &rounded, least), "{least}: at its end");
+        assert_eq!(found[0]["end"], alive(&events, events.len(), &rounded, least), "{least}: at its end");
         assert!(start.as_array().is_some());
-        assert!(all >= told[0]["events"].as_u64().unwrap().min(900));
+        assert!(all >= found[0]["events"].as_u64().unwrap().min(900));
         assert_eq!(left.small_blocks == 0, least <= 1, "{least}: {left:?}");
         // At least the segment events remain.
-        assert!(told[0]["events"].as_u64() > Some(0), "{least}");
+        assert!(found[0]["events"].as_u64() > Some(0), "{least}");
     }
     // The blocks that are left out and those that are included add up to all blocks.
     let rows = |window: &Window| {
@@ -152,19 +152,19 @@ fn small_blocks_are_nowhere() {
 }
 
 #[test]
-fn what_matches_nothing_names_what_there_is() {
+fn an_empty_selection_is_refused_with_the_available_values() {
     let process = process(load("resnet_leak.json"));
-    let told = |selection: Selection| Window::of(&process, &selection, &mut |_| {}).unwrap_err().to_string();
-    let steps = told(Selection { steps: Some((1000, 2000)), ..Selection::default() });
+    let error_of = |selection: Selection| Window::of(&process, &selection, &mut |_| {}).unwrap_err().to_string();
+    let steps = error_of(Selection { steps: Some((1000, 2000)), ..Selection::default() });
     assert!(steps.contains("steps 1000-2000; it has step"), "{steps}");
-    let device = told(Selection { device: Some(9), ..Selection::default() });
+    let device = error_of(Selection { device: Some(9), ..Selection::default() });
     assert!(device.contains("no events of device 9; it has those of: 0"), "{device}");
-    let time = told(Selection { epoch_ns: Some((u64::MAX - 1, u64::MAX)), ..Selection::default() });
+    let time = error_of(Selection { epoch_ns: Some((u64::MAX - 1, u64::MAX)), ..Selection::default() });
     assert!(time.contains("it lasts ") && time.contains(" after it"), "{time}");
 }
 
 #[test]
-fn steps_tile_the_recording_from_the_first_one_on() {
+fn windows_of_steps_cover_the_recording_without_gaps() {
     let recording = load("resnet_leak.json");
     let events = recording.events.len() as u64;
     let process = process(recording);

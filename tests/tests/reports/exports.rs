@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use memtrace_analysis::export::{
-    FlameForm, FlameOf, Selection, SnapshotOptions, TABLES, Window, flame, perfetto, snapshot, tables,
+    FlameFormat, FlameWeight, Selection, SnapshotOptions, TABLES, Window, flame_graph, perfetto, snapshot, tables,
 };
 use memtrace_analysis::load::{Manifest, MemoryRecording, Process};
 use memtrace_analysis::{Run, summarize};
 use memtrace_tests::golden::load;
-use memtrace_tests::victim::{memtrace, packages, root};
+use memtrace_tests::traced_program::{memtrace, packages, root};
 use memtrace_trace::event::Action;
 use serde_json::Value;
 
@@ -68,18 +68,18 @@ const HIGHEST: &str =
 const BY_CATEGORY: &str = "select t.name, (select c.value from counter c where c.track_id = t.id and c.ts <= peak.ts order by c.ts desc limit 1) value
     from track t, (select c.ts ts from counter c join track t on t.id = c.track_id where t.name = 'GPU 0 allocated' order by c.value desc, c.ts limit 1) peak
     where t.name glob 'GPU 0 *' and t.name not in ('GPU 0 allocated', 'GPU 0 active', 'GPU 0 reserved')";
-const STRETCHES: &str = "select category, count(*) n, min(dur) shortest, max(depth) depth from slice group by category";
+const PHASES: &str = "select category, count(*) n, min(dur) shortest, max(depth) depth from slice group by category";
 
 #[test]
-fn perfetto_finds_the_summarys_figures_and_every_block() {
+fn perfetto_shows_every_block_and_the_figures_of_the_summary() {
     for name in RECORDINGS {
         let recording = load(name);
         let allocs = recording.events.iter().filter(|e| e.action == Action::Alloc).count() as u64;
         let (process, summary) = (process(recording), summary(name));
         let mut trace = Vec::new();
         perfetto(&process, &Window::WHOLE, &mut trace, &mut |_| {}).unwrap();
-        let told = ask(&trace, &[BROKEN, BLOCKS, HIGHEST, BY_CATEGORY, STRETCHES]);
-        let [broken, blocks, highest, by_category, stretches] = &told[..] else { panic!("{told:?}") };
+        let found = ask(&trace, &[BROKEN, BLOCKS, HIGHEST, BY_CATEGORY, PHASES]);
+        let [broken, blocks, highest, by_category, phases] = &found[..] else { panic!("{found:?}") };
         assert!(broken.is_empty(), "{name}: {broken:?}");
         assert_eq!(blocks[0]["n"], allocs, "{name}: slices");
         assert!(blocks[0]["shortest"].as_i64() >= Some(0) && blocks[0]["depth"] == 0, "{name}: {blocks:?}");
@@ -95,18 +95,18 @@ fn perfetto_finds_the_summarys_figures_and_every_block() {
         let sum: u64 = by_category.iter().filter_map(|row| row["value"].as_f64()).map(|bytes| bytes as u64).sum();
         assert_eq!(Some(sum), summary["highest"]["allocated_bytes"].as_u64(), "{name}: {by_category:?}");
         assert!(!by_category.is_empty(), "{name}");
-        assert!(stretches.iter().any(|row| row["category"] == "phase"), "{name}: {stretches:?}");
-        assert!(stretches.iter().all(|row| row["depth"] == 0 && row["shortest"].as_i64() >= Some(0)), "{stretches:?}");
+        assert!(phases.iter().any(|row| row["category"] == "phase"), "{name}: {phases:?}");
+        assert!(phases.iter().all(|row| row["depth"] == 0 && row["shortest"].as_i64() >= Some(0)), "{phases:?}");
     }
 }
 
 #[test]
-fn perfetto_shows_a_part_of_a_recording_alone() {
+fn perfetto_shows_a_window_of_a_recording() {
     let process = process(load("resnet_leak.json"));
     let part = window(&process, Selection { max_events: Some(500), min_size: 1 << 20, ..Selection::default() });
     let mut trace = Vec::new();
     perfetto(&process, &part, &mut trace, &mut |_| {}).unwrap();
-    let told = ask(
+    let found = ask(
         &trace,
         &[
             BROKEN,
@@ -114,9 +114,9 @@ fn perfetto_shows_a_part_of_a_recording_alone() {
             "select min(extract_arg(arg_set_id, 'debug.size')) least from slice where category = 'block'",
         ],
     );
-    assert!(told[0].is_empty(), "{told:?}");
-    assert!(told[1][0]["n"].as_u64() > Some(0) && told[1][0]["shortest"].as_i64() >= Some(0), "{told:?}");
-    assert!(told[2][0]["least"].as_u64() >= Some(1 << 20), "{told:?}");
+    assert!(found[0].is_empty(), "{found:?}");
+    assert!(found[1][0]["n"].as_u64() > Some(0) && found[1][0]["shortest"].as_i64() >= Some(0), "{found:?}");
+    assert!(found[2][0]["least"].as_u64() >= Some(1 << 20), "{found:?}");
 }
 
 const RANGES: &str = "select s.name, s.ts, s.dur, t.name track from slice s join track t on t.id = s.track_id
@@ -124,7 +124,8 @@ const RANGES: &str = "select s.name, s.ts, s.dur, t.name track from slice s join
 const DEVICES: &str =
     "select t.name, p.name device, max(c.value) value from counter c join track t on t.id = c.track_id
     join track p on p.id = t.parent_id where t.name glob '* allocated' group by t.name order by t.name";
-const ERRORS: &str = "select s.name, s.ts, s.dur, t.name track, extract_arg(s.arg_set_id, 'debug.wanted') wanted
+const ERRORS: &str =
+    "select s.name, s.ts, s.dur, t.name track, extract_arg(s.arg_set_id, 'debug.requested_bytes') requested_bytes
     from slice s join track t on t.id = s.track_id where s.category = 'event'";
 const PROCESSES: &str = "select pid, name from process where pid > 0";
 const PLACES: &str = "select g.name device, sum(extract_arg(s.arg_set_id, 'debug.size')) bytes from slice s
@@ -139,8 +140,8 @@ fn perfetto_has_ranges_devices_errors_and_ranks() {
     for (rank, process) in (0u64..).zip(run.processes()) {
         let mut trace = Vec::new();
         perfetto(process, &Window::WHOLE, &mut trace, &mut |_| {}).unwrap();
-        let told = ask(&trace, &[BROKEN, RANGES, DEVICES, ERRORS, PROCESSES, PLACES]);
-        let [broken, ranges, devices, errors, processes, places] = &told[..] else { panic!("{told:?}") };
+        let found = ask(&trace, &[BROKEN, RANGES, DEVICES, ERRORS, PROCESSES, PLACES]);
+        let [broken, ranges, devices, errors, processes, places] = &found[..] else { panic!("{found:?}") };
         assert!(broken.is_empty(), "{broken:?}");
         // Events are one microsecond apart. The range starts at the third event and ends at the eighteenth.
         let range = serde_json::json!([{ "name": "epoch", "ts": 3000, "dur": 15000, "track": "ranges of python" }]);
@@ -148,7 +149,7 @@ fn perfetto_has_ranges_devices_errors_and_ranks() {
         let devices: Vec<_> = devices.iter().map(|row| (row["device"].as_str(), row["value"].as_f64())).collect();
         assert_eq!(devices, [(Some("GPU 0"), Some(13.0 * MIB as f64)), (Some("GPU 1"), Some(6.0 * MIB as f64))]);
         let error = serde_json::json!(
-            [{ "name": "out of memory", "ts": 25000, "dur": 0, "track": "GPU 1", "wanted": 32 * MIB }]
+            [{ "name": "out of memory", "ts": 25000, "dur": 0, "track": "GPU 1", "requested_bytes": 32 * MIB }]
         );
         assert_eq!(Value::from(errors.clone()), error, "on the device that it was of");
         let name = format!("rank {rank}: python train.py");
@@ -158,9 +159,9 @@ fn perfetto_has_ranges_devices_errors_and_ranks() {
     }
 }
 
-fn flamed(process: &Process, window: &Window, of: FlameOf, form: FlameForm) -> String {
+fn flamed(process: &Process, window: &Window, of: FlameWeight, format: FlameFormat) -> String {
     let mut out = Vec::new();
-    flame(process, window, of, form, &mut out, &mut |_| {}).unwrap();
+    flame_graph(process, window, of, format, &mut out, &mut |_| {}).unwrap();
     String::from_utf8(out).unwrap()
 }
 
@@ -174,19 +175,19 @@ fn flame_graphs_add_up_to_the_summary() {
     let mut files = Vec::new();
     for name in RECORDINGS {
         let (process, summary) = (process(load(name)), summary(name));
-        let rows =
-            ["before", "first_step", "later_steps"].map(|part| summary[part].as_array().cloned().unwrap_or_default());
+        let rows = ["before_first_step", "first_step", "later_steps"]
+            .map(|part| summary[part].as_array().cloned().unwrap_or_default());
         let total: u64 = rows.iter().flatten().map(|row| row["allocated_bytes"].as_u64().unwrap()).sum();
         let expected = [
-            (FlameOf::Peak, summary["peak"]["totals"]["allocated_bytes"].as_u64()),
-            (FlameOf::Leaks, summary["end"]["totals"]["allocated_bytes"].as_u64()),
-            (FlameOf::Total, Some(total)),
+            (FlameWeight::Peak, summary["peak"]["totals"]["allocated_bytes"].as_u64()),
+            (FlameWeight::Leaks, summary["end"]["totals"]["allocated_bytes"].as_u64()),
+            (FlameWeight::Total, Some(total)),
         ];
         for (of, expected) in expected {
-            let folded = flamed(&process, &Window::WHOLE, of, FlameForm::Folded);
+            let folded = flamed(&process, &Window::WHOLE, of, FlameFormat::Folded);
             assert_eq!(Some(folded_sum(&folded)), expected, "{name}: {of:?}");
             assert!(expected == Some(0) || folded.contains(".py:"), "{name}: {folded}");
-            let text = flamed(&process, &Window::WHOLE, of, FlameForm::Speedscope);
+            let text = flamed(&process, &Window::WHOLE, of, FlameFormat::Speedscope);
             let file: Value = serde_json::from_str(&text).unwrap();
             let profile = &file["profiles"][0];
             let weights: u64 = profile["weights"].as_array().unwrap().iter().map(|w| w.as_u64().unwrap()).sum();
@@ -200,7 +201,7 @@ fn flame_graphs_add_up_to_the_summary() {
         // recording's.
         let events = load(name).events.len() as u64;
         let late = window(&process, Selection { max_events: Some(events / 2), ..Selection::default() });
-        let peak = folded_sum(&flamed(&process, &late, FlameOf::Peak, FlameForm::Folded));
+        let peak = folded_sum(&flamed(&process, &late, FlameWeight::Peak, FlameFormat::Folded));
         assert!(Some(peak) <= summary["peak"]["totals"]["allocated_bytes"].as_u64() && peak > 0, "{name}");
     }
     // The files are valid under speedscope's own schema.
@@ -235,33 +236,33 @@ fn read_tables(processes: &[(&str, Process, Window)]) -> Value {
 }
 
 #[test]
-fn tables_say_what_the_summary_says() {
+fn tables_match_the_summary() {
     for name in RECORDINGS {
         let events = load(name).events;
         let count = |action| events.iter().filter(|e| e.action == action).count();
         let summary = summary(name);
-        let told = read_tables(&[(name, process(load(name)), Window::WHOLE)]);
-        assert_eq!(told["events"]["rows"], events.len(), "{name}");
-        assert_eq!(told["blocks"]["rows"], count(Action::Alloc), "{name}");
+        let found = read_tables(&[(name, process(load(name)), Window::WHOLE)]);
+        assert_eq!(found["events"]["rows"], events.len(), "{name}");
+        assert_eq!(found["blocks"]["rows"], count(Action::Alloc), "{name}");
         let peak = &summary["peak"]["totals"]["allocated_bytes"];
-        assert_eq!((&told["peak"][0][1], &told["at_peak"][0][1]), (peak, peak), "{name}");
+        assert_eq!((&found["peak"][0][1], &found["at_peak"][0][1]), (peak, peak), "{name}");
         // The first frame of every stack is one row, so that the join loses no byte.
-        let top = told["top"].as_array().unwrap();
+        let top = found["top"].as_array().unwrap();
         assert!(
             !top.is_empty() && top.iter().all(|row| row[1].as_str().is_some_and(|file| !file.is_empty())),
             "{top:?}"
         );
-        assert_eq!(told["by_phase"], told["events_by_phase"], "{name}");
-        let rows =
-            ["before", "first_step", "later_steps"].map(|part| summary[part].as_array().cloned().unwrap_or_default());
+        assert_eq!(found["by_phase"], found["events_by_phase"], "{name}");
+        let rows = ["before_first_step", "first_step", "later_steps"]
+            .map(|part| summary[part].as_array().cloned().unwrap_or_default());
         let total: u64 = rows.iter().flatten().map(|row| row["allocated_bytes"].as_u64().unwrap()).sum();
-        assert_eq!(told["blocks"]["sums"]["size"], total, "{name}");
-        assert_eq!(told["phases"]["sums"]["allocated"], total, "{name}");
+        assert_eq!(found["blocks"]["sums"]["size"], total, "{name}");
+        assert_eq!(found["phases"]["sums"]["allocated"], total, "{name}");
     }
 }
 
 #[test]
-fn several_runs_are_one_table_and_none_has_its_columns() {
+fn several_runs_share_a_table_and_an_empty_table_has_its_columns() {
     let whole = read_tables(&[
         ("a", process(load("oom.json")), Window::WHOLE),
         ("b", process(load("resnet_leak.json")), Window::WHOLE),
@@ -271,16 +272,16 @@ fn several_runs_are_one_table_and_none_has_its_columns() {
     let empty = process(load("oom.json"));
     let nothing =
         window(&empty, Selection { min_size: u64::MAX, device: Some(0), max_events: Some(1), ..Selection::default() });
-    let told = read_tables(&[("none", empty, nothing)]);
+    let found = read_tables(&[("none", empty, nothing)]);
     // One event remains. It may be a segment event, with its stack.
-    assert_eq!((told["blocks"]["rows"].as_u64(), told["events"]["rows"].as_u64()), (Some(0), Some(1)));
+    assert_eq!((found["blocks"]["rows"].as_u64(), found["events"]["rows"].as_u64()), (Some(0), Some(1)));
     for table in TABLES {
-        assert_eq!(told[table]["columns"], whole[table]["columns"], "{table}");
+        assert_eq!(found[table]["columns"], whole[table]["columns"], "{table}");
     }
 }
 
 #[test]
-fn the_command_writes_every_form_and_says_what_it_leaves_out() {
+fn the_command_writes_every_format_and_counts_the_omitted_events() {
     let folder = tempfile::tempdir().unwrap();
     let file = std::fs::File::create(folder.path().join("run.pickle")).unwrap();
     snapshot(&process(load("resnet_leak.json")), file, &SnapshotOptions::default(), &mut |_| {}).unwrap();
@@ -290,7 +291,7 @@ fn the_command_writes_every_form_and_says_what_it_leaves_out() {
         let output = command.output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
-    for (form, file) in [
+    for (format, file) in [
         ("perfetto", "run.pftrace"),
         ("speedscope", "run.speedscope.json"),
         ("folded", "run.folded"),
@@ -298,36 +299,36 @@ fn the_command_writes_every_form_and_says_what_it_leaves_out() {
         ("csv", "run.csv"),
         ("timeline", "run.html"),
     ] {
-        let (code, told) = export(&[form, "--max-events", "1000", "--min-size", "1MiB"]);
-        assert_eq!(code, Some(0), "{form}: {told}");
-        assert!(std::fs::metadata(folder.path().join(file)).is_ok_and(|file| file.len() > 0), "{form}: {told}");
+        let (code, stderr) = export(&[format, "--max-events", "1000", "--min-size", "1MiB"]);
+        assert_eq!(code, Some(0), "{format}: {stderr}");
+        assert!(std::fs::metadata(folder.path().join(file)).is_ok_and(|file| file.len() > 0), "{format}: {stderr}");
         assert!(
-            told.contains("left out of") && told.contains("older events") && told.contains("smaller blocks ("),
-            "{told}"
+            stderr.contains("leaves out") && stderr.contains("older events") && stderr.contains("smaller blocks ("),
+            "{stderr}"
         );
     }
-    let (code, told) = export(&["html", "--device", "0"]);
-    assert_eq!(code, Some(0), "{told}");
+    let (code, stderr) = export(&["html", "--device", "0"]);
+    assert_eq!(code, Some(0), "{stderr}");
     let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
-    assert!(page.contains("<title>memtrace: run.pickle</title>") && page.contains("<svg class=\"flame\""), "{told}");
-    let (code, told) = export(&["snapshot", "-o", "part.pickle", "--time", "0-1000s", "--of", "peak"]);
-    assert!(code == Some(2) && told.contains("--of is for"), "{told}");
-    let (code, told) = export(&["snapshot", "-o", "part.pickle", "--time", "0-1000s"]);
-    assert!(code == Some(0) && told.contains("left out of part.pickle: nothing"), "{told}");
-    for (arguments, says) in [
+    assert!(page.contains("<title>memtrace: run.pickle</title>") && page.contains("<svg class=\"flame\""), "{stderr}");
+    let (code, stderr) = export(&["snapshot", "-o", "part.pickle", "--time", "0-1000s", "--of", "peak"]);
+    assert!(code == Some(2) && stderr.contains("--of applies only to flame graphs"), "{stderr}");
+    let (code, stderr) = export(&["snapshot", "-o", "part.pickle", "--time", "0-1000s"]);
+    assert!(code == Some(0) && stderr.contains("note: part.pickle leaves out nothing"), "{stderr}");
+    for (arguments, message) in [
         (&["snapshot", "-o", "x", "--steps", "500"][..], "step 500; it has step"),
         (&["perfetto", "--device", "3"], "no events of device 3; it has those of: 0"),
         (&["csv", "--time", "5000s-"], "it lasts "),
-        (&["json", "--max-events", "5"], "the summary is about the whole run"),
-        (&["html", "-o", "x", "--steps", "0"], "the page is about the whole run: leave out --steps"),
+        (&["json", "--max-events", "5"], "--to json exports the summary of the whole run"),
+        (&["html", "-o", "x", "--steps", "0"], "--to html exports the report of whole processes"),
         (&["html", "-o", "x", "--device", "3"], "no events of device 3; it has those of: 0"),
         (&["html", "-o", "x", "--rank", "3"], "no process of the run matches"),
-        (&["html", "-o", "x", "--of", "peak"], "--of is for"),
-        (&["html", "-o", "run.pickle"], "run.pickle is what is being exported"),
-        (&["csv", "--min-size", "much"], "a size is meant"),
+        (&["html", "-o", "x", "--of", "peak"], "--of applies only to flame graphs"),
+        (&["html", "-o", "run.pickle"], "cannot write run.pickle: it is the file that is being exported"),
+        (&["csv", "--min-size", "much"], "expected a size"),
     ] {
-        let (code, told) = export(arguments);
-        assert!(code == Some(2) && told.contains(says), "{arguments:?}: {told}");
+        let (code, stderr) = export(arguments);
+        assert!(code == Some(2) && stderr.contains(message), "{arguments:?}: {stderr}");
     }
     assert!(!folder.path().join("x").exists(), "nothing is written where nothing matches");
 }

@@ -19,14 +19,14 @@ fn summary(name: &str, code: i32) -> Summary {
 }
 
 fn is_golden(name: &str, code: i32) {
-    let text = summary(name, code).to_text(&TextOptions { width: 120, colour: false });
+    let text = summary(name, code).to_text(&TextOptions::default());
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("golden/summaries/{name}.txt"));
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, &text).unwrap();
     }
     assert_eq!(text, std::fs::read_to_string(&path).unwrap(), "{}", path.display());
-    assert!(text.lines().all(|line| line.chars().count() <= 120));
+    assert!(text.lines().all(|line| line.chars().count() <= TextOptions::default().width));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use memtrace_tests::victim::{Victim, memtrace, packages};
+use memtrace_tests::traced_program::{TracedProgram, memtrace, packages};
 use serde_json::Value;
 
 /// The packages that memlab's profiler needs beyond the test environment.
@@ -24,7 +24,8 @@ type Table<T> = BTreeMap<(String, u64), T>;
 
 /// Memlab's table: active peak, reserved peak, and whether anything was allocated or freed in the line.
 fn memlab() -> Table<(u64, u64, bool)> {
-    let output = Victim::python("torch/line_table.py", &["memlab"]).env("PYTHONPATH", packages(&PACKAGES)).run_alone();
+    let output =
+        TracedProgram::python("torch/line_table.py", &["memlab"]).env("PYTHONPATH", packages(&PACKAGES)).run_alone();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let rows: Vec<(String, u64, u64, u64, u64)> = serde_json::from_slice(&output.stdout).unwrap();
     rows.into_iter().map(|(f, line, active, reserved, moved)| ((f, line), (active, reserved, moved > 0))).collect()
@@ -48,9 +49,9 @@ fn ours(run: &Path, options: &[&str]) -> Table<Value> {
 }
 
 #[test]
-fn figures_are_those_of_pytorch_memlab() {
+fn figures_match_pytorch_memlab() {
     let memlab = memlab();
-    let run = Victim::python("torch/line_table.py", &[]).run();
+    let run = TracedProgram::python("torch/line_table.py", &[]).run();
     run.assert_ended_well();
     let mut ours = ours(&run.path(), &["--file", "line_table.py"]);
     ours.retain(|(function, _), _| function == "work" || function == "Block.forward");
@@ -68,10 +69,10 @@ fn figures_are_those_of_pytorch_memlab() {
 }
 
 #[test]
-fn a_snapshot_of_pytorch_says_the_same() {
+fn a_snapshot_of_pytorch_gives_the_same_figures() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("snapshot.pickle");
-    let run = Victim::python("torch/line_table.py", &["snapshot", file.to_str().unwrap()]).run();
+    let run = TracedProgram::python("torch/line_table.py", &["snapshot", file.to_str().unwrap()]).run();
     run.assert_ended_well();
     let trace = ours(&run.path(), &["--function", "work"]);
     let snapshot = ours(&file, &["--function", "work"]);
@@ -85,11 +86,11 @@ fn a_snapshot_of_pytorch_says_the_same() {
 }
 
 #[test]
-fn what_is_not_there_is_said() {
-    let run = Victim::python("torch/line_table.py", &[]).run();
+fn an_unknown_function_is_an_error() {
+    let run = TracedProgram::python("torch/line_table.py", &[]).run();
     run.assert_ended_well();
     let output = Command::new(memtrace()).args(["lines", "--function", "nobody"]).arg(run.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(error.contains("in a function nobody") && error.contains("lists what there is"), "{error}");
+    assert!(error.contains("in the function nobody") && error.contains("to list all functions"), "{error}");
 }

@@ -6,9 +6,9 @@ use std::io::Read;
 use std::path::Path;
 use std::process::Command;
 
-use memtrace_analysis::export::{TimelineForm, Window, timeline};
+use memtrace_analysis::export::{TimelineFormat, Window, timeline};
 use memtrace_analysis::open_run;
-use memtrace_tests::victim::{Run, Victim, memtrace, packages};
+use memtrace_tests::traced_program::{Run, TracedProgram, memtrace, packages};
 
 /// `(times in microseconds, [0, bytes by PyTorch's categories])`.
 type Json = (Vec<u64>, Vec<[i64; 9]>);
@@ -20,14 +20,14 @@ const CREATE: u8 = 2;
 const INCREMENT_VERSION: u8 = 3;
 const DESTROY: u8 = 4;
 /// The colors of our pictures by PyTorch's category number: parameter, optimizer state, input, temporary, activation,
-/// gradient, autograd detail. PyTorch's eighth category, unknown, corresponds to several of ours.
+/// gradient, autograd temporaries. PyTorch's eighth category, unknown, corresponds to several of ours.
 const COLOURS: [u32; 7] = [0x1b7837, 0xdfa11b, 0x222222, 0x9970ab, 0xd6321f, 0x2b4fb8, 0x74a9f0];
 const OTHERS: [u32; 7] = [0x8c510a, 0x01665e, 0x878787, 0x35978f, 0xbf812d, 0xa6dba0, 0xbdbdbd];
 
-fn exported(run: &Run, device: i16, form: TimelineForm) -> Vec<u8> {
+fn exported(run: &Run, device: i16, format: TimelineFormat) -> Vec<u8> {
     let run = open_run(run.path()).unwrap();
     let mut out = Vec::new();
-    timeline(&run.processes()[0], &Window::WHOLE, device, form, &mut out, &mut |_| {}).unwrap();
+    timeline(&run.processes()[0], &Window::WHOLE, device, format, &mut out, &mut |_| {}).unwrap();
     out
 }
 
@@ -79,8 +79,8 @@ impl Picture {
 /// height is its bytes.
 #[track_caller]
 fn picture_is_right(run: &Run, device: i16) {
-    let (times, sizes): Json = serde_json::from_slice(&exported(run, device, TimelineForm::Json)).unwrap();
-    let picture = Picture::read(&exported(run, device, TimelineForm::Png));
+    let (times, sizes): Json = serde_json::from_slice(&exported(run, device, TimelineFormat::Json)).unwrap();
+    let picture = Picture::read(&exported(run, device, TimelineFormat::Png));
     // The plot is right of the longest vertical line in the axes' color and above the longest horizontal one.
     let vertical = |x| picture.axis(picture.height, move |y| (x, y));
     let horizontal = |y| picture.axis(picture.width, move |x| (x, y));
@@ -145,8 +145,8 @@ fn picture_is_right(run: &Run, device: i16) {
 /// Trains with torch.profiler enabled. Returns the run and a folder with PyTorch's exports.
 fn trained(device: &str, release: &str) -> (Run, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    let victim = Victim::python("torch/exported.py", &[folder.path().to_str().unwrap(), device]);
-    let run = victim.env("SIM_TORCH", release).option("--cpu").option("always").run();
+    let traced = TracedProgram::python("torch/exported.py", &[folder.path().to_str().unwrap(), device]);
+    let run = traced.env("SIM_TORCH", release).option("--cpu").option("always").run();
     run.assert_ended_well();
     (run, folder)
 }
@@ -171,7 +171,7 @@ fn as_pytorch_exports(device: &str, release: &str) {
         bytes as i64
     };
     let theirs: Json = (theirs.0, theirs.1.into_iter().map(|sizes| sizes.map(whole)).collect());
-    let ours: Json = serde_json::from_slice(&exported(&run, number, TimelineForm::Json)).unwrap();
+    let ours: Json = serde_json::from_slice(&exported(&run, number, TimelineFormat::Json)).unwrap();
     for (whose, (times, sizes)) in [("PyTorch's", &theirs), ("ours", &ours)] {
         assert!(
             times.len() == sizes.len() && times.len() > 100,
@@ -183,9 +183,9 @@ fn as_pytorch_exports(device: &str, release: &str) {
         assert!(sizes.iter().all(|bytes| bytes[0] == 0 && bytes.iter().all(|bytes| *bytes >= 0)), "{whose}");
     }
     let theirs_raw: Raw = serde_json::from_slice(&unpacked(&folder.path().join("theirs.raw.json.gz"))).unwrap();
-    let ours_raw: Raw = serde_json::from_slice(&exported(&run, number, TimelineForm::RawJson)).unwrap();
+    let ours_raw: Raw = serde_json::from_slice(&exported(&run, number, TimelineFormat::RawJson)).unwrap();
     let mut zipped = Vec::new();
-    flate2::read::GzDecoder::new(&exported(&run, number, TimelineForm::RawJsonGz)[..])
+    flate2::read::GzDecoder::new(&exported(&run, number, TimelineFormat::RawJsonGz)[..])
         .read_to_end(&mut zipped)
         .unwrap();
     assert_eq!(serde_json::from_slice::<Raw>(&zipped).unwrap(), ours_raw);
@@ -271,7 +271,7 @@ fn pytorch_plots(run: &Run) {
         .args(["--to", "timeline", "--device", "0", "-o", &file("ours.json")])
         .status();
     assert!(export.unwrap().success());
-    let plot = Victim::python("torch/plot_timeline.py", &[&file("ours.json"), &file("plot.html")])
+    let plot = TracedProgram::python("torch/plot_timeline.py", &[&file("ours.json"), &file("plot.html")])
         .env("PYTHONPATH", packages(&PACKAGES))
         .env("MPLBACKEND", "agg")
         .run_alone();
@@ -281,12 +281,12 @@ fn pytorch_plots(run: &Run) {
 }
 
 #[test]
-fn pytorch_exports_the_same_of_a_gpu() {
+fn the_timeline_of_a_gpu_matches_pytorchs_export() {
     as_pytorch_exports("cuda:0", "2.11.0");
 }
 
 #[test]
-fn pytorch_exports_the_same_of_the_cpu() {
+fn the_timeline_of_the_cpu_matches_pytorchs_export() {
     as_pytorch_exports("cpu", "2.11.0");
 }
 
@@ -294,14 +294,14 @@ mod exhaustive {
     use super::*;
 
     #[test]
-    fn the_picture_shows_what_the_numbers_say() {
+    fn the_picture_matches_the_numbers() {
         let (run, _folder) = trained("cuda:0", "2.11.0");
         picture_is_right(&run, 0);
         pytorch_plots(&run);
     }
 
     #[test]
-    fn other_releases_export_the_same() {
+    fn other_releases_export_the_same_timeline() {
         for release in ["2.1.2", "2.15.0"] {
             as_pytorch_exports("cuda:0", release);
         }

@@ -10,8 +10,8 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
 
 use memtrace_tests::ledger::{assert_beginning, assert_equal, assert_whole_when_killed, calls_of, ours, read};
-use memtrace_tests::programs::{Workshop, linked_with, victim};
-use memtrace_tests::victim::{Run, Victim, events};
+use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
+use memtrace_tests::traced_program::{Run, TracedProgram, events};
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::Reader;
 
@@ -26,10 +26,10 @@ struct Running {
 
 impl Running {
     /// Starts a program that prints its process id on its first line.
-    fn start(victim: Victim) -> Running {
+    fn start(traced: TracedProgram) -> Running {
         let folder = tempfile::Builder::new().prefix("memtrace-test-").tempdir().unwrap();
-        let victim = victim.option("--quiet").env("SIMCUDA_LEDGER", folder.path().join("ledger"));
-        let mut command = victim.prepare(Some(&folder.path().join("run")));
+        let traced = traced.option("--quiet").env("SIMCUDA_LEDGER", folder.path().join("ledger"));
+        let mut command = traced.prepare(Some(&folder.path().join("run")));
         let mut launcher = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stdout = BufReader::new(launcher.stdout.take().unwrap());
         let mut line = String::new();
@@ -90,9 +90,9 @@ fn all_events(trace: &Reader) -> Vec<Event> {
 }
 
 /// A deterministic random generator, so that the points in time are the same in every run.
-struct Moments(u64);
+struct Random(u64);
 
-impl Moments {
+impl Random {
     fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
@@ -113,24 +113,24 @@ fn assert_killed_whole(running: &mut Running, threads: u64) {
 }
 
 #[test]
-fn killed_at_any_moment_a_program_has_a_whole_history() {
-    let workshop = Workshop::new();
-    let program = workshop.program("crash/loop.c", "loop", &linked_with("libcudart.so.12"));
-    let mut moments = Moments(1);
+fn a_program_killed_at_any_time_has_a_complete_history() {
+    let programs = ProgramFolder::new();
+    let program = programs.program("crash/loop.c", "loop", &linked_with("libcudart.so.12"));
+    let mut random = Random(1);
     for _ in 0..20 {
-        let mut running = Running::start(victim(&[program.as_os_str(), "4".as_ref(), "0".as_ref()]));
-        running.wait_for_ledger(1 + moments.below(400_000));
+        let mut running = Running::start(with_simcuda(&[program.as_os_str(), "4".as_ref(), "0".as_ref()]));
+        running.wait_for_ledger(1 + random.below(400_000));
         kill(running.pid, libc::SIGKILL);
         assert_killed_whole(&mut running, 4);
     }
 }
 
 #[test]
-fn a_program_killed_at_its_first_call_has_a_whole_history() {
-    let workshop = Workshop::new();
-    let program = workshop.program("crash/loop.c", "loop", &linked_with("libcudart.so.13"));
+fn a_program_killed_at_its_first_call_has_a_complete_history() {
+    let programs = ProgramFolder::new();
+    let program = programs.program("crash/loop.c", "loop", &linked_with("libcudart.so.13"));
     for _ in 0..5 {
-        let mut running = Running::start(victim(&[program.as_os_str(), "1".as_ref(), "0".as_ref()]));
+        let mut running = Running::start(with_simcuda(&[program.as_os_str(), "1".as_ref(), "0".as_ref()]));
         running.wait_for_ledger(1);
         kill(running.pid, libc::SIGKILL);
         assert_eq!(running.launcher.wait().unwrap().code(), Some(137));
@@ -145,14 +145,14 @@ fn a_program_killed_at_its_first_call_has_a_whole_history() {
 }
 
 #[test]
-fn whatever_signal_ends_a_program_its_history_is_whole() {
-    let workshop = Workshop::new();
-    let program = workshop.program("process/process.c", "process", &linked_with("libcudart.so.12"));
-    let ledger = workshop.path("ledger");
+fn a_program_ended_by_any_signal_has_a_complete_history() {
+    let programs = ProgramFolder::new();
+    let program = programs.program("process/process.c", "process", &linked_with("libcudart.so.12"));
+    let ledger = programs.path("ledger");
     for how in ["abort", "segv", "wild", "trap", "kill", "interrupt"] {
-        let victim = victim(&[program.as_os_str(), "end".as_ref(), how.as_ref()]).option("--quiet");
-        let alone = victim.run_alone();
-        let run = victim.env("SIMCUDA_LEDGER", &ledger).run();
+        let traced = with_simcuda(&[program.as_os_str(), "end".as_ref(), how.as_ref()]).option("--quiet");
+        let alone = traced.run_alone();
+        let run = traced.env("SIMCUDA_LEDGER", &ledger).run();
         let signal = alone.status.signal().expect("it dies of a signal");
         assert_eq!(run.output.status.code(), Some(128 + signal), "{how}");
         assert_eq!((&alone.stdout, &alone.stderr), (&run.output.stdout, &run.output.stderr), "{how}");
@@ -170,9 +170,9 @@ fn whatever_signal_ends_a_program_its_history_is_whole() {
 fn train(how: &str) -> Run {
     let folder = tempfile::tempdir().unwrap();
     let ledger = folder.path().join("ledger");
-    let victim = Victim::python("crash/train.py", &[how]).option("--quiet");
-    let alone = victim.run_alone();
-    let run = victim.env("SIMCUDA_LEDGER", &ledger).run();
+    let traced = TracedProgram::python("crash/train.py", &[how]).option("--quiet");
+    let alone = traced.run_alone();
+    let run = traced.env("SIMCUDA_LEDGER", &ledger).run();
     let code = alone.status.code().or(alone.status.signal().map(|s| 128 + s));
     assert_eq!(run.output.status.code(), code, "{how}");
     assert_eq!(String::from_utf8_lossy(&alone.stdout), String::from_utf8_lossy(&run.output.stdout), "{how}");
@@ -184,12 +184,12 @@ fn train(how: &str) -> Run {
 }
 
 #[test]
-fn an_exception_that_nobody_handles_leaves_a_whole_history() {
+fn an_unhandled_exception_leaves_a_complete_history() {
     assert_eq!(train("exception").output.status.code(), Some(1));
 }
 
 #[test]
-fn an_out_of_memory_error_that_nobody_handles_is_in_the_history_and_reads_the_same() {
+fn an_unhandled_out_of_memory_error_is_recorded_and_its_text_is_unchanged() {
     let run = train("oom");
     assert_eq!(run.output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&run.output.stderr).contains("Tried to allocate 1024.00 GiB"));
@@ -199,23 +199,23 @@ fn an_out_of_memory_error_that_nobody_handles_is_in_the_history_and_reads_the_sa
 }
 
 #[test]
-fn a_python_program_that_leaves_by_os_exit_has_a_whole_history() {
+fn a_python_program_that_calls_os_exit_has_a_complete_history() {
     assert_eq!(train("_exit").output.status.code(), Some(3));
 }
 
 #[test]
-fn a_python_program_that_aborts_has_a_whole_history() {
+fn a_python_program_that_aborts_has_a_complete_history() {
     assert_eq!(train("abort").output.status.code(), Some(134));
 }
 
 #[test]
-fn a_python_program_that_reads_wild_memory_has_a_whole_history() {
+fn a_python_program_that_reads_invalid_memory_has_a_complete_history() {
     assert_eq!(train("segv").output.status.code(), Some(139));
 }
 
 #[test]
-fn a_training_program_killed_in_a_step_has_a_whole_history() {
-    let mut running = Running::start(Victim::python("crash/train.py", &["loop"]));
+fn a_training_program_killed_in_a_step_has_a_complete_history() {
+    let mut running = Running::start(TracedProgram::python("crash/train.py", &["loop"]));
     let served = std::fs::metadata(running.folder.path().join("ledger")).unwrap().len();
     running.wait_for_ledger(served + 20_000);
     kill(running.pid, libc::SIGKILL);
@@ -226,13 +226,13 @@ fn a_training_program_killed_in_a_step_has_a_whole_history() {
 }
 
 #[test]
-fn ctrl_c_in_a_training_program_is_its_own_and_leaves_a_whole_history() {
-    let mut running = Running::start(Victim::python("crash/train.py", &["loop"]));
+fn ctrl_c_raises_keyboard_interrupt_and_leaves_a_complete_history() {
+    let mut running = Running::start(TracedProgram::python("crash/train.py", &["loop"]));
     kill(running.pid, libc::SIGINT);
     let status = running.launcher.wait().unwrap();
-    let mut said = String::new();
-    running.launcher.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(said.trim_end().ends_with("KeyboardInterrupt"), "{said}");
+    let mut stdout = String::new();
+    running.launcher.stderr.take().unwrap().read_to_string(&mut stdout).unwrap();
+    assert!(stdout.trim_end().ends_with("KeyboardInterrupt"), "{stdout}");
     assert_eq!(status.code(), Some(130));
     let trace = running.trace().unwrap();
     assert_equal(&ours(&trace), &running.ledger());
@@ -242,32 +242,32 @@ fn ctrl_c_in_a_training_program_is_its_own_and_leaves_a_whole_history() {
 /// Kills the launcher once the ledger holds `bytes` bytes, then lets the program run to its end. Returns the program's
 /// output and the number of events in its trace, which is 0 without a trace.
 fn without_launcher(program: &Path, rounds: &str, bytes: u64) -> (String, usize) {
-    let mut running = Running::start(victim(&[program.as_os_str(), "4".as_ref(), rounds.as_ref()]));
+    let mut running = Running::start(with_simcuda(&[program.as_os_str(), "4".as_ref(), rounds.as_ref()]));
     running.wait_for_ledger(bytes);
     running.launcher.kill().unwrap();
     running.launcher.wait().unwrap();
     // The program's stdout ends when the program ends.
-    let said = running.rest();
-    let Some(trace) = running.trace() else { return (said, 0) };
+    let stdout = running.rest();
+    let Some(trace) = running.trace() else { return (stdout, 0) };
     assert!(trace.end().is_none());
-    assert!(trace.damage().damaged_places <= 1, "a cut tail at most: {:?}", trace.damage());
+    assert!(trace.damage().damaged_ranges <= 1, "a cut tail at most: {:?}", trace.damage());
     let events = all_events(&trace);
     for (index, event) in events.iter().enumerate() {
         assert_eq!(event.seq, index as u64 + 1, "the beginning, without gaps");
     }
     assert_beginning(&calls_of(&trace, &events), &running.ledger());
-    (said, events.len())
+    (stdout, events.len())
 }
 
 #[test]
-fn a_launcher_killed_at_any_moment_leaves_an_undisturbed_program_and_a_readable_trace() {
-    let workshop = Workshop::new();
-    let program = workshop.program("crash/loop.c", "loop", &linked_with("libcudart.so.12"));
-    let mut moments = Moments(2);
+fn a_launcher_killed_at_any_time_leaves_a_readable_trace_and_the_program_unchanged() {
+    let programs = ProgramFolder::new();
+    let program = programs.program("crash/loop.c", "loop", &linked_with("libcudart.so.12"));
+    let mut random = Random(2);
     let mut saved = 0;
     for _ in 0..8 {
-        let (said, events) = without_launcher(&program, "8000", 1 + moments.below(9_000_000));
-        assert_eq!(said, "done 32000\n");
+        let (stdout, events) = without_launcher(&program, "8000", 1 + random.below(9_000_000));
+        assert_eq!(stdout, "done 32000\n");
         saved += events;
     }
     assert!(saved > 0, "something was saved in one of them");

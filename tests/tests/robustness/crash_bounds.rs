@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::crash_support::*;
 use memtrace_tests::ledger::{assert_equal, calls_of};
-use memtrace_tests::programs::{Workshop, linked_with, victim};
+use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
 use memtrace_trace::counters::Counter;
 
 /// A process without an answer or without free slots waits two seconds, once. The remaining 1.5 s allow for a busy
@@ -15,48 +15,48 @@ use memtrace_trace::counters::Counter;
 const STOPPED: Duration = Duration::from_millis(3500);
 const DEAD: Duration = Duration::from_secs(1);
 
-fn start(calls: [&str; 3]) -> (Workshop, Scene) {
-    let workshop = Workshop::new();
-    let program = workshop.program("crash/delays.c", "delays", &linked_with("libcudart.so.12"));
+fn start(calls: [&str; 3]) -> (ProgramFolder, Scenario) {
+    let programs = ProgramFolder::new();
+    let program = programs.program("crash/delays.c", "delays", &linked_with("libcudart.so.12"));
     let mut command = vec![program.as_os_str()];
     command.extend(calls.iter().map(std::ffi::OsStr::new));
-    let scene = Scene::start(victim(&command), true, None);
-    (workshop, scene)
+    let scenario = Scenario::start(with_simcuda(&command), true, None);
+    (programs, scenario)
 }
 
 /// Makes the program run its next calls. Returns the duration of the slowest call and the sum of all slow calls.
-fn calls(scene: &mut Scene) -> (Duration, Duration) {
-    scene.tell();
-    let line = scene.line();
+fn calls(scenario: &mut Scenario) -> (Duration, Duration) {
+    scenario.send_line();
+    let line = scenario.line();
     let mut times = line.split(' ').map(|t| Duration::from_micros(t.parse().unwrap()));
     (times.next().unwrap(), times.next().unwrap())
 }
 
-fn stop(scene: &Scene) {
-    let launcher = scene.launcher.id() as i32;
+fn stop(scenario: &Scenario) {
+    let launcher = scenario.launcher.id() as i32;
     kill(launcher, libc::SIGSTOP);
     wait_for("the stop", || state(launcher) == Some('T'));
 }
 
-fn go_on(scene: &Scene) {
-    kill(scene.launcher.id() as i32, libc::SIGCONT);
+fn go_on(scenario: &Scenario) {
+    kill(scenario.launcher.id() as i32, libc::SIGCONT);
 }
 
 #[test]
-fn the_first_events_do_not_wait_long_for_a_stopped_launcher() {
-    let (_workshop, mut scene) = start(["1000", "4000", "10"]);
-    stop(&scene);
-    let (slowest, all_slow) = calls(&mut scene);
+fn the_first_events_wait_a_bounded_time_for_a_stopped_launcher() {
+    let (_programs, mut scenario) = start(["1000", "4000", "10"]);
+    stop(&scenario);
+    let (slowest, all_slow) = calls(&mut scenario);
     println!("first event under a stopped launcher: {slowest:?}, all slow calls {all_slow:?}");
     assert!(slowest < STOPPED && all_slow < STOPPED, "{slowest:?} {all_slow:?}");
-    go_on(&scene);
+    go_on(&scenario);
     // The process retries the connection from time to time.
-    calls(&mut scene);
-    calls(&mut scene);
-    assert_eq!(scene.end(), Ending { code: 3, said: String::new() });
-    let [(_, trace)] = &scene.traces()[..] else { panic!("one trace") };
+    calls(&mut scenario);
+    calls(&mut scenario);
+    assert_eq!(scenario.end(), Ending { code: 3, stdout: String::new() });
+    let [(_, trace)] = &scenario.traces()[..] else { panic!("one trace") };
     let events = all_events(trace);
-    let ledger = scene.ledgers().remove(&(scene.pid as u32)).unwrap();
+    let ledger = scenario.ledgers().remove(&(scenario.pid as u32)).unwrap();
     let made: usize = ledger.values().map(Vec::len).sum();
     assert_eq!(
         events.len() as u64 + trace.counter(Counter::EventsDropped),
@@ -65,47 +65,47 @@ fn the_first_events_do_not_wait_long_for_a_stopped_launcher() {
     );
     assert!(events.len() > 1000, "{}", events.len());
     assert_eq!(trace.end().unwrap().lost, 0);
-    println!("{}", scene.complaints());
-    scene.assert_nothing_is_left();
+    println!("{}", scenario.launcher_messages());
+    scenario.assert_nothing_is_left();
 }
 
 #[test]
-fn a_full_ring_does_not_hold_a_program_up_for_long() {
-    let (_workshop, mut scene) = start(["10", "12000", "1000"]);
-    calls(&mut scene);
-    stop(&scene);
+fn a_full_ring_delays_a_program_for_a_bounded_time() {
+    let (_programs, mut scenario) = start(["10", "12000", "1000"]);
+    calls(&mut scenario);
+    stop(&scenario);
     // 12,000 calls are 24,000 events; a ring has 8,192 slots.
-    let (slowest, all_slow) = calls(&mut scene);
+    let (slowest, all_slow) = calls(&mut scenario);
     println!("full ring under a stopped launcher: {slowest:?}, all slow calls {all_slow:?}");
     assert!(slowest < STOPPED && all_slow < STOPPED, "{slowest:?} {all_slow:?}");
-    go_on(&scene);
-    let (slowest, _) = calls(&mut scene);
+    go_on(&scenario);
+    let (slowest, _) = calls(&mut scenario);
     assert!(slowest < STOPPED, "{slowest:?}");
-    assert_eq!(scene.end(), Ending { code: 3, said: String::new() });
-    let [(_, trace)] = &scene.traces()[..] else { panic!("one trace") };
+    assert_eq!(scenario.end(), Ending { code: 3, stdout: String::new() });
+    let [(_, trace)] = &scenario.traces()[..] else { panic!("one trace") };
     let (events, end) = (all_events(trace).len() as u64, trace.end().unwrap());
-    let made: usize = scene.ledgers()[&(scene.pid as u32)].values().map(Vec::len).sum();
+    let made: usize = scenario.ledgers()[&(scenario.pid as u32)].values().map(Vec::len).sum();
     let dropped = trace.counter(Counter::EventsDropped);
     assert_eq!((events + dropped, end.lost, end.late), (made as u64, 0, 0));
     assert!(events > 8000 && dropped > 8000, "{events} {dropped}");
-    scene.assert_nothing_is_left();
+    scenario.assert_nothing_is_left();
 }
 
 #[test]
-fn a_dead_launcher_holds_nobody_up_for_long() {
-    let (_workshop, mut scene) = start(["10", "12000", "1000"]);
-    calls(&mut scene);
-    wait_for("the first events to be written", || scene.written() == 20);
-    kill(scene.launcher.id() as i32, libc::SIGKILL);
-    let (slowest, all_slow) = calls(&mut scene);
+fn a_dead_launcher_delays_a_program_for_a_bounded_time() {
+    let (_programs, mut scenario) = start(["10", "12000", "1000"]);
+    calls(&mut scenario);
+    wait_for("the first events to be written", || scenario.written() == 20);
+    kill(scenario.launcher.id() as i32, libc::SIGKILL);
+    let (slowest, all_slow) = calls(&mut scenario);
     println!("full ring under a dead launcher: {slowest:?}, all slow calls {all_slow:?}");
     assert!(slowest < DEAD && all_slow < DEAD, "{slowest:?} {all_slow:?}");
-    let (slowest, _) = calls(&mut scene);
+    let (slowest, _) = calls(&mut scenario);
     assert!(slowest < DEAD / 2, "once is enough: {slowest:?}");
-    assert_eq!(scene.end_of_orphan(), Ending { code: 3, said: String::new() });
-    let [(_, trace)] = &scene.traces()[..] else { panic!("one trace") };
-    let ledger = scene.ledgers().remove(&(scene.pid as u32)).unwrap();
+    assert_eq!(scenario.end_of_orphan(), Ending { code: 3, stdout: String::new() });
+    let [(_, trace)] = &scenario.traces()[..] else { panic!("one trace") };
+    let ledger = scenario.ledgers().remove(&(scenario.pid as u32)).unwrap();
     let first = ledger.into_iter().map(|(tid, calls)| (tid, calls[..20].to_vec())).collect();
     assert_equal(&calls_of(trace, &all_events(trace)), &first);
-    scene.assert_nothing_is_left();
+    scenario.assert_nothing_is_left();
 }

@@ -19,7 +19,7 @@ use crate::crash_support::*;
 use memtrace_tests::ledger::{
     Calls, assert_beginning, assert_equal, assert_whole_when_killed, calls_of, pid as pid_of,
 };
-use memtrace_tests::programs::{Workshop, linked_with, victim};
+use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
 use memtrace_tests::tracee::{Change, Follow, Tracee};
 use memtrace_trace::file::Reader;
 use memtrace_trace::shm::layout::{RING_COUNT, RINGS, RingHeader, SegmentHeader};
@@ -132,36 +132,36 @@ const REST: &str = "20";
 const REST_FOR_DISK: &str = "4000";
 
 /// The code addresses that the program printed on its first line.
-struct Marks {
+struct Addresses {
     call: u64,
     drain: u64,
     exec: u64,
-    door: u64,
+    stub: u64,
 }
 
-impl Marks {
-    fn of(scene: &Scene) -> Marks {
-        let [call, drain, exec, door] = scene.hello[..] else { panic!("four addresses") };
-        Marks { call, drain, exec, door }
+impl Addresses {
+    fn of(scenario: &Scenario) -> Addresses {
+        let [call, drain, exec, stub] = scenario.addresses[..] else { panic!("four addresses") };
+        Addresses { call, drain, exec, stub }
     }
 }
 
 /// The processes and threads that ptrace holds while the fault is injected.
-struct Held {
+struct StoppedProcesses {
     /// The thread that the fault hits. It is released before `others`.
-    victim: Tracee,
+    faulted: Tracee,
     /// The other stopped threads and processes.
     others: Vec<Tracee>,
     /// The launcher's drain thread, where the test holds it.
     drain: Option<Tracee>,
-    /// The number of events that all processes of the scene have published.
+    /// The number of events that all processes of the scenario have published.
     published: u64,
 }
 
-impl Held {
-    fn let_go(self) {
+impl StoppedProcesses {
+    fn release(self) {
         drop(self.drain);
-        self.victim.release();
+        self.faulted.release();
         self.others.into_iter().for_each(Tracee::release);
     }
 }
@@ -197,32 +197,32 @@ impl<'a> Shared<'a> {
 
 /// Starts the program's calls and stops it at `place`. `drain_steps` is the number of instructions for [`hold_drain`].
 #[track_caller]
-fn bring(scene: &mut Scene, place: Place, drain_steps: u64) -> Held {
-    let marks = Marks::of(scene);
+fn stop_at_place(scenario: &mut Scenario, place: Place, drain_steps: u64) -> StoppedProcesses {
+    let addresses = Addresses::of(scenario);
     let follow = match place {
         ThreadExit => Follow::Threads,
         ForkExec => Follow::Children,
         Hook | RingWrite | Drain => Follow::Nothing,
     };
-    let main = Tracee::seize(scene.pid, follow);
-    scene.tell();
+    let main = Tracee::seize(scenario.pid, follow);
+    scenario.send_line();
     let mut eater = None;
     if place == ThreadExit {
         // The program's first thread is not the one under test.
-        let Change::Cloned(tid) = main.go() else { panic!("a thread") };
-        let thread = Tracee::newborn(tid);
+        let Change::Cloned(tid) = main.resume_and_wait() else { panic!("a thread") };
+        let thread = Tracee::new_child(tid);
         thread.resume();
         eater = Some(thread);
     }
-    main.run_to(marks.call);
+    main.run_to(addresses.call);
     if let Some(eater) = eater {
         eater.interrupt();
         eater.release();
     }
-    let mut held = match place {
-        Hook | RingWrite if scene.is_traced() => {
-            main.run_to(marks.door);
-            let library = main.object_at(marks.door);
+    let mut stopped = match place {
+        Hook | RingWrite if scenario.is_under_memtrace() => {
+            main.run_to(addresses.stub);
+            let library = main.object_at(addresses.stub);
             assert!(library.contains("memtrace"), "the call goes to {library}");
             let shared = Shared::of(&main);
             let (ring, before) = (shared.ring(), shared.next_seq());
@@ -243,52 +243,52 @@ fn bring(scene: &mut Scene, place: Place, drain_steps: u64) -> Held {
                 // The event has its sequence number and is not published.
                 assert_eq!((shared.next_seq(), shared.ends(ring).0), (before + 1, tail));
             }
-            Held { victim: main, others: vec![], drain: None, published: 0 }
+            StoppedProcesses { faulted: main, others: vec![], drain: None, published: 0 }
         }
-        Hook | RingWrite => Held { victim: main, others: vec![], drain: None, published: 0 },
+        Hook | RingWrite => StoppedProcesses { faulted: main, others: vec![], drain: None, published: 0 },
         Drain => {
-            let drain = scene.is_traced().then(|| hold_drain(scene, &main, marks.drain, drain_steps));
+            let drain = scenario.is_under_memtrace().then(|| hold_drain(scenario, &main, addresses.drain, drain_steps));
             if drain.is_none() {
-                main.run_to(marks.drain);
+                main.run_to(addresses.drain);
             }
-            Held { victim: main, others: vec![], drain, published: 0 }
+            StoppedProcesses { faulted: main, others: vec![], drain, published: 0 }
         }
         ThreadExit => {
-            let Change::Cloned(tid) = main.go() else { panic!("a thread") };
-            let thread = Tracee::newborn(tid);
+            let Change::Cloned(tid) = main.resume_and_wait() else { panic!("a thread") };
+            let thread = Tracee::new_child(tid);
             main.resume();
-            assert_eq!(thread.go(), Change::Ending);
+            assert_eq!(thread.resume_and_wait(), Change::Ending);
             main.interrupt();
-            Held { victim: thread, others: vec![main], drain: None, published: 0 }
+            StoppedProcesses { faulted: thread, others: vec![main], drain: None, published: 0 }
         }
         ForkExec => {
-            let Change::Forked(pid) = main.go() else { panic!("a child") };
-            let child = Tracee::newborn(pid);
+            let Change::Forked(pid) = main.resume_and_wait() else { panic!("a child") };
+            let child = Tracee::new_child(pid);
             main.resume();
-            child.run_to(marks.exec);
+            child.run_to(addresses.exec);
             // Inside `fork` the parent holds malloc's locks, so no thread of it could allocate memory.
             wait_for("the parent to wait for its child", || system_call(main.tid()) == Some(libc::SYS_wait4));
             main.interrupt();
-            Held { victim: child, others: vec![main], drain: None, published: 0 }
+            StoppedProcesses { faulted: child, others: vec![main], drain: None, published: 0 }
         }
     };
-    if scene.is_traced() {
-        let processes = std::iter::once(&held.victim).chain(held.others.iter().filter(|_| place == ForkExec));
+    if scenario.is_under_memtrace() {
+        let processes = std::iter::once(&stopped.faulted).chain(stopped.others.iter().filter(|_| place == ForkExec));
         let issued: u64 = processes.map(|tracee| Shared::of(tracee).next_seq() - 1).sum();
-        held.published = issued - u64::from(place == RingWrite);
+        stopped.published = issued - u64::from(place == RingWrite);
     }
-    held
+    stopped
 }
 
 /// Stops the drain thread after `steps` instructions of its work on the program's second batch. With 0 it stops where
 /// its wait for work returns. The program is stopped at `mark` at that time.
 #[track_caller]
-fn hold_drain(scene: &Scene, main: &Tracee, mark: u64, steps: u64) -> Tracee {
+fn hold_drain(scenario: &Scenario, main: &Tracee, mark: u64, steps: u64) -> Tracee {
     // The drain thread writes the first batch before the program makes the second one.
     let shared = Shared::of(main);
     let (ring, first) = (shared.ring(), shared.next_seq() - 1);
-    wait_for("the first batch to be written", || scene.written() == first);
-    let drain = Tracee::seize(thread_called(scene.launcher.id() as i32, "memtrace-drain"), Follow::Nothing);
+    wait_for("the first batch to be written", || scenario.written() == first);
+    let drain = Tracee::seize(thread_called(scenario.launcher.id() as i32, "memtrace-drain"), Follow::Nothing);
     // The drain thread is about to sleep while the program makes the second batch. Then it wakes up and reads the ring.
     let sleeps = |tracee: &Tracee| {
         let call = tracee.registers();
@@ -309,10 +309,10 @@ fn hold_drain(scene: &Scene, main: &Tracee, mark: u64, steps: u64) -> Tracee {
 
 /// The number of instructions that the drain thread runs until it has emptied the second batch.
 fn drain_steps(program: &Path) -> u64 {
-    let mut scene = start(program, true, Kill);
-    let mut held = bring(&mut scene, Drain, 0);
-    let drain = held.drain.take().unwrap();
-    let shared = Shared::of(&held.victim);
+    let mut scenario = start(program, true, Kill);
+    let mut stopped = stop_at_place(&mut scenario, Drain, 0);
+    let drain = stopped.drain.take().unwrap();
+    let shared = Shared::of(&stopped.faulted);
     let ring = shared.ring();
     let head = shared.ends(ring).1;
     let mut steps = 0;
@@ -321,82 +321,82 @@ fn drain_steps(program: &Path) -> u64 {
         steps += 1;
     }
     drain.release();
-    held.let_go();
-    scene.hang_up();
-    scene.end();
+    stopped.release();
+    scenario.close_stdin();
+    scenario.end();
     steps
 }
 
-fn start(program: &Path, traced: bool, fault: Fault) -> Scene {
+fn start(program: &Path, under_memtrace: bool, fault: Fault) -> Scenario {
     let rest = if fault == DiskFull { REST_FOR_DISK } else { REST };
-    let mut victim = victim(&[program.as_os_str(), rest.as_ref()]);
+    let mut traced = with_simcuda(&[program.as_os_str(), rest.as_ref()]);
     if fault == ClockStep {
-        victim = victim.env("LD_PRELOAD", program.parent().unwrap().join("wall_clock.so"));
+        traced = traced.env("LD_PRELOAD", program.parent().unwrap().join("wall_clock.so"));
     }
-    Scene::start(victim, traced, (fault == DiskFull && traced).then_some("1m"))
+    Scenario::start(traced, under_memtrace, (fault == DiskFull && under_memtrace).then_some("1m"))
 }
 
 /// Injects the fault while everything is stopped, then releases it.
 #[track_caller]
-fn strike(scene: &mut Scene, held: Held, fault: Fault, place: Place) {
-    let launcher = scene.launcher.id() as i32;
-    let main = scene.pid;
+fn inject(scenario: &mut Scenario, stopped: StoppedProcesses, fault: Fault, place: Place) {
+    let launcher = scenario.launcher.id() as i32;
+    let main = scenario.pid;
     // At `ThreadExit` the fault hits the process of the ending thread; at `ForkExec` it hits the child.
-    let process = if place == ForkExec { held.victim.tid() } else { main };
+    let process = if place == ForkExec { stopped.faulted.tid() } else { main };
     match fault {
         Kill => {
             kill(process, libc::SIGKILL);
-            held.let_go();
+            stopped.release();
         }
         Segv => {
-            let thread = if place == ThreadExit { &held.others[0] } else { &held.victim };
+            let thread = if place == ThreadExit { &stopped.others[0] } else { &stopped.faulted };
             thread.jump(0);
-            held.let_go();
+            stopped.release();
         }
         OutOfMemory => {
             let cgroup = Cgroup::new();
             cgroup.add(main);
-            scene.tell();
+            scenario.send_line();
             wait_for("the kernel to kill it", || cgroup.has_killed(main));
-            let child = held.victim.tid();
+            let child = stopped.faulted.tid();
             if place == ForkExec {
                 // The child ends without a parent, before the launcher sees that its command is gone.
-                held.victim.release();
+                stopped.faulted.release();
                 wait_for("the child's end", || state(child).is_none_or(|s| s == 'Z'));
-                held.others.into_iter().for_each(Tracee::release);
+                stopped.others.into_iter().for_each(Tracee::release);
             } else {
-                held.let_go();
+                stopped.release();
             }
         }
         KillLauncher => {
             if place != Drain {
-                wait_for("what is published to be written", || scene.written() == held.published);
+                wait_for("what is published to be written", || scenario.written() == stopped.published);
             }
             kill(launcher, libc::SIGKILL);
-            held.let_go();
+            stopped.release();
         }
         DiskFull => {
             if place != Drain {
-                wait_for("what is published to be written", || scene.written() == held.published);
+                wait_for("what is published to be written", || scenario.written() == stopped.published);
             }
-            scene.fill_disk();
-            held.let_go();
+            scenario.fill_disk();
+            stopped.release();
         }
         Stop | StopLauncher => {
-            let stopped = if fault == Stop { process } else { launcher };
+            let pid = if fault == Stop { process } else { launcher };
             // Threads that ptrace holds must be released before the wait: only then can they join their process's stop.
-            kill(stopped, libc::SIGSTOP);
-            held.let_go();
-            wait_for("the stop", || state(stopped) == Some('T'));
-            if scene.is_traced() {
+            kill(pid, libc::SIGSTOP);
+            stopped.release();
+            wait_for("the stop", || state(pid) == Some('T'));
+            if scenario.is_under_memtrace() {
                 std::thread::sleep(STOPPED_FOR);
             }
-            assert_eq!(state(stopped), Some('T'));
-            kill(stopped, libc::SIGCONT);
+            assert_eq!(state(pid), Some('T'));
+            kill(pid, libc::SIGCONT);
         }
         ClockStep => {
-            std::fs::write(scene.path("wall-clock-step"), CLOCK_STEP.to_string()).unwrap();
-            held.let_go();
+            std::fs::write(scenario.path("wall-clock-step"), CLOCK_STEP.to_string()).unwrap();
+            stopped.release();
         }
     }
 }
@@ -468,8 +468,8 @@ impl Drop for Cgroup {
 
 /// The traces by process id. Those of one process are in the order of its program images (one per `exec`).
 #[track_caller]
-fn by_process(scene: &Scene) -> BTreeMap<u32, Vec<Reader>> {
-    let mut traces = scene.traces();
+fn traces_by_process(scenario: &Scenario) -> BTreeMap<u32, Vec<Reader>> {
+    let mut traces = scenario.traces();
     traces.sort_by_key(|(name, _)| (name.len(), name.clone()));
     let mut processes: BTreeMap<u32, Vec<Reader>> = BTreeMap::new();
     for (_, trace) in traces {
@@ -493,9 +493,9 @@ fn calls(images: &[Reader]) -> Calls {
 /// Compares the traces with the ledger and with the losses that the traces count. `died` is the process that the fault
 /// killed, and `published` the number of events published before the fault.
 #[track_caller]
-fn check(scene: &Scene, cell: (Fault, Place, Recorded), died: Option<u32>, published: u64) {
+fn check(scenario: &Scenario, cell: (Fault, Place, Recorded), died: Option<u32>, published: u64) {
     let (fault, place, recorded) = cell;
-    let (traces, ledgers) = (by_process(scene), scene.ledgers());
+    let (traces, ledgers) = (traces_by_process(scenario), scenario.ledgers());
     // A process that starts after the launcher died has no trace.
     if !matches!(recorded, UpToHere | FirstBatch) {
         assert_eq!(traces.keys().collect::<Vec<_>>(), ledgers.keys().collect::<Vec<_>>(), "processes");
@@ -527,7 +527,7 @@ fn check(scene: &Scene, cell: (Fault, Place, Recorded), died: Option<u32>, publi
                 lost += end.lost;
             }
             assert_eq!(lost, expected, "lost");
-            assert_eq!(scene.manifest()["losses"]["lost"], expected);
+            assert_eq!(scenario.manifest()["losses"]["lost"], expected);
         }
         UpToHere | FirstBatch => {
             assert!(all().all(|t| t.end().is_none() && t.damage().is_none()));
@@ -537,26 +537,26 @@ fn check(scene: &Scene, cell: (Fault, Place, Recorded), died: Option<u32>, publi
         }
         Beginning => {
             let reasons: Vec<_> = all().map(|t| t.end().expect("an end").reason.clone()).collect();
-            assert!(reasons.iter().any(|r| r.contains("events are missing here")), "{reasons:?}");
+            assert!(reasons.iter().any(|r| r.contains("events are missing in this file")), "{reasons:?}");
             assert!(all().all(|t| t.damage().is_none()));
             assert!(total >= if place == Drain { 80 } else { published }, "{total}");
             // Written events plus events counted as missing equal the events that the processes made.
-            let manifest = scene.manifest();
+            let manifest = scenario.manifest();
             let [taken, unwritten] = ["events", "unwritten"].map(|k| manifest["losses"][k].as_u64().unwrap());
             assert_eq!((total + unwritten, manifest["losses"]["lost"].as_u64()), (taken, Some(0)));
             assert_eq!(taken, ledgers.values().flat_map(Calls::values).map(|calls| calls.len() as u64).sum::<u64>());
         }
     }
     if fault == ClockStep {
-        check_times(scene, &traces);
+        check_times(scenario, &traces);
     }
 }
 
 /// Checks that event order and durations do not change when the wall clock is set back by an hour during the run.
 #[track_caller]
-fn check_times(scene: &Scene, traces: &BTreeMap<u32, Vec<Reader>>) {
-    let measured = scene.began.elapsed().as_nanos() as u64;
-    let manifest = scene.manifest();
+fn check_times(scenario: &Scenario, traces: &BTreeMap<u32, Vec<Reader>>) {
+    let measured = scenario.began.elapsed().as_nanos() as u64;
+    let manifest = scenario.manifest();
     let [began, ended] = ["started_ns", "ended_ns"].map(|k| manifest[k].as_u64().unwrap());
     assert!(began < ended && ended - began <= measured, "{began} {ended}, measured {measured}");
     let span = |trace: &Reader| {
@@ -570,8 +570,8 @@ fn check_times(scene: &Scene, traces: &BTreeMap<u32, Vec<Reader>>) {
             let (first, last) = span(trace);
             assert!(began <= first && first <= last && last <= ended, "{began} {first} {last} {ended}");
             // All events of a child lie between the first and the last event of its parent.
-            if *pid != scene.pid as u32 {
-                let (parent_first, parent_last) = span(&traces[&(scene.pid as u32)][0]);
+            if *pid != scenario.pid as u32 {
+                let (parent_first, parent_last) = span(&traces[&(scenario.pid as u32)][0]);
                 assert!(parent_first < first && last < parent_last, "{parent_first} {first} {last} {parent_last}");
             }
         }
@@ -580,17 +580,17 @@ fn check_times(scene: &Scene, traces: &BTreeMap<u32, Vec<Reader>>) {
 
 /// How the program ends without memtrace under the same fault at the same place.
 #[track_caller]
-fn alone(program: &Path, fault: Fault, place: Place) -> Ending {
-    let mut scene = start(program, false, fault);
+fn ending_without_memtrace(program: &Path, fault: Fault, place: Place) -> Ending {
+    let mut scenario = start(program, false, fault);
     let concerns_the_program = matches!(fault, Kill | Segv | OutOfMemory | Stop);
     if concerns_the_program {
-        let held = bring(&mut scene, place, 0);
-        strike(&mut scene, held, fault, place);
+        let stopped = stop_at_place(&mut scenario, place, 0);
+        inject(&mut scenario, stopped, fault, place);
     } else {
-        scene.tell();
+        scenario.send_line();
     }
-    let ending = scene.end();
-    assert_eq!(scene.complaints(), "");
+    let ending = scenario.end();
+    assert_eq!(scenario.launcher_messages(), "");
     ending
 }
 
@@ -598,50 +598,52 @@ fn alone(program: &Path, fault: Fault, place: Place) -> Ending {
 #[track_caller]
 fn check_cell(program: &Path, cell: (Fault, Place, Recorded), steps: u64) {
     let (fault, place, _) = cell;
-    let expected = alone(program, fault, place);
-    let mut scene = start(program, true, fault);
-    let held = bring(&mut scene, place, steps);
-    let (victim, published) = (held.victim.tid(), held.published);
-    strike(&mut scene, held, fault, place);
-    let ending = if fault == KillLauncher { scene.end_of_orphan() } else { scene.end() };
+    let expected = ending_without_memtrace(program, fault, place);
+    let mut scenario = start(program, true, fault);
+    let stopped = stop_at_place(&mut scenario, place, steps);
+    let (faulted, published) = (stopped.faulted.tid(), stopped.published);
+    inject(&mut scenario, stopped, fault, place);
+    let ending = if fault == KillLauncher { scenario.end_of_orphan() } else { scenario.end() };
     assert_eq!(ending, expected, "with memtrace, and without");
-    let complaints = scene.complaints();
+    let launcher_messages = scenario.launcher_messages();
     if fault == DiskFull {
-        check_disk(&scene, &complaints);
+        check_disk(&scenario, &launcher_messages);
     } else {
-        assert_eq!(complaints, "");
+        assert_eq!(launcher_messages, "");
     }
     let died = match fault {
-        Kill | Segv if place == ForkExec => Some(victim as u32),
-        Kill | Segv | OutOfMemory => Some(scene.pid as u32),
+        Kill | Segv if place == ForkExec => Some(faulted as u32),
+        Kill | Segv | OutOfMemory => Some(scenario.pid as u32),
         _ => None,
     };
-    check(&scene, cell, died, published);
-    let report = scene.report();
+    check(&scenario, cell, died, published);
+    let report = scenario.report();
     if fault == KillLauncher {
         assert!(report.contains("the recording was cut off"), "{report}");
     }
-    scene.assert_nothing_is_left();
+    scenario.assert_nothing_is_left();
 }
 
 /// Checks a full disk: the launcher reports it once, with a fix, and the files written afterwards report it too.
 #[track_caller]
-fn check_disk(scene: &Scene, complaints: &str) {
-    let full: Vec<_> = complaints.lines().filter(|l| l.contains("could not be written")).collect();
+fn check_disk(scenario: &Scenario, launcher_messages: &str) {
+    let full: Vec<_> = launcher_messages.lines().filter(|l| l.contains(" traces: ")).collect();
     assert!(
-        full.len() == 1 && full[0].contains("No space left on device") && full[0].contains("make room"),
-        "{complaints}"
+        full.len() == 1
+            && full[0].contains("No space left on device")
+            && launcher_messages.contains("help: free disk space"),
+        "{launcher_messages}"
     );
-    let report = scene.report();
+    let report = scenario.report();
     assert!(report.contains("unwritten"), "{report}");
 }
 
 /// Runs all cells of a fault.
 #[track_caller]
 fn cells(fault: Fault) {
-    let workshop = Workshop::new();
-    let program = workshop.program("crash/matrix.c", "matrix", &linked_with("libcudart.so.12"));
-    workshop.library::<&str>("crash/wall_clock.c", "wall_clock.so", &["-fvisibility=default"]);
+    let programs = ProgramFolder::new();
+    let program = programs.program("crash/matrix.c", "matrix", &linked_with("libcudart.so.12"));
+    programs.library::<&str>("crash/wall_clock.c", "wall_clock.so", &["-fvisibility=default"]);
     let steps = drain_steps(&program);
     assert!(steps > 100, "{steps}");
     for cell in CELLS.into_iter().filter(|c| c.0 == fault) {
@@ -656,17 +658,17 @@ fn killed() {
 }
 
 #[test]
-fn dead_of_a_segmentation_fault() {
+fn killed_by_a_segmentation_fault() {
     cells(Segv);
 }
 
 #[test]
-fn killed_by_the_kernel_for_want_of_memory() {
+fn killed_by_the_oom_killer() {
     cells(OutOfMemory);
 }
 
 #[test]
-fn without_its_launcher() {
+fn with_a_killed_launcher() {
     cells(KillLauncher);
 }
 
@@ -691,7 +693,7 @@ fn while_the_wall_clock_is_set_back() {
 }
 
 #[test]
-fn every_fault_has_a_cell_at_every_place() {
+fn every_fault_is_injected_at_every_place() {
     let mut cells: Vec<_> = CELLS.iter().map(|c| (format!("{:?}", c.0), c.1)).collect();
     cells.sort();
     cells.dedup();
@@ -700,7 +702,7 @@ fn every_fault_has_a_cell_at_every_place() {
 
 /// A program at the entry of a recorded call, ready for single-stepping.
 struct Stepping {
-    scene: Scene,
+    scenario: Scenario,
     main: Tracee,
     /// The return address of the call.
     back: u64,
@@ -715,17 +717,17 @@ struct Stepping {
 impl Stepping {
     #[track_caller]
     fn start(program: &Path) -> Stepping {
-        let mut scene = start(program, true, Kill);
-        let marks = Marks::of(&scene);
-        let main = Tracee::seize(scene.pid, Follow::Nothing);
-        scene.tell();
-        main.run_to(marks.call);
-        main.run_to(marks.door);
+        let mut scenario = start(program, true, Kill);
+        let addresses = Addresses::of(&scenario);
+        let main = Tracee::seize(scenario.pid, Follow::Nothing);
+        scenario.send_line();
+        main.run_to(addresses.call);
+        main.run_to(addresses.stub);
         let back = main.word(main.registers().rsp);
         let shared = Shared::of(&main);
         let ring = shared.ring();
         let (base, seen) = (shared.base, (shared.next_seq(), shared.ends(ring).0));
-        Stepping { scene, main, back, base, ring, seen, is_open: false }
+        Stepping { scenario, main, back, base, ring, seen, is_open: false }
     }
 
     /// Runs one instruction without reading the shared memory afterwards.
@@ -737,10 +739,10 @@ impl Stepping {
     #[track_caller]
     fn step(&mut self) {
         self.step_blindly();
-        self.look();
+        self.observe();
     }
 
-    fn look(&mut self) {
+    fn observe(&mut self) {
         let shared = Shared { tracee: &self.main, base: self.base };
         let now = (shared.next_seq(), shared.ends(self.ring).0);
         // Definitions that an event refers to are published before the event gets its sequence number.
@@ -751,20 +753,21 @@ impl Stepping {
 
 /// The disk has space for the traces, but not for the snapshots that the launcher makes at the end.
 #[test]
-fn a_disk_that_is_full_at_the_end_costs_the_snapshots() {
-    let workshop = Workshop::new();
-    let program = workshop.program("crash/matrix.c", "matrix", &linked_with("libcudart.so.12"));
-    let mut scene = Scene::start(victim(&[program.as_os_str(), REST_FOR_DISK.as_ref()]), true, Some("640k"));
-    scene.tell();
-    let expected = alone(&program, DiskFull, Hook);
-    assert_eq!(scene.end(), expected);
-    let complaints = scene.complaints();
-    assert!(complaints.contains("cannot write the snapshot: No space left on device"), "{complaints}");
-    check(&scene, (DiskFull, Hook, Everything), None, 0);
-    assert_eq!(scene.manifest()["state"], "ended");
-    assert!(std::fs::read_to_string(scene.run().join("summary.txt")).unwrap().contains(" events, 0 lost"));
-    assert!(scene.report().contains(" events, 0 lost"));
-    scene.assert_nothing_is_left();
+fn a_disk_that_is_full_at_the_end_loses_only_the_snapshots() {
+    let programs = ProgramFolder::new();
+    let program = programs.program("crash/matrix.c", "matrix", &linked_with("libcudart.so.12"));
+    let mut scenario =
+        Scenario::start(with_simcuda(&[program.as_os_str(), REST_FOR_DISK.as_ref()]), true, Some("640k"));
+    scenario.send_line();
+    let expected = ending_without_memtrace(&program, DiskFull, Hook);
+    assert_eq!(scenario.end(), expected);
+    let launcher_messages = scenario.launcher_messages();
+    assert!(launcher_messages.contains("cannot write the snapshot: No space left on device"), "{launcher_messages}");
+    check(&scenario, (DiskFull, Hook, Everything), None, 0);
+    assert_eq!(scenario.manifest()["state"], "ended");
+    assert!(std::fs::read_to_string(scenario.run().join("summary.txt")).unwrap().contains(" events, 0 lost"));
+    assert!(scenario.report().contains(" events, 0 lost"));
+    scenario.assert_nothing_is_left();
 }
 
 mod exhaustive {
@@ -774,8 +777,8 @@ mod exhaustive {
     /// every eighth instruction at which an event is between number and publication, and at twelve other instructions.
     #[test]
     fn killed_at_any_instruction_of_a_call() {
-        let workshop = Workshop::new();
-        let program = workshop.program("crash/matrix.c", "matrix", &linked_with("libcudart.so.12"));
+        let programs = ProgramFolder::new();
+        let program = programs.program("crash/matrix.c", "matrix", &linked_with("libcudart.so.12"));
         let mut census = Vec::new();
         let mut stepping = Stepping::start(&program);
         while stepping.main.registers().rip != stepping.back {
@@ -790,25 +793,25 @@ mod exhaustive {
         let some = others.iter().step_by(others.len() / 12);
         // An event is between its number and its publication for fewer than 400 instructions. Earlier instructions
         // need no check.
-        let look_from = |steps: usize| steps.saturating_sub(400);
+        let observe_from = |steps: usize| steps.saturating_sub(400);
         let mut kinds = [0, 0];
         for steps in open.iter().step_by(8).chain(some) {
             let mut stepping = Stepping::start(&program);
-            (0..look_from(*steps)).for_each(|_| stepping.step_blindly());
-            stepping.look();
+            (0..observe_from(*steps)).for_each(|_| stepping.step_blindly());
+            stepping.observe();
             stepping.is_open = false;
-            (look_from(*steps)..=*steps).for_each(|_| stepping.step());
-            let Stepping { mut scene, main, seen, is_open, .. } = stepping;
-            kill(scene.pid, libc::SIGKILL);
+            (observe_from(*steps)..=*steps).for_each(|_| stepping.step());
+            let Stepping { mut scenario, main, seen, is_open, .. } = stepping;
+            kill(scenario.pid, libc::SIGKILL);
             main.release();
-            assert_eq!(scene.end(), Ending { code: 128 + libc::SIGKILL, said: String::new() });
-            let [(_, trace)] = &scene.traces()[..] else { panic!("one trace") };
+            assert_eq!(scenario.end(), Ending { code: 128 + libc::SIGKILL, stdout: String::new() });
+            let [(_, trace)] = &scenario.traces()[..] else { panic!("one trace") };
             let (events, end) = (all_events(trace), trace.end().unwrap());
             let numbers = seen.0 - 1;
             assert_eq!((end.lost, end.late), (is_open.into(), 0), "after {steps} instructions");
             assert_eq!(events.len() as u64 + end.lost, numbers, "after {steps} instructions");
             assert!(events.iter().zip(1..).all(|(event, number)| event.seq == number));
-            assert_whole_when_killed(&calls_of(trace, &events), &scene.ledgers()[&(scene.pid as u32)]);
+            assert_whole_when_killed(&calls_of(trace, &events), &scenario.ledgers()[&(scenario.pid as u32)]);
             kinds[usize::from(is_open)] += 1;
         }
         println!("killed {} times with an event on its way, {} times without", kinds[1], kinds[0]);

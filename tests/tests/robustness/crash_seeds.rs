@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::crash_support::*;
 use memtrace_tests::ledger::{Calls, assert_beginning, assert_equal, assert_whole_when_killed, calls_of, pid};
-use memtrace_tests::programs::{Workshop, linked_with, victim};
-use memtrace_tests::victim::Victim;
+use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
+use memtrace_tests::traced_program::TracedProgram;
 use memtrace_trace::file::Reader;
 
 /// The number of programs at once. It exceeds the number of cores, so that the kernel's scheduling varies too.
@@ -31,7 +31,7 @@ impl Random {
 }
 
 /// Waits for `time` more precisely than a sleep alone: it spins for the last 200 us.
-fn pass(time: Duration) {
+fn wait_precisely(time: Duration) {
     let began = Instant::now();
     std::thread::sleep(time.saturating_sub(Duration::from_micros(200)));
     while began.elapsed() < time {
@@ -41,49 +41,56 @@ fn pass(time: Duration) {
 
 /// Runs the program once and kills one of its processes within `life`. Returns the killed process, or `None` when the
 /// signal came too late.
-fn one_kill(program: &Victim, seed: u64, life: Duration) -> Option<u32> {
+fn one_kill(program: &TracedProgram, seed: u64, life: Duration) -> Option<u32> {
     let mut random = Random(seed);
-    let moment = Duration::from_nanos(random.below(life.as_nanos() as u64));
+    let time = Duration::from_nanos(random.below(life.as_nanos() as u64));
     let (whom, which) = (random.below(3), random.below(1 << 16) as usize);
-    let mut scene = Scene::start(program.clone(), true, None);
-    pass(moment);
+    let mut scenario = Scenario::start(program.clone(), true, None);
+    wait_precisely(time);
     let target = if whom == 0 {
         // Choose a child that still runs the same program, if there is one.
-        let image = std::fs::read_link(format!("/proc/{}/exe", scene.pid)).ok();
-        let mut children = scene.processes();
+        let image = std::fs::read_link(format!("/proc/{}/exe", scenario.pid)).ok();
+        let mut children = scenario.processes();
         children.retain(|p| {
-            *p != scene.pid && std::fs::read_link(format!("/proc/{p}/exe")).ok() == image && image.is_some()
+            *p != scenario.pid && std::fs::read_link(format!("/proc/{p}/exe")).ok() == image && image.is_some()
         });
         if children.is_empty() { None } else { Some(children[which % children.len()]) }
     } else {
-        Some(scene.pid)
+        Some(scenario.pid)
     };
     if let Some(target) = target {
         kill(target, libc::SIGKILL);
     }
-    let ending = scene.end();
+    let ending = scenario.end();
     // The exit status shows whether the signal arrived before the program's end.
     let died = ending.code == 128 + libc::SIGKILL;
-    assert!(died && target == Some(scene.pid) || ending == Ending { code: 9, said: "done\n".to_owned() }, "{ending:?}");
-    check(&scene, target.map(|t| t as u32));
-    let complaints = scene.complaints();
+    assert!(
+        died && target == Some(scenario.pid) || ending == Ending { code: 9, stdout: "done\n".to_owned() },
+        "{ending:?}"
+    );
+    check(&scenario, target.map(|t| t as u32));
+    let launcher_messages = scenario.launcher_messages();
     // A child may outlive its parent, and the killed process may die while it connects to the launcher.
-    let expected =
-        ["outlived the command", "turned away 1 times: no hello", "turned away 1 times: gone before the answer"];
-    assert!(complaints.lines().all(|l| expected.iter().any(|e| l.contains(e))), "{complaints}");
-    scene.assert_nothing_is_left();
-    target.map(|t| t as u32).filter(|_| died || target != Some(scene.pid))
+    let expected = [
+        "outlived the command",
+        "refused 1 recording request: incomplete request",
+        "refused 1 recording request: process ended before the reply",
+    ];
+    let mut messages = launcher_messages.lines().filter(|l| !l.starts_with("memtrace: help: "));
+    assert!(messages.all(|l| expected.iter().any(|e| l.contains(e))), "{launcher_messages}");
+    scenario.assert_nothing_is_left();
+    target.map(|t| t as u32).filter(|_| died || target != Some(scenario.pid))
 }
 
 /// Compares the traces with the ledger.
-fn check(scene: &Scene, killed: Option<u32>) {
+fn check(scenario: &Scenario, killed: Option<u32>) {
     let mut images: BTreeMap<u32, Vec<Reader>> = BTreeMap::new();
-    let mut traces = scene.traces();
+    let mut traces = scenario.traces();
     traces.sort_by_key(|(name, _)| (name.len(), name.clone()));
     for (_, trace) in traces {
         images.entry(pid(&trace)).or_default().push(trace);
     }
-    let ledgers = scene.ledgers();
+    let ledgers = scenario.ledgers();
     for (pid, images) in &images {
         let (mut ours, mut lost, mut is_whole) = (Calls::new(), 0, true);
         for trace in images {
@@ -118,7 +125,7 @@ fn check(scene: &Scene, killed: Option<u32>) {
     for (pid, ledger) in &ledgers {
         // A process may die before it asks for a segment, or ask after the launcher is gone.
         let calls: usize = ledger.values().map(Vec::len).sum();
-        let orphan = killed == Some(scene.pid as u32) && *pid != scene.pid as u32;
+        let orphan = killed == Some(scenario.pid as u32) && *pid != scenario.pid as u32;
         assert!(
             images.contains_key(pid) || orphan || killed == Some(*pid) && calls <= 1,
             "process {pid}: {calls} calls"
@@ -127,36 +134,36 @@ fn check(scene: &Scene, killed: Option<u32>) {
 }
 
 #[test]
-fn killed_at_some_random_moments() {
-    killed_at_random_moments(24);
+fn killed_at_random_times() {
+    assert_killed_at_random_times(24);
 }
 
 mod exhaustive {
     #[test]
-    fn killed_at_two_hundred_random_moments() {
-        super::killed_at_random_moments(200);
+    fn killed_at_two_hundred_random_times() {
+        super::assert_killed_at_random_times(200);
     }
 }
 
 /// Runs one kill for each seed below `seeds`.
 #[track_caller]
-fn killed_at_random_moments(seeds: u64) {
-    let workshop = Workshop::new();
-    let program = workshop.program("crash/life.c", "life", &linked_with("libcudart.so.12"));
-    let program = victim(&[program.as_os_str()]).option("--no-snapshot");
+fn assert_killed_at_random_times(seeds: u64) {
+    let programs = ProgramFolder::new();
+    let program = programs.program("crash/life.c", "life", &linked_with("libcudart.so.12"));
+    let program = with_simcuda(&[program.as_os_str()]).option("--no-snapshot");
     // Measures how long the program runs while `AT_ONCE` of them run.
-    let lives = || {
-        let mut scene = Scene::start(program.clone(), true, None);
+    let run_once = || {
+        let mut scenario = Scenario::start(program.clone(), true, None);
         let began = Instant::now();
-        assert_eq!(scene.line(), "done");
+        assert_eq!(scenario.line(), "done");
         let life = began.elapsed();
-        assert_eq!(scene.end().code, 9);
-        check(&scene, None);
+        assert_eq!(scenario.end().code, 9);
+        check(&scenario, None);
         life
     };
     let life = std::thread::scope(|scope| {
-        let lives: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(lives)).collect();
-        lives.into_iter().map(|l| l.join().unwrap()).min().unwrap()
+        let run_once: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(run_once)).collect();
+        run_once.into_iter().map(|l| l.join().unwrap()).min().unwrap()
     });
     let (next, came, too_late) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {

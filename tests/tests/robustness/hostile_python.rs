@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::hostile_support::*;
-use memtrace_tests::programs::{Workshop, linked_with, victim};
-use memtrace_tests::victim::{Run, events, root};
+use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
+use memtrace_tests::traced_program::{Run, events, root};
 use memtrace_trace::event::{Action, Source};
 use serde_json::Value;
 
@@ -34,7 +34,7 @@ fn program(name: &str) -> PathBuf {
 }
 
 /// The frames that `frames.py` printed, by size in bytes.
-fn said(run: &Run) -> BTreeMap<u64, Frames> {
+fn printed_frames(run: &Run) -> BTreeMap<u64, Frames> {
     let text = String::from_utf8(run.output.stdout.clone()).expect("text");
     let lines = text.lines().map(|line| serde_json::from_str::<BTreeMap<String, Value>>(line).expect("JSON"));
     let text = |value: &Value| value.as_str().expect("a name").to_owned();
@@ -46,8 +46,8 @@ fn said(run: &Run) -> BTreeMap<u64, Frames> {
 /// Runs a mode of `frames.py` with this Python and compares all frames.
 #[track_caller]
 fn compare(python: &Path, script: &Path, mode: &str) -> Run {
-    let run = same_output(victim(&[python.as_os_str(), script.as_os_str(), mode.as_ref()]));
-    let (ours, theirs) = (recorded(&run), said(&run));
+    let run = same_output(with_simcuda(&[python.as_os_str(), script.as_os_str(), mode.as_ref()]));
+    let (ours, theirs) = (recorded(&run), printed_frames(&run));
     assert!(!theirs.is_empty());
     for (size, frames) in &theirs {
         assert_eq!(ours.get(size), Some(frames), "{} {mode}: allocation of {size:#x}", python.display());
@@ -88,21 +88,21 @@ fn minor(python: &Path) -> u32 {
 }
 
 #[test]
-fn recursion_to_the_limit_and_the_smallest_threads() {
+fn recursion_to_the_limit_and_smallest_thread_stacks_are_recorded() {
     for python in some_pythons() {
         compare(&python, &program("frames.py"), "recursion");
     }
 }
 
 #[test]
-fn sub_interpreters() {
+fn sub_interpreters_are_recorded() {
     for python in pythons().into_iter().filter(|python| minor(python) >= 12) {
         compare(&python, &program("frames.py"), "interpreters");
     }
 }
 
 #[test]
-fn names_that_are_no_text() {
+fn names_that_are_not_utf8_are_recorded() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join(OsStr::from_bytes(b"\xff\x80 caf\xe9.py"));
     std::fs::copy(program("frames.py"), &script).unwrap();
@@ -113,7 +113,7 @@ fn names_that_are_no_text() {
     // the end.
     let [run, here] = [&b"r\xffn"[..], b"h\xffre"].map(|name| folder.path().join(OsStr::from_bytes(name)));
     std::fs::create_dir(&here).unwrap();
-    let mut command = Command::new(memtrace_tests::victim::memtrace());
+    let mut command = Command::new(memtrace_tests::traced_program::memtrace());
     command.arg("-o").arg(&run).arg("--").arg("python3").arg(&script).arg("names").arg(OsStr::from_bytes(b"\xfe"));
     command.env("LD_LIBRARY_PATH", memtrace_tests::programs::simcuda()).current_dir(&here);
     let output = command.output().unwrap();
@@ -128,7 +128,7 @@ fn names_that_are_no_text() {
 }
 
 #[test]
-fn greenlets_keep_their_own_stacks() {
+fn greenlets_have_their_own_stacks() {
     let folder = tempfile::tempdir().unwrap();
     let python = Path::new("/usr/bin/python3");
     let environment = folder.path().join("venv");
@@ -144,15 +144,15 @@ fn greenlets_keep_their_own_stacks() {
 }
 
 #[test]
-fn an_embedded_interpreter_that_is_ended_and_started_again() {
-    let workshop = Workshop::new();
+fn a_restarted_embedded_interpreter_is_recorded() {
+    let programs = ProgramFolder::new();
     let output = Command::new("/usr/bin/python3-config").args(["--includes", "--ldflags", "--embed"]).output();
     let flags = String::from_utf8(output.expect("python3-config").stdout).unwrap();
     let flags: Vec<String> =
         flags.split_whitespace().map(str::to_owned).chain(linked_with("libcudart.so.12")).collect();
-    let embed = workshop.program("hostile/embed.c", "embed", &flags);
+    let embed = programs.program("hostile/embed.c", "embed", &flags);
     let script = program("embedded.py");
-    let run = same_output(victim(&[embed.as_os_str(), script.as_os_str()]));
+    let run = same_output(with_simcuda(&[embed.as_os_str(), script.as_os_str()]));
     let trace = run.trace();
     let text = String::from_utf8(run.output.stdout.clone()).unwrap();
     // Each line is "SIZE FUNCTION:LINE ...", in the order of the calls.

@@ -12,8 +12,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use memtrace_tests::ledger::{self, pid};
-use memtrace_tests::programs::{Workshop, linked_with, victim};
-use memtrace_tests::victim::{Run, Victim, events};
+use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
+use memtrace_tests::traced_program::{Run, TracedProgram, events};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Event};
 use memtrace_trace::file::Reader;
@@ -24,26 +24,26 @@ const PAIR: u64 = 2;
 
 /// The work of one thread: allocations that it also freed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-struct Told {
+struct Pairs {
     pairs: u64,
     addresses: u64,
     sizes: u64,
 }
 
 /// The work by process id and thread id. The kernel reuses thread ids, so one entry may cover several threads.
-type Work = BTreeMap<(u32, u32), Told>;
+type Work = BTreeMap<(u32, u32), Pairs>;
 
 /// The work that the program printed, and the longest duration of one pair in any thread, in microseconds. The duration
 /// is 0 where the program does not print it.
 #[track_caller]
-fn said(stdout: &str) -> (Work, u64) {
+fn printed_work(stdout: &str) -> (Work, u64) {
     let (mut work, mut longest) = (Work::new(), 0);
     for line in stdout.lines() {
         let words: Vec<u64> = line.split(' ').map(|word| word.parse().expect(line)).collect();
-        let told = work.entry((words[0] as u32, words[1] as u32)).or_default();
-        told.pairs += words[2];
-        told.addresses = told.addresses.wrapping_add(words[3]);
-        told.sizes += words[4];
+        let pairs = work.entry((words[0] as u32, words[1] as u32)).or_default();
+        pairs.pairs += words[2];
+        pairs.addresses = pairs.addresses.wrapping_add(words[3]);
+        pairs.sizes += words[4];
         longest = longest.max(words.get(5).copied().unwrap_or(0));
     }
     (work, longest)
@@ -61,10 +61,10 @@ fn recorded(trace: &Reader, events: &[Event], work: &mut Work) {
             Action::FreeCompleted => {
                 let alloc = open.remove(&tid).expect("an allocation before its free");
                 assert_eq!(alloc.addr, event.addr);
-                let told = work.entry((pid, tid)).or_default();
-                told.pairs += 1;
-                told.addresses = told.addresses.wrapping_add(alloc.addr);
-                told.sizes += alloc.size;
+                let pairs = work.entry((pid, tid)).or_default();
+                pairs.pairs += 1;
+                pairs.addresses = pairs.addresses.wrapping_add(alloc.addr);
+                pairs.sizes += alloc.size;
             }
             other => panic!("{other:?}"),
         }
@@ -73,24 +73,24 @@ fn recorded(trace: &Reader, events: &[Event], work: &mut Work) {
 }
 
 /// A program of `tests/programs/load` over a driver that does nothing, so that calls are as fast as possible.
-struct Stage {
-    workshop: Workshop,
+struct Fixture {
+    programs: ProgramFolder,
     program: PathBuf,
 }
 
-impl Stage {
-    fn new() -> Stage {
-        let workshop = Workshop::new();
-        workshop.library("../../benches/nulldriver.c", "libcuda.so.1", &["-fvisibility=default"]);
-        let folder = format!("-L{}", workshop.path("").display());
-        let program = workshop.program("load/load.c", "load", &["-DDRIVER", folder.as_str(), "-l:libcuda.so.1"]);
-        Stage { workshop, program }
+impl Fixture {
+    fn new() -> Fixture {
+        let programs = ProgramFolder::new();
+        programs.library("../../benches/nulldriver.c", "libcuda.so.1", &["-fvisibility=default"]);
+        let folder = format!("-L{}", programs.path("").display());
+        let program = programs.program("load/load.c", "load", &["-DDRIVER", folder.as_str(), "-l:libcuda.so.1"]);
+        Fixture { programs, program }
     }
 
-    fn victim(&self, arguments: &[&str]) -> Victim {
+    fn traced(&self, arguments: &[&str]) -> TracedProgram {
         let mut command = vec![self.program.as_os_str()];
         command.extend(arguments.iter().map(std::ffi::OsStr::new));
-        Victim::command(&command).env("LD_LIBRARY_PATH", self.workshop.path("")).option("--no-snapshot")
+        TracedProgram::command(&command).env("LD_LIBRARY_PATH", self.programs.path("")).option("--no-snapshot")
     }
 }
 
@@ -104,7 +104,7 @@ struct Peak {
     all: u64,
 }
 
-fn look_at(pid: u32, peak: &mut Peak) {
+fn sample_process(pid: u32, peak: &mut Peak) {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return };
     let number = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -124,9 +124,9 @@ struct Running {
 
 impl Running {
     /// Starts the run. `descriptors` is the soft and hard limit of open files; `None` keeps this process's limits.
-    fn start(victim: &Victim, descriptors: Option<(u64, u64)>) -> Running {
+    fn start(traced: &TracedProgram, descriptors: Option<(u64, u64)>) -> Running {
         let dir = tempfile::Builder::new().prefix("memtrace-test-").tempdir().expect("a temporary folder");
-        let mut command: Command = victim.prepare(Some(&dir.path().join("run")));
+        let mut command: Command = traced.prepare(Some(&dir.path().join("run")));
         if let Some((soft, hard)) = descriptors {
             // SAFETY: between fork and exec the closure only calls `setrlimit` and reads `errno`. Both are
             // async-signal-safe, and neither allocates memory.
@@ -179,7 +179,7 @@ impl Running {
         let stdout = read(stdout.map(|pipe| Box::new(pipe) as Box<dyn Read + Send>));
         let stderr = read(stderr.map(|pipe| Box::new(pipe) as Box<dyn Read + Send>));
         let status = loop {
-            look_at(self.child.id(), &mut peak);
+            sample_process(self.child.id(), &mut peak);
             if let Some(status) = self.child.try_wait().expect("our child") {
                 break status;
             }
@@ -194,22 +194,31 @@ impl Running {
 #[track_caller]
 fn assert_all_recorded(run: &Run) -> (Work, Vec<Reader>) {
     run.assert_ended_well();
-    let (said, _) = said(&String::from_utf8_lossy(&run.output.stdout));
+    let (printed_work, _) = printed_work(&String::from_utf8_lossy(&run.output.stdout));
     let traces = run.traces();
     let mut ours = Work::new();
     for trace in &traces {
         recorded(trace, &events(trace), &mut ours);
     }
-    assert!(!said.is_empty());
-    assert!(ours == said, "{} threads recorded, {} worked; first difference: {:?}", ours.len(), said.len(), {
-        said.iter().find(|(who, told)| ours.get(who) != Some(told)).map(|(who, told)| (who, told, ours.get(who)))
-    });
+    assert!(!printed_work.is_empty());
+    assert!(
+        ours == printed_work,
+        "{} threads recorded, {} worked; first difference: {:?}",
+        ours.len(),
+        printed_work.len(),
+        {
+            printed_work
+                .iter()
+                .find(|(who, pairs)| ours.get(who) != Some(pairs))
+                .map(|(who, pairs)| (who, pairs, ours.get(who)))
+        }
+    );
     let manifest = run.manifest();
     for loss in ["lost", "late", "unwritten", "dropped"] {
         assert_eq!(manifest["losses"][loss], 0, "{loss}: {:#}", manifest["losses"]);
     }
     assert!(manifest.get("refused").is_none_or(|r| r.as_object().is_none_or(serde_json::Map::is_empty)));
-    (said, traces)
+    (printed_work, traces)
 }
 
 /// Requires that every event of every process is in a trace or counted, and that every process without a trace was
@@ -218,8 +227,8 @@ fn assert_all_recorded(run: &Run) -> (Work, Vec<Reader>) {
 #[track_caller]
 fn assert_all_accounted_for(run: &Run, processes: usize) -> usize {
     run.assert_ended_well();
-    let (said, _) = said(&String::from_utf8_lossy(&run.output.stdout));
-    assert_eq!(said.len(), processes);
+    let (printed_work, _) = printed_work(&String::from_utf8_lossy(&run.output.stdout));
+    assert_eq!(printed_work.len(), processes);
     let manifest = run.manifest();
     let traces = run.traces();
     for trace in &traces {
@@ -227,7 +236,7 @@ fn assert_all_accounted_for(run: &Run, processes: usize) -> usize {
         let unwritten = process["unwritten"].as_u64().unwrap();
         // A process that connected late counts the events that it dropped before.
         let there = trace.event_count() + trace.counter(Counter::EventsDropped) + unwritten;
-        assert_eq!(there, PAIR * said[&(pid(trace), pid(trace))].pairs, "{process:#}");
+        assert_eq!(there, PAIR * printed_work[&(pid(trace), pid(trace))].pairs, "{process:#}");
         assert_eq!((&process["lost"], &process["late"]), (&0.into(), &0.into()));
     }
     let refused: u64 = manifest["refused"].as_object().into_iter().flatten().filter_map(|(_, n)| n.as_u64()).sum();
@@ -236,9 +245,9 @@ fn assert_all_accounted_for(run: &Run, processes: usize) -> usize {
 }
 
 #[test]
-fn sixty_four_threads_at_full_speed() {
+fn sixty_four_threads_at_full_speed_lose_no_event() {
     const PAIRS: &str = "20000";
-    let (run, peak) = Running::start(&Stage::new().victim(&["threads", "64", PAIRS]), None).watch();
+    let (run, peak) = Running::start(&Fixture::new().traced(&["threads", "64", PAIRS]), None).watch();
     let (work, _) = assert_all_recorded(&run);
     assert_eq!(work.len(), 64);
     // The window, the queue and a block have a fixed size, whatever the number of events. The rings add 512 KiB a
@@ -251,11 +260,11 @@ fn sixty_four_threads_at_full_speed() {
 }
 
 #[test]
-fn more_threads_at_once_than_rings() {
+fn more_threads_than_rings_lose_no_event() {
     const THREADS: usize = RING_COUNT + 200;
-    let run = Stage::new().victim(&["alive", &THREADS.to_string(), "20"]).run();
+    let run = Fixture::new().traced(&["alive", &THREADS.to_string(), "20"]).run();
     let (work, traces) = assert_all_recorded(&run);
-    assert!(work.values().all(|told| told.pairs == 21) && work.len() == THREADS);
+    assert!(work.values().all(|pairs| pairs.pairs == 21) && work.len() == THREADS);
     // All threads were alive before the first one continued, so the threads beyond the number of rings shared one ring.
     let beyond = (THREADS - (RING_COUNT - 1)) as u64;
     assert!(traces[0].counter(Counter::SharedRingEvents) >= beyond * PAIR);
@@ -269,19 +278,22 @@ fn hard_limit() -> u64 {
 }
 
 #[track_caller]
-fn turned_away(run: &Run) {
+fn assert_refused_processes_are_reported(run: &Run) {
     // Refused processes retry from time to time, and some are accepted once others have ended.
     assert_all_accounted_for(run, 300);
     let refused = &run.manifest()["refused"];
-    assert!(refused["no descriptors left"].as_u64() > Some(0) && refused["no shared memory"].is_null(), "{refused}");
+    assert!(
+        refused["no file descriptors left"].as_u64() > Some(0) && refused["cannot create shared memory"].is_null(),
+        "{refused}"
+    );
     let stderr = String::from_utf8_lossy(&run.output.stderr);
-    assert!(stderr.contains("no descriptors left"), "{stderr}");
+    assert!(stderr.contains("no file descriptors left"), "{stderr}");
 }
 
 /// Starts two threads that run for at least two seconds. Stops the launcher once an event of the run has reached a
 /// file.
-fn stopped_in_the_middle(stage: &Stage) -> Running {
-    let mut running = Running::start(&stage.victim(&["paced", "2", "100000", "20"]), None);
+fn stopped_in_the_middle(fixture: &Fixture) -> Running {
+    let mut running = Running::start(&fixture.traced(&["paced", "2", "100000", "20"]), None);
     let run = running.dir.path().join("run");
     let has_events = |path: PathBuf| Reader::open(&path).is_ok_and(|trace| trace.event_count() > 0);
     let files = || std::fs::read_dir(&run).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
@@ -294,23 +306,23 @@ fn stopped_in_the_middle(stage: &Stage) -> Running {
 }
 
 #[test]
-fn a_launcher_that_is_late_by_a_second_costs_no_event() {
-    let stage = Stage::new();
-    let running = stopped_in_the_middle(&stage);
+fn a_launcher_stopped_for_a_second_loses_no_event() {
+    let fixture = Fixture::new();
+    let running = stopped_in_the_middle(&fixture);
     std::thread::sleep(Duration::from_secs(1));
     running.signal(libc::SIGCONT);
     let (run, _) = running.watch();
     let (work, traces) = assert_all_recorded(&run);
-    assert!(work.values().all(|told| told.pairs == 100_000));
+    assert!(work.values().all(|pairs| pairs.pairs == 100_000));
     assert!(traces[0].counter(Counter::RingWaits) > 0, "the rings were full for a while");
     assert!(traces[0].counter(Counter::RingWaitMicroseconds) > 100_000);
 }
 
 #[test]
-fn a_launcher_that_stays_away_costs_two_seconds_and_every_event_is_counted() {
-    let stage = Stage::new();
-    let mut running = stopped_in_the_middle(&stage);
-    let (said, longest_us) = said(&running.lines(2));
+fn a_stopped_launcher_delays_two_seconds_and_lost_events_are_counted() {
+    let fixture = Fixture::new();
+    let mut running = stopped_in_the_middle(&fixture);
+    let (printed_work, longest_us) = printed_work(&running.lines(2));
     running.signal(libc::SIGCONT);
     let (run, _) = running.watch();
     run.assert_ended_well();
@@ -320,7 +332,7 @@ fn a_launcher_that_stays_away_costs_two_seconds_and_every_event_is_counted() {
     let end = trace.end().unwrap();
     assert_eq!((end.lost, end.late), (0, 0), "what has no number leaves no gap");
     let dropped = trace.counter(Counter::EventsDropped);
-    let pairs: u64 = said.values().map(|told| told.pairs).sum();
+    let pairs: u64 = printed_work.values().map(|pairs| pairs.pairs).sum();
     assert!(dropped > 0);
     assert_eq!(trace.event_count() + dropped, PAIR * pairs);
     assert_eq!(run.manifest()["losses"]["dropped"], dropped);
@@ -330,28 +342,28 @@ mod exhaustive {
     use super::*;
 
     #[test]
-    fn ten_thousand_short_lived_threads() {
-        let workshop = Workshop::new();
-        let program = workshop.program("load/load.c", "load", &linked_with("libcudart.so.12"));
-        let path = workshop.path("ledger");
+    fn ten_thousand_short_lived_threads_lose_no_event() {
+        let programs = ProgramFolder::new();
+        let program = programs.program("load/load.c", "load", &linked_with("libcudart.so.12"));
+        let path = programs.path("ledger");
         let command = [program.as_os_str(), "churn".as_ref(), "10000".as_ref(), "32".as_ref()];
-        let run = victim(&command).env("SIMCUDA_LEDGER", &path).option("--no-snapshot").run();
+        let run = with_simcuda(&command).env("SIMCUDA_LEDGER", &path).option("--no-snapshot").run();
         run.assert_ended_well();
-        let (said, _) = said(&String::from_utf8_lossy(&run.output.stdout));
+        let (printed_work, _) = printed_work(&String::from_utf8_lossy(&run.output.stdout));
         let calls = ledger::ours(&run.trace());
         ledger::assert_equal(&calls, &ledger::read(&path));
         // The allocation and the free are each one call of the runtime and one of the driver: four calls a pair.
-        let pairs: u64 = said.values().map(|told| told.pairs).sum();
+        let pairs: u64 = printed_work.values().map(|pairs| pairs.pairs).sum();
         assert_eq!(calls.values().map(|calls| calls.len() as u64).sum::<u64>(), 4 * pairs);
         assert_eq!(pairs, (0..10_000).map(|i| 1 + i % 7).sum::<u64>());
     }
 
     #[test]
-    fn five_hundred_processes_at_once() {
+    fn five_hundred_concurrent_processes_are_recorded() {
         // Systems allow 1024 descriptors by default, some fewer. The launcher raises its soft limit to the hard limit.
         let hard = hard_limit().min(4096);
         assert!(hard >= 1200, "this test needs descriptors: ulimit -Hn");
-        let (run, peak) = Running::start(&Stage::new().victim(&["children", "500", "20"]), Some((256, hard))).watch();
+        let (run, peak) = Running::start(&Fixture::new().traced(&["children", "500", "20"]), Some((256, hard))).watch();
         let traces = assert_all_accounted_for(&run, 500);
         assert!(traces > 400, "{traces}");
         // Two descriptors a process stay open: one that reports its end and one for its trace file.
@@ -360,18 +372,18 @@ mod exhaustive {
     }
 
     #[test]
-    fn five_hundred_processes_one_out_of_the_other() {
-        let run = Stage::new().victim(&["storm", "500"]).run();
+    fn a_chain_of_five_hundred_processes_is_recorded() {
+        let run = Fixture::new().traced(&["storm", "500"]).run();
         assert!(assert_all_accounted_for(&run, 500) > 400);
     }
 
     #[test]
-    fn without_descriptors_processes_go_on_and_the_launcher_says_who_is_missing() {
-        let stage = Stage::new();
-        let victim = stage.victim(&["children", "300", "40"]);
+    fn without_descriptors_processes_continue_and_unrecorded_ones_are_reported() {
+        let fixture = Fixture::new();
+        let traced = fixture.traced(&["children", "300", "40"]);
         // The limits make different steps fail: the connection, the lookup of the process's name, the segment.
         for limit in 64..67 {
-            turned_away(&Running::start(&victim, Some((limit, limit))).watch().0);
+            assert_refused_processes_are_reported(&Running::start(&traced, Some((limit, limit))).watch().0);
         }
     }
 }

@@ -9,9 +9,9 @@ mod crash_seeds;
 mod crash_support;
 mod hostile_children;
 mod hostile_launcher;
+mod hostile_process;
 mod hostile_python;
 mod hostile_support;
-mod hostile_target;
 #[path = "../launcher_support/mod.rs"]
 mod launcher_support;
 mod load;

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::launcher_support::*;
-use memtrace_tests::programs::Workshop;
+use memtrace_tests::programs::ProgramFolder;
 
 const INTRUDER: &str = env!("CARGO_BIN_EXE_intruder");
 /// The user id of `nobody`.
@@ -64,7 +64,7 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn another_user_can_neither_read_a_run_nor_feed_the_launcher() {
+fn another_user_can_neither_read_a_run_nor_send_events() {
     let folder = open_folder();
     let run = folder.path().join("run");
     let mut command = Command::new(memtrace());
@@ -96,15 +96,15 @@ fn another_user_can_neither_read_a_run_nor_feed_the_launcher() {
     let token = session.split(';').next().unwrap();
     assert!(std::fs::read_to_string("/proc/net/unix").unwrap().contains(token));
     let mut intruder = as_another_user(&everybodys);
-    let said = output(intruder.args(["ask", "flood=300", "ask"]).env("MEMTRACE_SESSION", session));
-    assert_eq!(String::from_utf8_lossy(&said.stdout), "refused\nrefused\n");
+    let refused = output(intruder.args(["ask", "flood=300", "ask"]).env("MEMTRACE_SESSION", session));
+    assert_eq!(String::from_utf8_lossy(&refused.stdout), "refused\nrefused\n");
     // The launcher's own user is served over the same connection.
-    let said = output(Command::new(&everybodys).arg("ask").env("MEMTRACE_SESSION", session));
-    assert_eq!(String::from_utf8_lossy(&said.stdout), "served\n");
+    let served = output(Command::new(&everybodys).arg("ask").env("MEMTRACE_SESSION", session));
+    assert_eq!(String::from_utf8_lossy(&served.stdout), "served\n");
     drop(running.child.stdin.take());
     assert!(running.child.wait().unwrap().success());
     let manifest = manifest(&run);
-    assert!(manifest["refused"]["another user"].as_u64().unwrap() >= 2, "{:#}", manifest["refused"]);
+    assert!(manifest["refused"]["process of another user"].as_u64().unwrap() >= 2, "{:#}", manifest["refused"]);
     let honest = manifest["processes"].as_array().unwrap().iter().find(|p| p["pid"] == producer).unwrap();
     assert_eq!((&honest["events"], &honest["lost"], &honest["late"]), (&2000.into(), &0.into(), &0.into()));
     // Afterwards: every file, including those that the analysis wrote.
@@ -116,7 +116,7 @@ fn another_user_can_neither_read_a_run_nor_feed_the_launcher() {
 }
 
 #[test]
-fn files_are_their_owners_alone_whatever_the_umask() {
+fn files_are_readable_by_their_owner_only() {
     let folder = open_folder();
     for (name, prepared) in [("new", None), ("there", Some(0o777)), ("deep/down", None)] {
         let run = folder.path().join(name);
@@ -157,24 +157,27 @@ fn a_folder_of_another_user_is_refused() {
 
 /// The launcher is gone, and another user binds its socket's name.
 #[test]
-fn a_program_records_for_its_own_user_only() {
-    let workshop = Workshop::new();
-    let program = workshop.program_over_bare_driver("process/process.c", "process");
-    let run = workshop.path("run");
+fn a_program_records_only_for_its_own_user() {
+    let programs = ProgramFolder::new();
+    let program = programs.program_over_bare_driver("process/process.c", "process");
+    let run = programs.path("run");
     let preload = output(recording(&run).args(["printenv", "LD_PRELOAD"])).stdout;
     let preload = String::from_utf8(preload).unwrap();
     let folder = open_folder();
-    for (mut squatter, heard) in
-        [(as_another_user(folder.path().join("intruder")), "heard 0"), (Command::new(INTRUDER), "heard 16")]
+    for (mut squatter, reply) in
+        [(as_another_user(folder.path().join("intruder")), "received 0"), (Command::new(INTRUDER), "received 16")]
     {
-        let token = format!("safety{}{heard}", std::process::id()).replace(' ', "");
+        let token = format!("safety{}{reply}", std::process::id()).replace(' ', "");
         let mut squatter = Running::start(squatter.arg(format!("squat={token}")));
         assert_eq!(squatter.line(), "listening");
-        let mut victim = Command::new(&program);
-        victim.args(["some", "3"]).env("LD_LIBRARY_PATH", workshop.path("")).env("LD_PRELOAD", preload.trim_end());
-        let ended = output(victim.env("MEMTRACE_SESSION", format!("{token};cpu=never;stacks=none")));
+        let mut program_without_launcher = Command::new(&program);
+        program_without_launcher
+            .args(["some", "3"])
+            .env("LD_LIBRARY_PATH", programs.path(""))
+            .env("LD_PRELOAD", preload.trim_end());
+        let ended = output(program_without_launcher.env("MEMTRACE_SESSION", format!("{token};cpu=never;stacks=none")));
         assert!(ended.status.success(), "{}", stderr(&ended));
-        assert_eq!(squatter.line(), heard);
+        assert_eq!(squatter.line(), reply);
     }
 }
 
@@ -202,7 +205,7 @@ fn a_program_cannot_make_the_launcher_write_elsewhere() {
     let folder = tempfile::tempdir().unwrap();
     let outside = folder.path().join("outside");
     std::fs::create_dir_all(outside.join("folder")).unwrap();
-    for name in ["victim", "run.json", "summary.json"] {
+    for name in ["untouched", "run.json", "summary.json"] {
         std::fs::write(outside.join(name), name).unwrap();
     }
     let before = tree(&outside);
@@ -215,9 +218,9 @@ fn a_program_cannot_make_the_launcher_write_elsewhere() {
         {PRODUCER} events=1000 write say=ready rate=4000 write > ready & read line < ready
         mv run moved; ln -s {here}/outside run; cd moved
         for n in run.json report.html summary.json summary.txt symbols.json $!.pickle; do
-            rm -f $n; ln -s ../outside/victim $n; ln -s ../outside/victim .$n.part
+            rm -f $n; ln -s ../outside/untouched $n; ln -s ../outside/untouched .$n.part
         done
-        p=$!; while [ $p -lt $(($! + 300)) ]; do p=$((p + 1)); ln -s ../outside/victim $p.mtr; ln -s ../outside/victim $p.pickle; done
+        p=$!; while [ $p -lt $(($! + 300)) ]; do p=$((p + 1)); ln -s ../outside/untouched $p.mtr; ln -s ../outside/untouched $p.pickle; done
         {PRODUCER} events=500 write & echo $!; wait; exit 3"#,
         here = folder.path().display()
     );
@@ -286,7 +289,7 @@ fn pipe(path: &Path) {
 }
 
 #[test]
-fn a_run_full_of_traps_is_read_without_harm() {
+fn a_malicious_run_folder_is_read_without_harm() {
     // A reader that waits for one of the traps waits forever. A busy machine needs some time for everything else.
     const TIME: Duration = Duration::from_secs(120);
     let folder = tempfile::tempdir().unwrap();
@@ -339,7 +342,7 @@ fn a_run_full_of_traps_is_read_without_harm() {
 
 /// A manifest names files that do not exist. Readers do not follow its paths to files elsewhere.
 #[test]
-fn names_in_a_manifest_are_not_followed() {
+fn paths_in_a_manifest_are_not_followed() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     assert!(output(recording(&run).args([PRODUCER, "define", "write"])).status.success());
@@ -352,23 +355,23 @@ fn names_in_a_manifest_are_not_followed() {
         std::fs::write(run.join("run.json"), manifest.to_string()).unwrap();
         let report = output(Command::new(memtrace()).arg("report").arg(&run));
         assert_eq!(report.status.code(), Some(2));
-        assert!(stderr(&report).contains("holds no trace"), "{}", stderr(&report));
+        assert!(stderr(&report).contains("contains no trace"), "{}", stderr(&report));
     }
 }
 
 #[test]
-fn an_export_follows_no_link_that_was_put_in_its_way() {
+fn an_export_follows_no_symbolic_link() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     assert!(output(recording(&run).args([PRODUCER, "define", "write"])).status.success());
-    let victim = folder.path().join("victim");
-    std::fs::write(&victim, "mine").unwrap();
+    let untouched = folder.path().join("untouched");
+    std::fs::write(&untouched, "mine").unwrap();
     let pickle = run.join(format!("{}.pickle", only_process(&run)["pid"]));
     std::fs::remove_file(&pickle).unwrap();
-    symlink(&victim, &pickle).unwrap();
+    symlink(&untouched, &pickle).unwrap();
     let exported = output(Command::new(memtrace()).args(["export", ".", "--to", "snapshot"]).current_dir(&run));
     assert!(exported.status.success(), "{}", stderr(&exported));
-    assert_eq!(std::fs::read(&victim).unwrap(), b"mine");
+    assert_eq!(std::fs::read(&untouched).unwrap(), b"mine");
     assert!(std::fs::symlink_metadata(&pickle).unwrap().is_file() && mode(&pickle) == 0o600);
 }
 
@@ -382,7 +385,7 @@ fn assert_printable(what: &str, bytes: &[u8]) {
 }
 
 #[test]
-fn nothing_a_program_says_reaches_a_terminal_raw() {
+fn control_characters_never_reach_the_terminal() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("a\x1b[2Jb");
     let evil = "say=\x1b]0;owned\x07\u{9b}31m\u{202e}\r\n";
@@ -392,8 +395,8 @@ fn nothing_a_program_says_reaches_a_terminal_raw() {
     command.arg("-o").arg(&run).arg("--").args([INTRUDER, "names", evil]).arg(broken);
     let ended = output(&mut command);
     assert!(ended.status.success());
-    assert_printable("the closing page", &ended.stderr);
-    assert!(stderr(&ended).contains("train.py") && stderr(&ended).lines().count() < 40, "{}", stderr(&ended));
+    assert_printable("the end-of-run summary", &ended.stderr);
+    assert!(stderr(&ended).contains("train.py") && stderr(&ended).lines().count() < 60, "{}", stderr(&ended));
     for name in ["run.json", "report.html", "summary.json", "summary.txt", "symbols.json"] {
         assert_printable(name, &std::fs::read(run.join(name)).unwrap());
     }
@@ -417,7 +420,7 @@ fn nothing_a_program_says_reaches_a_terminal_raw() {
 
 /// An analysis that exceeds the memory limit fails alone. The run stays intact, and the exit status is the command's.
 #[test]
-fn an_analysis_that_needs_too_much_takes_nobody_along() {
+fn an_analysis_over_its_memory_limit_fails_alone() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let script = format!(
@@ -427,7 +430,11 @@ fn an_analysis_that_needs_too_much_takes_nobody_along() {
     );
     let ended = output(Command::new("sh").args(["-c", &script]));
     assert_eq!(ended.status.code(), Some(9), "{}", stderr(&ended));
-    assert!(stderr(&ended).contains("the analysis needed more than"), "{}", stderr(&ended));
+    assert!(
+        stderr(&ended).contains("cannot analyze the run: the worker process exceeded its memory limit"),
+        "{}",
+        stderr(&ended)
+    );
     assert_eq!(only_process(&run)["events"], 2_000_000);
     assert_eq!(only_trace(&run).event_count(), 2_000_000);
 }

@@ -39,10 +39,10 @@ impl Outcome {
         self.folder.path().join("run")
     }
 
-    fn process(&self, is: impl Fn(&str) -> bool) -> Vec<Value> {
+    fn process(&self, runs_program: impl Fn(&str) -> bool) -> Vec<Value> {
         let manifest = manifest(&self.run());
         let all = manifest["processes"].as_array().unwrap().clone();
-        all.into_iter().filter(|p| is(p["argv"][0].as_str().unwrap_or_default())).collect()
+        all.into_iter().filter(|p| runs_program(p["argv"][0].as_str().unwrap_or_default())).collect()
     }
 }
 
@@ -79,9 +79,9 @@ fn beside_an_honest_one(words: &str) -> Outcome {
         let status = running.child.wait().unwrap();
         let after = ended.elapsed();
         over.store(true, Ordering::Relaxed);
-        let mut said = String::new();
-        std::io::Read::read_to_string(&mut running.child.stderr.take().unwrap(), &mut said).unwrap();
-        assert_eq!(status.code(), Some(7), "{words}: {said}");
+        let mut stderr = String::new();
+        std::io::Read::read_to_string(&mut running.child.stderr.take().unwrap(), &mut stderr).unwrap();
+        assert_eq!(status.code(), Some(7), "{words}: {stderr}");
         (watch.join().unwrap(), after)
     });
     println!("{words}: launcher's peak {peak_kib} KiB, ended {after_command:?} after the command");
@@ -113,20 +113,20 @@ fn beside_an_honest_one(words: &str) -> Outcome {
 }
 
 #[test]
-fn whatever_is_said_at_the_door() {
+fn bad_connections_are_refused() {
     for words in ["silent=2000 half=2000 sleep=300", "garbage=300 gifts=300 images=300"] {
         let outcome = beside_an_honest_one(words);
         assert!(outcome.peak_kib < LITTLE_MEMORY_KIB, "{words}: {} KiB", outcome.peak_kib);
         let refused = &manifest(&outcome.run())["refused"];
-        let reason = if words.contains("silent") { "no hello" } else { "library of another build" };
+        let reason = if words.contains("silent") { "incomplete request" } else { "library of another memtrace build" };
         assert!(refused[reason].as_u64().unwrap() >= 300, "{words}: {refused:#}");
     }
     let outcome = beside_an_honest_one("flood=1000");
-    assert!(manifest(&outcome.run())["refused"]["no hello"].as_u64().unwrap() > 100);
+    assert!(manifest(&outcome.run())["refused"]["incomplete request"].as_u64().unwrap() > 100);
 }
 
 #[test]
-fn descriptors_nobody_asked_for_are_dropped() {
+fn unexpected_descriptors_are_closed() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let mut command = recording(&run);
@@ -146,16 +146,16 @@ fn descriptors_nobody_asked_for_are_dropped() {
 
 /// A process sends messages over the connection of a dead process, whose id may belong to another process by now.
 #[test]
-fn the_dead_get_nothing() {
+fn the_connection_of_a_dead_process_gets_no_memory() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let output = output(recording(&run).args([INTRUDER, "ghost", "ask"]));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "ghost refused\nserved\n");
-    assert_eq!(manifest(&run)["refused"]["gone before the answer"], 1);
+    assert_eq!(manifest(&run)["refused"]["process ended before the reply"], 1);
 }
 
 #[test]
-fn whatever_is_written_into_shared_memory() {
+fn corrupt_shared_memory_is_harmless() {
     for words in ["jumps", "ids", "texts", "rings", "counters", "threads=20000"] {
         let outcome = beside_an_honest_one(words);
         assert!(outcome.peak_kib < LITTLE_MEMORY_KIB, "{words}: {} KiB", outcome.peak_kib);
@@ -174,7 +174,7 @@ fn whatever_is_written_into_shared_memory() {
 }
 
 #[test]
-fn a_flood_of_new_definitions_is_cut_at_its_budget() {
+fn definitions_over_their_budget_are_dropped() {
     const SENT: u64 = 30_000;
     let outcome = beside_an_honest_one(&format!("definitions={SENT}"));
     let [hostile] = &outcome.process(|argv0| argv0 == INTRUDER)[..] else { panic!() };
@@ -188,7 +188,7 @@ fn a_flood_of_new_definitions_is_cut_at_its_budget() {
 
 /// Each of these windows would take 20 MiB.
 #[test]
-fn many_processes_together_take_no_more_than_a_few() {
+fn the_memory_of_the_launcher_is_bounded_over_many_processes() {
     let outcome = beside_an_honest_one("windows=60");
     let hostile = outcome.process(|argv0| argv0 == INTRUDER);
     assert_eq!(hostile.len(), 60);
@@ -196,16 +196,16 @@ fn many_processes_together_take_no_more_than_a_few() {
 }
 
 #[test]
-fn nobody_keeps_the_launcher_from_ending() {
+fn no_client_keeps_the_launcher_from_ending() {
     // A daemon continues writing after every other process has ended, and ignores messages.
     let outcome = beside_an_honest_one("daemon forever");
     let [daemon] = &outcome.process(|argv0| argv0 == INTRUDER)[..] else { panic!() };
     assert_eq!(daemon["end_reason"], "still running");
     let pid = daemon["pid"].as_i64().unwrap() as i32;
-    assert!(is(INTRUDER, pid), "it is still there, unharmed");
+    assert!(runs_program(INTRUDER, pid), "it is still there, unharmed");
     kill(pid, libc::SIGKILL);
 }
 
-fn is(program: &str, pid: i32) -> bool {
+fn runs_program(program: &str, pid: i32) -> bool {
     std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == Path::new(program))
 }

@@ -22,8 +22,8 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
-use super::census::Census;
-use super::column::{Bad, Column, malformed};
+use super::column::{Column, Invalid, malformed};
+use super::event_counts::EventCounts;
 use crate::api::Api;
 use crate::error::{Error, Result};
 use crate::event::{Action, Event, Flags, Source};
@@ -212,7 +212,7 @@ impl<'a> DictionaryReader<'a> {
     }
 
     #[inline(always)]
-    fn get(&mut self) -> Result<(usize, u64), Bad> {
+    fn get(&mut self) -> Result<(usize, u64), Invalid> {
         let index = self.column.varint()? as usize;
         if index == self.values.len() {
             self.add()?;
@@ -221,14 +221,14 @@ impl<'a> DictionaryReader<'a> {
         Ok((index, *value))
     }
 
-    fn add(&mut self) -> Result<(), Bad> {
+    fn add(&mut self) -> Result<(), Invalid> {
         self.last_new = self.last_new.wrapping_add(unzigzag(self.column.varint()?) as u64);
         self.values.push(self.last_new);
         Ok(())
     }
 
     #[inline(always)]
-    fn get32(&mut self) -> Result<u32, Bad> {
+    fn get32(&mut self) -> Result<u32, Invalid> {
         u32::try_from(self.get()?.1).map_err(|_| "id: more than 32 bits")
     }
 }
@@ -342,7 +342,7 @@ pub(super) fn decode(prefix: &Prefix, raw: &[u8], out: &mut Vec<Event>) -> Resul
     decode_columns(prefix, columns, out).map_err(malformed)
 }
 
-fn decode_columns(prefix: &Prefix, columns: Columns<'_>, out: &mut Vec<Event>) -> Result<(), Bad> {
+fn decode_columns(prefix: &Prefix, columns: Columns<'_>, out: &mut Vec<Event>) -> Result<(), Invalid> {
     let Columns { shapes, shape: mut shape_column, others } = columns;
     let [mut seqs, mut times, addrs, mut size_column, stacks, contexts, mut extras] = others;
     let mut addrs = DictionaryReader::new(addrs);
@@ -360,11 +360,11 @@ fn decode_columns(prefix: &Prefix, columns: Columns<'_>, out: &mut Vec<Event>) -
             sizes.push(0);
         }
         let code = size_column.varint()?;
-        let place = sizes.get_mut(at).ok_or("address of a block")?;
+        let last_size = sizes.get_mut(at).ok_or("address of a block")?;
         if code != 0 {
-            *place = code - 1;
+            *last_size = code - 1;
         }
-        let size = *place;
+        let size = *last_size;
         let extra = if shape.has_extra { extras.varint()? } else { 0 };
         let torch = shape.event.source.is_torch();
         out.push(Event {
@@ -382,8 +382,9 @@ fn decode_columns(prefix: &Prefix, columns: Columns<'_>, out: &mut Vec<Event>) -
     Ok(())
 }
 
-/// Counts a block's events by kind without decoding them. It reads two of nine columns. See [`super::Decoder::census`].
-pub(super) fn census(prefix: &Prefix, raw: &[u8], out: &mut Census) -> Result<()> {
+/// Counts a block's events by kind without decoding them. It reads two of nine columns. See
+/// [`super::Decoder::count_events`].
+pub(super) fn count_events(prefix: &Prefix, raw: &[u8], out: &mut EventCounts) -> Result<()> {
     let Columns { shapes, shape: mut column, others } = Columns::of(prefix, raw)?;
     let [.., mut extras] = others;
     // The same column stores the results of CUDA calls and the slack of PyTorch's blocks.
@@ -406,7 +407,7 @@ pub(super) fn census(prefix: &Prefix, raw: &[u8], out: &mut Census) -> Result<()
         out.add(&shape.event, true, failed);
     }
     if prefix.count > 0 {
-        out.stretch((prefix.first_ticks, prefix.last_ticks));
+        out.extend_time_range((prefix.first_ticks, prefix.last_ticks));
     }
     Ok(())
 }
@@ -460,21 +461,21 @@ mod tests {
             encode(&prefix, &events, &mut raw);
             decode(&prefix, &raw, &mut back).unwrap();
             prop_assert_eq!(&back, &events);
-            let (mut counted, mut told) = (Census::default(), Census::default());
-            census(&prefix, &raw, &mut told).unwrap();
+            let (mut counted, mut from_columns) = (EventCounts::default(), EventCounts::default());
+            count_events(&prefix, &raw, &mut from_columns).unwrap();
             events.iter().for_each(|e| counted.count(e));
-            prop_assert_eq!(told, counted);
+            prop_assert_eq!(from_columns, counted);
         }
 
         #[test]
-        fn any_bytes_are_decoded_or_refused(raw: Vec<u8>, count: u32) {
+        fn arbitrary_bytes_are_decoded_or_rejected(raw: Vec<u8>, count: u32) {
             let prefix = Prefix { count, first_seq: 1, first_ticks: 0, last_ticks: 0 };
             let _ = decode(&prefix, &raw, &mut Vec::new());
-            let _ = census(&prefix, &raw, &mut Census::default());
+            let _ = count_events(&prefix, &raw, &mut EventCounts::default());
         }
 
         #[test]
-        fn flipped_bytes_are_decoded_or_refused(
+        fn flipped_bytes_are_decoded_or_rejected(
             events in prop::collection::vec(any_event(), 1..20), at: prop::sample::Index, flip in 1u8..,
         ) {
             let prefix = Prefix::of(&events);
@@ -483,7 +484,7 @@ mod tests {
             let at = at.index(raw.len());
             raw[at] ^= flip;
             let _ = decode(&prefix, &raw, &mut Vec::new());
-            let _ = census(&prefix, &raw, &mut Census::default());
+            let _ = count_events(&prefix, &raw, &mut EventCounts::default());
         }
     }
 }

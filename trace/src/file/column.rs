@@ -7,14 +7,14 @@ use crate::error::{Error, Result};
 use crate::wire::Cursor;
 
 /// The reason why a block is invalid. It is small enough for registers.
-pub(super) type Bad = &'static str;
+pub(super) type Invalid = &'static str;
 
-const ENDS_EARLY: Bad = "record: it ends early";
-const TOO_LONG: Bad = "varint: more than 64 bits";
+const ENDS_EARLY: Invalid = "record: it ends early";
+const TOO_LONG: Invalid = "varint: more than 64 bits";
 
 /// The public error for this reason.
 #[cold]
-pub(super) fn malformed(what: Bad) -> Error {
+pub(super) fn malformed(what: Invalid) -> Error {
     Error::Malformed { what }
 }
 
@@ -32,7 +32,7 @@ impl<'a> Column<'a> {
 
     /// Reads the next number.
     #[inline(always)]
-    pub(super) fn varint(&mut self) -> Result<u64, Bad> {
+    pub(super) fn varint(&mut self) -> Result<u64, Invalid> {
         match self.bytes.get(self.at) {
             Some(&byte) if byte < 0x80 => {
                 self.at += 1;
@@ -45,7 +45,7 @@ impl<'a> Column<'a> {
     /// Reads a number of two to eight bytes from one word. Longer numbers, and those at the end of a column, are read
     /// byte by byte.
     #[inline]
-    fn long_varint(&mut self) -> Result<u64, Bad> {
+    fn long_varint(&mut self) -> Result<u64, Invalid> {
         if let Some(word) = self.bytes.get(self.at..).and_then(|rest| rest.first_chunk()) {
             let word = u64::from_le_bytes(*word);
             let ends = !word & 0x8080_8080_8080_8080;
@@ -63,7 +63,7 @@ impl<'a> Column<'a> {
     }
 
     #[cold]
-    fn slow_varint(&mut self) -> Result<u64, Bad> {
+    fn slow_varint(&mut self) -> Result<u64, Invalid> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
         let mut cursor = Cursor::new(rest);
         let value = cursor.varint().map_err(|_| if rest.len() < 10 { ENDS_EARLY } else { TOO_LONG })?;
@@ -92,7 +92,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_as_the_cursor_reads_them(bytes: Vec<u8>) {
+        fn arbitrary_bytes_are_read_as_the_cursor_reads_them(bytes: Vec<u8>) {
             both_read(&bytes);
         }
 
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn long_forms_and_overlong_ones() {
+    fn long_varints_and_overlong_ones_are_read() {
         both_read(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01, 5]);
         both_read(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02, 5]);
         both_read(&[0x80, 0x80, 0x80, 0x00, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x00, 7, 0, 0, 0, 0, 0, 0, 0, 0]);

@@ -2,7 +2,7 @@
 //! over a long trace allocates nothing.
 
 use super::block::{self, PREFIX, Prefix};
-use super::census::Census;
+use super::event_counts::EventCounts;
 use super::reader::{BlockInfo, Reader};
 use crate::error::{Error, Result};
 use crate::event::Event;
@@ -47,8 +47,8 @@ impl<'a> Decoder<'a> {
     }
 
     /// Adds one block's events to `out`, by kind.
-    pub fn census(&mut self, info: &BlockInfo, out: &mut Census) -> Result<(), LostBlock> {
-        let counted = self.unpack(info).and_then(|prefix| block::census(&prefix, &self.raw, out));
+    pub fn count_events(&mut self, info: &BlockInfo, out: &mut EventCounts) -> Result<(), LostBlock> {
+        let counted = self.unpack(info).and_then(|prefix| block::count_events(&prefix, &self.raw, out));
         counted.map_err(|e| lost(info, &e))
     }
 
@@ -61,9 +61,9 @@ impl<'a> Decoder<'a> {
         let zstd = self.zstd.as_mut().ok_or(Error::Malformed { what: "block: no memory to decompress it" })?;
         self.raw.clear();
         self.raw.reserve(len);
-        let done = zstd.decompress_to_buffer(stored, &mut self.raw);
+        let decompressed = zstd.decompress_to_buffer(stored, &mut self.raw);
         // The buffer's capacity may exceed the length that the frame states.
-        if !done.is_ok_and(|got| got <= len) {
+        if !decompressed.is_ok_and(|got| got <= len) {
             return Err(Error::Malformed { what: "compressed frame" });
         }
         Ok(prefix)

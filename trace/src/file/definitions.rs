@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::definition::{Definition, LabelOrigin, TensorKind, Verdict};
+use crate::definition::{Definition, LabelOrigin, NoticeStatus, TensorKind};
 use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
-use crate::shm::intake::MAX_ID;
+use crate::shm::validation::MAX_ID;
 
 /// One line of one function.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
@@ -19,7 +19,7 @@ pub struct Frame {
     pub line: u32,
     /// The first line of the function, 0 if unknown.
     pub first_line: u32,
-    /// Whether this is native code, named by [`Definitions::name_native`].
+    /// Whether this is native code, named by [`Definitions::name_native_frames`].
     pub native: bool,
     /// The frame that follows this one in every stack. It is the one it was inlined into, or the first origin of a line
     /// in a generated file.
@@ -162,7 +162,7 @@ pub struct Notice {
     /// A sentence about it.
     pub text: Box<str>,
     /// Whether the part works.
-    pub verdict: Verdict,
+    pub status: NoticeStatus,
 }
 
 /// All definitions of a trace. Entry 0 of each table means "none".
@@ -174,10 +174,11 @@ pub struct Definitions {
     pub stacks: Vec<StackNode>,
     /// By [`ContextId`].
     pub contexts: Vec<Context>,
-    /// The frames of native code. Before [`Self::name_native`], `frames` has empty entries at their ids.
+    /// The frames of native code. Before [`Self::name_native_frames`], `frames` has empty entries at their ids.
     pub native_frames: BTreeMap<FrameId, NativeFrame>,
-    /// The origins of lines in generated files, by frame and position. [`Self::place_origins`] adds them to `frames`.
-    pub origins: BTreeMap<(FrameId, u32), Frame>,
+    /// The origins of lines in generated files, by frame and position. [`Self::insert_frame_origins`] adds them to
+    /// `frames`.
+    pub frame_origins: BTreeMap<(FrameId, u32), Frame>,
     /// Calls of `nn.Module`s: the contexts of events outside backward. `contexts` has empty entries at their ids.
     pub nn_calls: BTreeMap<ContextId, NnCall>,
     /// In order of arrival.
@@ -262,13 +263,13 @@ impl Definitions {
             }
             // A caller has a smaller id than its callee, so a walk to the outermost call ends.
             Definition::NnCall { id, caller, object, class } => {
-                let sound = caller < id
+                let is_valid = caller < id
                     && (id.index() < self.contexts.len()
                         || set(&mut self.contexts, &mut bounds.contexts, id.index(), Context::default()));
-                if sound {
+                if is_valid {
                     self.nn_calls.insert(id, NnCall { caller, object, class: class.into() });
                 }
-                sound
+                is_valid
             }
             Definition::NnName { object, seq, class, name } => {
                 self.nn_names.push(NnName { object, seq, class: class.into(), name: name.into() });
@@ -292,17 +293,17 @@ impl Definitions {
             }
             Definition::NativeFrame { id, module, address } => {
                 // Its names come later, if at all. Its entry among the frames is bounded like theirs.
-                let sound = id.index() < self.frames.len()
+                let is_valid = id.index() < self.frames.len()
                     || set(&mut self.frames, &mut bounds.frames, id.index(), Frame::default());
-                if sound {
+                if is_valid {
                     self.native_frames.insert(id, NativeFrame { module, address });
                 }
-                sound
+                is_valid
             }
             Definition::FrameOrigin { frame, position, name, filename, line } => {
                 let (name, filename): (Box<str>, _) = (name.into(), filename.into());
                 let origin = Frame { qualname: name.clone(), name, filename, line, ..Frame::default() };
-                self.origins.insert((frame, position), origin);
+                self.frame_origins.insert((frame, position), origin);
                 true
             }
             Definition::Thread { id, tid, name } => {
@@ -321,8 +322,8 @@ impl Definitions {
                 self.rank.get_or_insert((rank, size));
                 true
             }
-            Definition::Notice { topic, text, verdict } => {
-                let notice = Notice { topic: topic.into(), text: text.into(), verdict };
+            Definition::Notice { topic, text, status } => {
+                let notice = Notice { topic: topic.into(), text: text.into(), status };
                 if bounds.notices.insert(notice.clone()) {
                     self.notices.push(notice);
                 }
@@ -333,17 +334,17 @@ impl Definitions {
 
     /// Makes the origins of lines in generated files follow those lines in every stack. Call it once, after all
     /// definitions are read.
-    pub(super) fn place_origins(&mut self) {
-        if self.origins.is_empty() {
+    pub(super) fn insert_frame_origins(&mut self) {
+        if self.frame_origins.is_empty() {
             return;
         }
-        self.reserve_used();
+        self.reserve_used_ids();
         let defined = self.frames.len();
         let (mut of, mut last) = (FrameId::NONE, FrameId::NONE);
-        for ((frame, _), origin) in &self.origins {
-            let is_there =
+        for ((frame, _), origin) in &self.frame_origins {
+            let is_defined =
                 self.frames.get(..defined).and_then(|f| f.get(frame.index())).is_some_and(|f| !f.is_undefined());
-            if frame.is_none() || !is_there {
+            if frame.is_none() || !is_defined {
                 continue;
             }
             if of != *frame {
@@ -357,7 +358,7 @@ impl Definitions {
     }
 
     /// Extends the table, so that new frames get ids that no stack uses, even an undefined one.
-    fn reserve_used(&mut self) {
+    fn reserve_used_ids(&mut self) {
         let used = self.stacks.iter().map(|node| node.frame.index()).max().unwrap_or(0);
         let used = used.max(self.native_frames.last_key_value().map_or(0, |(id, _)| id.index()));
         if used < self.frames.len() + MAX_GAP {
@@ -393,9 +394,9 @@ impl Definitions {
 
     /// Names every native frame. `names` returns the frames for a position, innermost first, each inlined into the
     /// next. A position without names stays undefined.
-    pub fn name_native(&mut self, mut names: impl FnMut(&NativeFrame) -> Vec<Frame>) {
+    pub fn name_native_frames(&mut self, mut names: impl FnMut(&NativeFrame) -> Vec<Frame>) {
         // Inlined functions get new ids.
-        self.reserve_used();
+        self.reserve_used_ids();
         for (id, place) in &self.native_frames {
             let mut last = *id;
             for (i, frame) in names(place).into_iter().enumerate() {
@@ -439,7 +440,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_generated_line_stands_for_follows_it() {
+    fn origins_follow_the_generated_line() {
         let (mut all, mut bounds) = (Definitions::default(), Bounds::default());
         let origin = |frame, position, line| {
             let frame = FrameId(frame);
@@ -460,7 +461,7 @@ mod tests {
         for definition in given.iter().chain(&more) {
             assert!(all.add(definition, 10, &mut bounds));
         }
-        all.place_origins();
+        all.insert_frame_origins();
         let frames: Vec<_> =
             all.walk(StackId(4)).map(|(id, f)| (id.0, f.map_or(("?", 0), |f| (&*f.name, f.line)))).collect();
         let call = |stack| [(stack, ("call", 1)), (stack, ("forward", 10)), (stack, ("forward", 11))];
@@ -472,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn inlined_functions_are_frames_of_their_own() {
+    fn inlined_functions_have_their_own_frames() {
         let (mut all, mut bounds) = (Definitions::default(), Bounds::default());
         let mut add = |all: &mut Definitions, d: &Definition<'_>| all.add(d, 10, &mut bounds);
         let frame =
@@ -487,7 +488,7 @@ mod tests {
             all.walk(stack).map(|(id, f)| (id.0, f.map_or("?".to_owned(), |f| f.name.to_string()))).collect()
         };
         assert_eq!(names(&all, StackId(3)), [(3, "f".into()), (2, "?".into()), (1, "f".into())]);
-        all.name_native(|place| {
+        all.name_native_frames(|place| {
             assert_eq!(*place, NativeFrame { module: ModuleId(1), address: 9 });
             vec![native("inner"), native("middle"), native("outer")]
         });

@@ -79,8 +79,8 @@ impl FrameHeader {
         b[8..12].copy_from_slice(&self.stored_len.to_le_bytes());
         b[12..16].copy_from_slice(&self.raw_len.to_le_bytes());
         b[16..20].copy_from_slice(&self.crc.to_le_bytes());
-        let own = crc32fast::hash(&b[..20]);
-        b[20..24].copy_from_slice(&own.to_le_bytes());
+        let header_crc = crc32fast::hash(&b[..20]);
+        b[20..24].copy_from_slice(&header_crc.to_le_bytes());
         b
     }
 
@@ -94,11 +94,11 @@ impl FrameHeader {
             raw_len: word(12),
             crc: word(16),
         };
-        let sound = b[0..4] == SYNC
+        let is_valid = b[0..4] == SYNC
             && word(20) == crc32fast::hash(&b[..20])
             && header.stored_len <= MAX_PAYLOAD
             && header.raw_len <= MAX_PAYLOAD;
-        sound.then_some(header)
+        is_valid.then_some(header)
     }
 }
 

@@ -9,21 +9,21 @@
 //! - A window of events can be found without decoding the others.
 
 mod block;
-mod census;
 mod column;
 mod decoder;
 mod definitions;
-pub mod foreign;
+mod event_counts;
 mod frame;
 mod reader;
+pub mod untrusted;
 mod writer;
 
-pub use census::Census;
 pub use decoder::{Decoder, LostBlock};
 pub use definitions::{
     Context, Cycle, Definitions, Device, Frame, Label, Module, NativeFrame, NnCall, NnName, Notice, StackNode,
     TensorName, Thread,
 };
+pub use event_counts::EventCounts;
 pub use frame::MAGIC;
 pub use reader::{BlockInfo, Damage, Events, Reader};
 pub use writer::{End, Writer, end_after_failure};

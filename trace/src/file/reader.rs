@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use super::block::{MAX_EVENTS, PREFIX, Prefix};
 use super::decoder::{Decoder, LostBlock};
 use super::definitions::{Bounds, Definitions};
-use super::foreign;
 use super::frame::{FILE_HEADER, FRAME_HEADER, FrameHeader, Kind, MAX_PAYLOAD, check_file_header};
+use super::untrusted;
 use super::writer::End;
 use crate::clock::{Calibration, ClockPoint};
 use crate::counters::{COUNTER_SLOTS, Counter};
@@ -22,11 +22,11 @@ use crate::wire::Cursor;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Damage {
     /// How many byte ranges contain no valid frame.
-    pub damaged_places: u64,
+    pub damaged_ranges: u64,
     /// Their total length in bytes, including a cut end of the file.
     pub bytes_skipped: u64,
     /// Whether the file ends inside a frame, because the launcher was stopped while writing. Expected after a SIGKILL.
-    pub cut_tail: bool,
+    pub is_tail_truncated: bool,
     /// How many frames have an unknown kind (of a newer minor version).
     pub unknown_frames: u64,
     /// How many definitions have an unknown kind.
@@ -78,13 +78,13 @@ impl Reader {
     /// with its valid parts, and [`Self::damage`] counts the rest.
     pub fn open(path: impl AsRef<Path>) -> Result<Reader> {
         let path = path.as_ref();
-        let file = foreign::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
+        let file = untrusted::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
         Reader::of(path, file)
     }
 
     /// [`Self::open`] for a file that is open already. `path` is for messages.
     pub fn of(path: &Path, file: File) -> Result<Reader> {
-        let len = foreign::check(&file).map_err(Error::io(format!("cannot read {}", path.display())))?.len();
+        let len = untrusted::check(&file).map_err(Error::io(format!("cannot read {}", path.display())))?.len();
         let mut start = vec![0; FILE_HEADER.min(len as usize)];
         file.read_exact_at(&mut start, 0).map_err(Error::io(format!("cannot read {}", path.display())))?;
         let version = check_file_header(&start)?;
@@ -100,8 +100,8 @@ impl Reader {
             blocks: Vec::new(),
             damage: Damage::default(),
         };
-        reader.survey(len)?;
-        reader.definitions.place_origins();
+        reader.read_index(len)?;
+        reader.definitions.insert_frame_origins();
         Ok(reader)
     }
 
@@ -192,27 +192,27 @@ impl Reader {
         Ok(())
     }
 
-    fn survey(&mut self, len: u64) -> Result<()> {
+    fn read_index(&mut self, len: u64) -> Result<()> {
         let mut bounds = Bounds::default();
         let mut at = FILE_HEADER as u64;
         while at < len {
             let Some(header) = self.header_at(at, len)? else {
                 // Damage, or a cut end of the file: search for the next frame.
                 let next = self.resync(at + 1, len)?;
-                self.damage.damaged_places += 1;
+                self.damage.damaged_ranges += 1;
                 self.damage.bytes_skipped += next - at;
-                self.damage.cut_tail |= next == len;
+                self.damage.is_tail_truncated |= next == len;
                 at = next;
                 continue;
             };
             let end = at + FRAME_HEADER as u64 + u64::from(header.stored_len);
             if end > len {
-                self.damage.cut_tail = true;
+                self.damage.is_tail_truncated = true;
                 self.damage.bytes_skipped += len - at;
                 return Ok(());
             }
-            if !self.take_frame(at, &header, &mut bounds) {
-                self.damage.damaged_places += 1;
+            if !self.read_frame(at, &header, &mut bounds) {
+                self.damage.damaged_ranges += 1;
                 self.damage.bytes_skipped += end - at;
             }
             at = end;
@@ -250,9 +250,9 @@ impl Reader {
     }
 
     /// Reads the content of a frame. Returns `false` if it is invalid.
-    fn take_frame(&mut self, offset: u64, header: &FrameHeader, bounds: &mut Bounds) -> bool {
+    fn read_frame(&mut self, offset: u64, header: &FrameHeader, bounds: &mut Bounds) -> bool {
         if let Kind::Events = header.kind {
-            return self.take_block(offset, header);
+            return self.read_block(offset, header);
         }
         if let Kind::Unknown(_) = header.kind {
             self.damage.unknown_frames += 1;
@@ -275,16 +275,16 @@ impl Reader {
                 Ok(info) => self.info = info,
                 Err(_) => return false,
             },
-            Kind::Definitions => return self.take_definitions(&raw, bounds),
+            Kind::Definitions => return self.read_definitions(&raw, bounds),
             Kind::Clock => {
                 let Some(point) = clock_point(&raw) else { return false };
                 self.clock_points.push(point);
             }
             Kind::Counters => {
                 let mut c = Cursor::new(&raw);
-                for place in &mut self.counters {
+                for slot in &mut self.counters {
                     let Ok(value) = c.varint() else { break };
-                    *place = value;
+                    *slot = value;
                 }
             }
             Kind::End => match End::decode(&raw) {
@@ -296,7 +296,7 @@ impl Reader {
         true
     }
 
-    fn take_block(&mut self, offset: u64, header: &FrameHeader) -> bool {
+    fn read_block(&mut self, offset: u64, header: &FrameHeader) -> bool {
         let mut prefix = [0; PREFIX];
         if header.stored_len < PREFIX as u32
             || self.file.read_exact_at(&mut prefix, offset + FRAME_HEADER as u64).is_err()
@@ -319,7 +319,7 @@ impl Reader {
         true
     }
 
-    fn take_definitions(&mut self, raw: &[u8], bounds: &mut Bounds) -> bool {
+    fn read_definitions(&mut self, raw: &[u8], bounds: &mut Bounds) -> bool {
         let mut cursor = Cursor::new(raw);
         while !cursor.is_empty() {
             let before = cursor.rest().len();

@@ -155,7 +155,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn a_descriptor_travels() {
+    fn a_descriptor_is_sent_and_received() {
         let (a, b) = UnixStream::pair().unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
         send_fd(a.as_fd(), file.as_fd()).unwrap();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn hello_of_another_build_is_refused() {
+    fn a_hello_of_another_build_is_rejected() {
         let hello = Hello::new(3);
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
         let mut other = hello.to_bytes();

@@ -68,7 +68,7 @@ impl RingHeader {
     #[cfg(any(test, loom))]
     pub fn at(position: u64) -> RingHeader {
         RingHeader {
-            owner: Padded(Owner::nobody()),
+            owner: Padded(Owner::unowned()),
             tail: Padded(AtomicU64::new(position)),
             head: Padded(AtomicU64::new(position)),
         }

@@ -3,10 +3,10 @@
 //! It lives for one run and one build ([`layout::BUILD`]), so nothing here is a stable format.
 
 pub mod handshake;
-pub mod intake;
 pub mod layout;
 pub mod owner;
 pub mod ring;
+pub mod validation;
 // Not with loom, because the model checker's atomics cannot be in a mapped file.
 #[cfg(not(loom))]
 pub mod segment;

@@ -32,7 +32,7 @@ const fn next(word: u64, tid: u32) -> u64 {
 impl Owner {
     /// An owner's word that was never owned.
     #[cfg(any(test, loom))]
-    pub fn nobody() -> Owner {
+    pub fn unowned() -> Owner {
         Owner(AtomicU64::new(0))
     }
 
@@ -73,9 +73,9 @@ impl Owner {
 pub fn claim(rings: &[RingHeader], used: &AtomicU32, me: u32, exists: impl Fn(u32) -> bool) -> Option<usize> {
     let seen = (used.load(Ordering::Relaxed) as usize).clamp(1, rings.len().max(1));
     let take = |index: usize| rings.get(index).is_some_and(|ring| ring.owner.0.take(me, &exists));
-    let own = |index: &usize| rings.get(*index).is_some_and(|ring| ring.owner.0.tid() == me);
+    let has_same_id = |index: &usize| rings.get(*index).is_some_and(|ring| ring.owner.0.tid() == me);
     let index = (1..seen)
-        .find(|index| own(index) && take(*index))
+        .find(|index| has_same_id(index) && take(*index))
         .or_else(|| (1..seen).find(|index| take(*index)))
         .or_else(|| (seen..rings.len()).find(|index| take(*index)))?;
     // The launcher reads this before it looks for published slots. The publication orders the two.

@@ -19,7 +19,7 @@ pub struct SharedSlot {
     /// Shows the model checker each access to the slot: two accesses must be ordered by `head` or `tail`. loom does not
     /// model a load that reads a later store, which the atomic words alone would permit.
     #[cfg(loom)]
-    turn: loom::cell::UnsafeCell<()>,
+    accesses: loom::cell::UnsafeCell<()>,
 }
 
 impl SharedSlot {
@@ -29,14 +29,14 @@ impl SharedSlot {
         SharedSlot {
             words: std::array::from_fn(|_| AtomicU64::new(0)),
             #[cfg(loom)]
-            turn: loom::cell::UnsafeCell::new(()),
+            accesses: loom::cell::UnsafeCell::new(()),
         }
     }
 
     #[inline]
     fn store(&self, slot: &Slot) {
         #[cfg(loom)]
-        self.turn.with_mut(|_| ());
+        self.accesses.with_mut(|_| ());
         for (shared, word) in self.words.iter().zip(slot) {
             shared.store(*word, Ordering::Relaxed);
         }
@@ -45,7 +45,7 @@ impl SharedSlot {
     #[inline]
     fn load(&self) -> Slot {
         #[cfg(loom)]
-        self.turn.with(|_| ());
+        self.accesses.with(|_| ());
         std::array::from_fn(|i| self.words[i].load(Ordering::Relaxed))
     }
 
@@ -53,7 +53,7 @@ impl SharedSlot {
     #[inline(always)]
     fn store_end(&self, [new_a, new_b]: [u64; 2]) {
         #[cfg(loom)]
-        self.turn.with_mut(|_| ());
+        self.accesses.with_mut(|_| ());
         let [.., a, b] = &self.words;
         a.store(new_a, Ordering::Relaxed);
         b.store(new_b, Ordering::Relaxed);
@@ -63,13 +63,13 @@ impl SharedSlot {
 /// Prefetches a slot for writing. The consumer read it last, on another core. Without the prefetch the next event's
 /// stores would wait for the cache line. Its numbering, which is a barrier, would wait for the stores.
 #[inline(always)]
-fn want_to_write(slot: &SharedSlot) {
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
+fn prefetch_for_write(slot: &SharedSlot) {
+    #[cfg(not(loom))]
     // SAFETY: a prefetch is a hint that changes no memory. Processors without it execute it as a no-op.
     unsafe {
         core::arch::asm!("prefetchw [{}]", in(reg) slot, options(nostack, preserves_flags, readonly));
     }
-    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    #[cfg(loom)]
     let _ = slot;
 }
 
@@ -117,28 +117,28 @@ impl<'a> Producer<'a> {
         Producer { ring, next, head }
     }
 
-    /// Whether `wanted` slots can be written now.
+    /// Whether `is_taken` slots can be written now.
     #[inline]
-    fn room(&mut self, wanted: u64) -> bool {
+    fn has_room_for(&mut self, count: u64) -> bool {
         let capacity = self.ring.slots.len() as u64;
-        if self.next.wrapping_sub(self.head).wrapping_add(wanted) <= capacity {
+        if self.next.wrapping_sub(self.head).wrapping_add(count) <= capacity {
             return true;
         }
         self.head = self.ring.head.load(Ordering::Acquire);
-        self.next.wrapping_sub(self.head).wrapping_add(wanted) <= capacity
+        self.next.wrapping_sub(self.head).wrapping_add(count) <= capacity
     }
 
     /// Whether [`Self::write`] will succeed. Only the producer itself uses up space.
     #[inline]
     pub fn has_room(&mut self) -> bool {
-        self.room(1)
+        self.has_room_for(1)
     }
 
     /// Writes one slot without publishing it. [`Self::amend`] may change it until [`Self::publish`]. The error is
     /// [`Full`].
     #[inline]
     pub fn write(&mut self, slot: &Slot) -> Result<(), Full> {
-        if !self.room(1) {
+        if !self.has_room_for(1) {
             return Err(Full);
         }
         if let Some(shared) = self.ring.slot(self.next) {
@@ -146,7 +146,7 @@ impl<'a> Producer<'a> {
         }
         self.next = self.next.wrapping_add(1);
         if let Some(shared) = self.ring.slot(self.next) {
-            want_to_write(shared);
+            prefetch_for_write(shared);
         }
         Ok(())
     }
@@ -170,7 +170,7 @@ impl<'a> Producer<'a> {
     /// Writes and publishes an encoded definition: a slot with its length, then the bytes. The error is [`Full`].
     pub fn write_definition(&mut self, bytes: &[u8]) -> Result<(), Full> {
         let body = bytes.len().div_ceil(size_of::<Slot>()) as u64;
-        if !self.room(body + 1) {
+        if !self.has_room_for(body + 1) {
             return Err(Full);
         }
         let mut head = [0; SLOT_WORDS];
@@ -260,7 +260,7 @@ impl<'a> Consumer<'a> {
             let slot = self.ring.slot(head.wrapping_add(at)).ok_or(Corrupt)?.load();
             let mut next = at + 1;
             let taken = match SlotKind::of(&slot) {
-                Some(SlotKind::Event | SlotKind::FreeAtOnce) => take(Record::Event(slot)),
+                Some(SlotKind::Event | SlotKind::CompletedFree) => take(Record::Event(slot)),
                 Some(SlotKind::Definition) => {
                     let len = slot[0];
                     let body = len.div_ceil(size_of::<Slot>() as u64);
@@ -303,7 +303,7 @@ mod tests {
     enum Step {
         Event,
         Definition(Vec<u8>),
-        Hold,
+        WriteUnpublished,
         Drain,
         DrainSome(usize),
     }
@@ -312,7 +312,7 @@ mod tests {
         prop_oneof![
             3 => Just(Step::Event),
             2 => prop::collection::vec(any::<u8>(), 0..300).prop_map(Step::Definition),
-            1 => Just(Step::Hold),
+            1 => Just(Step::WriteUnpublished),
             2 => Just(Step::Drain),
             2 => (0usize..6).prop_map(Step::DrainSome),
         ]
@@ -332,21 +332,21 @@ mod tests {
             let slots: Vec<_> = (0..16).map(|_| SharedSlot::zeroed()).collect();
             let ring = Ring::new(&tail, &head, &slots);
             let (mut producer, mut consumer) = (Producer::new(ring), Consumer::new(ring));
-            let (mut model, mut held) = (VecDeque::new(), Vec::new());
+            let (mut model, mut unpublished) = (VecDeque::new(), Vec::new());
             let mut used = 0;
             for (seq, s) in steps.into_iter().enumerate() {
                 let seq = seq as u64 + 1;
                 match s {
-                    Step::Event | Step::Hold => {
+                    Step::Event | Step::WriteUnpublished => {
                         prop_assert_eq!(producer.has_room(), used < 16);
                         let ok = producer.write(&event(seq)).is_ok();
                         prop_assert_eq!(ok, used < 16);
                         if ok {
                             used += 1;
-                            held.push(Owned::Event(seq));
+                            unpublished.push(Owned::Event(seq));
                             if matches!(s, Step::Event) {
                                 producer.publish();
-                                model.extend(held.drain(..));
+                                model.extend(unpublished.drain(..));
                             }
                         }
                     }
@@ -356,7 +356,7 @@ mod tests {
                         prop_assert_eq!(ok, used + need <= 16);
                         if ok {
                             used += need;
-                            model.extend(held.drain(..));
+                            model.extend(unpublished.drain(..));
                             model.push_back(Owned::Definition(bytes));
                         }
                     }
@@ -370,21 +370,21 @@ mod tests {
                         used -= taken.unwrap_or(0) as usize;
                         prop_assert_eq!(seen, model.drain(..).collect::<Vec<_>>());
                     }
-                    Step::DrainSome(most) => {
+                    Step::DrainSome(limit) => {
                         let (mut seen, mut refused) = (Vec::new(), Vec::new());
                         let taken = consumer.drain_while(|r| {
                             let record = match r {
                                 Record::Event(slot) => Owned::Event(slot[0]),
                                 Record::Definition(bytes) => Owned::Definition(bytes.to_vec()),
                             };
-                            let wanted = seen.len() < most;
-                            if wanted { seen.push(record) } else { refused.push(record) }
-                            wanted
+                            let is_taken = seen.len() < limit;
+                            if is_taken { seen.push(record) } else { refused.push(record) }
+                            is_taken
                         });
                         prop_assert!(taken.is_ok());
                         used -= taken.unwrap_or(0) as usize;
-                        prop_assert_eq!(refused.as_slice(), model.get(most).map_or(&[][..], std::slice::from_ref));
-                        let first = most.min(model.len());
+                        prop_assert_eq!(refused.as_slice(), model.get(limit).map_or(&[][..], std::slice::from_ref));
+                        let first = limit.min(model.len());
                         prop_assert_eq!(seen, model.drain(..first).collect::<Vec<_>>());
                     }
                 }
@@ -393,7 +393,7 @@ mod tests {
 
         /// A hostile producer can cause an error, never a panic or an endless loop.
         #[test]
-        fn any_memory_is_drained_or_refused(words: [u64; 64], tail: u64, head: u64) {
+        fn arbitrary_memory_is_drained_or_rejected(words: [u64; 64], tail: u64, head: u64) {
             let (tail, head) = (AtomicU64::new(tail), AtomicU64::new(head));
             let slots: Vec<_> = (0..8).map(|_| SharedSlot::zeroed()).collect();
             for (slot, words) in slots.iter().zip(words.chunks(8)) {
@@ -406,22 +406,22 @@ mod tests {
     }
 
     #[test]
-    fn amended_before_publication() {
+    fn an_unpublished_slot_can_be_amended() {
         let (tail, head) = (AtomicU64::new(0), AtomicU64::new(0));
         let slots: Vec<_> = (0..4).map(|_| SharedSlot::zeroed()).collect();
         let ring = Ring::new(&tail, &head, &slots);
         let (mut producer, mut consumer) = (Producer::new(ring), Consumer::new(ring));
-        let held = Event { seq: 1, size: 500, stream: 7, ..Event::EMPTY };
-        producer.write(&held.to_slot()).unwrap();
+        let unpublished = Event { seq: 1, size: 500, stream: 7, ..Event::EMPTY };
+        producer.write(&unpublished.to_slot()).unwrap();
         assert_eq!(consumer.drain(|_| panic!("not published")), Ok(0));
         assert!(producer.amend(|slot| Some(Event::amend_slack(slot, 12))));
         producer.publish();
-        let amended = Event { slack: 12, flags: Flags::SLACK_KNOWN, ..held };
+        let amended = Event { slack: 12, flags: Flags::SLACK_KNOWN, ..unpublished };
         assert_eq!(consumer.drain(|r| assert_eq!(r, Record::Event(amended.to_slot()))), Ok(1));
     }
 
     #[test]
-    fn two_threads() {
+    fn two_threads_transfer_all_events() {
         let (tail, head) = (AtomicU64::new(0), AtomicU64::new(0));
         let slots: Vec<_> = (0..64).map(|_| SharedSlot::zeroed()).collect();
         let ring = Ring::new(&tail, &head, &slots);

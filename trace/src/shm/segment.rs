@@ -23,14 +23,14 @@ impl Segment {
     /// Creates a segment, on the launcher's side: a new memfd, mapped, with its header written. It is sealed, so that
     /// it cannot be shrunk while it is mapped.
     pub fn create() -> io::Result<(Segment, OwnedFd)> {
-        let made = memfd(libc::MFD_NOEXEC_SEAL).or_else(|e| match e.raw_os_error() {
+        let created = memfd(libc::MFD_NOEXEC_SEAL).or_else(|e| match e.raw_os_error() {
             // Linux before 6.3 does not know this flag. Later ones may be configured to require it.
             Some(libc::EINVAL) => memfd(0),
             _ => Err(e),
         });
-        let fd = made?;
+        let fd = created?;
         // SAFETY: these calls take plain arguments, and the descriptor is open.
-        let done = unsafe {
+        let is_prepared = unsafe {
             libc::fchmod(fd.as_raw_fd(), 0o600) == 0
                 && libc::ftruncate(fd.as_raw_fd(), SEGMENT_SIZE as libc::off_t) == 0
                 && libc::fcntl(
@@ -39,7 +39,7 @@ impl Segment {
                     libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL,
                 ) == 0
         };
-        if !done {
+        if !is_prepared {
             return Err(io::Error::last_os_error());
         }
         let segment = Segment::map_unchecked(fd.as_fd())?;
@@ -149,9 +149,9 @@ mod tests {
     #[test]
     fn both_sides_see_one_ring() {
         let (launcher, fd) = Segment::create().unwrap();
-        let target = Segment::map(fd.as_fd()).unwrap();
+        let traced = Segment::map(fd.as_fd()).unwrap();
         let last = RING_COUNT - 1;
-        let mut producer = Producer::new(target.ring(last).unwrap());
+        let mut producer = Producer::new(traced.ring(last).unwrap());
         let slot = Event { seq: 42, ..Event::EMPTY }.to_slot();
         producer.write(&slot).unwrap();
         producer.publish();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_file_is_refused() {
+    fn a_file_that_is_no_segment_is_rejected() {
         let file = memfd(0).unwrap();
         assert!(Segment::map(file.as_fd()).is_err());
         // Everything is right except for the seals.
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_is_its_owners_alone() {
+    fn only_the_owner_can_access_a_segment() {
         let (_segment, fd) = Segment::create().unwrap();
         let metadata = std::fs::File::from(fd.try_clone().unwrap()).metadata().unwrap();
         assert_eq!(std::os::unix::fs::MetadataExt::mode(&metadata) & 0o7777, 0o600);

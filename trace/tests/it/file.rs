@@ -53,7 +53,7 @@ fn open(bytes: &[u8], dir: &Path) -> memtrace_trace::error::Result<Reader> {
 }
 
 #[test]
-fn a_trace_reads_back() {
+fn a_trace_round_trips() {
     let dir = tempfile::tempdir().unwrap();
     let reader = open(&sample(50_000, u64::MAX), dir.path()).unwrap();
     assert!(reader.damage().is_none());
@@ -69,26 +69,26 @@ fn a_trace_reads_back() {
 }
 
 #[test]
-fn every_prefix_reads_up_to_the_cut() {
+fn every_prefix_is_readable_up_to_the_cut() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = sample(60, 10);
-    let mut most = 0;
+    let mut read = 0;
     for cut in 0..bytes.len() {
         let Ok(reader) = open(&bytes[..cut], dir.path()) else {
-            assert!(cut < 16, "a trace cut at {cut} does not open");
+            assert!(cut < 16, "a trace truncated at {cut} does not open");
             continue;
         };
         assert!(reader.end().is_none());
         let events: Vec<Event> = reader.events().flat_map(|b| b.unwrap()).collect();
         assert_eq!(events, (1..=events.len() as u64).map(event).collect::<Vec<_>>());
-        assert!(events.len() >= most, "more bytes, fewer events");
-        most = events.len();
+        assert!(events.len() >= read, "more bytes, fewer events");
+        read = events.len();
     }
-    assert_eq!(most, 60);
+    assert_eq!(read, 60);
 }
 
 #[test]
-fn a_flipped_byte_costs_its_frame_and_is_counted() {
+fn a_flipped_byte_loses_only_its_frame_and_is_counted() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = sample(60, 10);
     for at in 16..bytes.len() {
@@ -110,7 +110,7 @@ fn a_flipped_byte_costs_its_frame_and_is_counted() {
 }
 
 #[test]
-fn what_is_no_trace_says_so() {
+fn files_that_are_no_trace_are_rejected_with_a_reason() {
     let dir = tempfile::tempdir().unwrap();
     let message = open(b"PK\x03\x04 a zip file, say", dir.path()).unwrap_err().to_string();
     assert!(message.contains("not a memtrace trace"), "{message}");
@@ -123,7 +123,7 @@ fn what_is_no_trace_says_so() {
 }
 
 #[test]
-fn a_failing_sink_is_reported_once_and_leaves_a_sound_trace() {
+fn a_failed_write_is_reported_once_and_leaves_a_valid_trace() {
     struct Limited(Vec<u8>, usize);
     impl std::io::Write for Limited {
         fn write(&mut self, b: &[u8]) -> std::io::Result<usize> {
@@ -139,13 +139,13 @@ fn a_failing_sink_is_reported_once_and_leaves_a_sound_trace() {
             Ok(())
         }
     }
-    let mut sink = Limited(Vec::new(), 300);
-    let mut writer = Writer::new(&mut sink, "{}").unwrap();
+    let mut out = Limited(Vec::new(), 300);
+    let mut writer = Writer::new(&mut out, "{}").unwrap();
     let failed = (1..100).find(|seq| writer.event(&event(*seq)).and_then(|()| writer.flush()).is_err());
     assert!(failed.is_some());
     drop(writer);
     let dir = tempfile::tempdir().unwrap();
-    let reader = open(&sink.0, dir.path()).unwrap();
+    let reader = open(&out.0, dir.path()).unwrap();
     assert_eq!(reader.event_count(), failed.unwrap() - 1);
-    assert!(reader.damage().cut_tail);
+    assert!(reader.damage().is_tail_truncated);
 }

@@ -1,23 +1,23 @@
-//! What is written is read: every kind of record, with any contents, alone and in a file.
+//! Round trips of every kind of record with arbitrary contents, alone and in a file.
 
 use std::collections::BTreeMap;
 
 use memtrace_trace::api::Api;
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::counters::{COUNTER_SLOTS, Counter};
-use memtrace_trace::definition::{Definition, LabelOrigin, MAX_DEFINITION, TensorKind, Verdict};
+use memtrace_trace::definition::{Definition, LabelOrigin, MAX_DEFINITION, NoticeStatus, TensorKind};
 use memtrace_trace::event::{Action, Event, Flags, SLOT_WORDS, Slot, Source};
 use memtrace_trace::file::{Cycle, End, NnName, Reader, TensorName, Writer};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use memtrace_trace::options::{Cpu, Options, Stacks};
 use memtrace_trace::shm::handshake::Hello;
-use memtrace_trace::shm::intake;
 use memtrace_trace::shm::ring::{Consumer, Producer, Record};
 use memtrace_trace::shm::segment::Segment;
+use memtrace_trace::shm::validation;
 use memtrace_trace::wire::Cursor;
 use proptest::prelude::*;
 
-/// A definition that owns its texts.
+/// A definition that owns its strings.
 #[derive(Clone, Debug)]
 struct Owned {
     kind: u8,
@@ -28,7 +28,7 @@ struct Owned {
 }
 
 const KINDS: u8 = 16;
-const KINDS_OF_TENSOR: [TensorKind; 5] =
+const TENSOR_KINDS: [TensorKind; 5] =
     [TensorKind::Other, TensorKind::Parameter, TensorKind::Buffer, TensorKind::Gradient, TensorKind::OptimizerState];
 
 impl Owned {
@@ -46,13 +46,9 @@ impl Owned {
             8 => Definition::Rank { rank: *a, size: *b },
             10 => Definition::NnCall { id: ContextId(*id), caller: ContextId(a % id), object: *x, class: s },
             11 => Definition::NnName { object: *x, seq: *y, class: s, name: t },
-            12 => Definition::TensorName {
-                address: *x,
-                seq: *y,
-                kind: KINDS_OF_TENSOR[*a as usize % 5],
-                name: s,
-                shape: t,
-            },
+            12 => {
+                Definition::TensorName { address: *x, seq: *y, kind: TENSOR_KINDS[*a as usize % 5], name: s, shape: t }
+            }
             13 => {
                 let origin = [LabelOrigin::RecordFunction, LabelOrigin::Nvtx][*a as usize % 2];
                 Definition::Label { id: *id, origin, text: s }
@@ -60,8 +56,8 @@ impl Owned {
             14 => Definition::Cycle { address: *x, seq: *y, file: s, text: t },
             9 => Definition::FrameOrigin { frame: FrameId(*id), position: *b, name: s, filename: t, line: *a },
             _ => {
-                let verdict = [Verdict::Remark, Verdict::Works, Verdict::Off][*a as usize % 3];
-                Definition::Notice { topic: s, text: t, verdict }
+                let status = [NoticeStatus::Remark, NoticeStatus::Works, NoticeStatus::Off][*a as usize % 3];
+                Definition::Notice { topic: s, text: t, status }
             }
         }
     }
@@ -79,7 +75,8 @@ fn definition() -> impl Strategy<Value = Owned> {
         .prop_map(|(kind, id, small, large, texts)| Owned { kind, id, small, large, texts })
 }
 
-/// Any event that a hook can make. (A size of `u64::MAX` is no allocation's, and the file's columns have no word for it.)
+/// An arbitrary event that a hook can create. No allocation has a size of `u64::MAX`, which the file's columns cannot
+/// store.
 fn event() -> impl Strategy<Value = Event> {
     let word = prop_oneof![0u64..8, any::<u64>().prop_map(|v| v >> 1)];
     let words = prop::collection::vec(word, 5);
@@ -112,7 +109,7 @@ fn event() -> impl Strategy<Value = Event> {
     )
 }
 
-/// Through a real segment, as launcher and target share it.
+/// Passes slots and definitions through a real segment, as launcher and traced process share it.
 fn through_a_ring(slots: &[Slot], definitions: &[Vec<u8>]) -> (Vec<Slot>, Vec<Vec<u8>>) {
     use std::os::fd::AsFd;
     let (ours, fd) = Segment::create().unwrap();
@@ -138,7 +135,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     #[test]
-    fn definitions(all in prop::collection::vec(definition(), 0..40)) {
+    fn definitions_round_trip(all in prop::collection::vec(definition(), 0..40)) {
         let bytes: Vec<u8> = all.iter().flat_map(Owned::encoded).collect();
         let mut cursor = Cursor::new(&bytes);
         for one in &all {
@@ -148,8 +145,8 @@ proptest! {
         for one in &all {
             let bytes = one.encoded();
             let expected = Some(one.definition()).filter(|_| one.kind != 4 && bytes.len() <= MAX_DEFINITION);
-            prop_assert_eq!(intake::definition(&bytes), expected);
-            // Nothing shorter is one.
+            prop_assert_eq!(validation::decode_definition(&bytes), expected);
+            // No prefix is a valid definition.
             for cut in 0..bytes.len() {
                 prop_assert!(Definition::decode(&mut Cursor::new(&bytes[..cut])).is_err(), "cut at {}", cut);
             }
@@ -157,7 +154,7 @@ proptest! {
     }
 
     #[test]
-    fn slots_and_definitions_through_shared_memory(
+    fn slots_and_definitions_round_trip_through_shared_memory(
         events in prop::collection::vec(event(), 1..30),
         definitions in prop::collection::vec(definition(), 0..20),
     ) {
@@ -171,7 +168,7 @@ proptest! {
     }
 
     #[test]
-    fn a_file(
+    fn a_file_round_trips(
         info in ".{0,60}",
         events in prop::collection::vec(event(), 0..200),
         definitions in prop::collection::vec(definition(), 0..60),
@@ -212,10 +209,10 @@ proptest! {
         let read: Vec<Event> = reader.events().flat_map(|block| block.unwrap()).collect();
         prop_assert!(read == events);
 
-        // The last definition of an id is the one that counts.
+        // The last definition of an id is valid.
         let mut last: BTreeMap<(u8, u32), &Owned> = BTreeMap::new();
         for one in &definitions {
-            // Pools have ids of 16 bits; frames share theirs with native ones, which are kept beside them.
+            // Pools have ids of 16 bits. Frames and native frames share their ids but have separate tables.
             last.insert((one.kind, one.id), one);
         }
         let all = reader.definitions();
@@ -267,7 +264,7 @@ proptest! {
                     prop_assert_eq!((all.native_frames[&id].module, all.native_frames[&id].address), (module, address));
                 }
                 Definition::FrameOrigin { frame, position, name, filename, line } => {
-                    let found = &all.origins[&(frame, position)];
+                    let found = &all.frame_origins[&(frame, position)];
                     prop_assert_eq!((&*found.name, &*found.filename, found.line), (name, filename, line));
                 }
                 Definition::Rank { .. } => {}
@@ -281,7 +278,7 @@ proptest! {
     }
 
     #[test]
-    fn the_handshake(generation: u32, token in "[0-9a-f]{1,64}", cpu in 0usize..3, stacks in 0usize..4, flags in 0u8..4, folder in proptest::option::of("/[^\\x00]{0,40}")) {
+    fn the_handshake_round_trips(generation: u32, token in "[0-9a-f]{1,64}", cpu in 0usize..3, stacks in 0usize..4, flags in 0u8..4, folder in proptest::option::of("/[^\\x00]{0,40}")) {
         let hello = Hello::new(generation);
         prop_assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
         let cpu = [Cpu::Auto, Cpu::Always, Cpu::Never][cpu];

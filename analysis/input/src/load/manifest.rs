@@ -1,7 +1,7 @@
 //! `run.json`: what the launcher records about a run, written through [`Manifest`]. Every field can be absent, because
 //! a run folder can outlive the launcher that was writing it.
 
-use memtrace_trace::file::foreign;
+use memtrace_trace::file::untrusted;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -9,17 +9,17 @@ use crate::error::{Error, Result};
 use crate::folder::RunFolder;
 
 /// The manifest's file name in the run folder.
-pub const RUN_MANIFEST: &str = "run.json";
+pub const MANIFEST_FILE: &str = "run.json";
 /// The largest manifest that is read, in bytes: about that of a run with 65,536 processes.
-const MAX_FILE: u64 = 256 << 20;
+const MAX_FILE_SIZE: u64 = 256 << 20;
 
 /// How a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Exit {
-    /// The exit status, when it exited.
+    /// The exit status. Absent if the process did not exit, or if its end is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<i32>,
-    /// The signal that ended it.
+    /// The number of the signal that ended the process. Absent if no signal ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
 }
@@ -95,7 +95,7 @@ pub struct Manifest {
     pub losses: BTreeMap<String, u64>,
     /// Other fields that the launcher wrote. They are kept but not interpreted.
     #[serde(flatten)]
-    pub more: BTreeMap<String, serde_json::Value>,
+    pub extra: BTreeMap<String, serde_json::Value>,
 }
 
 impl Manifest {
@@ -106,8 +106,8 @@ impl Manifest {
     /// If the manifest cannot be read. That is only a problem for the report, because the traces beside it remain
     /// usable.
     pub fn read(folder: &RunFolder) -> Result<Option<Manifest>> {
-        let fail = |e| Error::io(format!("cannot read {}", folder.path().join(RUN_MANIFEST).display()))(e);
-        let text = match folder.read(RUN_MANIFEST).and_then(|file| foreign::read(&file, MAX_FILE)) {
+        let fail = |e| Error::io(format!("cannot read {}", folder.path().join(MANIFEST_FILE).display()))(e);
+        let text = match folder.open_file(MANIFEST_FILE).and_then(|file| untrusted::read(&file, MAX_FILE_SIZE)) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(fail(e)),
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wait_statuses_are_told_apart() {
+    fn wait_statuses_are_decoded() {
         assert_eq!(Exit::from_wait_status(0), Exit { code: Some(0), signal: None });
         assert_eq!(Exit::from_wait_status(0x0100), Exit { code: Some(1), signal: None });
         assert_eq!(Exit::from_wait_status(9), Exit { code: None, signal: Some(9) });
@@ -134,11 +134,11 @@ mod tests {
     }
 
     #[test]
-    fn any_subset_of_the_fields_is_a_manifest() {
+    fn absent_and_unknown_fields_are_accepted() {
         let manifest: Manifest = serde_json::from_str(r#"{"command":["python","x.py"],"new":1}"#).unwrap();
         assert_eq!(manifest.command, ["python", "x.py"]);
         assert_eq!(manifest.exit.success(), None);
-        assert_eq!(manifest.more["new"], 1);
+        assert_eq!(manifest.extra["new"], 1);
         assert_eq!(serde_json::from_str::<Manifest>("{}").unwrap(), Manifest::default());
     }
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::manifest::{Exit, Manifest};
 use crate::recording::Recording;
-use crate::survey::Survey;
+use crate::trace_index::TraceIndex;
 
 /// What the recorder stored about a process. Every field can be missing.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -36,7 +36,7 @@ pub struct Process {
     info: ProcessInfo,
     exit: Exit,
     recording: Box<dyn Recording>,
-    survey: OnceLock<Survey>,
+    trace_index: OnceLock<TraceIndex>,
 }
 
 impl fmt::Debug for Process {
@@ -53,8 +53,8 @@ impl Process {
         if info.pid == 0 {
             info.pid = pid_of_file_name(path).unwrap_or(0);
         }
-        let seen = recording.end().and_then(|e| e.wait_status).map(Exit::from_wait_status).unwrap_or_default();
-        let mut exit = seen;
+        let recorded = recording.end().and_then(|e| e.wait_status).map(Exit::from_wait_status).unwrap_or_default();
+        let mut exit = recorded;
         if let Some(entry) = manifest.process(info.pid) {
             if info.argv.is_empty() {
                 info.argv.clone_from(&entry.argv);
@@ -73,7 +73,7 @@ impl Process {
         if info.cwd.is_none() {
             info.cwd = manifest.directory.as_ref().map(PathBuf::from);
         }
-        Process { path: path.to_owned(), info, exit, recording, survey: OnceLock::new() }
+        Process { path: path.to_owned(), info, exit, recording, trace_index: OnceLock::new() }
     }
 
     /// The trace's path.
@@ -97,8 +97,8 @@ impl Process {
     }
 
     /// The devices and the event source of each. The first call makes one quick pass over the events.
-    pub fn survey(&self) -> &Survey {
-        self.survey.get_or_init(|| Survey::of(self.recording()))
+    pub fn trace_index(&self) -> &TraceIndex {
+        self.trace_index.get_or_init(|| TraceIndex::of(self.recording()))
     }
 
     /// How the process ended. Empty if unknown.
@@ -109,22 +109,22 @@ impl Process {
     /// The rank in a distributed job: the one reported to PyTorch, else the value of `RANK`, `SLURM_PROCID`,
     /// `OMPI_COMM_WORLD_RANK` or `PMI_RANK`.
     pub fn rank(&self) -> Option<u32> {
-        let told = self.definitions().rank.map(|(rank, _)| rank);
-        told.or_else(|| self.number(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]))
+        let reported = self.definitions().rank.map(|(rank, _)| rank);
+        reported.or_else(|| self.env_number(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]))
     }
 
     /// The rank on its host; `None` if unknown.
     pub fn local_rank(&self) -> Option<u32> {
-        self.number(&["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"])
+        self.env_number(&["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"])
     }
 
     /// The number of ranks of the job; `None` if unknown.
     pub fn world_size(&self) -> Option<u32> {
-        let told = self.definitions().rank.map(|(_, size)| size);
-        told.or_else(|| self.number(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"]))
+        let reported = self.definitions().rank.map(|(_, size)| size);
+        reported.or_else(|| self.env_number(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"]))
     }
 
-    fn number(&self, names: &[&str]) -> Option<u32> {
+    fn env_number(&self, names: &[&str]) -> Option<u32> {
         names.iter().find_map(|name| self.info.env.get(*name)?.parse().ok())
     }
 

@@ -7,7 +7,7 @@ use std::sync::mpsc::sync_channel;
 use memtrace_trace::clock::Calibration;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::Event;
-use memtrace_trace::file::{BlockInfo, Census, Damage, Definitions, End, Reader};
+use memtrace_trace::file::{BlockInfo, Damage, Definitions, End, EventCounts, Reader};
 
 use crate::error::{Error, Result};
 use crate::folder::RunFolder;
@@ -15,7 +15,7 @@ use crate::recording::{LostEvents, Recording};
 use crate::symbols::Symbols;
 
 /// The maximum number of blocks that are decoded ahead.
-const DECODED_AHEAD: usize = 4;
+const MAX_BLOCKS_AHEAD: usize = 4;
 
 /// A `.mtr` file.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl TraceRecording {
     /// Opens and indexes a trace in a run folder.
     pub(super) fn open_in(folder: &RunFolder, name: &OsStr) -> Result<TraceRecording> {
         let path = folder.path().join(name);
-        let file = folder.read(name).map_err(Error::io(format!("cannot open {}", path.display())))?;
+        let file = folder.open_file(name).map_err(Error::io(format!("cannot open {}", path.display())))?;
         Reader::of(&path, file).map(TraceRecording::of).map_err(|cause| Error::Trace { path, cause })
     }
 
@@ -44,9 +44,9 @@ impl TraceRecording {
         TraceRecording { reader, calibration, threads }
     }
 
-    /// Sets the names of native frames.
-    pub(super) fn name_frames(&mut self, symbols: &Symbols) {
-        symbols.name_frames(self.reader.definitions_mut());
+    /// Replaces native frames by functions, files and lines.
+    pub(super) fn symbolize(&mut self, symbols: &Symbols) {
+        symbols.symbolize(self.reader.definitions_mut());
     }
 
     /// Sets the number of threads, including the caller's, instead of one per core. The result does not depend on it.
@@ -55,7 +55,7 @@ impl TraceRecording {
         self
     }
 
-    fn stream_alone(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents {
+    fn stream_on_one_thread(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents {
         let mut lost = LostEvents::default();
         let mut decoder = self.reader.decoder();
         let mut events = Vec::new();
@@ -102,11 +102,11 @@ impl Recording for TraceRecording {
     /// only wait. Replay must go in order and takes longer than decoding.
     fn stream(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents {
         if self.threads == 1 {
-            return self.stream_alone(sink);
+            return self.stream_on_one_thread(sink);
         }
         let mut lost = LostEvents::default();
-        let (full, ready) = sync_channel(DECODED_AHEAD);
-        let (empty, reuse) = sync_channel::<Vec<Event>>(DECODED_AHEAD + 2);
+        let (full, ready) = sync_channel(MAX_BLOCKS_AHEAD);
+        let (empty, reuse) = sync_channel::<Vec<Event>>(MAX_BLOCKS_AHEAD + 2);
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 let mut decoder = self.reader.decoder();
@@ -133,25 +133,26 @@ impl Recording for TraceRecording {
     }
 
     /// Each thread counts one range of the blocks.
-    fn census(&self) -> (Census, LostEvents) {
+    fn event_counts(&self) -> (EventCounts, LostEvents) {
         let blocks = self.reader.blocks();
-        let count = |stretch: &[BlockInfo]| {
-            let (mut census, mut lost) = (Census::default(), LostEvents::default());
+        let count = |blocks: &[BlockInfo]| {
+            let (mut event_counts, mut lost) = (EventCounts::default(), LostEvents::default());
             let mut decoder = self.reader.decoder();
-            for block in stretch {
-                if let Err(block) = decoder.census(block, &mut census) {
+            for block in blocks {
+                if let Err(block) = decoder.count_events(block, &mut event_counts) {
                     lost.add(&block);
                 }
             }
-            (census, lost)
+            (event_counts, lost)
         };
-        let mut whole = (Census::default(), LostEvents::default());
+        let mut whole = (EventCounts::default(), LostEvents::default());
         std::thread::scope(|scope| {
-            let stretch = blocks.len().div_ceil(self.threads).max(1);
-            let counting: Vec<_> = blocks.chunks(stretch).map(|part| scope.spawn(move || count(part))).collect();
+            let blocks_per_thread = blocks.len().div_ceil(self.threads).max(1);
+            let counting: Vec<_> =
+                blocks.chunks(blocks_per_thread).map(|part| scope.spawn(move || count(part))).collect();
             for part in counting {
-                let (census, lost) = part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                whole.0.merge(census);
+                let (event_counts, lost) = part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                whole.0.merge(event_counts);
                 whole.1.append(lost);
             }
         });

@@ -5,8 +5,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::manifest::Manifest;
-use super::names;
 use super::process::Process;
+use super::process_names::process_names;
 use super::recording::TraceRecording;
 use super::snapshot;
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ const TRACE_EXTENSION: &str = "mtr";
 pub struct Problem {
     /// The file.
     pub path: PathBuf,
-    /// What is wrong, and what to do.
+    /// What is wrong, without the path.
     pub text: String,
 }
 
@@ -36,13 +36,13 @@ pub struct Run {
     native: NativeCode,
 }
 
-/// What is known about the native code in stacks.
+/// The symbols of the native code in stacks, and how complete they are.
 #[derive(Debug, Default)]
 struct NativeCode {
     symbols: Symbols,
     objects: Vec<ObjectReport>,
     /// Whether it contains symbols that the run folder does not have.
-    is_news: bool,
+    has_new_symbols: bool,
 }
 
 impl Run {
@@ -67,8 +67,8 @@ impl Run {
     }
 
     /// A unique name for each of [`Self::processes`]: `rank3`, or the process id.
-    pub fn names(&self) -> Vec<String> {
-        names::names(&self.processes)
+    pub fn process_names(&self) -> Vec<String> {
+        process_names(&self.processes)
     }
 
     /// Files that could not be used.
@@ -83,7 +83,7 @@ impl Run {
 
     /// The symbols of native code, if the run folder does not have all of them. Else `None`.
     pub fn new_symbols(&self) -> Option<&Symbols> {
-        self.native.is_news.then_some(&self.native.symbols)
+        self.native.has_new_symbols.then_some(&self.native.symbols)
     }
 }
 
@@ -91,11 +91,11 @@ impl Run {
 ///
 /// A folder opens if at least one of its traces does. The others are listed in [`Run::problems`].
 pub fn open_run(path: impl AsRef<Path>) -> Result<Run> {
-    open_run_heard(path, &mut |_, _| {})
+    open_run_with_progress(path, &mut |_, _| {})
 }
 
 /// Opens a run as [`open_run`] does. While a snapshot is read, `progress` receives the bytes read so far and the total.
-pub fn open_run_heard(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64)) -> Result<Run> {
+pub fn open_run_with_progress(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64)) -> Result<Run> {
     let path = path.as_ref();
     let metadata = std::fs::metadata(path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Error::NoSuchRun { path: path.to_owned() },
@@ -116,7 +116,7 @@ pub fn open_run_heard(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64)
     let folder = folder.and_then(|folder| RunFolder::open(folder).ok());
     let manifest = folder.as_ref().and_then(|folder| Manifest::read(folder).ok().flatten()).unwrap_or_default();
     let mut problems = Vec::new();
-    let native = name_native_code(folder.as_ref(), &manifest, std::slice::from_mut(&mut recording), &mut problems);
+    let native = symbolize(folder.as_ref(), &manifest, std::slice::from_mut(&mut recording), &mut problems);
     let process = Process::new(path, Box::new(recording), &manifest);
     Ok(Run { path: path.to_owned(), manifest, processes: vec![process], problems, native })
 }
@@ -125,7 +125,7 @@ pub fn open_run_heard(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64)
 /// whose reader reports what is wrong.
 fn is_trace(path: &Path) -> Result<bool> {
     let cannot = || Error::io(format!("cannot open {}", path.display()));
-    let mut file = memtrace_trace::file::foreign::open(path).map_err(cannot())?;
+    let mut file = memtrace_trace::file::untrusted::open(path).map_err(cannot())?;
     let mut head = [0; 4];
     let head = match file.read(&mut head) {
         Ok(n) => &head[..n],
@@ -141,13 +141,13 @@ pub fn open_folder(folder: &RunFolder) -> Result<Run> {
     let manifest = match Manifest::read(folder) {
         Ok(manifest) => manifest.unwrap_or_default(),
         Err(e) => {
-            problems.push(Problem { path: path.join(super::RUN_MANIFEST), text: e.to_string() });
+            problems.push(Problem { path: path.join(super::MANIFEST_FILE), text: e.reason() });
             Manifest::default()
         }
     };
-    let names = folder.names().map_err(Error::io(format!("cannot list {}", path.display())))?;
+    let file_names = folder.file_names().map_err(Error::io(format!("cannot list {}", path.display())))?;
     let is_trace = |name: &OsString| Path::new(name).extension().is_some_and(|e| e == TRACE_EXTENSION);
-    let traces: Vec<OsString> = names.into_iter().filter(is_trace).collect();
+    let traces: Vec<OsString> = file_names.into_iter().filter(is_trace).collect();
     if traces.is_empty() {
         return Err(Error::NoTraces { path: path.to_owned() });
     }
@@ -158,24 +158,24 @@ pub fn open_folder(folder: &RunFolder) -> Result<Run> {
                 recordings.push(recording);
                 paths.push(path.join(name));
             }
-            Err(e) => problems.push(Problem { path: path.join(name), text: e.to_string() }),
+            Err(e) => problems.push(Problem { path: path.join(name), text: e.reason() }),
         }
     }
-    let native = name_native_code(Some(folder), &manifest, &mut recordings, &mut problems);
+    let native = symbolize(Some(folder), &manifest, &mut recordings, &mut problems);
     let opened = paths.into_iter().zip(recordings);
     let mut processes: Vec<Process> =
         opened.map(|(path, recording)| Process::new(&path, Box::new(recording), &manifest)).collect();
     if processes.is_empty() {
-        let first = problems.last().map(|p| p.text.clone()).unwrap_or_default();
-        return Err(Error::NoReadableTrace { path: path.to_owned(), count: traces.len(), first });
+        let example = problems.last().map(|p| format!("{}: {}", p.path.display(), p.text)).unwrap_or_default();
+        return Err(Error::NoReadableTrace { path: path.to_owned(), count: traces.len(), example });
     }
     processes.sort_by_key(|p| (p.rank().unwrap_or(u32::MAX), p.pid()));
     Ok(Run { path: path.to_owned(), manifest, processes, problems, native })
 }
 
-/// Names the native frames of all traces: from the run folder's symbols, else from the objects' own files. Opens no
+/// Symbolizes the native frames of all traces: from the run folder's symbols, else from the objects' own files. Opens no
 /// file if there are no native frames.
-fn name_native_code(
+fn symbolize(
     folder: Option<&RunFolder>,
     manifest: &Manifest,
     recordings: &mut [TraceRecording],
@@ -187,20 +187,20 @@ fn name_native_code(
     let mut symbols = Symbols::default();
     if let Some(folder) = folder {
         match Symbols::read(folder) {
-            Ok(known) => symbols = known.unwrap_or_default(),
-            Err(e) => problems.push(Problem { path: folder.path().join(SYMBOLS_FILE), text: e.to_string() }),
+            Ok(stored) => symbols = stored.unwrap_or_default(),
+            Err(e) => problems.push(Problem { path: folder.path().join(SYMBOLS_FILE), text: e.reason() }),
         }
     }
     let search = Search {
         directory: manifest.directory.as_ref().map(PathBuf::from),
         ended_ns: manifest.ended_ns,
-        ..Search::here()
+        ..Search::local_machine()
     };
     let definitions = || recordings.iter().map(|r| r.definitions());
-    let is_news = symbols.complete(definitions(), &search);
+    let has_new_symbols = symbols.resolve_missing(definitions(), &search);
     let objects = symbols.report(definitions());
     for recording in recordings {
-        recording.name_frames(&symbols);
+        recording.symbolize(&symbols);
     }
-    NativeCode { symbols, objects, is_news }
+    NativeCode { symbols, objects, has_new_symbols }
 }

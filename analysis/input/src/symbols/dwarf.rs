@@ -25,7 +25,7 @@ pub(super) struct DwarfFrame {
 /// The number of reads allowed per byte of DWARF. Reading everything once takes less than one read per byte.
 const READS_PER_BYTE: u64 = 4;
 /// The minimum number of reads allowed, for small files.
-const READS_AT_LEAST: u64 = 1 << 20;
+const MIN_READS: u64 = 1 << 20;
 
 /// Looks up every address of an instruction. Passes each one that DWARF knows to `sink`, with its frames, innermost
 /// first.
@@ -35,24 +35,25 @@ const READS_AT_LEAST: u64 = 1 << 20;
 /// What could not be read, as text. Addresses found before the error have been passed to `sink`.
 pub(super) fn look_up(
     elf: &Elf<'_>,
-    alternative: Option<&Elf<'_>>,
+    supplementary: Option<&Elf<'_>>,
     addresses: &[u64],
     sink: &mut dyn FnMut(u64, Vec<DwarfFrame>),
 ) -> Result<(), String> {
     let mut bytes = 0;
     let sections = load(elf, &mut bytes)?;
-    let alternative = alternative.map(|elf| load(elf, &mut bytes)).transpose()?;
+    let supplementary = supplementary.map(|elf| load(elf, &mut bytes)).transpose()?;
     let endian = match elf.endianness() {
         Endianness::Little => RunTimeEndian::Little,
         Endianness::Big => RunTimeEndian::Big,
     };
-    let allowance = Cell::new(READS_AT_LEAST + bytes.saturating_mul(READS_PER_BYTE));
-    let mut dwarf = sections.borrow_with_sup(alternative.as_ref(), |section| Metered::new(section, endian, &allowance));
+    let read_budget = Cell::new(MIN_READS + bytes.saturating_mul(READS_PER_BYTE));
+    let mut dwarf =
+        sections.borrow_with_sup(supplementary.as_ref(), |section| Metered::new(section, endian, &read_budget));
     dwarf.populate_abbreviations_cache(gimli::AbbreviationsCacheStrategy::Duplicates);
-    let context =
-        Context::from_dwarf(dwarf).map_err(|e| spent(&allowance).unwrap_or(format!("its DWARF is damaged: {e}")))?;
+    let context = Context::from_dwarf(dwarf)
+        .map_err(|e| limit_error(&read_budget).unwrap_or(format!("its DWARF data is damaged: {e}")))?;
     let mut failed = 0_u64;
-    let mut first = None;
+    let mut first_error = None;
     for address in addresses {
         // Split DWARF is in files of its own, which are not loaded. The parts in this file are used.
         let found = context.find_frames(*address).skip_all_loads().and_then(frames);
@@ -60,19 +61,20 @@ pub(super) fn look_up(
             Ok(frames) if frames.is_empty() => {}
             Ok(frames) => sink(*address, frames),
             Err(e) => {
-                if let Some(why) = spent(&allowance) {
+                if let Some(why) = limit_error(&read_budget) {
                     return Err(why);
                 }
                 failed += 1;
-                first.get_or_insert(e);
+                first_error.get_or_insert(e);
             }
         }
     }
-    first.map_or(Ok(()), |e| Err(format!("its DWARF is damaged at {failed} of {} places: {e}", addresses.len())))
+    first_error
+        .map_or(Ok(()), |e| Err(format!("its DWARF data is damaged at {failed} of {} addresses: {e}", addresses.len())))
 }
 
-fn spent(allowance: &Cell<u64>) -> Option<String> {
-    (allowance.get() == 0).then(|| "its DWARF takes more reading than its size can need".to_owned())
+fn limit_error(read_budget: &Cell<u64>) -> Option<String> {
+    (read_budget.get() == 0).then(|| "its DWARF data needs more reads than the limit for its size".to_owned())
 }
 
 fn frames(mut found: FrameIter<'_, Metered<'_>>) -> gimli::Result<Vec<DwarfFrame>> {
@@ -84,15 +86,15 @@ fn frames(mut found: FrameIter<'_, Metered<'_>>) -> gimli::Result<Vec<DwarfFrame
         let name = frame.function.as_ref().map(|f| f.raw_name()).transpose()?.unwrap_or_default();
         let (file, line) = frame.location.map_or((None, None), |at| (at.file, at.line));
         frames.push(DwarfFrame {
-            name: cut(&name).to_owned(),
-            file: cut(file.unwrap_or_default()).to_owned(),
+            name: truncated(&name).to_owned(),
+            file: truncated(file.unwrap_or_default()).to_owned(),
             line: line.unwrap_or(0),
         });
     }
     Ok(frames)
 }
 
-fn cut(text: &str) -> &str {
+fn truncated(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_TEXT)]
 }
 

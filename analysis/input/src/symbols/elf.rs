@@ -8,7 +8,7 @@ use std::io::Read;
 use std::ops::Deref;
 use std::path::Path;
 
-use memtrace_trace::file::foreign;
+use memtrace_trace::file::untrusted;
 use object::Endianness;
 use object::elf::{
     ELFCOMPRESS_ZLIB, ELFCOMPRESS_ZSTD, FileHeader64, NT_GNU_BUILD_ID, PT_NOTE, SHT_DYNSYM, SHT_NOBITS, SHT_SYMTAB,
@@ -36,15 +36,15 @@ pub(super) enum Bytes {
 impl Bytes {
     /// Maps a regular file. The error is a text.
     pub(super) fn map(path: &Path) -> Result<Bytes, String> {
-        let file = foreign::open(path).map_err(|e| reason(&e))?;
+        let file = untrusted::open(path).map_err(|e| io_reason(&e))?;
         // SAFETY: `Mmap::map` requires that nobody modifies or truncates the file while it is mapped. We cannot enforce
         // that; whoever installs libraries upholds it. Installers replace libraries by new files and do not rewrite
         // them in place. The dynamic loader maps libraries under the same assumption.
-        unsafe { memmap2::Mmap::map(&file) }.map(Bytes::Mapped).map_err(|e| reason(&e))
+        unsafe { memmap2::Mmap::map(&file) }.map(Bytes::Mapped).map_err(|e| io_reason(&e))
     }
 }
 
-fn reason(e: &std::io::Error) -> String {
+fn io_reason(e: &std::io::Error) -> String {
     match e.kind() {
         std::io::ErrorKind::NotFound => "does not exist".to_owned(),
         std::io::ErrorKind::Other => e.to_string(),
@@ -70,21 +70,21 @@ pub(super) struct Elf<'a> {
     header: &'a Header,
     endian: Endianness,
     sections: SectionTable<'a, Header>,
-    whole: bool,
+    has_section_table: bool,
 }
 
 impl<'a> Elf<'a> {
     /// Parses the headers. A truncated file without its section table still has its identity.
     pub(super) fn parse(data: &'a [u8]) -> Result<Elf<'a>, String> {
-        let header = Header::parse(data).map_err(|_| "is no 64-bit ELF file".to_owned())?;
+        let header = Header::parse(data).map_err(|_| "is not a 64-bit ELF file".to_owned())?;
         let endian = header.endian().map_err(|e| e.to_string())?;
         let sections = header.sections(endian, data);
-        Ok(Elf { data, header, endian, whole: sections.is_ok(), sections: sections.unwrap_or_default() })
+        Ok(Elf { data, header, endian, has_section_table: sections.is_ok(), sections: sections.unwrap_or_default() })
     }
 
     /// Whether the section table could be read.
-    pub(super) fn is_whole(&self) -> bool {
-        self.whole
+    pub(super) fn has_section_table(&self) -> bool {
+        self.has_section_table
     }
 
     /// Whether multi-byte values are little-endian.
@@ -108,20 +108,20 @@ impl<'a> Elf<'a> {
         })
     }
 
-    fn find(&self, name: &str) -> Option<&'a SectionHeader64<Endianness>> {
+    fn find_section(&self, name: &str) -> Option<&'a SectionHeader64<Endianness>> {
         let (_, section) = self.sections.section_by_name(self.endian, name.as_bytes())?;
         (section.sh_type(self.endian) != SHT_NOBITS).then_some(section)
     }
 
     /// Whether there is a section with this name and with contents.
-    pub(super) fn has(&self, name: &str) -> bool {
-        self.find(name).is_some_and(|section| section.sh_size(self.endian) > 0)
+    pub(super) fn has_section(&self, name: &str) -> bool {
+        self.find_section(name).is_some_and(|section| section.sh_size(self.endian) > 0)
     }
 
     /// The contents of a section, decompressed if necessary. Empty if there is no such section.
     pub(super) fn section(&self, name: &str) -> Result<Cow<'a, [u8]>, String> {
-        let Some(section) = self.find(name) else { return Ok(Cow::Borrowed(&[])) };
-        let outside = || format!("its section {name} lies outside the file");
+        let Some(section) = self.find_section(name) else { return Ok(Cow::Borrowed(&[])) };
+        let outside = || format!("section {name} lies outside the file");
         let Some((compression, offset, size)) = section.compression(self.endian, self.data).map_err(|_| outside())?
         else {
             return section.data(self.endian, self.data).map(Cow::Borrowed).map_err(|_| outside());
@@ -131,20 +131,22 @@ impl<'a> Elf<'a> {
         let stored = stored.ok_or_else(outside)?;
         let expected: u64 = compression.ch_size(self.endian);
         if expected > MAX_DECOMPRESSED {
-            return Err(format!("its section {name} claims to be {expected} bytes unpacked: too many"));
+            return Err(format!(
+                "section {name} has {expected} bytes decompressed, more than the limit of {MAX_DECOMPRESSED}"
+            ));
         }
-        let unpacked = match compression.ch_type(self.endian) {
-            ELFCOMPRESS_ZLIB => unpack(flate2::read::ZlibDecoder::new(stored), expected),
-            ELFCOMPRESS_ZSTD => zstd::Decoder::new(stored).and_then(|decoder| unpack(decoder, expected)),
-            other => return Err(format!("its section {name} is compressed in a way ({other}) that is not known here")),
+        let decompressed = match compression.ch_type(self.endian) {
+            ELFCOMPRESS_ZLIB => decompress(flate2::read::ZlibDecoder::new(stored), expected),
+            ELFCOMPRESS_ZSTD => zstd::Decoder::new(stored).and_then(|decoder| decompress(decoder, expected)),
+            other => return Err(format!("section {name} has the unsupported compression type {other}")),
         };
-        unpacked.map(Cow::Owned).map_err(|e| format!("its section {name} cannot be unpacked: {e}"))
+        decompressed.map(Cow::Owned).map_err(|e| format!("section {name} cannot be decompressed: {e}"))
     }
 
     /// The first symbol table of a kind: `.dynsym` if `dynamic`, else `.symtab`.
     pub(super) fn symbols(&self, dynamic: bool) -> Result<SymbolTable<'a, Header>, String> {
         let (kind, name) = if dynamic { (SHT_DYNSYM, ".dynsym") } else { (SHT_SYMTAB, ".symtab") };
-        self.sections.symbols(self.endian, self.data, kind).map_err(|e| format!("its {name} cannot be read: {e}"))
+        self.sections.symbols(self.endian, self.data, kind).map_err(|e| format!("{name} cannot be read: {e}"))
     }
 
     /// The start and the end address of the section with this index. The end is exclusive.
@@ -168,7 +170,7 @@ impl<'a> Elf<'a> {
 
     /// The path and the build id of the file in `.gnu_debugaltlink`: what `dwz` moved out of several debug files.
     /// `None` without one.
-    pub(super) fn alternative_link(&self) -> Option<(String, String)> {
+    pub(super) fn supplementary_link(&self) -> Option<(String, String)> {
         let section = self.section(".gnu_debugaltlink").ok()?;
         let end = section.iter().position(|byte| *byte == 0)?;
         let path = std::str::from_utf8(section.get(..end)?).ok()?.to_owned();
@@ -192,11 +194,11 @@ fn hexadecimal(bytes: &[u8]) -> String {
 }
 
 /// Decompresses exactly `expected` bytes. The buffer grows as they arrive, so a false size costs no memory.
-fn unpack(from: impl Read, expected: u64) -> std::io::Result<Vec<u8>> {
+fn decompress(from: impl Read, expected: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(expected.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 != expected {
-        return Err(std::io::Error::other("it is not as long as it says"));
+        return Err(std::io::Error::other("the length differs from the one in its header"));
     }
     Ok(bytes)
 }
@@ -205,17 +207,17 @@ fn unpack(from: impl Read, expected: u64) -> std::io::Result<Vec<u8>> {
 /// `None` without one.
 pub(super) fn mini_debug_data(elf: &Elf<'_>) -> Result<Option<Bytes>, String> {
     /// The maximum decompressed size, in bytes. Fedora's largest have a few megabytes.
-    const MAX_UNPACKED: u64 = 256 << 20;
+    const MAX_MINI_DEBUG_DATA: u64 = 256 << 20;
     const MAX_DICTIONARY_KIB: u32 = 128 << 10;
-    let packed = elf.section(".gnu_debugdata")?;
-    if packed.is_empty() {
+    let compressed = elf.section(".gnu_debugdata")?;
+    if compressed.is_empty() {
         return Ok(None);
     }
     let mut bytes = Vec::new();
-    let reader = lzma_rust2::XzReader::new_mem_limit(&*packed, false, MAX_DICTIONARY_KIB);
+    let reader = lzma_rust2::XzReader::new_mem_limit(&*compressed, false, MAX_DICTIONARY_KIB);
     reader
-        .take(MAX_UNPACKED)
+        .take(MAX_MINI_DEBUG_DATA)
         .read_to_end(&mut bytes)
-        .map_err(|e| format!("its .gnu_debugdata cannot be unpacked: {e}"))?;
+        .map_err(|e| format!(".gnu_debugdata cannot be decompressed: {e}"))?;
     Ok(Some(Bytes::Owned(bytes)))
 }

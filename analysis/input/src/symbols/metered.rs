@@ -1,7 +1,7 @@
 //! Reads DWARF with a limited number of reads.
 //!
 //! DWARF refers to itself: many functions can share one long list of ranges, and many units one long line program. A
-//! malicious file of one megabyte can take hours and all memory to read. Every read costs one unit. When the allowance
+//! malicious file of one megabyte can take hours and all memory to read. Every read costs one unit. When the budget
 //! is used up, every read fails, and that ends any loop around it.
 
 use std::borrow::Cow;
@@ -12,36 +12,36 @@ use addr2line::gimli::{EndianSlice, Error, Reader, ReaderOffsetId, Result, RunTi
 /// This many bytes of text cost as much as one read.
 const TEXT_PER_READ: u64 = 16;
 
-/// A section that is read with an allowance shared by all sections of the file.
+/// A section that is read with a budget shared by all sections of the file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Metered<'a> {
     section: EndianSlice<'a, RunTimeEndian>,
-    allowance: &'a Cell<u64>,
+    read_budget: &'a Cell<u64>,
 }
 
 impl<'a> Metered<'a> {
-    /// Reads `bytes` until `allowance` is used up.
-    pub(super) fn new(bytes: &'a [u8], endian: RunTimeEndian, allowance: &'a Cell<u64>) -> Metered<'a> {
-        Metered { section: EndianSlice::new(bytes, endian), allowance }
+    /// Reads `bytes` until `read_budget` is used up.
+    pub(super) fn new(bytes: &'a [u8], endian: RunTimeEndian, read_budget: &'a Cell<u64>) -> Metered<'a> {
+        Metered { section: EndianSlice::new(bytes, endian), read_budget }
     }
 
     #[inline]
-    fn pay(&self, cost: u64) -> Result<()> {
-        match self.allowance.get().checked_sub(cost) {
+    fn spend(&self, cost: u64) -> Result<()> {
+        match self.read_budget.get().checked_sub(cost) {
             Some(rest) => {
-                self.allowance.set(rest);
+                self.read_budget.set(rest);
                 Ok(())
             }
             None => {
-                self.allowance.set(0);
+                self.read_budget.set(0);
                 Err(Error::UnexpectedEof(self.section.offset_id()))
             }
         }
     }
 
     /// Text that is handed out whole is copied, so it costs by its length.
-    fn pay_for_text(&self) -> Result<()> {
-        self.pay(1 + self.section.len() as u64 / TEXT_PER_READ)
+    fn spend_for_text(&self) -> Result<()> {
+        self.spend(1 + self.section.len() as u64 / TEXT_PER_READ)
     }
 }
 
@@ -86,40 +86,40 @@ impl Reader for Metered<'_> {
 
     #[inline]
     fn find(&self, byte: u8) -> Result<usize> {
-        self.pay(1)?;
+        self.spend(1)?;
         Reader::find(&self.section, byte)
     }
 
     #[inline]
     fn skip(&mut self, len: usize) -> Result<()> {
-        self.pay(1)?;
+        self.spend(1)?;
         self.section.skip(len)
     }
 
     #[inline]
     fn split(&mut self, len: usize) -> Result<Self> {
-        self.pay(1)?;
-        Ok(Metered { section: self.section.split(len)?, allowance: self.allowance })
+        self.spend(1)?;
+        Ok(Metered { section: self.section.split(len)?, read_budget: self.read_budget })
     }
 
     fn to_slice(&self) -> Result<Cow<'_, [u8]>> {
-        self.pay_for_text()?;
+        self.spend_for_text()?;
         self.section.to_slice()
     }
 
     fn to_string(&self) -> Result<Cow<'_, str>> {
-        self.pay_for_text()?;
+        self.spend_for_text()?;
         Reader::to_string(&self.section)
     }
 
     fn to_string_lossy(&self) -> Result<Cow<'_, str>> {
-        self.pay_for_text()?;
+        self.spend_for_text()?;
         Reader::to_string_lossy(&self.section)
     }
 
     #[inline]
     fn read_slice(&mut self, buf: &mut [u8]) -> Result<()> {
-        self.pay(1)?;
+        self.spend(1)?;
         Reader::read_slice(&mut self.section, buf)
     }
 }

@@ -9,18 +9,18 @@
 //! Files are mapped one object at a time, and only if frames refer to them. All addresses of an object are looked up
 //! together. Problems with a file are reported and cost at most its names.
 
+mod demangle;
 mod dwarf;
 mod elf;
 mod metered;
-mod names;
 mod object_symbols;
+mod run_symbols;
 mod search;
 mod store;
 mod symbol_table;
-mod table;
 
-pub use names::FunctionName;
-pub use object_symbols::{ObjectId, ObjectSymbols};
+pub use demangle::FunctionName;
+pub use object_symbols::{ElfObjectId, ObjectSymbols};
+pub use run_symbols::{ObjectReport, Symbols};
 pub use search::{Search, build_id};
 pub use store::SYMBOLS_FILE;
-pub use table::{ObjectReport, Symbols};

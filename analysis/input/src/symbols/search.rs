@@ -22,28 +22,28 @@ pub struct Search {
 }
 
 impl Search {
-    /// The places of this machine: `/usr/lib/debug`, and `$DEBUGINFOD_CACHE_PATH` or the client's default.
-    pub fn here() -> Search {
-        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let cache = set("DEBUGINFOD_CACHE_PATH").or_else(|| {
-            let caches = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
+    /// The paths of this machine: `/usr/lib/debug`, and `$DEBUGINFOD_CACHE_PATH` or the client's default.
+    pub fn local_machine() -> Search {
+        let env_path = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let cache = env_path("DEBUGINFOD_CACHE_PATH").or_else(|| {
+            let caches = env_path("XDG_CACHE_HOME").or_else(|| Some(env_path("HOME")?.join(".cache")))?;
             Some(caches.join("debuginfod_client"))
         });
         Search { debug_roots: vec!["/usr/lib/debug".into()], debuginfod_cache: cache, directory: None, ended_ns: None }
     }
 
     /// The object's own file, or a copy from debuginfod's cache. The error says why there is none.
-    pub(super) fn object(&self, path: &str, build_id: &str) -> Result<(PathBuf, Bytes), String> {
+    pub(super) fn object_file(&self, path: &str, build_id: &str) -> Result<(PathBuf, Bytes), String> {
         let own = self.absolute(path);
-        let why = match self.matching(&own, build_id) {
+        let reason = match self.open_matching(&own, build_id) {
             Ok(bytes) => return Ok((own, bytes)),
-            Err(why) => why,
+            Err(reason) => reason,
         };
-        let cached = self.cached(build_id, "executable").and_then(|path| {
-            let bytes = self.matching(&path, build_id).ok()?;
+        let cached = self.debuginfod_path(build_id, "executable").and_then(|path| {
+            let bytes = self.open_matching(&path, build_id).ok()?;
             Some((path, bytes))
         });
-        cached.ok_or(why)
+        cached.ok_or(reason)
     }
 
     /// The separate file with an object's debug information: from the debug roots by build id, by the object's debug
@@ -56,7 +56,7 @@ impl Search {
         refused: &mut Vec<String>,
     ) -> Option<(PathBuf, Bytes)> {
         let mut candidates = Vec::new();
-        if let Some((folder, rest)) = split(build_id) {
+        if let Some((folder, rest)) = split_build_id(build_id) {
             candidates.extend(
                 self.debug_roots
                     .iter()
@@ -70,7 +70,7 @@ impl Search {
             let below = folder.strip_prefix("/").unwrap_or(folder);
             candidates.extend(self.debug_roots.iter().map(|root| (root.join(below).join(&name), Some(crc))));
         }
-        candidates.extend(self.cached(build_id, "debuginfo").map(|path| (path, None)));
+        candidates.extend(self.debuginfod_path(build_id, "debuginfo").map(|path| (path, None)));
         for (path, crc) in candidates {
             // debuginfod clients store an empty file to record that there is none. The debug link of a file with its
             // own debug information refers to that file itself.
@@ -78,25 +78,25 @@ impl Search {
             if !is_file || object.is_some_and(|(own, _)| own == path) {
                 continue;
             }
-            match (self.matching(&path, build_id), crc) {
+            match (self.open_matching(&path, build_id), crc) {
                 (Ok(bytes), Some(crc)) if build_id.is_empty() && crc32fast::hash(&bytes) != crc => {
-                    refused.push(format!("{} has another checksum", path.display()));
+                    refused.push(format!("{} has a different checksum", path.display()));
                 }
                 (Ok(bytes), _) => return Some((path, bytes)),
-                (Err(why), _) => refused.push(format!("{} {why}", path.display())),
+                (Err(reason), _) => refused.push(format!("{} {reason}", path.display())),
             }
         }
         None
     }
 
     /// The file into which `dwz` moved common parts of debug files. `None` if the file has no such link.
-    pub(super) fn alternative(&self, debug_file: &Path, elf: &Elf<'_>) -> Option<Result<Bytes, String>> {
-        let (path, build_id) = elf.alternative_link()?;
+    pub(super) fn supplementary_file(&self, debug_file: &Path, elf: &Elf<'_>) -> Option<Result<Bytes, String>> {
+        let (path, build_id) = elf.supplementary_link()?;
         let beside = debug_file.parent().map(|folder| folder.join(&path));
-        let by_id = split(&build_id).map(|(folder, rest)| format!(".build-id/{folder}/{rest}.debug"));
+        let by_id = split_build_id(&build_id).map(|(folder, rest)| format!(".build-id/{folder}/{rest}.debug"));
         let by_id = self.debug_roots.iter().filter_map(|root| Some(root.join(by_id.as_ref()?)));
-        let found = beside.into_iter().chain(by_id).find_map(|path| self.matching(&path, &build_id).ok());
-        Some(found.ok_or_else(|| format!("its supplementary debug file {path} is not there")))
+        let found = beside.into_iter().chain(by_id).find_map(|path| self.open_matching(&path, &build_id).ok());
+        Some(found.ok_or_else(|| format!("its supplementary debug file {path} does not exist")))
     }
 
     fn absolute(&self, path: &str) -> PathBuf {
@@ -106,18 +106,18 @@ impl Search {
         }
     }
 
-    fn cached(&self, build_id: &str, what: &str) -> Option<PathBuf> {
-        split(build_id)?;
+    fn debuginfod_path(&self, build_id: &str, what: &str) -> Option<PathBuf> {
+        split_build_id(build_id)?;
         Some(self.debuginfod_cache.as_ref()?.join(build_id).join(what))
     }
 
     /// Maps the file if its identity matches. The error says why it does not.
-    fn matching(&self, path: &Path, build_id: &str) -> Result<Bytes, String> {
+    fn open_matching(&self, path: &Path, build_id: &str) -> Result<Bytes, String> {
         let bytes = Bytes::map(path)?;
         let found = Elf::parse(&bytes)?.build_id().unwrap_or_default();
         if found != build_id {
             let or_none = |id: &str| if id.is_empty() { "none".to_owned() } else { id.to_owned() };
-            return Err(format!("is another file now: its build id is {}, not {}", or_none(&found), or_none(build_id)));
+            return Err(format!("is a different file: its build id is {}, not {}", or_none(&found), or_none(build_id)));
         }
         if build_id.is_empty() && self.is_newer(path) {
             return Err("has no build id and was changed after the run".to_owned());
@@ -142,7 +142,7 @@ pub fn build_id(path: &Path) -> Result<Option<String>, String> {
 }
 
 /// Splits a build id into folder and name. `None` for an invalid one, which must not become a path.
-fn split(build_id: &str) -> Option<(&str, &str)> {
-    let sound = build_id.len() > 2 && build_id.bytes().all(|b| b.is_ascii_hexdigit());
-    sound.then(|| build_id.split_at(2))
+fn split_build_id(build_id: &str) -> Option<(&str, &str)> {
+    let is_valid = build_id.len() > 2 && build_id.bytes().all(|b| b.is_ascii_hexdigit());
+    is_valid.then(|| build_id.split_at(2))
 }

@@ -14,13 +14,13 @@ const MAX_NAME: usize = 64 << 10;
 
 /// The position of a symbol and its quality. The best one compares greatest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Fit {
+struct Candidate {
     /// Of the symbols that contain an address, the one with the highest start is best.
     start: u64,
     /// A function is better than a label.
-    function: bool,
+    is_function: bool,
     /// A global or weak name is better than a local one.
-    visible: bool,
+    is_global: bool,
     /// Of several names at one place, the one with the smaller size is best, then the first.
     size: std::cmp::Reverse<u64>,
     order: std::cmp::Reverse<usize>,
@@ -35,9 +35,9 @@ pub(super) fn look_up(elf: &Elf<'_>, dynamic: bool, addresses: &[u64]) -> (Vec<O
         Err(e) => return (names, Err(e)),
     };
     let endian = elf.endianness();
-    let mut holding: Vec<Option<Fit>> = vec![None; addresses.len()];
+    let mut containing: Vec<Option<Candidate>> = vec![None; addresses.len()];
     // For each address: the last symbol that starts at or before it and after the previous address.
-    let mut before: Vec<Option<Fit>> = vec![None; addresses.len()];
+    let mut preceding: Vec<Option<Candidate>> = vec![None; addresses.len()];
     let mut matches = 0_u64;
     for (index, symbol) in table.enumerate() {
         let kind = symbol.st_type();
@@ -45,39 +45,39 @@ pub(super) fn look_up(elf: &Elf<'_>, dynamic: bool, addresses: &[u64]) -> (Vec<O
             continue;
         }
         let (start, size): (u64, u64) = (symbol.st_value(endian), symbol.st_size(endian));
-        let fit = Fit {
+        let candidate = Candidate {
             start,
-            function: kind != STT_NOTYPE,
-            visible: symbol.st_bind() != STB_LOCAL,
+            is_function: kind != STT_NOTYPE,
+            is_global: symbol.st_bind() != STB_LOCAL,
             size: std::cmp::Reverse(size),
             order: std::cmp::Reverse(index.0),
         };
         let first = addresses.partition_point(|address| *address < start);
-        if let Some(place) = before.get_mut(first) {
-            *place = (*place).max(Some(fit));
+        if let Some(best) = preceding.get_mut(first) {
+            *best = (*best).max(Some(candidate));
         }
         let Some(end) = start.checked_add(size) else { continue };
-        for (address, place) in addresses.iter().zip(&mut holding).skip(first).take_while(|(at, _)| **at < end) {
+        for (address, best) in addresses.iter().zip(&mut containing).skip(first).take_while(|(at, _)| **at < end) {
             debug_assert!(*address >= start);
-            *place = (*place).max(Some(fit));
+            *best = (*best).max(Some(candidate));
             matches += 1;
         }
         if matches > MAX_MATCHES {
-            return (names, Err("its symbols overlap as no real ones do".to_owned()));
+            return (names, Err("too many of its symbols overlap".to_owned()));
         }
     }
-    let mut latest: Option<Fit> = None;
+    let mut latest: Option<Candidate> = None;
     for (i, name) in names.iter_mut().enumerate() {
-        latest = latest.max(before[i]);
-        let fit = holding[i].or_else(|| {
+        latest = latest.max(preceding[i]);
+        let candidate = containing[i].or_else(|| {
             // Assembly code often has symbols without sizes. Such a symbol covers its section up to the next symbol.
-            let unsized_fit = latest.filter(|fit| fit.size.0 == 0)?;
-            let symbol = table.symbol(object::SymbolIndex(unsized_fit.order.0)).ok()?;
+            let unsized_candidate = latest.filter(|candidate| candidate.size.0 == 0)?;
+            let symbol = table.symbol(object::SymbolIndex(unsized_candidate.order.0)).ok()?;
             let (start, end) = elf.section_range(symbol.st_shndx(endian))?;
-            (start..end).contains(&addresses[i]).then_some(unsized_fit)
+            (start..end).contains(&addresses[i]).then_some(unsized_candidate)
         });
-        *name = fit.and_then(|fit| {
-            let symbol = table.symbol(object::SymbolIndex(fit.order.0)).ok()?;
+        *name = candidate.and_then(|candidate| {
+            let symbol = table.symbol(object::SymbolIndex(candidate.order.0)).ok()?;
             let bytes = table.symbol_name(endian, symbol).ok().filter(|name| !name.is_empty())?;
             Some(String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_NAME)]).into_owned())
         });

@@ -7,12 +7,12 @@
 
 use std::collections::HashMap;
 
+use memtrace_trace::event::Event;
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::category::Category;
-use super::modules::Belongs;
-use super::phase::{Moment, Phase};
-use memtrace_input::AddressHashing;
+use super::phase::{Phase, ProgramPosition};
+use memtrace_input::AddressBuildHasher;
 use memtrace_replay::Usage;
 
 /// A number of bytes and of blocks.
@@ -53,9 +53,18 @@ struct Entry {
     largest: (u64, u64),
 }
 
+/// The module that a block belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum ModuleKey {
+    /// The call of a module.
+    Call(ContextId),
+    /// The module with this path, by its number in `ModulePaths`.
+    Path(u32),
+}
+
 /// The blocks of one category that belong to a module.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Part {
+pub struct ModulePart {
     generation: u64,
     /// All of them.
     pub amount: Amount,
@@ -73,23 +82,25 @@ pub struct Composition {
     /// The time, in clock ticks.
     pub ticks: u64,
     /// The program's position.
-    pub at: Option<Moment>,
+    pub position: Option<ProgramPosition>,
     /// The phase of the allocation that reached it.
     pub phase: Phase,
     /// The stack and the context of that allocation.
-    pub by: (StackId, ContextId),
+    pub allocated_at: (StackId, ContextId),
     /// The totals at that time.
     pub usage: Usage,
-    by_origin: HashMap<Origin, Entry, AddressHashing>,
-    by_module: HashMap<(Belongs, Category), Part, AddressHashing>,
+    by_origin: HashMap<Origin, Entry, AddressBuildHasher>,
+    by_module: HashMap<(ModuleKey, Category), ModulePart, AddressBuildHasher>,
     generation: u64,
 }
 
 impl Composition {
-    /// Moves to a new, higher point in time and invalidates all blocks added so far.
-    pub fn restart(&mut self, seq: u64, ticks: u64, at: Moment, phase: Phase, by: (StackId, ContextId), usage: Usage) {
+    /// Moves to a new, higher point in time and invalidates all blocks added so far. `e`: the event that reached it.
+    /// `phase`: the phase of that event. `usage`: the totals after it.
+    pub fn restart(&mut self, e: &Event, position: ProgramPosition, phase: Phase, usage: Usage) {
         self.generation += 1;
-        (self.seq, self.ticks, self.at, self.phase, self.by, self.usage) = (seq, ticks, Some(at), phase, by, usage);
+        (self.seq, self.ticks, self.allocated_at) = (e.seq, e.ticks, (e.stack, e.context));
+        (self.position, self.phase, self.usage) = (Some(position), phase, usage);
     }
 
     /// Whether a block allocated at `seq` was allocated at this point in time. Only valid for a block that has not been
@@ -114,10 +125,10 @@ impl Composition {
 
     /// Adds a block of `bytes` bytes to the module that it belongs to. `seq`: the number of its allocation event.
     #[inline]
-    pub fn add_to_module(&mut self, belongs: Belongs, category: Category, bytes: u64, seq: u64, checkpointed: bool) {
-        let part = self.by_module.entry((belongs, category)).or_default();
+    pub fn add_to_module(&mut self, module: ModuleKey, category: Category, bytes: u64, seq: u64, checkpointed: bool) {
+        let part = self.by_module.entry((module, category)).or_default();
         if part.generation != self.generation {
-            *part = Part { generation: self.generation, ..Part::default() };
+            *part = ModulePart { generation: self.generation, ..ModulePart::default() };
         }
         part.amount.add(bytes);
         part.last = part.last.max((seq, bytes));
@@ -125,11 +136,11 @@ impl Composition {
     }
 
     /// The parts that belong to modules.
-    pub fn modules(&self) -> impl Iterator<Item = (Belongs, Category, &Part)> {
+    pub fn modules(&self) -> impl Iterator<Item = (ModuleKey, Category, &ModulePart)> {
         self.by_module
             .iter()
             .filter(|(_, part)| part.generation == self.generation)
-            .map(|((belongs, category), part)| (*belongs, *category, part))
+            .map(|((module, category), part)| (*module, *category, part))
     }
 
     /// The blocks by origin.
@@ -168,7 +179,7 @@ impl Composition {
     }
 
     /// The origins with the most bytes, at most `count`. Ties are broken by origin.
-    pub fn top(&self, count: usize) -> Vec<(Origin, Amount)> {
+    pub fn largest(&self, count: usize) -> Vec<(Origin, Amount)> {
         let mut all: Vec<_> = self.origins().map(|(o, a)| (*o, *a)).collect();
         all.sort_by_key(|(o, a)| (std::cmp::Reverse(a.bytes), *o));
         all.truncate(count);

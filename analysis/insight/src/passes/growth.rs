@@ -1,45 +1,45 @@
 //! What grew and what was freed, by phase. It explains the net change of each phase.
 //!
-//! A phase *keeps* a block that it allocates if the block outlives the phase. It *gives back* a block that it frees and
-//! that another phase had kept. Optimizers allocate their state in the first step. So the sums are separate for the
-//! time before the first step, the first step, and the later steps.
+//! A phase *keeps* a block that it allocates if the block outlives the phase. A phase can also free blocks that other
+//! phases had kept. Optimizers allocate their state in the first step. So the sums are separate for the time before the
+//! first step, the first step, and the later steps.
 
 use std::collections::HashMap;
 
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::category::{Birth, Category};
+use super::category::{BlockAllocation, Category};
 use super::composition::Amount;
-use super::phase::{Moment, Phase};
-use memtrace_input::AddressHashing;
+use super::phase::{Phase, ProgramPosition};
+use memtrace_input::AddressBuildHasher;
 
 /// A part of the run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Part {
+pub enum RunPart {
     /// Before the first step.
-    Before,
+    BeforeFirstStep,
     /// The first step.
-    First,
+    FirstStep,
     /// All steps after the first.
-    Later,
+    LaterSteps,
 }
 
-impl Part {
+impl RunPart {
     /// The part that a step belongs to.
-    pub const fn of(step: Option<u32>) -> Part {
+    pub const fn of(step: Option<u32>) -> RunPart {
         match step {
-            None => Part::Before,
-            Some(0) => Part::First,
-            Some(_) => Part::Later,
+            None => RunPart::BeforeFirstStep,
+            Some(0) => RunPart::FirstStep,
+            Some(_) => RunPart::LaterSteps,
         }
     }
 }
 
 /// A source of growth.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Source {
+pub struct GrowthSource {
     /// The part of the run of the allocation.
-    pub part: Part,
+    pub part: RunPart,
     /// The phase of the allocation.
     pub phase: Phase,
     /// The category of the blocks.
@@ -50,48 +50,54 @@ pub struct Source {
     pub context: ContextId,
 }
 
-/// Kept memory.
+/// KeptMemory memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Kept {
+pub struct KeptMemory {
     /// Blocks and their rounded bytes.
     pub amount: Amount,
     /// Requested bytes, without rounding.
     pub requested: u64,
 }
 
-/// Collects what each phase kept and gave back.
+/// Collects what each phase kept, and what it freed of other phases.
 #[derive(Clone, Debug, Default)]
 pub struct Growth {
-    kept: HashMap<Source, Kept, AddressHashing>,
-    given_back: HashMap<(Part, Phase, Category), Amount, AddressHashing>,
+    kept: HashMap<GrowthSource, KeptMemory, AddressBuildHasher>,
+    freed_of_other_phases: HashMap<(RunPart, Phase, Category), Amount, AddressBuildHasher>,
 }
 
 impl Growth {
     /// Takes the end of a block's lifetime. The block was freed at `now` in phase `freed_in`, or the recording ended
     /// (`None`).
     #[inline]
-    pub fn ended(&mut self, birth: &Birth, category: Category, now: &Moment, freed_in: Option<Phase>) {
-        if birth.at.run == now.run && birth.phase == now.phase && freed_in.is_some() {
+    pub fn lifetime_ended(
+        &mut self,
+        block: &BlockAllocation,
+        category: Category,
+        now: &ProgramPosition,
+        freed_in: Option<Phase>,
+    ) {
+        if block.position.phase_changes == now.phase_changes && block.phase == now.phase && freed_in.is_some() {
             return;
         }
-        let source = Source {
-            part: Part::of(birth.at.step),
-            phase: birth.phase,
+        let source = GrowthSource {
+            part: RunPart::of(block.position.step),
+            phase: block.phase,
             category,
-            stack: birth.stack,
-            context: birth.context,
+            stack: block.stack,
+            context: block.context,
         };
         let kept = self.kept.entry(source).or_default();
-        kept.amount.add(birth.size);
-        kept.requested += birth.requested;
+        kept.amount.add(block.size);
+        kept.requested += block.requested;
         if let Some(phase) = freed_in {
-            self.given_back.entry((Part::of(now.step), phase, category)).or_default().add(birth.size);
+            self.freed_of_other_phases.entry((RunPart::of(now.step), phase, category)).or_default().add(block.size);
         }
     }
 
     /// What a phase kept, by category, most bytes first.
-    pub fn kept(&self, part: Part, phase: Phase) -> Vec<(Category, Kept)> {
-        let mut sums: HashMap<Category, Kept> = HashMap::new();
+    pub fn kept(&self, part: RunPart, phase: Phase) -> Vec<(Category, KeptMemory)> {
+        let mut sums: HashMap<Category, KeptMemory> = HashMap::new();
         for (source, kept) in self.kept.iter().filter(|(s, _)| s.part == part && s.phase == phase) {
             let sum = sums.entry(source.category).or_default();
             sum.amount.bytes += kept.amount.bytes;
@@ -104,9 +110,9 @@ impl Growth {
     }
 
     /// What a phase freed of the blocks that others had kept, by category, most bytes first.
-    pub fn given_back(&self, part: Part, phase: Phase) -> Vec<(Category, Amount)> {
+    pub fn freed_of_other_phases(&self, part: RunPart, phase: Phase) -> Vec<(Category, Amount)> {
         let mut all: Vec<_> = self
-            .given_back
+            .freed_of_other_phases
             .iter()
             .filter(|((p, f, _), _)| *p == part && *f == phase)
             .map(|((_, _, category), amount)| (*category, *amount))
@@ -115,16 +121,16 @@ impl Growth {
         all
     }
 
-    /// The sources of kept memory that `wanted` selects, most bytes first.
-    pub fn sources(&self, wanted: impl Fn(&Source) -> bool) -> Vec<(Source, Kept)> {
-        let mut all: Vec<_> = self.kept.iter().filter(|(s, _)| wanted(s)).map(|(s, k)| (*s, *k)).collect();
+    /// The sources of kept memory that `is_included` selects, most bytes first.
+    pub fn sources(&self, is_included: impl Fn(&GrowthSource) -> bool) -> Vec<(GrowthSource, KeptMemory)> {
+        let mut all: Vec<_> = self.kept.iter().filter(|(s, _)| is_included(s)).map(|(s, k)| (*s, *k)).collect();
         all.sort_by_key(|(source, kept)| (std::cmp::Reverse(kept.amount.bytes), *source));
         all
     }
 
     /// The memory kept in a category over the whole run.
-    pub fn total(&self, category: Category) -> Kept {
-        let mut sum = Kept::default();
+    pub fn total(&self, category: Category) -> KeptMemory {
+        let mut sum = KeptMemory::default();
         for (_, kept) in self.kept.iter().filter(|(s, _)| s.category == category) {
             sum.amount.bytes += kept.amount.bytes;
             sum.amount.blocks += kept.amount.blocks;

@@ -13,12 +13,12 @@ use memtrace_trace::event::{Action, Event};
 use memtrace_trace::file::{Definitions, Label};
 use memtrace_trace::ids::ThreadId;
 
-use crate::rules::label_rule;
+use crate::rules::{PhaseRuleId, label_rule};
 
 /// The maximum number of rows. Further names are only counted.
-const MOST_ROWS: usize = 256;
+const MAX_ROWS: usize = 256;
 /// The maximum number of open ranges. Further ranges are counted but not measured.
-const MOST_OPEN: usize = 1024;
+const MAX_OPEN: usize = 1024;
 
 /// What happened inside the ranges of one name.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -28,7 +28,7 @@ pub struct LabelRow {
     /// Whether the range came from NVTX.
     pub nvtx: bool,
     /// The rule that identifies it as one of PyTorch's own ranges.
-    pub rule: Option<&'static str>,
+    pub rule: Option<PhaseRuleId>,
     /// The number of times that a range was entered.
     pub times: u64,
     /// The number of blocks allocated inside.
@@ -48,7 +48,7 @@ pub struct LabelRow {
     /// The total time inside, in clock ticks.
     pub ticks: u64,
     /// The time of the first entry, in clock ticks.
-    pub began: u64,
+    pub started: u64,
 }
 
 /// The running totals of a device.
@@ -111,15 +111,15 @@ impl<'a> RangeNames<'a> {
     pub fn label(&mut self, e: &Event) -> Option<&'a Label> {
         let label = |id: u64| self.labels.get(&u32::try_from(id).ok()?);
         if e.addr != 0 {
-            let known = label(e.addr)?;
-            if e.action == Action::RangeStart && known.origin == LabelOrigin::Nvtx && self.open.len() < MOST_OPEN {
+            let label = label(e.addr)?;
+            if e.action == Action::RangeStart && label.origin == LabelOrigin::Nvtx && self.open.len() < MAX_OPEN {
                 self.open.push(*e);
             } else if e.action == Action::RangeEnd
                 && let Some(index) = self.open.iter().rposition(|open| open.addr == e.addr && open.thread == e.thread)
             {
                 self.open.remove(index);
             }
-            return Some(known);
+            return Some(label);
         }
         let nests = |open: &Event| open.size == 0 && (open.thread, open.stream) == (e.thread, e.stream);
         let index = self.open.iter().rposition(|open| if e.size == 0 { nests(open) } else { open.size == e.size })?;
@@ -143,11 +143,11 @@ impl LabelTable {
         for (id, label) in &definitions.labels {
             let nvtx = label.origin == LabelOrigin::Nvtx;
             let name = folded(&label.text);
-            let room = places.len() < MOST_ROWS;
+            let has_room = places.len() < MAX_ROWS;
             let row = match places.get(&(nvtx, name.clone())) {
                 Some(row) => *row,
-                None if room => {
-                    let rule = label_rule(label).map(|rule| rule.name);
+                None if has_room => {
+                    let rule = label_rule(label).map(|rule| rule.id);
                     let row = places.len();
                     table.rows.push(LabelRow { name: name.as_str().into(), nvtx, rule, ..LabelRow::default() });
                     places.insert((nvtx, name), row);
@@ -185,15 +185,15 @@ impl LabelTable {
         self.highest = self.highest.max(level);
     }
 
-    /// Takes a free of `bytes` bytes. `birth`: `seq` of the block's allocation. `level`: allocated bytes after the
-    /// free.
+    /// Takes a free of `bytes` bytes. `allocated`: `seq` of the block's allocation. `level`: allocated bytes after
+    /// the free.
     #[inline]
-    pub fn free(&mut self, birth: u64, bytes: u64, level: u64) {
+    pub fn free(&mut self, allocated: u64, bytes: u64, level: u64) {
         self.totals.frees += 1;
         self.totals.freed += bytes;
         self.level = level;
         for open in &mut self.open {
-            if open.seq < birth {
+            if open.seq < allocated {
                 open.own_freed += bytes;
             }
         }
@@ -206,7 +206,7 @@ impl LabelTable {
         }
         self.highest = self.level;
         if e.action == Action::RangeStart {
-            self.begin(e);
+            self.start(e);
             return;
         }
         let is_it = |open: &Open| match (e.addr, e.size) {
@@ -223,14 +223,14 @@ impl LabelTable {
         }
     }
 
-    fn begin(&mut self, e: &Event) {
+    fn start(&mut self, e: &Event) {
         let Some((row, nvtx)) = self.labels.get(&e.addr).copied() else { return };
         let entry = &mut self.rows[row];
         if entry.times == 0 {
-            entry.began = e.ticks;
+            entry.started = e.ticks;
         }
         entry.times += 1;
-        if self.open.len() >= MOST_OPEN {
+        if self.open.len() >= MAX_OPEN {
             return;
         }
         self.open.push(Open {
@@ -323,7 +323,7 @@ mod tests {
     const END: Action = Action::RangeEnd;
 
     #[test]
-    fn ranges_measure_what_happens_inside_of_them() {
+    fn ranges_measure_what_happens_inside() {
         let mut table =
             LabelTable::new(&definitions(&[("outer", LabelOrigin::RecordFunction), ("n", LabelOrigin::Nvtx)]));
         table.alloc(100, 100); // 1
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn numbered_names_share_a_row_and_ranges_within_their_like_count_once() {
+    fn numbered_names_share_a_row_and_nested_ranges_count_once() {
         let names = ["step_1", "step_2", "17", "alone 3"];
         let mut table = LabelTable::new(&definitions(&names.map(|name| (name, LabelOrigin::RecordFunction))));
         for (seq, label) in [(1, 1), (10, 2)] {
@@ -371,11 +371,11 @@ mod tests {
 
     #[test]
     fn rows_are_bounded() {
-        let names: Vec<String> = (0..MOST_ROWS + 9).map(|n| format!("name {n} of many")).collect();
+        let names: Vec<String> = (0..MAX_ROWS + 9).map(|n| format!("name {n} of many")).collect();
         let labels: Vec<_> = names.iter().map(|name| (name.as_str(), LabelOrigin::RecordFunction)).collect();
         let mut table = LabelTable::new(&definitions(&labels));
         (1..=labels.len() as u64).for_each(|label| table.observe(&event(START, label, label, 1)));
         table.finish(0);
-        assert_eq!((table.rows().len(), table.left_out()), (MOST_ROWS, 9));
+        assert_eq!((table.rows().len(), table.left_out()), (MAX_ROWS, 9));
     }
 }

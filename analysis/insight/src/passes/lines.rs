@@ -19,13 +19,13 @@ use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 
 use super::composition::Amount;
 use super::stacks::StackTable;
-use memtrace_input::{LostEvents, Recording, Survey};
+use memtrace_input::{LostEvents, Recording, TraceIndex};
 use memtrace_replay::{Change, Replay, Usage};
 
 /// The size of the cache for [`Entries::common`], in entries.
-const REMEMBERED: usize = 4096;
+const CACHE_SIZE: usize = 4096;
 /// The maximum number of threads whose last stack is remembered.
-const THREADS: usize = 1 << 16;
+const MAX_THREADS: usize = 1 << 16;
 
 /// What a line did. Bytes are rounded as the allocator rounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -106,7 +106,7 @@ struct Entries {
     at: Vec<i64>,
     last: HashMap<ThreadId, StackId>,
     only: Option<(ThreadId, StackId)>,
-    remembered: Vec<(StackId, StackId, StackId)>,
+    cache: Vec<(StackId, StackId, StackId)>,
 }
 
 impl Entries {
@@ -120,7 +120,7 @@ impl Entries {
             return;
         }
         if let Some((t, last)) = self.only.replace((thread, stack)).filter(|(t, _)| *t != thread)
-            && (self.last.len() < THREADS || self.last.contains_key(&t))
+            && (self.last.len() < MAX_THREADS || self.last.contains_key(&t))
         {
             self.last.insert(t, last);
         }
@@ -134,13 +134,13 @@ impl Entries {
     /// The innermost stack that is a caller of both, or one of them.
     #[inline]
     fn common(&mut self, definitions: &Definitions, a: StackId, b: StackId) -> StackId {
-        if self.remembered.is_empty() {
-            self.remembered = vec![(StackId::NONE, StackId::NONE, StackId::NONE); REMEMBERED];
+        if self.cache.is_empty() {
+            self.cache = vec![(StackId::NONE, StackId::NONE, StackId::NONE); CACHE_SIZE];
         }
-        let slot = (a.0.wrapping_mul(0x9e37_79b1) ^ b.0.wrapping_mul(0x85eb_ca6b)) as usize >> 7 & (REMEMBERED - 1);
-        let (known_a, known_b, known) = self.remembered[slot];
-        if (known_a, known_b) == (a, b) {
-            return known;
+        let slot = (a.0.wrapping_mul(0x9e37_79b1) ^ b.0.wrapping_mul(0x85eb_ca6b)) as usize >> 7 & (CACHE_SIZE - 1);
+        let (cached_a, cached_b, cached) = self.cache[slot];
+        if (cached_a, cached_b) == (a, b) {
+            return cached;
         }
         let (mut x, mut y) = (a, b);
         // A caller has a smaller id than the stacks it calls.
@@ -149,7 +149,7 @@ impl Entries {
             let parent = definitions.stacks.get(deeper.index()).map_or(StackId::NONE, |node| node.parent);
             *deeper = if parent < *deeper { parent } else { StackId::NONE };
         }
-        self.remembered[slot] = (a, b, x);
+        self.cache[slot] = (a, b, x);
         x
     }
 
@@ -177,10 +177,10 @@ pub struct Lines {
 
 impl Lines {
     /// Streams a recording once. `progress` receives the number of events read so far.
-    pub fn of(recording: &dyn Recording, survey: &Survey, progress: &mut dyn FnMut(u64)) -> Lines {
+    pub fn of(recording: &dyn Recording, trace_index: &TraceIndex, progress: &mut dyn FnMut(u64)) -> Lines {
         let definitions = recording.definitions();
         let table = StackTable::new(definitions);
-        let mut replay = Replay::new(survey, None);
+        let mut replay = Replay::new(trace_index, None);
         let stacks = definitions.stacks.len().max(1);
         let new = |device: i16| DeviceLines {
             device,
@@ -249,14 +249,14 @@ impl DeviceLines {
     #[inline]
     fn observe(&mut self, definitions: &Definitions, table: &StackTable, usage: &Usage, e: &Event, caller: StackId) {
         let before = std::mem::replace(&mut self.before, *usage);
-        if e.flags.contains(Flags::BEFORE) {
+        if e.flags.contains(Flags::PREEXISTING) {
             return;
         }
         let one = |more: u64, less: u64| {
             let bytes = more.saturating_sub(less);
             Amount { bytes, blocks: u64::from(bytes > 0) }
         };
-        let mut did = LineUse {
+        let mut line_use = LineUse {
             times: 0,
             allocated: one(usage.allocated, before.allocated),
             freed: one(before.allocated, usage.allocated),
@@ -265,95 +265,96 @@ impl DeviceLines {
             backward: Amount::default(),
         };
         if !e.stack.is_none() && e.stack.index() < self.stacks.len() {
-            self.stacks[e.stack.index()].absorb(&did);
+            self.stacks[e.stack.index()].absorb(&line_use);
             // PyTorch's snapshots have no thread ids, so the order of events on one thread is unknown.
             if !e.thread.is_none() {
                 self.entries.observe(definitions, e.thread, e.stack);
             }
         }
         if !caller.is_none() && caller != e.stack {
-            self.stacks[caller.index()].absorb(&did);
+            self.stacks[caller.index()].absorb(&line_use);
         }
-        if did.allocated.blocks > 0 && table.contexts().is_node(e.context) {
+        if line_use.allocated.blocks > 0 && table.contexts().is_node(e.context) {
             let forward = definitions.context(e.context).map_or(StackId::NONE, |c| c.forward);
             if let Some(of) = self.stacks.get_mut(forward.index()).filter(|_| !forward.is_none()) {
-                did = LineUse { backward: did.allocated, ..LineUse::default() };
-                of.absorb(&did);
+                line_use = LineUse { backward: line_use.allocated, ..LineUse::default() };
+                of.absorb(&line_use);
             }
         }
     }
 
-    /// The functions with at least one frame that `wanted` selects, in the order of their first frames.
-    pub fn functions(&self, definitions: &Definitions, wanted: &dyn Fn(FrameId) -> bool) -> Vec<FunctionUse> {
-        let mut found: Vec<Found> = Vec::new();
+    /// The functions with at least one frame that `is_selected` selects, in the order of their first frames.
+    pub fn functions(&self, definitions: &Definitions, is_selected: &dyn Fn(FrameId) -> bool) -> Vec<FunctionUse> {
+        let mut functions: Vec<FunctionBuilder> = Vec::new();
         let mut numbers: HashMap<(&str, &str, u32), usize> = HashMap::new();
         // By frame: the index of its function; `None` if it is not selected.
         let mut of: Vec<Option<usize>> = vec![None; definitions.frames.len()];
         for (index, place) in of.iter_mut().enumerate() {
             let id = FrameId(index as u32);
-            let Some(frame) = definitions.frame(id).filter(|f| !f.native && wanted(id)) else { continue };
-            let number = *numbers.entry((&frame.filename, &frame.qualname, frame.first_line)).or_insert(found.len());
-            if number == found.len() {
-                found.push(Found {
+            let Some(frame) = definitions.frame(id).filter(|f| !f.native && is_selected(id)) else { continue };
+            let number =
+                *numbers.entry((&frame.filename, &frame.qualname, frame.first_line)).or_insert(functions.len());
+            if number == functions.len() {
+                functions.push(FunctionBuilder {
                     function: FunctionUse {
                         qualname: frame.qualname.clone(),
                         filename: frame.filename.clone(),
                         first_line: frame.first_line,
                         ..FunctionUse::default()
                     },
-                    ..Found::default()
+                    ..FunctionBuilder::default()
                 });
             }
             *place = Some(number);
         }
         let entered = self.entries.entered(definitions);
-        for (index, (did, entered)) in self.stacks.iter().zip(&entered).enumerate().skip(1) {
+        for (index, (line_use, entered)) in self.stacks.iter().zip(&entered).enumerate().skip(1) {
             let id = StackId(index as u32);
-            let idle = *did == LineUse::default();
+            let is_idle = *line_use == LineUse::default();
             for (stack, frame) in definitions.walk_ids(id) {
                 // Without other figures, a stack contributes only the entries of its own frame.
-                if idle && stack != id {
+                if is_idle && stack != id {
                     break;
                 }
                 let Some(number) = of.get(frame.index()).copied().flatten() else { continue };
                 let line = definitions.frame(frame).map_or(0, |f| f.line);
-                found[number].add(id, line, did, if stack == id { *entered } else { 0 });
+                functions[number].add(id, line, line_use, if stack == id { *entered } else { 0 });
             }
         }
-        found.into_iter().filter_map(Found::finish).collect()
+        functions.into_iter().filter_map(FunctionBuilder::finish).collect()
     }
 }
 
 /// A function while its lines are collected.
 #[derive(Default)]
-struct Found {
+struct FunctionBuilder {
     function: FunctionUse,
     lines: BTreeMap<u32, (LineUse, StackId)>,
     seen: StackId,
 }
 
-impl Found {
+impl FunctionBuilder {
     /// Adds what a stack did to one of its frames' lines. The frames of a stack come innermost first.
-    fn add(&mut self, stack: StackId, line: u32, did: &LineUse, entered: i64) {
-        let known = self.function.first_line > 0;
+    fn add(&mut self, stack: StackId, line: u32, line_use: &LineUse, entered: i64) {
+        let is_known = self.function.first_line > 0;
         let (sum, seen) = self.lines.entry(line).or_default();
         sum.times += entered.max(0) as u64;
         // Functions whose first line is unknown can be several functions with one name. Their lines are treated as
         // independent.
-        let again = if known { self.seen == stack } else { *seen == stack };
+        let again = if is_known { self.seen == stack } else { *seen == stack };
         if !again {
-            sum.absorb(did);
+            sum.absorb(line_use);
         }
         if self.seen != stack {
-            self.function.whole.absorb(did);
+            self.function.whole.absorb(line_use);
         }
         (*seen, self.seen) = (stack, stack);
     }
 
     fn finish(mut self) -> Option<FunctionUse> {
-        let did = |one: &LineUse| LineUse { times: 0, ..*one } != LineUse::default();
-        let lines = self.lines.into_iter().map(|(line, (did, _))| (line, did));
-        self.function.lines = lines.filter(|(_, one)| did(one)).collect();
+        let is_used = |one: &LineUse| LineUse { times: 0, ..*one } != LineUse::default();
+        let lines = self.lines.into_iter().map(|(line, (line_use, _))| (line, line_use));
+        self.function.lines = lines.filter(|(_, one)| is_used(one)).collect();
         (!self.function.lines.is_empty()).then_some(self.function)
     }
 }

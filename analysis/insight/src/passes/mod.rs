@@ -1,41 +1,43 @@
 //! Conclusions: one file per result. Passes take events and changes one by one. Their memory grows with allocated
-//! blocks and distinct stacks, not with events. [`Story`] drives them all in one streaming pass.
+//! blocks and distinct stacks, not with events. [`Analysis`] drives them all in one streaming pass.
 
+mod analysis;
 mod category;
 mod composition;
-mod finding;
-mod fragmentation;
+pub mod diagnostics;
 mod growth;
-pub mod illness;
+mod issue;
 mod labels;
 mod lines;
 mod modules;
 mod oom;
+mod oom_report;
 mod phase;
+mod phase_rule_uses;
 mod phase_table;
-mod post_mortem;
-mod reasons;
+mod reserved;
 mod stacks;
 mod statistics;
 mod steps;
-mod story;
 mod what_if;
 
-pub use category::{Birth, Categorizer, Category, CategoryReason, CategoryReasons, End, Judged, Proof};
-pub use composition::{Amount, Composition, Origin};
-pub use finding::{Finding, sort_findings};
-pub use fragmentation::{Pin, Reserved};
-pub use growth::{Growth, Kept, Part, Source};
+pub use analysis::{Analysis, BlockObserver, DeviceAnalysis};
+pub use category::{
+    BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUse, CategoryRuleUses, LifetimeEnd, Proof,
+};
+pub use composition::{Amount, Composition, ModuleKey, Origin};
+pub use growth::{Growth, GrowthSource, KeptMemory, RunPart};
+pub use issue::{Issue, sort_issues};
 pub use labels::{LabelRow, LabelTable, RangeNames};
 pub use lines::{DeviceLines, FunctionUse, LineUse, Lines};
-pub use modules::{Belongs, ModuleMemory, ModuleTree, Paths, Repeated};
+pub use modules::{ModuleMemory, ModulePaths, ModuleTree, RepeatedModules};
 pub use oom::{Oom, OomLog};
-pub use phase::{Moment, Phase, PhaseTracker, Verdict};
+pub use oom_report::{OomQuery, OomReport};
+pub use phase::{EventClassification, Phase, PhaseTracker, ProgramPosition};
+pub use phase_rule_uses::{PhaseRuleUse, PhaseRuleUses};
 pub use phase_table::{PhaseRow, PhaseTable, StepRows};
-pub use post_mortem::{Inquest, PostMortem};
-pub use reasons::{Reason, Reasons};
+pub use reserved::{Reserved, SegmentBlocker};
 pub use stacks::{StackFacts, StackTable};
 pub use statistics::{Figure, Stat, Statistics, Stats};
 pub use steps::{LabelRules, StepEnds};
-pub use story::{DeviceStory, Lives, Story};
-pub use what_if::{Agreement, Outcome, PolicyReplay, Question, WhatIf};
+pub use what_if::{Agreement, Outcome, PolicyReplay, WhatIf, WhatIfQuery};

@@ -13,35 +13,26 @@ use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::ContextId;
 
 use super::category::Category;
-use super::composition::{Amount, Composition};
+use super::composition::{Amount, Composition, ModuleKey};
 use super::phase::Phase;
-use memtrace_replay::{Contexts, Named, Names};
+use memtrace_replay::{AllocationNames, Contexts, Names};
 
 /// The maximum depth of a path. Deeper modules count for their ancestor at this depth.
-const DEEPEST: usize = 32;
+const MAX_DEPTH: usize = 32;
 /// The minimum number of sibling modules of one class that count as repeated.
-const REPEATED: usize = 2;
-
-/// What a block belongs to.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Belongs {
-    /// The call of a module.
-    Call(ContextId),
-    /// The module with this path, by its number in [`Paths`].
-    Path(u32),
-}
+const MIN_REPEATED: usize = 2;
 
 /// The paths of modules that hold parameters.
 #[derive(Clone, Debug, Default)]
-pub struct Paths {
+pub struct ModulePaths {
     all: Vec<Box<str>>,
     numbers: HashMap<Box<str>, u32>,
 }
 
-impl Paths {
+impl ModulePaths {
     /// The number of the module that holds the named tensor; `None` without a name. The names `blocks.0.fc.weight`,
     /// `blocks.0.fc.weight.grad` and `Adam.exp_avg of blocks.0.fc.weight` all belong to `blocks.0.fc`.
-    pub fn number(&mut self, named: &Named) -> Option<u32> {
+    pub fn number(&mut self, named: &AllocationNames) -> Option<u32> {
         let path = path_of(named.kind, named.names.first()?);
         if let Some(number) = self.numbers.get(path) {
             return Some(*number);
@@ -88,7 +79,7 @@ impl ModuleMemory {
 
 /// Sibling modules of one class, for example `blocks.0` to `blocks.11`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Repeated {
+pub struct RepeatedModules {
     /// Their common path, for example `blocks`; empty if they are children of the root.
     pub path: String,
     /// Their class.
@@ -99,16 +90,16 @@ pub struct Repeated {
     /// The activations of all of them, in bytes.
     pub activations: u64,
     /// The activations of the largest one, in bytes.
-    pub most: u64,
+    pub largest: u64,
     /// The activations of the module in whose backward pass the point in time is, in bytes. That backward pass needs
     /// all of them. 0 outside a backward pass: in a forward pass it is unknown how many activations would remain.
-    pub here: u64,
+    pub running: u64,
     /// The output bytes that each sibling itself allocated after all modules inside it. The next sibling needs them as
     /// input, so they stay. A sibling whose own forward pass does not end this way counts as 0.
     pub outputs: u64,
 }
 
-impl Repeated {
+impl RepeatedModules {
     /// The pattern that covers all of them: `blocks.*`.
     pub fn pattern(&self) -> String {
         if self.path.is_empty() { "*".to_owned() } else { format!("{}.*", self.path) }
@@ -118,7 +109,7 @@ impl Repeated {
     /// parts stay: the outputs, and the activations of the sibling whose backward pass is running, which must be
     /// recomputed.
     pub fn checkpointing_saves(&self) -> u64 {
-        self.activations.saturating_sub(self.outputs).saturating_sub(self.here)
+        self.activations.saturating_sub(self.outputs).saturating_sub(self.running)
     }
 }
 
@@ -128,47 +119,50 @@ pub struct ModuleTree {
     /// The modules. A parent comes before its children, children are ordered by path, and roots have depth 0.
     pub modules: Vec<ModuleMemory>,
     /// Repeated sibling modules, most activations first.
-    pub repeated: Vec<Repeated>,
+    pub repeated: Vec<RepeatedModules>,
     /// Bytes that belong to no module.
-    pub outside: u64,
+    pub outside_modules: u64,
 }
 
 #[derive(Default)]
-struct Node {
+struct TreeNode {
     class: String,
     own: [Amount; Category::ALL.len()],
-    children: BTreeMap<Key, Node>,
+    children: BTreeMap<PathComponent, TreeNode>,
     /// The last activation that the module itself allocated: `seq` and bytes.
     last: (u64, u64),
     checkpointed: bool,
     /// Whether the point in time is in this module and not in a module inside it.
-    here: bool,
+    is_running: bool,
 }
 
 /// A module that was added to the tree.
-struct Put {
-    place: usize,
+struct AddedModule {
+    /// The index in [`ModuleTree::modules`].
+    index: usize,
     /// `seq` of the last activation of the module and the modules inside it.
     last: u64,
     /// Bytes that the module itself allocated after all modules inside it; 0 if one of those allocated last.
     output: u64,
     checkpointed: bool,
-    here: bool,
+    is_running: bool,
 }
 
 /// A component of a path. Numbers sort by value.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Key(Option<u64>, String);
+struct PathComponent(Option<u64>, String);
 
-impl Key {
-    fn of(component: &str) -> Key {
-        Key(component.parse().ok(), component.to_owned())
+impl PathComponent {
+    fn of(component: &str) -> PathComponent {
+        PathComponent(component.parse().ok(), component.to_owned())
     }
 }
 
-impl Node {
-    fn at(&mut self, path: &[&str]) -> &mut Node {
-        path.iter().take(DEEPEST).fold(self, |node, component| node.children.entry(Key::of(component)).or_default())
+impl TreeNode {
+    fn at(&mut self, path: &[&str]) -> &mut TreeNode {
+        path.iter()
+            .take(MAX_DEPTH)
+            .fold(self, |node, component| node.children.entry(PathComponent::of(component)).or_default())
     }
 }
 
@@ -182,43 +176,44 @@ impl ModuleTree {
     /// The modules of the blocks that were allocated at one point in time.
     pub fn of(
         composition: &Composition,
-        paths: &Paths,
+        paths: &ModulePaths,
         definitions: &Definitions,
         names: &Names,
         contexts: &Contexts,
     ) -> ModuleTree {
-        let mut roots: BTreeMap<String, Node> = BTreeMap::new();
+        let mut roots: BTreeMap<String, TreeNode> = BTreeMap::new();
         let mut owned: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
         let mut inside = 0;
         let mut by_path = Vec::new();
         // By call: its module. The cache avoids a new lookup for each category of a call.
-        let mut places: HashMap<ContextId, Option<Place>> = HashMap::new();
+        let mut called: HashMap<ContextId, Option<CalledModule>> = HashMap::new();
         let path_set: BTreeMap<&str, ()> = paths.all.iter().map(|path| (&**path, ())).collect();
         // A workspace belongs to the process, not to the module that first needed it.
         let of_modules = composition.modules().filter(|(_, category, _)| *category != Category::Workspace);
-        for (belongs, category, part) in of_modules {
+        for (module, category, part) in of_modules {
             let amount = &part.amount;
             inside += amount.bytes;
-            match belongs {
-                Belongs::Path(number) => {
+            match module {
+                ModuleKey::Path(number) => {
                     by_path.push((paths.all.get(number as usize).map_or("", |path| path), category, amount));
                 }
-                Belongs::Call(id) => {
-                    let place = places.entry(id).or_insert_with(|| Place::of(id, composition.seq, definitions, names));
-                    let Some(place) = place else {
+                ModuleKey::Call(id) => {
+                    let module =
+                        called.entry(id).or_insert_with(|| CalledModule::of(id, composition.seq, definitions, names));
+                    let Some(module) = module else {
                         inside -= amount.bytes;
                         continue;
                     };
-                    let root = roots.entry(place.root.clone()).or_default();
-                    let node = root.at(&place.components());
-                    node.class.clone_from(&place.class);
+                    let root = roots.entry(module.root.clone()).or_default();
+                    let node = root.at(&module.components());
+                    node.class.clone_from(&module.class);
                     add(&mut node.own, category, amount);
                     if category == Category::Activation {
                         node.last = node.last.max(part.last);
                         node.checkpointed |= part.checkpointed;
                     }
-                    if let Some((path, ())) = path_set.get_key_value(&*place.path) {
-                        owned.entry(path).or_default().insert(place.root.clone());
+                    if let Some((path, ())) = path_set.get_key_value(&*module.path) {
+                        owned.entry(path).or_default().insert(module.root.clone());
                     }
                 }
             }
@@ -230,64 +225,65 @@ impl ModuleTree {
             let components: Vec<&str> = path.split('.').filter(|c| !c.is_empty()).collect();
             add(&mut root.at(&components).own, category, amount);
         }
-        let at = contexts.module(composition.by.1);
+        let at = contexts.module(composition.allocated_at.1);
         if composition.phase != Phase::Forward
-            && let Some(place) = Place::of(at, composition.seq, definitions, names)
+            && let Some(module) = CalledModule::of(at, composition.seq, definitions, names)
         {
-            roots.entry(place.root.clone()).or_default().at(&place.components()).here = true;
+            roots.entry(module.root.clone()).or_default().at(&module.components()).is_running = true;
         }
         let mut tree =
-            ModuleTree { outside: composition.usage.allocated.saturating_sub(inside), ..ModuleTree::default() };
+            ModuleTree { outside_modules: composition.usage.allocated.saturating_sub(inside), ..ModuleTree::default() };
         for (class, mut root) in roots {
             root.class = class;
-            tree.put(root, String::new(), 0);
+            tree.add_subtree(root, String::new(), 0);
         }
         tree.repeated.sort_by(|a, b| (b.activations, &a.path, &a.class).cmp(&(a.activations, &b.path, &b.class)));
         tree
     }
 
     /// Adds a module and the modules inside it.
-    fn put(&mut self, node: Node, path: String, depth: usize) -> Put {
-        let place = self.modules.len();
+    fn add_subtree(&mut self, node: TreeNode, path: String, depth: usize) -> AddedModule {
+        let index = self.modules.len();
         let memory = ModuleMemory { path: path.clone(), class: node.class, depth, whole: node.own, own: node.own };
         self.modules.push(memory);
-        let mut put = Put { place, last: 0, output: 0, checkpointed: node.checkpointed, here: node.here };
-        let mut classes: BTreeMap<String, Repeated> = BTreeMap::new();
-        for (Key(_, component), child) in node.children {
+        let mut added =
+            AddedModule { index, last: 0, output: 0, checkpointed: node.checkpointed, is_running: node.is_running };
+        let mut classes: BTreeMap<String, RepeatedModules> = BTreeMap::new();
+        for (PathComponent(_, component), child) in node.children {
             let child_path = if path.is_empty() { component } else { format!("{path}.{component}") };
-            let child = self.put(child, child_path, depth + 1);
-            put.last = put.last.max(child.last);
-            put.checkpointed |= child.checkpointed;
-            put.here |= child.here;
-            let whole = self.modules[child.place].whole;
+            let child = self.add_subtree(child, child_path, depth + 1);
+            added.last = added.last.max(child.last);
+            added.checkpointed |= child.checkpointed;
+            added.is_running |= child.is_running;
+            let whole = self.modules[child.index].whole;
             for (category, amount) in Category::ALL.iter().zip(&whole) {
-                add(&mut self.modules[place].whole, *category, amount);
+                add(&mut self.modules[index].whole, *category, amount);
             }
-            let memory = &self.modules[child.place];
+            let memory = &self.modules[child.index];
             let activations = memory.activations();
             if activations > 0 && !memory.class.is_empty() && !child.checkpointed {
-                let one = classes.entry(memory.class.clone()).or_insert_with(|| Repeated {
+                let one = classes.entry(memory.class.clone()).or_insert_with(|| RepeatedModules {
                     path: path.clone(),
                     class: memory.class.clone(),
-                    ..Repeated::default()
+                    ..RepeatedModules::default()
                 });
                 one.count += 1;
                 one.activations += activations;
-                one.most = one.most.max(activations);
-                one.here += if child.here { activations } else { 0 };
+                one.largest = one.largest.max(activations);
+                one.running += if child.is_running { activations } else { 0 };
                 one.outputs += child.output;
             }
         }
-        if node.last.0 > put.last {
-            (put.last, put.output) = node.last;
+        if node.last.0 > added.last {
+            (added.last, added.output) = node.last;
         }
-        self.repeated.extend(classes.into_values().filter(|one| one.count >= REPEATED));
-        put
+        self.repeated.extend(classes.into_values().filter(|one| one.count >= MIN_REPEATED));
+        added
     }
 }
 
 /// The module of a call.
-struct Place {
+struct CalledModule {
     /// The class of the root.
     root: String,
     /// The path below the root.
@@ -295,8 +291,8 @@ struct Place {
     class: String,
 }
 
-impl Place {
-    fn of(id: ContextId, at_seq: u64, definitions: &Definitions, names: &Names) -> Option<Place> {
+impl CalledModule {
+    fn of(id: ContextId, at_seq: u64, definitions: &Definitions, names: &Names) -> Option<CalledModule> {
         let call = definitions.nn_calls.get(&id)?;
         let mut outermost = call;
         // The loop ends, because a caller's id is smaller than the id of the call.
@@ -311,7 +307,7 @@ impl Place {
             Some(rest) if rest.starts_with('/') => rest[1..].to_owned(),
             _ => path,
         };
-        Some(Place { root, path, class })
+        Some(CalledModule { root, path, class })
     }
 
     fn components(&self) -> Vec<&str> {

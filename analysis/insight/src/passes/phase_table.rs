@@ -91,15 +91,15 @@ pub struct PhaseTable {
     total: StepRows,
     steps: u32,
     level: u64,
-    loose: [PhaseRow; Phase::ALL.len()],
-    any_loose: bool,
+    pending_frees: [PhaseRow; Phase::ALL.len()],
+    has_pending_frees: bool,
 }
 
 impl PhaseTable {
     /// Takes an allocation of `bytes` bytes. `level`: allocated bytes after it.
     #[inline]
     pub fn alloc(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
-        self.settle_loose();
+        self.settle_pending_frees();
         let row = self.row(step, phase, ticks);
         row.allocations += 1;
         row.allocated += bytes;
@@ -122,9 +122,9 @@ impl PhaseTable {
     }
 
     /// Takes a free that only its position ties to `phase`. It is held back until the next allocation.
-    pub fn free_loose(&mut self, phase: Phase, bytes: u64, level: u64) {
-        self.any_loose = true;
-        let row = &mut self.loose[phase as usize];
+    pub fn free_maybe_teardown(&mut self, phase: Phase, bytes: u64, level: u64) {
+        self.has_pending_frees = true;
+        let row = &mut self.pending_frees[phase as usize];
         row.frees += 1;
         row.freed += bytes;
         row.peak = row.peak.max(self.level);
@@ -134,19 +134,19 @@ impl PhaseTable {
 
     /// Bytes of the frees that are still held back: the teardown after the last allocation.
     pub fn freed_at_exit(&self) -> u64 {
-        self.loose.iter().map(|row| row.freed).sum()
+        self.pending_frees.iter().map(|row| row.freed).sum()
     }
 
     #[inline]
-    fn settle_loose(&mut self) {
-        if std::mem::take(&mut self.any_loose) {
-            self.settle_what_is_loose();
+    fn settle_pending_frees(&mut self) {
+        if std::mem::take(&mut self.has_pending_frees) {
+            self.commit_pending_frees();
         }
     }
 
-    fn settle_what_is_loose(&mut self) {
-        for (row, loose) in self.current.phases.iter_mut().zip(&mut self.loose) {
-            row.absorb(&std::mem::take(loose));
+    fn commit_pending_frees(&mut self) {
+        for (row, pending) in self.current.phases.iter_mut().zip(&mut self.pending_frees) {
+            row.absorb(&std::mem::take(pending));
         }
     }
 
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_computes_nothing_after_the_last_step_is_no_step() {
+    fn work_without_computation_after_the_last_step_is_not_a_step() {
         let mut table = PhaseTable::default();
         table.alloc(Some(0), Phase::Forward, 1, 100, 100);
         table.alloc(Some(1), Phase::Optimizer, 2, 10, 110);
@@ -287,12 +287,12 @@ mod tests {
     }
 
     #[test]
-    fn the_teardown_is_no_part_of_the_last_step() {
+    fn the_teardown_does_not_count_for_the_last_step() {
         let mut table = PhaseTable::default();
         table.alloc(Some(0), Phase::Forward, 1, 100, 100);
-        table.free_loose(Phase::Other, 40, 60);
+        table.free_maybe_teardown(Phase::Other, 40, 60);
         table.alloc(Some(0), Phase::Forward, 2, 10, 70);
-        table.free_loose(Phase::Forward, 70, 0);
+        table.free_maybe_teardown(Phase::Forward, 70, 0);
         table.finish();
         assert_eq!(table.first().unwrap().phases[Phase::Other as usize].freed, 40);
         assert_eq!(table.freed_at_exit(), 70);

@@ -34,7 +34,7 @@ pub struct StackFacts {
     pub native_only: bool,
 }
 
-static NOTHING: StackFacts = StackFacts {
+static NO_FACTS: StackFacts = StackFacts {
     rule: None,
     frame: FrameId::NONE,
     in_checkpoint: false,
@@ -113,7 +113,7 @@ impl StackTable {
     /// The facts about a stack. Default values for a stack that was never defined.
     #[inline]
     pub fn facts(&self, stack: StackId) -> &StackFacts {
-        self.stacks.get(stack.index()).unwrap_or(&NOTHING)
+        self.stacks.get(stack.index()).unwrap_or(&NO_FACTS)
     }
 
     /// The representative of all stacks with these Python frames; `NONE` if there are none.
@@ -174,7 +174,7 @@ mod tests {
     use memtrace_trace::ids::ModuleId;
 
     #[test]
-    fn native_frames_are_looked_through() {
+    fn native_frames_are_ignored() {
         let mut definitions = Definitions { frames: vec![Frame::default()], ..Definitions::default() };
         for name in ["forward", "native", "inner"] {
             let filename = if name == "forward" { "/torch/nn/modules/x.py" } else { "/torch/nn/modules/x.cpp" };

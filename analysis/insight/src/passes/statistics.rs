@@ -86,7 +86,7 @@ impl Stat {
     }
 
     #[inline]
-    fn take(&mut self, amount: u64) {
+    fn subtract(&mut self, amount: u64) {
         self.current = self.current.saturating_sub(amount);
         self.freed = self.freed.saturating_add(amount);
     }
@@ -108,7 +108,7 @@ pub struct Statistics {
     obtained: BTreeMap<u64, bool>,
     /// Memory obtained since the last allocation: address, bytes, and whether it is a whole segment. The next
     /// allocation shows which pool it serves.
-    gained: Vec<(u64, u64, bool)>,
+    unassigned: Vec<(u64, u64, bool)>,
 }
 
 impl Statistics {
@@ -125,9 +125,9 @@ impl Statistics {
     }
 
     #[inline]
-    fn take(&mut self, small: bool, figure: Figure, amount: u64) {
+    fn subtract(&mut self, small: bool, figure: Figure, amount: u64) {
         for stats in self.pool(small) {
-            stats[figure as usize].take(amount);
+            stats[figure as usize].subtract(amount);
         }
     }
 
@@ -138,29 +138,29 @@ impl Statistics {
             Change::Alloc(id) => self.alloc(allocator, *id),
             Change::FreeRequested(id) => {
                 let block = allocator.block(*id);
-                self.take(block.small, Figure::AllocatedBytes, block.size);
-                self.take(block.small, Figure::Allocation, 1);
+                self.subtract(block.small, Figure::AllocatedBytes, block.size);
+                self.subtract(block.small, Figure::Allocation, 1);
             }
             Change::FreeCompleted(id, block) => self.free(allocator, *id, block),
             Change::SegmentGained => {
                 let whole = e.action == Action::SegmentAlloc;
                 self.all[Figure::ReservedBytes as usize].add(e.size);
                 self.all[Figure::Segment as usize].add(u64::from(whole));
-                self.gained.push((e.addr, e.size, whole));
+                self.unassigned.push((e.addr, e.size, whole));
                 // For memory older than the recording, no allocation shows which pool it serves. The size of its block
                 // decides.
-                if e.flags.contains(Flags::BEFORE) {
-                    self.settle(allocator.find(e.addr).is_some_and(|id| allocator.block(id).small));
+                if e.flags.contains(Flags::PREEXISTING) {
+                    self.assign_pool(allocator.find(e.addr).is_some_and(|id| allocator.block(id).small));
                 }
             }
             Change::SegmentLost => {
                 // Memory obtained for a request that failed nevertheless counts for the large pool.
-                self.settle(false);
+                self.assign_pool(false);
                 let small = self.obtained.range(..=e.addr).next_back().is_some_and(|(_, small)| *small);
-                self.take(small, Figure::ReservedBytes, e.size);
+                self.subtract(small, Figure::ReservedBytes, e.size);
                 if e.action == Action::SegmentFree {
                     self.obtained.remove(&e.addr);
-                    self.take(small, Figure::Segment, 1);
+                    self.subtract(small, Figure::Segment, 1);
                 }
             }
             Change::Oom | Change::Snapshot | Change::None => {}
@@ -169,9 +169,9 @@ impl Statistics {
 
     /// Assigns the obtained memory to the pool of small or of large blocks.
     #[cold]
-    fn settle(&mut self, small: bool) {
+    fn assign_pool(&mut self, small: bool) {
         let pool = if small { &mut self.small } else { &mut self.large };
-        for (addr, size, whole) in self.gained.drain(..) {
+        for (addr, size, whole) in self.unassigned.drain(..) {
             self.obtained.insert(addr, small);
             pool[Figure::ReservedBytes as usize].add(size);
             pool[Figure::Segment as usize].add(u64::from(whole));
@@ -182,8 +182,8 @@ impl Statistics {
     fn alloc(&mut self, allocator: &Allocator, id: BlockId) {
         let block = allocator.block(id);
         let small = block.small;
-        if !self.gained.is_empty() {
-            self.settle(small);
+        if !self.unassigned.is_empty() {
+            self.assign_pool(small);
         }
         for stats in self.pool(small) {
             stats[Figure::AllocatedBytes as usize].add(block.size);
@@ -197,22 +197,22 @@ impl Statistics {
         }
         // Two free blocks are never adjacent. A free block behind this one is therefore the rest of the block that this
         // one was split from.
-        let [before, behind] = allocator.neighbours(id);
+        let [before, behind] = allocator.neighbors(id);
         let rest = behind.filter(|(_, block)| !block.is_active());
         let beyond = match rest {
-            Some((rest, _)) => allocator.neighbours(rest)[1].is_some(),
+            Some((rest, _)) => allocator.neighbors(rest)[1].is_some(),
             None => behind.is_some(),
         };
         let was_split = before.is_some() || beyond;
         match rest.map(|(_, rest)| rest.size) {
-            Some(_) if was_split => self.take(small, Figure::InactiveSplitBytes, block.size),
+            Some(_) if was_split => self.subtract(small, Figure::InactiveSplitBytes, block.size),
             Some(rest) => {
                 self.add(small, Figure::InactiveSplitBytes, rest);
                 self.add(small, Figure::InactiveSplit, 1);
             }
             None if was_split => {
-                self.take(small, Figure::InactiveSplitBytes, block.size);
-                self.take(small, Figure::InactiveSplit, 1);
+                self.subtract(small, Figure::InactiveSplitBytes, block.size);
+                self.subtract(small, Figure::InactiveSplit, 1);
             }
             None => {}
         }
@@ -221,9 +221,9 @@ impl Statistics {
     #[inline]
     fn free(&mut self, allocator: &Allocator, id: BlockId, block: &Block) {
         let small = block.small;
-        self.take(small, Figure::ActiveBytes, block.size);
-        self.take(small, Figure::RequestedBytes, block.requested);
-        self.take(small, Figure::Active, 1);
+        self.subtract(small, Figure::ActiveBytes, block.size);
+        self.subtract(small, Figure::RequestedBytes, block.requested);
+        self.subtract(small, Figure::Active, 1);
         if block.expandable || block.implied {
             return;
         }
@@ -231,19 +231,19 @@ impl Statistics {
         let merged = allocator.block(id);
         let before = block.addr.saturating_sub(merged.addr);
         let behind = merged.size.saturating_sub(before + block.size);
-        let is_split = allocator.neighbours(id).iter().any(Option::is_some);
-        let gone = u64::from(before > 0) + u64::from(behind > 0);
-        let came = if is_split { (1, merged.size) } else { (0, 0) };
-        self.change(small, Figure::InactiveSplit, came.0, gone);
-        self.change(small, Figure::InactiveSplitBytes, came.1, before + behind);
+        let is_split = allocator.neighbors(id).iter().any(Option::is_some);
+        let removed = u64::from(before > 0) + u64::from(behind > 0);
+        let added = if is_split { (1, merged.size) } else { (0, 0) };
+        self.change(small, Figure::InactiveSplit, added.0, removed);
+        self.change(small, Figure::InactiveSplitBytes, added.1, before + behind);
     }
 
     /// Counts a simultaneous increase and decrease as one change: their difference.
     #[inline]
-    fn change(&mut self, small: bool, figure: Figure, came: u64, gone: u64) {
-        match came.cmp(&gone) {
-            std::cmp::Ordering::Greater => self.add(small, figure, came - gone),
-            std::cmp::Ordering::Less => self.take(small, figure, gone - came),
+    fn change(&mut self, small: bool, figure: Figure, added: u64, removed: u64) {
+        match added.cmp(&removed) {
+            std::cmp::Ordering::Greater => self.add(small, figure, added - removed),
+            std::cmp::Ordering::Less => self.subtract(small, figure, removed - added),
             std::cmp::Ordering::Equal => {}
         }
     }

@@ -27,7 +27,7 @@ use crate::rules::{LabelRule, Meaning, label_rule};
 use memtrace_input::Recording;
 
 /// The maximum number of distinct optimizers in a step, and of places that clear gradients.
-const MOST_SITES: usize = 256;
+const MAX_SITES: usize = 256;
 
 /// The ends of steps. Needs eight bytes per step.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -77,7 +77,7 @@ impl StepEnds {
         recording.stream(&mut |events| {
             for e in events {
                 if e.source == Source::Label {
-                    finder.label(e);
+                    finder.observe_label(e);
                 } else if e.flags.contains(Flags::IN_BACKWARD) {
                     finder.last_backward = e.seq;
                 }
@@ -132,7 +132,7 @@ struct Finder {
 }
 
 impl Finder {
-    fn label(&mut self, e: &Event) {
+    fn observe_label(&mut self, e: &Event) {
         let Some(rule) = self.rules.get(e) else { return };
         let starts = e.action == Action::RangeStart;
         match rule.meaning {
@@ -141,7 +141,7 @@ impl Finder {
                 if starts {
                     *depth += 1;
                     if *depth == 1 {
-                        self.begins((e.addr, e.stack), e.seq);
+                        self.optimizer_called((e.addr, e.stack), e.seq);
                     }
                 } else if *depth > 0 {
                     *depth -= 1;
@@ -152,7 +152,7 @@ impl Finder {
             }
             // A closure that an optimizer calls can clear gradients any number of times.
             Meaning::ZeroGrad if starts && self.depths.values().all(|depth| *depth == 0) => {
-                self.clears((e.addr, e.stack), e.seq);
+                self.gradients_cleared((e.addr, e.stack), e.seq);
             }
             Meaning::Data if starts => {
                 self.last_loader = e.seq;
@@ -166,7 +166,7 @@ impl Finder {
         !self.has_nodes || self.last_backward > seq
     }
 
-    fn begins(&mut self, site: Site, seq: u64) {
+    fn optimizer_called(&mut self, site: Site, seq: u64) {
         self.calls += 1;
         // The recording does not show a backward pass that is replayed as a CUDA graph. It can show the data loader's
         // call for it.
@@ -176,7 +176,7 @@ impl Finder {
             if let Some((_, end)) = self.stepped.first().zip(Some(self.last_end)).filter(|_| worked) {
                 self.joined = Some((site, end));
             }
-            if self.stepped.len() < MOST_SITES {
+            if self.stepped.len() < MAX_SITES {
                 self.stepped.push(site);
             }
         } else if worked {
@@ -192,10 +192,10 @@ impl Finder {
         self.last_start = seq;
     }
 
-    fn clears(&mut self, site: Site, seq: u64) {
+    fn gradients_cleared(&mut self, site: Site, seq: u64) {
         let calls = self.calls;
         let Some(before) = self.cleared.iter_mut().find(|cleared| cleared.site == site) else {
-            if self.cleared.len() < MOST_SITES {
+            if self.cleared.len() < MAX_SITES {
                 self.cleared.push(Cleared { site, seq, calls });
             }
             return;
@@ -278,19 +278,19 @@ mod tests {
             last_of.push(seq);
         }
         let ends = StepEnds::of(&recording);
-        let mut told = String::new();
+        let mut marked = String::new();
         let mut next = ends.all().iter().peekable();
         for (letter, last) in program.chars().zip(last_of) {
-            told.push(letter);
+            marked.push(letter);
             while next.next_if(|end| **end <= last).is_some() {
-                told.push('|');
+                marked.push('|');
             }
         }
-        told
+        marked
     }
 
     #[test]
-    fn each_turn_of_a_loop_is_a_step() {
+    fn each_iteration_of_a_loop_is_a_step() {
         let cases = [
             // a plain loop; gradients cleared after or before; gradient accumulation
             ("bAbAbA", "bA|bA|bA|"),

@@ -14,11 +14,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use memtrace_trace::event::{Action, Event, Flags, Source};
 
-use crate::rules::{AllocatorSetting, allocator_settings};
-use memtrace_input::AddressHashing;
-use memtrace_replay::{Budget, Device, Policy, Settings};
+use crate::rules::{CandidateSetting, candidate_settings};
+use memtrace_input::AddressBuildHasher;
+use memtrace_replay::{AllocatorSettings, LimitedDevice, Policy, PolicyDevice};
 
-type Addresses = std::collections::HashMap<u64, u64, AddressHashing>;
+type Addresses = std::collections::HashMap<u64, u64, AddressBuildHasher>;
 
 /// How far the policy reproduced the recording.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -37,7 +37,7 @@ pub struct Agreement {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
     /// The setting.
-    pub setting: &'static AllocatorSetting,
+    pub setting: &'static CandidateSetting,
     /// Whether the failed request would have succeeded. `None` if no request failed, or if the answer depends on where
     /// CUDA places segments.
     pub fits: Option<bool>,
@@ -62,11 +62,11 @@ pub struct WhatIf {
 
 /// What to replay.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub struct WhatIfQuery {
     /// The device ordinal.
     pub device: i16,
     /// The run's own settings.
-    pub settings: Settings,
+    pub settings: AllocatorSettings,
     /// The limit of `set_per_process_memory_fraction`, in bytes; `None` if unknown.
     pub allowed: Option<u64>,
     /// The memory that the allocator could have had, in bytes.
@@ -79,33 +79,33 @@ pub struct Question {
 /// by one.
 #[derive(Debug)]
 pub struct PolicyReplay {
-    question: Question,
-    own: [Own; 2],
-    others: Vec<Other>,
+    query: WhatIfQuery,
+    own: [OwnPolicy; 2],
+    others: Vec<OtherSetting>,
     private: bool,
-    cuda_is_told: bool,
-    cuda_said_no: bool,
+    has_cuda_events: bool,
+    cuda_refused: bool,
     ended: bool,
 }
 
-/// An operation of CUDA's: address and size in bytes.
+/// An operation of CUDA: address and size in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Step {
+enum CudaOperation {
     Obtained(u64, u64),
     Released(u64, u64),
     Mapped(u64, u64),
     Unmapped(u64, u64),
 }
 
-impl Step {
+impl CudaOperation {
     fn gains(self) -> bool {
-        matches!(self, Step::Obtained(..) | Step::Mapped(..))
+        matches!(self, CudaOperation::Obtained(..) | CudaOperation::Mapped(..))
     }
 }
 
 /// The run's own policy, with one of the two orders between equal blocks.
 #[derive(Debug)]
-struct Own {
+struct OwnPolicy {
     policy: Policy<Recorded>,
     granted: Addresses,
     blocks: u64,
@@ -115,8 +115,8 @@ struct Own {
 /// The recorded device: its operations since the last request.
 #[derive(Debug, Default)]
 struct Recorded {
-    steps: VecDeque<Step>,
-    repeated: u64,
+    operations: VecDeque<CudaOperation>,
+    reproduced: u64,
     difference: Option<String>,
     /// Whether the policy sees addresses that increase with the segments' age. Otherwise it sees the recorded
     /// addresses.
@@ -127,13 +127,13 @@ struct Recorded {
 }
 
 impl Recorded {
-    fn expect(&mut self, step: Step) -> bool {
-        let same = self.steps.front() == Some(&step);
+    fn expect(&mut self, operation: CudaOperation) -> bool {
+        let same = self.operations.front() == Some(&operation);
         if same {
-            self.steps.pop_front();
-            self.repeated += 1;
+            self.operations.pop_front();
+            self.reproduced += 1;
         } else {
-            self.differ(format!("the policy says {step:x?}, recorded is {:x?}", self.steps.front()));
+            self.differ(format!("the policy did {operation:x?}, the recording has {:x?}", self.operations.front()));
         }
         same
     }
@@ -161,10 +161,12 @@ impl Recorded {
     }
 }
 
-impl Device for Recorded {
+impl PolicyDevice for Recorded {
     fn obtain(&mut self, size: u64) -> Option<u64> {
-        match self.steps.front() {
-            Some(&Step::Obtained(real, _)) => self.expect(Step::Obtained(real, size)).then(|| self.place(real, size)),
+        match self.operations.front() {
+            Some(&CudaOperation::Obtained(real, _)) => {
+                self.expect(CudaOperation::Obtained(real, size)).then(|| self.place(real, size))
+            }
             // The recording has no operation here, or a release of memory comes first. Either way CUDA had refused the
             // request.
             _ => None,
@@ -174,34 +176,34 @@ impl Device for Recorded {
     fn release(&mut self, addr: u64, size: u64) {
         let real = self.real(addr);
         self.real.remove(&addr);
-        self.expect(Step::Released(real, size));
+        self.expect(CudaOperation::Released(real, size));
     }
 
     fn reserve(&mut self, size: u64) -> u64 {
-        match self.steps.front() {
-            Some(&Step::Mapped(real, _)) => self.place(real, size),
+        match self.operations.front() {
+            Some(&CudaOperation::Mapped(real, _)) => self.place(real, size),
             // The recorded mapping fails, so no address is known.
             _ => 1 << 62,
         }
     }
 
     fn map(&mut self, addr: u64, size: u64) -> bool {
-        match self.steps.front() {
-            Some(Step::Mapped(..)) => self.expect(Step::Mapped(self.real(addr), size)),
+        match self.operations.front() {
+            Some(CudaOperation::Mapped(..)) => self.expect(CudaOperation::Mapped(self.real(addr), size)),
             _ => false,
         }
     }
 
     fn unmap(&mut self, addr: u64, size: u64) {
-        self.expect(Step::Unmapped(self.real(addr), size));
+        self.expect(CudaOperation::Unmapped(self.real(addr), size));
     }
 }
 
-impl Own {
-    fn new(question: &Question, by_age: bool) -> Own {
-        let mut policy = Policy::new(question.settings.clone(), Recorded { by_age, ..Recorded::default() });
-        policy.allowed = question.allowed;
-        Own { policy, granted: Addresses::default(), blocks: 0, difference: None }
+impl OwnPolicy {
+    fn new(query: &WhatIfQuery, by_age: bool) -> OwnPolicy {
+        let mut policy = Policy::new(query.settings.clone(), Recorded { by_age, ..Recorded::default() });
+        policy.allowed_memory_maximum = query.allowed;
+        OwnPolicy { policy, granted: Addresses::default(), blocks: 0, difference: None }
     }
 
     fn alloc(&mut self, e: &Event) {
@@ -213,33 +215,33 @@ impl Own {
                 self.blocks += 1;
             }
             _ => {
-                let what = format!("the policy puts {} bytes at {real:x?}, recorded is {:x}", e.size, e.addr);
+                let what = format!("the policy puts {} bytes at {real:x?}, the recording has {:x}", e.size, e.addr);
                 self.policy.device.differ(what);
             }
         }
-        self.all_repeated();
+        self.check_all_reproduced();
     }
 
     fn free(&mut self, e: &Event) {
         let freed = self.granted.remove(&e.addr).is_some_and(|addr| self.policy.free(addr));
         if !freed {
-            self.policy.device.differ(format!("freed is {:x}, where no block is", e.addr));
+            self.policy.device.differ(format!("the recording frees {:x}, where no block is", e.addr));
         }
     }
 
     fn oom(&mut self, e: &Event) {
         if self.policy.alloc(e.size, e.stream, e.pool).is_some() {
-            let what = format!("the policy has {} bytes, recorded is an out-of-memory error", e.size);
+            let what = format!("the policy has {} bytes, the recording has an out-of-memory error", e.size);
             self.policy.device.differ(what);
         }
-        self.all_repeated();
+        self.check_all_reproduced();
     }
 
     /// Ends CUDA's part of a request. A recorded operation that the policy did not make is a difference.
-    fn all_repeated(&mut self) {
-        if let Some(step) = self.policy.device.steps.front() {
-            let step = format!("recorded is {step:x?}, the policy has no cause for it");
-            self.policy.device.differ(step);
+    fn check_all_reproduced(&mut self) {
+        if let Some(operation) = self.policy.device.operations.front() {
+            let difference = format!("the recording has {operation:x?}, the policy has no reason for it");
+            self.policy.device.differ(difference);
         }
     }
 
@@ -248,26 +250,27 @@ impl Own {
     ///
     /// Returns `None` if nothing, or only a part, was released. Otherwise returns whether the release cannot be due to
     /// this event's request.
-    fn settle(&mut self, e: &Event, request: bool) -> Option<bool> {
-        let steps = &self.policy.device.steps;
-        let first = *steps.front()?;
-        if let Some(step) = steps.iter().rev().find(|step| step.gains()) {
-            self.policy.settings.expandable = matches!(step, Step::Mapped(..));
+    fn replay_releases(&mut self, e: &Event, request: bool) -> Option<bool> {
+        let operations = &self.policy.device.operations;
+        let first = *operations.front()?;
+        if let Some(operation) = operations.iter().rev().find(|operation| operation.gains()) {
+            self.policy.settings.expandable = matches!(operation, CudaOperation::Mapped(..));
         }
         if first.gains() {
             return None;
         }
-        let returned: Vec<Step> = steps.iter().take_while(|step| !step.gains()).copied().collect();
-        let unasked = !request || self.policy.serves_from_cache(e.size, e.stream, e.pool);
+        let returned: Vec<CudaOperation> =
+            operations.iter().take_while(|operation| !operation.gains()).copied().collect();
+        let unrelated = !request || self.policy.serves_from_cache(e.size, e.stream, e.pool);
         let releasable = self.policy.releasable_now();
         let all = releasable.into_iter().map(|(addr, size, pages)| {
             let real = self.policy.device.real(addr);
-            if pages { Step::Unmapped(real, size) } else { Step::Released(real, size) }
+            if pages { CudaOperation::Unmapped(real, size) } else { CudaOperation::Released(real, size) }
         });
-        let all: Vec<Step> = all.collect();
+        let all: Vec<CudaOperation> = all.collect();
         if returned.starts_with(&all) {
             self.policy.release_cached();
-            while let Some(&Step::Released(real, size)) = self.policy.device.steps.front() {
+            while let Some(&CudaOperation::Released(real, size)) = self.policy.device.operations.front() {
                 let at = self.policy.device.real.iter().find(|(_, of)| **of == real).map_or(real, |(at, _)| *at);
                 if !self.policy.release_private(at, size) {
                     break;
@@ -275,22 +278,22 @@ impl Own {
             }
         }
         if !request {
-            self.all_repeated();
+            self.check_all_reproduced();
         }
-        returned.starts_with(&all).then_some(unasked)
+        returned.starts_with(&all).then_some(unrelated)
     }
 }
 
 /// Policies with another setting, on devices whose addresses go up and down.
 #[derive(Debug)]
-struct Other {
-    setting: &'static AllocatorSetting,
+struct OtherSetting {
+    setting: &'static CandidateSetting,
     runs: [OtherRun; 2],
 }
 
 #[derive(Debug)]
 struct OtherRun {
-    policy: Policy<Budget>,
+    policy: Policy<LimitedDevice>,
     granted: Addresses,
     failed: Option<u64>,
     fits: Option<bool>,
@@ -325,48 +328,48 @@ impl OtherRun {
 
 impl PolicyReplay {
     /// Takes the device, the settings and the limits to replay.
-    pub fn new(question: Question) -> PolicyReplay {
-        let other = |setting: &'static AllocatorSetting| {
-            let own = &question.settings;
+    pub fn new(query: WhatIfQuery) -> PolicyReplay {
+        let other = |setting: &'static CandidateSetting| {
+            let own = &query.settings;
             let settings = own.with(setting.name);
             // Blocks of expandable segments are split whatever their size.
             if settings == *own || !own.native || own.expandable && settings.max_split_size != own.max_split_size {
                 return None;
             }
             let run = |downwards| OtherRun {
-                policy: Policy::new(settings.clone(), Budget::new(question.limit, downwards)),
+                policy: Policy::new(settings.clone(), LimitedDevice::new(query.limit, downwards)),
                 granted: Addresses::default(),
                 failed: None,
                 fits: None,
             };
-            Some(Other { setting, runs: [run(false), run(true)] })
+            Some(OtherSetting { setting, runs: [run(false), run(true)] })
         };
-        let others = allocator_settings().iter().filter_map(other).collect();
-        let own = [Own::new(&question, true), Own::new(&question, false)];
-        PolicyReplay { question, own, others, private: false, cuda_is_told: false, cuda_said_no: false, ended: false }
+        let others = candidate_settings().iter().filter_map(other).collect();
+        let own = [OwnPolicy::new(&query, true), OwnPolicy::new(&query, false)];
+        PolicyReplay { query, own, others, private: false, has_cuda_events: false, cuda_refused: false, ended: false }
     }
 
     /// Takes the next event of the recording.
-    pub fn take(&mut self, e: &Event) {
+    pub fn observe(&mut self, e: &Event) {
         if self.ended || self.own.iter().all(|own| own.difference.is_some()) {
             return;
         }
         if e.source != Source::Torch {
-            self.cuda_is_told |= matches!(e.source, Source::Driver | Source::Runtime);
-            self.cuda_said_no |= e.action == Action::Alloc && e.result != 0 && e.flags.contains(Flags::IN_ALLOCATOR);
+            self.has_cuda_events |= matches!(e.source, Source::Driver | Source::Runtime);
+            self.cuda_refused |= e.action == Action::Alloc && e.result != 0 && e.flags.contains(Flags::IN_ALLOCATOR);
             return;
         }
-        if e.device != self.question.device {
+        if e.device != self.query.device {
             return;
         }
-        let step = match e.action {
-            Action::SegmentAlloc => Step::Obtained(e.addr, e.size),
-            Action::SegmentFree => Step::Released(e.addr, e.size),
-            Action::SegmentMap => Step::Mapped(e.addr, e.size),
-            Action::SegmentUnmap => Step::Unmapped(e.addr, e.size),
+        let operation = match e.action {
+            Action::SegmentAlloc => CudaOperation::Obtained(e.addr, e.size),
+            Action::SegmentFree => CudaOperation::Released(e.addr, e.size),
+            Action::SegmentMap => CudaOperation::Mapped(e.addr, e.size),
+            Action::SegmentUnmap => CudaOperation::Unmapped(e.addr, e.size),
             _ => return self.request(e),
         };
-        self.own.iter_mut().for_each(|own| own.policy.device.steps.push_back(step));
+        self.own.iter_mut().for_each(|own| own.policy.device.operations.push_back(operation));
     }
 
     fn request(&mut self, e: &Event) {
@@ -377,7 +380,7 @@ impl PolicyReplay {
         self.private |= e.pool != 0;
         let mut emptied = None;
         for own in self.own.iter_mut().filter(|own| own.difference.is_none()) {
-            emptied = own.settle(e, asks).or(emptied);
+            emptied = own.replay_releases(e, asks).or(emptied);
             match e.action {
                 Action::Alloc => own.alloc(e),
                 Action::FreeCompleted => own.free(e),
@@ -387,9 +390,9 @@ impl PolicyReplay {
             own.difference = own.policy.device.difference.take().map(|what| (e.seq, what));
         }
         // The program emptied the cache. A release for lack of memory would not have happened under other settings.
-        let empties = emptied.is_some_and(|unasked| unasked || (self.cuda_is_told && !self.cuda_said_no));
-        self.cuda_said_no &= !asks;
-        self.ended = e.action == Action::Oom && self.question.oom == Some(e.seq);
+        let empties = emptied.is_some_and(|unrelated| unrelated || (self.has_cuda_events && !self.cuda_refused));
+        self.cuda_refused &= !asks;
+        self.ended = e.action == Action::Oom && self.query.oom == Some(e.seq);
         for run in self.others.iter_mut().flat_map(|o| &mut o.runs).filter(|run| run.failed.is_none()) {
             if empties {
                 run.policy.release_cached();
@@ -407,30 +410,30 @@ impl PolicyReplay {
     pub fn finish(mut self) -> WhatIf {
         if !self.ended {
             for own in self.own.iter_mut().filter(|own| own.difference.is_none()) {
-                own.settle(&Event::EMPTY, false);
+                own.replay_releases(&Event::EMPTY, false);
                 own.difference = own.policy.device.difference.take().map(|what| (0, what));
             }
         }
         // The order that reproduced more of the recording counts.
         let [by_age, by_address] = &self.own;
-        let rank = |own: &Own| (own.difference.is_none(), own.blocks);
+        let rank = |own: &OwnPolicy| (own.difference.is_none(), own.blocks);
         let best = if rank(by_age) >= rank(by_address) { by_age } else { by_address };
         let agreement = Agreement {
             blocks: best.blocks,
-            segments: best.policy.device.repeated,
+            segments: best.policy.device.reproduced,
             difference: best.difference.clone(),
             peak_reserved: best.policy.peak_reserved(),
         };
         // The replay cannot know when memory of private pools is released: that depends on their CUDA graphs.
-        let sound = agreement.difference.is_none() && !self.private && (self.ended || self.question.oom.is_none());
+        let sound = agreement.difference.is_none() && !self.private && (self.ended || self.query.oom.is_none());
         // Devices whose addresses go up correspond to the order by age.
         let orders = if by_address.difference.is_some() { 1 } else { 2 };
         let outcomes = if sound { self.others.iter().map(|other| other.outcome(orders)).collect() } else { Vec::new() };
-        WhatIf { agreement, outcomes, limit: self.question.limit }
+        WhatIf { agreement, outcomes, limit: self.query.limit }
     }
 }
 
-impl Other {
+impl OtherSetting {
     fn outcome(&self, orders: usize) -> Outcome {
         let runs = || self.runs.iter().take(orders);
         let fits = |run: &OtherRun| run.fits.or(run.failed.map(|_| false));

@@ -4,9 +4,11 @@
 
 use memtrace_trace::file::Frame;
 
+use super::ids::CategoryRuleId;
+
 /// What a frame allocates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Makes {
+pub enum FrameMemory {
     /// A bucket of gradients, or a buffer of collectives. It is a gradient if a backward pass allocates it and it
     /// outlives that pass.
     Bucket,
@@ -26,10 +28,10 @@ pub enum Makes {
 /// One rule.
 #[derive(PartialEq, Eq, Debug)]
 pub struct CategoryRule {
-    /// The name, shown with every verdict of the rule.
-    pub name: &'static str,
+    /// The id, shown with everything that the rule decides.
+    pub id: CategoryRuleId,
     /// What the frame allocates.
-    pub makes: Makes,
+    pub allocates: FrameMemory,
     file: File,
     /// The functions that the rule is about; empty for all functions.
     functions: &'static [&'static str],
@@ -49,89 +51,94 @@ enum File {
 }
 
 use File::{Ends, Has, Named, Native};
-use Makes::{Bucket, Checkpoint, Gathered, KvCache, Parameter, Workspace};
+use FrameMemory::{Bucket, Checkpoint, Gathered, KvCache, Parameter, Workspace};
 
-const fn rule(name: &'static str, makes: Makes, file: File, functions: &'static [&'static str]) -> CategoryRule {
-    CategoryRule { name, makes, file, functions }
+const fn rule(
+    id: CategoryRuleId,
+    allocates: FrameMemory,
+    file: File,
+    functions: &'static [&'static str],
+) -> CategoryRule {
+    CategoryRule { id, allocates, file, functions }
 }
 
 static CATEGORY_RULES: &[CategoryRule] = &[
     rule(
-        "bucket: DistributedDataParallel",
+        CategoryRuleId::BucketDdp,
         Bucket,
         Ends("torch/nn/parallel/distributed.py"),
         &["_ddp_init_helper", "_pre_forward"],
     ),
-    rule("bucket: FSDP", Bucket, Ends("torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"), &[]),
-    rule("bucket: FSDP", Bucket, Ends("torch/distributed/_composable/fsdp/_fsdp_collectives.py"), &[]),
+    rule(CategoryRuleId::BucketFsdp, Bucket, Ends("torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"), &[]),
+    rule(CategoryRuleId::BucketFsdp, Bucket, Ends("torch/distributed/_composable/fsdp/_fsdp_collectives.py"), &[]),
     rule(
-        "bucket: FSDP",
+        CategoryRuleId::BucketFsdp,
         Gathered,
         Ends("torch/distributed/fsdp/_fully_shard/_fsdp_param.py"),
         &["alloc_storage", "init_all_gather_outputs", "init_unsharded_param"],
     ),
     rule(
-        "bucket: FSDP",
+        CategoryRuleId::BucketFsdp,
         Gathered,
         Ends("torch/distributed/_composable/fsdp/_fsdp_param.py"),
         &["alloc_storage", "init_all_gather_outputs", "init_unsharded_param"],
     ),
     rule(
-        "bucket: FSDP",
+        CategoryRuleId::BucketFsdp,
         Gathered,
         Ends("torch/distributed/fsdp/_flat_param.py"),
         &["_alloc_padded_unsharded_flat_param", "_all_gather_flat_param"],
     ),
     rule(
-        "bucket: FSDP",
+        CategoryRuleId::BucketFsdp,
         Bucket,
         Ends("torch/distributed/fsdp/_runtime_utils.py"),
         &["_get_reduce_scatter_tensors", "_reduce_grad"],
     ),
-    rule("bucket: DataParallel", Gathered, Ends("torch/nn/parallel/replicate.py"), &[]),
+    rule(CategoryRuleId::BucketDataParallel, Gathered, Ends("torch/nn/parallel/replicate.py"), &[]),
     rule(
-        "bucket: ZeroRedundancyOptimizer",
+        CategoryRuleId::BucketZeroRedundancyOptimizer,
         Bucket,
         Ends("torch/distributed/optim/zero_redundancy_optimizer.py"),
         &["_build_param_buckets", "_build_ddp_param_buckets"],
     ),
-    rule("bucket: megatron", Bucket, Ends("megatron/core/distributed/param_and_grad_buffer.py"), &[]),
-    rule("kv cache: transformers", KvCache, Ends("transformers/cache_utils.py"), &[]),
+    rule(CategoryRuleId::BucketMegatron, Bucket, Ends("megatron/core/distributed/param_and_grad_buffer.py"), &[]),
+    rule(CategoryRuleId::KvCacheTransformers, KvCache, Ends("transformers/cache_utils.py"), &[]),
     rule(
-        "kv cache: vLLM",
+        CategoryRuleId::KvCacheVllm,
         KvCache,
         Has("vllm/"),
         &["_allocate_kv_cache", "_allocate_kv_cache_tensors", "initialize_kv_cache"],
     ),
-    rule("kv cache: a class named so", KvCache, Named("kvcache"), &[]),
-    rule("kv cache: a class named so", KvCache, Named("kv_cache"), &[]),
-    rule("kv cache: a class named so", KvCache, Named("staticcache"), &[]),
-    rule("kv cache: a class named so", KvCache, Named("dynamiccache"), &[]),
-    rule("checkpoint: torch.load", Checkpoint, Ends("torch/serialization.py"), &[]),
-    rule("checkpoint: safetensors", Checkpoint, Has("safetensors/"), &[]),
+    rule(CategoryRuleId::KvCacheClassName, KvCache, Named("kvcache"), &[]),
+    rule(CategoryRuleId::KvCacheClassName, KvCache, Named("kv_cache"), &[]),
+    rule(CategoryRuleId::KvCacheClassName, KvCache, Named("staticcache"), &[]),
+    rule(CategoryRuleId::KvCacheClassName, KvCache, Named("dynamiccache"), &[]),
+    rule(CategoryRuleId::CheckpointTorchLoad, Checkpoint, Ends("torch/serialization.py"), &[]),
+    rule(CategoryRuleId::CheckpointSafetensors, Checkpoint, Has("safetensors/"), &[]),
     rule(
-        "parameter: FSDP's shard",
+        CategoryRuleId::ParameterFsdpShard,
         Parameter,
         Ends("torch/distributed/fsdp/_fully_shard/_fsdp_param.py"),
         &["_init_sharded_param"],
     ),
     rule(
-        "parameter: FSDP's shard",
+        CategoryRuleId::ParameterFsdpShard,
         Parameter,
         Ends("torch/distributed/_composable/fsdp/_fsdp_param.py"),
         &["_init_sharded_param"],
     ),
-    rule("parameter: FSDP's shard", Parameter, Ends("torch/distributed/fsdp/_flat_param.py"), &["_get_shard"]),
-    rule("parameter: copied with its module", Parameter, Ends("torch/nn/parameter.py"), &["__deepcopy__"]),
-    rule("workspace: cuBLAS", Workspace, Native("at::cuda::getCurrentCUDABlasHandle"), &[]),
-    rule("workspace: cuBLAS", Workspace, Native("at::cuda::getCUDABlasLtWorkspace"), &[]),
-    rule("workspace: cuDNN", Workspace, Native("at::native::Workspace"), &[]),
+    rule(CategoryRuleId::ParameterFsdpShard, Parameter, Ends("torch/distributed/fsdp/_flat_param.py"), &["_get_shard"]),
+    rule(CategoryRuleId::ParameterDeepcopy, Parameter, Ends("torch/nn/parameter.py"), &["__deepcopy__"]),
+    rule(CategoryRuleId::WorkspaceCublas, Workspace, Native("at::cuda::getCurrentCUDABlasHandle"), &[]),
+    rule(CategoryRuleId::WorkspaceCublas, Workspace, Native("at::cuda::getCUDABlasLtWorkspace"), &[]),
+    rule(CategoryRuleId::WorkspaceCudnn, Workspace, Native("at::native::Workspace"), &[]),
 ];
 
 /// The rule that matches this frame; `None` without one.
 pub fn category_rule(frame: &Frame) -> Option<&'static CategoryRule> {
     CATEGORY_RULES.iter().find(|rule| {
-        let known = match rule.file {
+        let matches = match rule.file {
             Native(start) => frame.native && frame.qualname.starts_with(start),
             _ if frame.native => false,
             Ends(end) => frame.filename.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('/')),
@@ -141,7 +148,7 @@ pub fn category_rule(frame: &Frame) -> Option<&'static CategoryRule> {
                 .split('.')
                 .any(|part| part.get(..start.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(start))),
         };
-        known && (rule.functions.is_empty() || rule.functions.contains(&&*frame.name))
+        matches && (rule.functions.is_empty() || rule.functions.contains(&&*frame.name))
     })
 }
 
@@ -181,30 +188,33 @@ pub fn is_cache_name(name: &str) -> bool {
         "past_key",
         "past_value",
     ];
-    NAMES.iter().any(|known| last.eq_ignore_ascii_case(known))
+    NAMES.iter().any(|name| last.eq_ignore_ascii_case(name))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn by(filename: &str, qualname: &str) -> Option<&'static str> {
+    fn rule_of(filename: &str, qualname: &str) -> Option<CategoryRuleId> {
         let name = qualname.rsplit('.').next().unwrap_or(qualname);
         let frame =
             Frame { filename: filename.into(), name: name.into(), qualname: qualname.into(), ..Frame::default() };
-        category_rule(&frame).map(|rule| rule.name)
+        category_rule(&frame).map(|rule| rule.id)
     }
 
     #[test]
-    fn frames_make_what_they_say() {
+    fn frames_are_recognized_by_file_class_and_function() {
         let site = |file: &str| format!("/venv/lib/python3.12/site-packages/{file}");
         let ddp = site("torch/nn/parallel/distributed.py");
-        assert_eq!(by(&ddp, "DistributedDataParallel._ddp_init_helper"), Some("bucket: DistributedDataParallel"));
-        assert_eq!(by(&ddp, "DistributedDataParallel.forward"), None);
-        assert_eq!(by(&site("torch/serialization.py"), "_load.<locals>.load_tensor"), Some("checkpoint: torch.load"));
-        assert_eq!(by("model.py", "KVCache.__init__"), Some("kv cache: a class named so"));
-        assert_eq!(by("model.py", "Attention.__init__"), None);
-        assert_eq!(by("model.py", "make_kvcaches"), None);
+        assert_eq!(rule_of(&ddp, "DistributedDataParallel._ddp_init_helper"), Some(CategoryRuleId::BucketDdp));
+        assert_eq!(rule_of(&ddp, "DistributedDataParallel.forward"), None);
+        assert_eq!(
+            rule_of(&site("torch/serialization.py"), "_load.<locals>.load_tensor"),
+            Some(CategoryRuleId::CheckpointTorchLoad)
+        );
+        assert_eq!(rule_of("model.py", "KVCache.__init__"), Some(CategoryRuleId::KvCacheClassName));
+        assert_eq!(rule_of("model.py", "Attention.__init__"), None);
+        assert_eq!(rule_of("model.py", "make_kvcaches"), None);
         assert!(is_cache_name("layers.0.attention.kv_cache") && !is_cache_name("cached_norm.weight"));
     }
 }

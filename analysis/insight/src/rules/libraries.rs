@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_known_by_their_files() {
+    fn libraries_are_recognized_by_their_files() {
         assert_eq!(library_name("/x/nvidia/nccl/lib/libnccl.so.2"), "NCCL");
         assert_eq!(library_name("/x/site-packages/cupy/_core/core.cpython-312-x86_64-linux-gnu.so"), "CuPy");
         assert_eq!(library_name("/x/torch/lib/libtorch_cuda.so"), "PyTorch, outside its caching allocator");

@@ -1,24 +1,27 @@
-//! Facts about the code of PyTorch and other libraries, as data. Every rule has a name, and every verdict names its
-//! rule. A rule states what a frame, a node or a library means. The passes combine the verdicts.
+//! Facts about the code of PyTorch and other libraries, as data. A rule that decides something has an id ([`RuleId`],
+//! [`PhaseRuleId`], [`CategoryRuleId`]), and every decision keeps the id. A rule states what a frame, a node or a
+//! library means. The passes combine the rules.
 
-mod actions;
-mod allocator_settings;
+mod candidate_settings;
 mod categories;
-pub mod illnesses;
+pub mod diagnostics;
+mod ids;
 mod libraries;
 mod native;
 mod optimizers;
 mod phases;
+mod suggestions;
 mod workspaces;
 
-pub use actions::{ActionRule, MomentFacts, action_rules};
-pub use allocator_settings::{AllocatorSetting, allocator_settings};
+pub use candidate_settings::{CandidateSetting, candidate_settings};
 pub use categories::{
-    CategoryRule, Makes, category_rule, ends_autocast, is_attention, is_cache_name, is_library_module,
+    CategoryRule, FrameMemory, category_rule, ends_autocast, is_attention, is_cache_name, is_library_module,
 };
-pub use illnesses::{ILLNESSES, IllnessRule};
+pub use diagnostics::{DIAGNOSTICS, DiagnosticRule};
+pub use ids::{CategoryRuleId, PhaseRuleId, RuleId, UnknownRule};
 pub use libraries::{LibraryRule, library_name};
-pub use native::{PlumbingRule, plumbing_rule};
+pub use native::{AllocFnRule, alloc_fn_rule};
 pub use optimizers::{OptimizerRule, optimizer_of};
 pub use phases::{FrameRule, LabelRule, Meaning, frame_rule, label_rule};
+pub use suggestions::{MemoryFacts, SuggestionRule, suggestion_rules};
 pub use workspaces::{is_lt_workspace_size, is_workspace_size};

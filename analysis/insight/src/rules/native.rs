@@ -1,11 +1,12 @@
 //! Native code that allocates on behalf of others: memory allocators, the CUDA libraries, functions that make empty
-//! tensors, and their callers. If no Python frame shows who is responsible, the innermost frame outside this code is.
+//! tensors, and their callers. Valgrind's massif calls them allocation functions (`--alloc-fn`). If no Python frame
+//! shows who is responsible, the innermost frame outside this code is.
 
 use memtrace_trace::file::Frame;
 
 /// One rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PlumbingRule {
+pub struct AllocFnRule {
     /// What kind of code it is.
     pub name: &'static str,
     what: What,
@@ -22,11 +23,11 @@ enum What {
 
 use What::{Function, Object};
 
-const fn rule(name: &'static str, what: What) -> PlumbingRule {
-    PlumbingRule { name, what }
+const fn rule(name: &'static str, what: What) -> AllocFnRule {
+    AllocFnRule { name, what }
 }
 
-static PLUMBING: &[PlumbingRule] = &[
+static ALLOC_FNS: &[AllocFnRule] = &[
     rule("CUDA driver", Object("libcuda.so")),
     rule("CUDA driver", Function("cuMem")),
     rule("CUDA runtime", Object("libcudart")),
@@ -84,11 +85,11 @@ static PLUMBING: &[PlumbingRule] = &[
 
 /// The rule by which a native frame only passes on an allocation. `None` for frames that can be responsible, and for
 /// Python frames.
-pub fn plumbing_rule(frame: &Frame) -> Option<&'static PlumbingRule> {
+pub fn alloc_fn_rule(frame: &Frame) -> Option<&'static AllocFnRule> {
     if !frame.native {
         return None;
     }
-    PLUMBING.iter().find(|rule| match rule.what {
+    ALLOC_FNS.iter().find(|rule| match rule.what {
         Function(start) => frame.qualname.starts_with(start),
         Object(start) => {
             frame.line == 0 && frame.filename.rsplit('/').next().is_some_and(|file| file.starts_with(start))
@@ -100,23 +101,23 @@ pub fn plumbing_rule(frame: &Frame) -> Option<&'static PlumbingRule> {
 mod tests {
     use super::*;
 
-    fn by(qualname: &str, filename: &str) -> Option<&'static str> {
+    fn rule_of(qualname: &str, filename: &str) -> Option<&'static str> {
         let frame = Frame { qualname: qualname.into(), filename: filename.into(), native: true, ..Frame::default() };
-        plumbing_rule(&frame).map(|rule| rule.name)
+        alloc_fn_rule(&frame).map(|rule| rule.name)
     }
 
     #[test]
     fn allocators_are_not_responsible() {
         let torch = "/x/torch/lib/libtorch_cuda.so";
         assert_eq!(
-            by("c10::cuda::CUDACachingAllocator::Native::DeviceCachingAllocator::malloc", torch),
-            by("c10::cuda::CUDACachingAllocator::raw_alloc", "")
+            rule_of("c10::cuda::CUDACachingAllocator::Native::DeviceCachingAllocator::malloc", torch),
+            rule_of("c10::cuda::CUDACachingAllocator::raw_alloc", "")
         );
-        assert_eq!(by("at::detail::empty_cuda", torch), Some("empty tensors"));
-        assert_eq!(by("at::native::mm_out_cuda", torch), None);
-        assert_eq!(by("libcuda.so.580.1+0x1234", "/usr/lib/libcuda.so.580.1"), Some("CUDA driver"));
-        assert_eq!(by("ncclCommInitRank", "/x/nccl/lib/libnccl.so.2"), None);
+        assert_eq!(rule_of("at::detail::empty_cuda", torch), Some("empty tensors"));
+        assert_eq!(rule_of("at::native::mm_out_cuda", torch), None);
+        assert_eq!(rule_of("libcuda.so.580.1+0x1234", "/usr/lib/libcuda.so.580.1"), Some("CUDA driver"));
+        assert_eq!(rule_of("ncclCommInitRank", "/x/nccl/lib/libnccl.so.2"), None);
         let python = Frame { qualname: "std::".into(), ..Frame::default() };
-        assert_eq!(plumbing_rule(&python), None);
+        assert_eq!(alloc_fn_rule(&python), None);
     }
 }

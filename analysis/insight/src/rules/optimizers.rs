@@ -11,11 +11,15 @@ pub struct OptimizerRule {
     pub name: &'static str,
     /// The state tensors, in the plural, and their number per parameter; `None` if the state depends on the optimizer's
     /// options.
-    pub keeps: Option<(&'static str, u32)>,
+    pub state_per_parameter: Option<(&'static str, u32)>,
 }
 
-const fn rule(file: &'static str, name: &'static str, keeps: Option<(&'static str, u32)>) -> OptimizerRule {
-    OptimizerRule { file, name, keeps }
+const fn rule(
+    file: &'static str,
+    name: &'static str,
+    state_per_parameter: Option<(&'static str, u32)>,
+) -> OptimizerRule {
+    OptimizerRule { file, name, state_per_parameter }
 }
 
 static OPTIMIZERS: &[OptimizerRule] = &[

@@ -6,6 +6,8 @@
 use memtrace_trace::definition::LabelOrigin;
 use memtrace_trace::file::{Frame, Label};
 
+use super::ids::PhaseRuleId;
+
 /// What a frame means.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Meaning {
@@ -28,7 +30,7 @@ pub enum Meaning {
     /// A module, a functional or a loss that computes.
     Compute,
     /// Library code that proves no phase and ends the search: a learning-rate scheduler, weight averaging.
-    Aside,
+    NoPhase,
 }
 
 /// The paths that a rule is about.
@@ -43,8 +45,8 @@ enum Path {
 /// One rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameRule {
-    /// The name, shown with every verdict of the rule.
-    pub name: &'static str,
+    /// The id, shown with everything that the rule decides.
+    pub id: PhaseRuleId,
     /// What the frame means.
     pub meaning: Meaning,
     path: Path,
@@ -52,122 +54,139 @@ pub struct FrameRule {
     functions: &'static [&'static str],
 }
 
-const fn rule(name: &'static str, meaning: Meaning, path: Path, functions: &'static [&'static str]) -> FrameRule {
-    FrameRule { name, meaning, path, functions }
+const fn rule(id: PhaseRuleId, meaning: Meaning, path: Path, functions: &'static [&'static str]) -> FrameRule {
+    FrameRule { id, meaning, path, functions }
 }
 
-use Meaning::{Aside, Checkpoint, Compute, Data, Engine, GradientWork, Load, OptimizerState, OptimizerStep, ZeroGrad};
+use Meaning::{
+    Checkpoint, Compute, Data, Engine, GradientWork, Load, NoPhase, OptimizerState, OptimizerStep, ZeroGrad,
+};
 use Path::{Ends, Has};
 
 /// The rules. The first one that matches a frame decides.
 static FRAME_RULES: &[FrameRule] = &[
     // Autograd.
-    rule("engine: torch.autograd", Engine, Ends("torch/autograd/graph.py"), &["_engine_run_backward"]),
-    rule("engine: torch.autograd", Engine, Ends("torch/autograd/__init__.py"), &[]),
-    rule("engine: Tensor.backward", Engine, Ends("torch/_tensor.py"), &["backward"]),
-    rule("checkpoint: torch.utils.checkpoint", Checkpoint, Ends("torch/utils/checkpoint.py"), &[]),
-    rule("checkpoint: deepspeed", Checkpoint, Has("deepspeed/runtime/activation_checkpointing/"), &[]),
-    rule("checkpoint: fairscale", Checkpoint, Ends("fairscale/nn/checkpoint/checkpoint_activations.py"), &[]),
-    rule("checkpoint: megatron", Checkpoint, Ends("megatron/core/tensor_parallel/random.py"), &["checkpoint"]),
+    rule(PhaseRuleId::EngineTorchAutograd, Engine, Ends("torch/autograd/graph.py"), &["_engine_run_backward"]),
+    rule(PhaseRuleId::EngineTorchAutograd, Engine, Ends("torch/autograd/__init__.py"), &[]),
+    rule(PhaseRuleId::EngineTensorBackward, Engine, Ends("torch/_tensor.py"), &["backward"]),
+    rule(PhaseRuleId::CheckpointTorch, Checkpoint, Ends("torch/utils/checkpoint.py"), &[]),
+    rule(PhaseRuleId::CheckpointDeepspeed, Checkpoint, Has("deepspeed/runtime/activation_checkpointing/"), &[]),
+    rule(PhaseRuleId::CheckpointFairscale, Checkpoint, Ends("fairscale/nn/checkpoint/checkpoint_activations.py"), &[]),
+    rule(PhaseRuleId::CheckpointMegatron, Checkpoint, Ends("megatron/core/tensor_parallel/random.py"), &["checkpoint"]),
     // Optimizers.
-    rule("scheduler: torch.optim.lr_scheduler", Aside, Ends("torch/optim/lr_scheduler.py"), &[]),
-    rule("averaging: torch.optim.swa_utils", Aside, Ends("torch/optim/swa_utils.py"), &[]),
-    rule("zero_grad: Optimizer", ZeroGrad, Has("torch/optim/"), &["zero_grad"]),
-    rule("zero_grad: Module", ZeroGrad, Ends("torch/nn/modules/module.py"), &["zero_grad"]),
-    rule("zero_grad: other optimizers", ZeroGrad, Has("optim"), &["zero_grad"]),
-    rule("optimizer state: _init_group", OptimizerState, Has("torch/optim/"), &["_init_group"]),
-    rule("optimizer state: loaded", Load, Has("torch/optim/"), &["load_state_dict", "add_param_group", "__init__"]),
-    rule("optimizer step: torch.optim", OptimizerStep, Has("torch/optim/"), &[]),
+    rule(PhaseRuleId::LrScheduler, NoPhase, Ends("torch/optim/lr_scheduler.py"), &[]),
+    rule(PhaseRuleId::WeightAveraging, NoPhase, Ends("torch/optim/swa_utils.py"), &[]),
+    rule(PhaseRuleId::ZeroGradOptimizer, ZeroGrad, Has("torch/optim/"), &["zero_grad"]),
+    rule(PhaseRuleId::ZeroGradModule, ZeroGrad, Ends("torch/nn/modules/module.py"), &["zero_grad"]),
+    rule(PhaseRuleId::ZeroGradOtherOptimizer, ZeroGrad, Has("optim"), &["zero_grad"]),
+    rule(PhaseRuleId::OptimizerStateInitGroup, OptimizerState, Has("torch/optim/"), &["_init_group"]),
     rule(
-        "optimizer state: bitsandbytes",
+        PhaseRuleId::OptimizerStateLoaded,
+        Load,
+        Has("torch/optim/"),
+        &["load_state_dict", "add_param_group", "__init__"],
+    ),
+    rule(PhaseRuleId::OptimizerStepTorch, OptimizerStep, Has("torch/optim/"), &[]),
+    rule(
+        PhaseRuleId::OptimizerStateBitsandbytes,
         OptimizerState,
         Has("bitsandbytes/optim/"),
         &["init_state", "get_state_buffer"],
     ),
-    rule("optimizer step: bitsandbytes", OptimizerStep, Has("bitsandbytes/optim/"), &[]),
-    rule("optimizer step: apex", OptimizerStep, Has("apex/optimizers/"), &[]),
-    rule("optimizer step: apex", OptimizerStep, Has("apex/contrib/optimizers/"), &[]),
-    rule("optimizer step: deepspeed", OptimizerStep, Has("deepspeed/ops/adam/"), &[]),
-    rule("optimizer step: deepspeed", OptimizerStep, Has("deepspeed/ops/lamb/"), &[]),
+    rule(PhaseRuleId::OptimizerStepBitsandbytes, OptimizerStep, Has("bitsandbytes/optim/"), &[]),
+    rule(PhaseRuleId::OptimizerStepApex, OptimizerStep, Has("apex/optimizers/"), &[]),
+    rule(PhaseRuleId::OptimizerStepApex, OptimizerStep, Has("apex/contrib/optimizers/"), &[]),
+    rule(PhaseRuleId::OptimizerStepDeepspeed, OptimizerStep, Has("deepspeed/ops/adam/"), &[]),
+    rule(PhaseRuleId::OptimizerStepDeepspeed, OptimizerStep, Has("deepspeed/ops/lamb/"), &[]),
     rule(
-        "optimizer step: deepspeed ZeRO",
+        PhaseRuleId::OptimizerStepDeepspeedZero,
         OptimizerStep,
         Has("deepspeed/runtime/zero/"),
         &["step", "unscale_and_clip_grads"],
     ),
-    rule("optimizer step: deepspeed bf16", OptimizerStep, Ends("deepspeed/runtime/bf16_optimizer.py"), &["step"]),
-    rule("optimizer step: torchao", OptimizerStep, Has("torchao/optim/"), &[]),
-    rule("optimizer step: timm", OptimizerStep, Has("timm/optim/"), &[]),
-    rule("optimizer step: transformers", OptimizerStep, Ends("transformers/optimization.py"), &["step"]),
     rule(
-        "optimizer step: megatron",
+        PhaseRuleId::OptimizerStepDeepspeedBf16,
+        OptimizerStep,
+        Ends("deepspeed/runtime/bf16_optimizer.py"),
+        &["step"],
+    ),
+    rule(PhaseRuleId::OptimizerStepTorchao, OptimizerStep, Has("torchao/optim/"), &[]),
+    rule(PhaseRuleId::OptimizerStepTimm, OptimizerStep, Has("timm/optim/"), &[]),
+    rule(PhaseRuleId::OptimizerStepTransformers, OptimizerStep, Ends("transformers/optimization.py"), &["step"]),
+    rule(
+        PhaseRuleId::OptimizerStepMegatron,
         OptimizerStep,
         Has("megatron/core/optimizer/"),
         &["step", "prepare_grads", "step_with_ready_grads"],
     ),
-    rule("optimizer step: lion", OptimizerStep, Has("lion_pytorch/"), &[]),
-    rule("optimizer step: schedulefree", OptimizerStep, Has("schedulefree/"), &["step"]),
-    rule("gradients: clip_grad", GradientWork, Ends("torch/nn/utils/clip_grad.py"), &[]),
+    rule(PhaseRuleId::OptimizerStepLion, OptimizerStep, Has("lion_pytorch/"), &[]),
+    rule(PhaseRuleId::OptimizerStepSchedulefree, OptimizerStep, Has("schedulefree/"), &["step"]),
+    rule(PhaseRuleId::GradientsClipGrad, GradientWork, Ends("torch/nn/utils/clip_grad.py"), &[]),
     rule(
-        "gradients: GradScaler",
+        PhaseRuleId::GradientsGradScaler,
         GradientWork,
         Ends("amp/grad_scaler.py"),
         &["unscale_", "_unscale_grads_", "step", "_maybe_opt_step", "update"],
     ),
     // Data.
-    rule("data: torch.utils.data", Data, Has("torch/utils/data/"), &[]),
-    rule("data: torchdata", Data, Has("torchdata/"), &[]),
-    rule("data: DALI", Data, Has("nvidia/dali/"), &[]),
-    rule("data: accelerate", Data, Ends("accelerate/data_loader.py"), &[]),
-    rule("data: accelerate", Data, Ends("accelerate/utils/operations.py"), &["send_to_device", "_send_to_device"]),
+    rule(PhaseRuleId::DataTorch, Data, Has("torch/utils/data/"), &[]),
+    rule(PhaseRuleId::DataTorchdata, Data, Has("torchdata/"), &[]),
+    rule(PhaseRuleId::DataDali, Data, Has("nvidia/dali/"), &[]),
+    rule(PhaseRuleId::DataAccelerate, Data, Ends("accelerate/data_loader.py"), &[]),
+    rule(
+        PhaseRuleId::DataAccelerate,
+        Data,
+        Ends("accelerate/utils/operations.py"),
+        &["send_to_device", "_send_to_device"],
+    ),
     // Building and filling models.
     rule(
-        "load: Module moved",
+        PhaseRuleId::LoadModuleMoved,
         Load,
         Ends("torch/nn/modules/module.py"),
         &["_apply", "<lambda>", "convert", "to", "cuda", "half", "bfloat16", "to_empty"],
     ),
     rule(
-        "load: state_dict",
+        PhaseRuleId::LoadStateDict,
         Load,
         Ends("torch/nn/modules/module.py"),
         &["load_state_dict", "_load_from_state_dict", "load"],
     ),
-    rule("load: Module built", Load, Has("torch/nn/modules/"), &["__init__", "reset_parameters", "_reset_parameters"]),
-    rule("load: torch.nn.init", Load, Ends("torch/nn/init.py"), &[]),
-    rule("load: torch.load", Load, Ends("torch/serialization.py"), &[]),
-    rule("load: safetensors", Load, Has("safetensors/"), &[]),
-    rule("load: checkpoint", Load, Has("torch/distributed/checkpoint/"), &[]),
     rule(
-        "load: DistributedDataParallel built",
+        PhaseRuleId::LoadModuleBuilt,
         Load,
-        Ends("torch/nn/parallel/distributed.py"),
-        &["__init__", "_ddp_init_helper"],
+        Has("torch/nn/modules/"),
+        &["__init__", "reset_parameters", "_reset_parameters"],
     ),
+    rule(PhaseRuleId::LoadNnInit, Load, Ends("torch/nn/init.py"), &[]),
+    rule(PhaseRuleId::LoadTorchLoad, Load, Ends("torch/serialization.py"), &[]),
+    rule(PhaseRuleId::LoadSafetensors, Load, Has("safetensors/"), &[]),
+    rule(PhaseRuleId::LoadDistributedCheckpoint, Load, Has("torch/distributed/checkpoint/"), &[]),
+    rule(PhaseRuleId::LoadDdpBuilt, Load, Ends("torch/nn/parallel/distributed.py"), &["__init__", "_ddp_init_helper"]),
     rule(
-        "load: transformers",
+        PhaseRuleId::LoadTransformers,
         Load,
         Ends("transformers/modeling_utils.py"),
         &["from_pretrained", "_load_pretrained_model"],
     ),
-    rule("load: accelerate", Load, Ends("accelerate/utils/modeling.py"), &[]),
+    rule(PhaseRuleId::LoadAccelerate, Load, Ends("accelerate/utils/modeling.py"), &[]),
     // Computing.
-    rule("compute: torch.nn.modules", Compute, Has("torch/nn/modules/"), &[]),
-    rule("compute: torch.nn.functional", Compute, Ends("torch/nn/functional.py"), &[]),
+    rule(PhaseRuleId::ComputeNnModules, Compute, Has("torch/nn/modules/"), &[]),
+    rule(PhaseRuleId::ComputeNnFunctional, Compute, Ends("torch/nn/functional.py"), &[]),
     rule(
-        "compute: DistributedDataParallel's buckets",
+        PhaseRuleId::ComputeDdpBuckets,
         Compute,
         Ends("torch/nn/parallel/distributed.py"),
         &["_pre_forward", "_rebuild_buckets"],
     ),
-    rule("compute: torch.nn.parallel", Compute, Has("torch/nn/parallel/"), &[]),
-    rule("compute: torch.nn.attention", Compute, Has("torch/nn/attention/"), &[]),
-    rule("compute: compiled", Compute, Has("torchinductor"), &[]),
-    rule("compute: compiled", Compute, Has("torch/_functorch/"), &[]),
-    rule("compute: compiled", Compute, Has("torch/_inductor/"), &[]),
-    rule("compute: compiled", Compute, Has("torch/_dynamo/"), &[]),
-    rule("compute: autograd.Function", Compute, Ends("torch/autograd/function.py"), &["apply"]),
-    rule("compute: flash_attn", Compute, Has("flash_attn/"), &[]),
+    rule(PhaseRuleId::ComputeNnParallel, Compute, Has("torch/nn/parallel/"), &[]),
+    rule(PhaseRuleId::ComputeNnAttention, Compute, Has("torch/nn/attention/"), &[]),
+    rule(PhaseRuleId::ComputeCompiled, Compute, Has("torchinductor"), &[]),
+    rule(PhaseRuleId::ComputeCompiled, Compute, Has("torch/_functorch/"), &[]),
+    rule(PhaseRuleId::ComputeCompiled, Compute, Has("torch/_inductor/"), &[]),
+    rule(PhaseRuleId::ComputeCompiled, Compute, Has("torch/_dynamo/"), &[]),
+    rule(PhaseRuleId::ComputeAutogradFunction, Compute, Ends("torch/autograd/function.py"), &["apply"]),
+    rule(PhaseRuleId::ComputeFlashAttn, Compute, Has("flash_attn/"), &[]),
 ];
 
 /// The rule that matches this frame. `None` for native frames: the rules are about Python files.
@@ -187,8 +206,8 @@ pub fn frame_rule(frame: &Frame) -> Option<&'static FrameRule> {
 /// The meaning of a range that PyTorch itself marks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LabelRule {
-    /// The name, shown with every verdict of the rule.
-    pub name: &'static str,
+    /// The id, shown with everything that the rule decides.
+    pub id: PhaseRuleId,
     /// What the program does inside the range.
     pub meaning: Meaning,
     /// The start of the range's name.
@@ -196,10 +215,10 @@ pub struct LabelRule {
 }
 
 static LABEL_RULES: &[LabelRule] = &[
-    LabelRule { name: "optimizer: inside Optimizer.step", meaning: OptimizerStep, prefix: "Optimizer.step#" },
-    LabelRule { name: "optimizer: inside Optimizer.zero_grad", meaning: ZeroGrad, prefix: "Optimizer.zero_grad#" },
-    LabelRule { name: "data: inside DataLoader", meaning: Data, prefix: "enumerate(DataLoader)#" },
-    LabelRule { name: "data: inside DataPipe", meaning: Data, prefix: "enumerate(DataPipe)#" },
+    LabelRule { id: PhaseRuleId::RangeOptimizerStep, meaning: OptimizerStep, prefix: "Optimizer.step#" },
+    LabelRule { id: PhaseRuleId::RangeZeroGrad, meaning: ZeroGrad, prefix: "Optimizer.zero_grad#" },
+    LabelRule { id: PhaseRuleId::RangeDataLoader, meaning: Data, prefix: "enumerate(DataLoader)#" },
+    LabelRule { id: PhaseRuleId::RangeDataPipe, meaning: Data, prefix: "enumerate(DataPipe)#" },
 ];
 
 /// The rule that matches this range. Only ranges that PyTorch marks with `record_function` match.
@@ -223,12 +242,12 @@ mod tests {
     }
 
     #[test]
-    fn frames_mean_what_they_say() {
+    fn frames_have_the_meaning_of_their_file_and_function() {
         let site = |file: &str| format!("/venv/lib/python3.12/site-packages/{file}");
         assert_eq!(meaning(&site("torch/optim/adam.py"), "step"), Some(OptimizerStep));
         assert_eq!(meaning(&site("torch/optim/adam.py"), "_init_group"), Some(OptimizerState));
         assert_eq!(meaning(&site("torch/optim/optimizer.py"), "zero_grad"), Some(ZeroGrad));
-        assert_eq!(meaning(&site("torch/optim/lr_scheduler.py"), "step"), Some(Aside));
+        assert_eq!(meaning(&site("torch/optim/lr_scheduler.py"), "step"), Some(NoPhase));
         assert_eq!(meaning(&site("torch/nn/modules/module.py"), "_apply"), Some(Load));
         assert_eq!(meaning(&site("torch/nn/modules/module.py"), "<lambda>"), Some(Load));
         assert_eq!(meaning(&site("torch/nn/modules/module.py"), "_call_impl"), Some(Compute));

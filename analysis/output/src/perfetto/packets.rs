@@ -19,7 +19,7 @@ pub(super) struct Track(pub(super) u64);
 
 /// The purpose of a text. Each kind has its own numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Kind {
+enum TextKind {
     Category,
     Name,
     Key,
@@ -27,13 +27,13 @@ enum Kind {
 }
 
 /// The writer of packets.
-pub(super) struct Packets<W: Write> {
+pub(super) struct PacketWriter<W: Write> {
     out: W,
-    failed: Option<io::Error>,
+    error: Option<io::Error>,
     buffer: Vec<u8>,
     /// By kind: the number of each text.
     texts: [HashMap<Box<str>, u64>; 4],
-    new: InternedData,
+    new_texts: InternedData,
     tracks: u64,
 }
 
@@ -43,26 +43,26 @@ pub(super) enum Value<'a> {
     Text(&'a str),
 }
 
-impl<W: Write> Packets<W> {
-    pub(super) fn new(out: W) -> Packets<W> {
-        let (texts, new) = (Default::default(), InternedData::default());
-        let mut packets = Packets { out, failed: None, buffer: Vec::new(), texts, new, tracks: 0 };
+impl<W: Write> PacketWriter<W> {
+    pub(super) fn new(out: W) -> PacketWriter<W> {
+        let (texts, new_texts) = (Default::default(), InternedData::default());
+        let mut packets = PacketWriter { out, error: None, buffer: Vec::new(), texts, new_texts, tracks: 0 };
         packets.put(TracePacket { sequence_flags: Some(STATE_CLEARED), ..TracePacket::default() });
         packets
     }
 
     /// Defines a track.
-    pub(super) fn track(&mut self, name: &str, parent: Option<Track>, rank: i32, describe: TrackDescriptor) -> Track {
+    pub(super) fn track(&mut self, name: &str, parent: Option<Track>, rank: i32, descriptor: TrackDescriptor) -> Track {
         self.tracks += 1;
-        let described = TrackDescriptor {
+        let descriptor = TrackDescriptor {
             uuid: Some(self.tracks),
             name: (!name.is_empty()).then(|| name.to_owned()),
             parent_uuid: parent.map(|track| track.0),
             child_ordering: Some(3),
             sibling_order_rank: Some(rank),
-            ..describe
+            ..descriptor
         };
-        self.put(TracePacket { track_descriptor: Some(described), ..TracePacket::default() });
+        self.put(TracePacket { track_descriptor: Some(descriptor), ..TracePacket::default() });
         Track(self.tracks)
     }
 
@@ -86,65 +86,71 @@ impl<W: Write> Packets<W> {
         (from, to): (u64, u64),
         category: &str,
         name: &str,
-        says: &[(&str, Value<'_>)],
+        annotations: &[(&str, Value<'_>)],
     ) {
-        let told = self.told(event(Type::SliceBegin, track), category, name, says);
-        self.put_event(from, told);
+        let annotated = self.annotated(event(Type::SliceBegin, track), category, name, annotations);
+        self.put_event(from, annotated);
         self.put_event(to.max(from), event(Type::SliceEnd, track));
     }
 
     /// Writes an event at one point in time, in nanoseconds.
-    pub(super) fn instant(&mut self, track: Track, ns: u64, name: &str, says: &[(&str, Value<'_>)]) {
-        let told = self.told(event(Type::Instant, track), "event", name, says);
-        self.put_event(ns, told);
+    pub(super) fn instant(&mut self, track: Track, ns: u64, name: &str, annotations: &[(&str, Value<'_>)]) {
+        let annotated = self.annotated(event(Type::Instant, track), "event", name, annotations);
+        self.put_event(ns, annotated);
     }
 
-    fn told(&mut self, event: TrackEvent, category: &str, name: &str, says: &[(&str, Value<'_>)]) -> TrackEvent {
-        let says = says.iter().map(|(key, value)| {
-            let name_iid = Some(self.text(Kind::Key, key));
+    fn annotated(
+        &mut self,
+        event: TrackEvent,
+        category: &str,
+        name: &str,
+        annotations: &[(&str, Value<'_>)],
+    ) -> TrackEvent {
+        let debug_annotations = annotations.iter().map(|(key, value)| {
+            let name_iid = Some(self.text(TextKind::Key, key));
             match value {
                 Value::Number(number) => {
                     DebugAnnotation { name_iid, uint_value: Some(*number), ..DebugAnnotation::default() }
                 }
                 Value::Text(text) => {
-                    let text = Some(self.text(Kind::Value, text));
+                    let text = Some(self.text(TextKind::Value, text));
                     DebugAnnotation { name_iid, string_value_iid: text, ..DebugAnnotation::default() }
                 }
             }
         });
-        let debug_annotations = says.collect();
-        let (category, name) = (self.text(Kind::Category, category), self.text(Kind::Name, name));
+        let debug_annotations = debug_annotations.collect();
+        let (category, name) = (self.text(TextKind::Category, category), self.text(TextKind::Name, name));
         TrackEvent { debug_annotations, category_iids: vec![category], name_iid: Some(name), ..event }
     }
 
     /// Writes everything that is buffered. Returns the first error of the output.
     pub(super) fn finish(mut self) -> io::Result<()> {
         self.drain(0);
-        match self.failed {
+        match self.error {
             Some(e) => Err(e),
             None => self.out.flush(),
         }
     }
 
-    fn text(&mut self, kind: Kind, text: &str) -> u64 {
-        let known = &mut self.texts[kind as usize];
-        if let Some(number) = known.get(text) {
+    fn text(&mut self, kind: TextKind, text: &str) -> u64 {
+        let numbers = &mut self.texts[kind as usize];
+        if let Some(number) = numbers.get(text) {
             return *number;
         }
-        let next = known.len() as u64 + 1;
-        known.insert(text.into(), next);
+        let next = numbers.len() as u64 + 1;
+        numbers.insert(text.into(), next);
         let list = match kind {
-            Kind::Category => &mut self.new.event_categories,
-            Kind::Name => &mut self.new.event_names,
-            Kind::Key => &mut self.new.debug_annotation_names,
-            Kind::Value => &mut self.new.debug_annotation_string_values,
+            TextKind::Category => &mut self.new_texts.event_categories,
+            TextKind::Name => &mut self.new_texts.event_names,
+            TextKind::Key => &mut self.new_texts.debug_annotation_names,
+            TextKind::Value => &mut self.new_texts.debug_annotation_string_values,
         };
         list.push(Interned { iid: Some(next), text: Some(text.to_owned()) });
         next
     }
 
     fn put_event(&mut self, ns: u64, event: TrackEvent) {
-        let new = std::mem::take(&mut self.new);
+        let new = std::mem::take(&mut self.new_texts);
         self.put(TracePacket {
             timestamp: Some(ns),
             track_event: Some(event),
@@ -164,8 +170,8 @@ impl<W: Write> Packets<W> {
 
     fn drain(&mut self, above: usize) {
         if self.buffer.len() > above || above == 0 {
-            if self.failed.is_none() {
-                self.failed = self.out.write_all(&self.buffer).err();
+            if self.error.is_none() {
+                self.error = self.out.write_all(&self.buffer).err();
             }
             self.buffer.clear();
         }

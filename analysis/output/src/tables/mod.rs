@@ -12,11 +12,11 @@ use memtrace_trace::event::{Event, Source};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
-use super::flame::accounted;
+use super::flame_graph::attributed_stack;
 use super::window::Window;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
-use memtrace_insight::passes::{Birth, Judged, Lives, Phase, PhaseTracker, Story};
+use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver, Phase, PhaseTracker};
 use memtrace_replay::{Change, Names, Replay, Usage};
 
 use writer::{Columns, Field, Table};
@@ -24,79 +24,79 @@ use writer::{Columns, Field, Table};
 /// The tables, by the names of their files.
 pub const TABLES: [&str; 4] = ["events", "blocks", "stacks", "phases"];
 
-const LONG: Field<'static> = Field::Long(0);
-const MAYBE: Field<'static> = Field::Maybe(None);
-const INT: Field<'static> = Field::Int(None);
+const INT64: Field<'static> = Field::Int64(0);
+const OPTIONAL_INT64: Field<'static> = Field::OptionalInt64(None);
+const OPTIONAL_INT32: Field<'static> = Field::OptionalInt32(None);
 const TEXT: Field<'static> = Field::Text("");
-const NAME: Field<'static> = Field::Name("");
+const OPTIONAL_TEXT: Field<'static> = Field::OptionalText("");
 
 const EVENTS: &Columns = &[
     ("run", TEXT),
-    ("rank", INT),
-    ("pid", INT),
-    ("device", INT),
-    ("seq", LONG),
-    ("time_ns", LONG),
+    ("rank", OPTIONAL_INT32),
+    ("pid", OPTIONAL_INT32),
+    ("device", OPTIONAL_INT32),
+    ("seq", INT64),
+    ("time_ns", INT64),
     ("action", TEXT),
-    ("address", LONG),
-    ("size", LONG),
-    ("stream", LONG),
-    ("allocated", LONG),
-    ("reserved", LONG),
-    ("step", INT),
-    ("phase", NAME),
-    ("stack", MAYBE),
-    ("node", NAME),
+    ("address", INT64),
+    ("size", INT64),
+    ("stream", INT64),
+    ("allocated", INT64),
+    ("reserved", INT64),
+    ("step", OPTIONAL_INT32),
+    ("phase", OPTIONAL_TEXT),
+    ("stack", OPTIONAL_INT64),
+    ("node", OPTIONAL_TEXT),
 ];
 
 const BLOCKS: &Columns = &[
     ("run", TEXT),
-    ("rank", INT),
-    ("pid", INT),
-    ("device", INT),
-    ("alloc_seq", LONG),
-    ("free_seq", MAYBE),
-    ("alloc_ns", LONG),
-    ("free_ns", MAYBE),
-    ("address", LONG),
-    ("size", LONG),
-    ("requested", LONG),
-    ("step", INT),
+    ("rank", OPTIONAL_INT32),
+    ("pid", OPTIONAL_INT32),
+    ("device", OPTIONAL_INT32),
+    ("alloc_seq", INT64),
+    ("free_seq", OPTIONAL_INT64),
+    ("alloc_ns", INT64),
+    ("free_ns", OPTIONAL_INT64),
+    ("address", INT64),
+    ("size", INT64),
+    ("requested", INT64),
+    ("step", OPTIONAL_INT32),
     ("phase", TEXT),
     ("category", TEXT),
     ("rule", TEXT),
-    ("name", NAME),
-    ("module", NAME),
-    ("node", NAME),
-    ("stack", MAYBE),
+    ("name", OPTIONAL_TEXT),
+    ("module", OPTIONAL_TEXT),
+    ("node", OPTIONAL_TEXT),
+    ("stack", OPTIONAL_INT64),
 ];
 
 const STACKS: &Columns = &[
     ("run", TEXT),
-    ("rank", INT),
-    ("pid", INT),
-    ("stack", LONG),
-    ("depth", INT),
+    ("rank", OPTIONAL_INT32),
+    ("pid", OPTIONAL_INT32),
+    ("stack", INT64),
+    ("depth", OPTIONAL_INT32),
     ("function", TEXT),
     ("file", TEXT),
-    ("line", INT),
+    ("line", OPTIONAL_INT32),
     ("native", Field::Bool(false)),
 ];
 
 const PHASES: &Columns = &[
     ("run", TEXT),
-    ("rank", INT),
-    ("pid", INT),
-    ("device", INT),
-    ("step", INT),
+    ("rank", OPTIONAL_INT32),
+    ("pid", OPTIONAL_INT32),
+    ("device", OPTIONAL_INT32),
+    ("step", OPTIONAL_INT32),
     ("phase", TEXT),
-    ("began_ns", LONG),
-    ("ended_ns", LONG),
-    ("allocations", LONG),
-    ("allocated", LONG),
-    ("frees", LONG),
-    ("freed", LONG),
-    ("peak", LONG),
+    ("began_ns", INT64),
+    ("ended_ns", INT64),
+    ("allocations", INT64),
+    ("allocated", INT64),
+    ("frees", INT64),
+    ("freed", INT64),
+    ("peak", INT64),
 ];
 
 /// Writes the tables of one process in a window, in the order of [`TABLES`]. `run` is the value of the column `run`.
@@ -113,44 +113,45 @@ pub fn tables<W: Write + Send>(
     progress: &mut dyn FnMut(u64),
 ) -> Result<[W; 4]> {
     let names = Names::of(process.recording());
-    let who = Who { run, rank: process.rank().map(|rank| rank as i32), pid: process.pid() as i32 };
-    let mut used = vec![false; process.definitions().stacks.len()];
+    let process_columns =
+        ProcessColumns { run, rank: process.rank().map(|rank| rank as i32), pid: process.pid() as i32 };
+    let mut used_stacks = vec![false; process.definitions().stacks.len()];
     let write = || -> parquet::errors::Result<[W; 4]> {
         let mut events = Table::new("events", EVENTS, events)?;
-        let rows = put_events(process, window, &who, &mut events, &mut used, progress)?;
-        let mut blocks = Blocks {
+        let rows = put_events(process, window, &process_columns, &mut events, &mut used_stacks, progress)?;
+        let mut blocks = BlockRows {
             table: Table::new("blocks", BLOCKS, blocks)?,
             definitions: process.definitions(),
             names: &names,
             calibration: process.recording().calibration(),
             window,
-            who: &who,
-            used: &mut used,
-            failed: None,
+            process_columns: &process_columns,
+            used_stacks: &mut used_stacks,
+            error: None,
         };
-        Story::with(process.recording(), process.survey(), &names, &mut blocks, progress);
-        if let Some(e) = blocks.failed {
+        Analysis::with_observer(process.recording(), process.trace_index(), &names, &mut blocks, progress);
+        if let Some(e) = blocks.error {
             return Err(e);
         }
         let blocks = blocks.table.finish()?;
         let mut stacks = Table::new("stacks", STACKS, stacks)?;
-        put_stacks(process.definitions(), &who, &used, &mut stacks)?;
+        put_stacks(process.definitions(), &process_columns, &used_stacks, &mut stacks)?;
         let mut phases = Table::new("phases", PHASES, phases)?;
         for ((device, step, phase), row) in rows {
             phases.row(&[
-                Field::Text(who.run),
-                Field::Int(who.rank),
-                Field::Int(Some(who.pid)),
-                Field::Int(Some(device.into())),
-                Field::Int(step.map(|step| step as i32)),
+                Field::Text(process_columns.run),
+                Field::OptionalInt32(process_columns.rank),
+                Field::OptionalInt32(Some(process_columns.pid)),
+                Field::OptionalInt32(Some(device.into())),
+                Field::OptionalInt32(step.map(|step| step as i32)),
                 Field::Text(phase.name()),
-                Field::Long(row.began_ns),
-                Field::Long(row.ended_ns),
-                Field::Long(row.allocations),
-                Field::Long(row.allocated),
-                Field::Long(row.frees),
-                Field::Long(row.freed),
-                Field::Long(row.peak),
+                Field::Int64(row.began_ns),
+                Field::Int64(row.ended_ns),
+                Field::Int64(row.allocations),
+                Field::Int64(row.allocated),
+                Field::Int64(row.frees),
+                Field::Int64(row.freed),
+                Field::Int64(row.peak),
             ])?;
         }
         Ok([events.finish()?, blocks, stacks.finish()?, phases.finish()?])
@@ -158,8 +159,8 @@ pub fn tables<W: Write + Send>(
     write().map_err(|e| Error::io("cannot write the tables")(std::io::Error::other(e)))
 }
 
-/// The process that rows belong to.
-struct Who<'a> {
+/// The columns that identify the process of a row.
+struct ProcessColumns<'a> {
     run: &'a str,
     rank: Option<i32>,
     pid: i32,
@@ -180,13 +181,13 @@ struct PhaseRow {
 type PhaseRows = BTreeMap<(i16, Option<u32>, Phase), PhaseRow>;
 
 /// The column with a stack's id. Marks the stack as used.
-fn stack_field(used: &mut [bool], stack: StackId) -> Field<'static> {
-    match used.get_mut(stack.index()) {
-        Some(used) if !stack.is_none() => {
-            *used = true;
-            Field::Maybe(Some(stack.0.into()))
+fn stack_field(used_stacks: &mut [bool], stack: StackId) -> Field<'static> {
+    match used_stacks.get_mut(stack.index()) {
+        Some(is_used) if !stack.is_none() => {
+            *is_used = true;
+            Field::OptionalInt64(Some(stack.0.into()))
         }
-        _ => Field::Maybe(None),
+        _ => Field::OptionalInt64(None),
     }
 }
 
@@ -197,17 +198,17 @@ fn node(definitions: &Definitions, context: ContextId) -> &str {
 fn put_events<W: Write + Send>(
     process: &Process,
     window: &Window,
-    who: &Who<'_>,
+    process_columns: &ProcessColumns<'_>,
     table: &mut Table<W>,
-    used: &mut [bool],
+    used_stacks: &mut [bool],
     progress: &mut dyn FnMut(u64),
 ) -> parquet::errors::Result<PhaseRows> {
     let (recording, definitions) = (process.recording(), process.definitions());
     let calibration = recording.calibration();
     let mut tracker = PhaseTracker::of(recording);
-    let mut replay = Replay::new(process.survey(), None);
+    let mut replay = Replay::new(process.trace_index(), None);
     let mut rows = PhaseRows::new();
-    let mut failed = None;
+    let mut error = None;
     let mut done = 0;
     recording.stream(&mut |events| {
         for e in events.iter().filter(|e| !window.is_past(e.seq)) {
@@ -216,14 +217,15 @@ fn put_events<W: Write + Send>(
                 continue;
             }
             replay.apply(e, |replay, slot, e, change| {
-                let seen = &replay.devices()[slot];
-                let (allocator, device) = (&seen.allocator, seen.device);
+                let device_replay = &replay.devices()[slot];
+                let (allocator, device) = (&device_replay.allocator, device_replay.device);
                 let phase = match change {
                     Change::Alloc(_) | Change::FreeRequested(_) | Change::Oom => Some(tracker.observe(e).phase),
                     _ => None,
                 };
-                let is_there = window.has_device(device) && window.holds(e.seq) && window.tells(allocator, e, &change);
-                if !is_there || failed.is_some() {
+                let is_shown =
+                    window.has_device(device) && window.contains(e.seq) && window.shows_change(allocator, e, &change);
+                if !is_shown || error.is_some() {
                     return;
                 }
                 let usage = *allocator.usage();
@@ -249,93 +251,100 @@ fn put_events<W: Write + Send>(
                     *bytes += size;
                 }
                 let written = table.row(&[
-                    Field::Text(who.run),
-                    Field::Int(who.rank),
-                    Field::Int(Some(who.pid)),
-                    Field::Int(Some(device.into())),
-                    Field::Long(e.seq),
-                    Field::Long(at),
+                    Field::Text(process_columns.run),
+                    Field::OptionalInt32(process_columns.rank),
+                    Field::OptionalInt32(Some(process_columns.pid)),
+                    Field::OptionalInt32(Some(device.into())),
+                    Field::Int64(e.seq),
+                    Field::Int64(at),
                     Field::Text(action),
-                    Field::Long(e.addr),
-                    Field::Long(size),
-                    Field::Long(e.stream),
-                    Field::Long(usage.allocated),
-                    Field::Long(usage.reserved),
-                    Field::Int(step.map(|step| step as i32)),
-                    Field::Name(phase.map_or("", Phase::name)),
-                    stack_field(used, accounted(definitions, e.stack, e.context)),
-                    Field::Name(node(definitions, e.context)),
+                    Field::Int64(e.addr),
+                    Field::Int64(size),
+                    Field::Int64(e.stream),
+                    Field::Int64(usage.allocated),
+                    Field::Int64(usage.reserved),
+                    Field::OptionalInt32(step.map(|step| step as i32)),
+                    Field::OptionalText(phase.map_or("", Phase::name)),
+                    stack_field(used_stacks, attributed_stack(definitions, e.stack, e.context)),
+                    Field::OptionalText(node(definitions, e.context)),
                 ]);
-                failed = written.err();
+                error = written.err();
             });
         }
         done += events.len() as u64;
         progress(done);
     });
-    failed.map_or(Ok(rows), Err)
+    error.map_or(Ok(rows), Err)
 }
 
-struct Blocks<'a, W: Write + Send> {
+struct BlockRows<'a, W: Write + Send> {
     table: Table<W>,
     definitions: &'a Definitions,
     names: &'a Names,
     calibration: Calibration,
     window: &'a Window,
-    who: &'a Who<'a>,
-    used: &'a mut [bool],
-    failed: Option<parquet::errors::ParquetError>,
+    process_columns: &'a ProcessColumns<'a>,
+    used_stacks: &'a mut [bool],
+    error: Option<parquet::errors::ParquetError>,
 }
 
-impl<W: Write + Send> Lives for Blocks<'_, W> {
-    fn began(&mut self, _: i16, _: &Birth, _: &Usage) {}
+impl<W: Write + Send> BlockObserver for BlockRows<'_, W> {
+    fn allocated(&mut self, _: i16, _: &BlockAllocation, _: &Usage) {}
 
-    fn ended(&mut self, device: i16, birth: &Birth, judged: &Judged, _: FrameId, free: Option<&Event>) {
-        let Some(free) = self.window.shows(device, birth, free).filter(|_| self.failed.is_none()) else { return };
-        let name = self.names.of_alloc(birth.seq).map(|name| name.text()).unwrap_or_default();
-        let module = self.names.module_path(birth.within, birth.seq).unwrap_or_default();
+    fn lifetime_ended(
+        &mut self,
+        device: i16,
+        block: &BlockAllocation,
+        classification: &BlockClassification,
+        _: FrameId,
+        free: Option<&Event>,
+    ) {
+        let Some(free) = self.window.shows_block(device, block, free).filter(|_| self.error.is_none()) else { return };
+        let name = self.names.of_allocation(block.seq).map(|name| name.text()).unwrap_or_default();
+        let module = self.names.module_path(block.event_context, block.seq).unwrap_or_default();
         let written = self.table.row(&[
-            Field::Text(self.who.run),
-            Field::Int(self.who.rank),
-            Field::Int(Some(self.who.pid)),
-            Field::Int(Some(device.into())),
-            Field::Long(birth.seq),
-            Field::Maybe(free.map(|free| free.seq)),
-            Field::Long(self.calibration.epoch_ns(birth.ticks)),
-            Field::Maybe(free.map(|free| self.calibration.epoch_ns(free.ticks))),
-            Field::Long(birth.addr),
-            Field::Long(birth.size),
-            Field::Long(birth.requested),
-            Field::Int(birth.at.step.map(|step| step as i32)),
-            Field::Text(birth.phase.name()),
-            Field::Text(judged.category.name()),
-            Field::Text(judged.rule),
-            Field::Name(&name),
-            Field::Name(&module),
-            Field::Name(node(self.definitions, birth.context)),
-            stack_field(self.used, accounted(self.definitions, birth.stack, birth.context)),
+            Field::Text(self.process_columns.run),
+            Field::OptionalInt32(self.process_columns.rank),
+            Field::OptionalInt32(Some(self.process_columns.pid)),
+            Field::OptionalInt32(Some(device.into())),
+            Field::Int64(block.seq),
+            Field::OptionalInt64(free.map(|free| free.seq)),
+            Field::Int64(self.calibration.epoch_ns(block.ticks)),
+            Field::OptionalInt64(free.map(|free| self.calibration.epoch_ns(free.ticks))),
+            Field::Int64(block.addr),
+            Field::Int64(block.size),
+            Field::Int64(block.requested),
+            Field::OptionalInt32(block.position.step.map(|step| step as i32)),
+            Field::Text(block.phase.name()),
+            Field::Text(classification.category.name()),
+            Field::Text(classification.rule.as_str()),
+            Field::OptionalText(&name),
+            Field::OptionalText(&module),
+            Field::OptionalText(node(self.definitions, block.context)),
+            stack_field(self.used_stacks, attributed_stack(self.definitions, block.stack, block.context)),
         ]);
-        self.failed = written.err();
+        self.error = written.err();
     }
 }
 
 fn put_stacks<W: Write + Send>(
     definitions: &Definitions,
-    who: &Who<'_>,
-    used: &[bool],
+    process_columns: &ProcessColumns<'_>,
+    used_stacks: &[bool],
     table: &mut Table<W>,
 ) -> parquet::errors::Result<()> {
-    for (stack, _) in used.iter().enumerate().filter(|(_, used)| **used) {
+    for (stack, _) in used_stacks.iter().enumerate().filter(|(_, is_used)| **is_used) {
         let frames = definitions.walk(StackId(stack as u32)).filter_map(|(_, frame)| frame);
         for (depth, frame) in frames.enumerate() {
             table.row(&[
-                Field::Text(who.run),
-                Field::Int(who.rank),
-                Field::Int(Some(who.pid)),
-                Field::Long(stack as u64),
-                Field::Int(Some(depth as i32)),
+                Field::Text(process_columns.run),
+                Field::OptionalInt32(process_columns.rank),
+                Field::OptionalInt32(Some(process_columns.pid)),
+                Field::Int64(stack as u64),
+                Field::OptionalInt32(Some(depth as i32)),
                 Field::Text(&frame.name),
                 Field::Text(&frame.filename),
-                Field::Int((frame.line > 0).then_some(frame.line as i32)),
+                Field::OptionalInt32((frame.line > 0).then_some(frame.line as i32)),
                 Field::Bool(frame.native),
             ])?;
         }

@@ -12,33 +12,33 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 
 /// The number of rows per group: what query engines assign to one thread.
-const GROUP: usize = 1 << 17;
+const ROWS_PER_GROUP: usize = 1 << 17;
 
 /// A field of a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Field<'a> {
     /// 64 bits.
-    Long(u64),
+    Int64(u64),
     /// 64 bits, or null.
-    Maybe(Option<u64>),
+    OptionalInt64(Option<u64>),
     /// 32 bits, or null.
-    Int(Option<i32>),
+    OptionalInt32(Option<i32>),
     /// A boolean.
     Bool(bool),
     /// A text.
     Text(&'a str),
     /// A text; null if it is empty.
-    Name(&'a str),
+    OptionalText(&'a str),
 }
 
 /// A column of the current group.
 enum Column {
-    Long(Vec<i64>),
-    Maybe(Vec<i64>, Vec<i16>),
-    Int(Vec<i32>, Vec<i16>),
+    Int64(Vec<i64>),
+    OptionalInt64(Vec<i64>, Vec<i16>),
+    OptionalInt32(Vec<i32>, Vec<i16>),
     Bool(Vec<bool>),
     Text(Vec<ByteArray>),
-    Name(Vec<ByteArray>, Vec<i16>),
+    OptionalText(Vec<ByteArray>, Vec<i16>),
 }
 
 /// The definition of columns: a name and a field of the column's type.
@@ -56,27 +56,27 @@ pub(super) struct Table<W: Write + Send> {
 impl<W: Write + Send> Table<W> {
     /// Begins a file without rows.
     pub(super) fn new(name: &str, columns: &Columns, out: W) -> Result<Table<W>> {
-        let told: Vec<String> = columns
+        let column_definitions: Vec<String> = columns
             .iter()
             .map(|(name, field)| match field {
-                Field::Long(_) => format!("required int64 {name};"),
-                Field::Maybe(_) => format!("optional int64 {name};"),
-                Field::Int(_) => format!("optional int32 {name};"),
+                Field::Int64(_) => format!("required int64 {name};"),
+                Field::OptionalInt64(_) => format!("optional int64 {name};"),
+                Field::OptionalInt32(_) => format!("optional int32 {name};"),
                 Field::Bool(_) => format!("required boolean {name};"),
                 Field::Text(_) => format!("required binary {name} (STRING);"),
-                Field::Name(_) => format!("optional binary {name} (STRING);"),
+                Field::OptionalText(_) => format!("optional binary {name} (STRING);"),
             })
             .collect();
-        let schema = Arc::new(parse_message_type(&format!("message {name} {{ {} }}", told.join(" ")))?);
+        let schema = Arc::new(parse_message_type(&format!("message {name} {{ {} }}", column_definitions.join(" ")))?);
         let by = concat!("memtrace ", env!("CARGO_PKG_VERSION")).to_owned();
         let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).set_created_by(by).build();
         let new = |field: &Field<'_>| match field {
-            Field::Long(_) => Column::Long(Vec::new()),
-            Field::Maybe(_) => Column::Maybe(Vec::new(), Vec::new()),
-            Field::Int(_) => Column::Int(Vec::new(), Vec::new()),
+            Field::Int64(_) => Column::Int64(Vec::new()),
+            Field::OptionalInt64(_) => Column::OptionalInt64(Vec::new(), Vec::new()),
+            Field::OptionalInt32(_) => Column::OptionalInt32(Vec::new(), Vec::new()),
             Field::Bool(_) => Column::Bool(Vec::new()),
             Field::Text(_) => Column::Text(Vec::new()),
-            Field::Name(_) => Column::Name(Vec::new(), Vec::new()),
+            Field::OptionalText(_) => Column::OptionalText(Vec::new(), Vec::new()),
         };
         Ok(Table {
             writer: SerializedFileWriter::new(out, schema, Arc::new(properties))?,
@@ -100,26 +100,26 @@ impl<W: Write + Send> Table<W> {
         };
         for (column, field) in self.columns.iter_mut().zip(fields) {
             match (column, field) {
-                (Column::Long(values), Field::Long(value)) => values.push(*value as i64),
-                (Column::Maybe(values, levels), Field::Maybe(value)) => {
+                (Column::Int64(values), Field::Int64(value)) => values.push(*value as i64),
+                (Column::OptionalInt64(values, levels), Field::OptionalInt64(value)) => {
                     values.extend(value.map(|value| value as i64));
                     levels.push(value.is_some().into());
                 }
-                (Column::Int(values, levels), Field::Int(value)) => {
+                (Column::OptionalInt32(values, levels), Field::OptionalInt32(value)) => {
                     values.extend(*value);
                     levels.push(value.is_some().into());
                 }
                 (Column::Bool(values), Field::Bool(value)) => values.push(*value),
                 (Column::Text(values), Field::Text(text)) => values.push(shared(text)),
-                (Column::Name(values, levels), Field::Name(text)) => {
+                (Column::OptionalText(values, levels), Field::OptionalText(text)) => {
                     values.extend((!text.is_empty()).then(|| shared(text)));
                     levels.push((!text.is_empty()).into());
                 }
-                (_, field) => debug_assert!(false, "{field:?} is of another kind than its column"),
+                (_, field) => debug_assert!(false, "{field:?} is of another type than its column"),
             }
         }
         self.rows += 1;
-        if self.rows >= GROUP { self.flush() } else { Ok(()) }
+        if self.rows >= ROWS_PER_GROUP { self.flush() } else { Ok(()) }
     }
 
     /// Ends the file and returns the output.
@@ -135,28 +135,28 @@ impl<W: Write + Send> Table<W> {
         for column in &mut self.columns {
             let Some(mut out) = group.next_column()? else { break };
             match column {
-                Column::Long(values) => _ = out.typed::<Int64Type>().write_batch(values, None, None)?,
-                Column::Maybe(values, levels) => {
+                Column::Int64(values) => _ = out.typed::<Int64Type>().write_batch(values, None, None)?,
+                Column::OptionalInt64(values, levels) => {
                     out.typed::<Int64Type>().write_batch(values, Some(levels), None)?;
                     levels.clear();
                 }
-                Column::Int(values, levels) => {
+                Column::OptionalInt32(values, levels) => {
                     out.typed::<Int32Type>().write_batch(values, Some(levels), None)?;
                     levels.clear();
                 }
                 Column::Bool(values) => _ = out.typed::<BoolType>().write_batch(values, None, None)?,
                 Column::Text(values) => _ = out.typed::<ByteArrayType>().write_batch(values, None, None)?,
-                Column::Name(values, levels) => {
+                Column::OptionalText(values, levels) => {
                     out.typed::<ByteArrayType>().write_batch(values, Some(levels), None)?;
                     levels.clear();
                 }
             }
             out.close()?;
             match column {
-                Column::Long(values) | Column::Maybe(values, _) => values.clear(),
-                Column::Int(values, _) => values.clear(),
+                Column::Int64(values) | Column::OptionalInt64(values, _) => values.clear(),
+                Column::OptionalInt32(values, _) => values.clear(),
                 Column::Bool(values) => values.clear(),
-                Column::Text(values) | Column::Name(values, _) => values.clear(),
+                Column::Text(values) | Column::OptionalText(values, _) => values.clear(),
             }
         }
         group.close()?;

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster, get_raster_width};
 
 /// A color as 0xRRGGBB.
-pub(super) type Colour = u32;
+pub(super) type Color = u32;
 
 /// The height of text, in pixels.
 pub(super) const TEXT: i32 = 20;
@@ -28,8 +28,8 @@ pub(super) struct Canvas {
 }
 
 /// The bytes of a color.
-fn rgb(colour: Colour) -> [u8; 3] {
-    let [_, red, green, blue] = colour.to_be_bytes();
+fn rgb(color: Color) -> [u8; 3] {
+    let [_, red, green, blue] = color.to_be_bytes();
     [red, green, blue]
 }
 
@@ -49,20 +49,20 @@ impl Canvas {
     }
 
     /// Fills a rectangle from `x` and `y`, `wide` and `high` pixels large.
-    pub(super) fn fill(&mut self, x: i32, y: i32, wide: i32, high: i32, colour: Colour) {
+    pub(super) fn fill(&mut self, x: i32, y: i32, wide: i32, high: i32, color: Color) {
         for y in y..y + high {
             for x in x..x + wide {
                 if let Some(pixel) = self.pixel(x, y) {
-                    *pixel = rgb(colour);
+                    *pixel = rgb(color);
                 }
             }
         }
     }
 
     /// Draws a vertical dashed line.
-    pub(super) fn dashes(&mut self, x: i32, from: i32, to: i32, colour: Colour) {
+    pub(super) fn dashes(&mut self, x: i32, from: i32, to: i32, color: Color) {
         for y in (from..to).step_by(10) {
-            self.fill(x, y, 1, 6.min(to - y), colour);
+            self.fill(x, y, 1, 6.min(to - y), color);
         }
     }
 

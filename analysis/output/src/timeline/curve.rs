@@ -5,12 +5,12 @@ use memtrace_trace::event::Event;
 use memtrace_trace::ids::FrameId;
 
 use crate::window::Window;
-use memtrace_insight::passes::{Birth, Category, Judged, Lives};
+use memtrace_insight::passes::{BlockAllocation, BlockClassification, BlockObserver, Category};
 use memtrace_replay::Usage;
 
 /// Bytes by category, in the order of [`Category::ALL`].
 pub(crate) type Bytes = [i64; Category::ALL.len()];
-const NOTHING: Bytes = [0; Category::ALL.len()];
+const NO_BYTES: Bytes = [0; Category::ALL.len()];
 
 /// A point of the curve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,7 +34,7 @@ pub(crate) struct Curve {
     /// The points, in order of time.
     pub(crate) points: Vec<Point>,
     /// Whether every event has a point.
-    pub(crate) whole: bool,
+    pub(crate) is_exact: bool,
 }
 
 /// One slice of the recording.
@@ -60,11 +60,11 @@ pub(crate) struct CurveBuilder<'w> {
     /// The slice of the current events.
     current: usize,
     /// Allocated bytes after the latest event, and at the peak of the current slice.
-    level: u64,
-    highest: u64,
+    bytes: u64,
+    peak_bytes: u64,
     /// Blocks that were allocated at the peak of the current slice and freed later in it.
-    ended_here: Bytes,
-    latest_ticks: u64,
+    freed_after_peak: Bytes,
+    last_ticks: u64,
 }
 
 impl<'w> CurveBuilder<'w> {
@@ -73,7 +73,7 @@ impl<'w> CurveBuilder<'w> {
         let first = window.first().max(1);
         let events = events.saturating_sub(first - 1).min(window.last() - (first - 1)).max(1);
         let width = events.div_ceil(points.max(1)).max(1);
-        let slices = vec![Slice { seq: 0, ticks: 0, change: NOTHING }; events.div_ceil(width) as usize + 1];
+        let slices = vec![Slice { seq: 0, ticks: 0, change: NO_BYTES }; events.div_ceil(width) as usize + 1];
         CurveBuilder {
             window,
             device,
@@ -81,10 +81,10 @@ impl<'w> CurveBuilder<'w> {
             width,
             slices,
             current: 0,
-            level: 0,
-            highest: 0,
-            ended_here: NOTHING,
-            latest_ticks: 0,
+            bytes: 0,
+            peak_bytes: 0,
+            freed_after_peak: NO_BYTES,
+            last_ticks: 0,
         }
     }
 
@@ -94,17 +94,17 @@ impl<'w> CurveBuilder<'w> {
         ((seq.saturating_sub(self.first) / self.width) as usize).min(self.slices.len() - 2)
     }
 
-    /// Takes an event after which `level` bytes are allocated.
-    fn advance(&mut self, seq: u64, ticks: u64, level: u64) {
-        if !self.window.holds(seq) {
+    /// Takes an event after which `bytes` bytes are allocated.
+    fn advance(&mut self, seq: u64, ticks: u64, bytes: u64) {
+        if !self.window.contains(seq) {
             if !self.window.is_past(seq) {
-                self.level = level;
+                self.bytes = bytes;
             }
             return;
         }
-        if self.latest_ticks == 0 && self.level > 0 {
+        if self.last_ticks == 0 && self.bytes > 0 {
             // Bytes that were allocated before the window began.
-            self.highest = self.level;
+            self.peak_bytes = self.bytes;
             (self.slices[0].seq, self.slices[0].ticks) = (self.first - 1, ticks);
         }
         let slice = self.slice_of(seq);
@@ -113,19 +113,19 @@ impl<'w> CurveBuilder<'w> {
             self.close();
             self.current = slice;
         }
-        if first || level > self.highest {
-            self.highest = level;
-            self.ended_here = NOTHING;
+        if first || bytes > self.peak_bytes {
+            self.peak_bytes = bytes;
+            self.freed_after_peak = NO_BYTES;
             (self.slices[slice].seq, self.slices[slice].ticks) = (seq, ticks);
         }
-        self.level = level;
-        self.latest_ticks = ticks;
+        self.bytes = bytes;
+        self.last_ticks = ticks;
     }
 
     /// Ends the current slice. Its peak is now final.
     fn close(&mut self) {
-        let ended = std::mem::replace(&mut self.ended_here, NOTHING);
-        for (category, bytes) in ended.into_iter().enumerate() {
+        let freed = std::mem::replace(&mut self.freed_after_peak, NO_BYTES);
+        for (category, bytes) in freed.into_iter().enumerate() {
             self.slices[self.current].change[category] += bytes;
             self.slices[self.current + 1].change[category] -= bytes;
         }
@@ -134,7 +134,7 @@ impl<'w> CurveBuilder<'w> {
     /// Ends the recording and returns the curve.
     pub(crate) fn finish(mut self, calibration: &Calibration) -> Curve {
         self.close();
-        let mut bytes = NOTHING;
+        let mut bytes = NO_BYTES;
         let mut points = Vec::new();
         for slice in &self.slices {
             for (sum, change) in bytes.iter_mut().zip(slice.change) {
@@ -144,30 +144,37 @@ impl<'w> CurveBuilder<'w> {
                 points.push(Point { time_ns: calibration.epoch_ns(slice.ticks), bytes });
             }
         }
-        Curve { points, whole: self.width == 1 }
+        Curve { points, is_exact: self.width == 1 }
     }
 }
 
-impl Lives for CurveBuilder<'_> {
-    fn began(&mut self, device: i16, birth: &Birth, _: &Usage) {
-        if device == self.device && self.window.has_size(birth.size) {
-            self.advance(birth.seq, birth.ticks, self.level + birth.size);
+impl BlockObserver for CurveBuilder<'_> {
+    fn allocated(&mut self, device: i16, block: &BlockAllocation, _: &Usage) {
+        if device == self.device && self.window.has_size(block.size) {
+            self.advance(block.seq, block.ticks, self.bytes + block.size);
         }
     }
 
-    fn ended(&mut self, device: i16, birth: &Birth, judged: &Judged, _: FrameId, free: Option<&Event>) {
+    fn lifetime_ended(
+        &mut self,
+        device: i16,
+        block: &BlockAllocation,
+        classification: &BlockClassification,
+        _: FrameId,
+        free: Option<&Event>,
+    ) {
         if device != self.device {
             return;
         }
-        let (category, size) = (judged.category as usize, birth.size as i64);
-        if let Some(free) = free.filter(|_| self.window.has_size(birth.size)) {
-            self.advance(free.seq, free.ticks, self.level.saturating_sub(birth.size));
+        let (category, size) = (classification.category as usize, block.size as i64);
+        if let Some(free) = free.filter(|_| self.window.has_size(block.size)) {
+            self.advance(free.seq, free.ticks, self.bytes.saturating_sub(block.size));
         }
-        let Some(free) = self.window.shows(device, birth, free) else { return };
-        let born = self.slice_of(birth.seq);
+        let Some(free) = self.window.shows_block(device, block, free) else { return };
+        let first_slice = self.slice_of(block.seq);
         // The block counts from its own slice if it was allocated at that slice's peak. All peaks but that of the
         // current slice are final.
-        let from = if birth.seq <= self.slices[born].seq { born } else { born + 1 };
+        let from = if block.seq <= self.slices[first_slice].seq { first_slice } else { first_slice + 1 };
         match free {
             None => self.slices[from].change[category] += size,
             Some(free) => {
@@ -175,9 +182,9 @@ impl Lives for CurveBuilder<'_> {
                     self.slices[from].change[category] += size;
                     self.slices[self.current].change[category] -= size;
                 }
-                let highest = self.slices[self.current].seq;
-                if birth.seq <= highest && highest < free.seq {
-                    self.ended_here[category] += size;
+                let peak_seq = self.slices[self.current].seq;
+                if block.seq <= peak_seq && peak_seq < free.seq {
+                    self.freed_after_peak[category] += size;
                 }
             }
         }
@@ -187,7 +194,8 @@ impl Lives for CurveBuilder<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memtrace_insight::passes::{Birth, Proof};
+    use memtrace_insight::passes::{BlockAllocation, Proof};
+    use memtrace_insight::rules::CategoryRuleId;
     use proptest::prelude::*;
 
     /// The order of allocations and frees of blocks given as (size, category, lifetime): the index of the block, and
@@ -200,13 +208,13 @@ mod tests {
                 order.push((2 * (i + life) - 1, i, false));
             }
         }
-        order.sort_by_key(|(at, i, born)| (*at, !*born, *i));
-        order.into_iter().map(|(_, i, born)| (i, born)).collect()
+        order.sort_by_key(|(at, i, is_alloc)| (*at, !*is_alloc, *i));
+        order.into_iter().map(|(_, i, is_alloc)| (i, is_alloc)).collect()
     }
 
     proptest! {
         #[test]
-        fn the_curve_is_what_counting_gives(
+        fn the_curve_matches_a_simple_count(
             blocks in proptest::collection::vec((1u64..100, 0usize..4, 0usize..9), 1..60),
             points in 1u64..200,
             bounds in proptest::option::of((0usize..120, 0usize..120, 0u64..60)),
@@ -218,45 +226,45 @@ mod tests {
             });
             let window = Window::for_tests(first as u64, last as u64, least);
             let mut builder = CurveBuilder::new(&window, 0, order.len() as u64, points);
-            let mut births: Vec<Option<Birth>> = vec![None; blocks.len()];
-            let mut level: Bytes = NOTHING;
+            let mut allocations: Vec<Option<BlockAllocation>> = vec![None; blocks.len()];
+            let mut level: Bytes = NO_BYTES;
             let mut truth: Vec<(bool, Bytes)> = Vec::new();
-            for (at, (i, born)) in order.iter().enumerate() {
+            for (at, (i, is_alloc)) in order.iter().enumerate() {
                 let (size, category, _) = blocks[*i];
                 let seq = at as u64 + 1;
-                if *born {
-                    let mut birth = Birth::for_tests(seq);
-                    birth.size = size;
-                    births[*i] = Some(birth);
-                    builder.began(0, &birth, &Usage::default());
+                if *is_alloc {
+                    let mut block = BlockAllocation::for_tests(seq);
+                    block.size = size;
+                    allocations[*i] = Some(block);
+                    builder.allocated(0, &block, &Usage::default());
                     level[category] += if size >= least { size as i64 } else { 0 };
                 } else {
-                    let judged = Judged { category: Category::ALL[category], rule: "" };
+                    let classification = BlockClassification { category: Category::ALL[category], rule: CategoryRuleId::NoCategoryRule };
                     let free = Event { seq, ticks: seq, ..Event::EMPTY };
-                    builder.ended(0, &births[*i].unwrap(), &judged, FrameId::NONE, Some(&free));
+                    builder.lifetime_ended(0, &allocations[*i].unwrap(), &classification, FrameId::NONE, Some(&free));
                     level[category] -= if size >= least { size as i64 } else { 0 };
                 }
                 truth.push((size >= least, level));
             }
             for (i, (_, category, life)) in blocks.iter().enumerate() {
                 if *life == 0 {
-                    let judged = Judged { category: Category::ALL[*category], rule: "" };
-                    builder.ended(0, &births[i].unwrap(), &judged, FrameId::NONE, None);
+                    let classification = BlockClassification { category: Category::ALL[*category], rule: CategoryRuleId::NoCategoryRule };
+                    builder.lifetime_ended(0, &allocations[i].unwrap(), &classification, FrameId::NONE, None);
                 }
             }
             let width = builder.width as usize;
             let found: Vec<Bytes> = builder.finish(&Calibration::new(&[])).points.iter().map(|p| p.bytes).collect();
             // The first of the highest points of each slice.
             let total = |bytes: &Bytes| bytes.iter().sum::<i64>();
-            let there = if first > 1 { truth[first - 2].1 } else { NOTHING };
+            let bytes_before = if first > 1 { truth[first - 2].1 } else { NO_BYTES };
             let any = truth[first - 1..last].iter().any(|(shown, _)| *shown);
             let expected: Vec<Bytes> = truth[first - 1..last].chunks(width).enumerate().filter_map(|(i, slice)| {
                 // The state before the window is a point of its first slice.
-                let began = (i == 0 && any && total(&there) > 0).then_some(there);
+                let began = (i == 0 && any && total(&bytes_before) > 0).then_some(bytes_before);
                 let shown = slice.iter().filter(|(shown, _)| *shown).map(|(_, bytes)| *bytes);
-                let moments: Vec<Bytes> = began.into_iter().chain(shown).collect();
-                let most = moments.iter().map(total).max()?;
-                moments.into_iter().find(|bytes| total(bytes) == most)
+                let candidates: Vec<Bytes> = began.into_iter().chain(shown).collect();
+                let most = candidates.iter().map(total).max()?;
+                candidates.into_iter().find(|bytes| total(bytes) == most)
             }).collect();
             prop_assert!(found.len() as u64 <= points.max(1));
             prop_assert_eq!(found, expected);
@@ -264,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_birth_for_tests_proves_nothing() {
-        assert_eq!(Birth::for_tests(1).proof, Proof::None);
+    fn a_test_allocation_has_no_proof() {
+        assert_eq!(BlockAllocation::for_tests(1).proof, Proof::None);
     }
 }

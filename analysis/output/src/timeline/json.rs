@@ -35,7 +35,7 @@ fn sizes(point: &Point) -> [i64; CATEGORIES] {
 }
 
 /// Writes `[[times in us], [[0, bytes by category], ...]]`. All points of one microsecond become one entry.
-pub(super) fn coalesced(curve: &Curve, out: impl Write) -> io::Result<()> {
+pub(super) fn write(curve: &Curve, out: impl Write) -> io::Result<()> {
     let mut out = BufWriter::new(out);
     let mut entries: Vec<(u64, [i64; CATEGORIES])> = Vec::with_capacity(curve.points.len());
     for point in &curve.points {
@@ -43,7 +43,7 @@ pub(super) fn coalesced(curve: &Curve, out: impl Write) -> io::Result<()> {
         match entries.last_mut() {
             Some(last) if last.0 == entry.0 => {
                 // As in PyTorch, the last point wins, unless the curve was reduced and its maximum would be lost.
-                if curve.whole || entry.1.iter().sum::<i64>() > last.1.iter().sum() {
+                if curve.is_exact || entry.1.iter().sum::<i64>() > last.1.iter().sum() {
                     *last = entry;
                 }
             }
@@ -67,7 +67,7 @@ pub(super) fn coalesced(curve: &Curve, out: impl Write) -> io::Result<()> {
 }
 
 /// Writes `[[time in ns, action, bytes, category], ...]`. The running sum of the bytes is the curve.
-pub(super) fn raw(curve: &Curve, out: impl Write) -> io::Result<()> {
+pub(super) fn write_raw(curve: &Curve, out: impl Write) -> io::Result<()> {
     let mut out = BufWriter::new(out);
     let mut before = [0; CATEGORIES];
     let mut first = true;

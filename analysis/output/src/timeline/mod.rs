@@ -1,4 +1,4 @@
-//! Bytes by category over time: the files of PyTorch's deprecated `export_memory_timeline`, and pictures.
+//! Bytes by category over time: the files of PyTorch's deprecated `export_memory_timeline`, and images.
 //!
 //! The curve is built in one pass. The recording is divided into slices with equal numbers of events. Each slice keeps
 //! its peak, so no peak is lost even with few points. If there are at most as many events as points, every slice has
@@ -11,9 +11,9 @@
 mod axes;
 mod canvas;
 pub(super) mod curve;
+pub(super) mod html;
+mod image;
 mod json;
-pub(super) mod page;
-mod picture;
 
 use std::io::Write;
 use std::path::Path;
@@ -21,45 +21,45 @@ use std::path::Path;
 use super::window::Window;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
-use memtrace_insight::passes::Story;
+use memtrace_insight::passes::Analysis;
 use memtrace_replay::Names;
 
 use curve::CurveBuilder;
 
 /// The format to write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TimelineForm {
+pub enum TimelineFormat {
     /// `[times in microseconds, [0, bytes by PyTorch's categories]]`.
     Json,
     /// `[time in nanoseconds, action, bytes, category]` of every change, with PyTorch's numbers.
     RawJson,
     /// `RawJson`, compressed with gzip.
     RawJsonGz,
-    /// An HTML page with a picture.
+    /// An HTML page with a chart.
     Html,
-    /// A PNG picture.
+    /// A PNG image.
     Png,
 }
 
-impl TimelineForm {
+impl TimelineFormat {
     /// The format for a file name, by its ending. `None` for an unknown ending.
-    pub fn of(path: &Path) -> Option<TimelineForm> {
+    pub fn of(path: &Path) -> Option<TimelineFormat> {
         let name = path.file_name()?.to_str()?;
-        let forms = [
-            (".raw.json.gz", TimelineForm::RawJsonGz),
-            (".raw.json", TimelineForm::RawJson),
-            (".json", TimelineForm::Json),
-            (".html", TimelineForm::Html),
-            (".png", TimelineForm::Png),
+        let formats = [
+            (".raw.json.gz", TimelineFormat::RawJsonGz),
+            (".raw.json", TimelineFormat::RawJson),
+            (".json", TimelineFormat::Json),
+            (".html", TimelineFormat::Html),
+            (".png", TimelineFormat::Png),
         ];
-        forms.into_iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, form)| form)
+        formats.into_iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, format)| format)
     }
 
     /// The maximum number of points.
     pub(super) const fn points(self) -> u64 {
         match self {
-            TimelineForm::Json | TimelineForm::RawJson | TimelineForm::RawJsonGz | TimelineForm::Png => 100_000,
-            TimelineForm::Html => 2_000,
+            TimelineFormat::Json | TimelineFormat::RawJson | TimelineFormat::RawJsonGz | TimelineFormat::Png => 100_000,
+            TimelineFormat::Html => 2_000,
         }
     }
 }
@@ -73,33 +73,33 @@ pub fn timeline(
     process: &Process,
     window: &Window,
     device: i16,
-    form: TimelineForm,
+    format: TimelineFormat,
     out: impl Write,
     progress: &mut dyn FnMut(u64),
 ) -> Result<()> {
     let recording = process.recording();
-    let mut builder = CurveBuilder::new(window, device, recording.event_count(), form.points());
+    let mut builder = CurveBuilder::new(window, device, recording.event_count(), format.points());
     let names = Names::of(recording);
-    Story::with(recording, process.survey(), &names, &mut builder, progress);
+    Analysis::with_observer(recording, process.trace_index(), &names, &mut builder, progress);
     let curve = builder.finish(&recording.calibration());
-    let written = match form {
-        TimelineForm::Json => json::coalesced(&curve, out),
-        TimelineForm::RawJson => json::raw(&curve, out),
-        TimelineForm::RawJsonGz => {
+    let written = match format {
+        TimelineFormat::Json => json::write(&curve, out),
+        TimelineFormat::RawJson => json::write_raw(&curve, out),
+        TimelineFormat::RawJsonGz => {
             let mut compressed = flate2::write::GzEncoder::new(out, flate2::Compression::default());
-            json::raw(&curve, &mut compressed).and_then(|()| compressed.finish().map(drop))
+            json::write_raw(&curve, &mut compressed).and_then(|()| compressed.finish().map(drop))
         }
-        TimelineForm::Html => page::html(&curve, &title(process, device), out),
-        TimelineForm::Png => picture::png(&curve, &title(process, device), out),
+        TimelineFormat::Html => html::write(&curve, &title(process, device), out),
+        TimelineFormat::Png => image::write(&curve, &title(process, device), out),
     };
     written.map_err(Error::io("cannot write the timeline"))
 }
 
 /// Formats a title: `GPU 0, rank 3`.
 pub(super) fn title(process: &Process, device: i16) -> String {
-    let place = if device < 0 { "CPU tensors".to_owned() } else { format!("GPU {device}") };
+    let device_name = if device < 0 { "CPU tensors".to_owned() } else { format!("GPU {device}") };
     match process.rank() {
-        Some(rank) => format!("{place}, rank {rank}"),
-        None => format!("{place}, pid {}", process.pid()),
+        Some(rank) => format!("{device_name}, rank {rank}"),
+        None => format!("{device_name}, pid {}", process.pid()),
     }
 }

@@ -18,19 +18,19 @@ use std::ffi::{CStr, CString, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memtrace_trace::counters::Counter;
-use memtrace_trace::definition::{Definition, Verdict};
+use memtrace_trace::definition::{Definition, NoticeStatus};
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::nn_calls::MAX_CALLS;
 use super::python_node::PythonNodes;
-use super::table::Table;
+use super::table::SparseTable;
 use super::{exported_by, grad_mode};
 use crate::guard::Guard;
 use crate::names;
+use crate::original::OriginalFunction;
 use crate::process::Process;
-use crate::real::Original;
 use crate::stack::MAX_STACKS;
-use crate::thread::thread;
+use crate::thread_local::with_thread_local;
 
 /// Number of forward stacks that are remembered. A node older than this many later ones has lost its stack, which is
 /// counted.
@@ -43,10 +43,10 @@ const BUCKET: usize = 8;
 const CONTEXT_SLOTS: usize = 1 << 16;
 /// From this many contexts on, new ones have no module. So a program that keeps creating modules leaves space for node
 /// types and stacks.
-const CROWDED: u32 = CONTEXT_SLOTS as u32 / 2;
+const MAX_CONTEXTS_WITH_MODULE: u32 = CONTEXT_SLOTS as u32 / 2;
 /// Autograd recording is switched off after this many nodes with unassigned numbers, if there was never one with an
 /// assigned number.
-const MISSES_ALLOWED: u32 = 64;
+const MAX_MISSES: u32 = 64;
 /// Offsets of `sequence_nr_` and `thread_id_` in 8-byte words. They follow `std::enable_shared_from_this` (until 2.14)
 /// or `c10::intrusive_ptr_target` (2.15).
 const LAYOUTS: [(usize, usize); 2] = [(3, 6), (2, 5)];
@@ -57,67 +57,66 @@ const NO_NUMBER: u64 = u64::MAX;
 const WORDS: usize = 3;
 
 /// The state of autograd recording in this process.
-pub(super) struct State {
-    forward: Table<1>,
-    unnumbered: Table<BUCKET>,
-    contexts: Table<WORDS>,
+pub(super) struct AutogradRecorder {
+    forward: SparseTable<1>,
+    unnumbered: SparseTable<BUCKET>,
+    contexts: SparseTable<WORDS>,
     contexts_lock: AtomicU32,
     context_count: AtomicU32,
     /// One more than the index of the verified layout in [`LAYOUTS`], 0 before.
     layout: AtomicU32,
     /// Whether the verification has been reported.
-    told: AtomicU32,
+    is_reported: AtomicU32,
     misses: AtomicU32,
     python: PythonNodes,
 }
 
-impl State {
-    pub(super) fn new() -> State {
-        State {
-            forward: Table::new(FORWARD_SLOTS),
-            unnumbered: Table::new(UNNUMBERED_BUCKETS),
-            contexts: Table::new(CONTEXT_SLOTS),
+impl AutogradRecorder {
+    pub(super) fn new() -> AutogradRecorder {
+        AutogradRecorder {
+            forward: SparseTable::new(FORWARD_SLOTS),
+            unnumbered: SparseTable::new(UNNUMBERED_BUCKETS),
+            contexts: SparseTable::new(CONTEXT_SLOTS),
             contexts_lock: AtomicU32::new(0),
             context_count: AtomicU32::new(0),
             layout: AtomicU32::new(0),
-            told: AtomicU32::new(0),
+            is_reported: AtomicU32::new(0),
             misses: AtomicU32::new(0),
             python: PythonNodes::new(),
         }
     }
 
     /// Remembers where the node with this number was created. `owner` is PyTorch's number of the thread.
-    fn remember(&self, owner: u64, number: u64, made: Made) {
-        let (slot, check) = place(owner, number);
+    fn remember(&self, owner: u64, number: u64, created: CreatedAt) {
+        let (slot, check) = slot_and_check(owner, number);
         if let Some([word]) = self.forward.entries().get(slot) {
-            word.store(check | made.pack(), Ordering::Relaxed);
+            word.store(check | created.pack(), Ordering::Relaxed);
         }
     }
 
-    fn recall(&self, owner: u64, number: u64) -> Option<Made> {
-        let (slot, check) = place(owner, number);
+    fn recall(&self, owner: u64, number: u64) -> Option<CreatedAt> {
+        let (slot, check) = slot_and_check(owner, number);
         let [word] = self.forward.entries().get(slot)?;
         let word = word.load(Ordering::Relaxed);
-        (word & CHECK == check && word != 0).then_some(Made::unpack(word))
+        (word & CHECK_MASK == check && word != 0).then_some(CreatedAt::unpack(word))
     }
 
     /// Remembers where the node at this address was created, which has no number.
-    fn remember_unnumbered(&self, address: u64, made: Made) {
-        let (slot, check) = place(address, NO_NUMBER);
+    fn remember_unnumbered(&self, address: u64, created: CreatedAt) {
+        let (slot, check) = slot_and_check(address, NO_NUMBER);
         let Some(bucket) = self.unnumbered.entries().get(slot % UNNUMBERED_BUCKETS) else { return };
-        let is_free =
-            |word: &&AtomicU64| matches!(word.load(Ordering::Relaxed), known if known == 0 || known & CHECK == check);
+        let is_free = |word: &&AtomicU64| matches!(word.load(Ordering::Relaxed), known if known == 0 || known & CHECK_MASK == check);
         let any = bucket.get((check >> 60) as usize % BUCKET);
         if let Some(word) = bucket.iter().find(is_free).or(any) {
-            word.store(check | made.pack(), Ordering::Relaxed);
+            word.store(check | created.pack(), Ordering::Relaxed);
         }
     }
 
-    fn recall_unnumbered(&self, address: u64) -> Option<Made> {
-        let (slot, check) = place(address, NO_NUMBER);
+    fn recall_unnumbered(&self, address: u64) -> Option<CreatedAt> {
+        let (slot, check) = slot_and_check(address, NO_NUMBER);
         let bucket = self.unnumbered.entries().get(slot % UNNUMBERED_BUCKETS)?;
         let words = bucket.iter().map(|word| word.load(Ordering::Relaxed));
-        words.take_while(|word| *word != 0).find(|word| word & CHECK == check).map(Made::unpack)
+        words.take_while(|word| *word != 0).find(|word| word & CHECK_MASK == check).map(CreatedAt::unpack)
     }
 
     /// Not inlined, because it would take registers from the more frequent nodes with a number.
@@ -128,23 +127,23 @@ impl State {
 
     /// The slots in which the context of such a node may be, [`WORDS`] words each. `kind` is the address of a vtable or
     /// a Python class.
-    fn places(&self, kind: u64, made: Made) -> impl Iterator<Item = &[AtomicU64; WORDS]> {
-        let places = self.contexts.entries();
-        let spread = (kind ^ u64::from(made.stack.0) << 32)
-            .wrapping_add(u64::from(made.module.0).wrapping_mul(0xd6e8_feb8_6659_fd93));
+    fn context_slots(&self, kind: u64, created: CreatedAt) -> impl Iterator<Item = &[AtomicU64; WORDS]> {
+        let slots = self.contexts.entries();
+        let spread = (kind ^ u64::from(created.stack.0) << 32)
+            .wrapping_add(u64::from(created.module.0).wrapping_mul(0xd6e8_feb8_6659_fd93));
         let start = (spread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize;
-        (0..64).map_while(move |probe| places.get((start + probe) % CONTEXT_SLOTS))
+        (0..64).map_while(move |probe| slots.get((start + probe) % CONTEXT_SLOTS))
     }
 
     /// The context of such a node. `None` if there is none yet.
     #[inline]
-    fn known(&self, kind: u64, made: Made) -> Option<ContextId> {
-        for [key, value, module] in self.places(kind, made) {
+    fn find_context(&self, kind: u64, created: CreatedAt) -> Option<ContextId> {
+        for [key, value, module] in self.context_slots(kind, created) {
             let known = value.load(Ordering::Acquire);
             if known == 0 {
                 return None;
             }
-            if key.load(Ordering::Relaxed) == kind && holds(known, module, made) {
+            if key.load(Ordering::Relaxed) == kind && is_created_at(known, module, created) {
                 return Some(ContextId(known as u32));
             }
         }
@@ -153,28 +152,30 @@ impl State {
 
     /// The context of a node that was first seen when there were too many contexts, so it has no module.
     #[cold]
-    fn known_crowded(&self, kind: u64, made: Made) -> Option<ContextId> {
-        self.is_crowded().then(|| self.known(kind, Made { module: ContextId::NONE, ..made })).flatten()
+    fn find_context_without_module(&self, kind: u64, created: CreatedAt) -> Option<ContextId> {
+        self.omits_modules()
+            .then(|| self.find_context(kind, CreatedAt { module: ContextId::NONE, ..created }))
+            .flatten()
     }
 
-    fn is_crowded(&self) -> bool {
-        self.context_count.load(Ordering::Relaxed) >= CROWDED
+    fn omits_modules(&self) -> bool {
+        self.context_count.load(Ordering::Relaxed) >= MAX_CONTEXTS_WITH_MODULE
     }
 
     /// Whether autograd recording is switched off because no layout was verified.
-    fn given_up(&self) -> bool {
-        self.layout.load(Ordering::Relaxed) == 0 && self.misses.load(Ordering::Relaxed) >= MISSES_ALLOWED
+    fn is_off(&self) -> bool {
+        self.layout.load(Ordering::Relaxed) == 0 && self.misses.load(Ordering::Relaxed) >= MAX_MISSES
     }
 
     /// Reports once that the layout is verified: a node carried a number that its forward call was given.
-    fn tell(&self, guard: &mut Guard) {
-        if self.layout.load(Ordering::Relaxed) != 0 && self.told.swap(1, Ordering::Relaxed) == 0 {
+    fn report_verified(&self, guard: &mut Guard) {
+        if self.layout.load(Ordering::Relaxed) != 0 && self.is_reported.swap(1, Ordering::Relaxed) == 0 {
             guard.notice(
                 "torch.autograd",
-                Verdict::Works,
-                "Node verified: it carries the number its forward call was given",
+                NoticeStatus::Works,
+                "Node verified: it has the sequence number of its forward call",
             );
-            grad_mode::tell(guard);
+            grad_mode::report(guard);
         }
     }
 
@@ -194,9 +195,9 @@ impl State {
                 // This does not verify the layout, because any field may have all bits set.
                 return self.forward_of_unnumbered(node as u64);
             }
-            if let Some(made) = self.recall(owner, number) {
+            if let Some(created) = self.recall(owner, number) {
                 self.layout.store(index as u32 + 1, Ordering::Relaxed);
-                outcome = Forward::Known(made);
+                outcome = Forward::Known(created);
             }
         }
         outcome
@@ -205,7 +206,7 @@ impl State {
 
 /// The forward call of a node.
 enum Forward {
-    Known(Made),
+    Known(CreatedAt),
     /// The node has no number, or was created before recording began.
     NoNumber,
     /// The number was never assigned, or its entry has been overwritten.
@@ -214,59 +215,59 @@ enum Forward {
 
 /// Where a node was created: the Python stack and the module call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Made {
+struct CreatedAt {
     stack: StackId,
     module: ContextId,
 }
 
 const STACK_BITS: u32 = 21;
 const MODULE_BITS: u32 = 18;
-const CHECK: u64 = !0 << (STACK_BITS + MODULE_BITS);
+const CHECK_MASK: u64 = !0 << (STACK_BITS + MODULE_BITS);
 const _: () = assert!(MAX_STACKS >> STACK_BITS == 0 && (CONTEXT_SLOTS as u32 + MAX_CALLS) >> MODULE_BITS == 0);
 
-impl Made {
-    const NOWHERE: Made = Made { stack: StackId::NONE, module: ContextId::NONE };
+impl CreatedAt {
+    const UNKNOWN: CreatedAt = CreatedAt { stack: StackId::NONE, module: ContextId::NONE };
 
     fn pack(self) -> u64 {
-        (u64::from(self.module.0) << STACK_BITS | u64::from(self.stack.0)) & !CHECK
+        (u64::from(self.module.0) << STACK_BITS | u64::from(self.stack.0)) & !CHECK_MASK
     }
 
-    fn unpack(word: u64) -> Made {
+    fn unpack(word: u64) -> CreatedAt {
         let stack = word as u32 & ((1 << STACK_BITS) - 1);
         let module = (word >> STACK_BITS) as u32 & ((1 << MODULE_BITS) - 1);
-        Made { stack: StackId(stack), module: ContextId(module) }
+        CreatedAt { stack: StackId(stack), module: ContextId(module) }
     }
 }
 
 /// Whether a context of the table has this stack and this module. `value` is its second word.
-fn holds(value: u64, module: &AtomicU64, made: Made) -> bool {
-    (value >> 32) as u32 == made.stack.0 && module.load(Ordering::Relaxed) == u64::from(made.module.0)
+fn is_created_at(value: u64, module: &AtomicU64, created: CreatedAt) -> bool {
+    (value >> 32) as u32 == created.stack.0 && module.load(Ordering::Relaxed) == u64::from(created.module.0)
 }
 
 /// The slot of a node's entry, and the upper bits of its word. Consecutive numbers get adjacent slots, so a thread
 /// reuses a slot only after a million later nodes.
-fn place(owner: u64, number: u64) -> (usize, u64) {
+fn slot_and_check(owner: u64, number: u64) -> (usize, u64) {
     let spread = owner.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let slot = number.wrapping_add(spread >> 40) as usize % FORWARD_SLOTS;
     let mut hash = (number ^ spread).wrapping_mul(0xff51_afd7_ed55_8ccd);
     hash ^= hash >> 32;
     hash = hash.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    (slot, (hash & CHECK) | 1 << 63)
+    (slot, (hash & CHECK_MASK) | 1 << 63)
 }
 
 const GET_AND_INCREMENT: &CStr = c"_ZN2at15sequence_number17get_and_incrementEv";
 const CURRENT_THREAD: &CStr = c"_ZN2at14RecordFunction15currentThreadIdEv";
 const EVALUATE: &CStr = c"_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
-const ACCUMULATE: &CStr = c"_ZN5torch8autograd14AccumulateGradC1EN2at6TensorE";
+const ACCUMULATE_GRAD: &CStr = c"_ZN5torch8autograd14AccumulateGradC1EN2at6TensorE";
 
-fn libtorch_cpu(cache: &Original, name: &CStr) -> *mut c_void {
-    cache.get(|| exported_by(b"libtorch_cpu.so", name))
+fn libtorch_cpu(cache: &OriginalFunction, name: &CStr) -> *mut c_void {
+    cache.get_or_find(|| exported_by(b"libtorch_cpu.so", name))
 }
 
 /// `uint64_t at::sequence_number::get_and_increment()`.
 #[cfg_attr(not(test), unsafe(export_name = "_ZN2at15sequence_number17get_and_incrementEv"))]
 extern "C-unwind" fn get_and_increment() -> u64 {
-    static ORIGINAL: Original = Original::new();
+    static ORIGINAL: OriginalFunction = OriginalFunction::new();
     let original = libtorch_cpu(&ORIGINAL, GET_AND_INCREMENT);
     if original.is_null() {
         return 0;
@@ -280,8 +281,8 @@ extern "C-unwind" fn get_and_increment() -> u64 {
         && let Some(owner) = forward_thread()
         && let Some(mut guard) = Guard::enter()
     {
-        let (stack, module) = guard.stack_and_call();
-        guard.process().torch.autograd.remember(owner, number, Made { stack, module });
+        let (stack, module) = guard.stack_and_module_call();
+        guard.process().torch.autograd.remember(owner, number, CreatedAt { stack, module });
     }
     number
 }
@@ -289,7 +290,7 @@ extern "C-unwind" fn get_and_increment() -> u64 {
 /// PyTorch's own number of the calling thread, which its nodes carry. `None` if libtorch_cpu does not export the
 /// function.
 fn forward_thread() -> Option<u64> {
-    static ORIGINAL: Original = Original::new();
+    static ORIGINAL: OriginalFunction = OriginalFunction::new();
     let original = libtorch_cpu(&ORIGINAL, CURRENT_THREAD);
     if original.is_null() {
         return None;
@@ -305,8 +306,8 @@ fn forward_thread() -> Option<u64> {
 /// `torch::autograd::AccumulateGrad::AccumulateGrad(at::Tensor)`. A class with a destructor is passed by address.
 #[cfg_attr(not(test), unsafe(export_name = "_ZN5torch8autograd14AccumulateGradC1EN2at6TensorE"))]
 extern "C-unwind" fn accumulate_grad(node: *mut c_void, tensor: *mut c_void) {
-    static ORIGINAL: Original = Original::new();
-    let original = libtorch_cpu(&ORIGINAL, ACCUMULATE);
+    static ORIGINAL: OriginalFunction = OriginalFunction::new();
+    let original = libtorch_cpu(&ORIGINAL, ACCUMULATE_GRAD);
     if original.is_null() {
         return;
     }
@@ -318,19 +319,19 @@ extern "C-unwind" fn accumulate_grad(node: *mut c_void, tensor: *mut c_void) {
     if Process::if_started().is_some()
         && let Some(mut guard) = Guard::enter()
     {
-        let (stack, module) = guard.stack_and_call();
-        guard.process().torch.autograd.remember_unnumbered(node as u64, Made { stack, module });
+        let (stack, module) = guard.stack_and_module_call();
+        guard.process().torch.autograd.remember_unnumbered(node as u64, CreatedAt { stack, module });
     }
 }
 
 /// Restores the thread's state after a node, also if the node throws.
-struct Restore {
+struct RestoreOnDrop {
     context: ContextId,
 }
 
-impl Drop for Restore {
+impl Drop for RestoreOnDrop {
     fn drop(&mut self) {
-        thread(|t| {
+        with_thread_local(|t| {
             t.context.set(self.context);
             t.backward_depth.set(t.backward_depth.get().saturating_sub(1));
             names::node_ends();
@@ -353,19 +354,19 @@ extern "C-unwind" fn evaluate_function(
     inputs: *mut c_void,
     ready_queue: *mut c_void,
 ) {
-    static ORIGINAL: Original = Original::new();
+    static ORIGINAL: OriginalFunction = OriginalFunction::new();
     let original = libtorch_cpu(&ORIGINAL, EVALUATE);
     if original.is_null() {
         return;
     }
     let context = context_of(node);
-    let _restore = thread(|t| {
-        names::node_begins();
+    let _restore = with_thread_local(|t| {
+        names::node_starts();
         t.backward_depth.set(t.backward_depth.get() + 1);
-        Restore { context: t.context.replace(context) }
+        RestoreOnDrop { context: t.context.replace(context) }
     });
     // SAFETY: `original` is libtorch_cpu's function of this symbol, and the arguments are the caller's. A C++ exception
-    // unwinds through this frame and runs the destructor of `Restore`.
+    // unwinds through this frame and runs the destructor of `RestoreOnDrop`.
     unsafe {
         let original: unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void, *mut c_void) =
             std::mem::transmute(original);
@@ -377,7 +378,7 @@ extern "C-unwind" fn evaluate_function(
 fn context_of(node: *mut c_void) -> ContextId {
     let Some(process) = Process::if_started() else { return ContextId::NONE };
     let state = &process.torch.autograd;
-    if node.is_null() || state.given_up() {
+    if node.is_null() || state.is_off() {
         return ContextId::NONE;
     }
     let node = node.cast::<u64>();
@@ -386,24 +387,24 @@ fn context_of(node: *mut c_void) -> ContextId {
     if matches!(forward, Forward::Unknown) {
         if state.layout.load(Ordering::Relaxed) != 0 {
             process.count(Counter::ForwardStacksLost, 1);
-        } else if state.misses.fetch_add(1, Ordering::Relaxed) + 1 == MISSES_ALLOWED
+        } else if state.misses.fetch_add(1, Ordering::Relaxed) + 1 == MAX_MISSES
             && let Some(mut guard) = Guard::enter()
         {
             guard.notice(
                 "torch.autograd",
-                Verdict::Off,
-                "node layout not recognised: backward allocations carry no node and no forward call",
+                NoticeStatus::Off,
+                "Node layout not recognized: backward allocations have no node and no forward call",
             );
         }
     }
-    let made = if let Forward::Known(made) = forward { made } else { Made::NOWHERE };
+    let created = if let Forward::Known(created) = forward { created } else { CreatedAt::UNKNOWN };
     // SAFETY: the engine is about to run this node, so it is alive, and `vtable` is its first word.
     let kind = unsafe { state.python.class(node, vtable) }.unwrap_or(vtable);
     // SAFETY: the engine is about to run this node, so it is alive, and `vtable` is its first word.
     state
-        .known(kind, made)
-        .or_else(|| state.known_crowded(kind, made))
-        .unwrap_or_else(|| unsafe { meet(process, node, vtable, made) })
+        .find_context(kind, created)
+        .or_else(|| state.find_context_without_module(kind, created))
+        .unwrap_or_else(|| unsafe { add_context(process, node, vtable, created) })
 }
 
 /// Creates the context of a node whose combination of type, stack and module is new.
@@ -412,43 +413,43 @@ fn context_of(node: *mut c_void) -> ContextId {
 ///
 /// `node` is a live node with this vtable.
 #[cold]
-unsafe fn meet(process: &'static Process, node: *const u64, vtable: u64, made: Made) -> ContextId {
+unsafe fn add_context(process: &'static Process, node: *const u64, vtable: u64, created: CreatedAt) -> ContextId {
     let python = &process.torch.autograd.python;
     // SAFETY: the caller guarantees a live node with this vtable.
     let class = || unsafe { python.class(node, vtable) };
     if let Some(class) = class() {
-        return define(process, class, made, &python.name(class));
+        return define_context(process, class, created, &python.name(class));
     }
     let name = type_name(vtable);
-    python.met(vtable, &name);
+    python.class_seen(vtable, &name);
     match class() {
-        Some(class) => define(process, class, made, &python.name(class)),
-        None => define(process, vtable, made, &name),
+        Some(class) => define_context(process, class, created, &python.name(class)),
+        None => define_context(process, vtable, created, &name),
     }
 }
 
 /// Creates a context, unless another thread has just created the same one. [`ContextId::NONE`] if there is no space.
-fn define(process: &'static Process, kind: u64, made: Made, name: &str) -> ContextId {
+fn define_context(process: &'static Process, kind: u64, created: CreatedAt, name: &str) -> ContextId {
     let state = &process.torch.autograd;
-    let made = if state.is_crowded() { Made { module: ContextId::NONE, ..made } } else { made };
+    let created = if state.omits_modules() { CreatedAt { module: ContextId::NONE, ..created } } else { created };
     let Some(mut guard) = Guard::enter() else { return ContextId::NONE };
-    state.tell(&mut guard);
+    state.report_verified(&mut guard);
     while state.contexts_lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
         std::hint::spin_loop();
     }
     let mut outcome = None;
-    for [key, value, module] in state.places(kind, made) {
+    for [key, value, module] in state.context_slots(kind, created) {
         let known = value.load(Ordering::Relaxed);
         if known == 0 {
             let id = process.torch.next_context();
             state.context_count.fetch_add(1, Ordering::Relaxed);
             key.store(kind, Ordering::Relaxed);
-            module.store(u64::from(made.module.0), Ordering::Relaxed);
-            value.store(u64::from(made.stack.0) << 32 | u64::from(id.0), Ordering::Release);
+            module.store(u64::from(created.module.0), Ordering::Relaxed);
+            value.store(u64::from(created.stack.0) << 32 | u64::from(id.0), Ordering::Release);
             outcome = Some((id, true));
             break;
         }
-        if key.load(Ordering::Relaxed) == kind && holds(known, module, made) {
+        if key.load(Ordering::Relaxed) == kind && is_created_at(known, module, created) {
             outcome = Some((ContextId(known as u32), false));
             break;
         }
@@ -457,13 +458,13 @@ fn define(process: &'static Process, kind: u64, made: Made, name: &str) -> Conte
     match outcome {
         Some((id, new)) => {
             if new {
-                let Made { stack: forward, module } = made;
+                let CreatedAt { stack: forward, module } = created;
                 guard.define(&Definition::Context { id, node: name, forward, module });
             }
             id
         }
         None => {
-            process.count(Counter::StacksCut, 1);
+            process.count(Counter::StacksTruncated, 1);
             ContextId::NONE
         }
     }
@@ -516,42 +517,42 @@ mod tests {
 
     #[test]
     fn forward_stacks_are_recalled_by_thread_and_number() {
-        let state = State::new();
-        let made = |n: u64| Made { stack: StackId(n as u32 + 1), module: ContextId(n as u32 % 7) };
+        let state = AutogradRecorder::new();
+        let created = |n: u64| CreatedAt { stack: StackId(n as u32 + 1), module: ContextId(n as u32 % 7) };
         for number in 0..1000 {
-            state.remember(1, number, made(number));
-            state.remember(2, number, made(number + 5000));
+            state.remember(1, number, created(number));
+            state.remember(2, number, created(number + 5000));
         }
-        let right = (0..1000).filter(|n| state.recall(1, *n) == Some(made(*n))).count();
-        assert!(right >= 999 || state.recall(2, 3) == Some(made(5003)), "{right}");
+        let correct = (0..1000).filter(|n| state.recall(1, *n) == Some(created(*n))).count();
+        assert!(correct >= 999 || state.recall(2, 3) == Some(created(5003)), "{correct}");
         assert_eq!(state.recall(3, 5), None);
-        let last = Made { stack: StackId(MAX_STACKS), module: ContextId(CONTEXT_SLOTS as u32 + MAX_CALLS) };
+        let last = CreatedAt { stack: StackId(MAX_STACKS), module: ContextId(CONTEXT_SLOTS as u32 + MAX_CALLS) };
         state.remember(1, 7 + FORWARD_SLOTS as u64, last);
         assert_eq!(state.recall(1, 7 + FORWARD_SLOTS as u64), Some(last));
         assert_eq!(state.recall(1, 7), None);
     }
 
     #[test]
-    fn nodes_without_a_number_take_no_other_place() {
-        let state = State::new();
-        let made = |n: u64| Made { stack: StackId(n as u32 + 1), module: ContextId(n as u32 % 7) };
+    fn nodes_without_a_number_do_not_replace_numbered_ones() {
+        let state = AutogradRecorder::new();
+        let created = |n: u64| CreatedAt { stack: StackId(n as u32 + 1), module: ContextId(n as u32 % 7) };
         for n in 0..20_000 {
-            state.remember(1, n, made(n));
-            state.remember_unnumbered(0x7f00_0000_1000 + 112 * n, made(n + 20_000));
+            state.remember(1, n, created(n));
+            state.remember_unnumbered(0x7f00_0000_1000 + 112 * n, created(n + 20_000));
         }
         // New nodes at the same addresses replace the old entries.
         for n in 0..5000 {
-            state.remember_unnumbered(0x7f00_0000_1000 + 112 * n, made(n + 50_000));
+            state.remember_unnumbered(0x7f00_0000_1000 + 112 * n, created(n + 50_000));
         }
-        assert!((0..20_000).all(|n| state.recall(1, n) == Some(made(n))));
-        let there = |n: u64| state.recall_unnumbered(0x7f00_0000_1000 + 112 * n);
-        assert!((0..20_000).all(|n| there(n) == Some(made(n + if n < 5000 { 50_000 } else { 20_000 }))));
+        assert!((0..20_000).all(|n| state.recall(1, n) == Some(created(n))));
+        let found = |n: u64| state.recall_unnumbered(0x7f00_0000_1000 + 112 * n);
+        assert!((0..20_000).all(|n| found(n) == Some(created(n + if n < 5000 { 50_000 } else { 20_000 }))));
         assert_eq!(state.recall_unnumbered(0x7f00_0000_1008), None);
         // With twenty times as many nodes as slots, most of the last ones are still there.
         let many = 20 * (UNNUMBERED_BUCKETS * BUCKET) as u64;
-        (0..many).for_each(|n| state.remember_unnumbered(64 * n + 64, made(n % 1000)));
+        (0..many).for_each(|n| state.remember_unnumbered(64 * n + 64, created(n % 1000)));
         let last = many - 10_000..many;
-        let right = last.clone().filter(|n| state.recall_unnumbered(64 * n + 64) == Some(made(n % 1000))).count();
-        assert!(right > 9_000, "{right}");
+        let correct = last.clone().filter(|n| state.recall_unnumbered(64 * n + 64) == Some(created(n % 1000))).count();
+        assert!(correct > 9_000, "{correct}");
     }
 }

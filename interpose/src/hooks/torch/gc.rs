@@ -16,30 +16,30 @@
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use memtrace_trace::definition::Verdict;
+use memtrace_trace::definition::NoticeStatus;
 use memtrace_trace::event::Flags;
 
 use crate::cycles::Cycles;
 use crate::guard::Guard;
-use crate::real;
+use crate::original;
 use crate::stack::CheckedMemory;
-use crate::thread::Thread;
+use crate::thread_local::ThreadLocal;
 
-/// The address of `collecting`, [`UNKNOWN`] or [`REFUSED`].
-static PLACE: AtomicUsize = AtomicUsize::new(UNKNOWN);
+/// The address of `collecting`, [`UNKNOWN`] or [`UNAVAILABLE`].
+static COLLECTING_ADDRESS: AtomicUsize = AtomicUsize::new(UNKNOWN);
 const UNKNOWN: usize = 0;
-const REFUSED: usize = 1;
+const UNAVAILABLE: usize = 1;
 /// `PyThreadState *PyGILState_GetThisThreadState(void)`, which returns null on a thread that runs no Python.
-static THIS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-/// The low 48 bits identify the thread of the current collection by the address of its [`Thread`]. The bits above are
-/// the collection's number.
-static OWNER: AtomicU64 = AtomicU64::new(0);
+static GET_THREAD_STATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// The low 48 bits identify the thread of the current collection by the address of its [`ThreadLocal`]. The bits above
+/// are the collection's number.
+static COLLECTING_THREAD: AtomicU64 = AtomicU64::new(0);
 const THREAD_BITS: u32 = 48;
 
 /// The minor version of the last CPython 3 release with three generations.
-const SAME_UNTIL: u32 = 13;
+const LAST_WITH_THREE_GENERATIONS: u32 = 13;
 /// How many 8-byte words are searched.
-const SEARCHED: usize = 8192;
+const SEARCHED_WORDS: usize = 8192;
 /// Words of a generation: next, previous, and one that holds threshold and count.
 const GENERATION: usize = 3;
 /// Offsets in words from the first generation: the pointer to that generation, the permanent generation, and
@@ -51,19 +51,19 @@ const COLLECTING: usize = PERMANENT + GENERATION + 9;
 /// [`Flags::IN_GC`] if the collector is running on this thread, otherwise no flag.
 #[inline(always)]
 pub(super) fn flag(guard: &mut Guard) -> Flags {
-    let place = PLACE.load(Ordering::Relaxed);
-    if place <= REFUSED {
-        if place == UNKNOWN {
-            find(guard);
+    let address = COLLECTING_ADDRESS.load(Ordering::Relaxed);
+    if address <= UNAVAILABLE {
+        if address == UNKNOWN {
+            find_state(guard);
         }
         return Flags::default();
     }
-    // SAFETY: `place` is a verified word of the interpreter's state, which is never unmapped. Another thread may write
-    // it, so the read is atomic.
+    // SAFETY: `address` is a verified word of the interpreter's state, which is never unmapped. Another thread may
+    // write it, so the read is atomic.
     let collecting =
-        unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(place)) }.load(Ordering::Relaxed);
-    if collecting != 0 && is_here(place) {
-        Cycles::ask(guard);
+        unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(address)) }.load(Ordering::Relaxed);
+    if collecting != 0 && is_collecting_here(address) {
+        Cycles::request_install(guard);
         Flags::IN_GC
     } else {
         Flags::default()
@@ -73,92 +73,103 @@ pub(super) fn flag(guard: &mut Guard) -> Flags {
 /// The addresses of the heads of the collector's object lists: three generations and the permanent one.
 ///
 /// `None` if the collector's state was not found, and from CPython 3.14 on, which has other generations.
-pub(crate) fn lists(guard: &mut Guard) -> Option<[usize; 4]> {
+pub(crate) fn list_heads(guard: &mut Guard) -> Option<[usize; 4]> {
     flag(guard);
-    let place = PLACE.load(Ordering::Relaxed);
+    let address = COLLECTING_ADDRESS.load(Ordering::Relaxed);
     let (_, minor) = guard.process().python()?.version();
-    let first = place.checked_sub(COLLECTING * 8).filter(|_| place > REFUSED && minor <= SAME_UNTIL)?;
+    let first = address
+        .checked_sub(COLLECTING * 8)
+        .filter(|_| address > UNAVAILABLE && minor <= LAST_WITH_THREE_GENERATIONS)?;
     Some([0, GENERATION, 2 * GENERATION, PERMANENT].map(|words| first + words * 8))
 }
 
 /// Assigns the current collection to this thread, whichever thread frees first.
 pub(crate) fn claim() {
-    let place = PLACE.load(Ordering::Relaxed);
-    if place > REFUSED {
-        is_here(place);
+    let address = COLLECTING_ADDRESS.load(Ordering::Relaxed);
+    if address > UNAVAILABLE {
+        is_collecting_here(address);
     }
 }
 
 #[cold]
-fn is_here(place: usize) -> bool {
+fn is_collecting_here(address: usize) -> bool {
     // SAFETY: the pointer is null or this function, which has this type in every CPython. It reads a word of the
     // calling thread.
-    let this = unsafe {
-        std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn() -> *mut c_void>>(THIS.load(Ordering::Relaxed))
+    let get_thread_state = unsafe {
+        std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn() -> *mut c_void>>(
+            GET_THREAD_STATE.load(Ordering::Relaxed),
+        )
     };
-    // SAFETY: `this` is `PyGILState_GetThisThreadState`, which needs no GIL.
-    if this.is_none_or(|this| unsafe { this() }.is_null()) {
+    // SAFETY: `get_thread_state` is `PyGILState_GetThisThreadState`, which needs no GIL.
+    if get_thread_state.is_none_or(|get_thread_state| unsafe { get_thread_state() }.is_null()) {
         return false;
     }
     let count = |words: usize| {
         // SAFETY: these words precede `collecting` in the same verified structure. Each is a generation's number of
         // collections.
-        unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(place - words * 8)) }.load(Ordering::Relaxed)
+        unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(address - words * 8)) }
+            .load(Ordering::Relaxed)
     };
     let collections = count(9).wrapping_add(count(6)).wrapping_add(count(3));
-    let here = std::ptr::from_ref(Thread::here()).addr() as u64 & ((1 << THREAD_BITS) - 1);
+    let here = std::ptr::from_ref(ThreadLocal::current()).addr() as u64 & ((1 << THREAD_BITS) - 1);
     let claim = collections << THREAD_BITS | here;
-    let known = OWNER.load(Ordering::Relaxed);
+    let known = COLLECTING_THREAD.load(Ordering::Relaxed);
     // Whether a thread owns this collection already. Otherwise this thread claims it.
-    let settled = known != 0 && known >> THREAD_BITS == claim >> THREAD_BITS;
-    let owner = if settled {
+    let is_claimed = known != 0 && known >> THREAD_BITS == claim >> THREAD_BITS;
+    let owner = if is_claimed {
         known
     } else {
-        OWNER.compare_exchange(known, claim, Ordering::Relaxed, Ordering::Relaxed).map_or_else(|other| other, |_| claim)
+        COLLECTING_THREAD
+            .compare_exchange(known, claim, Ordering::Relaxed, Ordering::Relaxed)
+            .map_or_else(|other| other, |_| claim)
     };
     owner == claim
 }
 
 /// Searches for the word once the interpreter is known, and reports the result.
 #[cold]
-fn find(guard: &mut Guard) {
+fn find_state(guard: &mut Guard) {
     let Some(python) = guard.process().python().filter(|python| python.verified() == Ok(true)) else { return };
     let (_, minor) = python.version();
-    let place = locate(minor, &|name| real::lookup(libc::RTLD_DEFAULT, name));
-    let (verdict, text) = match place {
-        Ok(_) => (Verdict::Works, "the collector's state verified: what it frees is marked"),
-        Err(why) => (Verdict::Off, why),
+    let address = locate(minor, &|name| original::lookup(libc::RTLD_DEFAULT, name));
+    let (status, text) = match address {
+        Ok(_) => (NoticeStatus::Works, "garbage collector state verified: blocks that it frees are marked"),
+        Err(reason) => (NoticeStatus::Off, reason),
     };
-    if PLACE.compare_exchange(UNKNOWN, place.unwrap_or(REFUSED), Ordering::Release, Ordering::Relaxed).is_ok() {
-        guard.notice("python.gc", verdict, text);
-        Cycles::ask(guard);
+    if COLLECTING_ADDRESS
+        .compare_exchange(UNKNOWN, address.unwrap_or(UNAVAILABLE), Ordering::Release, Ordering::Relaxed)
+        .is_ok()
+    {
+        guard.notice("python.gc", status, text);
+        Cycles::request_install(guard);
     }
 }
 
 fn locate(minor: u32, symbol: &dyn Fn(&CStr) -> *mut c_void) -> Result<usize, &'static str> {
-    let this = symbol(c"PyGILState_GetThisThreadState");
+    let get_thread_state = symbol(c"PyGILState_GetThisThreadState");
     let main = symbol(c"PyInterpreterState_Main");
     let runtime = symbol(c"_PyRuntime").expose_provenance();
-    if this.is_null() || main.is_null() || runtime == 0 {
-        return Err("the interpreter lacks a symbol: what the collector frees is not marked");
+    if get_thread_state.is_null() || main.is_null() || runtime == 0 {
+        return Err("the interpreter lacks a symbol: blocks that the garbage collector frees are not marked");
     }
-    THIS.store(this, Ordering::Relaxed);
+    GET_THREAD_STATE.store(get_thread_state, Ordering::Relaxed);
     // SAFETY: `PyInterpreterState *PyInterpreterState_Main(void)` reads a word of `_PyRuntime` and needs no GIL.
     let main = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_void>(main)() };
-    let memory = CheckedMemory::open().map_err(|_| "memory cannot be read: what the collector frees is not marked")?;
+    let memory = CheckedMemory::open()
+        .map_err(|_| "memory cannot be read: blocks that the garbage collector frees are not marked")?;
     let owner = if minor < 9 { runtime } else { main.expose_provenance() };
     let published =
         (minor >= 13).then(|| published(&memory, runtime, minor).map(|offset| main.expose_provenance() + offset));
-    let searched = (minor <= SAME_UNTIL).then(|| search(&memory, owner));
-    let unknown = "the collector's state was not found where it should be: what the collector frees is not marked";
-    let place = match (published, searched) {
-        (Some(Some(place)), None) | (None, Some(Some(place))) => place,
-        (Some(Some(place)), Some(Some(same))) if place == same => place,
+    let searched = (minor <= LAST_WITH_THREE_GENERATIONS).then(|| search(&memory, owner));
+    let unknown = "the garbage collector's state was not found: blocks that it frees are not marked";
+    let address = match (published, searched) {
+        (Some(Some(address)), None) | (None, Some(Some(address))) => address,
+        (Some(Some(address)), Some(Some(same))) if address == same => address,
         _ => return Err(unknown),
     };
     let mut value = [0; 4];
-    let sane = memory.read(place, &mut value) && u32::from_le_bytes(value) <= 1;
-    if sane { Ok(place) } else { Err(unknown) }
+    let is_plausible = memory.read(address, &mut value) && u32::from_le_bytes(value) <= 1;
+    if is_plausible { Ok(address) } else { Err(unknown) }
 }
 
 /// The offset of `collecting` in the interpreter's state, in bytes, as `_Py_DebugOffsets` publishes it.
@@ -178,7 +189,7 @@ fn published(memory: &CheckedMemory, runtime: usize, minor: u32) -> Option<usize
 
 /// The address of `collecting` in the memory at `base`. `None` unless exactly one collector's state is found.
 fn search(memory: &CheckedMemory, base: usize) -> Option<usize> {
-    let mut bytes = vec![0; SEARCHED * 8];
+    let mut bytes = vec![0; SEARCHED_WORDS * 8];
     // The size of the structure at `base` is unknown, and memory after it may not be mapped.
     while !memory.read(base, &mut bytes) {
         let half = bytes.len() / 2;
@@ -225,12 +236,12 @@ mod tests {
     }
 
     #[test]
-    fn the_state_is_found_and_nothing_else_is_taken_for_it() {
+    fn only_the_collector_state_is_found() {
         let memory = CheckedMemory::open().unwrap();
-        let mut words = vec![0; SEARCHED];
+        let mut words = vec![0; SEARCHED_WORDS];
         let base = words.as_ptr().addr();
-        let made = state(base as u64, 100);
-        words[..made.len()].copy_from_slice(&made);
+        let words_of_state = state(base as u64, 100);
+        words[..words_of_state.len()].copy_from_slice(&words_of_state);
         assert_eq!(search(&memory, base), Some(base + (100 + COLLECTING) * 8));
         for (index, value) in [(COLLECTING, 2), (POINTER, base as u64), (1, 0), (4, 3), (5, 1 << 31), (PERMANENT, 0)] {
             let before = std::mem::replace(&mut words[100 + index], value);
@@ -241,6 +252,6 @@ mod tests {
         let twice = state(base as u64, 400);
         words[200..twice.len()].copy_from_slice(&twice[200..]);
         assert_eq!(search(&memory, base), None, "two of them");
-        assert_eq!(search(&memory, 8), None, "nothing is there");
+        assert_eq!(search(&memory, 8), None, "unmapped memory");
     }
 }

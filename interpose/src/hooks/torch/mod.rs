@@ -6,10 +6,10 @@
 mod autograd;
 mod gc;
 mod grad_mode;
-mod labels;
 pub(crate) mod nn_calls;
 mod python_node;
 mod rank;
+mod record_function;
 mod reporter;
 mod table;
 pub(super) mod tracker;
@@ -20,34 +20,34 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use memtrace_trace::event::Flags;
 use memtrace_trace::ids::ContextId;
 
-pub(crate) use self::gc::{claim as claim_collection, lists as collector_lists};
-use crate::objects;
-use crate::real::{self, Original};
-use crate::thread::thread;
+pub(crate) use self::gc::{claim as claim_collection, list_heads as gc_list_heads};
+use crate::loaded_objects;
+use crate::original::{self, OriginalFunction};
+use crate::thread_local::with_thread_local;
 
 /// What this process knows about its PyTorch.
 pub(crate) struct TorchState {
     /// The allocator's callback.
-    tracker: tracker::State,
+    tracker: tracker::TrackerState,
     /// Nodes and forward calls.
-    autograd: autograd::State,
+    autograd: autograd::AutogradRecorder,
     /// Calls of `nn.Module`s.
     pub(crate) nn_calls: nn_calls::NnCalls,
     /// How many ids autograd nodes and module calls have been given.
     contexts: AtomicU32,
     /// The pool ids of PyTorch.
-    pools: tracker::Pools,
+    pools: tracker::PoolIds,
 }
 
 impl TorchState {
     /// `parent` is the state of the process that forked this one. A child inherits PyTorch with our tracker attached.
     pub(crate) fn new(parent: Option<&TorchState>) -> TorchState {
         TorchState {
-            tracker: tracker::State::new(parent.map(|p| &p.tracker)),
-            autograd: autograd::State::new(),
+            tracker: tracker::TrackerState::new(parent.map(|p| &p.tracker)),
+            autograd: autograd::AutogradRecorder::new(),
             nn_calls: nn_calls::NnCalls::new(),
             contexts: AtomicU32::new(0),
-            pools: tracker::Pools::new(),
+            pools: tracker::PoolIds::new(),
         }
     }
 
@@ -77,14 +77,14 @@ pub(crate) fn is_device_in_use() -> bool {
 ///
 /// It is 0 before the allocator is loaded and after its first own call. Belongs to the loaded library, not to a
 /// recording.
-static LOOKS: AtomicU32 = AtomicU32::new(0);
-const MOST_LOOKS: u32 = 100;
+static STACK_CHECKS_LEFT: AtomicU32 = AtomicU32::new(0);
+const MAX_STACK_CHECKS: u32 = 100;
 
 /// Reports that an object has been loaded. This is noticed at the program's next `dlsym`; the CUDA runtime calls it to
 /// find the driver.
 pub(super) fn object_loaded(file_name: &[u8]) {
     if is_allocator(file_name) {
-        LOOKS.store(MOST_LOOKS, Ordering::Relaxed);
+        STACK_CHECKS_LEFT.store(MAX_STACK_CHECKS, Ordering::Relaxed);
     }
 }
 
@@ -94,26 +94,26 @@ pub(super) fn is_allocator(file_name: &[u8]) -> bool {
 }
 
 /// A function that libc10 exports. Null if there is none.
-fn libc10(cache: &Original, name: &CStr) -> *mut std::ffi::c_void {
-    cache.get(|| exported_by(b"libc10.so", name))
+fn libc10(cache: &OriginalFunction, name: &CStr) -> *mut std::ffi::c_void {
+    cache.get_or_find(|| exported_by(b"libc10.so", name))
 }
 
 /// A symbol that the loaded object of this file name exports, never one of ours. Null if there is none.
 pub(crate) fn exported_by(file_name: &[u8], name: &CStr) -> *mut std::ffi::c_void {
-    let Some(object) = objects::named(file_name) else { return std::ptr::null_mut() };
+    let Some(object) = loaded_objects::find_by_name(file_name) else { return std::ptr::null_mut() };
     let handle = object.handle();
-    if handle.is_null() { handle } else { real::lookup(handle, name) }
+    if handle.is_null() { handle } else { original::lookup(handle, name) }
 }
 
 /// What PyTorch knows about this point in time: whether autograd records and whether this thread runs backward.
 #[inline]
-pub(super) fn moment() -> Flags {
+pub(super) fn current_flags() -> Flags {
     let mut flags = Flags::default();
-    if thread(|t| t.backward_depth.get()) > 0 {
+    if with_thread_local(|t| t.backward_depth.get()) > 0 {
         flags = flags.with(Flags::IN_BACKWARD);
     }
     // PyTorch's libraries are available only once PyTorch has called one of our hooks.
-    if reporter::SEEN.load(Ordering::Relaxed) == 0 {
+    if reporter::IS_TORCH_LOADED.load(Ordering::Relaxed) == 0 {
         return flags;
     }
     if let Some(enabled) = grad_mode::is_enabled() {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memtrace_trace::ids::ContextId;
 
-use super::table::Table;
+use super::table::SparseTable;
 use crate::stack::ModuleCall;
 
 /// At most this many calls have an id, and at most [`MAX_OBJECTS`] of those are identified by their object.
@@ -25,29 +25,29 @@ const WORDS: usize = 3;
 
 /// The module calls of one process. Reading takes no lock.
 pub(crate) struct NnCalls {
-    calls: Table<WORDS>,
+    calls: SparseTable<WORDS>,
     /// The hash table. Each word has a part of the hash above and the index in `calls` plus one below.
-    places: Table<1>,
+    slots: SparseTable<1>,
     lock: AtomicU32,
     count: AtomicU32,
 }
 
 /// The result of adding a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Made {
+pub(crate) struct AddedCall {
     /// The call as it is stored. It has no object if it is identified by its class.
     pub(crate) call: ModuleCall,
     /// The call's id, or its caller's if there is no space.
     pub(crate) id: ContextId,
     /// Whether the id is new and must be defined in the trace.
-    pub(crate) new: bool,
+    pub(crate) is_new: bool,
 }
 
 impl NnCalls {
     pub(super) const fn new() -> NnCalls {
         NnCalls {
-            calls: Table::new(MAX_CALLS as usize),
-            places: Table::new(SLOTS),
+            calls: SparseTable::new(MAX_CALLS as usize),
+            slots: SparseTable::new(SLOTS),
             lock: AtomicU32::new(0),
             count: AtomicU32::new(0),
         }
@@ -55,7 +55,7 @@ impl NnCalls {
 
     /// The id of the call at this index, if it is `call`.
     #[inline]
-    fn at(&self, index: u32, call: ModuleCall) -> Option<ContextId> {
+    fn id_at(&self, index: u32, call: ModuleCall) -> Option<ContextId> {
         let [object, class, value] = self.calls.entries().get(index as usize)?;
         let known = value.load(Ordering::Acquire);
         ((known >> 32) as u32 == call.caller.0
@@ -67,21 +67,21 @@ impl NnCalls {
     }
 
     /// The slots that may hold a call, and the part of its hash that they store.
-    fn places(&self, call: ModuleCall) -> (impl Iterator<Item = &AtomicU64>, u64) {
-        let places = self.places.entries();
+    fn slots(&self, call: ModuleCall) -> (impl Iterator<Item = &AtomicU64>, u64) {
+        let slots = self.slots.entries();
         // Objects are aligned to 16 bytes and often adjacent.
         let spread = (call.object as u64 >> 4).wrapping_add(u64::from(call.caller.0) << 32);
         let spread = (spread ^ (call.class as u64).rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let start = (spread >> 40) as usize;
-        let near = (0..PROBES).map_while(move |probe| places.get((start + probe) % SLOTS).map(|[place]| place));
-        (near, spread << 32)
+        let candidates = (0..PROBES).map_while(move |probe| slots.get((start + probe) % SLOTS).map(|[slot]| slot));
+        (candidates, spread << 32)
     }
 
     /// The id of a call, if it has one. `*next` is the index to try first. On success it becomes the index after the
     /// call's.
     #[inline]
     pub(crate) fn find(&self, call: ModuleCall, next: &mut u32) -> Option<ContextId> {
-        if let Some(id) = self.at(*next, call) {
+        if let Some(id) = self.id_at(*next, call) {
             *next = next.wrapping_add(1);
             return Some(id);
         }
@@ -91,12 +91,12 @@ impl NnCalls {
     }
 
     fn search(&self, call: ModuleCall) -> Option<(u32, ContextId)> {
-        let (places, part) = self.places(call);
-        for place in places {
-            let known = place.load(Ordering::Acquire);
+        let (slots, part) = self.slots(call);
+        for slot in slots {
+            let known = slot.load(Ordering::Acquire);
             let index = (known as u32).checked_sub(1)?;
             if (known ^ part) >> 32 == 0
-                && let Some(id) = self.at(index, call)
+                && let Some(id) = self.id_at(index, call)
             {
                 return Some((index, id));
             }
@@ -106,19 +106,19 @@ impl NnCalls {
 
     /// Assigns an id to a call, unless another thread has just done so. `next` returns a new id.
     #[cold]
-    pub(crate) fn make(&self, call: ModuleCall, next: impl Fn() -> ContextId) -> Made {
+    pub(crate) fn add(&self, call: ModuleCall, next: impl Fn() -> ContextId) -> AddedCall {
         while self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             std::hint::spin_loop();
         }
         let count = self.count.load(Ordering::Relaxed);
         let by_class = ModuleCall { object: 0, ..call };
         let exact = if count < MAX_OBJECTS { self.insert(call, &next) } else { None };
-        let made = exact.or_else(|| {
-            let known = self.search(by_class).map(|(_, id)| Made { call: by_class, id, new: false });
+        let added = exact.or_else(|| {
+            let known = self.search(by_class).map(|(_, id)| AddedCall { call: by_class, id, is_new: false });
             known.or_else(|| if count < MAX_CALLS { self.insert(by_class, &next) } else { None })
         });
         self.lock.store(0, Ordering::Release);
-        made.unwrap_or(Made { call, id: call.caller, new: false })
+        added.unwrap_or(AddedCall { call, id: call.caller, is_new: false })
     }
 
     /// How many calls have an id.
@@ -133,12 +133,12 @@ impl NnCalls {
     }
 
     /// The caller must hold the lock.
-    fn insert(&self, call: ModuleCall, next: &impl Fn() -> ContextId) -> Option<Made> {
+    fn insert(&self, call: ModuleCall, next: &impl Fn() -> ContextId) -> Option<AddedCall> {
         if let Some((_, id)) = self.search(call) {
-            return Some(Made { call, id, new: false });
+            return Some(AddedCall { call, id, is_new: false });
         }
-        let (mut places, part) = self.places(call);
-        let place = places.find(|place| place.load(Ordering::Relaxed) == 0)?;
+        let (mut slots, part) = self.slots(call);
+        let slot = slots.find(|slot| slot.load(Ordering::Relaxed) == 0)?;
         let index = self.count.load(Ordering::Relaxed);
         let [object, class, value] = self.calls.entries().get(index as usize)?;
         let id = next();
@@ -146,8 +146,8 @@ impl NnCalls {
         class.store(call.class as u64, Ordering::Relaxed);
         value.store(u64::from(call.caller.0) << 32 | u64::from(id.0), Ordering::Release);
         self.count.store(index + 1, Ordering::Release);
-        place.store(part | u64::from(index + 1), Ordering::Release);
-        Some(Made { call, id, new: true })
+        slot.store(part | u64::from(index + 1), Ordering::Release);
+        Some(AddedCall { call, id, is_new: true })
     }
 }
 
@@ -160,14 +160,14 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_its_caller_its_object_and_its_class() {
+    fn a_call_is_identified_by_caller_object_and_class() {
         let (calls, last) = (NnCalls::new(), AtomicU32::new(0));
-        let make = |call| calls.make(call, || ContextId(last.fetch_add(1, Ordering::Relaxed) + 1));
+        let add = |call| calls.add(call, || ContextId(last.fetch_add(1, Ordering::Relaxed) + 1));
         for (n, one) in [call(0, 1, 1), call(1, 1, 1), call(0, 2, 1), call(0, 1, 2)].into_iter().enumerate() {
             assert_eq!(calls.find(one, &mut 0), None);
             let id = ContextId(n as u32 + 1);
-            assert_eq!(make(one), Made { call: one, id, new: true });
-            assert_eq!(make(one), Made { call: one, id, new: false });
+            assert_eq!(add(one), AddedCall { call: one, id, is_new: true });
+            assert_eq!(add(one), AddedCall { call: one, id, is_new: false });
             for expected in [n as u32, 0, 100, u32::MAX] {
                 let mut next = expected;
                 assert_eq!((calls.find(one, &mut next), next), (Some(id), n as u32 + 1), "expected at {expected}");
@@ -176,26 +176,26 @@ mod tests {
     }
 
     #[test]
-    fn modules_without_end_are_known_by_their_classes_in_the_end() {
+    fn beyond_the_limit_a_call_is_identified_by_its_class() {
         let (calls, last) = (NnCalls::new(), AtomicU32::new(0));
-        let make = |call| calls.make(call, || ContextId(last.fetch_add(1, Ordering::Relaxed) + 1));
+        let add = |call| calls.add(call, || ContextId(last.fetch_add(1, Ordering::Relaxed) + 1));
         let (mut exact, mut by_class) = (0, 0);
         for n in 0..200_000 {
-            let made = make(call(0, n, 7));
-            assert!(!made.id.is_none() || made.call.object != 0);
-            exact += u32::from(made.call.object != 0);
-            by_class += u32::from(made.call.object == 0 && !made.id.is_none());
+            let added = add(call(0, n, 7));
+            assert!(!added.id.is_none() || added.call.object != 0);
+            exact += u32::from(added.call.object != 0);
+            by_class += u32::from(added.call.object == 0 && !added.id.is_none());
         }
         assert!(exact <= MAX_OBJECTS + 1 && exact > MAX_OBJECTS * 9 / 10, "{exact}");
         assert_eq!(exact + by_class, 200_000);
         // Then classes without end, a new one for each call.
         for n in 0..200_000 {
-            make(call(n % 1000, n as usize, n as usize + 100));
+            add(call(n % 1000, n as usize, n as usize + 100));
         }
         assert!(last.load(Ordering::Relaxed) <= MAX_CALLS, "{last:?}");
         // A call with an id keeps it.
         assert!(calls.find(call(0, 5, 7), &mut 0).is_some());
-        let lost = make(call(3, 1, 999_999));
-        assert_eq!((lost.id, lost.new), (ContextId(3), false));
+        let lost = add(call(3, 1, 999_999));
+        assert_eq!((lost.id, lost.is_new), (ContextId(3), false));
     }
 }

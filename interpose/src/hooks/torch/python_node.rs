@@ -9,19 +9,19 @@
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use memtrace_trace::definition::Verdict;
+use memtrace_trace::definition::NoticeStatus;
 
 use crate::guard::Guard;
 use crate::stack::CheckedMemory;
 
 /// The first word of a node that may be the pointer. Sequence number and thread are before it.
-const FIRST: usize = 7;
+const FIRST_WORD: usize = 7;
 /// How many words of a node and of its Python object are searched.
 const NODE_WORDS: usize = 400;
 const OBJECT_WORDS: usize = 96;
 /// The search is switched off after this many nodes without a match.
-const ATTEMPTS: u32 = 8;
-const GIVEN_UP: u32 = u32::MAX;
+const MAX_ATTEMPTS: u32 = 8;
+const IS_OFF: u32 = u32::MAX;
 
 /// Offsets of `PyObject.ob_type` and `PyTypeObject.tp_name` in bytes (Include/object.h, Include/cpython/object.h).
 const OB_TYPE: usize = 8;
@@ -42,7 +42,7 @@ impl PythonNodes {
     }
 
     /// Takes the name of each C++ class when it is first seen.
-    pub(super) fn met(&self, vtable: u64, name: &str) {
+    pub(super) fn class_seen(&self, vtable: u64, name: &str) {
         if name == "PyNode" {
             self.vtable.store(vtable, Ordering::Relaxed);
         }
@@ -59,7 +59,7 @@ impl PythonNodes {
             return None;
         }
         let word = match self.word.load(Ordering::Relaxed) {
-            GIVEN_UP => return None,
+            IS_OFF => return None,
             0 => self.search(node)?,
             word => word,
         };
@@ -87,12 +87,12 @@ impl PythonNodes {
         let found = CheckedMemory::open().ok().and_then(|memory| find(&memory, node as usize));
         if let Some(word) = found {
             self.word.store(word, Ordering::Relaxed);
-        } else if self.attempts.fetch_add(1, Ordering::Relaxed) + 1 == ATTEMPTS {
-            self.word.store(GIVEN_UP, Ordering::Relaxed);
+        } else if self.attempts.fetch_add(1, Ordering::Relaxed) + 1 == MAX_ATTEMPTS {
+            self.word.store(IS_OFF, Ordering::Relaxed);
             guard.notice(
                 "torch.python_node",
-                Verdict::Off,
-                "PyNode not recognised: nodes of Python functions are not named by their class",
+                NoticeStatus::Off,
+                "PyNode layout not recognized: nodes of Python functions are not named by their class",
             );
         }
         found
@@ -100,19 +100,19 @@ impl PythonNodes {
 }
 
 fn find(memory: &CheckedMemory, node: usize) -> Option<u32> {
-    (FIRST..NODE_WORDS)
+    (FIRST_WORD..NODE_WORDS)
         .find(|word| memory.size(node, word * 8).is_some_and(|object| is_python_object_of(memory, object, node)))
         .map(|word| word as u32)
 }
 
 fn is_python_object_of(memory: &CheckedMemory, object: usize, node: usize) -> bool {
-    let plausible = |address: usize| address.is_multiple_of(8) && (1 << 12..1 << 47).contains(&address);
-    if !plausible(object) {
+    let is_plausible = |address: usize| address.is_multiple_of(8) && (1 << 12..1 << 47).contains(&address);
+    if !is_plausible(object) {
         return false;
     }
     let points_back = (2..OBJECT_WORDS).map_while(|word| memory.size(object, word * 8)).any(|word| word == node);
     points_back
-        && memory.size(object, OB_TYPE).filter(|class| plausible(*class)).is_some_and(|class| {
+        && memory.size(object, OB_TYPE).filter(|class| is_plausible(*class)).is_some_and(|class| {
             memory.size(class, TP_NAME).is_some_and(|name| text(memory, name).is_some_and(|t| t.ends_with(b"Backward")))
         })
 }
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_python_object_is_found_by_the_pointer_back() {
+    fn the_python_object_is_found_by_its_pointer_back() {
         let memory = CheckedMemory::open().unwrap();
         let [_class, mut object, node] = graph(c"CubeBackward");
         assert_eq!(find(&memory, node.as_ptr() as usize), Some(90));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_end_at_their_zero() {
+    fn a_text_ends_at_its_nul() {
         let memory = CheckedMemory::open().unwrap();
         assert_eq!(
             text(&memory, c"a name longer than a word".as_ptr() as usize).unwrap(),

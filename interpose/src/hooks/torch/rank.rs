@@ -9,17 +9,17 @@ use std::ffi::{CStr, c_int, c_void};
 
 use super::exported_by;
 use crate::guard::Guard;
+use crate::original::OriginalFunction;
 use crate::process::Process;
 use crate::rank;
-use crate::real::Original;
 
 const BACKEND: &CStr = c"_ZN4c10d7BackendC2Eii";
 
 /// `c10d::Backend::Backend(int rank, int size)`, the variant that derived classes call.
 #[cfg_attr(not(test), unsafe(export_name = "_ZN4c10d7BackendC2Eii"))]
 extern "C-unwind" fn backend(object: *mut c_void, rank: c_int, size: c_int) {
-    static ORIGINAL: Original = Original::new();
-    let original = ORIGINAL.get(|| exported_by(b"libtorch_cpu.so", BACKEND));
+    static ORIGINAL: OriginalFunction = OriginalFunction::new();
+    let original = ORIGINAL.get_or_find(|| exported_by(b"libtorch_cpu.so", BACKEND));
     if original.is_null() {
         return;
     }

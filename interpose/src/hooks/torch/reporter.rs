@@ -15,13 +15,13 @@ use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::options::Cpu;
 
-use super::{gc, labels, libc10, moment};
+use super::{current_flags, gc, libc10, record_function};
 use crate::guard::Guard;
+use crate::original::OriginalFunction;
 use crate::process::session_options;
-use crate::real::Original;
 
 /// Set once PyTorch has called one of these functions, so its libraries are loaded.
-pub(super) static SEEN: AtomicU32 = AtomicU32::new(0);
+pub(super) static IS_TORCH_LOADED: AtomicU32 = AtomicU32::new(0);
 
 /// `c10::DeviceType::CPU` and `CUDA` (c10/core/DeviceType.h).
 const CPU: u8 = 0;
@@ -32,11 +32,11 @@ const TOTALS_EVERY: u32 = 1024;
 /// `bool c10::memoryProfilingEnabled()`.
 #[cfg_attr(not(test), unsafe(export_name = "_ZN3c1022memoryProfilingEnabledEv"))]
 extern "C-unwind" fn memory_profiling_enabled() -> bool {
-    SEEN.store(1, Ordering::Relaxed);
-    if cpu_recorded() {
+    IS_TORCH_LOADED.store(1, Ordering::Relaxed);
+    if records_cpu() {
         return true;
     }
-    static ORIGINAL: Original = Original::new();
+    static ORIGINAL: OriginalFunction = OriginalFunction::new();
     let original = libc10(&ORIGINAL, c"_ZN3c1022memoryProfilingEnabledEv");
     if original.is_null() {
         return false;
@@ -50,7 +50,7 @@ extern "C-unwind" fn memory_profiling_enabled() -> bool {
 
 /// Whether CPU tensors are recorded. This is decided without connecting to the launcher, so that a process which
 /// imports torch and allocates nothing is not affected.
-fn cpu_recorded() -> bool {
+fn records_cpu() -> bool {
     const UNKNOWN: u32 = 0;
     const NO: u32 = 1;
     const AUTO: u32 = 2;
@@ -81,15 +81,15 @@ extern "C-unwind" fn report_memory_usage(
     reserved: usize,
     device: u16,
 ) {
-    SEEN.store(1, Ordering::Relaxed);
+    IS_TORCH_LOADED.store(1, Ordering::Relaxed);
     let [kind, index] = device.to_le_bytes();
     match kind {
-        CUDA => cuda_block(address as u64, size, allocated as u64, reserved as u64, i16::from(index as i8)),
-        CPU if cpu_recorded() => cpu_block(address as u64, size),
+        CUDA => record_cuda_block(address as u64, size, allocated as u64, reserved as u64, i16::from(index as i8)),
+        CPU if records_cpu() => record_cpu_block(address as u64, size),
         _ => {}
     }
-    labels::attach();
-    static ORIGINAL: Original = Original::new();
+    record_function::attach();
+    static ORIGINAL: OriginalFunction = OriginalFunction::new();
     let original = libc10(&ORIGINAL, c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
     if original.is_null() {
         return;
@@ -101,20 +101,20 @@ extern "C-unwind" fn report_memory_usage(
     }
 }
 
-fn cuda_block(addr: u64, size: i64, allocated: u64, reserved: u64, device: i16) {
+fn record_cuda_block(addr: u64, size: i64, allocated: u64, reserved: u64, device: i16) {
     let Some(mut guard) = Guard::enter() else { return };
     let process = guard.process();
-    if process.torch.tracker.attached() {
+    if process.torch.tracker.is_attached() {
         if size > 0 {
             if !guard.amend(addr, size as u64) {
                 process.count(Counter::ReporterMismatches, 1);
             }
         } else {
             // The allocator calls this at the end of a free, so a later completion is a deferred one.
-            guard.release();
+            guard.publish();
         }
         if process.torch.tracker.count_report() % TOTALS_EVERY == 0 {
-            let flags = moment();
+            let flags = current_flags();
             guard.emit(Event {
                 addr: allocated,
                 size: reserved,
@@ -126,22 +126,22 @@ fn cuda_block(addr: u64, size: i64, allocated: u64, reserved: u64, device: i16) 
             });
         }
     } else {
-        fallback(&mut guard, Source::TorchReporter, addr, size, device);
+        record_block(&mut guard, Source::TorchReporter, addr, size, device);
     }
 }
 
-fn cpu_block(addr: u64, size: i64) {
+fn record_cpu_block(addr: u64, size: i64) {
     if let Some(mut guard) = Guard::enter() {
-        fallback(&mut guard, Source::TorchCpu, addr, size, -1);
+        record_block(&mut guard, Source::TorchCpu, addr, size, -1);
     }
 }
 
-fn fallback(guard: &mut Guard, source: Source, addr: u64, size: i64, device: i16) {
-    let mut flags = moment();
+fn record_block(guard: &mut Guard, source: Source, addr: u64, size: i64, device: i16) {
+    let mut flags = current_flags();
     if size < 0 {
         flags = flags.with(gc::flag(guard));
     }
-    let (stack, context) = guard.event_place();
+    let (stack, context) = guard.stack_and_context();
     let action = if size >= 0 { Action::Alloc } else { Action::FreeCompleted };
     guard.emit(Event {
         addr,
@@ -162,10 +162,10 @@ extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, reserved:
     let [kind, index] = device.to_le_bytes();
     if kind == CUDA
         && let Some(mut guard) = Guard::enter()
-        && !guard.process().torch.tracker.attached()
+        && !guard.process().torch.tracker.is_attached()
     {
-        let flags = moment();
-        let (stack, context) = guard.event_place();
+        let flags = current_flags();
+        let (stack, context) = guard.stack_and_context();
         guard.emit(Event {
             size: size.unsigned_abs(),
             stack,
@@ -177,7 +177,7 @@ extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, reserved:
             ..Event::EMPTY
         });
     }
-    static ORIGINAL: Original = Original::new();
+    static ORIGINAL: OriginalFunction = OriginalFunction::new();
     let original = libc10(&ORIGINAL, c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE");
     if original.is_null() {
         return;

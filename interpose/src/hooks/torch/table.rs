@@ -4,15 +4,15 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// Zeroed entries of `WORDS` words in anonymous memory, mapped on first use. A page takes physical memory only once it
 /// is written.
-pub(super) struct Table<const WORDS: usize> {
+pub(super) struct SparseTable<const WORDS: usize> {
     entries: AtomicPtr<[AtomicU64; WORDS]>,
     len: usize,
 }
 
-impl<const WORDS: usize> Table<WORDS> {
+impl<const WORDS: usize> SparseTable<WORDS> {
     /// A table of `len` entries, which maps no memory yet.
     pub(super) const fn new(len: usize) -> Self {
-        Table { entries: AtomicPtr::new(std::ptr::null_mut()), len }
+        SparseTable { entries: AtomicPtr::new(std::ptr::null_mut()), len }
     }
 
     /// The entries. Empty if they cannot be mapped.
@@ -33,7 +33,7 @@ impl<const WORDS: usize> Table<WORDS> {
     fn map(&self) -> *mut [AtomicU64; WORDS] {
         let bytes = self.len * size_of::<[AtomicU64; WORDS]>();
         // SAFETY: creates a new anonymous mapping at an address that the kernel chooses.
-        let fresh = unsafe {
+        let mapping = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
                 bytes,
@@ -43,15 +43,15 @@ impl<const WORDS: usize> Table<WORDS> {
                 0,
             )
         };
-        if fresh == libc::MAP_FAILED {
+        if mapping == libc::MAP_FAILED {
             return std::ptr::null_mut();
         }
-        let fresh = fresh.cast::<[AtomicU64; WORDS]>();
-        match self.entries.compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => fresh,
+        let mapping = mapping.cast::<[AtomicU64; WORDS]>();
+        match self.entries.compare_exchange(std::ptr::null_mut(), mapping, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => mapping,
             Err(other) => {
                 // SAFETY: this is our own mapping, and no other thread has seen its address.
-                unsafe { libc::munmap(fresh.cast(), bytes) };
+                unsafe { libc::munmap(mapping.cast(), bytes) };
                 other
             }
         }

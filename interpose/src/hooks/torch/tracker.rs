@@ -22,14 +22,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
-use memtrace_trace::definition::{Definition, Verdict};
+use memtrace_trace::definition::{Definition, NoticeStatus};
 use memtrace_trace::event::{Action, Event, Source};
 
-use super::{exported_by, gc, grad_mode, moment};
+use super::{current_flags, exported_by, gc, grad_mode};
 use crate::guard::Guard;
-use crate::objects;
+use crate::loaded_objects;
 use crate::process::Process;
-use crate::thread::{LastSegment, thread};
+use crate::thread_local::{LastSegment, with_thread_local};
 
 /// The replacement for a tracker that cannot be used, for messages.
 macro_rules! fallback {
@@ -42,14 +42,14 @@ const FALLBACK: &str = fallback!();
 /// The progress of attaching.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-enum Phase {
+enum AttachPhase {
     /// Not attempted yet.
     New = 0,
     /// A thread is attaching.
     Attaching = 1,
     /// Attached, with a layout that is not verified yet.
     Attached = 2,
-    /// Verified, with the layout in [`State::layout`].
+    /// Verified, with the layout in [`TrackerState::layout`].
     Verified = 3,
     /// Not available. The reporter replaces it.
     Off = 4,
@@ -78,33 +78,33 @@ impl EntryLayout {
 }
 
 /// The tracker of one process.
-pub(super) struct State {
+pub(super) struct TrackerState {
     phase: AtomicU32,
     layout: AtomicU32,
     reports: AtomicU32,
 }
 
-impl State {
+impl TrackerState {
     /// `parent` is the state of the process that forked this one, whose tracker a child inherits.
-    pub(super) fn new(parent: Option<&State>) -> State {
-        let known = parent.map_or(Phase::New as u32, |p| p.phase.load(Ordering::Acquire));
+    pub(super) fn new(parent: Option<&TrackerState>) -> TrackerState {
+        let known = parent.map_or(AttachPhase::New as u32, |p| p.phase.load(Ordering::Acquire));
         // The thread that was attaching does not exist in the forked child.
-        let phase = if known == Phase::Attaching as u32 { Phase::Off as u32 } else { known };
+        let phase = if known == AttachPhase::Attaching as u32 { AttachPhase::Off as u32 } else { known };
         let layout = parent.map_or(0, |p| p.layout.load(Ordering::Relaxed));
-        State { phase: AtomicU32::new(phase), layout: AtomicU32::new(layout), reports: AtomicU32::new(0) }
+        TrackerState { phase: AtomicU32::new(phase), layout: AtomicU32::new(layout), reports: AtomicU32::new(0) }
     }
 
     /// Whether allocator events come from the tracker, or are about to: the first one verifies the layout.
     #[inline]
-    pub(super) fn attached(&self) -> bool {
+    pub(super) fn is_attached(&self) -> bool {
         let phase = self.phase.load(Ordering::Relaxed);
-        phase == Phase::Verified as u32 || phase == Phase::Attached as u32
+        phase == AttachPhase::Verified as u32 || phase == AttachPhase::Attached as u32
     }
 
     /// The verified layout. `None` before verification, and if it failed.
     #[inline]
     fn layout(&self) -> Option<EntryLayout> {
-        let verified = self.phase.load(Ordering::Acquire) == Phase::Verified as u32;
+        let verified = self.phase.load(Ordering::Acquire) == AttachPhase::Verified as u32;
         verified.then(|| EntryLayout(self.layout.load(Ordering::Relaxed)))
     }
 
@@ -116,27 +116,27 @@ impl State {
         reports
     }
 
-    fn set(&self, phase: Phase) {
+    fn set_phase(&self, phase: AttachPhase) {
         self.phase.store(phase as u32, Ordering::Release);
     }
 }
 
 /// At most this many private pools have an id of their own. Later ones share the last id.
-const POOLS: usize = 4096;
+const MAX_POOLS: usize = 4096;
 
 /// PyTorch's ids of the pools seen so far. Our id is the index plus one.
-pub(super) struct Pools {
+pub(super) struct PoolIds {
     lock: AtomicU32,
     known: AtomicU32,
     ids: Box<[[AtomicU64; 2]]>,
 }
 
-impl Pools {
-    pub(super) fn new() -> Pools {
-        Pools {
+impl PoolIds {
+    pub(super) fn new() -> PoolIds {
+        PoolIds {
             lock: AtomicU32::new(0),
             known: AtomicU32::new(0),
-            ids: (0..POOLS).map(|_| [const { AtomicU64::new(0) }; 2]).collect(),
+            ids: (0..MAX_POOLS).map(|_| [const { AtomicU64::new(0) }; 2]).collect(),
         }
     }
 }
@@ -150,7 +150,7 @@ struct StdFunction {
 }
 
 /// Operations of a `std::function`'s manager: 0 type info, 1 pointer to the functor, 2 clone, 3 destroy.
-unsafe extern "C" fn manage(to: *mut u64, from: *const u64, operation: u32) -> bool {
+unsafe extern "C" fn manage_functor(to: *mut u64, from: *const u64, operation: u32) -> bool {
     if !to.is_null() {
         let value = match operation {
             0 => 0, // No type info, which PyTorch never requests.
@@ -180,20 +180,25 @@ pub(in super::super) fn attach() {
     unsafe { *libc::__errno_location() = errno };
     let Some(process) = process else { return };
     let state = &process.torch.tracker;
-    if state.phase.load(Ordering::Relaxed) != Phase::New as u32
+    if state.phase.load(Ordering::Relaxed) != AttachPhase::New as u32
         || state
             .phase
-            .compare_exchange(Phase::New as u32, Phase::Attaching as u32, Ordering::Relaxed, Ordering::Relaxed)
+            .compare_exchange(
+                AttachPhase::New as u32,
+                AttachPhase::Attaching as u32,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            )
             .is_err()
     {
         return;
     }
     // The phase stays `Attaching` until the result is known, so other threads continue without waiting.
-    let outcome = find_method();
-    match outcome {
+    let found = find_method();
+    match found {
         Ok((allocator, method, slot)) => {
-            state.set(Phase::Attached);
-            let function = StdFunction { functor: [0; 2], manager: manage, invoker: on_entry };
+            state.set_phase(AttachPhase::Attached);
+            let function = StdFunction { functor: [0; 2], manager: manage_functor, invoker: on_trace_entry };
             // SAFETY: `method` is the slot of `attachAllocatorTraceTracker(std::function)` in the vtable of
             // `allocator`. A class with a destructor is passed by the address of the caller's copy (Itanium C++ ABI
             // 3.1.1).
@@ -202,14 +207,14 @@ pub(in super::super) fn attach() {
                 method(allocator, &function);
             }
             if let Some(mut guard) = Guard::enter() {
-                guard.notice("torch.tracker", Verdict::Remark, &format!("attached by vtable slot {slot}"));
+                guard.notice("torch.tracker", NoticeStatus::Remark, &format!("attached by vtable slot {slot}"));
             }
         }
         Err(reason) => {
-            state.set(Phase::Off);
+            state.set_phase(AttachPhase::Off);
             if let Some(mut guard) = Guard::enter() {
                 let text = format!("not attached: {reason}");
-                guard.notice("torch.tracker", Verdict::Off, &text);
+                guard.notice("torch.tracker", NoticeStatus::Off, &text);
             }
         }
     }
@@ -218,26 +223,26 @@ pub(in super::super) fn attach() {
 /// Attaches the tracker if PyTorch's allocator has caused another object's CUDA call, as with a `MemPool` whose
 /// allocator the program provides. This thread then holds the allocator's lock, as in the allocator's own calls.
 ///
-/// Returns whether the allocated memory may be the allocator's first segment. `pooled` says that the memory comes from
+/// Returns whether the allocated memory may be the allocator's first segment. `is_pool` says that the memory comes from
 /// a CUDA pool, which is never a segment.
-pub(in super::super) fn attach_through_other(pooled: bool) -> bool {
-    let looks = super::LOOKS.load(Ordering::Relaxed);
-    if pooled || looks == 0 {
+pub(in super::super) fn attach_through_other(is_pool: bool) -> bool {
+    let checks_left = super::STACK_CHECKS_LEFT.load(Ordering::Relaxed);
+    if is_pool || checks_left == 0 {
         return false;
     }
     let Some(process) = Process::current() else { return false };
     let phase = process.torch.tracker.phase.load(Ordering::Relaxed);
-    if phase == Phase::New as u32 {
-        super::LOOKS.store(looks - 1, Ordering::Relaxed);
-        let inside = Guard::enter().is_some_and(|mut guard| guard.came_through(super::is_allocator));
-        if inside {
+    if phase == AttachPhase::New as u32 {
+        super::STACK_CHECKS_LEFT.store(checks_left - 1, Ordering::Relaxed);
+        let is_in_allocator = Guard::enter().is_some_and(|mut guard| guard.is_called_through(super::is_allocator));
+        if is_in_allocator {
             attach();
         }
-        return inside;
+        return is_in_allocator;
     }
-    let attached = phase == Phase::Attached as u32;
+    let attached = phase == AttachPhase::Attached as u32;
     if !attached {
-        super::LOOKS.store(0, Ordering::Relaxed);
+        super::STACK_CHECKS_LEFT.store(0, Ordering::Relaxed);
     }
     attached
 }
@@ -263,22 +268,22 @@ fn find_method() -> Result<(*mut c_void, usize, usize), &'static str> {
     };
     let class = class.to_bytes();
     if !class.windows(22).any(|w| w == b"NativeCachingAllocator") {
-        return Err("the allocator is not PyTorch's native caching allocator: its CUDA calls tell all of its blocks");
+        return Err("the allocator is not PyTorch's native caching allocator: each of its blocks is a CUDA call");
     }
     let slot = method_slot()
-        .ok_or(concat!("libtorch exports no CUDAPluggableAllocator to find the vtable slot with; ", fallback!()))?;
+        .ok_or(concat!("libtorch exports no CUDAPluggableAllocator, which locates the vtable slot; ", fallback!()))?;
     // SAFETY: `slot` is inside the vtable of another class with the same interface, so it is inside this one.
     let method = unsafe { vtable.add(slot).read() };
-    let home = objects::containing(method);
-    if !home.is_some_and(|o| super::is_allocator(o.file_name())) {
-        return Err(concat!("the vtable slot does not lead into libc10_cuda; ", fallback!()));
+    let object = loaded_objects::containing(method);
+    if !object.is_some_and(|o| super::is_allocator(o.file_name())) {
+        return Err(concat!("the vtable slot does not point into libc10_cuda; ", fallback!()));
     }
     Ok((allocator, method, slot))
 }
 
 fn method_slot() -> Option<usize> {
     for library in [&b"libtorch_cuda.so"[..], b"libtorch_python.so"] {
-        let Some(object) = objects::named(library) else { continue };
+        let Some(object) = loaded_objects::find_by_name(library) else { continue };
         let vtable = exported_by(library, PLUGGABLE_VTABLE).cast::<usize>();
         let Some(method) = object.symbol_with_prefix(PLUGGABLE_METHOD) else { continue };
         if vtable.is_null() {
@@ -328,7 +333,7 @@ impl TraceEntry {
 }
 
 /// The allocator calls this for every entry, under its lock.
-unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
+unsafe extern "C-unwind" fn on_trace_entry(_functor: *const u64, entry: *const u8) {
     let entry = TraceEntry(entry);
     let Some(mut guard) = Guard::enter() else { return };
     let Some(layout) = guard.process().torch.tracker.layout().or_else(|| verify_first(&mut guard, &entry)) else {
@@ -355,15 +360,15 @@ unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
     if action == Action::FreeCompleted && guard.complete(&event) {
         return;
     }
-    (event.stack, event.context) = guard.event_place();
-    event.flags = moment();
+    (event.stack, event.context) = guard.stack_and_context();
+    event.flags = current_flags();
     if matches!(action, Action::FreeRequested | Action::FreeCompleted) {
         event.flags = event.flags.with(gc::flag(&mut guard));
     }
     match action {
-        Action::Alloc | Action::FreeRequested => guard.hold(event),
+        Action::Alloc | Action::FreeRequested => guard.write_unpublished(event),
         _ => {
-            guard.emit_here(event);
+            guard.emit_inlined(event);
         }
     }
 }
@@ -372,17 +377,17 @@ unsafe extern "C-unwind" fn on_entry(_functor: *const u64, entry: *const u8) {
 #[cold]
 fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
     let state = &guard.process().torch.tracker;
-    if !state.attached() {
+    if !state.is_attached() {
         return None;
     }
     match verify(entry) {
         Ok(layout) => {
             state.layout.store(layout.0, Ordering::Relaxed);
-            state.set(Phase::Verified);
+            state.set_phase(AttachPhase::Verified);
             let pool = if layout.has_pool() { "with pool id" } else { "without pool id" };
-            let time = if layout.ticks_at().is_some() { "its time is ours" } else { "its time is another clock's" };
-            guard.notice("torch.tracker", Verdict::Works, &format!("TraceEntry verified, {pool}, {time}"));
-            grad_mode::tell(guard);
+            let time = if layout.ticks_at().is_some() { "with memtrace's clock" } else { "with another clock" };
+            guard.notice("torch.tracker", NoticeStatus::Works, &format!("TraceEntry verified, {pool}, {time}"));
+            grad_mode::report(guard);
             if layout.has_pool() {
                 // Defines the default pool. A reader recognizes by it that the pools of events are known.
                 guard.define(&Definition::Pool { id: 0, pool: (0, 0) });
@@ -390,9 +395,9 @@ fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
             Some(layout)
         }
         Err(reason) => {
-            state.set(Phase::Off);
+            state.set_phase(AttachPhase::Off);
             let text = format!("ignored: {reason}; {FALLBACK}");
-            guard.notice("torch.tracker", Verdict::Off, &text);
+            guard.notice("torch.tracker", NoticeStatus::Off, &text);
             None
         }
     }
@@ -401,33 +406,33 @@ fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
 /// Compares the first entry with the CUDA call that this thread has just made. If its time is between that call and
 /// now, both clocks are the same.
 fn verify(entry: &TraceEntry) -> Result<EntryLayout, &'static str> {
-    let LastSegment { addr, size, since } = thread(|t| t.last_segment.get());
-    let same = match entry.action() {
+    let LastSegment { addr, size, since } = with_thread_local(|t| t.last_segment.get());
+    let is_same_segment = match entry.action() {
         // An allocator that the program provides may have requested more than the entry's size.
-        3 => entry.addr() == addr && (1..=size).contains(&entry.size()) && entry.size().is_multiple_of(GRANULE),
+        3 => entry.addr() == addr && (1..=size).contains(&entry.size()) && entry.size().is_multiple_of(MIN_BLOCK_SIZE),
         // An expandable segment is mapped in pieces, and the entry covers the last piece.
         5 => addr >= entry.addr() && addr.wrapping_add(size) <= entry.addr().wrapping_add(entry.size()),
         _ => false,
     };
-    if !same || size == 0 {
-        return Err("the first entry does not name the segment that CUDA has just given");
+    if !is_same_segment || size == 0 {
+        return Err("the first entry differs from the segment that CUDA has just allocated");
     }
     let ticks = |at| if since <= entry.word(at) && entry.word(at) <= clock::now() { EntryLayout::TICKS } else { 0 };
-    if near(entry.word(64)) && entry.word(48) < 1 << 32 && entry.word(56) < 1 << 32 {
+    if is_near_now(entry.word(64)) && entry.word(48) < 1 << 32 && entry.word(56) < 1 << 32 {
         Ok(EntryLayout(EntryLayout::POOL | ticks(64)))
-    } else if near(entry.word(48)) {
+    } else if is_near_now(entry.word(48)) {
         Ok(EntryLayout(ticks(48)))
     } else {
-        Err("the first entry carries no time near now")
+        Err("the first entry has no timestamp near the current time")
     }
 }
 
 /// The size of a segment is a multiple of this many bytes (`kMinBlockSize`).
-const GRANULE: u64 = 512;
+const MIN_BLOCK_SIZE: u64 = 512;
 
 /// Whether a time of PyTorch's clock is within seconds of now. `c10::getApproximateTime` is the time-stamp counter on
 /// x86-64.
-fn near(time: u64) -> bool {
+fn is_near_now(time: u64) -> bool {
     const SECONDS: u64 = 20_000_000_000;
     time.abs_diff(clock::now()) < SECONDS || time.abs_diff(clock::monotonic_ns()) < SECONDS
 }
@@ -447,24 +452,24 @@ fn private_pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
                 && id.last().is_some_and(|b| b.load(Ordering::Relaxed) == pool.1)
         })
     };
-    if let Some(place) = find(pools.known.load(Ordering::Acquire)) {
-        return place as u16 + 1;
+    if let Some(index) = find(pools.known.load(Ordering::Acquire)) {
+        return index as u16 + 1;
     }
     while pools.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
         std::hint::spin_loop();
     }
     let known = pools.known.load(Ordering::Relaxed);
-    let place = find(known).unwrap_or_else(|| {
-        let place = (known as usize).min(POOLS - 1);
-        if let Some([a, b]) = pools.ids.get(place) {
+    let index = find(known).unwrap_or_else(|| {
+        let index = (known as usize).min(MAX_POOLS - 1);
+        if let Some([a, b]) = pools.ids.get(index) {
             a.store(pool.0, Ordering::Relaxed);
             b.store(pool.1, Ordering::Relaxed);
         }
-        pools.known.store(place as u32 + 1, Ordering::Release);
-        place
+        pools.known.store(index as u32 + 1, Ordering::Release);
+        index
     });
     pools.lock.store(0, Ordering::Release);
-    let id = place as u16 + 1;
+    let id = index as u16 + 1;
     guard.define(&Definition::Pool { id, pool });
     id
 }

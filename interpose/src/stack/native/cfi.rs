@@ -1,4 +1,4 @@
-//! Reads unwinding information (`.eh_frame`) in place and converts it into a [`Rule`] for one code address.
+//! Reads unwinding information (`.eh_frame`) in place and converts it into a [`UnwindRule`] for one code address.
 //!
 //! `gimli` does the parsing. framehop, which also uses gimli, was considered first. It supports no expression that
 //! reads memory and silently falls back to the frame pointer there. GCC describes every function that realigns its
@@ -21,8 +21,8 @@ use gimli::{
     RegisterRule, UnwindContext, UnwindContextStorage, UnwindSection, UnwindTableRow, X86_64,
 };
 
-use super::objects::Object;
-use super::rule::{Base, Frame, Place, Rule};
+use super::elf_objects::ElfObject;
+use super::rule::{Base, BaseOffset, FrameRule, UnwindRule};
 
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
@@ -41,18 +41,18 @@ const ENCODING: Encoding = Encoding { address_size: 8, format: Format::Dwarf32, 
 /// the frame continues.
 #[cold]
 #[inline(never)]
-pub(super) fn rule(object: &Object<'_>, lookup: usize, ip: usize) -> Rule {
-    let called = object.code(lookup).is_some_and(|code| {
+pub(super) fn rule(object: &ElfObject<'_>, lookup: usize, ip: usize) -> UnwindRule {
+    let follows_call = object.code(lookup).is_some_and(|code| {
         let start = code.as_ptr().addr();
-        follows_call(code.get(..ip.wrapping_sub(start)).unwrap_or_default())
+        ends_with_call(code.get(..ip.wrapping_sub(start)).unwrap_or_default())
     });
     let mut context = UnwindContext::<usize, OnStack>::new_in();
-    with_row(object, lookup, &mut context, |section, row, signal| translate(section, row, signal, called, ip))
-        .unwrap_or(Rule::Guess { known: true, called })
+    with_row(object, lookup, &mut context, |section, row, signal| translate(section, row, signal, follows_call, ip))
+        .unwrap_or(UnwindRule::Guess { is_in_object: true, follows_call })
 }
 
-/// Whether the last instruction of `code` may be a call, judged by the encodings at the end.
-fn follows_call(code: &[u8]) -> bool {
+/// Whether the last instruction of `code` may be a call, based on the encodings at the end.
+fn ends_with_call(code: &[u8]) -> bool {
     let from_end = |distance: usize| code.len().checked_sub(distance).and_then(|at| code.get(at..)).unwrap_or_default();
     // `call rel32`.
     if from_end(5).first() == Some(&0xe8) {
@@ -66,29 +66,29 @@ fn follows_call(code: &[u8]) -> bool {
 }
 
 /// A function, or one part of a split function.
-pub(super) struct Extent {
+pub(super) struct CodeRange {
     /// The address of its first byte.
     pub(super) start: usize,
     /// The address after its last byte.
     pub(super) end: usize,
     /// Whether it starts like a function, with only the return address on the stack.
-    pub(super) whole: bool,
+    pub(super) is_function_start: bool,
 }
 
 /// The extent of the function or part that contains `lookup`. `None` without unwinding information.
-pub(super) fn extent(object: &Object<'_>, lookup: usize) -> Option<Extent> {
+pub(super) fn code_range(object: &ElfObject<'_>, lookup: usize) -> Option<CodeRange> {
     let mut context = UnwindContext::<usize, OnStack>::new_in();
     let (section, bases, fde) = entry(object, lookup)?;
     let (start, end) = (fde.initial_address(), fde.end_address());
     let row = fde.unwind_info_for_address(&section, &bases, &mut context, start).ok()?;
-    let entered = CfaRule::RegisterAndOffset { register: X86_64::RSP, offset: 8 };
-    Some(Extent { start: start as usize, end: end as usize, whole: *row.cfa() == entered })
+    let at_function_start = CfaRule::RegisterAndOffset { register: X86_64::RSP, offset: 8 };
+    Some(CodeRange { start: start as usize, end: end as usize, is_function_start: *row.cfa() == at_function_start })
 }
 
 type Entry<'a> = (EhFrame<Bytes<'a>>, BaseAddresses, gimli::FrameDescriptionEntry<Bytes<'a>>);
 
 /// The entry that covers `lookup`. All addresses are those of the running process.
-fn entry<'a>(object: &Object<'a>, lookup: usize) -> Option<Entry<'a>> {
+fn entry<'a>(object: &ElfObject<'a>, lookup: usize) -> Option<Entry<'a>> {
     let (hdr_at, hdr) = object.eh_frame_hdr()?;
     let mut bases = BaseAddresses::default().set_eh_frame_hdr(hdr_at as u64);
     let hdr = EhFrameHdr::new(hdr, LittleEndian).parse(&bases, 8).ok()?;
@@ -105,7 +105,7 @@ fn entry<'a>(object: &Object<'a>, lookup: usize) -> Option<Entry<'a>> {
 }
 
 fn with_row<T>(
-    object: &Object<'_>,
+    object: &ElfObject<'_>,
     lookup: usize,
     context: &mut UnwindContext<usize, OnStack>,
     visit: impl FnOnce(&EhFrame<Bytes<'_>>, &UnwindTableRow<usize, OnStack>, bool) -> T,
@@ -119,24 +119,24 @@ fn translate(
     section: &EhFrame<Bytes<'_>>,
     row: &UnwindTableRow<usize, OnStack>,
     signal: bool,
-    called: bool,
+    follows_call: bool,
     ip: usize,
-) -> Rule {
+) -> UnwindRule {
     let frame = || {
         let (cfa, indirect) = match row.cfa() {
             CfaRule::RegisterAndOffset { register, offset } => {
-                (Place { base: base_of(*register)?, offset: i32::try_from(*offset).ok()? }, false)
+                (BaseOffset { base: base_of(*register)?, offset: i32::try_from(*offset).ok()? }, false)
             }
             CfaRule::Expression(expression) => match evaluate(expression.get(section).ok()?, ip)? {
-                Value::Address(place) => (place, false),
-                Value::Word(place) => (place, true),
+                Value::Address(address) => (address, false),
+                Value::Word(address) => (address, true),
                 Value::Number(_) => return None,
             },
         };
         let stored = |rule: RegisterRule<usize>| match rule {
-            RegisterRule::Offset(offset) => Some(Place { base: Base::Cfa, offset: i32::try_from(offset).ok()? }),
+            RegisterRule::Offset(offset) => Some(BaseOffset { base: Base::Cfa, offset: i32::try_from(offset).ok()? }),
             RegisterRule::Expression(expression) => match evaluate(expression.get(section).ok()?, ip)? {
-                Value::Address(place) => Some(place),
+                Value::Address(address) => Some(address),
                 Value::Word(_) | Value::Number(_) => None,
             },
             _ => None,
@@ -146,11 +146,11 @@ fn translate(
             None | Some(RegisterRule::Undefined | RegisterRule::SameValue) => None,
             Some(rule) => Some(stored(rule)?),
         };
-        Some(Frame { cfa, indirect, return_address, bp, signal, called })
+        Some(FrameRule { cfa, indirect, return_address, bp, signal, follows_call })
     };
     match row.register(X86_64::RA) {
-        None | Some(RegisterRule::Undefined) => Rule::Outermost,
-        Some(_) => frame().map_or(Rule::Unsupported, Rule::Frame),
+        None | Some(RegisterRule::Undefined) => UnwindRule::Outermost,
+        Some(_) => frame().map_or(UnwindRule::Unsupported, UnwindRule::Frame),
     }
 }
 
@@ -167,9 +167,9 @@ fn base_of(register: gimli::Register) -> Option<Base> {
 enum Value {
     Number(i64),
     /// A register plus an offset.
-    Address(Place),
+    Address(BaseOffset),
     /// The word that is stored at this address.
-    Word(Place),
+    Word(BaseOffset),
 }
 
 /// Evaluates an expression as far as the instruction's address allows. `None` if that is not enough.
@@ -191,13 +191,13 @@ fn evaluate(expression: Expression<Bytes<'_>>, ip: usize) -> Option<Value> {
                 Value::Number((ip as i64).wrapping_add(offset))
             }
             Operation::RegisterOffset { register, offset, .. } => {
-                Value::Address(Place { base: base_of(register)?, offset: i32::try_from(offset).ok()? })
+                Value::Address(BaseOffset { base: base_of(register)?, offset: i32::try_from(offset).ok()? })
             }
             Operation::UnsignedConstant { value } => Value::Number(value as i64),
             Operation::SignedConstant { value } => Value::Number(value),
             Operation::PlusConstant { value } => add(pop()?, Value::Number(value as i64))?,
             Operation::Deref { size: 8, space: false, .. } => match pop()? {
-                Value::Address(place) => Value::Word(place),
+                Value::Address(address) => Value::Word(address),
                 Value::Number(_) | Value::Word(_) => return None,
             },
             Operation::Plus => add(pop()?, pop()?)?,
@@ -215,9 +215,9 @@ fn evaluate(expression: Expression<Bytes<'_>>, ip: usize) -> Option<Value> {
 fn add(a: Value, b: Value) -> Option<Value> {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => Some(Value::Number(a.wrapping_add(b))),
-        (Value::Address(place), Value::Number(n)) | (Value::Number(n), Value::Address(place)) => {
-            let offset = place.offset.checked_add(i32::try_from(n).ok()?)?;
-            Some(Value::Address(Place { offset, ..place }))
+        (Value::Address(address), Value::Number(n)) | (Value::Number(n), Value::Address(address)) => {
+            let offset = address.offset.checked_add(i32::try_from(n).ok()?)?;
+            Some(Value::Address(BaseOffset { offset, ..address }))
         }
         _ => None,
     }
@@ -235,32 +235,32 @@ fn number(top: Value, below: Value, operation: impl Fn(i64, i64) -> i64) -> Opti
 mod tests {
     use super::*;
 
-    fn evaluated(bytes: &[u8], ip: usize) -> Option<(Place, bool)> {
+    fn evaluated(bytes: &[u8], ip: usize) -> Option<(BaseOffset, bool)> {
         match evaluate(Expression(EndianSlice::new(bytes, LittleEndian)), ip)? {
-            Value::Address(place) => Some((place, false)),
-            Value::Word(place) => Some((place, true)),
+            Value::Address(address) => Some((address, false)),
+            Value::Word(address) => Some((address, true)),
             Value::Number(_) => None,
         }
     }
 
     #[test]
-    fn the_expressions_that_are_in_use() {
-        let place = |base, offset| Place { base, offset };
+    fn expressions_of_compilers_are_evaluated() {
+        let address = |base, offset| BaseOffset { base, offset };
         // DW_OP_breg6 -40; DW_OP_deref: a realigned stack.
-        assert_eq!(evaluated(&[0x76, 0x58, 0x06], 0), Some((place(Base::Bp, -40), true)));
+        assert_eq!(evaluated(&[0x76, 0x58, 0x06], 0), Some((address(Base::Bp, -40), true)));
         // DW_OP_breg7 160; DW_OP_deref: a signal frame.
-        assert_eq!(evaluated(&[0x77, 0xa0, 0x01, 0x06], 0), Some((place(Base::Sp, 160), true)));
+        assert_eq!(evaluated(&[0x77, 0xa0, 0x01, 0x06], 0), Some((address(Base::Sp, 160), true)));
         // DW_OP_breg7 8; DW_OP_breg16 0; lit15; and; lit11; ge; lit3; shl; plus: the procedure linkage table.
         let plt = [0x77, 8, 0x80, 0, 0x3f, 0x1a, 0x3b, 0x2a, 0x33, 0x24, 0x22];
-        assert_eq!(evaluated(&plt, 0x1000), Some((place(Base::Sp, 8), false)));
-        assert_eq!(evaluated(&plt, 0x100b), Some((place(Base::Sp, 16), false)));
-        for nonsense in [&[][..], &[0x06], &[0x22], &[0x76], &[0x70, 0], &[0x12], &[0x31; 20], &[0xff, 0xff]] {
-            assert_eq!(evaluated(nonsense, 0), None, "{nonsense:02x?}");
+        assert_eq!(evaluated(&plt, 0x1000), Some((address(Base::Sp, 8), false)));
+        assert_eq!(evaluated(&plt, 0x100b), Some((address(Base::Sp, 16), false)));
+        for invalid in [&[][..], &[0x06], &[0x22], &[0x76], &[0x70, 0], &[0x12], &[0x31; 20], &[0xff, 0xff]] {
+            assert_eq!(evaluated(invalid, 0), None, "{invalid:02x?}");
         }
     }
 
     #[test]
-    fn calls_are_recognised() {
+    fn call_instructions_are_recognized() {
         for call in [
             &[0xe8, 1, 2, 3, 4][..],
             &[0xff, 0xd0],
@@ -269,10 +269,10 @@ mod tests {
             &[0xff, 0x15, 1, 2, 3, 4],
             &[0x41, 0xff, 0x94, 0x24, 1, 2, 3, 4],
         ] {
-            assert!(follows_call(call), "{call:02x?}");
+            assert!(ends_with_call(call), "{call:02x?}");
         }
         for other in [&[][..], &[0x90], &[0xff], &[0xff, 0xe0], &[0x48, 0x89, 0xe5], &[0xe8, 0, 0]] {
-            assert!(!follows_call(other), "{other:02x?}");
+            assert!(!ends_with_call(other), "{other:02x?}");
         }
     }
 }

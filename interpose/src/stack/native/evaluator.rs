@@ -5,16 +5,16 @@
 //! the unwinding information and does not start like a function. The function jumps into it.
 
 use super::cfi;
-use super::objects::{Object, with_code_at};
+use super::elf_objects::{ElfObject, with_code_at};
 
 /// Upper bound on the number of parts.
-const MOST: usize = 8;
+const MAX_PARTS: usize = 8;
 /// Upper bound on the function's size in bytes.
-const LONGEST: usize = 1 << 20;
+const MAX_FUNCTION_BYTES: usize = 1 << 20;
 
 /// The address ranges of the evaluation function's parts.
 pub(crate) struct Evaluator {
-    parts: [(usize, usize); MOST],
+    parts: [(usize, usize); MAX_PARTS],
     count: usize,
 }
 
@@ -25,11 +25,11 @@ impl Evaluator {
     }
 
     fn none() -> Evaluator {
-        Evaluator { parts: [(0, 0); MOST], count: 0 }
+        Evaluator { parts: [(0, 0); MAX_PARTS], count: 0 }
     }
 
     /// The parts of a function in this object.
-    pub(super) fn find_in(object: &Object<'_>, function: usize) -> Evaluator {
+    pub(super) fn find_in(object: &ElfObject<'_>, function: usize) -> Evaluator {
         let mut found = Evaluator::none();
         found.search(object, function);
         found
@@ -41,12 +41,12 @@ impl Evaluator {
         self.parts.iter().take(self.count).any(|(start, end)| (*start..*end).contains(&address))
     }
 
-    fn search(&mut self, object: &Object<'_>, function: usize) {
-        let Some(whole) = cfi::extent(object, function) else { return };
+    fn search(&mut self, object: &ElfObject<'_>, function: usize) {
+        let Some(whole) = cfi::code_range(object, function) else { return };
         self.add(whole.start, whole.end);
         let Some(code) = object.code(function) else { return };
         let Some(first) = whole.start.checked_sub(code.as_ptr().addr()) else { return };
-        let Some(body) = code.get(first..first + (whole.end - whole.start).min(LONGEST)) else { return };
+        let Some(body) = code.get(first..first + (whole.end - whole.start).min(MAX_FUNCTION_BYTES)) else { return };
         for (at, bytes) in body.windows(6).enumerate() {
             // `jcc rel32` and `jmp rel32`. Bytes inside other instructions may look the same, so the unwinding
             // information of the destination must confirm that it is a part.
@@ -59,15 +59,15 @@ impl Evaluator {
             if self.contains(target) || object.code(target).is_none() {
                 continue;
             }
-            if let Some(part) = cfi::extent(object, target).filter(|part| !part.whole) {
+            if let Some(part) = cfi::code_range(object, target).filter(|part| !part.is_function_start) {
                 self.add(part.start, part.end);
             }
         }
     }
 
     fn add(&mut self, start: usize, end: usize) {
-        if let Some(place) = self.parts.get_mut(self.count) {
-            *place = (start, end);
+        if let Some(slot) = self.parts.get_mut(self.count) {
+            *slot = (start, end);
             self.count += 1;
         }
     }

@@ -13,27 +13,27 @@ use memtrace_trace::ids::StackId;
 
 use super::super::definition::{DefinitionSink, Loss};
 use super::super::intern::Interner;
-use super::super::key_cache::Meaning;
+use super::super::key_cache::FrameMeaning;
 use super::super::python::Python;
 use super::super::thread::ThreadStacks;
 use super::array::{Array, Zeroed};
-use super::walk::{Walk, Walked};
+use super::walk::{Walk, WalkResult};
 
 /// A frame of the merged stack, and the stack up to it.
 #[derive(Clone, Copy)]
-struct Item {
-    meaning: Meaning,
+struct MergedFrame {
+    meaning: FrameMeaning,
     /// The stack up to and including this frame.
     stack: StackId,
 }
 
 // SAFETY: both fields are numbers, for which zero is valid.
-unsafe impl Zeroed for Item {}
+unsafe impl Zeroed for MergedFrame {}
 
 /// A thread's last merged stack.
 pub(super) struct Merged {
     /// Index 0 is the outermost frame.
-    items: Array<Item>,
+    items: Array<MergedFrame>,
     /// Items `0..known` are valid: each is its meaning on top of the previous item.
     known: usize,
     /// The number of native frames in the last merge.
@@ -42,11 +42,11 @@ pub(super) struct Merged {
     python: StackId,
     shape: u64,
     stack: StackId,
-    matched: bool,
+    is_matched: bool,
 }
 
 /// How a Python stack is divided into groups.
-struct Groups {
+struct EvaluationGroups {
     count: usize,
     /// A hash of the positions at which groups start.
     shape: u64,
@@ -61,7 +61,7 @@ impl Merged {
             python: StackId::NONE,
             shape: 0,
             stack: StackId::NONE,
-            matched: false,
+            is_matched: false,
         }
     }
 
@@ -82,7 +82,7 @@ impl Merged {
     pub(super) fn merge<S: DefinitionSink>(
         &mut self,
         walk: &Walk,
-        walked: Walked,
+        walked: WalkResult,
         python: &Python,
         frames: &ThreadStacks,
         stack: StackId,
@@ -98,7 +98,7 @@ impl Merged {
             self.build(walk, walked.depth, python, frames, groups.count, interner, sink);
             (self.depth, self.python, self.shape) = (walked.depth, stack, groups.shape);
         }
-        if !self.matched {
+        if !self.is_matched {
             sink.lost(Loss::Merging);
         }
         self.stack
@@ -118,19 +118,19 @@ impl Merged {
         let evaluator = python.evaluator();
         let evaluates = |index: usize| evaluator.contains(walk.entry(index).state.lookup());
         let evaluations = (0..depth).filter(|index| evaluates(*index)).count();
-        self.matched = evaluations == groups;
+        self.is_matched = evaluations == groups;
         let python_depth = frames.depth();
         if !self.items.reserve(depth + python_depth) {
             self.forget();
-            (self.stack, self.matched) = (StackId::NONE, true);
+            (self.stack, self.is_matched) = (StackId::NONE, true);
             sink.lost(Loss::Memory);
             return;
         }
-        let mut top = Top { merged: self, at: 0, stack: StackId::NONE };
+        let mut builder = MergeBuilder { merged: self, at: 0, stack: StackId::NONE };
         let mut next = 0;
         // Pushes one group: its first frame and all following ones that start no group. Pushes all remaining frames if
         // `all` is set.
-        let group = |top: &mut Top<'_>, next: &mut usize, all: bool, sink: &mut S| {
+        let group = |builder: &mut MergeBuilder<'_>, next: &mut usize, all: bool, sink: &mut S| {
             let mut first = true;
             while *next < python_depth {
                 let (frame, meaning) = frames.frame(*next);
@@ -139,48 +139,48 @@ impl Merged {
                     break;
                 }
                 first = false;
-                top.push(meaning, interner, sink);
+                builder.push(meaning, interner, sink);
                 *next += 1;
             }
         };
-        if top.merged.matched {
+        if builder.merged.is_matched {
             for index in 0..depth {
                 if evaluates(index) {
-                    group(&mut top, &mut next, false, sink);
+                    group(&mut builder, &mut next, false, sink);
                 } else {
-                    top.push(walk.entry(index).meaning, interner, sink);
+                    builder.push(walk.entry(index).meaning, interner, sink);
                 }
             }
         } else {
-            group(&mut top, &mut next, true, sink);
+            group(&mut builder, &mut next, true, sink);
             let innermost = (0..depth).rev().find(|index| evaluates(*index));
             for index in innermost.map_or(depth, |index| index + 1)..depth {
-                top.push(walk.entry(index).meaning, interner, sink);
+                builder.push(walk.entry(index).meaning, interner, sink);
             }
         }
-        let Top { at, stack, .. } = top;
+        let MergeBuilder { at, stack, .. } = builder;
         self.known = at;
         self.stack = stack;
     }
 }
 
 /// The merged stack during its construction.
-struct Top<'a> {
+struct MergeBuilder<'a> {
     merged: &'a mut Merged,
     at: usize,
     stack: StackId,
 }
 
-impl Top<'_> {
+impl MergeBuilder<'_> {
     #[inline]
-    fn push<S: DefinitionSink>(&mut self, meaning: Meaning, interner: &Interner, sink: &mut S) {
-        if meaning == Meaning::HIDDEN {
+    fn push<S: DefinitionSink>(&mut self, meaning: FrameMeaning, interner: &Interner, sink: &mut S) {
+        if meaning == FrameMeaning::HIDDEN {
             return;
         }
         let known = self.at < self.merged.known;
         let item = self.merged.items.get_mut(self.at);
         if !known || item.meaning != meaning {
-            *item = Item { meaning, stack: super::child(self.stack, meaning, interner, sink) };
+            *item = MergedFrame { meaning, stack: super::child(self.stack, meaning, interner, sink) };
             self.merged.known = self.at;
         }
         self.stack = item.stack;
@@ -189,8 +189,8 @@ impl Top<'_> {
 }
 
 #[inline]
-fn groups(python: &Python, frames: &ThreadStacks) -> Groups {
-    let mut groups = Groups { count: 0, shape: 0 };
+fn groups(python: &Python, frames: &ThreadStacks) -> EvaluationGroups {
+    let mut groups = EvaluationGroups { count: 0, shape: 0 };
     for index in 0..frames.depth() {
         // SAFETY: `frames` was just captured on this thread, so the frame belongs to the present chain.
         let begins = unsafe { python.begins_evaluation(frames.frame(index).0) };

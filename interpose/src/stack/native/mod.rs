@@ -1,7 +1,7 @@
 //! Captures native stacks: the return addresses of the calling thread, without frame pointers, in place.
 //!
 //! - [`memory`]: reads the stack and never faults.
-//! - [`objects`]: the loaded object of a code address.
+//! - [`elf_objects`]: the loaded object of a code address.
 //! - [`cfi`]: converts unwinding information into a [`rule`] for one address; [`rules`] caches rules for the process.
 //! - [`walk`]: unwinds what has changed since the thread's last walk, and explains why that is correct.
 //! - [`unloads`]: detects when cached facts about addresses become invalid.
@@ -25,12 +25,12 @@
 
 mod array;
 mod cfi;
+mod elf_objects;
 mod evaluator;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
 mod memory;
 mod merge;
-mod objects;
 mod rule;
 mod rules;
 mod unloads;
@@ -40,20 +40,20 @@ use std::ffi::CString;
 
 use memtrace_trace::ids::StackId;
 
+use elf_objects::with_code_at;
+pub(crate) use elf_objects::with_start;
 pub(crate) use evaluator::Evaluator;
-use objects::with_code_at;
-pub(crate) use objects::with_start;
 pub(crate) use unloads::{begin as unloading, end as unloaded};
 
 use super::definition::{DefinitionSink, LoadedObject, Loss};
 use super::intern::Interner;
-use super::key_cache::{FrameKey, Meaning};
+use super::key_cache::{FrameKey, FrameMeaning};
 use super::python::Python;
 use super::thread::ThreadStacks;
 use memory::StackMemory;
 use merge::Merged;
-use rule::State;
-use walk::{Ending, Walk, Walked};
+use rule::FrameRegisters;
+use walk::{Walk, WalkEnd, WalkResult};
 
 /// How many stacks a thread caches. A program alternates between allocating and freeing in different innermost frames,
 /// and each of these stacks has its own slot.
@@ -82,7 +82,7 @@ struct Slot {
 
 /// The registers of the function into which this one is inlined.
 #[inline(always)]
-fn registers() -> State {
+fn registers() -> FrameRegisters {
     let (ip, sp, bp): (usize, usize, usize);
     // SAFETY: only reads three registers.
     unsafe {
@@ -96,7 +96,7 @@ fn registers() -> State {
             options(nomem, nostack, preserves_flags),
         );
     }
-    State { ip, sp, bp, exact: true }
+    FrameRegisters { ip, sp, bp, exact: true }
 }
 
 impl NativeStacks {
@@ -145,13 +145,13 @@ impl NativeStacks {
     pub(crate) fn frames(&self) -> impl Iterator<Item = (usize, bool)> {
         let slot = self.slots.get(self.last);
         let entries = slot.into_iter().flat_map(|slot| (0..slot.depth).rev().map(|index| slot.walk.entry(index)));
-        entries.map(|entry| (entry.state.ip, entry.meaning == Meaning::HIDDEN))
+        entries.map(|entry| (entry.state.ip, entry.meaning == FrameMeaning::HIDDEN))
     }
 
     /// The slot of the stack that last started at these registers, otherwise the slot after the last one, whose outer
     /// frames may be the same. The choice affects only the cost of the walk, not its result.
     #[inline]
-    fn slot(&mut self, start: &State) -> Option<&mut Slot> {
+    fn slot(&mut self, start: &FrameRegisters) -> Option<&mut Slot> {
         let start = (start.ip, start.sp);
         if self.slots.get(self.last).is_none_or(|slot| slot.start != start) {
             self.last = match self.slots.iter().position(|slot| slot.start == start) {
@@ -171,7 +171,7 @@ impl Slot {
     }
 
     #[inline(always)]
-    fn capture<S: DefinitionSink>(&mut self, start: State, interner: &Interner, sink: &mut S) -> StackId {
+    fn capture<S: DefinitionSink>(&mut self, start: FrameRegisters, interner: &Interner, sink: &mut S) -> StackId {
         let walked = self.walk(start, interner, sink);
         let Some(leaf) = walked.depth.checked_sub(1) else { return StackId::NONE };
         self.interned = self.interned.min(walked.changed);
@@ -182,7 +182,7 @@ impl Slot {
     }
 
     #[inline(always)]
-    fn walk<S: DefinitionSink>(&mut self, start: State, interner: &Interner, sink: &mut S) -> Walked {
+    fn walk<S: DefinitionSink>(&mut self, start: FrameRegisters, interner: &Interner, sink: &mut S) -> WalkResult {
         let epoch = interner.epoch();
         if self.epoch != epoch || epoch == 0 {
             self.walk.forget();
@@ -193,15 +193,15 @@ impl Slot {
         self.depth = walked.depth;
         for index in walked.changed..walked.depth {
             let entry = self.walk.entry_mut(index);
-            if entry.meaning == Meaning::UNKNOWN {
+            if entry.meaning == FrameMeaning::UNKNOWN {
                 entry.meaning = meaning(&entry.state, interner, sink);
             }
         }
-        match walked.ending {
-            Ending::Whole => {}
-            Ending::Lost => sink.lost(Loss::Unwinding),
-            Ending::TooDeep => sink.lost(Loss::Depth),
-            Ending::NoMemory => sink.lost(Loss::Memory),
+        match walked.end_kind {
+            WalkEnd::Outermost => {}
+            WalkEnd::Lost => sink.lost(Loss::Unwinding),
+            WalkEnd::TooDeep => sink.lost(Loss::Depth),
+            WalkEnd::NoMemory => sink.lost(Loss::Memory),
         }
         walked
     }
@@ -222,11 +222,11 @@ impl Slot {
 
 /// The stack of a frame with this meaning on top of `parent`.
 #[inline]
-fn child<S: DefinitionSink>(parent: StackId, meaning: Meaning, interner: &Interner, sink: &mut S) -> StackId {
+fn child<S: DefinitionSink>(parent: StackId, meaning: FrameMeaning, interner: &Interner, sink: &mut S) -> StackId {
     if let Some(frame) = meaning.id() {
         return interner.child(parent, frame, sink);
     }
-    if meaning == Meaning::REFUSED {
+    if meaning == FrameMeaning::NO_SPACE {
         sink.lost(Loss::Frame);
     }
     parent
@@ -234,37 +234,42 @@ fn child<S: DefinitionSink>(parent: StackId, meaning: Meaning, interner: &Intern
 
 /// The meaning of the frame with this state.
 #[inline]
-fn meaning<S: DefinitionSink>(state: &State, interner: &Interner, sink: &mut S) -> Meaning {
+fn meaning<S: DefinitionSink>(state: &FrameRegisters, interner: &Interner, sink: &mut S) -> FrameMeaning {
     // While an object is being unloaded, nothing is cached by address.
     let key = unloads::count().map(|unloads| FrameKey::native(state.return_address(), unloads));
-    let known = key.map_or(Meaning::UNKNOWN, |key| interner.meaning(key));
-    if known == Meaning::UNKNOWN { identify(state, key, interner, sink) } else { known }
+    let known = key.map_or(FrameMeaning::UNKNOWN, |key| interner.meaning(key));
+    if known == FrameMeaning::UNKNOWN { identify(state, key, interner, sink) } else { known }
 }
 
 #[cold]
 #[inline(never)]
-fn identify<S: DefinitionSink>(state: &State, key: Option<FrameKey>, interner: &Interner, sink: &mut S) -> Meaning {
+fn identify<S: DefinitionSink>(
+    state: &FrameRegisters,
+    key: Option<FrameKey>,
+    interner: &Interner,
+    sink: &mut S,
+) -> FrameMeaning {
     /// The longest build id that is stored, in bytes. Linkers write 20, 16 or 8.
-    const LONGEST_ID: usize = 32;
+    const MAX_ID_BYTES: usize = 32;
     let found = with_code_at(state.lookup(), |object| {
-        let ours = object.code(identify::<S> as *const () as usize).is_some();
+        let is_ours = object.code(identify::<S> as *const () as usize).is_some();
         let build_id = object.build_id().unwrap_or_default();
-        let build_id = build_id.get(..LONGEST_ID).unwrap_or(build_id).to_vec();
-        (ours, object.bias, object.start(), CString::from(object.path), build_id)
+        let build_id = build_id.get(..MAX_ID_BYTES).unwrap_or(build_id).to_vec();
+        (is_ours, object.bias, object.start(), CString::from(object.path), build_id)
     });
     let address = state.return_address();
     // Code outside all objects may be replaced by an object without notice.
-    let lasting = found.is_some();
+    let is_cacheable = found.is_some();
     let meaning = match found {
-        Some((true, ..)) => Meaning::HIDDEN,
+        Some((true, ..)) => FrameMeaning::HIDDEN,
         Some((false, bias, start, path, build_id)) => {
             let module = sink.module(&LoadedObject { start, path: &path, build_id: &build_id });
-            Meaning::frame(interner.native_frame(module, address.wrapping_sub(bias) as u64, sink))
+            FrameMeaning::frame(interner.native_frame(module, address.wrapping_sub(bias) as u64, sink))
         }
         // Generated code: its address, in no object.
-        None => Meaning::frame(interner.native_frame(Default::default(), address as u64, sink)),
+        None => FrameMeaning::frame(interner.native_frame(Default::default(), address as u64, sink)),
     };
-    if let Some(key) = key.filter(|_| lasting) {
+    if let Some(key) = key.filter(|_| is_cacheable) {
         interner.remember(key, meaning);
     }
     meaning
@@ -280,9 +285,9 @@ mod tests {
     use super::*;
     use crate::stack::FrameText;
 
-    struct Forget;
+    struct Discard;
 
-    impl DefinitionSink for Forget {
+    impl DefinitionSink for Discard {
         fn frame(&mut self, _: FrameId, _: &FrameText<'_>) {}
         fn stack(&mut self, _: StackId, _: StackId, _: FrameId) {}
         fn lost(&mut self, what: Loss) {
@@ -291,19 +296,19 @@ mod tests {
     }
 
     struct Program {
-        remembered: NativeStacks,
+        cached: NativeStacks,
         interner: Interner,
-        dice: u64,
+        random: u64,
         seen: HashSet<Vec<(usize, usize)>>,
         captures: usize,
     }
 
     impl Program {
         fn below(&mut self, limit: u64) -> u64 {
-            self.dice ^= self.dice << 13;
-            self.dice ^= self.dice >> 7;
-            self.dice ^= self.dice << 17;
-            self.dice % limit
+            self.random ^= self.random << 13;
+            self.random ^= self.random >> 7;
+            self.random ^= self.random << 17;
+            self.random % limit
         }
 
         /// Captures the stack twice at one place: with the cache and without it.
@@ -315,8 +320,8 @@ mod tests {
             let mut found = [Vec::new(), Vec::new()];
             let mut turn = 0;
             while turn < black_box(2) {
-                let stacks = if turn == 0 { &mut self.remembered } else { &mut fresh };
-                black_box(stacks.capture(&self.interner, &mut Forget));
+                let stacks = if turn == 0 { &mut self.cached } else { &mut fresh };
+                black_box(stacks.capture(&self.interner, &mut Discard));
                 let slot = &stacks.slots[stacks.last];
                 found[turn] =
                     (0..slot.interned).map(|index| slot.walk.entry(index).state).map(|s| (s.ip, s.sp)).collect();
@@ -330,7 +335,7 @@ mod tests {
         }
 
         /// Makes random calls, at random depths, with frames of many sizes, directly and through pointers.
-        fn act(&mut self, depth: u64) {
+        fn random_calls(&mut self, depth: u64) {
             for _ in 0..self.below(3) + 1 {
                 match self.below(6) {
                     0 if depth < 60 => self.small(depth + 1),
@@ -346,39 +351,39 @@ mod tests {
 
         #[inline(never)]
         fn small(&mut self, depth: u64) {
-            self.act(depth);
+            self.random_calls(depth);
             black_box(depth);
         }
 
         #[inline(never)]
         fn large(&mut self, depth: u64) {
-            let mut room = [0u64; 300];
-            black_box(&mut room)[depth as usize] = depth;
-            self.act(depth);
-            black_box(&room);
+            let mut padding = [0u64; 300];
+            black_box(&mut padding)[depth as usize] = depth;
+            self.random_calls(depth);
+            black_box(&padding);
         }
 
         #[inline(never)]
         fn through(&mut self, depth: u64, words: [u64; 9]) -> u64 {
             let sums: Vec<u64> = words.iter().map(|word| word * self.below(9)).collect();
-            self.act(depth);
+            self.random_calls(depth);
             sums.iter().sum()
         }
     }
 
     #[test]
-    fn what_is_remembered_is_what_unwinding_from_nothing_gives() {
+    fn a_cached_stack_equals_a_newly_unwound_one() {
         let mut program = Program {
-            remembered: NativeStacks::new(),
+            cached: NativeStacks::new(),
             interner: Interner::new(),
-            dice: 0x2545_f491_4f6c_dd1d,
+            random: 0x2545_f491_4f6c_dd1d,
             seen: Default::default(),
             captures: 0,
         };
         while program.captures < 20_000 {
-            program.act(0);
+            program.random_calls(0);
         }
-        program.remembered.release();
+        program.cached.release();
         assert!(program.seen.len() > 2_000, "{} stacks: no test of anything", program.seen.len());
     }
 }

@@ -15,8 +15,8 @@ use std::sync::atomic::{
 use super::super::digest::fold;
 use super::super::pages;
 use super::memory::has_room;
-use super::rule::{Rule, State};
-use super::{cfi, objects};
+use super::rule::{FrameRegisters, UnwindRule};
+use super::{cfi, elf_objects};
 
 const SETS: usize = 1 << 12;
 
@@ -33,11 +33,11 @@ struct Slot {
 static CACHE: AtomicPtr<Set> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Addresses have 47 bits. The other bits hold the number of unloads, truncated.
-fn key(state: &State, unloads: u32) -> u64 {
+fn key(state: &FrameRegisters, unloads: u32) -> u64 {
     state.ip as u64 ^ u64::from(state.exact) << 47 ^ u64::from(unloads) << 48
 }
 
-fn set(state: &State) -> Option<&'static Set> {
+fn set(state: &FrameRegisters) -> Option<&'static Set> {
     let sets = CACHE.load(Acquire);
     let index = fold(state.ip as u64, 0x9E37_79B9_7F4A_7C15) as usize % SETS;
     // SAFETY: the pointer is null or an array of `SETS` zeroed sets, which is never unmapped. The index is below
@@ -47,7 +47,7 @@ fn set(state: &State) -> Option<&'static Set> {
 
 /// The rule of a frame. `unloads` is how many objects were unloaded, `None` while one is being unloaded.
 #[inline]
-pub(super) fn rule(state: &State, unloads: Option<u32>) -> Rule {
+pub(super) fn rule(state: &FrameRegisters, unloads: Option<u32>) -> UnwindRule {
     if let Some(unloads) = unloads
         && let Some(Set(ways)) = set(state)
     {
@@ -57,33 +57,33 @@ pub(super) fn rule(state: &State, unloads: Option<u32>) -> Rule {
             let words = [a.load(Relaxed), b.load(Relaxed), c.load(Relaxed)];
             let [a, b, c] = words;
             if slot.key.load(Relaxed) ^ a ^ b.rotate_left(1) ^ c.rotate_left(2) == key
-                && let Some(rule) = Rule::unpack(words)
+                && let Some(rule) = UnwindRule::unpack(words)
             {
                 return rule;
             }
         }
     }
-    learn(state, unloads)
+    parse_rule(state, unloads)
 }
 
 #[cold]
 #[inline(never)]
-fn learn(state: &State, unloads: Option<u32>) -> Rule {
+fn parse_rule(state: &FrameRegisters, unloads: Option<u32>) -> UnwindRule {
     if !has_room() {
-        return Rule::Unsupported;
+        return UnwindRule::Unsupported;
     }
     let lookup = state.lookup();
-    let rule = objects::with_code_at(lookup, |object| cfi::rule(object, lookup, state.ip))
-        .unwrap_or(Rule::Guess { known: false, called: false });
+    let rule = elf_objects::with_code_at(lookup, |object| cfi::rule(object, lookup, state.ip))
+        .unwrap_or(UnwindRule::Guess { is_in_object: false, follows_call: false });
     // Code outside all objects may be replaced by an object without notice.
-    let lasting = !matches!(rule, Rule::Guess { known: false, .. });
-    if let Some(unloads) = unloads.filter(|_| lasting) {
+    let is_cacheable = !matches!(rule, UnwindRule::Guess { is_in_object: false, .. });
+    if let Some(unloads) = unloads.filter(|_| is_cacheable) {
         insert(state, unloads, &rule);
     }
     rule
 }
 
-fn insert(state: &State, unloads: u32, rule: &Rule) {
+fn insert(state: &FrameRegisters, unloads: u32, rule: &UnwindRule) {
     if CACHE.load(Relaxed).is_null() {
         let Some(memory) = pages::reserve(SETS * size_of::<Set>()) else { return };
         // Another thread may have mapped the array first. Then that one is used and ours is unmapped.
@@ -99,42 +99,43 @@ fn insert(state: &State, unloads: u32, rule: &Rule) {
     let words = rule.pack();
     let [a, b, c] = words;
     slot.key.store(key(state, unloads) ^ a ^ b.rotate_left(1) ^ c.rotate_left(2), Relaxed);
-    for (place, word) in slot.words.iter().zip(words) {
-        place.store(word, Relaxed);
+    for (slot_word, word) in slot.words.iter().zip(words) {
+        slot_word.store(word, Relaxed);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::rule::{Base, Frame, Place};
+    use super::super::rule::{Base, BaseOffset, FrameRule};
     use super::*;
 
-    fn known(state: &State, unloads: u32) -> Option<Rule> {
+    fn cached_rule(state: &FrameRegisters, unloads: u32) -> Option<UnwindRule> {
         let rule = rule(state, Some(unloads));
-        (rule != Rule::Guess { known: false, called: false }).then_some(rule)
+        (rule != UnwindRule::Guess { is_in_object: false, follows_call: false }).then_some(rule)
     }
 
     #[test]
-    fn rules_are_remembered_until_something_is_unloaded() {
+    fn rules_are_cached_until_an_object_is_unloaded() {
         // No object contains these addresses, so an uncached rule is a guess.
-        let state = |n: usize| State { ip: 0x1000_0000 + n * 5, sp: n, bp: n, exact: false };
+        let state = |n: usize| FrameRegisters { ip: 0x1000_0000 + n * 5, sp: n, bp: n, exact: false };
         let rule = |n: i32| {
-            Rule::Frame(Frame {
-                cfa: Place { base: Base::Sp, offset: n },
+            UnwindRule::Frame(FrameRule {
+                cfa: BaseOffset { base: Base::Sp, offset: n },
                 indirect: false,
-                return_address: Place { base: Base::Cfa, offset: -8 },
+                return_address: BaseOffset { base: Base::Cfa, offset: -8 },
                 bp: None,
                 signal: false,
-                called: true,
+                follows_call: true,
             })
         };
         for n in 0..20_000 {
             insert(&state(n), 7, &rule(n as i32));
         }
-        let found = (0..20_000).filter(|n| known(&state(*n), 7).inspect(|r| assert_eq!(*r, rule(*n as i32))).is_some());
+        let found =
+            (0..20_000).filter(|n| cached_rule(&state(*n), 7).inspect(|r| assert_eq!(*r, rule(*n as i32))).is_some());
         assert!(found.count() > SETS * 2 * 8 / 10);
-        assert!((0..20_000).all(|n| known(&state(n), 8).is_none()));
-        let exact = |n| State { exact: true, ..state(n) };
-        assert!((0..20_000).all(|n| known(&exact(n), 7).is_none()));
+        assert!((0..20_000).all(|n| cached_rule(&state(n), 8).is_none()));
+        let exact = |n| FrameRegisters { exact: true, ..state(n) };
+        assert!((0..20_000).all(|n| cached_rule(&exact(n), 7).is_none()));
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! # Why it is correct
 //!
-//! Unwinding is a function of three inputs. They are a frame's [`State`] (instruction pointer, stack pointer, `rbp`),
-//! the rule for its instruction pointer, and the words that the rule reads. These alone determine the caller's state.
-//! The thread keeps the states of its last walk; index 0 is the outermost. With each state it keeps the addresses of
-//! the words that were read to unwind it. The values of these words are in the caller's cached state.
+//! Unwinding is a function of three inputs. They are a frame's [`FrameRegisters`] (instruction pointer, stack pointer,
+//! `rbp`), the rule for its instruction pointer, and the words that the rule reads. These alone determine the caller's
+//! state. The thread keeps the states of its last walk; index 0 is the outermost. With each state it keeps the
+//! addresses of the words that were read to unwind it. The values of these words are in the caller's cached state.
 //!
 //! A capture unwinds from the present registers. Once a frame's state *equals* a cached one, its callers need not be
 //! unwound. Instead, the cached words are compared with their present values. If all are equal, all states down to the
@@ -33,30 +33,30 @@
 
 use memtrace_trace::ids::StackId;
 
-use super::super::key_cache::Meaning;
+use super::super::key_cache::FrameMeaning;
 use super::array::{Array, Zeroed};
 use super::memory::StackMemory;
-use super::rule::{Reads, Rule, State, Step, leave_by_frame_pointer};
+use super::rule::{FrameRegisters, ReadAddresses, UnwindRule, UnwindStep, unwind_by_frame_pointer};
 use super::{rules, unloads};
 
 /// The deepest walk. Deeper stacks lose their outermost frames, which is counted.
 pub(crate) const MAX_DEPTH: usize = 8192;
 /// At most this many consecutive frames of generated code are accepted as a chain of frame pointers.
-const MOST_GUESSES: u32 = 32;
+const MAX_GUESSES: u32 = 32;
 
 /// A frame of the walk.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct Entry {
-    pub(super) state: State,
+    pub(super) state: FrameRegisters,
     /// The meaning of the frame, for the caller of the walk. Unknown for a new frame.
-    pub(super) meaning: Meaning,
+    pub(super) meaning: FrameMeaning,
     /// The stack up to this frame, for the caller of the walk.
     pub(super) stack: StackId,
     /// What was read to unwind it. Unused in the outermost entry.
-    reads: Remembered,
+    reads: ReadOffsets,
     /// Whether its `rbp` affects any caller's state.
-    bp_matters: bool,
+    is_bp_used: bool,
 }
 
 // SAFETY: the fields are numbers and `bool`s, for which zero is valid.
@@ -64,39 +64,39 @@ unsafe impl Zeroed for Entry {}
 
 const _: () = assert!(size_of::<Entry>() == 64, "an entry is one cache line");
 
-/// [`Reads`] as distances from the frame's stack pointer in bytes, with the lowest bit set. 0 means not read.
+/// [`ReadAddresses`] as distances from the frame's stack pointer in bytes, with the lowest bit set. 0 means not read.
 #[derive(Clone, Copy, Default)]
-struct Remembered {
+struct ReadOffsets {
     ip: u32,
     bp: u32,
     sp: u32,
-    by_bp: bool,
+    uses_bp: bool,
     /// Whether all words are in the thread's own stack, so that they can be loaded directly.
-    own: bool,
+    is_on_own_stack: bool,
 }
 
-impl Remembered {
+impl ReadOffsets {
     #[inline]
-    fn new(reads: Reads, sp: usize, memory: &StackMemory) -> Remembered {
-        let mut own = true;
+    fn new(reads: ReadAddresses, sp: usize, memory: &StackMemory) -> ReadOffsets {
+        let mut is_on_own_stack = true;
         let mut distance = |at: usize| {
             if at == 0 {
                 return 0;
             }
             let found = at.checked_sub(sp).filter(|_| memory.is_own(at)).and_then(|d| u32::try_from(d).ok());
-            own &= found.is_some_and(|d| d & 1 == 0);
+            is_on_own_stack &= found.is_some_and(|d| d & 1 == 0);
             found.unwrap_or(0) | 1
         };
         let (ip, bp, sp) = (distance(reads.ip), distance(reads.bp), distance(reads.sp));
-        Remembered { ip, bp, sp, by_bp: reads.by_bp, own }
+        ReadOffsets { ip, bp, sp, uses_bp: reads.uses_bp, is_on_own_stack }
     }
 
     /// Reads a cached word.
     ///
     /// # Safety
     ///
-    /// [`Self::own`] was true when this was made from a frame with this stack pointer. The frame is at or above the
-    /// present stack pointer, on a stack with the same end. `distance` is one of the fields and not 0.
+    /// [`Self::is_on_own_stack`] was true when this was made from a frame with this stack pointer. The frame is at or
+    /// above the present stack pointer, on a stack with the same end. `distance` is one of the fields and not 0.
     #[inline]
     unsafe fn word(sp: usize, distance: u32) -> usize {
         // SAFETY: the caller guarantees that the word is in the thread's own stack, above the present stack pointer.
@@ -107,19 +107,19 @@ impl Remembered {
 impl Entry {
     /// Whether a frame with this state is this frame, in everything that affects its callers.
     #[inline]
-    fn is_in(&self, state: &State) -> bool {
+    fn is_same_frame(&self, state: &FrameRegisters) -> bool {
         self.state.ip == state.ip
             && self.state.sp == state.sp
             && self.state.exact == state.exact
-            && (!self.bp_matters || self.state.bp == state.bp)
+            && (!self.is_bp_used || self.state.bp == state.bp)
     }
 }
 
 /// How a walk ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Ending {
+pub(super) enum WalkEnd {
     /// At the outermost frame.
-    Whole,
+    Outermost,
     /// Before it, because unwinding information is missing or wrong.
     Lost,
     /// At [`MAX_DEPTH`].
@@ -130,12 +130,12 @@ pub(super) enum Ending {
 
 /// The result of a walk.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Walked {
+pub(super) struct WalkResult {
     /// The number of frames.
     pub(super) depth: usize,
     /// Entries from this index on are new and may have another meaning than before.
     pub(super) changed: usize,
-    pub(super) ending: Ending,
+    pub(super) end_kind: WalkEnd,
 }
 
 /// The cache of a thread's last walk.
@@ -143,24 +143,31 @@ pub(super) struct Walk {
     /// Index 0 is the outermost frame.
     entries: Array<Entry>,
     /// New frames during a walk, innermost first.
-    fresh: Array<Entry>,
+    new_frames: Array<Entry>,
     /// Entries `0..known` are valid.
     known: usize,
     /// The end of the stack to which the entries belong.
     end: usize,
     unloads: u32,
-    ending: Ending,
+    end_kind: WalkEnd,
 }
 
 impl Walk {
     pub(super) const fn new() -> Walk {
-        Walk { entries: Array::new(), fresh: Array::new(), known: 0, end: 0, unloads: 0, ending: Ending::Whole }
+        Walk {
+            entries: Array::new(),
+            new_frames: Array::new(),
+            known: 0,
+            end: 0,
+            unloads: 0,
+            end_kind: WalkEnd::Outermost,
+        }
     }
 
     /// Frees the memory.
     pub(super) fn release(&mut self) {
         self.entries.release();
-        self.fresh.release();
+        self.new_frames.release();
         *self = Walk::new();
     }
 
@@ -184,123 +191,126 @@ impl Walk {
     /// Walks the stack from `start`. These are the registers of a frame of the calling thread that does not return
     /// before this function.
     #[inline]
-    pub(super) fn walk(&mut self, start: State, memory: &mut StackMemory) -> Walked {
+    pub(super) fn walk(&mut self, start: FrameRegisters, memory: &mut StackMemory) -> WalkResult {
         let unloads = unloads::count();
         if unloads != Some(self.unloads) || self.end != memory.end() {
             self.known = 0;
             self.unloads = unloads.unwrap_or(0);
             self.end = memory.end();
         }
-        let mut fresh = 0;
+        let mut new_frames = 0;
         // The walk may still reach entries `0..below`.
         let mut below = self.known;
         let mut state = start;
         let mut guesses = 0;
-        let ending = loop {
+        let end_kind = loop {
             while below > 0 && self.entries.get(below - 1).state.sp < state.sp {
                 below -= 1;
             }
-            if below > 0 && self.entries.get(below - 1).is_in(&state) {
+            if below > 0 && self.entries.get(below - 1).is_same_frame(&state) {
                 self.entries.get_mut(below - 1).state.bp = state.bp;
                 match self.first_difference(below - 1, memory, unloads) {
-                    None => break self.ending,
+                    None => break self.end_kind,
                     Some(differs) => {
                         // The frames up to the difference are unchanged, but their indices may change. The frame that
                         // differs is unwound again below.
-                        if !self.fresh.reserve(fresh + below - differs) {
+                        if !self.new_frames.reserve(new_frames + below - differs) {
                             return self.without_memory();
                         }
                         for index in (differs..below).rev() {
-                            *self.fresh.get_mut(fresh) = *self.entries.get(index);
-                            fresh += 1;
+                            *self.new_frames.get_mut(new_frames) = *self.entries.get(index);
+                            new_frames += 1;
                         }
                         below = differs;
                         state = self.entries.get(differs).state;
                     }
                 }
             } else {
-                if !self.fresh.reserve(fresh + 1) {
+                if !self.new_frames.reserve(new_frames + 1) {
                     return self.without_memory();
                 }
-                *self.fresh.get_mut(fresh) = Entry {
+                *self.new_frames.get_mut(new_frames) = Entry {
                     state,
-                    meaning: Meaning::UNKNOWN,
+                    meaning: FrameMeaning::UNKNOWN,
                     stack: StackId::NONE,
-                    reads: Remembered::default(),
-                    bp_matters: false,
+                    reads: ReadOffsets::default(),
+                    is_bp_used: false,
                 };
-                fresh += 1;
+                new_frames += 1;
             }
-            if fresh >= MAX_DEPTH {
+            if new_frames >= MAX_DEPTH {
                 below = 0;
-                break Ending::TooDeep;
+                break WalkEnd::TooDeep;
             }
             let rule = rules::rule(&state, unloads);
-            match leave(&rule, state, memory, unloads, &mut guesses) {
-                Step::Caller(caller, reads) => {
-                    self.fresh.get_mut(fresh - 1).reads = Remembered::new(reads, state.sp, memory);
+            match unwind(&rule, state, memory, unloads, &mut guesses) {
+                UnwindStep::Caller(caller, reads) => {
+                    self.new_frames.get_mut(new_frames - 1).reads = ReadOffsets::new(reads, state.sp, memory);
                     state = caller;
                 }
                 end => {
                     below = 0;
-                    break if end == Step::End { Ending::Whole } else { Ending::Lost };
+                    break if end == UnwindStep::End { WalkEnd::Outermost } else { WalkEnd::Lost };
                 }
             }
         };
-        self.keep(below, fresh, unloads, ending)
+        self.store(below, new_frames, unloads, end_kind)
     }
 
     /// Makes the entries `0..below` and the new frames the last walk.
     #[inline]
-    fn keep(&mut self, below: usize, mut fresh: usize, unloads: Option<u32>, ending: Ending) -> Walked {
-        if ending == Ending::Lost {
+    fn store(&mut self, below: usize, mut new_frames: usize, unloads: Option<u32>, end_kind: WalkEnd) -> WalkResult {
+        if end_kind == WalkEnd::Lost {
             // A frame from a guess that led nowhere is dropped. The leaf is kept, because it is ours.
-            while fresh > 1 && is_unknown(&rules::rule(&self.fresh.get(fresh - 1).state, unloads)) {
-                fresh -= 1;
+            while new_frames > 1
+                && is_outside_objects(&rules::rule(&self.new_frames.get(new_frames - 1).state, unloads))
+            {
+                new_frames -= 1;
             }
         }
-        let depth = below + fresh;
+        let depth = below + new_frames;
         if !self.entries.reserve(depth) {
             return self.without_memory();
         }
-        for index in 0..fresh {
-            *self.entries.get_mut(depth - 1 - index) = *self.fresh.get(index);
+        for index in 0..new_frames {
+            *self.entries.get_mut(depth - 1 - index) = *self.new_frames.get(index);
         }
         // The outermost frame is unwound again each time, so its `rbp` matters.
-        let mut matters = below.checked_sub(1).is_none_or(|index| self.entries.get(index).bp_matters);
+        let mut is_used = below.checked_sub(1).is_none_or(|index| self.entries.get(index).is_bp_used);
         for index in below..depth {
             let entry = self.entries.get_mut(index);
-            matters = index == 0 || entry.reads.by_bp || (entry.reads.bp == 0 && matters);
-            entry.bp_matters = matters;
+            is_used = index == 0 || entry.reads.uses_bp || (entry.reads.bp == 0 && is_used);
+            entry.is_bp_used = is_used;
         }
         self.known = if unloads.is_none() || depth == 0 {
             0
         } else {
-            (below.max(1)..depth).find(|index| !self.entries.get(*index).reads.own).unwrap_or(depth)
+            (below.max(1)..depth).find(|index| !self.entries.get(*index).reads.is_on_own_stack).unwrap_or(depth)
         };
-        self.ending = ending;
-        Walked { depth, changed: below, ending }
+        self.end_kind = end_kind;
+        WalkResult { depth, changed: below, end_kind }
     }
 
     /// The highest index up to `from` whose frame has another caller than before. `None` if all callers are unchanged.
     /// Updates `rbp` in all entries that it reaches.
     #[inline]
     fn first_difference(&mut self, from: usize, memory: &mut StackMemory, unloads: Option<u32>) -> Option<usize> {
-        let Entry { state: State { mut sp, mut bp, .. }, mut reads, .. } = *self.entries.get(from);
+        let Entry { state: FrameRegisters { mut sp, mut bp, .. }, mut reads, .. } = *self.entries.get(from);
         for index in (0..from).rev() {
             let caller = self.entries.get_mut(index);
-            // SAFETY: entries below `known` have words inside the thread's own stack (`own`). They are above the
-            // present stack pointer, because the walk has reached this frame. The stack's end was compared.
+            // SAFETY: entries below `known` have words inside the thread's own stack (`is_on_own_stack`). They are
+            // above the present stack pointer, because the walk has reached this frame. The stack's end was compared.
             let (ip_now, sp_now) = unsafe {
-                let sp_now = if reads.sp == 0 { caller.state.sp } else { Remembered::word(sp, reads.sp) };
-                (Remembered::word(sp, reads.ip), sp_now)
+                let sp_now = if reads.sp == 0 { caller.state.sp } else { ReadOffsets::word(sp, reads.sp) };
+                (ReadOffsets::word(sp, reads.ip), sp_now)
             };
             if reads.bp != 0 {
-                // SAFETY: entries below `known` have words inside the thread's own stack (`own`). They are above the
-                // present stack pointer, because the walk has reached this frame. The stack's end was compared.
-                bp = unsafe { Remembered::word(sp, reads.bp) };
+                // SAFETY: entries below `known` have words inside the thread's own stack (`is_on_own_stack`). They are
+                // above the present stack pointer, because the walk has reached this frame. The stack's end was
+                // compared.
+                bp = unsafe { ReadOffsets::word(sp, reads.bp) };
             }
-            if ip_now != caller.state.ip || sp_now != caller.state.sp || (caller.bp_matters && bp != caller.state.bp) {
+            if ip_now != caller.state.ip || sp_now != caller.state.sp || (caller.is_bp_used && bp != caller.state.bp) {
                 return Some(index + 1);
             }
             caller.state.bp = bp;
@@ -308,45 +318,56 @@ impl Walk {
         }
         let outermost = self.entries.get(0).state;
         let rule = rules::rule(&outermost, unloads);
-        match leave(&rule, outermost, memory, unloads, &mut 0) {
-            Step::End if self.ending == Ending::Whole => None,
-            Step::Lost if self.ending == Ending::Lost => None,
+        match unwind(&rule, outermost, memory, unloads, &mut 0) {
+            UnwindStep::End if self.end_kind == WalkEnd::Outermost => None,
+            UnwindStep::Lost if self.end_kind == WalkEnd::Lost => None,
             _ => Some(0),
         }
     }
 
     #[cold]
-    fn without_memory(&mut self) -> Walked {
+    fn without_memory(&mut self) -> WalkResult {
         self.known = 0;
-        Walked { depth: 0, changed: 0, ending: Ending::NoMemory }
+        WalkResult { depth: 0, changed: 0, end_kind: WalkEnd::NoMemory }
     }
 }
 
 /// Whether the rule's address is in no object.
-fn is_unknown(rule: &Rule) -> bool {
-    matches!(rule, Rule::Guess { known: false, .. })
+fn is_outside_objects(rule: &UnwindRule) -> bool {
+    matches!(rule, UnwindRule::Guess { is_in_object: false, .. })
 }
 
 #[inline]
-fn leave(rule: &Rule, state: State, memory: &mut StackMemory, unloads: Option<u32>, guesses: &mut u32) -> Step {
+fn unwind(
+    rule: &UnwindRule,
+    state: FrameRegisters,
+    memory: &mut StackMemory,
+    unloads: Option<u32>,
+    guesses: &mut u32,
+) -> UnwindStep {
     match rule {
-        Rule::Frame(frame) => frame.leave(state, memory),
-        Rule::Outermost => Step::End,
-        Rule::Unsupported => Step::Lost,
-        Rule::Guess { .. } => guess(state, memory, unloads, guesses),
+        UnwindRule::Frame(frame) => frame.unwind(state, memory),
+        UnwindRule::Outermost => UnwindStep::End,
+        UnwindRule::Unsupported => UnwindStep::Lost,
+        UnwindRule::Guess { .. } => unwind_by_guess(state, memory, unloads, guesses),
     }
 }
 
 /// Unwinds a frame without information by its frame pointer, if the result can be its caller.
 #[cold]
-fn guess(state: State, memory: &mut StackMemory, unloads: Option<u32>, guesses: &mut u32) -> Step {
+fn unwind_by_guess(
+    state: FrameRegisters,
+    memory: &mut StackMemory,
+    unloads: Option<u32>,
+    guesses: &mut u32,
+) -> UnwindStep {
     *guesses += 1;
-    if *guesses > MOST_GUESSES {
-        return Step::Lost;
+    if *guesses > MAX_GUESSES {
+        return UnwindStep::Lost;
     }
-    let step = leave_by_frame_pointer(state, memory);
+    let step = unwind_by_frame_pointer(state, memory);
     match step {
-        Step::Caller(caller, _) if !rules::rule(&caller, unloads).plausible_caller() => Step::Lost,
+        UnwindStep::Caller(caller, _) if !rules::rule(&caller, unloads).is_plausible_caller() => UnwindStep::Lost,
         step => step,
     }
 }

@@ -7,6 +7,6 @@ use super::lines::line_at;
 pub(crate) fn lines(table: &[u8], first_line: u32, offset: i32) {
     for kind in [LinesKind::Lnotab, LinesKind::Ranges, LinesKind::Locations] {
         let line = line_at(kind, table, first_line, offset);
-        assert!(offset >= 0 || line == first_line, "what has not started is at its first line");
+        assert!(offset >= 0 || line == first_line, "a frame that has not started is at its first line");
     }
 }

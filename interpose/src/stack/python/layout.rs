@@ -449,7 +449,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_as_py_getversion_prints_them() {
+    fn versions_are_parsed_as_py_getversion_prints_them() {
         let version = |major, minor| Ok(Version { major, minor });
         assert_eq!(Version::parse("3.12.1 (main, Jan  1 2024, 00:00:00) [GCC 13.2.0]"), version(3, 12));
         assert_eq!(Version::parse("3.14.0rc2 (main)"), version(3, 14));
@@ -498,13 +498,13 @@ mod tests {
     }
 
     #[test]
-    fn the_row_of_3_13_is_what_3_13_publishes() {
+    fn the_row_of_3_13_equals_what_3_13_publishes() {
         assert_eq!(V3_13.with_published(&words_of_3_13()), Ok(V3_13));
         assert_eq!(V3_12.with_published(&[]), Ok(V3_12));
     }
 
     #[test]
-    fn published_nonsense_is_refused() {
+    fn invalid_published_offsets_are_rejected() {
         let with = |slot: usize, value| {
             let mut words = words_of_3_13();
             words[slot] = value;

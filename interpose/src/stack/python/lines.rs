@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_give_some_line() {
+    fn arbitrary_bytes_give_a_line() {
         let mut state = 1u64;
         for _ in 0..20_000 {
             let mut table = [0; 24];

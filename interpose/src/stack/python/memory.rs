@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::reason::Reason;
 
-static AVOID_PROCESS: AtomicBool = AtomicBool::new(false);
+static AVOID_PROCESS_VM_READV: AtomicBool = AtomicBool::new(false);
 
 /// Stops the use of `process_vm_readv`, because the program's own seccomp filter would kill it for that call.
 pub(crate) fn avoid_process_vm_readv() {
-    AVOID_PROCESS.store(true, Ordering::Relaxed);
+    AVOID_PROCESS_VM_READV.store(true, Ordering::Relaxed);
 }
 
 /// Reads memory and returns an error instead of faulting.
@@ -27,10 +27,10 @@ impl CheckedMemory {
     /// Chooses the first way that can read a word of our own.
     pub(crate) fn open() -> Result<CheckedMemory, Reason> {
         let known = 0x5EED_u64;
-        let works = |memory: &CheckedMemory| memory.word((&raw const known).expose_provenance(), 0) == Some(known);
+        let can_read = |memory: &CheckedMemory| memory.word((&raw const known).expose_provenance(), 0) == Some(known);
         // SAFETY: `getpid` takes no arguments and cannot fail.
         let process = CheckedMemory::Process(unsafe { libc::getpid() });
-        if !AVOID_PROCESS.load(Ordering::Relaxed) && works(&process) {
+        if !AVOID_PROCESS_VM_READV.load(Ordering::Relaxed) && can_read(&process) {
             return Ok(process);
         }
         // SAFETY: the path is a C string.
@@ -39,7 +39,7 @@ impl CheckedMemory {
             return Err(Reason::UncheckedMemory);
         }
         let file = CheckedMemory::File(file);
-        if works(&file) { Ok(file) } else { Err(Reason::UncheckedMemory) }
+        if can_read(&file) { Ok(file) } else { Err(Reason::UncheckedMemory) }
     }
 
     /// Fills `into` from `address`. Returns `false` if not all of it is readable.
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_is_there_and_refuses_what_is_not() {
+    fn mapped_memory_is_read_and_unmapped_memory_is_refused() {
         let word = 0x0102_0304_0506_0708_u64;
         let address = (&raw const word).expose_provenance();
         // SAFETY: the path is a C string.

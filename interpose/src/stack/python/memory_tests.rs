@@ -15,8 +15,8 @@ use super::layout::{
 };
 use super::memory::CheckedMemory;
 use super::reason::Reason;
-use super::verify::{self, LiveCheck, Seen, Types};
-use super::walk::Frames;
+use super::verify::{self, Examined, LiveCheck, Types};
+use super::walk::FrameWalker;
 
 /// A layout that no CPython has.
 const LAYOUT: Layout = Layout {
@@ -68,7 +68,7 @@ const UNITS: usize = 8;
 const LINES: [u8; 8] = [4, 0, 4, 1, 4, 1, 4, 1];
 
 /// Objects that keep their addresses for the whole test.
-struct World {
+struct FakeHeap {
     layout: Layout,
     objects: Vec<Box<[u64]>>,
     types: Types,
@@ -78,21 +78,21 @@ struct World {
 #[derive(Clone, Copy)]
 struct Code(usize);
 
-impl World {
-    fn new(layout: Layout) -> World {
-        let mut world = World { layout, objects: vec![], types: Types { code: 0, frame: 0, unicode: 0, bytes: 0 } };
+impl FakeHeap {
+    fn new(layout: Layout) -> FakeHeap {
+        let mut heap = FakeHeap { layout, objects: vec![], types: Types { code: 0, frame: 0, unicode: 0, bytes: 0 } };
         let mut type_object = |(basic, item): (usize, usize)| {
-            let object = world.allocate(56);
-            world.put(object + 32, basic);
-            world.put(object + 40, item);
+            let object = heap.allocate(56);
+            heap.put(object + 32, basic);
+            heap.put(object + 40, item);
             object
         };
         let code = type_object(layout.sizes.code);
         let frame = type_object((1234, layout.sizes.frame.1));
         let unicode = type_object((layout.sizes.unicode, 0));
         let bytes = type_object((33, 1));
-        world.types = Types { code, frame, unicode, bytes };
-        world
+        heap.types = Types { code, frame, unicode, bytes };
+        heap
     }
 
     fn allocate(&mut self, bytes: usize) -> usize {
@@ -205,7 +205,7 @@ impl World {
         thread
     }
 
-    fn check(&self, thread: usize) -> Result<Seen, Reason> {
+    fn check(&self, thread: usize) -> Result<Examined, Reason> {
         let memory = CheckedMemory::open()?;
         let check = LiveCheck { layout: &self.layout, types: &self.types, address_to_line, memory };
         check.run(thread, THREAD_ID)
@@ -226,12 +226,12 @@ unsafe extern "C" fn address_to_line(_code: *mut c_void, offset: i32) -> i32 {
 }
 
 #[derive(Default)]
-struct Names {
+struct TextSink {
     frames: HashMap<FrameId, String>,
     stacks: HashMap<StackId, (StackId, FrameId)>,
 }
 
-impl DefinitionSink for Names {
+impl DefinitionSink for TextSink {
     fn frame(&mut self, id: FrameId, text: &FrameText<'_>) {
         let FrameText { name, qualname, filename, line, first_line } = *text;
         self.frames.insert(id, format!("{name} {qualname} {filename}:{line} {first_line}"));
@@ -242,10 +242,10 @@ impl DefinitionSink for Names {
     }
 }
 
-fn walk(world: &World, thread: usize) -> Vec<String> {
-    let (frames, interner) = (Frames::new(world.layout, world.types.code), Interner::new());
-    let (mut stacks, mut names) = (ThreadStacks::new(), Names::default());
-    // SAFETY: the objects have this layout and live in `world`.
+fn walk(heap: &FakeHeap, thread: usize) -> Vec<String> {
+    let (frames, interner) = (FrameWalker::new(heap.layout, heap.types.code), Interner::new());
+    let (mut stacks, mut names) = (ThreadStacks::new(), TextSink::default());
+    // SAFETY: the objects have this layout and live in `heap`.
     let mut id = unsafe {
         let leaf = frames.leaf(thread);
         stacks.capture(&frames, leaf, &interner, &mut names)
@@ -262,108 +262,108 @@ fn walk(world: &World, thread: usize) -> Vec<String> {
 
 #[test]
 fn frames_are_walked_by_the_layout_alone() {
-    let mut world = World::new(LAYOUT);
-    let (outer, inner) = (world.code("outer", "a.py", 10), world.code("inner", "b.py", 20));
-    let root = world.frame(outer, 2, 0, 0);
-    let shim = world.frame(outer, 0, SHIM, root);
-    let middle = world.frame(inner, 5, 0, shim);
-    let prologue = world.frame(inner, 1, 0, middle);
-    let leaf = world.frame(outer, 1, GENERATOR, prologue);
-    let thread = world.thread(leaf);
+    let mut heap = FakeHeap::new(LAYOUT);
+    let (outer, inner) = (heap.code("outer", "a.py", 10), heap.code("inner", "b.py", 20));
+    let root = heap.frame(outer, 2, 0, 0);
+    let shim = heap.frame(outer, 0, SHIM, root);
+    let middle = heap.frame(inner, 5, 0, shim);
+    let prologue = heap.frame(inner, 1, 0, middle);
+    let leaf = heap.frame(outer, 1, GENERATOR, prologue);
+    let thread = heap.thread(leaf);
     let expected = ["outer Class.method a.py:10 10", "inner Class.method b.py:22 20", "outer Class.method a.py:11 10"];
-    assert_eq!(walk(&world, thread), expected);
+    assert_eq!(walk(&heap, thread), expected);
 
-    let mut world = World::new(OLD);
-    let code = world.code("old", "a.py", 10);
-    let root = world.frame(code, 2, 0, 0);
-    let not_started = world.frame(code, usize::MAX, 0, root);
-    let thread = world.thread(not_started);
-    assert_eq!(walk(&world, thread), ["old old a.py:10 10", "old old a.py:11 10"]);
+    let mut heap = FakeHeap::new(OLD);
+    let code = heap.code("old", "a.py", 10);
+    let root = heap.frame(code, 2, 0, 0);
+    let not_started = heap.frame(code, usize::MAX, 0, root);
+    let thread = heap.thread(not_started);
+    assert_eq!(walk(&heap, thread), ["old old a.py:10 10", "old old a.py:11 10"]);
 
-    let idle = world.thread(0);
-    assert_eq!(walk(&world, idle), [""; 0]);
+    let idle = heap.thread(0);
+    assert_eq!(walk(&heap, idle), [""; 0]);
 }
 
 #[test]
 fn exported_sizes_are_checked() {
     for layout in [LAYOUT, OLD] {
-        let world = World::new(layout);
-        assert_eq!(verify::check_exports(&layout, &world.types, 0), Ok(layout));
+        let heap = FakeHeap::new(layout);
+        assert_eq!(verify::check_exports(&layout, &heap.types, 0), Ok(layout));
         let wrong: [fn(&Types) -> usize; 3] =
             [|types| types.code + 32, |types| types.code + 40, |types| types.unicode + 32];
         for field in wrong {
-            let mut world = World::new(layout);
-            world.put(field(&world.types), 8);
-            assert_eq!(verify::check_exports(&layout, &world.types, 0), Err(Reason::TypeSizes));
+            let mut heap = FakeHeap::new(layout);
+            heap.put(field(&heap.types), 8);
+            assert_eq!(verify::check_exports(&layout, &heap.types, 0), Err(Reason::TypeSizes));
         }
-        let nowhere = Types { code: 8, ..world.types };
-        assert_eq!(verify::check_exports(&layout, &nowhere, 0), Err(Reason::TypeSizes));
+        let unmapped = Types { code: 8, ..heap.types };
+        assert_eq!(verify::check_exports(&layout, &unmapped, 0), Err(Reason::TypeSizes));
     }
 }
 
 /// A world with two frames that passes the checks, and what a test needs to break it.
-fn good(layout: Layout) -> (World, usize, usize, Code) {
+fn valid_heap(layout: Layout) -> (FakeHeap, usize, usize, Code) {
     FIRST_LINE.set(10);
-    let mut world = World::new(layout);
-    let code = world.code("f", "a.py", 10);
-    let root = world.frame(code, 3, 0, 0);
-    let leaf = world.frame(code, 4, 0, root);
-    let thread = world.thread(leaf);
-    assert_eq!(world.check(thread), Ok(Seen::Frames));
-    (world, thread, leaf, code)
+    let mut heap = FakeHeap::new(layout);
+    let code = heap.code("f", "a.py", 10);
+    let root = heap.frame(code, 3, 0, 0);
+    let leaf = heap.frame(code, 4, 0, root);
+    let thread = heap.thread(leaf);
+    assert_eq!(heap.check(thread), Ok(Examined::Frames));
+    (heap, thread, leaf, code)
 }
 
 #[test]
-fn what_does_not_fit_gives_a_reason() {
+fn an_unexpected_layout_gives_a_reason() {
     for layout in [LAYOUT, OLD] {
-        let broken = |expected: Reason, change: &dyn Fn(&mut World, usize, usize, Code)| {
-            let (mut world, thread, leaf, code) = good(layout);
-            change(&mut world, thread, leaf, code);
-            assert_eq!(world.check(thread), Err(expected));
+        let broken = |expected: Reason, change: &dyn Fn(&mut FakeHeap, usize, usize, Code)| {
+            let (mut heap, thread, leaf, code) = valid_heap(layout);
+            change(&mut heap, thread, leaf, code);
+            assert_eq!(heap.check(thread), Err(expected));
         };
-        broken(Reason::ThreadState, &|world, thread, _, _| world.put(thread + layout.thread.thread_id, 1));
-        broken(Reason::FrameChain, &|world, _, leaf, _| world.put(leaf + layout.frame.previous, 0x10_0000));
-        broken(Reason::FrameChain, &|world, _, leaf, _| world.put(leaf + layout.frame.previous, 0xdead_beef));
-        broken(Reason::NotACodeObject, &|world, _, leaf, _| world.put(leaf + layout.frame.code, 64));
-        broken(Reason::NotACodeObject, &|world, _, _, code| world.put(code.0 + 8, code.0));
-        broken(Reason::Instruction, &|world, _, leaf, code| world.move_to(leaf, code, UNITS));
-        broken(Reason::Instruction, &|world, _, leaf, code| world.move_to(leaf, code, 1 << 20));
-        broken(Reason::CodeObject, &|world, _, _, code| world.put(code.0 + layout.code.name, 0));
-        broken(Reason::CodeObject, &|world, _, _, code| world.put(code.0 + layout.code.filename, code.0));
-        broken(Reason::CodeObject, &|world, _, _, code| {
-            let name = world.text("f");
-            world.put_bytes(name + layout.text.state, &[0; 4]);
-            world.put(code.0 + layout.code.name, name);
+        broken(Reason::ThreadState, &|heap, thread, _, _| heap.put(thread + layout.thread.thread_id, 1));
+        broken(Reason::FrameChain, &|heap, _, leaf, _| heap.put(leaf + layout.frame.previous, 0x10_0000));
+        broken(Reason::FrameChain, &|heap, _, leaf, _| heap.put(leaf + layout.frame.previous, 0xdead_beef));
+        broken(Reason::NotACodeObject, &|heap, _, leaf, _| heap.put(leaf + layout.frame.code, 64));
+        broken(Reason::NotACodeObject, &|heap, _, _, code| heap.put(code.0 + 8, code.0));
+        broken(Reason::Instruction, &|heap, _, leaf, code| heap.move_to(leaf, code, UNITS));
+        broken(Reason::Instruction, &|heap, _, leaf, code| heap.move_to(leaf, code, 1 << 20));
+        broken(Reason::CodeObject, &|heap, _, _, code| heap.put(code.0 + layout.code.name, 0));
+        broken(Reason::CodeObject, &|heap, _, _, code| heap.put(code.0 + layout.code.filename, code.0));
+        broken(Reason::CodeObject, &|heap, _, _, code| {
+            let name = heap.text("f");
+            heap.put_bytes(name + layout.text.state, &[0; 4]);
+            heap.put(code.0 + layout.code.name, name);
         });
-        broken(Reason::CodeObject, &|world, _, _, code| {
-            let name = world.text("f");
-            world.put(name + layout.text.length, 0);
-            world.put(code.0 + layout.code.name, name);
+        broken(Reason::CodeObject, &|heap, _, _, code| {
+            let name = heap.text("f");
+            heap.put(name + layout.text.length, 0);
+            heap.put(code.0 + layout.code.name, name);
         });
-        broken(Reason::CodeObject, &|world, _, _, code| world.put(code.0 + layout.code.lines, code.0));
+        broken(Reason::CodeObject, &|heap, _, _, code| heap.put(code.0 + layout.code.lines, code.0));
         broken(Reason::LineNumber, &|_, _, _, _| FIRST_LINE.set(11));
     }
 }
 
 #[test]
-fn a_thread_without_frames_decides_nothing() {
+fn a_thread_without_frames_gives_no_result() {
     for layout in [LAYOUT, OLD] {
-        let mut world = World::new(layout);
-        let thread = world.thread(0);
-        assert_eq!(world.check(thread), Ok(Seen::Nothing));
+        let mut heap = FakeHeap::new(layout);
+        let thread = heap.thread(0);
+        assert_eq!(heap.check(thread), Ok(Examined::NoFrames));
     }
-    let mut world = World::new(LAYOUT);
-    let code = world.code("f", "a.py", 10);
-    let shim = world.frame(code, 0, SHIM, 0);
-    let thread = world.thread(shim);
-    assert_eq!(world.check(thread), Ok(Seen::Nothing));
+    let mut heap = FakeHeap::new(LAYOUT);
+    let code = heap.code("f", "a.py", 10);
+    let shim = heap.frame(code, 0, SHIM, 0);
+    let thread = heap.thread(shim);
+    assert_eq!(heap.check(thread), Ok(Examined::NoFrames));
 }
 
-/// Any offset wrong by any number of bytes: the check gives a reason, or none if the wrong place holds the same value.
+/// Any offset wrong by any number of bytes: the check gives a reason, or none if the wrong offset has the same value.
 /// It never crashes.
 #[test]
 fn wrong_layouts_never_crash() {
-    let (world, thread, ..) = good(LAYOUT);
+    let (heap, thread, ..) = valid_heap(LAYOUT);
     let mut refused = 0;
     for wrong in (-128isize..=128).filter(|wrong| *wrong != 0) {
         let moved = |offset: usize| offset.wrapping_add_signed(wrong);
@@ -382,8 +382,8 @@ fn wrong_layouts_never_crash() {
         ];
         for layout in layouts {
             let memory = CheckedMemory::open().unwrap();
-            let check = LiveCheck { layout: &layout, types: &world.types, address_to_line, memory };
-            refused += usize::from(check.run(thread, THREAD_ID) != Ok(Seen::Frames));
+            let check = LiveCheck { layout: &layout, types: &heap.types, address_to_line, memory };
+            refused += usize::from(check.run(thread, THREAD_ID) != Ok(Examined::Frames));
         }
     }
     assert!(refused > 256 * 11 * 3 / 4, "{refused}");

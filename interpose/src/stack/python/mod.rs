@@ -4,7 +4,7 @@
 //! - [`verify`]: checks a layout against exported or public facts before it is used.
 //! - [`walk`]: the frames of the calling thread, on the event path.
 //! - [`text`], [`lines`]: names and line numbers, read only when a frame is first seen.
-//! - [`deaths`]: detects that a code object's memory is about to be freed.
+//! - [`freed_code`]: detects that a code object's memory is about to be freed.
 //! - [`modules`]: which frames call an `nn.Module`, and which module.
 //! - [`process`]: combines them, once for each process.
 //!
@@ -12,7 +12,7 @@
 //! `PyGILState_GetThisThreadState` (a thread-specific value), `Py_GetVersion` (once), and during verification
 //! `PyCode_Addr2Line` (computes from immutable bytes).
 
-mod deaths;
+mod freed_code;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
 mod layout;

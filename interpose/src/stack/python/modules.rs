@@ -28,49 +28,49 @@ use super::memory::CheckedMemory;
 /// The end of the path of the file that implements every call of a module.
 const FILE: &str = "torch/nn/modules/module.py";
 /// Module calls are switched off after this many objects that are no modules, if there was never one that is.
-const ATTEMPTS: u32 = 64;
+const MAX_ATTEMPTS: u32 = 64;
 /// The longest method resolution order that is read.
-const LONGEST_ORDER: usize = 256;
+const MAX_ORDER: usize = 256;
 /// The longest class name in bytes. Longer ones are cut.
-const LONGEST_NAME: usize = 256;
+const MAX_NAME_BYTES: usize = 256;
 /// How many classes are cached.
-const CLASSES: usize = 256;
+const CACHED_CLASSES: usize = 256;
 
 /// How a function calls a module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Calls {
+pub(super) enum CallKind {
     /// The function is `Module.__call__`.
-    Directly,
+    Outer,
     /// The function is `Module.__call__`, or the part of it that does the work.
-    Inside,
+    Inner,
 }
 
 /// Whether and how the function `name` in this file calls a module.
-pub(super) fn calls(filename: &str, name: &str) -> Option<Calls> {
-    let how = match name {
-        "_wrapped_call_impl" | "__call__" => Calls::Directly,
-        "_call_impl" => Calls::Inside,
+pub(super) fn call_kind(filename: &str, name: &str) -> Option<CallKind> {
+    let kind = match name {
+        "_wrapped_call_impl" | "__call__" => CallKind::Outer,
+        "_call_impl" => CallKind::Inner,
         _ => return None,
     };
     let rest = filename.strip_suffix(FILE)?;
-    (rest.is_empty() || rest.ends_with('/')).then_some(how)
+    (rest.is_empty() || rest.ends_with('/')).then_some(kind)
 }
 
 /// What this process knows about modules.
-pub(super) struct Modules {
+pub(super) struct ModuleClasses {
     /// 0 before an object has proved to be a module.
     verified: AtomicU32,
     misses: AtomicU32,
     /// Cached classes: address and name, mixed. The lowest bit is set for a module's class.
-    classes: [AtomicU64; CLASSES],
+    classes: [AtomicU64; CACHED_CLASSES],
 }
 
-impl Modules {
-    pub(super) const fn new() -> Modules {
-        Modules {
+impl ModuleClasses {
+    pub(super) const fn new() -> ModuleClasses {
+        ModuleClasses {
             verified: AtomicU32::new(0),
             misses: AtomicU32::new(0),
-            classes: [const { AtomicU64::new(0) }; CLASSES],
+            classes: [const { AtomicU64::new(0) }; CACHED_CLASSES],
         }
     }
 
@@ -80,8 +80,8 @@ impl Modules {
     }
 
     /// Whether the layout has proved wrong.
-    fn given_up(&self) -> bool {
-        self.verified.load(Relaxed) == 0 && self.misses.load(Relaxed) >= ATTEMPTS
+    fn is_off(&self) -> bool {
+        self.verified.load(Relaxed) == 0 && self.misses.load(Relaxed) >= MAX_ATTEMPTS
     }
 
     /// The class of the object in a call frame's first local variable. `None` if it cannot be read, or must not be.
@@ -92,18 +92,18 @@ impl Modules {
     #[inline]
     pub(super) unsafe fn class(&self, object: usize) -> Option<usize> {
         if self.verified.load(Acquire) == 0 {
-            return self.first_class(object);
+            return self.class_checked(object);
         }
         // SAFETY: the layout is verified, so the caller guarantees a live object.
         Some(unsafe { load(object + OB_TYPE) })
     }
 
     #[cold]
-    fn first_class(&self, object: usize) -> Option<usize> {
-        if self.given_up() || !plausible(object) {
+    fn class_checked(&self, object: usize) -> Option<usize> {
+        if self.is_off() || !is_plausible(object) {
             return None;
         }
-        CheckedMemory::open().ok()?.size(object, OB_TYPE).filter(|class| plausible(*class))
+        CheckedMemory::open().ok()?.size(object, OB_TYPE).filter(|class| is_plausible(*class))
     }
 
     /// Whether objects of a class are modules.
@@ -113,36 +113,36 @@ impl Modules {
         let Some(name) = memory.size(class, TP_NAME) else { return false };
         // Another class may later have the same address, but hardly with its name at the same address too.
         let mixed = (class as u64 ^ (name as u64).rotate_left(20)) & !1;
-        let place = self.classes.get((mixed >> 4) as usize % CLASSES);
-        let known = place.map_or(0, |place| place.load(Relaxed));
+        let slot = self.classes.get((mixed >> 4) as usize % CACHED_CLASSES);
+        let known = slot.map_or(0, |slot| slot.load(Relaxed));
         if known & !1 == mixed {
             return known & 1 != 0;
         }
         let is_module = descends_from_module(&memory, class);
-        if let Some(place) = place {
-            place.store(mixed | u64::from(is_module), Relaxed);
+        if let Some(slot) = slot {
+            slot.store(mixed | u64::from(is_module), Relaxed);
         }
         if self.verified.load(Relaxed) == 0 {
             if is_module {
                 if self.verified.swap(1, Release) == 0 {
-                    sink.modules_verified(true);
+                    sink.module_layout_checked(true);
                 }
-            } else if self.misses.fetch_add(1, Relaxed) + 1 == ATTEMPTS {
-                sink.modules_verified(false);
+            } else if self.misses.fetch_add(1, Relaxed) + 1 == MAX_ATTEMPTS {
+                sink.module_layout_checked(false);
             }
         }
         is_module
     }
 }
 
-fn plausible(address: usize) -> bool {
+fn is_plausible(address: usize) -> bool {
     address.is_multiple_of(8) && (1 << 12..1 << 47).contains(&address)
 }
 
 /// Whether the class has a valid method resolution order that contains `Module`.
 fn descends_from_module(memory: &CheckedMemory, class: usize) -> bool {
-    let Some(order) = memory.size(class, TP_MRO).filter(|order| plausible(*order)) else { return false };
-    let Some(count) = memory.size(order, OB_SIZE).filter(|count| (2..=LONGEST_ORDER).contains(count)) else {
+    let Some(order) = memory.size(class, TP_MRO).filter(|order| is_plausible(*order)) else { return false };
+    let Some(count) = memory.size(order, OB_SIZE).filter(|count| (2..=MAX_ORDER).contains(count)) else {
         return false;
     };
     let Some(first) = TUPLE_ITEMS.into_iter().find(|items| memory.size(order, *items) == Some(class)) else {
@@ -152,16 +152,16 @@ fn descends_from_module(memory: &CheckedMemory, class: usize) -> bool {
         memory
             .size(order, first + at * 8)
             .and_then(|class| memory.size(class, TP_NAME))
-            .is_some_and(|text| begins_with(memory, text, name))
+            .is_some_and(|text| has_bytes_at(memory, text, name))
     };
     is_named(count - 1, b"object\0") && (0..count - 1).any(|at| is_named(at, b"Module\0"))
 }
 
 /// Whether these bytes, at most eight, are at an address.
-fn begins_with(memory: &CheckedMemory, address: usize, bytes: &[u8]) -> bool {
-    let mut there = [0; 8];
-    let there = there.get_mut(..bytes.len()).unwrap_or_default();
-    memory.read(address, there) && there == bytes
+fn has_bytes_at(memory: &CheckedMemory, address: usize, bytes: &[u8]) -> bool {
+    let mut found = [0; 8];
+    let found = found.get_mut(..bytes.len()).unwrap_or_default();
+    memory.read(address, found) && found == bytes
 }
 
 /// The name of a class, without the module prefix that classes of C code have.
@@ -172,12 +172,12 @@ fn begins_with(memory: &CheckedMemory, address: usize, bytes: &[u8]) -> bool {
 pub(super) unsafe fn name<'a>(class: usize) -> &'a str {
     // SAFETY: the caller guarantees a live class. Every class has a name, a C string that lives as long as the class.
     let text = unsafe { CStr::from_ptr(with_exposed_provenance::<c_char>(load(class + TP_NAME))) }.to_bytes();
-    let text = text.get(..LONGEST_NAME).unwrap_or(text);
-    let whole = match str::from_utf8(text) {
-        Ok(whole) => whole,
+    let text = text.get(..MAX_NAME_BYTES).unwrap_or(text);
+    let name = match str::from_utf8(text) {
+        Ok(name) => name,
         Err(e) => text.get(..e.valid_up_to()).and_then(|valid| str::from_utf8(valid).ok()).unwrap_or_default(),
     };
-    whole.rsplit('.').next().unwrap_or_default()
+    name.rsplit('.').next().unwrap_or_default()
 }
 
 /// # Safety
@@ -195,30 +195,30 @@ mod tests {
     use memtrace_trace::ids::{FrameId, StackId};
 
     #[derive(Default)]
-    struct Told(Vec<bool>);
+    struct Reports(Vec<bool>);
 
-    impl DefinitionSink for Told {
+    impl DefinitionSink for Reports {
         fn frame(&mut self, _id: FrameId, _text: &super::super::super::FrameText<'_>) {}
         fn stack(&mut self, _id: StackId, _parent: StackId, _frame: FrameId) {}
-        fn modules_verified(&mut self, works: bool) {
+        fn module_layout_checked(&mut self, works: bool) {
             self.0.push(works);
         }
     }
 
     #[test]
-    fn only_the_functions_of_that_file_call_modules() {
+    fn only_functions_of_that_file_call_modules() {
         let file = "/venv/lib/python3.12/site-packages/torch/nn/modules/module.py";
-        assert_eq!(calls(file, "_wrapped_call_impl"), Some(Calls::Directly));
-        assert_eq!(calls(file, "__call__"), Some(Calls::Directly));
-        assert_eq!(calls(file, "_call_impl"), Some(Calls::Inside));
-        assert_eq!(calls("torch/nn/modules/module.py", "_call_impl"), Some(Calls::Inside));
+        assert_eq!(call_kind(file, "_wrapped_call_impl"), Some(CallKind::Outer));
+        assert_eq!(call_kind(file, "__call__"), Some(CallKind::Outer));
+        assert_eq!(call_kind(file, "_call_impl"), Some(CallKind::Inner));
+        assert_eq!(call_kind("torch/nn/modules/module.py", "_call_impl"), Some(CallKind::Inner));
         for (file, name) in [
             (file, "forward"),
             ("/work/mytorch/nn/modules/module.py", "_call_impl"),
             ("/work/train.py", "_call_impl"),
             ("/venv/torch/nn/modules/module.py.bak", "_call_impl"),
         ] {
-            assert_eq!(calls(file, name), None, "{file} {name}");
+            assert_eq!(call_kind(file, name), None, "{file} {name}");
         }
     }
 
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_is_what_has_module_among_its_classes() {
+    fn a_module_has_module_among_its_base_classes() {
         let memory = CheckedMemory::open().unwrap();
         for items in TUPLE_ITEMS {
             let is = |names: &[&'static CStr]| descends_from_module(&memory, classes(names, items).first());
@@ -270,17 +270,17 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_are_said_once_and_remembered() {
-        let (modules, mut told) = (Modules::new(), Told::default());
+    fn the_layout_is_reported_once_and_classes_are_cached() {
+        let (modules, mut reports) = (ModuleClasses::new(), Reports::default());
         let (linear, cell) = (classes(&[c"Linear", c"Module", c"object"], 24), classes(&[c"cell", c"object"], 24));
         let object = [1, linear.first()];
         for _ in 0..3 {
-            assert!(!modules.is_module(cell.first(), &mut told));
-            assert!(modules.is_module(linear.first(), &mut told));
+            assert!(!modules.is_module(cell.first(), &mut reports));
+            assert!(modules.is_module(linear.first(), &mut reports));
             // SAFETY: `object` and its class are alive and have this layout.
             assert_eq!(unsafe { modules.class(object.as_ptr().expose_provenance()) }, Some(linear.first()));
         }
-        assert_eq!(told.0, [true]);
+        assert_eq!(reports.0, [true]);
         // SAFETY: `linear` is alive and has the layout of a class.
         assert_eq!(unsafe { name(linear.first()) }, "Linear");
         let long = classes(&[c"torch._C.\xc3\xbcber", c"object"], 24);
@@ -289,21 +289,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_never_a_module_is_given_up() {
-        let (modules, mut told) = (Modules::new(), Told::default());
-        let all: Vec<Classes> = (0..ATTEMPTS).map(|_| classes(&[c"cell", c"object"], 24)).collect();
+    fn module_calls_are_switched_off_without_any_module() {
+        let (modules, mut reports) = (ModuleClasses::new(), Reports::default());
+        let all: Vec<Classes> = (0..MAX_ATTEMPTS).map(|_| classes(&[c"cell", c"object"], 24)).collect();
         // SAFETY: no layout is verified yet, so the addresses are read with checks.
         assert_eq!(unsafe { (modules.class(64), modules.class(12345)) }, (None, None));
         for class in &all {
-            modules.is_module(class.first(), &mut told);
+            modules.is_module(class.first(), &mut reports);
         }
         // Some classes may share a cache slot and are then examined again. None is mistaken for another.
-        while told.0.is_empty() {
+        while reports.0.is_empty() {
             for class in &all {
-                modules.is_module(class.first(), &mut told);
+                modules.is_module(class.first(), &mut reports);
             }
         }
-        assert_eq!(told.0, [false]);
+        assert_eq!(reports.0, [false]);
         let object = [1, all[0].first()];
         // SAFETY: `object` and its class are alive and have this layout.
         assert_eq!(unsafe { modules.class(object.as_ptr().expose_provenance()) }, None);

@@ -13,12 +13,12 @@ use super::super::definition::{DefinitionSink, Loss};
 use super::super::intern::Interner;
 use super::super::native::Evaluator;
 use super::super::thread::ThreadStacks;
-use super::deaths;
+use super::freed_code;
 use super::layout::{Layout, TP_DEALLOC, Version};
 use super::memory::CheckedMemory;
 use super::reason::Reason;
-use super::verify::{self, AddressToLine, LiveCheck, Seen, Types};
-use super::walk::Frames;
+use super::verify::{self, AddressToLine, Examined, LiveCheck, Types};
+use super::walk::FrameWalker;
 
 /// `PyGILState_GetThisThreadState`.
 type ThisThreadState = unsafe extern "C" fn() -> *mut c_void;
@@ -42,7 +42,7 @@ pub(crate) struct Python {
     this_thread_state: ThisThreadState,
     address_to_line: AddressToLine,
     types: Types,
-    frames: Frames,
+    frames: FrameWalker,
     /// The address of `_PyEval_EvalFrameDefault`, 0 if it is not exported.
     evaluation: usize,
     /// Where that function's code is, once requested.
@@ -88,7 +88,7 @@ impl Python {
             this_thread_state: unsafe { std::mem::transmute::<*mut c_void, ThisThreadState>(this_thread_state) },
             // SAFETY: a symbol of this name is a function of this type in every CPython.
             address_to_line: unsafe { std::mem::transmute::<*mut c_void, AddressToLine>(address_to_line) },
-            frames: Frames::new(layout, types.code),
+            frames: FrameWalker::new(layout, types.code),
             types,
             evaluation,
             evaluator: OnceLock::new(),
@@ -126,14 +126,14 @@ impl Python {
     ///
     /// Call it right after that capture, on the same thread, and not if the capture returned no stack.
     #[inline]
-    pub(crate) fn call<S: DefinitionSink>(&self, thread: &mut ThreadStacks, sink: &mut S) -> ContextId {
+    pub(crate) fn module_call<S: DefinitionSink>(&self, thread: &mut ThreadStacks, sink: &mut S) -> ContextId {
         // SAFETY: the thread is still inside the hook, so the chain of the last capture is unchanged.
-        unsafe { thread.call(&self.frames, sink) }
+        unsafe { thread.module_call(&self.frames, sink) }
     }
 
     /// Whether the calling thread is in a Python function of this name. `false` if frames cannot be read. It creates no
     /// frame objects.
-    pub(crate) fn is_within(&self, name: &str) -> bool {
+    pub(crate) fn is_in_function(&self, name: &str) -> bool {
         if self.state.load(Acquire) != VERIFIED {
             return false;
         }
@@ -141,7 +141,7 @@ impl Python {
         let state = unsafe { (self.this_thread_state)() };
         // SAFETY: the thread state is alive and its layout verified. The calling thread's chain cannot change before
         // this function returns.
-        !state.is_null() && unsafe { self.frames.is_within(self.frames.leaf(state.expose_provenance()), name) }
+        !state.is_null() && unsafe { self.frames.is_in_function(self.frames.leaf(state.expose_provenance()), name) }
     }
 
     /// The address range of the interpreter's evaluation function.
@@ -194,8 +194,8 @@ impl Python {
             Err(_) => return false,
         }
         let state = match self.check_frames(thread.expose_provenance()) {
-            Ok(Seen::Frames) => VERIFIED,
-            Ok(Seen::Nothing) => UNVERIFIED,
+            Ok(Examined::Frames) => VERIFIED,
+            Ok(Examined::NoFrames) => UNVERIFIED,
             Err(Reason::ThreadState) if self.attempts.fetch_add(1, Relaxed) < MAX_ATTEMPTS => {
                 sink.lost(Loss::Unverified);
                 UNVERIFIED
@@ -206,7 +206,7 @@ impl Python {
         state == VERIFIED
     }
 
-    fn check_frames(&self, thread: usize) -> Result<Seen, Reason> {
+    fn check_frames(&self, thread: usize) -> Result<Examined, Reason> {
         let check = LiveCheck {
             layout: self.frames.layout(),
             types: &self.types,
@@ -215,11 +215,11 @@ impl Python {
         };
         // SAFETY: `pthread_self` takes no arguments and cannot fail.
         let thread_id = unsafe { libc::pthread_self() };
-        let seen = check.run(thread, thread_id as usize)?;
-        if seen == Seen::Frames {
+        let examined = check.run(thread, thread_id as usize)?;
+        if examined == Examined::Frames {
             // SAFETY: `PyCode_Type` is the exported type object, and the layout's sizes and objects were verified.
-            unsafe { deaths::watch(self.types.code + TP_DEALLOC)? };
+            unsafe { freed_code::watch(self.types.code + TP_DEALLOC)? };
         }
-        Ok(seen)
+        Ok(examined)
     }
 }

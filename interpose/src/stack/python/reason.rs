@@ -64,19 +64,21 @@ impl Reason {
         match self {
             Reason::NoPython => "no CPython in this process",
             Reason::MissingSymbol => "a symbol is missing that every supported CPython exports",
-            Reason::UnreadableVersion => "Py_GetVersion() gives nothing that looks like a version",
-            Reason::UnknownVersion => "this CPython version is not known (3.8 to 3.14 are)",
+            Reason::UnreadableVersion => "Py_GetVersion() returns no version number",
+            Reason::UnknownVersion => "this CPython version is not supported (3.8 to 3.14 are)",
             Reason::FreeThreaded => "free-threaded CPython is not supported yet",
-            Reason::TypeSizes => "object sizes differ from this CPython version's (a debug or patched build?)",
-            Reason::PublishedOffsets => "the offsets CPython publishes differ from those this build knows how to read",
-            Reason::ThreadState => "the thread state is not laid out as expected",
-            Reason::UncheckedMemory => "the process may not read its own memory through the kernel",
+            Reason::TypeSizes => {
+                "object sizes differ from those of this CPython version, as in a debug or patched build"
+            }
+            Reason::PublishedOffsets => "CPython publishes offsets that this build of memtrace cannot read",
+            Reason::ThreadState => "the thread state has an unexpected layout",
+            Reason::UncheckedMemory => "the kernel does not let the process read its own memory",
             Reason::NotACodeObject => "a frame does not lead to a code object",
-            Reason::CodeObject => "a code object is not laid out as expected",
-            Reason::Instruction => "an instruction pointer lies outside its code",
+            Reason::CodeObject => "a code object has an unexpected layout",
+            Reason::Instruction => "an instruction pointer is outside its code",
             Reason::FrameChain => "the chain of frames is broken",
-            Reason::LineNumber => "a line number differs from PyCode_Addr2Line's",
-            Reason::CodeType => "the type of code objects is not laid out as expected",
+            Reason::LineNumber => "a line number differs from that of PyCode_Addr2Line",
+            Reason::CodeType => "the type of code objects has an unexpected layout",
         }
     }
 
@@ -97,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_lead_back_to_reasons() {
+    fn each_number_gives_its_reason() {
         for reason in Reason::ALL {
             assert_eq!(Reason::from_number(reason as u8), Some(reason));
         }

@@ -37,33 +37,33 @@ pub(super) struct Buffer<const SIZE: usize> {
     bytes: [u8; SIZE],
     len: usize,
     /// Whether the string did not fit.
-    cut: bool,
+    is_truncated: bool,
 }
 
 impl<const SIZE: usize> Buffer<SIZE> {
     pub(super) const fn new() -> Self {
-        Buffer { bytes: [0; SIZE], len: 0, cut: false }
+        Buffer { bytes: [0; SIZE], len: 0, is_truncated: false }
     }
 
     /// Whether the string did not fit.
-    pub(super) fn was_cut(&self) -> bool {
-        self.cut
+    pub(super) fn is_truncated(&self) -> bool {
+        self.is_truncated
     }
 
     fn push(&mut self, character: char) {
         let length = character.len_utf8();
         match self.bytes.get_mut(self.len..self.len + length) {
-            Some(room) if !self.cut => {
-                character.encode_utf8(room);
+            Some(space) if !self.is_truncated => {
+                character.encode_utf8(space);
                 self.len += length;
             }
-            _ => self.cut = true,
+            _ => self.is_truncated = true,
         }
     }
 
     fn fill(&mut self, characters: impl Iterator<Item = u32>) -> &str {
         for character in characters {
-            if self.cut {
+            if self.is_truncated {
                 break;
             }
             self.push(char::from_u32(character).unwrap_or(char::REPLACEMENT_CHARACTER));
@@ -151,11 +151,11 @@ mod tests {
         let mut buffer = Buffer::<16>::new();
         // SAFETY: `object` has this layout and lives as long as the text.
         let text = unsafe { read(&LAYOUT, object.as_ptr().expose_provenance(), &mut buffer) }.to_owned();
-        (text, buffer.was_cut())
+        (text, buffer.is_truncated())
     }
 
     #[test]
-    fn every_width() {
+    fn strings_of_every_width_are_read() {
         let wide = |characters: &[u16]| characters.iter().flat_map(|c| c.to_le_bytes()).collect::<Vec<_>>();
         let widest = |characters: &[u32]| characters.iter().flat_map(|c| c.to_le_bytes()).collect::<Vec<_>>();
         assert_eq!(text(&object(1 | COMPACT | ASCII, 7, true, b"forward")), ("forward".into(), false));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn long_ascii_is_whole_and_long_other_text_is_cut_at_a_character() {
+    fn long_ascii_is_complete_and_other_long_text_is_truncated_at_a_character() {
         let (whole, cut) = text(&object(1 | COMPACT | ASCII, 40, true, &[b'x'; 40]));
         assert_eq!((whole.len(), cut), (40, false));
         let (start, cut) = text(&object(1 | COMPACT, 17, false, &[0xfc; 17]));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn not_compact() {
+    fn strings_that_are_not_compact_are_read() {
         let data = *b"legacy\0\0";
         let address = data.as_ptr().expose_provenance();
         assert_eq!(text(&object(1 | ASCII, 6, false, &address.to_le_bytes())), ("legacy".into(), false));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_of_no_string() {
+    fn invalid_state_bits_are_rejected() {
         for bits in [0, 3, 5, 6, 7, 2 | ASCII, 4 | ASCII] {
             assert_eq!(Storage::of(bits << 2), None, "{bits}");
             assert_eq!(Storage::of(bits << 16), None, "{bits}");

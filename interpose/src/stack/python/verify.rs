@@ -19,14 +19,14 @@ use super::lines;
 use super::memory::CheckedMemory;
 use super::reason::Reason;
 use super::text::Storage;
-use super::walk::Frames;
+use super::walk::FrameWalker;
 
 /// How many frames are checked, at some ten microseconds each. Deeper ones give no further evidence.
 const CHECKED_FRAMES: usize = 16;
 /// How many frames are followed to see that the chain ends.
-const LONGEST_CHAIN: usize = 2_000;
+const MAX_CHAIN: usize = 2_000;
 /// The longest plausible string, line table or code, in bytes or characters.
-const LONGEST: usize = 1 << 28;
+const MAX_LENGTH: usize = 1 << 28;
 /// The longest line table in bytes that is compared with `PyCode_Addr2Line`.
 const COMPARED_TABLE: usize = 4096;
 
@@ -67,11 +67,11 @@ pub(super) fn check_exports(row: &Layout, types: &Types, runtime: usize) -> Resu
 
 /// The result of examining live frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Seen {
+pub(super) enum Examined {
     /// At least one Python frame, and all were as expected.
     Frames,
     /// No Python frame, so another attempt is needed.
-    Nothing,
+    NoFrames,
 }
 
 /// Checks the frames of the calling thread.
@@ -84,7 +84,7 @@ pub(super) struct LiveCheck<'a> {
 
 impl LiveCheck<'_> {
     /// Runs the check. `thread` is the calling thread's thread state, `thread_id` the result of `pthread_self`.
-    pub(super) fn run(&self, thread: usize, thread_id: usize) -> Result<Seen, Reason> {
+    pub(super) fn run(&self, thread: usize, thread_id: usize) -> Result<Examined, Reason> {
         let layout = self.layout;
         if self.memory.size(thread, layout.thread.thread_id) != Some(thread_id) {
             return Err(Reason::ThreadState);
@@ -95,21 +95,21 @@ impl LiveCheck<'_> {
         {
             frame = self.memory.size(frame, current).ok_or(Reason::ThreadState)?;
         }
-        let mut seen = Seen::Nothing;
-        for depth in 0..LONGEST_CHAIN {
+        let mut examined = Examined::NoFrames;
+        for depth in 0..MAX_CHAIN {
             if frame == 0 {
-                return Ok(seen);
+                return Ok(examined);
             }
             if !frame.is_multiple_of(8) {
                 return Err(Reason::FrameChain);
             }
             if depth < CHECKED_FRAMES && !self.is_shim(frame)? {
                 self.check_frame(frame)?;
-                seen = Seen::Frames;
+                examined = Examined::Frames;
             }
             frame = self.memory.size(frame, layout.frame.previous).ok_or(Reason::FrameChain)?;
         }
-        Ok(seen)
+        Ok(examined)
     }
 
     fn is_shim(&self, frame: usize) -> Result<bool, Reason> {
@@ -126,7 +126,7 @@ impl LiveCheck<'_> {
     fn check_frame(&self, frame: usize) -> Result<(), Reason> {
         let layout = &self.layout.frame;
         let code = self.memory.size(frame, layout.code).ok_or(Reason::FrameChain)? & layout.code_mask;
-        if !self.is(code, self.types.code) {
+        if !self.is_instance(code, self.types.code) {
             return Err(Reason::NotACodeObject);
         }
         let instruction = self.memory.half(frame, layout.instruction).ok_or(Reason::FrameChain)?;
@@ -135,8 +135,8 @@ impl LiveCheck<'_> {
         self.check_line(code, instruction)
     }
 
-    fn is(&self, object: usize, wanted: usize) -> bool {
-        object != 0 && object.is_multiple_of(8) && self.memory.size(object, OB_TYPE) == Some(wanted)
+    fn is_instance(&self, object: usize, class: usize) -> bool {
+        object != 0 && object.is_multiple_of(8) && self.memory.size(object, OB_TYPE) == Some(class)
     }
 
     /// Checks that the instruction is inside the code, at an even offset.
@@ -145,7 +145,7 @@ impl LiveCheck<'_> {
         let bytes = match self.layout.code.bytecode {
             Bytecode::Bytes { code: field } => {
                 let object = size(code, field)?;
-                if !self.is(object, self.types.bytes) {
+                if !self.is_instance(object, self.types.bytes) {
                     return Err(Reason::CodeObject);
                 }
                 size(object, OB_SIZE)?
@@ -164,9 +164,9 @@ impl LiveCheck<'_> {
                 units.saturating_mul(2)
             }
         };
-        let offset = Frames::instruction_offset(self.layout, code, instruction);
+        let offset = FrameWalker::instruction_offset(self.layout, code, instruction);
         let inside = offset < 0 || (offset as usize) < bytes;
-        if bytes < LONGEST && offset >= -2 && inside && (offset % 2 == 0 || offset == -1) {
+        if bytes < MAX_LENGTH && offset >= -2 && inside && (offset % 2 == 0 || offset == -1) {
             Ok(())
         } else {
             Err(Reason::Instruction)
@@ -196,7 +196,7 @@ impl LiveCheck<'_> {
         let Some(storage) = Storage::of(state) else {
             return false;
         };
-        if !self.is(string, self.types.unicode) || length > LONGEST {
+        if !self.is_instance(string, self.types.unicode) || length > MAX_LENGTH {
             return false;
         }
         if !storage.compact {
@@ -215,12 +215,12 @@ impl LiveCheck<'_> {
         let layout = &self.layout.code;
         let field = |offset| self.memory.size(code, offset).ok_or(Reason::CodeObject);
         let table = field(layout.lines)?;
-        if !self.is(table, self.types.bytes) {
+        if !self.is_instance(table, self.types.bytes) {
             return Err(Reason::CodeObject);
         }
         let first_line = self.memory.half(code, layout.first_line).ok_or(Reason::CodeObject)?;
         let length = self.memory.size(table, OB_SIZE).ok_or(Reason::CodeObject)?;
-        if length > LONGEST || first_line > i32::MAX as u32 {
+        if length > MAX_LENGTH || first_line > i32::MAX as u32 {
             return Err(Reason::CodeObject);
         }
         let mut buffer = [0; COMPARED_TABLE];
@@ -230,7 +230,7 @@ impl LiveCheck<'_> {
         if !self.memory.read(table.wrapping_add(BYTES_DATA), bytes) {
             return Err(Reason::CodeObject);
         }
-        let offset = Frames::instruction_offset(self.layout, code, instruction);
+        let offset = FrameWalker::instruction_offset(self.layout, code, instruction);
         let ours = lines::line_at(layout.lines_kind, bytes, first_line, offset);
         // `PyCode_Addr2Line` of 3.8 and 3.9 does not know "not started" and returns the first line for it too.
         debug_assert!(layout.lines_kind != LinesKind::Lnotab || offset >= -1);

@@ -7,27 +7,27 @@ use std::ptr::with_exposed_provenance;
 
 use memtrace_trace::ids::{ContextId, FrameId};
 
-use super::super::calls::Called;
 use super::super::definition::{DefinitionSink, FrameText, Loss, ModuleCall};
 use super::super::intern::Interner;
-use super::super::key_cache::Meaning;
-use super::super::thread::{Chain, Identity, ReadFrame, Step};
+use super::super::key_cache::FrameMeaning;
+use super::super::module_calls::CalledModule;
+use super::super::thread::{FrameChain, FrameReader, IdentifiedFrame, RawFrame};
 use super::layout::{BYTES_DATA, Bytecode, Evaluation, FrameLayout, InstructionKind, Layout, OB_SIZE, OB_TYPE};
-use super::modules::{self, Calls, Modules};
+use super::modules::{self, CallKind, ModuleClasses};
 use super::text::{self, Buffer};
-use super::{deaths, lines};
+use super::{freed_code, lines};
 
 /// The longest file name that is converted because it is not ASCII, in bytes of UTF-8.
-const LONGEST_FILENAME: usize = 4096;
+const MAX_FILENAME_BYTES: usize = 4096;
 /// The longest name that is converted because it is not ASCII, in bytes of UTF-8.
-const LONGEST_NAME: usize = 1024;
+const MAX_NAME_BYTES: usize = 1024;
 
 /// The frames of a process, in one layout.
-pub(super) struct Frames {
+pub(super) struct FrameWalker {
     layout: Layout,
     /// The address of `PyCode_Type`.
     code_type: usize,
-    modules: Modules,
+    modules: ModuleClasses,
 }
 
 /// # Safety
@@ -39,10 +39,10 @@ unsafe fn load<T: Copy>(address: usize) -> T {
     unsafe { with_exposed_provenance::<T>(address).read() }
 }
 
-impl Frames {
+impl FrameWalker {
     /// `layout` must be verified before a frame is read. `code_type` is the address of `PyCode_Type`.
-    pub(super) const fn new(layout: Layout, code_type: usize) -> Frames {
-        Frames { layout, code_type, modules: Modules::new() }
+    pub(super) const fn new(layout: Layout, code_type: usize) -> FrameWalker {
+        FrameWalker { layout, code_type, modules: ModuleClasses::new() }
     }
 
     pub(super) fn layout(&self) -> &Layout {
@@ -99,21 +99,21 @@ impl Frames {
     /// # Safety
     ///
     /// `code` is a live code object.
-    unsafe fn frame(
+    unsafe fn intern_frame(
         &self,
         code: usize,
         instruction: u32,
         interner: &Interner,
         sink: &mut dyn DefinitionSink,
-    ) -> (FrameId, Option<Calls>) {
+    ) -> (FrameId, Option<CallKind>) {
         let layout = &self.layout.code;
         let string = |offset| {
             // SAFETY: the caller guarantees a live code object, and the verified layout has this field inside it.
             unsafe { load::<usize>(code + offset) }
         };
-        let mut filename = Buffer::<LONGEST_FILENAME>::new();
-        let mut name = Buffer::<LONGEST_NAME>::new();
-        let mut qualname = Buffer::<LONGEST_NAME>::new();
+        let mut filename = Buffer::<MAX_FILENAME_BYTES>::new();
+        let mut name = Buffer::<MAX_NAME_BYTES>::new();
+        let mut qualname = Buffer::<MAX_NAME_BYTES>::new();
         // SAFETY: the caller guarantees a live code object, and the verified layout has this field inside it.
         let first_line = unsafe { load::<u32>(code + layout.first_line) };
         // SAFETY: the caller guarantees a live code object.
@@ -133,11 +133,11 @@ impl Frames {
             first_line,
         };
         let id = interner.frame(&text, sink);
-        let calls = modules::calls(text.filename, text.name);
-        if filename.was_cut() || name.was_cut() || qualname.was_cut() {
+        let call_kind = modules::call_kind(text.filename, text.name);
+        if filename.is_truncated() || name.is_truncated() || qualname.is_truncated() {
             sink.lost(Loss::Text);
         }
-        (id, calls)
+        (id, call_kind)
     }
 
     /// Whether this frame or one of its callers belongs to a function of this name.
@@ -145,25 +145,24 @@ impl Frames {
     /// # Safety
     ///
     /// `leaf` is 0 or a frame of the calling thread's present chain.
-    pub(super) unsafe fn is_within(&self, leaf: usize, name: &str) -> bool {
-        const DEEPEST: usize = 1000;
+    pub(super) unsafe fn is_in_function(&self, leaf: usize, name: &str) -> bool {
+        const MAX_DEPTH: usize = 1000;
         let (reader, mut frame) = (self.reader(), leaf);
-        for _ in 0..DEEPEST {
+        for _ in 0..MAX_DEPTH {
             if frame == 0 {
                 return false;
             }
-            let mut buffer = Buffer::<LONGEST_NAME>::new();
+            let mut buffer = Buffer::<MAX_NAME_BYTES>::new();
             // SAFETY: a frame of the present chain leads to another one of it, and its executable is an object that
             // lives as long.
             unsafe {
-                let step = reader.step(frame);
-                let is_code = step.code != 0 && load::<usize>(step.code + OB_TYPE) == self.code_type;
-                if is_code
-                    && text::read(&self.layout.text, load(step.code + self.layout.code.name), &mut buffer) == name
+                let raw = reader.read(frame);
+                let is_code = raw.code != 0 && load::<usize>(raw.code + OB_TYPE) == self.code_type;
+                if is_code && text::read(&self.layout.text, load(raw.code + self.layout.code.name), &mut buffer) == name
                 {
                     return true;
                 }
-                frame = step.previous;
+                frame = raw.previous;
             }
         }
         false
@@ -209,13 +208,13 @@ pub(super) struct FrameOffsets {
     instruction: usize,
 }
 
-impl ReadFrame for FrameOffsets {
+impl FrameReader for FrameOffsets {
     #[inline]
-    unsafe fn step(self, frame: usize) -> Step {
+    unsafe fn read(self, frame: usize) -> RawFrame {
         // SAFETY: the caller guarantees a frame of the present chain, and the verified layout has these fields inside
         // it.
         unsafe {
-            Step {
+            RawFrame {
                 code: load::<usize>(frame.wrapping_add(self.code)) & self.code_mask,
                 instruction: load(frame.wrapping_add(self.instruction)),
                 previous: load(frame.wrapping_add(self.previous)),
@@ -224,7 +223,7 @@ impl ReadFrame for FrameOffsets {
     }
 }
 
-impl Chain for Frames {
+impl FrameChain for FrameWalker {
     type Reader<'a> = FrameOffsets;
 
     #[inline]
@@ -234,13 +233,13 @@ impl Chain for Frames {
     }
 
     #[inline]
-    fn deaths(&self) -> usize {
-        deaths::total()
+    fn freed_code_count(&self) -> usize {
+        freed_code::freed_count()
     }
 
     #[inline]
     fn generation(&self, code: usize) -> u32 {
-        deaths::generation(code)
+        freed_code::generation(code)
     }
 
     /// Hides the frames that CPython's tracebacks omit (`_PyFrame_IsIncomplete`): marks of C code, and frames with an
@@ -252,40 +251,40 @@ impl Chain for Frames {
     unsafe fn identify(
         &self,
         frame: usize,
-        step: Step,
+        raw: RawFrame,
         interner: &Interner,
         sink: &mut dyn DefinitionSink,
-    ) -> Identity {
-        let mut lasting = true;
+    ) -> IdentifiedFrame {
+        let mut is_cacheable = true;
         if let Some(owner) = self.layout.frame.owner {
             // SAFETY: the caller guarantees a frame of the present chain, and the verified layout has this field inside
             // it.
             let owned_by = unsafe { load::<u8>(frame + owner.offset) };
             if owned_by >= owner.first_shim {
-                return Identity { meaning: Meaning::HIDDEN, lasting };
+                return IdentifiedFrame { meaning: FrameMeaning::HIDDEN, is_cacheable };
             }
             // SAFETY: an executable is an object, and its frame keeps it alive.
-            if unsafe { load::<usize>(step.code + OB_TYPE) } != self.code_type {
-                return Identity { meaning: Meaning::HIDDEN, lasting: false };
+            if unsafe { load::<usize>(raw.code + OB_TYPE) } != self.code_type {
+                return IdentifiedFrame { meaning: FrameMeaning::HIDDEN, is_cacheable: false };
             }
             if let Bytecode::Inline { first_traceable, .. } = self.layout.code.bytecode {
                 // SAFETY: the frame keeps its code object alive, and the verified layout has this field inside it.
-                let first = unsafe { load::<i32>(step.code + first_traceable) }.saturating_mul(2);
-                if Self::instruction_offset(&self.layout, step.code, step.instruction) < first {
-                    lasting = false;
+                let first = unsafe { load::<i32>(raw.code + first_traceable) }.saturating_mul(2);
+                if Self::instruction_offset(&self.layout, raw.code, raw.instruction) < first {
+                    is_cacheable = false;
                     if owned_by != owner.generator {
-                        return Identity { meaning: Meaning::HIDDEN, lasting };
+                        return IdentifiedFrame { meaning: FrameMeaning::HIDDEN, is_cacheable };
                     }
                 }
             }
         }
         // SAFETY: the frame keeps its code object alive.
-        let (id, calls) = unsafe { self.frame(step.code, step.instruction, interner, sink) };
-        let meaning = Meaning::frame(id);
+        let (id, call_kind) = unsafe { self.intern_frame(raw.code, raw.instruction, interner, sink) };
+        let meaning = FrameMeaning::frame(id);
         // SAFETY: the frame keeps its code object alive, and the instruction was read from the frame.
-        let calls = calls.filter(|_| unsafe { !self.is_leaving(step.code, step.instruction) });
-        let meaning = calls.map_or(meaning, |how| meaning.calling(how == Calls::Inside));
-        Identity { meaning, lasting }
+        let call_kind = call_kind.filter(|_| unsafe { !self.is_leaving(raw.code, raw.instruction) });
+        let meaning = call_kind.map_or(meaning, |kind| meaning.as_module_call(kind == CallKind::Inner));
+        IdentifiedFrame { meaning, is_cacheable }
     }
 
     #[inline]
@@ -301,22 +300,28 @@ impl Chain for Frames {
         unsafe { load(object + OB_TYPE) }
     }
 
-    unsafe fn called(&self, object: usize, caller: ContextId, next: &mut u32, sink: &mut dyn DefinitionSink) -> Called {
-        let nobody = Called { class: 0, context: caller };
+    unsafe fn called(
+        &self,
+        object: usize,
+        caller: ContextId,
+        next: &mut u32,
+        sink: &mut dyn DefinitionSink,
+    ) -> CalledModule {
+        let no_module = CalledModule { class: 0, context: caller };
         if object == 0 {
-            return nobody;
+            return no_module;
         }
         // SAFETY: the frame owns this object if the layout is right, which `modules` verifies before it relies on it.
-        let Some(class) = (unsafe { self.modules.class(object) }) else { return nobody };
+        let Some(class) = (unsafe { self.modules.class(object) }) else { return no_module };
         let call = ModuleCall { caller, object, class };
-        if let Some(context) = sink.known_call(call, next) {
-            return Called { class, context };
+        if let Some(context) = sink.find_call(call, next) {
+            return CalledModule { class, context };
         }
         if !self.modules.is_module(class, sink) {
-            return Called { class: if self.modules.is_verified() { class } else { 0 }, context: caller };
+            return CalledModule { class: if self.modules.is_verified() { class } else { 0 }, context: caller };
         }
         // SAFETY: `class` is the class of a live object.
-        let context = sink.new_call(call, unsafe { modules::name(class) });
-        Called { class, context }
+        let context = sink.add_call(call, unsafe { modules::name(class) });
+        CalledModule { class, context }
     }
 }

@@ -8,7 +8,7 @@
 
 use memtrace_tests::oracle::Oracle;
 use memtrace_tests::snapshots::{Recorded, at_least, pickle, record, vizcheck};
-use memtrace_tests::victim::{Victim, events};
+use memtrace_tests::traced_program::{TracedProgram, events};
 use memtrace_trace::event::Source;
 
 use crate::pytorch_snapshots::assert_same_reports;
@@ -19,8 +19,8 @@ const NEWEST: &str = "2.15.0";
 /// This release exports no symbol by which memtrace could find the tracker.
 const REPORTER_ONLY: &str = "2.1.2";
 
-fn on(torch: &str, program: &str, arguments: &[&str]) -> Victim {
-    Victim::python(program, arguments).env("SIM_TORCH", torch)
+fn on(torch: &str, program: &str, arguments: &[&str]) -> TracedProgram {
+    TracedProgram::python(program, arguments).env("SIM_TORCH", torch)
 }
 
 /// The program that runs on every release. `memtrace report` gives the same for the recording and for PyTorch's
@@ -37,7 +37,7 @@ fn mlp(torch: &str) -> Recorded {
 /// All comparisons that run on every release.
 #[track_caller]
 fn check(torch: &str) {
-    let compare = |victim: Victim, events: u64| at_least(&record(victim).same(false), &[("events", events)]);
+    let compare = |traced: TracedProgram, events: u64| at_least(&record(traced).same(false), &[("events", events)]);
     at_least(&mlp(torch).same(false), &[("events", 400)]);
     compare(on(torch, "torch/streams.py", &[]).env("SIMCUDA_KERNEL_US", "100"), 800);
     let expandable = on(torch, "torch/expandable.py", &[]);
@@ -53,17 +53,17 @@ fn check(torch: &str) {
 }
 
 #[test]
-fn the_oldest() {
+fn the_oldest_release() {
     check(OLDEST);
 }
 
 #[test]
-fn one_in_between() {
+fn a_release_in_between() {
     check(BETWEEN);
 }
 
 #[test]
-fn the_newest() {
+fn the_newest_release() {
     check(NEWEST);
     let cases = ["function", "modules", "convolutions", "checkpoint_reentrant", "double_backward", "forward_threads"];
     let anomaly = on(NEWEST, "torch/forward_calls.py", &cases).env("MEMTRACE_TEST_ANOMALY", "1");
@@ -71,7 +71,7 @@ fn the_newest() {
 }
 
 #[test]
-fn the_reporter_where_there_is_no_tracker() {
+fn a_release_with_the_memory_reporter_only() {
     let recorded = mlp(REPORTER_ONLY);
     let ours: Vec<(String, u64)> = events(&recorded.run.trace())
         .iter()

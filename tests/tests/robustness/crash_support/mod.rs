@@ -13,20 +13,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use memtrace_tests::ledger::{Calls, read_all};
-use memtrace_tests::victim::{Victim, with_default_signals};
+use memtrace_tests::traced_program::{TracedProgram, with_default_signals};
 use memtrace_trace::event::Event;
 use memtrace_trace::file::Reader;
 
-/// An environment variable of every process of a scene. The tests find leftover processes by it.
-const SCENE: &str = "MEMTRACE_TEST_SCENE";
+/// An environment variable of every process of a scenario. The tests find leftover processes by it.
+const SCENARIO: &str = "MEMTRACE_TEST_SCENARIO";
 
 /// A program, with or without memtrace, from its start until nothing of it is left.
-pub(crate) struct Scene {
+pub(crate) struct Scenario {
     folder: tempfile::TempDir,
     name: String,
     /// The launcher, or the program itself when it runs without memtrace.
     pub(crate) launcher: Child,
-    is_traced: bool,
+    is_under_memtrace: bool,
     /// A path by which this process reaches the run folder, also when it lies in another mount namespace.
     run: PathBuf,
     disk: Option<std::fs::File>,
@@ -35,23 +35,23 @@ pub(crate) struct Scene {
     /// The process id of the program.
     pub(crate) pid: i32,
     /// The numbers that the program printed after its process id.
-    pub(crate) hello: Vec<u64>,
+    pub(crate) addresses: Vec<u64>,
     pub(crate) began: Instant,
 }
 
-/// How a scene ended.
+/// How a scenario ended.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Ending {
     /// The program's exit status in a shell's encoding: 128 + n for signal n.
     pub(crate) code: i32,
     /// The part of the program's stdout that the test has not read before.
-    pub(crate) said: String,
+    pub(crate) stdout: String,
 }
 
-impl Scene {
+impl Scenario {
     /// Starts a program whose first line is its process id, optionally followed by hexadecimal addresses. `disk` is the
     /// size of the run folder's own tmpfs, in `mount`'s notation; `None` uses the common file system.
-    pub(crate) fn start(victim: Victim, traced: bool, disk: Option<&str>) -> Scene {
+    pub(crate) fn start(traced: TracedProgram, under_memtrace: bool, disk: Option<&str>) -> Scenario {
         become_subreaper();
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name = format!("{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -60,10 +60,10 @@ impl Scene {
         std::fs::create_dir(&tmp).unwrap();
         std::fs::create_dir(&mounted).unwrap();
         let run = if disk.is_some() { mounted.join("run") } else { folder.path().join("run") };
-        let victim = victim.option("--quiet").env("SIMCUDA_LEDGER", folder.path().join("ledger"));
-        let victim = victim.env(SCENE, &name).env("TMPDIR", &tmp);
-        let victim = victim.env("WALL_CLOCK_STEP", folder.path().join("wall-clock-step"));
-        let mut command = victim.prepare(traced.then_some(run.as_path()));
+        let traced = traced.option("--quiet").env("SIMCUDA_LEDGER", folder.path().join("ledger"));
+        let traced = traced.env(SCENARIO, &name).env("TMPDIR", &tmp);
+        let traced = traced.env("WALL_CLOCK_STEP", folder.path().join("wall-clock-step"));
+        let mut command = traced.prepare(under_memtrace.then_some(run.as_path()));
         if let Some(size) = disk {
             command = on_its_own_disk(&command, &mounted, size);
         }
@@ -72,9 +72,9 @@ impl Scene {
         let mut stdout = BufReader::new(launcher.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
-        let (pid, hello) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
+        let (pid, addresses) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
         let pid = pid.parse().unwrap_or_else(|_| panic!("no process id: {line:?}, {}", all_of(launcher.stderr.take())));
-        let hello = hello.split_whitespace().map(|w| u64::from_str_radix(w, 16).unwrap()).collect();
+        let addresses = addresses.split_whitespace().map(|w| u64::from_str_radix(w, 16).unwrap()).collect();
         // An open folder keeps its file system alive after the mount namespace is gone.
         let disk = disk.map(|_| {
             let root = format!("/proc/{}/root", launcher.id());
@@ -85,16 +85,28 @@ impl Scene {
             None => run,
         };
         let stdin = launcher.stdin.take();
-        Scene { folder, name, launcher, is_traced: traced, run, disk, stdin, stdout, pid, hello, began }
+        Scenario {
+            folder,
+            name,
+            launcher,
+            is_under_memtrace: under_memtrace,
+            run,
+            disk,
+            stdin,
+            stdout,
+            pid,
+            addresses,
+            began,
+        }
     }
 
     /// Writes one line to the program's stdin, which makes it continue.
-    pub(crate) fn tell(&mut self) {
+    pub(crate) fn send_line(&mut self) {
         self.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
 
     /// Closes the program's stdin.
-    pub(crate) fn hang_up(&mut self) {
+    pub(crate) fn close_stdin(&mut self) {
         self.stdin = None;
     }
 
@@ -106,8 +118,8 @@ impl Scene {
     }
 
     /// Whether the program runs under memtrace.
-    pub(crate) fn is_traced(&self) -> bool {
-        self.is_traced
+    pub(crate) fn is_under_memtrace(&self) -> bool {
+        self.is_under_memtrace
     }
 
     /// The run folder.
@@ -115,7 +127,7 @@ impl Scene {
         &self.run
     }
 
-    /// A path in the scene's temporary folder, beside the run folder.
+    /// A path in the scenario's temporary folder, beside the run folder.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -166,39 +178,40 @@ impl Scene {
     /// The output of `memtrace report` on the run.
     #[track_caller]
     pub(crate) fn report(&self) -> String {
-        let output = Command::new(memtrace_tests::victim::memtrace()).arg("report").arg(&self.run).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
-        String::from_utf8(output.stdout).unwrap() + &said
+        let output =
+            Command::new(memtrace_tests::traced_program::memtrace()).arg("report").arg(&self.run).output().unwrap();
+        let stdout = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stdout}");
+        String::from_utf8(output.stdout).unwrap() + &stdout
     }
 
     /// Waits for the end of the launcher, or of the program when it runs without memtrace.
     #[track_caller]
     pub(crate) fn end(&mut self) -> Ending {
-        let mut said = String::new();
-        self.stdout.read_to_string(&mut said).unwrap();
+        let mut stdout = String::new();
+        self.stdout.read_to_string(&mut stdout).unwrap();
         let status = self.launcher.wait().unwrap();
         let code = status.code().or(status.signal().map(|s| 128 + s)).unwrap();
-        Ending { code, said }
+        Ending { code, stdout }
     }
 
     /// Waits for the end of a program whose launcher was killed.
     #[track_caller]
     pub(crate) fn end_of_orphan(&mut self) -> Ending {
-        let mut said = String::new();
-        self.stdout.read_to_string(&mut said).unwrap();
+        let mut stdout = String::new();
+        self.stdout.read_to_string(&mut stdout).unwrap();
         assert_eq!(self.launcher.wait().unwrap().signal(), Some(libc::SIGKILL));
-        Ending { code: wait_for_child(self.pid), said }
+        Ending { code: wait_for_child(self.pid), stdout }
     }
 
     /// The launcher's stderr.
-    pub(crate) fn complaints(&mut self) -> String {
+    pub(crate) fn launcher_messages(&mut self) -> String {
         all_of(self.launcher.stderr.take())
     }
 
-    /// The ids of the scene's processes that still exist.
+    /// The ids of the scenario's processes that still exist.
     pub(crate) fn processes(&self) -> Vec<i32> {
-        let mark = format!("{SCENE}={}", self.name).into_bytes();
+        let mark = format!("{SCENARIO}={}", self.name).into_bytes();
         let ours = |pid: &i32| {
             let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
             environment.split(|b| *b == 0).any(|variable| variable == mark)
@@ -230,7 +243,7 @@ impl Scene {
     }
 }
 
-impl Drop for Scene {
+impl Drop for Scenario {
     fn drop(&mut self) {
         // A failed test leaves no process running.
         for pid in self.processes() {

@@ -4,7 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use memtrace_tests::victim::{Run, Victim};
+use memtrace_tests::traced_program::{Run, TracedProgram};
 
 pub(crate) const NONE: &[&str] = &[];
 /// The number of events of one allocation and its free through the runtime: each is recorded by the runtime and the
@@ -16,18 +16,27 @@ pub(crate) fn open_to_all(folder: &Path) {
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
+/// Requires that stderr is an error line and a help line, both with this prefix.
+#[track_caller]
+pub(crate) fn assert_error_with_help(message: &str, prefix: &str) {
+    let lines: Vec<_> = message.lines().collect();
+    let [error, help] = lines[..] else { panic!("{message}") };
+    assert!(error.starts_with(&format!("{prefix}error: ")), "{message}");
+    assert!(help.starts_with(&format!("{prefix}help: ")), "{message}");
+}
+
 /// Runs the program with and without memtrace and requires the same stdout, stderr and exit status.
 #[track_caller]
-pub(crate) fn same_output(victim: Victim) -> Run {
-    let alone = victim.run_alone();
-    let run = victim.option("--quiet").run();
+pub(crate) fn same_output(traced: TracedProgram) -> Run {
+    let alone = traced.run_alone();
+    let run = traced.option("--quiet").run();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert_eq!(text(&alone.stdout), text(&run.output.stdout), "{}", text(&run.output.stderr));
     // The launcher's own lines on stderr begin with its name.
-    let said = text(&run.output.stderr);
-    let theirs: String = said.split_inclusive('\n').filter(|line| !line.starts_with("memtrace: ")).collect();
+    let stderr = text(&run.output.stderr);
+    let theirs: String = stderr.split_inclusive('\n').filter(|line| !line.starts_with("memtrace: ")).collect();
     assert_eq!(text(&alone.stderr), theirs);
-    assert_eq!(alone.status.code(), run.output.status.code(), "{said}");
+    assert_eq!(alone.status.code(), run.output.status.code(), "{stderr}");
     assert!(alone.status.success(), "{alone:?}");
     run
 }

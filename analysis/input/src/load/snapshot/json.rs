@@ -1,143 +1,157 @@
-//! Reads a snapshot in JSON, token by token, on the same [`Machine`] as pickles.
+//! Reads a snapshot in JSON, token by token, on the same [`SnapshotBuilder`] as pickles.
 
-use super::Stop;
-use super::input::{Input, longest_text};
-use super::machine::{Machine, Value};
+use super::ReadError;
+use super::builder::{SnapshotBuilder, Value};
+use super::reader::{ByteReader, MAX_TEXT};
 
 /// The maximum nesting depth. A snapshot has a depth of six.
-const DEEPEST: usize = 256;
+const MAX_DEPTH: usize = 256;
 /// The number of items that are collected before they are added to their list.
-const BATCH: usize = 1000;
+const BATCH_SIZE: usize = 1000;
 
 /// A container that is being read.
-enum Inside {
-    List { gathered: usize },
+enum Container {
+    List { pending: usize },
     Dict,
 }
 
-fn wrong(input: &Input<'_>, what: &str) -> Stop {
-    Stop::Refused(format!("it is no JSON: {what} at byte {}", input.position()))
+fn invalid(reader: &ByteReader<'_>, what: &str) -> ReadError {
+    ReadError::Invalid(format!("it is not valid JSON at byte {}: {what}", reader.position()))
 }
 
-/// Reads one value with everything inside it. Fails with [`Stop::Memory`] above `room` bytes.
-pub(super) fn read(input: &mut Input<'_>, machine: &mut Machine, room: usize) -> Result<Value, Stop> {
+/// Reads one value with everything inside it. Fails with [`ReadError::MemoryLimit`] above `memory_limit` bytes.
+pub(super) fn read(
+    reader: &mut ByteReader<'_>,
+    builder: &mut SnapshotBuilder,
+    memory_limit: usize,
+) -> Result<Value, ReadError> {
     let mut refills = 0;
-    let mut inside: Vec<Inside> = Vec::new();
+    let mut open: Vec<Container> = Vec::new();
     let mut scratch = Vec::new();
     loop {
         // A value, or the end of an empty container.
-        let mut first = next(input)?;
-        if input.refills != refills {
-            refills = input.refills;
-            if machine.bytes() > room {
-                return Err(Stop::Memory);
+        let mut first = next_byte(reader)?;
+        if reader.refills != refills {
+            refills = reader.refills;
+            if builder.bytes() > memory_limit {
+                return Err(ReadError::MemoryLimit);
             }
         }
-        if let (Some(Inside::Dict), b'"') = (inside.last(), first) {
-            text(input, &mut scratch)?;
-            machine.push_text(&scratch);
-            if next(input)? != b':' {
-                return Err(wrong(input, "a key without a value"));
+        if let (Some(Container::Dict), b'"') = (open.last(), first) {
+            string(reader, &mut scratch)?;
+            builder.push_text(&scratch);
+            if next_byte(reader)? != b':' {
+                return Err(invalid(reader, "a key has no value"));
             }
-            first = next(input)?;
-        } else if let (Some(Inside::Dict), other) = (inside.last(), first)
+            first = next_byte(reader)?;
+        } else if let (Some(Container::Dict), other) = (open.last(), first)
             && other != b'}'
         {
-            return Err(wrong(input, "something else than a key"));
+            return Err(invalid(reader, "expected a key in quotes"));
         }
         match first {
             b'{' | b'[' => {
-                if inside.len() >= DEEPEST {
-                    return Err(Stop::Refused(format!(
-                        "it is nested deeper than {DEEPEST} levels, and a snapshot has six"
+                if open.len() >= MAX_DEPTH {
+                    return Err(ReadError::Invalid(format!(
+                        "it is nested deeper than {MAX_DEPTH} levels; a snapshot has six levels"
                     )));
                 }
-                machine.open(first == b'{');
-                machine.mark();
-                inside.push(if first == b'{' { Inside::Dict } else { Inside::List { gathered: 0 } });
+                builder.open(first == b'{');
+                builder.mark();
+                open.push(if first == b'{' { Container::Dict } else { Container::List { pending: 0 } });
                 continue;
             }
-            b'}' | b']' => close(input, machine, &mut inside, first)?,
+            b'}' | b']' => close_container(reader, builder, &mut open, first)?,
             b'"' => {
-                text(input, &mut scratch)?;
-                machine.push_text(&scratch);
+                string(reader, &mut scratch)?;
+                builder.push_text(&scratch);
             }
-            b't' => word(input, b"rue", machine, Value::Bool(true))?,
-            b'f' => word(input, b"alse", machine, Value::Bool(false))?,
-            b'n' => word(input, b"ull", machine, Value::None)?,
-            b'N' => word(input, b"aN", machine, Value::Other)?,
-            b'I' => word(input, b"nfinity", machine, Value::Other)?,
+            b't' => literal(reader, b"rue", builder, Value::Bool(true))?,
+            b'f' => literal(reader, b"alse", builder, Value::Bool(false))?,
+            b'n' => literal(reader, b"ull", builder, Value::None)?,
+            b'N' => literal(reader, b"aN", builder, Value::Other)?,
+            b'I' => literal(reader, b"nfinity", builder, Value::Other)?,
             b'-' | b'0'..=b'9' => {
-                let value = number(input, first)?;
-                machine.push(value);
+                let value = number(reader, first)?;
+                builder.push(value);
             }
-            _ => return Err(wrong(input, "something that is no value")),
+            _ => return Err(invalid(reader, "expected a value")),
         }
         // A value is followed by a comma, or by the ends of containers.
         loop {
-            let Some(container) = inside.last_mut() else { return machine.finish() };
-            if let Inside::List { gathered } = container {
-                *gathered += 1;
-                if *gathered == BATCH {
-                    *gathered = 0;
-                    machine.append_all()?;
-                    machine.mark();
+            let Some(container) = open.last_mut() else { return builder.finish() };
+            if let Container::List { pending } = container {
+                *pending += 1;
+                if *pending == BATCH_SIZE {
+                    *pending = 0;
+                    builder.append_all()?;
+                    builder.mark();
                 }
             }
-            match next(input)? {
+            match next_byte(reader)? {
                 b',' => break,
-                end @ (b'}' | b']') => close(input, machine, &mut inside, end)?,
-                _ => return Err(wrong(input, "neither a comma nor an end")),
+                end @ (b'}' | b']') => close_container(reader, builder, &mut open, end)?,
+                _ => return Err(invalid(reader, "expected a comma or a closing bracket")),
             }
         }
     }
 }
 
-fn close(input: &Input<'_>, machine: &mut Machine, inside: &mut Vec<Inside>, end: u8) -> Result<(), Stop> {
-    match (inside.pop(), end) {
-        (Some(Inside::List { .. }), b']') => machine.append_all(),
-        (Some(Inside::Dict), b'}') => machine.set_items(),
-        _ => Err(wrong(input, "an end of what has not begun")),
+fn close_container(
+    reader: &ByteReader<'_>,
+    builder: &mut SnapshotBuilder,
+    open: &mut Vec<Container>,
+    end: u8,
+) -> Result<(), ReadError> {
+    match (open.pop(), end) {
+        (Some(Container::List { .. }), b']') => builder.append_all(),
+        (Some(Container::Dict), b'}') => builder.set_items(),
+        _ => Err(invalid(reader, "unexpected closing bracket")),
     }
 }
 
 /// The next byte that is not white space.
-fn next(input: &mut Input<'_>) -> Result<u8, Stop> {
+fn next_byte(reader: &mut ByteReader<'_>) -> Result<u8, ReadError> {
     loop {
-        let [byte] = input.take()?;
+        let [byte] = reader.take()?;
         if !matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
             return Ok(byte);
         }
     }
 }
 
-fn word(input: &mut Input<'_>, rest: &[u8], machine: &mut Machine, value: Value) -> Result<(), Stop> {
+fn literal(
+    reader: &mut ByteReader<'_>,
+    rest: &[u8],
+    builder: &mut SnapshotBuilder,
+    value: Value,
+) -> Result<(), ReadError> {
     for expected in rest {
-        let [byte] = input.take()?;
+        let [byte] = reader.take()?;
         if byte != *expected {
-            return Err(wrong(input, "a word that JSON has not"));
+            return Err(invalid(reader, "unknown literal"));
         }
     }
-    machine.push(value);
+    builder.push(value);
     Ok(())
 }
 
-fn number(input: &mut Input<'_>, first: u8) -> Result<Value, Stop> {
+fn number(reader: &mut ByteReader<'_>, first: u8) -> Result<Value, ReadError> {
     let mut digits = [0; 64];
     digits[0] = first;
     let mut len = 1;
     loop {
-        if input.here().is_empty() && !input.ended() {
-            input.refill()?;
+        if reader.buffer().is_empty() && !reader.is_at_end() {
+            reader.refill()?;
         }
-        match input.here().first() {
+        match reader.buffer().first() {
             Some(byte @ (b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-')) if len < digits.len() => {
                 digits[len] = *byte;
                 len += 1;
-                input.skip_here(1);
+                reader.consume(1);
             }
             Some(b'I') if digits[..len] == *b"-" => {
-                input.pass(b"Infinity".len() as u64)?;
+                reader.skip(b"Infinity".len() as u64)?;
                 return Ok(Value::Other);
             }
             _ => break,
@@ -152,33 +166,33 @@ fn number(input: &mut Input<'_>, first: u8) -> Result<Value, Stop> {
     }
     match text.parse::<f64>() {
         Ok(number) => Ok(Value::Float(number)),
-        Err(_) if input.here().is_empty() => Err(Stop::End),
-        Err(_) => Err(wrong(input, "a number that is none")),
+        Err(_) if reader.buffer().is_empty() => Err(ReadError::EndOfFile),
+        Err(_) => Err(invalid(reader, "invalid number")),
     }
 }
 
-/// Reads a text whose opening quote has been consumed.
-fn text(input: &mut Input<'_>, out: &mut Vec<u8>) -> Result<(), Stop> {
+/// Reads a string whose opening quote has been consumed.
+fn string(reader: &mut ByteReader<'_>, out: &mut Vec<u8>) -> Result<(), ReadError> {
     out.clear();
     let mut cut = false;
     let mut add = |out: &mut Vec<u8>, bytes: &[u8]| {
-        let room = longest_text().saturating_sub(out.len());
+        let room = MAX_TEXT.saturating_sub(out.len());
         cut |= room < bytes.len();
         out.extend_from_slice(&bytes[..bytes.len().min(room)]);
     };
     let mut high = None;
     loop {
-        if input.here().is_empty() {
-            input.refill()?;
-            if input.here().is_empty() {
-                return Err(Stop::End);
+        if reader.buffer().is_empty() {
+            reader.refill()?;
+            if reader.buffer().is_empty() {
+                return Err(ReadError::EndOfFile);
             }
         }
-        let here = input.here();
-        let plain = here.iter().position(|byte| matches!(byte, b'"' | b'\\')).unwrap_or(here.len());
-        add(out, &here[..plain]);
-        let stopped = here.get(plain).copied();
-        input.skip_here(plain + usize::from(stopped.is_some()));
+        let buffer = reader.buffer();
+        let plain = buffer.iter().position(|byte| matches!(byte, b'"' | b'\\')).unwrap_or(buffer.len());
+        add(out, &buffer[..plain]);
+        let stopped = buffer.get(plain).copied();
+        reader.consume(plain + usize::from(stopped.is_some()));
         if plain > 0 {
             high = None;
         }
@@ -187,7 +201,7 @@ fn text(input: &mut Input<'_>, out: &mut Vec<u8>) -> Result<(), Stop> {
             Some(b'"') => break,
             Some(_) => {}
         }
-        let [escape] = input.take()?;
+        let [escape] = reader.take()?;
         let byte = match escape {
             b'n' => b'\n',
             b't' => b'\t',
@@ -195,9 +209,9 @@ fn text(input: &mut Input<'_>, out: &mut Vec<u8>) -> Result<(), Stop> {
             b'b' => 8,
             b'f' => 12,
             b'u' => {
-                let digits: [u8; 4] = input.take()?;
+                let digits: [u8; 4] = reader.take()?;
                 let code = std::str::from_utf8(&digits).ok().and_then(|d| u32::from_str_radix(d, 16).ok());
-                let Some(code) = code else { return Err(wrong(input, "an escape that is none")) };
+                let Some(code) = code else { return Err(invalid(reader, "invalid escape sequence")) };
                 let code = match (code, high.take()) {
                     (0xd800..=0xdbff, _) => {
                         high = Some(code);
@@ -215,6 +229,6 @@ fn text(input: &mut Input<'_>, out: &mut Vec<u8>) -> Result<(), Stop> {
         high = None;
         add(out, &[byte]);
     }
-    input.cut_texts += u64::from(cut);
+    reader.cut_texts += u64::from(cut);
     Ok(())
 }

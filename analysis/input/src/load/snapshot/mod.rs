@@ -1,61 +1,83 @@
 //! Reads any PyTorch memory snapshot as a recording: pickles of protocols 2 to 5 and JSON, gzipped or not. It reads
 //! snapshots of PyTorch 2.0 and later, of any device's allocator, and our own.
 //!
-//! [`input`] decompresses. [`pickle`] and [`json`] read tokens. [`machine`] builds events, stacks and segments from
-//! them. [`state`] reconstructs what existed before the first event. A file that ends early, or is damaged in the
+//! [`reader`] decompresses. [`pickle`] and [`json`] read tokens. [`builder`] builds events, stacks and segments from
+//! them. [`prior_state`] reconstructs what existed before the first event. A file that ends early, or is damaged in the
 //! middle, gives what came before the damage, and a problem reports it.
 //!
 //! No file can make the reader run code or recurse without bound. Memory use is proportional to the size of the file.
 
-mod input;
+mod builder;
 mod json;
-mod machine;
+mod notices;
 mod pickle;
+mod prior_state;
+mod reader;
 mod recording;
-mod remarks;
 mod rows;
-mod state;
 mod tables;
 
 use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use memtrace_trace::file::foreign;
+use memtrace_trace::file::untrusted;
 
-use self::input::Input;
-use self::machine::{Kind, Machine, Value};
-pub use self::recording::{SNAPSHOT_END, SnapshotRecording};
-pub use self::remarks::TOPIC as SNAPSHOT_TOPIC;
+use self::builder::{ItemKind, SnapshotBuilder, Value};
+use self::notices::ReadStatistics;
+pub use self::notices::TOPIC as SNAPSHOT_TOPIC;
+use self::reader::ByteReader;
+pub use self::recording::{SNAPSHOT_END_REASON, SnapshotRecording};
 use super::Problem;
 use crate::error::{Error, Result};
 
 /// The memory limit of the reader, in bytes: a base and an allowance per file byte. gzip compresses a snapshot to a
 /// thirtieth. Decompressed, it needs about as much memory as it has bytes.
-const ROOM: usize = 256 << 20;
-const ROOM_PER_BYTE: usize = 128;
+const BASE_MEMORY: usize = 256 << 20;
+const MEMORY_PER_FILE_BYTE: usize = 128;
 
 /// Why reading ended before the snapshot did.
 #[derive(Debug)]
-enum Stop {
+enum ReadError {
     /// The file ends.
-    End,
+    EndOfFile,
     /// The gzip stream is damaged.
-    Gzip,
+    DamagedGzip,
     /// The operating system reported an error.
     Io(io::Error),
-    /// The content is invalid. Says what is wrong, and what to do.
-    Refused(String),
+    /// The content is invalid. Says what is wrong.
+    Invalid(String),
     /// The file needs more memory than its size allows.
-    Memory,
+    MemoryLimit,
 }
+
+/// Why a file is not read, and what the user can do.
+struct Refusal {
+    reason: String,
+    help: String,
+}
+
+impl Refusal {
+    fn new(reason: impl Into<String>, help: impl Into<String>) -> Refusal {
+        Refusal { reason: reason.into(), help: help.into() }
+    }
+
+    fn into_error(self, path: &Path) -> Error {
+        Error::Snapshot { path: path.to_owned(), reason: self.reason, help: self.help }
+    }
+}
+
+const PASS_A_SNAPSHOT: &str = "pass a file that torch.cuda.memory._dump_snapshot wrote";
+const PASS_THE_RUN_FOLDER: &str = "pass the run folder";
+const SAVE_AGAIN: &str = "save it again with Python's pickle.dump";
+const COPY_AGAIN: &str = "copy the file again, or let the program write it again";
 
 /// The UTF-8 byte order mark, which some editors write at the beginning.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// The format of a file according to its first bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Form {
+enum SnapshotFormat {
     Pickle,
     Json,
 }
@@ -64,181 +86,181 @@ enum Form {
 ///
 /// # Errors
 ///
-/// If the file is not a snapshot, or is too damaged to read anything from it. The message says what is wrong, and what
-/// to do.
+/// If the file is not a snapshot, or is too damaged to read anything from it.
 pub(super) fn open(path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<(SnapshotRecording, Vec<Problem>)> {
-    let file = foreign::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
+    let file = untrusted::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
     read(path, file, progress)
 }
 
 fn read(path: &Path, file: File, progress: &mut dyn FnMut(u64, u64)) -> Result<(SnapshotRecording, Vec<Problem>)> {
-    let refuse = |why: String| Error::Snapshot { path: path.to_owned(), why };
     let size = file.metadata().map_err(Error::io(format!("cannot read {}", path.display())))?.len();
-    let mut heard = |done: u64| progress(done, size);
-    let cannot = || Error::io(format!("cannot read {}", path.display()));
-    let mut input = Input::new(file, &mut heard).map_err(cannot())?;
+    let mut report_progress = |done: u64| progress(done, size);
+    let cannot_read = || Error::io(format!("cannot read {}", path.display()));
+    let mut reader = ByteReader::new(file, &mut report_progress).map_err(cannot_read())?;
     // Damage can be anywhere. The bytes before it still identify the format.
-    let began = input.refill();
-    let form = match form(input.here()) {
-        Ok(form) => form,
-        Err(why) => {
-            return Err(match began {
-                Err(Stop::Io(cause)) => cannot()(cause),
-                Err(_) => refuse("it is no gzip file, or damaged from its beginning: fetch it again".to_owned()),
-                Ok(()) => refuse(why),
+    let first_read = reader.refill();
+    let format = match detect_format(reader.buffer()) {
+        Ok(format) => format,
+        Err(refusal) => {
+            return Err(match first_read {
+                Err(ReadError::Io(cause)) => cannot_read()(cause),
+                Err(_) => Refusal::new("its gzip data is damaged from the beginning", COPY_AGAIN).into_error(path),
+                Ok(()) => refusal.into_error(path),
             });
         }
     };
-    if input.here().starts_with(BYTE_ORDER_MARK) {
-        input.skip_here(BYTE_ORDER_MARK.len());
+    if reader.buffer().starts_with(BYTE_ORDER_MARK) {
+        reader.consume(BYTE_ORDER_MARK.len());
     }
-    let mut machine = Machine::new();
-    let room = ROOM.saturating_add(usize::try_from(size).unwrap_or(usize::MAX).saturating_mul(ROOM_PER_BYTE));
-    let value = match form {
-        Form::Pickle => pickle::read(&mut input, &mut machine, room),
-        Form::Json => json::read(&mut input, &mut machine, room),
+    let mut builder = SnapshotBuilder::new();
+    let file_size = usize::try_from(size).unwrap_or(usize::MAX);
+    let memory_limit = BASE_MEMORY.saturating_add(file_size.saturating_mul(MEMORY_PER_FILE_BYTE));
+    let value = match format {
+        SnapshotFormat::Pickle => pickle::read(&mut reader, &mut builder, memory_limit),
+        SnapshotFormat::Json => json::read(&mut reader, &mut builder, memory_limit),
     };
-    let (value, stop) = match value {
+    let (value, error) = match value {
         Ok(value) => (value, None),
-        Err(stop) => {
+        Err(error) => {
             // The contents so far can be a snapshot without its end.
-            let value = if machine.salvage() { machine.finish().unwrap_or(Value::None) } else { Value::None };
-            (value, Some(stop))
+            let value = if builder.salvage() { builder.finish().unwrap_or(Value::None) } else { Value::None };
+            (value, Some(error))
         }
     };
-    let is_snapshot = matches!(value, Value::Top) || segments_alone(&machine, value);
-    let saved = machine.rows.len() > 0 || !machine.segments.is_empty();
-    if let Some(stop) = &stop
-        && !(is_snapshot && saved)
+    let is_snapshot = matches!(value, Value::Snapshot) || is_segment_list(&builder, value);
+    let has_content = builder.rows.len() > 0 || !builder.segments.is_empty();
+    if let Some(error) = &error
+        && !(is_snapshot && has_content)
     {
-        return Err(refuse(nothing_saved(stop, &input)));
+        return Err(nothing_read(error, &reader).into_error(path));
     }
     if !is_snapshot {
-        return Err(refuse(other_kind(&machine, value, form)));
+        return Err(not_a_snapshot(&builder, value, format).into_error(path));
     }
     let mut problems = Vec::new();
-    if let Some(stop) = &stop {
+    if let Some(error) = &error {
         let text = format!(
-            "{}; {} events and {} segments before that are reported, what came after is missing",
-            where_it_stopped(stop, &input),
-            machine.rows.len(),
-            machine.segments.len()
+            "{}; the report covers the {} events and {} segments before that",
+            describe_damage(error, &reader),
+            builder.rows.len(),
+            builder.segments.len()
         );
         problems.push(Problem { path: path.to_owned(), text });
     }
-    let mut trailing = 0;
-    if stop.is_none() {
-        match input.pass_all() {
-            Ok(bytes) => trailing = bytes,
-            Err(Stop::Io(cause)) => {
-                let text = format!("it cannot be read behind the snapshot's end: {cause}");
+    let mut trailing_bytes = 0;
+    if error.is_none() {
+        match reader.skip_to_end() {
+            Ok(bytes) => trailing_bytes = bytes,
+            Err(ReadError::Io(cause)) => {
+                let text = format!("it cannot be read after the end of the snapshot: {cause}");
                 problems.push(Problem { path: path.to_owned(), text });
             }
             Err(_) => {
                 let text =
-                    "its gzip checksum is missing or does not match: what is reported may be wrong; fetch it again";
+                    "its gzip checksum is missing or does not match, so the report can be wrong; copy the file again";
                 problems.push(Problem { path: path.to_owned(), text: text.to_owned() });
             }
         }
     }
-    let (whole, cut_texts) = (stop.is_none(), input.cut_texts);
-    let facts = remarks::Facts { whole, cut_texts, trailing, ..remarks::Facts::default() };
-    drop(input);
-    Ok((SnapshotRecording::of(machine, value, facts), problems))
+    let (is_complete, cut_texts) = (error.is_none(), reader.cut_texts);
+    let statistics = ReadStatistics { is_complete, cut_texts, trailing_bytes, ..ReadStatistics::default() };
+    drop(reader);
+    Ok((SnapshotRecording::of(builder, value, statistics), problems))
 }
 
-/// `torch.cuda.memory_snapshot()` returns the bare list of segments.
-fn segments_alone(machine: &Machine, value: Value) -> bool {
+/// Whether this is the bare list of segments that `torch.cuda.memory_snapshot()` returns.
+fn is_segment_list(builder: &SnapshotBuilder, value: Value) -> bool {
     match value {
-        Value::Many(Kind::Segment, ..) => true,
-        Value::List(id) => machine.lists[id as usize].iter().all(|item| matches!(item, Value::Run(Kind::Segment, ..))),
+        Value::ItemList(ItemKind::Segment, ..) => true,
+        Value::List(id) => {
+            builder.lists[id as usize].iter().all(|item| matches!(item, Value::ItemRange(ItemKind::Segment, ..)))
+        }
         _ => false,
     }
 }
 
-/// The format that the bytes begin with. The error says what the file is instead, and what to do.
-fn form(bytes: &[u8]) -> Result<Form, String> {
-    const GIVE: &str = "give the file that torch.cuda.memory._dump_snapshot wrote";
+/// The format that the bytes begin with. The error says what the file is instead.
+fn detect_format(bytes: &[u8]) -> Result<SnapshotFormat, Refusal> {
     let text = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
     let first = text.iter().find(|byte| !byte.is_ascii_whitespace());
-    match bytes {
-        [] => Err("it is empty: the program that should have written it did not get that far".to_owned()),
-        [0x80, ..] => Ok(Form::Pickle),
-        [b'P', b'K', 3, 4, ..] => Err(format!("it is a zip archive, as torch.save writes them: {GIVE}")),
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => Err("it is packed with zstd: unpack it first (unzstd)".to_owned()),
-        [0xfd, b'7', b'z', b'X', b'Z', ..] => Err("it is packed with xz: unpack it first (unxz)".to_owned()),
-        [b'B', b'Z', b'h', b'1'..=b'9', ..] => Err("it is packed with bzip2: unpack it first (bunzip2)".to_owned()),
+    let (reason, help) = match bytes {
+        [] => ("the file is empty", "run the program again: it ended before it wrote the snapshot"),
+        [0x80, ..] => return Ok(SnapshotFormat::Pickle),
+        [b'P', b'K', 3, 4, ..] => ("it is a zip archive, as torch.save writes", PASS_A_SNAPSHOT),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => ("it is compressed with zstd", "decompress it with unzstd"),
+        [0xfd, b'7', b'z', b'X', b'Z', ..] => ("it is compressed with xz", "decompress it with unxz"),
+        [b'B', b'Z', b'h', b'1'..=b'9', ..] => ("it is compressed with bzip2", "decompress it with bunzip2"),
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
-            Err("it is text of UTF-16: save it as UTF-8 (iconv -f UTF-16 -t UTF-8)".to_owned())
+            ("it is UTF-16 text", "convert it to UTF-8 with iconv -f UTF-16 -t UTF-8")
         }
-        [0x1f, 0x8b, ..] => Err("it is gzipped twice: unpack it once (gunzip)".to_owned()),
-        [b'<', ..] => Err(format!("it is a web page; the page that _memory_viz made cannot be read back: {GIVE}")),
-        _ if matches!(first, Some(b'{' | b'[')) => Ok(Form::Json),
+        [0x1f, 0x8b, ..] => ("it is gzipped twice", "decompress it once with gunzip"),
+        [b'<', ..] => ("it is an HTML page, not a memory snapshot", PASS_A_SNAPSHOT),
+        _ if matches!(first, Some(b'{' | b'[')) => return Ok(SnapshotFormat::Json),
         [b'(' | b'}' | b']', ..] => {
-            Err("it may be a pickle of protocol 0 or 1, and 2 to 5 are read: save it anew with Python's pickle.dump"
-                .to_owned())
+            ("it looks like a pickle of protocol 0 or 1; protocols 2 to 5 are supported", SAVE_AGAIN)
         }
-        _ => Err(format!("it is neither a pickle nor JSON: {GIVE}")),
-    }
+        _ => ("it is neither a pickle nor JSON", PASS_A_SNAPSHOT),
+    };
+    Err(Refusal::new(reason, help))
 }
 
 /// Why a readable file is not a snapshot.
-fn other_kind(machine: &Machine, value: Value, form: Form) -> String {
-    const GIVE: &str = "give the file that torch.cuda.memory._dump_snapshot wrote";
-    let keys = machine.keys(value);
+fn not_a_snapshot(builder: &SnapshotBuilder, value: Value, format: SnapshotFormat) -> Refusal {
+    let keys = builder.keys(value);
     let has = |key: &str| keys.contains(&key);
     if has("traceEvents") {
-        return format!(
-            "it is a trace of torch.profiler (or another Chrome trace), which holds no snapshot of memory: {GIVE}"
-        );
+        let reason = "it is a trace of torch.profiler or another Chrome trace, not a memory snapshot";
+        return Refusal::new(reason, PASS_A_SNAPSHOT);
     }
     if has("processes") && has("losses") {
-        return "it is a memtrace summary: give the run folder, or the .mtr file beside it".to_owned();
+        return Refusal::new("it is a memtrace summary", PASS_THE_RUN_FOLDER);
     }
     if has("command") && has("processes") {
-        return "it is the manifest of a memtrace run: give the run folder".to_owned();
+        return Refusal::new("it is the manifest of a memtrace run", PASS_THE_RUN_FOLDER);
     }
     // Files of torch.save before 1.6 begin with such a value, and so does a state_dict in one.
-    if matches!(value, Value::Other | Value::Int(_)) && form == Form::Pickle {
-        return format!("it is a pickle of something else (an old torch.save file begins so): {GIVE}");
+    if matches!(value, Value::Other | Value::Int(_)) && format == SnapshotFormat::Pickle {
+        let reason = "it is a pickle, but not a memory snapshot (old torch.save files look like this)";
+        return Refusal::new(reason, PASS_A_SNAPSHOT);
     }
-    let kind = if form == Form::Pickle { "a pickle" } else { "JSON" };
+    let kind = if format == SnapshotFormat::Pickle { "a pickle" } else { "JSON" };
     if keys.is_empty() {
-        return format!("it is {kind}, and no memory snapshot: {GIVE}");
+        return Refusal::new(format!("it is {kind}, but not a memory snapshot"), PASS_A_SNAPSHOT);
     }
     let shown: Vec<String> =
         keys.iter().take(5).map(|key| crate::printable::line(key).chars().take(40).collect()).collect();
-    format!(
-        "it is {kind}, and no memory snapshot (which has the keys segments and device_traces; this has {}): {GIVE}",
+    let reason = format!(
+        "it is {kind}, but not a memory snapshot (it has the keys {}; a snapshot has segments and device_traces)",
         shown.join(", ")
-    )
+    );
+    Refusal::new(reason, PASS_A_SNAPSHOT)
 }
 
-fn where_it_stopped(stop: &Stop, input: &Input<'_>) -> String {
-    match stop {
-        Stop::End => format!("it is cut off at byte {}{}", input.file_position(), unpacked(input)),
-        Stop::Gzip => {
-            format!("its gzip layer is damaged at byte {} or before{}", input.file_position(), unpacked(input))
+/// Describes why reading ended, and where.
+fn describe_damage(error: &ReadError, reader: &ByteReader<'_>) -> String {
+    let position = reader.file_position();
+    match error {
+        ReadError::EndOfFile => format!("it is cut off at byte {position}{}", decompressed_position(reader)),
+        ReadError::DamagedGzip => {
+            format!("its gzip data is damaged at or before byte {position}{}", decompressed_position(reader))
         }
-        Stop::Io(cause) => format!("it cannot be read beyond byte {}: {cause}", input.file_position()),
-        Stop::Refused(why) => format!("it is damaged: {why}"),
-        Stop::Memory => {
-            format!("it asks for more memory than any snapshot of its size needs, after byte {}", input.file_position())
+        ReadError::Io(cause) => format!("it cannot be read after byte {position}: {cause}"),
+        ReadError::Invalid(reason) => format!("it is damaged: {reason}"),
+        ReadError::MemoryLimit => {
+            format!("it needs more memory than any snapshot of its size, after byte {position}")
         }
     }
 }
 
-fn unpacked(input: &Input<'_>) -> String {
-    if input.packed { format!(" ({} bytes unpacked)", input.position()) } else { String::new() }
+fn decompressed_position(reader: &ByteReader<'_>) -> String {
+    if reader.is_gzipped { format!(" ({} bytes decompressed)", reader.position()) } else { String::new() }
 }
 
-fn nothing_saved(stop: &Stop, input: &Input<'_>) -> String {
-    match stop {
-        Stop::Refused(why) => why.clone(),
-        Stop::Io(cause) => format!("it cannot be read: {cause}"),
-        other => format!(
-            "{}, before any event: fetch it again, or let the program write it anew",
-            where_it_stopped(other, input)
-        ),
+/// Why nothing could be read.
+fn nothing_read(error: &ReadError, reader: &ByteReader<'_>) -> Refusal {
+    match error {
+        ReadError::Invalid(reason) => Refusal::new(reason.clone(), PASS_A_SNAPSHOT),
+        ReadError::Io(cause) => Refusal::new(cause.to_string(), ""),
+        other => Refusal::new(format!("{}, before any event", describe_damage(other, reader)), COPY_AGAIN),
     }
 }

@@ -7,20 +7,20 @@ use memtrace_trace::clock::{Calibration, ClockPoint};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{LabelOrigin, TensorKind};
 use memtrace_trace::event::{Action, Event, Flags, Source};
-use memtrace_trace::file::{Census, Damage, Definitions, End, Label, TensorName};
+use memtrace_trace::file::{Damage, Definitions, End, EventCounts, Label, TensorName};
 
-use super::machine::{Annotation, Kind, Machine, Value};
-use super::remarks::Facts;
+use super::builder::{Annotation, ItemKind, SnapshotBuilder, Value};
+use super::notices::ReadStatistics;
+use super::prior_state::{FinalState, PriorState, RowRanges, reconstruct, row_indices};
 use super::rows::{Row, Rows};
-use super::state::{Frame, Known, Stretches, frame, indices};
 use super::tables::{Tables, TextId, text};
 use crate::recording::{LostEvents, Recording};
 
 /// The number of events delivered at once.
-const BLOCK: usize = 4096;
+const EVENTS_PER_BLOCK: usize = 4096;
 
 /// The end reason of such a recording.
-pub const SNAPSHOT_END: &str = "a snapshot was taken";
+pub const SNAPSHOT_END_REASON: &str = "a snapshot was taken";
 
 /// A PyTorch snapshot as a recording.
 #[derive(Debug)]
@@ -28,125 +28,127 @@ pub struct SnapshotRecording {
     definitions: Definitions,
     streams: Vec<u64>,
     rows: Rows,
-    devices: Vec<Device>,
+    devices: Vec<DeviceEvents>,
     labels: Vec<Event>,
-    /// The time of the first event, in microseconds.
-    began: u64,
-    last: u64,
+    /// The times of the first and the last event, in microseconds.
+    first_us: u64,
+    last_us: u64,
     end: End,
     info: String,
     events: u64,
-    census: Census,
+    event_counts: EventCounts,
 }
 
 #[derive(Debug)]
-struct Device {
+struct DeviceEvents {
     ordinal: i16,
-    stretches: Stretches,
-    frame: Frame,
+    row_ranges: RowRanges,
+    prior: PriorState,
 }
 
 impl SnapshotRecording {
-    pub(super) fn of(mut machine: Machine, value: Value, mut facts: Facts) -> SnapshotRecording {
-        let top = machine.top.filter(|_| value == Value::Top);
-        let Lists { mut traces, repeated, strangers } =
-            top.and_then(|top| top.traces).map(|v| Lists::of(&machine, v)).unwrap_or_default();
+    pub(super) fn of(mut builder: SnapshotBuilder, value: Value, mut statistics: ReadStatistics) -> SnapshotRecording {
+        let top = builder.top.filter(|_| value == Value::Snapshot);
+        let DeviceTraces { mut traces, repeated, invalid_items } =
+            top.and_then(|top| top.traces).map(|v| DeviceTraces::of(&builder, v)).unwrap_or_default();
         let has_state = top.is_none_or(|top| top.segments.is_some());
-        facts.repeated_traces = repeated;
-        facts.has_state = has_state;
-        facts.no_times = !machine.has_times && machine.rows.len() > 0;
-        facts.malformed_events = machine.odd.malformed_events + strangers;
-        facts.malformed_segments = machine.odd.malformed_segments;
-        facts.malformed_times = machine.odd.times;
-        facts.pools = machine.odd.pools;
-        facts.compiled = machine.compiled;
-        facts.unknown_actions = machine
-            .odd
+        statistics.repeated_traces = repeated;
+        statistics.has_state = has_state;
+        statistics.no_times = !builder.has_times && builder.rows.len() > 0;
+        statistics.malformed_events = builder.invalid.malformed_events + invalid_items;
+        statistics.malformed_segments = builder.invalid.malformed_segments;
+        statistics.malformed_times = builder.invalid.times;
+        statistics.excess_pools = builder.invalid.pools;
+        statistics.compiled_events = builder.compiled_events;
+        statistics.unknown_actions = builder
+            .invalid
             .unknown_actions
             .iter()
-            .map(|(name, count)| (machine.tables.str(*name).to_owned(), *count))
+            .map(|(name, count)| (builder.tables.str(*name).to_owned(), *count))
             .collect();
         if let Some(top) = top {
-            facts.host = top.host.map(|value| value.map_or(0, |value| things(&machine, value, 0)));
+            statistics.pinned_host_memory =
+                top.host.map(|value| value.map_or(0, |value| count_items(&builder, value, 0)));
         }
         // Segments of host memory come first or last and belong to no device here.
-        let on_devices: Vec<usize> = match top {
-            None => (0..machine.segments.len()).collect(),
+        let device_segments: Vec<usize> = match top {
+            None => (0..builder.segments.len()).collect(),
             Some(top) => {
-                let segments = top.segments.map(|value| runs(&machine, value, Kind::Segment)).unwrap_or_default();
-                facts.malformed_segments += segments.strangers;
-                indices(&segments.runs).map(|number| number as usize).collect()
+                let segments =
+                    top.segments.map(|value| item_ranges(&builder, value, ItemKind::Segment)).unwrap_or_default();
+                statistics.malformed_segments += segments.invalid_items;
+                row_indices(&segments.ranges).map(|number| number as usize).collect()
             }
         };
         let mut segments: std::collections::BTreeMap<i16, Vec<_>> = std::collections::BTreeMap::new();
-        for number in on_devices {
-            let Some(segment) = machine.segments.get(number) else { continue };
+        for number in device_segments {
+            let Some(segment) = builder.segments.get(number) else { continue };
             let Ok(ordinal) = i16::try_from(segment.device) else {
-                facts.malformed_segments += 1;
+                statistics.malformed_segments += 1;
                 continue;
             };
             segments.entry(ordinal.max(0)).or_default().push(*segment);
         }
-        let most = segments.keys().next_back().map_or(0, |last| *last as usize + 1);
-        if traces.len() < most {
-            traces.resize(most, Vec::new());
+        let device_count = segments.keys().next_back().map_or(0, |last| *last as usize + 1);
+        if traces.len() < device_count {
+            traces.resize(device_count, Vec::new());
         }
-        let (has_pools, had_events) = (machine.has_pools, traces.iter().any(|trace| !trace.is_empty()));
+        let (has_pools, had_events) = (builder.has_pools, traces.iter().any(|trace| !trace.is_empty()));
         let mut devices = Vec::new();
-        for (ordinal, stretches) in (0i16..).zip(traces) {
+        for (ordinal, row_ranges) in (0i16..).zip(traces) {
             let state = segments.get(&ordinal).map(Vec::as_slice);
-            if stretches.is_empty() && state.is_none() {
+            if row_ranges.is_empty() && state.is_none() {
                 continue;
             }
-            if stretches.is_empty() && had_events {
-                facts.silent_devices.push(ordinal.into());
+            if row_ranges.is_empty() && had_events {
+                statistics.devices_without_events.push(ordinal.into());
             }
-            let known = Known {
+            let final_state = FinalState {
                 device: ordinal,
                 segments: has_state.then(|| state.unwrap_or_default()),
-                blocks: &machine.blocks,
-                streams: &machine.tables.streams,
+                blocks: &builder.blocks,
+                streams: &builder.tables.streams,
                 has_pools,
             };
-            let frame = frame(&mut machine.rows, &stretches, &known, &mut facts);
-            devices.push(Device { ordinal, stretches, frame });
+            let prior = reconstruct(&mut builder.rows, &row_ranges, &final_state, &mut statistics);
+            devices.push(DeviceEvents { ordinal, row_ranges, prior });
         }
-        let labels = labels(&machine.annotations);
-        let conf = top.and_then(|top| top.settings).and_then(|value| settings(&machine, value));
-        let Machine { tables, rows, metadata, annotations, .. } = machine;
+        let labels = labels(&builder.annotations);
+        let conf = top.and_then(|top| top.settings).and_then(|value| allocator_settings(&builder, value));
+        let SnapshotBuilder { tables, rows, metadata, annotations, .. } = builder;
         let texts = label_texts(&tables, &annotations);
         let named: HashMap<u32, String> =
             metadata.iter().map(|(row, name)| (*row, tables.str(*name).to_owned())).collect();
         let (mut definitions, streams) = tables.into_definitions(has_pools);
         definitions.labels = texts;
-        definitions.notices = facts.notices();
+        definitions.notices = statistics.notices();
         let mut recording = SnapshotRecording {
             definitions,
             streams,
             rows,
             devices,
             labels,
-            began: 0,
-            last: 0,
-            end: End { reason: SNAPSHOT_END.into(), ..End::default() },
+            first_us: 0,
+            last_us: 0,
+            end: End { reason: SNAPSHOT_END_REASON.into(), ..End::default() },
             info: serde_json::json!({ "env": conf.map(|conf| [("PYTORCH_CUDA_ALLOC_CONF", conf)].into_iter().collect::<HashMap<_, _>>())
                 .unwrap_or_default() })
             .to_string(),
             events: 0,
-            census: Census::default(),
+            event_counts: EventCounts::default(),
         };
-        recording.measure();
+        recording.count_events();
         recording.name_blocks(&named);
         recording
     }
 
-    /// Computes the time of the first and last event, and counts the events by kind.
-    fn measure(&mut self) {
+    /// Counts the events by kind, and computes the times of the first and the last.
+    fn count_events(&mut self) {
         let (mut first, mut last) = (u64::MAX, 0);
         let mut kinds: HashMap<(i16, Action, Flags), u64> = HashMap::new();
         for device in &self.devices {
             let mut actions = [[0u64; 2]; 10];
-            for row in indices(&device.stretches).filter_map(|index| self.rows.get(index as usize)) {
+            for row in row_indices(&device.row_ranges).filter_map(|index| self.rows.get(index as usize)) {
                 first = first.min(row.time);
                 last = last.max(row.time);
                 actions[row.action as usize % 10][usize::from(row.slack != Row::NO_SLACK)] += 1;
@@ -157,26 +159,26 @@ impl SnapshotRecording {
                     *kinds.entry((device.ordinal, action, flags)).or_default() += count;
                 }
             }
-            for event in &device.frame.before {
+            for event in &device.prior.events {
                 *kinds.entry((device.ordinal, event.action, event.flags)).or_default() += 1;
             }
             *kinds.entry((device.ordinal, Action::Totals, Flags(0))).or_default() +=
-                u64::from(device.frame.totals.is_some());
+                u64::from(device.prior.totals.is_some());
         }
         for event in &self.labels {
             first = first.min(event.ticks / 1000);
             last = last.max(event.ticks / 1000);
         }
-        (self.began, self.last) = if first > last { (0, 0) } else { (first, last) };
-        let moment = |time: u64| time.saturating_mul(1000);
+        (self.first_us, self.last_us) = if first > last { (0, 0) } else { (first, last) };
+        let to_ticks = |time: u64| time.saturating_mul(1000);
         for ((device, action, flags), count) in kinds {
-            self.census.count_many(&Event { device, action, flags, ..Event::EMPTY }, count);
+            self.event_counts.count_many(&Event { device, action, flags, ..Event::EMPTY }, count);
         }
         for event in &self.labels {
-            self.census.count(event);
+            self.event_counts.count(event);
         }
-        self.events = self.census.events();
-        self.census.ticks = (self.events > 0).then(|| (moment(self.began), moment(self.last)));
+        self.events = self.event_counts.events();
+        self.event_counts.ticks = (self.events > 0).then(|| (to_ticks(self.first_us), to_ticks(self.last_us)));
     }
 
     /// Texts attached to allocations become names of their memory.
@@ -185,7 +187,7 @@ impl SnapshotRecording {
             return;
         }
         let mut names = Vec::new();
-        self.each(&mut |row, e| {
+        self.for_each_event(&mut |row, e| {
             if let Some(name) = row.and_then(|row| named.get(&row))
                 && matches!(e.action, Action::Alloc | Action::Annotate)
             {
@@ -196,30 +198,30 @@ impl SnapshotRecording {
     }
 
     /// Passes every event in order to `sink`, with its row if it has one.
-    fn each(&self, sink: &mut dyn FnMut(Option<u32>, &Event)) {
+    fn for_each_event(&self, sink: &mut dyn FnMut(Option<u32>, &Event)) {
         let mut seq = 0;
         let mut put = |row: Option<u32>, e: Event| {
             seq += 1;
             sink(row, &Event { seq, ..e });
         };
-        let ticks = self.began.saturating_mul(1000);
+        let ticks = self.first_us.saturating_mul(1000);
         for device in &self.devices {
-            for e in &device.frame.before {
+            for e in &device.prior.events {
                 put(None, Event { ticks, ..*e });
             }
         }
         match &self.devices[..] {
             [only] if self.labels.is_empty() => {
-                for index in indices(&only.stretches) {
+                for index in row_indices(&only.row_ranges) {
                     let Some(row) = self.rows.get(index as usize) else { continue };
                     put(Some(index), row.event(only.ordinal, &self.streams));
                 }
             }
-            _ => self.merged(&mut put),
+            _ => self.for_each_event_by_time(&mut put),
         }
-        let ticks = self.last.saturating_mul(1000);
+        let ticks = self.last_us.saturating_mul(1000);
         for device in &self.devices {
-            if let Some((allocated, reserved)) = device.frame.totals {
+            if let Some((allocated, reserved)) = device.prior.totals {
                 let totals = Event {
                     addr: allocated,
                     size: reserved,
@@ -234,12 +236,12 @@ impl SnapshotRecording {
     }
 
     /// Merges the events of all devices and the labels by time. Events of one device keep their order.
-    fn merged(&self, put: &mut dyn FnMut(Option<u32>, Event)) {
+    fn for_each_event_by_time(&self, put: &mut dyn FnMut(Option<u32>, Event)) {
         let mut sources: Vec<_> = self
             .devices
             .iter()
             .map(|device| {
-                let mut rows = indices(&device.stretches).filter(|index| self.rows.get(*index as usize).is_some());
+                let mut rows = row_indices(&device.row_ranges).filter(|index| self.rows.get(*index as usize).is_some());
                 (rows.next(), rows, device.ordinal)
             })
             .collect();
@@ -275,8 +277,8 @@ impl Recording for SnapshotRecording {
     fn calibration(&self) -> Calibration {
         // A tick is a nanosecond. Ticks count from the first event, because the calibration loses nanosecond precision
         // this far from 0.
-        let began = self.began.saturating_mul(1000);
-        Calibration::new(&[ClockPoint { ticks: began, monotonic_ns: 0, realtime_ns: began }])
+        let first_ns = self.first_us.saturating_mul(1000);
+        Calibration::new(&[ClockPoint { ticks: first_ns, monotonic_ns: 0, realtime_ns: first_ns }])
     }
 
     fn counter(&self, _: Counter) -> u64 {
@@ -299,16 +301,17 @@ impl Recording for SnapshotRecording {
         self.events
     }
 
-    fn added_events(&self) -> u64 {
-        let added = |device: &Device| device.frame.before.len() as u64 + u64::from(device.frame.totals.is_some());
-        self.devices.iter().map(added).sum()
+    fn derived_events(&self) -> u64 {
+        let derived =
+            |device: &DeviceEvents| device.prior.events.len() as u64 + u64::from(device.prior.totals.is_some());
+        self.devices.iter().map(derived).sum()
     }
 
     fn stream(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents {
-        let mut block = Vec::with_capacity(BLOCK);
-        self.each(&mut |_, e| {
+        let mut block = Vec::with_capacity(EVENTS_PER_BLOCK);
+        self.for_each_event(&mut |_, e| {
             block.push(*e);
-            if block.len() == BLOCK {
+            if block.len() == EVENTS_PER_BLOCK {
                 sink(&block);
                 block.clear();
             }
@@ -319,8 +322,8 @@ impl Recording for SnapshotRecording {
         LostEvents::default()
     }
 
-    fn census(&self) -> (Census, LostEvents) {
-        (self.census.clone(), LostEvents::default())
+    fn event_counts(&self) -> (EventCounts, LostEvents) {
+        (self.event_counts.clone(), LostEvents::default())
     }
 }
 
@@ -349,79 +352,79 @@ fn named_tensor(e: &Event, text: &str) -> TensorName {
 
 /// The events of each device.
 #[derive(Default)]
-struct Lists {
-    traces: Vec<Stretches>,
+struct DeviceTraces {
+    traces: Vec<RowRanges>,
     /// Lists that occur more than once.
     repeated: u64,
     /// Items of another kind where an event, or a list of events, should be.
-    strangers: u64,
+    invalid_items: u64,
 }
 
-impl Lists {
-    fn of(machine: &Machine, value: Value) -> Lists {
-        let mut lists = Lists::default();
+impl DeviceTraces {
+    fn of(builder: &SnapshotBuilder, value: Value) -> DeviceTraces {
+        let mut lists = DeviceTraces::default();
         let mut seen = HashSet::new();
         match value {
             Value::List(id) => {
-                for item in machine.lists[id as usize].iter().take(i16::MAX as usize) {
-                    lists.take(machine, *item, &mut seen);
+                for item in builder.lists[id as usize].iter().take(i16::MAX as usize) {
+                    lists.add(builder, *item, &mut seen);
                 }
             }
             // A bare list of events belongs to one device.
-            other => lists.take(machine, other, &mut seen),
+            other => lists.add(builder, other, &mut seen),
         }
         lists
     }
 
-    fn take(&mut self, machine: &Machine, value: Value, seen: &mut HashSet<(u8, u32)>) {
-        let Runs { runs, strangers } = runs(machine, value, Kind::Event);
+    fn add(&mut self, builder: &SnapshotBuilder, value: Value, seen: &mut HashSet<(u8, u32)>) {
+        let ItemRanges { ranges, invalid_items } = item_ranges(builder, value, ItemKind::Event);
         let key = match value {
-            Value::Many(_, first, _) => (0, first),
+            Value::ItemList(_, first, _) => (0, first),
             Value::List(id) => (1, id),
             _ => (2, 0),
         };
-        if !runs.is_empty() && !seen.insert(key) {
+        if !ranges.is_empty() && !seen.insert(key) {
             self.repeated += 1;
             return self.traces.push(Vec::new());
         }
-        self.strangers += strangers;
-        self.traces.push(runs);
+        self.invalid_items += invalid_items;
+        self.traces.push(ranges);
     }
 }
 
 /// The items of one kind in a list, and the number of other items.
 #[derive(Default)]
-struct Runs {
-    runs: Stretches,
-    strangers: u64,
+struct ItemRanges {
+    ranges: RowRanges,
+    invalid_items: u64,
 }
 
-fn runs(machine: &Machine, list: Value, kind: Kind) -> Runs {
-    let mut found = Runs::default();
+fn item_ranges(builder: &SnapshotBuilder, list: Value, kind: ItemKind) -> ItemRanges {
+    let mut found = ItemRanges::default();
     match list {
-        Value::Many(of, first, len) if of == kind => found.runs.push((first, len)),
+        Value::ItemList(of, first, len) if of == kind => found.ranges.push((first, len)),
         Value::List(id) => {
-            for item in &machine.lists[id as usize] {
+            for item in &builder.lists[id as usize] {
                 match *item {
-                    Value::Run(of, first, len) if of == kind => found.runs.push((first, len)),
+                    Value::ItemRange(of, first, len) if of == kind => found.ranges.push((first, len)),
                     Value::Unusable => {}
-                    _ => found.strangers += 1,
+                    _ => found.invalid_items += 1,
                 }
             }
         }
         // An empty list.
         Value::Other => {}
-        _ => found.strangers += 1,
+        _ => found.invalid_items += 1,
     }
     found
 }
 
 /// The number of items in a list or in the lists inside it.
-fn things(machine: &Machine, value: Value, depth: u32) -> u64 {
+fn count_items(builder: &SnapshotBuilder, value: Value, depth: u32) -> u64 {
     match value {
-        Value::Many(_, _, len) | Value::Run(_, _, len) => len.into(),
+        Value::ItemList(_, _, len) | Value::ItemRange(_, _, len) => len.into(),
         Value::List(id) if depth < 2 => {
-            machine.lists[id as usize].iter().map(|item| things(machine, *item, depth + 1)).sum()
+            builder.lists[id as usize].iter().map(|item| count_items(builder, *item, depth + 1)).sum()
         }
         Value::Dict(_) => 1,
         _ => 0,
@@ -429,11 +432,11 @@ fn things(machine: &Machine, value: Value, depth: u32) -> u64 {
 }
 
 /// The allocator configuration exactly as the program received it.
-fn settings(machine: &Machine, value: Value) -> Option<String> {
+fn allocator_settings(builder: &SnapshotBuilder, value: Value) -> Option<String> {
     let Value::Dict(id) = value else { return None };
-    let of = |wanted: TextId| {
-        machine.dicts[id as usize].iter().find_map(|(key, value)| match value {
-            Value::Text(text) if *key == wanted => Some(machine.tables.str(*text)),
+    let of = |name: TextId| {
+        builder.dicts[id as usize].iter().find_map(|(key, value)| match value {
+            Value::Text(text) if *key == name => Some(builder.tables.str(*text)),
             _ => None,
         })
     };
@@ -453,7 +456,7 @@ fn labels(annotations: &[Annotation]) -> Vec<Event> {
         }
         open.pop() == Some(end.name)
     });
-    let mut begun: HashMap<TextId, Vec<u64>> = HashMap::new();
+    let mut started: HashMap<TextId, Vec<u64>> = HashMap::new();
     let mut count = 0;
     let mut found = Vec::with_capacity(ends.len());
     for end in ends {
@@ -461,10 +464,10 @@ fn labels(annotations: &[Annotation]) -> Vec<Event> {
             0
         } else if end.starts {
             count += 1;
-            begun.entry(end.name).or_default().push(count);
+            started.entry(end.name).or_default().push(count);
             count
         } else {
-            let Some(number) = begun.get_mut(&end.name).and_then(Vec::pop) else { continue };
+            let Some(number) = started.get_mut(&end.name).and_then(Vec::pop) else { continue };
             number
         };
         found.push(Event {
@@ -489,7 +492,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_of_ours_are_names() {
+    fn metadata_of_our_snapshots_is_parsed_into_name_and_shape() {
         let e = Event { seq: 7, addr: 512, ..Event::EMPTY };
         let cases = [
             ("fc.weight float32[2, 3]", ("fc.weight", "float32[2, 3]", TensorKind::Other)),

@@ -3,8 +3,8 @@
 use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::ids::{ContextId, StackId};
 
-/// The number of rows per piece. Rows are stored in pieces so that no growing vector is ever copied.
-const PIECE: usize = 1 << 14;
+/// The number of rows per chunk. Rows are stored in chunks so that no growing vector is ever copied.
+const ROWS_PER_CHUNK: usize = 1 << 14;
 
 /// An event.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ impl Row {
     /// The row as an event without its `seq`.
     #[inline]
     pub(super) fn event(&self, device: i16, streams: &[u64]) -> Event {
-        let known = self.slack != Row::NO_SLACK;
+        let has_slack = self.slack != Row::NO_SLACK;
         Event {
             ticks: self.time.saturating_mul(1000),
             addr: self.addr,
@@ -41,9 +41,9 @@ impl Row {
             context: self.context,
             action: self.action,
             device,
-            flags: if known { Flags::SLACK_KNOWN } else { Flags(0) },
+            flags: if has_slack { Flags::SLACK_KNOWN } else { Flags(0) },
             pool: self.pool,
-            slack: if known { self.slack } else { 0 },
+            slack: if has_slack { self.slack } else { 0 },
             ..Event::EMPTY
         }
     }
@@ -52,39 +52,39 @@ impl Row {
 /// All rows, in the order of the file.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
-    pieces: Vec<Vec<Row>>,
+    chunks: Vec<Vec<Row>>,
 }
 
 impl Rows {
     /// The number of rows.
     pub(super) fn len(&self) -> usize {
-        self.pieces.last().map_or(0, |last| (self.pieces.len() - 1) * PIECE + last.len())
+        self.chunks.last().map_or(0, |last| (self.chunks.len() - 1) * ROWS_PER_CHUNK + last.len())
     }
 
     /// The memory in use, in bytes.
     pub(super) fn bytes(&self) -> usize {
-        self.pieces.len() * PIECE * size_of::<Row>()
+        self.chunks.len() * ROWS_PER_CHUNK * size_of::<Row>()
     }
 
     #[inline]
     pub(super) fn push(&mut self, row: Row) {
-        match self.pieces.last_mut() {
-            Some(last) if last.len() < PIECE => last.push(row),
+        match self.chunks.last_mut() {
+            Some(last) if last.len() < ROWS_PER_CHUNK => last.push(row),
             _ => {
-                // The first piece grows as needed, so that small snapshots stay small.
-                let mut piece = if self.pieces.is_empty() { Vec::new() } else { Vec::with_capacity(PIECE) };
-                piece.push(row);
-                self.pieces.push(piece);
+                // The first chunk grows as needed, so that small snapshots stay small.
+                let mut chunk = if self.chunks.is_empty() { Vec::new() } else { Vec::with_capacity(ROWS_PER_CHUNK) };
+                chunk.push(row);
+                self.chunks.push(chunk);
             }
         }
     }
 
     #[inline]
     pub(super) fn get(&self, at: usize) -> Option<&Row> {
-        self.pieces.get(at / PIECE)?.get(at % PIECE)
+        self.chunks.get(at / ROWS_PER_CHUNK)?.get(at % ROWS_PER_CHUNK)
     }
 
     pub(super) fn get_mut(&mut self, at: usize) -> Option<&mut Row> {
-        self.pieces.get_mut(at / PIECE)?.get_mut(at % PIECE)
+        self.chunks.get_mut(at / ROWS_PER_CHUNK)?.get_mut(at % ROWS_PER_CHUNK)
     }
 }

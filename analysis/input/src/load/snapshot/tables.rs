@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use memtrace_trace::file::{Context, Definitions, Frame, NativeFrame, StackNode};
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
-use crate::address_map::AddressHashing;
+use crate::address_map::AddressBuildHasher;
 
 /// The number of a text of the file.
 pub(super) type TextId = u32;
@@ -17,10 +17,10 @@ macro_rules! texts {
         pub(super) mod text {
             #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
             #[repr(u32)]
-            enum Known { $($name,)* }
-            $(pub(in super::super) const $name: u32 = Known::$name as u32;)*
+            enum Index { $($name,)* }
+            $(pub(in super::super) const $name: u32 = Index::$name as u32;)*
         }
-        const KNOWN: &[&str] = &[$($text),*];
+        const FORMAT_TEXTS: &[&str] = &[$($text),*];
     };
 }
 
@@ -43,7 +43,7 @@ texts! {
 }
 
 /// The highest number of entries in a table, so that ids never overflow.
-const MOST: usize = 1 << 30;
+const MAX_ENTRIES: usize = 1 << 30;
 
 /// The file name of the first frame in our own snapshots that carries an autograd node. `memtrace-output` writes such
 /// frames.
@@ -58,35 +58,35 @@ const UNKNOWN_NODE: &str = "unknown node";
 /// The tables of one snapshot.
 pub(super) struct Tables {
     texts: Vec<Box<str>>,
-    by_text: HashMap<u64, TextId, AddressHashing>,
+    text_ids: HashMap<u64, TextId, AddressBuildHasher>,
     keys: RandomState,
     seed: u64,
-    frames: HashMap<(TextId, TextId, u32), u32>,
-    frame_texts: Vec<(TextId, TextId, u32)>,
+    frame_ids: HashMap<(TextId, TextId, u32), u32>,
+    frames: Vec<(TextId, TextId, u32)>,
     nodes: Vec<StackNode>,
-    children: HashMap<(u32, u32), u32, Seeded>,
-    whole: HashMap<u64, u32, AddressHashing>,
+    children: HashMap<(u32, u32), u32, SeededBuildHasher>,
+    stacks: HashMap<u64, u32, AddressBuildHasher>,
     contexts: Vec<(TextId, StackId)>,
-    by_context: HashMap<(TextId, u32), u32>,
+    context_ids: HashMap<(TextId, u32), u32>,
     /// By list of traceback lines: the stack they describe.
-    pub(super) forward: HashMap<Box<[TextId]>, u32>,
-    numbers: HashMap<u64, u32>,
+    forward_stacks: HashMap<Box<[TextId]>, u32>,
+    stream_ids: HashMap<u64, u32>,
     /// Streams, by their number in rows.
     pub(super) streams: Vec<u64>,
-    pools: HashMap<(u64, u64), u16>,
+    pool_ids: HashMap<(u64, u64), u16>,
     /// The approximate memory in use, in bytes.
     pub(super) bytes: usize,
     scratch: Vec<u32>,
-    synthetic: [TextId; 3],
+    synthetic_files: [TextId; 3],
 }
 
 /// Hashes pairs of small numbers. The file controls them, so the hash has a random seed.
 #[derive(Clone, Copy)]
-struct Seeded(u64);
+struct SeededBuildHasher(u64);
 
 struct SeededHasher(u64);
 
-impl BuildHasher for Seeded {
+impl BuildHasher for SeededBuildHasher {
     type Hasher = SeededHasher;
     fn build_hasher(&self) -> SeededHasher {
         SeededHasher(self.0)
@@ -121,30 +121,30 @@ impl Tables {
         let seed = keys.hash_one(7u8) | 1;
         let mut tables = Tables {
             texts: Vec::new(),
-            by_text: HashMap::default(),
+            text_ids: HashMap::default(),
             keys,
             seed,
-            frames: HashMap::new(),
-            frame_texts: vec![(text::EMPTY, text::EMPTY, 0)],
+            frame_ids: HashMap::new(),
+            frames: vec![(text::EMPTY, text::EMPTY, 0)],
             nodes: vec![StackNode::default()],
-            children: HashMap::with_hasher(Seeded(seed)),
-            whole: HashMap::default(),
+            children: HashMap::with_hasher(SeededBuildHasher(seed)),
+            stacks: HashMap::default(),
             contexts: vec![(text::EMPTY, StackId::NONE)],
-            by_context: HashMap::new(),
-            forward: HashMap::new(),
-            numbers: HashMap::new(),
+            context_ids: HashMap::new(),
+            forward_stacks: HashMap::new(),
+            stream_ids: HashMap::new(),
             streams: vec![0],
-            pools: HashMap::new(),
+            pool_ids: HashMap::new(),
             bytes: 0,
             scratch: Vec::new(),
-            synthetic: [0; 3],
+            synthetic_files: [0; 3],
         };
-        for (i, known) in KNOWN.iter().enumerate() {
-            let id = tables.text(known.as_bytes());
-            debug_assert_eq!(id as usize, i, "{known}");
+        for (i, text) in FORMAT_TEXTS.iter().enumerate() {
+            let id = tables.text(text.as_bytes());
+            debug_assert_eq!(id as usize, i, "{text}");
         }
-        tables.synthetic = [NODE_FILE, NODE_ALONE_FILE, CALLER_FILE].map(|file| tables.text(file.as_bytes()));
-        tables.numbers.insert(0, 0);
+        tables.synthetic_files = [NODE_FILE, NODE_ALONE_FILE, CALLER_FILE].map(|file| tables.text(file.as_bytes()));
+        tables.stream_ids.insert(0, 0);
         tables
     }
 
@@ -161,14 +161,14 @@ impl Tables {
             }
         };
         loop {
-            match self.by_text.get(&hash) {
+            match self.text_ids.get(&hash) {
                 Some(id) if *self.texts[*id as usize] == *text => return *id,
                 Some(_) => hash = hash.wrapping_add(1),
                 None => break,
             }
         }
-        let id = self.texts.len().min(MOST) as TextId;
-        self.by_text.insert(hash, id);
+        let id = self.texts.len().min(MAX_ENTRIES) as TextId;
+        self.text_ids.insert(hash, id);
         self.texts.push(text.into());
         self.bytes += text.len() + 48;
         id
@@ -181,10 +181,10 @@ impl Tables {
 
     /// The number of a frame.
     pub(super) fn frame(&mut self, name: TextId, filename: TextId, line: u32) -> u32 {
-        let next = self.frame_texts.len() as u32;
-        let id = *self.frames.entry((name, filename, line)).or_insert(next);
+        let next = self.frames.len() as u32;
+        let id = *self.frame_ids.entry((name, filename, line)).or_insert(next);
         if id == next {
-            self.frame_texts.push((name, filename, line));
+            self.frames.push((name, filename, line));
             self.bytes += 64 + 40;
         }
         id
@@ -192,13 +192,13 @@ impl Tables {
 
     /// The stack of these frames, innermost first, and the autograd node that frames of our own snapshots carry.
     pub(super) fn stack(&mut self, frames: &[u32]) -> (StackId, ContextId) {
-        let file = |at: usize| frames.get(at).map(|f| self.frame_texts[*f as usize].1);
-        let [node_file, alone, caller] = self.synthetic;
-        if file(0) != Some(node_file) && file(0) != Some(alone) {
+        let file = |at: usize| frames.get(at).map(|f| self.frames[*f as usize].1);
+        let [node_file, node_alone_file, caller_file] = self.synthetic_files;
+        if file(0) != Some(node_file) && file(0) != Some(node_alone_file) {
             return (self.plain_stack(frames), ContextId::NONE);
         }
-        let called = (1..frames.len()).find(|at| file(*at) == Some(caller));
-        let node = self.frame_texts[frames[0] as usize].0;
+        let called = (1..frames.len()).find(|at| file(*at) == Some(caller_file));
+        let node = self.frames[frames[0] as usize].0;
         let forward = self.plain_stack(&frames[1..called.unwrap_or(frames.len())]);
         let stack = called.map_or(StackId::NONE, |at| self.plain_stack(&frames[at + 1..]));
         (stack, self.context(node, forward))
@@ -210,9 +210,9 @@ impl Tables {
         }
         // Nearly every list of frames has occurred before, so the whole list is looked up first.
         let mut hash = frames.iter().fold(self.seed, |hash, frame| mix(hash, u64::from(*frame)));
-        let place = loop {
-            match self.whole.get(&hash) {
-                Some(stack) if self.is(*stack, frames) => return StackId(*stack),
+        let slot = loop {
+            match self.stacks.get(&hash) {
+                Some(stack) if self.has_frames(*stack, frames) => return StackId(*stack),
                 Some(_) => hash = hash.wrapping_add(1),
                 None => break hash,
             }
@@ -227,12 +227,12 @@ impl Tables {
             }
             at = id;
         }
-        self.whole.insert(place, at);
+        self.stacks.insert(slot, at);
         self.bytes += 24;
         StackId(at)
     }
 
-    fn is(&self, stack: u32, frames: &[u32]) -> bool {
+    fn has_frames(&self, stack: u32, frames: &[u32]) -> bool {
         let mut at = stack;
         for frame in frames {
             let node = self.nodes[at as usize];
@@ -247,7 +247,7 @@ impl Tables {
     /// The context of a node and the forward call that made it.
     pub(super) fn context(&mut self, node: TextId, forward: StackId) -> ContextId {
         let next = self.contexts.len() as u32;
-        let id = *self.by_context.entry((node, forward.0)).or_insert(next);
+        let id = *self.context_ids.entry((node, forward.0)).or_insert(next);
         if id == next {
             self.contexts.push((node, forward));
             self.bytes += 48;
@@ -258,7 +258,7 @@ impl Tables {
     /// The context of a node of which only the forward call is known. `lines`: the lines of a traceback, outermost
     /// first.
     pub(super) fn forward_context(&mut self, lines: &[TextId]) -> ContextId {
-        let stack = match self.forward.get(lines) {
+        let stack = match self.forward_stacks.get(lines) {
             Some(stack) => StackId(*stack),
             None => {
                 let mut frames = std::mem::take(&mut self.scratch);
@@ -271,7 +271,7 @@ impl Tables {
                 }
                 let stack = self.plain_stack(&frames);
                 self.scratch = frames;
-                self.forward.insert(lines.into(), stack.0);
+                self.forward_stacks.insert(lines.into(), stack.0);
                 self.bytes += 4 * lines.len() + 48;
                 stack
             }
@@ -290,7 +290,7 @@ impl Tables {
             return 0;
         }
         let next = self.streams.len() as u32;
-        let id = *self.numbers.entry(stream).or_insert(next);
+        let id = *self.stream_ids.entry(stream).or_insert(next);
         if id == next {
             self.streams.push(stream);
             self.bytes += 40;
@@ -304,11 +304,11 @@ impl Tables {
         if pool == (0, 0) {
             return Some(0);
         }
-        let next = u16::try_from(self.pools.len() + 1).ok();
-        match self.pools.get(&pool) {
+        let next = u16::try_from(self.pool_ids.len() + 1).ok();
+        match self.pool_ids.get(&pool) {
             Some(id) => Some(*id),
             None => {
-                self.pools.insert(pool, next?);
+                self.pool_ids.insert(pool, next?);
                 next
             }
         }
@@ -317,7 +317,7 @@ impl Tables {
     /// The tables as definitions, and the streams. `default_pool`: whether events carry their pools.
     pub(super) fn into_definitions(self, default_pool: bool) -> (Definitions, Vec<u64>) {
         let mut definitions = Definitions::default();
-        for (id, (name, filename, line)) in self.frame_texts.iter().enumerate() {
+        for (id, (name, filename, line)) in self.frames.iter().enumerate() {
             let (name, filename): (&str, &str) = (self.str(*name), self.str(*filename));
             let native = id > 0 && is_native(name, filename);
             if native {
@@ -342,7 +342,7 @@ impl Tables {
             *none = Context::default();
         }
         definitions.stacks = self.nodes;
-        definitions.pools = self.pools.iter().map(|(pool, id)| (*id, *pool)).collect();
+        definitions.pools = self.pool_ids.iter().map(|(pool, id)| (*id, *pool)).collect();
         if default_pool {
             definitions.pools.insert(0, (0, 0));
         }
@@ -353,13 +353,13 @@ impl Tables {
 /// Whether a frame is C++ rather than Python, by its file. PyTorch takes a C++ file from debug information (`x.cpp`) or
 /// from the loader (`libtorch.so`), or does not know it (`??`, or empty).
 fn is_native(name: &str, filename: &str) -> bool {
-    const ENDS: [&str; 11] = [".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".cuh", ".cu", ".S", ".rs", ".inc"];
+    const NATIVE_ENDINGS: [&str; 11] = [".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".cuh", ".cu", ".S", ".rs", ".inc"];
     if filename.ends_with(".py") || filename.starts_with('<') {
         return false;
     }
     filename == "??"
         || filename.is_empty()
-        || ENDS.iter().any(|end| filename.ends_with(end))
+        || NATIVE_ENDINGS.iter().any(|end| filename.ends_with(end))
         || filename.ends_with(".so")
         || filename.contains(".so.")
         || name.contains("::")
@@ -381,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tracebacks_are_read() {
+    fn traceback_lines_are_parsed() {
         let line = "  File \"/a b/train.py\", line 12, in <module>\n    loss = f(x)\n";
         assert_eq!(traceback_line(line), Some(("/a b/train.py", 12, "<module>")));
         assert_eq!(traceback_line("nonsense"), None);
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn native_frames_are_known_by_their_files() {
+    fn native_frames_are_recognized_by_their_files() {
         for (name, file) in
             [("f", "libtorch_cpu.so"), ("at::empty", ""), ("??", "/lib/libc.so.6"), ("g", "VariableType_2.cpp")]
         {

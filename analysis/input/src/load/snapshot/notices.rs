@@ -1,0 +1,127 @@
+//! Notices that count what a snapshot omits, and what in it could not be used.
+
+use memtrace_trace::definition::NoticeStatus;
+use memtrace_trace::file::Notice;
+
+/// What was counted while reading.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ReadStatistics {
+    /// Whether the file is complete.
+    pub(super) is_complete: bool,
+    /// Texts that were cut because of their length.
+    pub(super) cut_texts: u64,
+    /// The number of events of all devices.
+    pub(super) events: u64,
+    pub(super) allocations: u64,
+    pub(super) without_stack: u64,
+    /// Of the frees of allocations in the recording: those with the allocation's stack, and all that have a stack.
+    pub(super) frees_of_allocation: u64,
+    pub(super) frees_with_stack: u64,
+    /// Blocks, bytes and segments older than the first event, and blocks of which only the free is known.
+    pub(super) before_blocks: u64,
+    pub(super) before_bytes: u64,
+    pub(super) before_segments: u64,
+    pub(super) before_known_by_free: u64,
+    /// Blocks that were allocated after the events had been captured and before the state was.
+    pub(super) after_blocks: u64,
+    pub(super) no_times: bool,
+    pub(super) has_state: bool,
+    /// Devices with segments but without events.
+    pub(super) devices_without_events: Vec<i64>,
+    /// Segments and events of pinned host memory.
+    pub(super) pinned_host_memory: [u64; 2],
+    pub(super) malformed_events: u64,
+    pub(super) malformed_segments: u64,
+    pub(super) malformed_times: u64,
+    /// Bytes after the snapshot's end.
+    pub(super) trailing_bytes: u64,
+    pub(super) unknown_actions: Vec<(String, u64)>,
+    /// Lists of events that occur more than once.
+    pub(super) repeated_traces: u64,
+    /// Events and segments of private pools without an id.
+    pub(super) excess_pools: u64,
+    pub(super) compiled_events: u64,
+}
+
+/// The topic of the notices about what a snapshot omits.
+pub const TOPIC: &str = "snapshot";
+
+impl ReadStatistics {
+    /// The notices, most important first.
+    pub(super) fn notices(&self) -> Vec<Notice> {
+        let mut notices = Vec::new();
+        let mut add = |text: String| {
+            notices.push(Notice { topic: TOPIC.into(), text: text.into(), status: NoticeStatus::Remark });
+        };
+        if self.events == 0 {
+            add("the snapshot contains no events, only the state at its end; call \
+                 torch.cuda.memory._record_memory_history() before the allocations"
+                .into());
+        } else if self.before_blocks + self.before_segments > 0 {
+            add(format!(
+                "{} blocks ({} bytes) and {} segments are older than its first event: the recording started after their \
+                 allocation, or its ring buffer (max_entries) overwrote it; {} of these blocks are known only by their free",
+                self.before_blocks, self.before_bytes, self.before_segments, self.before_known_by_free
+            ));
+        }
+        if self.allocations > 0 && self.without_stack > 0 {
+            let reason = if self.without_stack == self.allocations {
+                "the snapshot was recorded without stacks"
+            } else {
+                "backward threads run no Python code"
+            };
+            add(format!("{} of {} allocations have no stack: {reason}", self.without_stack, self.allocations));
+        }
+        if self.frees_with_stack > 0 && self.frees_of_allocation == self.frees_with_stack {
+            add(format!(
+                "all {} frees have the stack of their allocation, not their own (context=\"alloc\")",
+                self.frees_with_stack
+            ));
+        }
+        if self.no_times {
+            add("events have no timestamps (PyTorch before 2.2): durations are unknown, and devices are listed one \
+                 after another"
+                .into());
+        }
+        if !self.has_state && self.is_complete {
+            add("the snapshot contains no segments: the final state is derived from the events".into());
+        }
+        if !self.devices_without_events.is_empty() {
+            let devices: Vec<String> = self.devices_without_events.iter().take(8).map(i64::to_string).collect();
+            add(format!("device {} has no events, only a final state", devices.join(", ")));
+        }
+        if self.after_blocks > 0 {
+            add(format!(
+                "{} blocks were allocated after the last event and before the final state was captured",
+                self.after_blocks
+            ));
+        }
+        if self.pinned_host_memory != [0; 2] {
+            let [segments, events] = self.pinned_host_memory;
+            add(format!("{segments} segments and {events} events of pinned host memory are not reported"));
+        }
+        for (name, count) in self.unknown_actions.iter().take(8) {
+            add(format!("{count} events have an unknown action: {name}"));
+        }
+        for (count, what) in [
+            (self.malformed_events, "events are invalid: no action, no address or an impossible size"),
+            (self.malformed_segments, "segments and blocks are invalid: no address or an impossible size"),
+            (self.malformed_times, "events have an impossible time and get the time of the event before"),
+            (self.trailing_bytes, "bytes after the end of the snapshot are not read"),
+            (self.repeated_traces, "lists of events occur again and are read once"),
+            (self.excess_pools, "events and segments belong to private pools beyond the supported 65,535"),
+            (self.cut_texts, "texts of more than 64 KiB are cut"),
+        ] {
+            if count > 0 {
+                add(format!("{count} {what}"));
+            }
+        }
+        if self.compiled_events > 0 {
+            add(format!("{} events have a torch.compile context, which is not reported", self.compiled_events));
+        }
+        add("a snapshot omits the command, its exit status, threads, the grad mode, autograd nodes, and memory outside \
+             PyTorch's caching allocator"
+            .into());
+        notices
+    }
+}

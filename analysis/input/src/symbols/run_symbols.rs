@@ -1,0 +1,191 @@
+//! The symbols of a run, and their conversion to frames.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::panic::catch_unwind;
+
+use memtrace_trace::file::{Definitions, Frame, NativeFrame};
+
+use super::demangle::FunctionName;
+use super::object_symbols::{self, ElfObjectId, ObjectSymbols};
+use super::search::Search;
+use crate::printable;
+
+/// The file name of code that belongs to no object.
+const GENERATED_CODE: &str = "<generated code>";
+/// The maximum total length of the names of all native frames of a process, in bytes. Real names have a few hundred
+/// bytes each. A malicious file can contain names that expand to a thousand times its own size.
+const MAX_TOTAL_NAME_BYTES: usize = 256 << 20;
+/// Objects without a file that the kernel maps into every process.
+const KERNEL_OBJECTS: [&str; 2] = ["linux-vdso.so.1", "linux-gate.so.1"];
+
+/// The symbols of a run's native code.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Symbols {
+    pub(super) objects: BTreeMap<ElfObjectId, ObjectSymbols>,
+}
+
+/// How much is known about the code of one object.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ObjectReport {
+    /// The object.
+    pub id: ElfObjectId,
+    /// The file that the names come from; empty if there was none.
+    pub symbol_file: String,
+    /// The number of its code addresses in stacks.
+    pub addresses: u64,
+    /// The number of these addresses whose function is known.
+    pub addresses_with_function: u64,
+    /// The number of these addresses whose line is known.
+    pub addresses_with_line: u64,
+    /// Why symbols are missing.
+    pub notes: Vec<String>,
+}
+
+impl Symbols {
+    /// Looks up every native frame of `all` that has no symbols yet. Returns whether there was any.
+    pub fn resolve_missing<'a>(&mut self, all: impl IntoIterator<Item = &'a Definitions>, search: &Search) -> bool {
+        let mut unresolved: BTreeMap<ElfObjectId, BTreeSet<u64>> = BTreeMap::new();
+        for definitions in all {
+            let ids: Vec<Option<ElfObjectId>> = definitions.modules.iter().map(object_id).collect();
+            for frame in definitions.native_frames.values() {
+                let Some(Some(id)) = ids.get(frame.module.index()) else { continue };
+                let is_resolved =
+                    self.objects.get(id).is_some_and(|o| o.frames_by_address.contains_key(&frame.address));
+                if !is_resolved {
+                    unresolved.entry(id.clone()).or_default().insert(frame.address);
+                }
+            }
+        }
+        for (id, addresses) in &unresolved {
+            let addresses: Vec<u64> = addresses.iter().copied().collect();
+            let found = match KERNEL_OBJECTS.contains(&&*id.path) {
+                true => ObjectSymbols::default(),
+                // The parsers for foreign formats are documented not to panic. If one panics nevertheless, only one
+                // object's names are lost.
+                false => catch_unwind(|| object_symbols::symbolize(id, &addresses, search)).unwrap_or_else(|_| {
+                    let notes = vec![format!("{}: the symbol reader failed unexpectedly", id.path)];
+                    ObjectSymbols { notes, ..ObjectSymbols::default() }
+                }),
+            };
+            self.objects.entry(id.clone()).or_default().merge(found);
+        }
+        !unresolved.is_empty()
+    }
+
+    /// Replaces the native frames of a trace by functions, files and lines. Unknown code is named like `libfoo.so+0x1234`.
+    pub fn symbolize(&self, definitions: &mut Definitions) {
+        if definitions.native_frames.is_empty() {
+            return;
+        }
+        let objects: Vec<Option<(String, Option<&ObjectSymbols>)>> = definitions
+            .modules
+            .iter()
+            .map(|module| object_id(module).map(|id| (printable::line(&id.path).into_owned(), self.objects.get(&id))))
+            .collect();
+        let mut names: HashMap<&str, FunctionName> = HashMap::new();
+        let mut room = MAX_TOTAL_NAME_BYTES;
+        definitions.name_native_frames(|native_frame| {
+            let found = match objects.get(native_frame.module.index()) {
+                Some(Some((path, symbols))) => frames_at(native_frame, path, *symbols, &mut names),
+                _ => {
+                    let name: Box<str> = format!("{:#x}", native_frame.address).into();
+                    vec![Frame {
+                        name: name.clone(),
+                        qualname: name,
+                        filename: GENERATED_CODE.into(),
+                        ..Frame::default()
+                    }]
+                }
+            };
+            let size: usize = found.iter().map(|f| f.name.len() + f.qualname.len() + f.filename.len()).sum();
+            match room.checked_sub(size) {
+                Some(left) => {
+                    room = left;
+                    found
+                }
+                None => Vec::new(),
+            }
+        });
+    }
+
+    /// How much is known about the native frames of `all`, by object.
+    pub fn report<'a>(&self, all: impl IntoIterator<Item = &'a Definitions>) -> Vec<ObjectReport> {
+        let mut used: BTreeMap<ElfObjectId, BTreeSet<u64>> = BTreeMap::new();
+        for definitions in all {
+            let ids: Vec<Option<ElfObjectId>> = definitions.modules.iter().map(object_id).collect();
+            for frame in definitions.native_frames.values() {
+                if let Some(Some(id)) = ids.get(frame.module.index()) {
+                    used.entry(id.clone()).or_default().insert(frame.address);
+                }
+            }
+        }
+        let none = ObjectSymbols::default();
+        let report = |(id, addresses): (ElfObjectId, BTreeSet<u64>)| {
+            let symbols = self.objects.get(&id).unwrap_or(&none);
+            let outermost = |address: &u64| symbols.frames_by_address.get(address).and_then(|frames| frames.last());
+            let count = |what: &dyn Fn(&object_symbols::SymbolFrame) -> bool| {
+                addresses.iter().filter_map(outermost).filter(|frame| what(frame)).count() as u64
+            };
+            ObjectReport {
+                symbol_file: symbols.file.clone(),
+                addresses: addresses.len() as u64,
+                addresses_with_function: count(&|frame| !symbols.text(frame.name).is_empty()),
+                addresses_with_line: count(&|frame| frame.line > 0),
+                notes: symbols.notes.clone(),
+                id,
+            }
+        };
+        used.into_iter().map(report).collect()
+    }
+
+    /// Whether no symbols are known.
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+}
+
+fn object_id(module: &memtrace_trace::file::Module) -> Option<ElfObjectId> {
+    (!module.path.is_empty()).then(|| ElfObjectId { path: module.path.clone(), build_id: module.build_id.clone() })
+}
+
+fn frames_at<'a>(
+    native_frame: &NativeFrame,
+    path: &str,
+    symbols: Option<&'a ObjectSymbols>,
+    names: &mut HashMap<&'a str, FunctionName>,
+) -> Vec<Frame> {
+    let unnamed = || {
+        let file = path.rsplit('/').next().unwrap_or(path);
+        let name = format!("{file}+{:#x}", native_frame.address);
+        FunctionName { full: name.clone(), short: name }
+    };
+    let known = symbols.and_then(|symbols| Some((symbols, symbols.frames_by_address.get(&native_frame.address)?)));
+    let Some((symbols, known)) = known.filter(|(_, frames)| !frames.is_empty()) else {
+        let name = unnamed();
+        return vec![Frame {
+            name: name.full.into(),
+            qualname: name.short.into(),
+            filename: path.into(),
+            ..Frame::default()
+        }];
+    };
+    let frame = |frame: &object_symbols::SymbolFrame| {
+        let raw = symbols.text(frame.name);
+        let name = match raw {
+            "" => unnamed(),
+            _ => names.entry(raw).or_insert_with(|| FunctionName::of(raw)).clone(),
+        };
+        let file = match symbols.text(frame.file) {
+            "" => path.to_owned(),
+            file => printable::line(file).into_owned(),
+        };
+        Frame {
+            name: printable::line(&name.full).into(),
+            qualname: printable::line(&name.short).into(),
+            filename: file.into(),
+            line: frame.line,
+            ..Frame::default()
+        }
+    };
+    known.iter().map(frame).collect()
+}

@@ -1,0 +1,492 @@
+//! Analyzes one process in a single streaming pass: replay, phases, and every conclusion that depends on them.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::definition::TensorKind;
+use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::file::Definitions;
+use memtrace_trace::ids::FrameId;
+
+use super::category::{
+    BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUses, LifetimeEnd, Proof,
+};
+use super::composition::{Composition, ModuleKey, Origin};
+use super::diagnostics::{BlockEvent, Signals};
+use super::growth::Growth;
+use super::labels::LabelTable;
+use super::modules::ModulePaths;
+use super::oom::{Oom, OomLog};
+use super::phase::{EventClassification, Phase, PhaseTracker, ProgramPosition};
+use super::phase_rule_uses::PhaseRuleUses;
+use super::phase_table::PhaseTable;
+use super::reserved::Reserved;
+use super::statistics::Statistics;
+use memtrace_input::{EventSource, LostEvents, Recording, TraceIndex};
+use memtrace_replay::{Allocator, Change, MemoryLocation, Names, Owner, OwnerUsage, Peak, Replay, Usage};
+
+/// The maximum number of origins to report that block segments at an out-of-memory error.
+const MAX_BLOCKERS: usize = 10;
+
+/// The results for one device.
+#[derive(Clone, Debug)]
+pub struct DeviceAnalysis {
+    /// The device ordinal; -1 for the CPU.
+    pub device: i16,
+    /// The event source that describes this device.
+    pub source: EventSource,
+    /// The blocks that were allocated at the peak of allocated bytes.
+    pub peak: Composition,
+    /// The blocks that were allocated at the end.
+    pub end: Composition,
+    /// The blocks that were allocated at the peaks of the requested steps. Empty for a step that never came.
+    pub step_peaks: Vec<(u32, Composition)>,
+    /// The highest totals, each at its own point in time.
+    pub peaks: Peak,
+    /// What each phase did.
+    pub table: PhaseTable,
+    /// What happened in the ranges that the program named.
+    pub labels: LabelTable,
+    /// What grew after the first step.
+    pub growth: Growth,
+    /// The out-of-memory errors.
+    pub ooms: OomLog,
+    /// Which rules decided phases.
+    pub phase_rules: PhaseRuleUses,
+    /// Which rules decided categories.
+    pub category_rules: CategoryRuleUses,
+    /// Events that contradict the replayed state.
+    pub anomalies: memtrace_replay::Anomalies,
+    /// The values that `torch.cuda.memory_stats` would return at the end.
+    pub statistics: Statistics,
+    /// What the block lifetimes show about issues.
+    pub signals: Signals,
+    /// The paths of the modules that the compositions here refer to.
+    pub module_paths: ModulePaths,
+    last_ticks: u64,
+    /// By block id: the allocation of the block. Valid for allocated blocks.
+    allocations: Vec<BlockAllocation>,
+    pending_frees: Vec<PendingFree>,
+    categorizer: Categorizer,
+}
+
+/// The program's position and the tensor names.
+struct Tracked<'a> {
+    tracker: PhaseTracker,
+    names: Option<&'a Names>,
+}
+
+/// Observes every block of a recording. An [`Analysis`] itself keeps only the blocks that are allocated.
+pub trait BlockObserver {
+    /// A block was allocated; `usage` includes it.
+    fn allocated(&mut self, device: i16, block: &BlockAllocation, usage: &Usage);
+    /// A block was freed by `free`, or, with `None`, was still allocated at the end. `evidence`: the frame that a frame
+    /// rule matched, else `NONE`.
+    fn lifetime_ended(
+        &mut self,
+        device: i16,
+        block: &BlockAllocation,
+        classification: &BlockClassification,
+        evidence: FrameId,
+        free: Option<&Event>,
+    );
+    /// An event of any kind was processed. `replay` is the state after it, `now` the program's position.
+    #[inline]
+    fn event_processed(&mut self, _replay: &Replay, _e: &Event, _now: &ProgramPosition) {}
+}
+
+impl BlockObserver for () {
+    #[inline]
+    fn allocated(&mut self, _: i16, _: &BlockAllocation, _: &Usage) {}
+    #[inline]
+    fn lifetime_ended(&mut self, _: i16, _: &BlockAllocation, _: &BlockClassification, _: FrameId, _: Option<&Event>) {}
+}
+
+/// A free that belongs to the program's teardown if no allocation follows ([`EventClassification::may_be_teardown`]).
+#[derive(Clone, Copy, Debug)]
+struct PendingFree {
+    block: BlockAllocation,
+    category: Category,
+    position: ProgramPosition,
+    phase: Option<Phase>,
+}
+
+/// The results for one process.
+#[derive(Clone, Debug, Default)]
+pub struct Analysis {
+    /// The devices, by ordinal.
+    pub devices: Vec<DeviceAnalysis>,
+    /// What each owner held of each device's memory and of page-locked host memory.
+    pub owners: BTreeMap<(MemoryLocation, Owner), OwnerUsage>,
+    /// The sum over all owners, by location.
+    pub locations: BTreeMap<MemoryLocation, OwnerUsage>,
+    /// CUDA calls that failed.
+    pub failed_calls: u64,
+    /// CUDA frees of memory whose allocation was not recorded.
+    pub unmatched_cuda_frees: u64,
+    /// Events that could not be decoded.
+    pub lost: LostEvents,
+}
+
+impl Analysis {
+    /// Streams a recording once. `progress` receives the number of events read so far.
+    pub fn of(recording: &dyn Recording, trace_index: &TraceIndex, progress: &mut dyn FnMut(u64)) -> Analysis {
+        Analysis::with_observer(recording, trace_index, &Names::of(recording), &mut (), progress)
+    }
+
+    /// Takes `names` that the caller has already read. `observer` observes every block, `progress` the number of events
+    /// read so far.
+    pub fn with_observer(
+        recording: &dyn Recording,
+        trace_index: &TraceIndex,
+        names: &Names,
+        observer: &mut impl BlockObserver,
+        progress: &mut dyn FnMut(u64),
+    ) -> Analysis {
+        Analysis::with_step_peaks(recording, trace_index, names, &[], observer, progress)
+    }
+
+    /// Also records, for each step in `steps`, the blocks that were allocated at the step's peak.
+    pub fn with_step_peaks(
+        recording: &dyn Recording,
+        trace_index: &TraceIndex,
+        names: &Names,
+        steps: &[u32],
+        observer: &mut impl BlockObserver,
+        progress: &mut dyn FnMut(u64),
+    ) -> Analysis {
+        let definitions = recording.definitions();
+        let has_names = definitions.tensor_names.iter().any(|name| name.kind == TensorKind::Parameter);
+        let names = has_names.then_some(names);
+        let categorizer = Categorizer::new(definitions, has_names);
+        let mut replay = Replay::new(trace_index, None);
+        let mut tracked = Tracked { tracker: PhaseTracker::of(recording), names };
+        let new = |device: i16, source| DeviceAnalysis {
+            step_peaks: steps.iter().map(|step| (*step, Composition::default())).collect(),
+            ..DeviceAnalysis::new(device, source, categorizer.clone(), definitions)
+        };
+        let mut devices: Vec<DeviceAnalysis> = replay.devices().iter().map(|d| new(d.device, d.source)).collect();
+        let (mut done, mut last_seq) = (0, 0);
+        let lost = recording.stream(&mut |events| {
+            for e in events {
+                last_seq = e.seq;
+                if e.source == Source::Label {
+                    tracked.tracker.observe_label(e);
+                    devices.iter_mut().for_each(|device| device.labels.observe(e));
+                    observer.event_processed(&replay, e, tracked.tracker.now());
+                    continue;
+                }
+                replay.apply(e, |replay, slot, e, change| {
+                    let Some(device) = devices.get_mut(slot) else { return };
+                    device.observe(replay, slot, &mut tracked, observer, e, change);
+                });
+                observer.event_processed(&replay, e, tracked.tracker.now());
+            }
+            done += events.len() as u64;
+            progress(done);
+        });
+        let ended = trace_index.tick_range.map_or(0, |(_, last)| last);
+        for (slot, device) in devices.iter_mut().enumerate() {
+            device.labels.finish(ended);
+            let last = Event { seq: last_seq, ticks: ended, action: Action::Snapshot, ..Event::EMPTY };
+            device.finish(&replay.devices()[slot].allocator, &tracked, &last, observer);
+            device.table.at_least(tracked.tracker.ended_steps());
+        }
+        let physical = replay.physical();
+        Analysis {
+            devices,
+            owners: physical.usage_by_owner().clone(),
+            locations: physical
+                .usage_by_owner()
+                .keys()
+                .map(|(location, _)| (*location, physical.total(*location)))
+                .collect(),
+            failed_calls: physical.failed_calls(),
+            unmatched_cuda_frees: physical.unmatched_frees(),
+            lost,
+        }
+    }
+}
+
+impl DeviceAnalysis {
+    fn new(device: i16, source: EventSource, categorizer: Categorizer, definitions: &Definitions) -> DeviceAnalysis {
+        DeviceAnalysis {
+            device,
+            source,
+            peak: Composition::default(),
+            end: Composition::default(),
+            step_peaks: Vec::new(),
+            peaks: Peak::default(),
+            table: PhaseTable::default(),
+            labels: LabelTable::new(definitions),
+            growth: Growth::default(),
+            ooms: OomLog::default(),
+            phase_rules: PhaseRuleUses::default(),
+            category_rules: CategoryRuleUses::default(),
+            anomalies: memtrace_replay::Anomalies::default(),
+            statistics: Statistics::default(),
+            signals: Signals::default(),
+            module_paths: ModulePaths::default(),
+            last_ticks: 0,
+            allocations: Vec::new(),
+            pending_frees: Vec::new(),
+            categorizer,
+        }
+    }
+
+    #[inline]
+    fn observe(
+        &mut self,
+        replay: &Replay,
+        slot: usize,
+        tracked: &mut Tracked<'_>,
+        observer: &mut impl BlockObserver,
+        e: &Event,
+        change: Change,
+    ) {
+        let allocator = &replay.devices()[slot].allocator;
+        if self.source == EventSource::Torch {
+            self.statistics.observe(allocator, e, &change);
+        }
+        match change {
+            Change::Alloc(id) => {
+                let classification = &tracked.tracker.observe(e);
+                self.allocated(allocator, tracked, observer, &BlockEvent { e, id, classification });
+            }
+            Change::FreeRequested(id) => {
+                let classification = &tracked.tracker.observe(e);
+                self.freed(allocator.usage(), tracked, observer, &BlockEvent { e, id, classification });
+            }
+            Change::FreeCompleted(id, block) => self.signals.completed(id, &block, e.ticks),
+            Change::SegmentGained if e.action == Action::SegmentAlloc => {
+                self.signals.segment_requested(allocator, e, tracked.tracker.now());
+            }
+            Change::Oom => {
+                let classification = tracked.tracker.observe(e);
+                self.out_of_memory(replay, slot, tracked, e, &classification);
+            }
+            _ => {}
+        }
+    }
+
+    #[inline]
+    fn allocated(
+        &mut self,
+        allocator: &Allocator,
+        tracked: &Tracked<'_>,
+        observer: &mut impl BlockObserver,
+        event: &BlockEvent<'_>,
+    ) {
+        let BlockEvent { e, id, classification } = *event;
+        let size = allocator.block(id).size;
+        let Tracked { tracker, names } = tracked;
+        let now = *tracker.now();
+        let name = names.and_then(|names| names.of_allocation(e.seq));
+        let oom_count = self.ooms.count() as u32;
+        let block = self.categorizer.allocated(tracker, e, allocator.block(id), classification, name, oom_count);
+        match self.allocations.get_mut(id.index()) {
+            Some(old) => *old = block,
+            None => self.allocations.resize(id.index() + 1, block),
+        }
+        let usage = allocator.usage();
+        observer.allocated(self.device, &block, usage);
+        self.last_ticks = e.ticks;
+        self.signals.allocated(&block, event, tracker.stacks().facts(e.stack), usage);
+        self.phase_rules.add(classification, size);
+        for free in self.pending_frees.drain(..) {
+            self.growth.lifetime_ended(&free.block, free.category, &free.position, free.phase);
+        }
+        let phase = classification.phase;
+        self.table.alloc(now.step, phase, e.ticks, size, usage.allocated);
+        self.labels.alloc(size, usage.allocated);
+        if usage.allocated > self.peak.usage.allocated {
+            self.peak.restart(e, now, phase, *usage);
+        }
+        for (step, peak) in &mut self.step_peaks {
+            if now.step == Some(*step) && usage.allocated > peak.usage.allocated {
+                peak.restart(e, now, phase, *usage);
+            }
+        }
+    }
+
+    #[inline]
+    fn freed(
+        &mut self,
+        usage: &Usage,
+        tracked: &Tracked<'_>,
+        observer: &mut impl BlockObserver,
+        event: &BlockEvent<'_>,
+    ) {
+        let BlockEvent { e, id, classification: EventClassification { phase, .. } } = *event;
+        let tracker = &tracked.tracker;
+        self.categorizer.freed(tracker, e);
+        let now = tracker.now();
+        let Some(block) = self.allocations.get(id.index()).copied() else { return };
+        // An error that unwinds the program frees blocks that would have stayed allocated.
+        let is_truncated = self.ooms.unwinding(block.oom_count, now);
+        let end = LifetimeEnd { now, is_truncated, free: Some(e) };
+        let classification = self.categorizer.lifetime_ended(tracker, &block, &end);
+        self.report_lifetime_end(&block, &classification, observer, Some(e));
+        let category = classification.category;
+        self.signals.freed(&block, event, tracker.stacks().facts(e.stack), &end);
+        let phase = *phase;
+        self.labels.free(block.seq, block.size, usage.allocated);
+        // After a pending free, later frees by user code count as frees of older blocks, until the next allocation.
+        let older = block.position.step != now.step || !self.pending_frees.is_empty();
+        let freed_in = (!is_truncated).then_some(phase);
+        if event.classification.may_be_teardown(older) {
+            self.table.free_maybe_teardown(phase, block.size, usage.allocated);
+            self.pending_frees.push(PendingFree { block, category, position: *now, phase: freed_in });
+        } else {
+            self.table.free(now.step, phase, e.ticks, block.size, usage.allocated);
+            self.growth.lifetime_ended(&block, category, now, freed_in);
+        }
+        self.add_to_peak(&block, category, tracked);
+    }
+
+    #[inline]
+    fn add_to_peak(&mut self, block: &BlockAllocation, category: Category, tracked: &Tracked<'_>) {
+        let step_peaks = self.step_peaks.iter_mut().map(|(_, peak)| peak);
+        for peak in std::iter::once(&mut self.peak).chain(step_peaks).filter(|peak| peak.includes(block.seq)) {
+            Self::add(peak, &mut self.module_paths, block, category, tracked);
+        }
+    }
+
+    /// Adds a block to a composition, and to the module that the block belongs to.
+    fn add(
+        to: &mut Composition,
+        paths: &mut ModulePaths,
+        block: &BlockAllocation,
+        category: Category,
+        tracked: &Tracked<'_>,
+    ) {
+        to.add(origin(block, category), block.size, block.seq);
+        let call = tracked.tracker.stacks().contexts().module(block.event_context);
+        let named = || {
+            tracked
+                .names
+                .filter(|_| matches!(block.proof, Proof::Named(_) | Proof::NamedCache))?
+                .of_allocation(block.seq)
+        };
+        let module = match named() {
+            Some(named) => paths.number(named).map(ModuleKey::Path),
+            None => (!call.is_none()).then_some(ModuleKey::Call(call)),
+        };
+        if let Some(module) = module {
+            let checkpointed = tracked.tracker.stacks().facts(block.stack).in_checkpoint;
+            to.add_to_module(module, category, block.size, block.seq, checkpointed);
+        }
+    }
+
+    #[inline]
+    fn report_lifetime_end(
+        &mut self,
+        block: &BlockAllocation,
+        classification: &BlockClassification,
+        observer: &mut impl BlockObserver,
+        free: Option<&Event>,
+    ) {
+        let evidence = || self.categorizer.evidence(block, classification);
+        observer.lifetime_ended(self.device, block, classification, evidence(), free);
+        self.category_rules.add(classification, block.size, evidence);
+    }
+
+    fn out_of_memory(
+        &mut self,
+        replay: &Replay,
+        slot: usize,
+        tracked: &Tracked<'_>,
+        e: &Event,
+        classification: &EventClassification,
+    ) {
+        let now = tracked.tracker.now();
+        let allocator = &replay.devices()[slot].allocator;
+        let physical = replay.physical();
+        self.signals.segment_requested(allocator, e, now);
+        let in_use = if self.ooms.needs_details() {
+            self.blocks_in_use(allocator, tracked, e, classification.phase)
+        } else {
+            Composition::default()
+        };
+        self.ooms.add(
+            Oom {
+                seq: e.seq,
+                ticks: e.ticks,
+                requested: e.size,
+                // The fallback event source does not report free device memory.
+                device_free: (e.source == memtrace_trace::event::Source::Torch).then_some(e.addr),
+                requested_at: (e.stack, e.context),
+                phase: classification.phase,
+                rule: classification.rule,
+                position: *now,
+                in_use,
+                reserved: Reserved::of(allocator, MAX_BLOCKERS),
+                outside_pytorch: physical.owners_outside_allocator(self.device),
+            },
+            now,
+        );
+    }
+
+    /// The blocks that are in use now. `e`: the latest event, in `phase`.
+    fn blocks_in_use(&mut self, allocator: &Allocator, tracked: &Tracked<'_>, e: &Event, phase: Phase) -> Composition {
+        let tracker = &tracked.tracker;
+        let now = tracker.now();
+        let end = LifetimeEnd { now, is_truncated: true, free: None };
+        let mut in_use = Composition::default();
+        in_use.restart(e, *now, phase, *allocator.usage());
+        for (id, _) in allocator.allocated().filter(|(_, b)| b.state == memtrace_replay::BlockState::Allocated) {
+            if let Some(block) = self.allocations.get(id.index()) {
+                let category = self.categorizer.classify(tracker, block, &end).category;
+                Self::add(&mut in_use, &mut self.module_paths, block, category, tracked);
+            }
+        }
+        in_use
+    }
+
+    /// `last`: the time and number of the recording's last event.
+    fn finish(
+        &mut self,
+        allocator: &Allocator,
+        tracked: &Tracked<'_>,
+        last: &Event,
+        observer: &mut impl BlockObserver,
+    ) {
+        let tracker = &tracked.tracker;
+        let now = tracker.now();
+        let end = LifetimeEnd { now, is_truncated: true, free: None };
+        let allocated = allocator.allocated().filter_map(|(id, _)| self.allocations.get(id.index()));
+        self.categorizer.recording_ended(tracker, allocated, &end);
+        self.peaks = *allocator.peak();
+        self.anomalies = *allocator.anomalies();
+        self.table.finish();
+        self.ooms.finish(now);
+        self.end = self.blocks_in_use(allocator, tracked, last, now.phase);
+        let in_use = allocator.allocated().filter(|(_, b)| b.state == memtrace_replay::BlockState::Allocated);
+        let allocations = &self.allocations;
+        self.signals.finish(
+            allocator,
+            in_use.filter_map(|(id, _)| Some((id, allocations.get(id.index())?))),
+            now,
+            self.last_ticks,
+        );
+        for (id, allocated) in allocator.allocated() {
+            let Some(block) = self.allocations.get(id.index()).copied() else { continue };
+            // A block that waits for a stream was already freed by the program.
+            if allocated.state != memtrace_replay::BlockState::Allocated {
+                continue;
+            }
+            let classification = self.categorizer.classify(tracker, &block, &end);
+            self.report_lifetime_end(&block, &classification, observer, None);
+            let category = classification.category;
+            self.growth.lifetime_ended(&block, category, now, None);
+            self.add_to_peak(&block, category, tracked);
+        }
+        for free in std::mem::take(&mut self.pending_frees) {
+            self.growth.lifetime_ended(&free.block, free.category, &free.position, None);
+        }
+        self.allocations = Vec::new();
+    }
+}
+
+fn origin(block: &BlockAllocation, category: Category) -> Origin {
+    Origin { stack: block.stack, context: block.context, phase: block.phase, category }
+}

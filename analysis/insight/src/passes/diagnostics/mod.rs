@@ -1,0 +1,230 @@
+//! Signals: what block lifetimes show about issues. Each file computes one signal; the report turns signals into
+//! issues.
+//!
+//! All signals come from one stream of allocations and frees. Their memory grows with allocated blocks and distinct
+//! stacks. Frees after the last allocation (the teardown at the program's end) are kept apart: they do not show what
+//! the program would have kept.
+
+mod buckets;
+mod checkpoints;
+mod deferred;
+mod fragmentation;
+mod garbage;
+mod gradients;
+mod graphs;
+mod growing;
+mod mark;
+mod workspaces;
+
+use memtrace_trace::event::{Event, Flags};
+use memtrace_trace::ids::StackId;
+
+pub use buckets::DdpBuckets;
+pub use checkpoints::{CheckpointBlock, CheckpointBlocks};
+pub use deferred::{DeferredFrees, DeferredSource};
+pub use fragmentation::{BlockingSource, WorstFragmentation};
+pub use garbage::{CollectedBlocks, CollectedGarbage};
+pub use gradients::StaleGradients;
+pub use graphs::{GraphIssue, UnconsumedGraph, UnconsumedGraphs};
+pub use growing::{GrowingSource, GrowthSampler};
+pub use mark::Mark;
+pub use workspaces::CublasWorkspaces;
+
+use super::category::{BlockAllocation, LifetimeEnd};
+use super::phase::{EventClassification, Phase, ProgramPosition};
+use super::stacks::StackFacts;
+use crate::rules::Meaning;
+use graphs::GraphFree;
+use memtrace_replay::{Allocator, Block, BlockId, Usage};
+
+/// The allocation or the free of a block.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockEvent<'a> {
+    /// The event.
+    pub e: &'a Event,
+    /// The block.
+    pub id: BlockId,
+    /// The phase of the event.
+    pub classification: &'a EventClassification,
+}
+
+/// All signals of one device.
+#[derive(Clone, Debug, Default)]
+pub struct Signals {
+    /// What grows from step to step.
+    pub growing: GrowthSampler,
+    /// Graphs that no backward pass consumed.
+    pub graphs: UnconsumedGraphs,
+    /// Gradients that stay through the next forward pass.
+    pub gradients: StaleGradients,
+    /// What only the garbage collector freed.
+    pub garbage: CollectedGarbage,
+    /// Frees that waited for streams.
+    pub deferred: DeferredFrees,
+    /// What was read from checkpoints.
+    pub checkpoints: CheckpointBlocks,
+    /// Free memory in segments with blocks in use.
+    pub fragmentation: WorstFragmentation,
+    /// Workspaces of libraries.
+    pub workspaces: CublasWorkspaces,
+    /// Buckets of DistributedDataParallel.
+    pub buckets: DdpBuckets,
+    /// The number of blocks that computations allocated.
+    pub computed: u64,
+    marks: Vec<Mark>,
+    calls: u32,
+    site: StackId,
+}
+
+impl Signals {
+    /// Takes an allocation.
+    #[inline]
+    pub fn allocated(&mut self, block: &BlockAllocation, event: &BlockEvent<'_>, facts: &StackFacts, usage: &Usage) {
+        let BlockEvent { e, id, classification } = *event;
+        let mark = self.mark(block, e, facts, classification);
+        match self.marks.get_mut(id.index()) {
+            Some(old) => *old = mark,
+            None => self.marks.resize(id.index() + 1, mark),
+        }
+        let now = &block.position;
+        self.graphs.next_allocation();
+        self.garbage.next_allocation();
+        if mark.is(Mark::WORKSPACE) {
+            self.workspaces.allocated(block, e.stream);
+        } else {
+            self.growing.allocated(block, mark);
+        }
+        self.checkpoints.allocated(block, mark, now.step);
+        self.gradients.allocated(block, mark, usage.allocated);
+        self.deferred.next_allocation(usage.active.saturating_sub(usage.allocated));
+        if classification.meaning() == Some(Meaning::Engine) {
+            self.graphs.backward = block.stack;
+            self.gradients.backward = block.stack;
+        }
+        if mark.is(Mark::BUCKET) {
+            self.buckets.allocated(block, classification.rule);
+        }
+        if block.phase == Phase::Optimizer {
+            self.buckets.at_step();
+        }
+        self.computed += u64::from(matches!(
+            block.phase,
+            Phase::Forward | Phase::Backward | Phase::Eval | Phase::Optimizer | Phase::Recompute
+        ));
+    }
+
+    #[inline]
+    fn mark(
+        &mut self,
+        block: &BlockAllocation,
+        e: &Event,
+        facts: &StackFacts,
+        classification: &EventClassification,
+    ) -> Mark {
+        let site = facts.outermost_compute;
+        if site != self.site {
+            self.site = site;
+            self.calls += u32::from(!site.is_none());
+        }
+        let recorded = e.flags.contains(Flags::GRAD_KNOWN) && e.flags.contains(Flags::GRAD_ENABLED);
+        // A workspace belongs to no graph and to no step.
+        if crate::rules::is_workspace_size(block.requested) && classification.meaning() != Some(Meaning::Load) {
+            return Mark { bits: Mark::WORKSPACE, call: self.calls, site };
+        }
+        let mut bits = 0;
+        match block.phase {
+            Phase::Forward if recorded => {
+                bits |= Mark::GRAPH;
+                if facts.made_node {
+                    bits |= Mark::NODE_RAN;
+                }
+            }
+            Phase::Backward => bits |= Mark::BACKWARD,
+            Phase::Load if checkpoints::is_checkpoint(classification.rule) => bits |= Mark::LOADED,
+            Phase::Load if classification.meaning() == Some(Meaning::Load) => bits |= Mark::MODEL,
+            _ => {}
+        }
+        if buckets::is_bucket(classification.rule) {
+            bits |= Mark::BUCKET;
+        }
+        Mark { bits, call: self.calls, site }
+    }
+
+    /// Takes the program's free of a block.
+    #[inline]
+    pub fn freed(
+        &mut self,
+        block: &BlockAllocation,
+        event: &BlockEvent<'_>,
+        facts: &StackFacts,
+        end: &LifetimeEnd<'_>,
+    ) {
+        let BlockEvent { e, id, classification } = *event;
+        let LifetimeEnd { now, is_truncated, .. } = *end;
+        let mark = self.marks.get(id.index()).copied().unwrap_or_default();
+        if mark.is(Mark::WORKSPACE) {
+            self.workspaces.freed(block);
+        } else {
+            self.growing.freed(block);
+        }
+        if mark.is(Mark::GRAPH) {
+            self.graphs.freed(&GraphFree {
+                block,
+                mark,
+                freed_by: e.stack,
+                phase: classification.phase,
+                is_inside_call: facts.outermost_compute == mark.site && !mark.site.is_none(),
+                is_truncated,
+                now,
+            });
+        }
+        if mark.is(Mark::BACKWARD) {
+            self.gradients.freed(block, e.stack, now);
+        }
+        if e.flags.contains(Flags::IN_GC) {
+            self.garbage.freed(block, e.ticks, now);
+        }
+        if mark.is(Mark::LOADED | Mark::MODEL) {
+            self.checkpoints.freed(block, mark);
+        }
+        if mark.is(Mark::BUCKET) {
+            self.buckets.freed(block);
+        }
+        self.deferred.requested(id, block, e.ticks);
+    }
+
+    /// Takes the completion of a free: the block's memory is free again.
+    #[inline]
+    pub fn completed(&mut self, id: BlockId, block: &Block, ticks: u64) {
+        self.deferred.completed(id, block, ticks);
+    }
+
+    /// Takes a request of the caching allocator to CUDA for a segment, whether it succeeded or not.
+    pub fn segment_requested(&mut self, allocator: &Allocator, e: &Event, position: &ProgramPosition) {
+        self.fragmentation.segment_requested(allocator, e, position);
+    }
+
+    /// Ends the recording. `allocated`: the blocks that were not freed.
+    pub fn finish<'a>(
+        &mut self,
+        allocator: &Allocator,
+        allocated: impl Iterator<Item = (BlockId, &'a BlockAllocation)>,
+        now: &ProgramPosition,
+        ticks: u64,
+    ) {
+        self.gradients.position_changed(now);
+        for (id, block) in allocated {
+            let mark = self.marks.get(id.index()).copied().unwrap_or_default();
+            if mark.is(Mark::GRAPH) {
+                self.graphs.still_allocated(block, mark, now);
+            }
+            if mark.is(Mark::BACKWARD) {
+                self.gradients.freed(block, StackId::NONE, now);
+            }
+        }
+        self.graphs.finish();
+        self.checkpoints.finish();
+        self.deferred.finish(|id| allocator.block(id).stream, ticks);
+        self.marks = Vec::new();
+    }
+}

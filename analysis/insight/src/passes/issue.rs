@@ -1,0 +1,39 @@
+//! An issue of a run: what it is, how large it is, the evidence, and the fix.
+//!
+//! The report makes issues from the signals that the passes in `diagnostics` collect. Everything in an issue is
+//! measured or computed from the run.
+
+use memtrace_trace::ids::{ContextId, StackId};
+
+use crate::rules::DiagnosticRule;
+
+/// One issue.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Issue {
+    /// The rule that detected it.
+    pub rule: &'static DiagnosticRule,
+    /// The device ordinal; -1 for the CPU.
+    pub device: i16,
+    /// The cost in bytes: bytes held needlessly, at the maximum or at the end, as the headline states.
+    pub bytes: u64,
+    /// The issue in one line, with figures but without the place, which the report appends.
+    pub headline: String,
+    /// Measured facts, one per line.
+    pub evidence: Vec<String>,
+    /// The line to change, or the source of the allocations: a stack and an autograd node.
+    pub place: Option<(StackId, ContextId)>,
+    /// The fix, in terms of the program's code.
+    pub fix: String,
+    /// Bytes by which the fix would lower the peak; `None` if this run does not show it.
+    pub saves: Option<u64>,
+    /// Files in the run's folder that show more, most informative first.
+    pub files: Vec<String>,
+}
+
+/// Sorts by bytes in descending order. The order of equal issues does not depend on how they were found.
+pub fn sort_issues(issues: &mut [Issue]) {
+    issues.sort_by(|a, b| {
+        let key = |issue: &Issue| (std::cmp::Reverse(issue.bytes), issue.rule.id.as_str(), issue.device, issue.place);
+        key(a).cmp(&key(b)).then_with(|| a.headline.cmp(&b.headline))
+    });
+}

@@ -1,0 +1,118 @@
+//! A table of all blocks, one line per block, in the order in which their lifetimes end. It has their times, size,
+//! source and category, and the rule that decided the category.
+
+use std::io::{BufWriter, Write};
+
+use memtrace_trace::clock::Calibration;
+use memtrace_trace::event::Event;
+use memtrace_trace::file::Definitions;
+use memtrace_trace::ids::FrameId;
+
+use super::window::Window;
+use memtrace_input::error::{Error, Result};
+use memtrace_input::load::Process;
+use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver};
+use memtrace_replay::{Names, Usage};
+
+/// The columns. Times are nanoseconds since 1970, sizes are bytes. `free_ns` and `free_seq` are empty for blocks that
+/// are still allocated at the end.
+const COLUMNS: &str = "device,address,size,requested,alloc_ns,free_ns,alloc_seq,free_seq,step,phase,category,rule,evidence,name,module,node,frame\n";
+
+/// Writes the blocks of one process in a window as CSV (RFC 4180). `progress` receives the number of events read so
+/// far.
+///
+/// # Errors
+///
+/// The errors of `out`.
+pub fn blocks_csv(process: &Process, window: &Window, out: impl Write, progress: &mut dyn FnMut(u64)) -> Result<()> {
+    let recording = process.recording();
+    let names = Names::of(recording);
+    let mut writer = CsvWriter {
+        out: BufWriter::new(out),
+        definitions: process.definitions(),
+        names: &names,
+        calibration: recording.calibration(),
+        window,
+        error: None,
+    };
+    writer.put(|out| out.write_all(COLUMNS.as_bytes()));
+    Analysis::with_observer(recording, process.trace_index(), &names, &mut writer, progress);
+    writer.put(|out| out.flush());
+    writer.error.map_or(Ok(()), |e| Err(Error::io("cannot write the table")(e)))
+}
+
+struct CsvWriter<'a, W: Write> {
+    out: BufWriter<W>,
+    definitions: &'a Definitions,
+    names: &'a Names,
+    calibration: Calibration,
+    window: &'a Window,
+    error: Option<std::io::Error>,
+}
+
+impl<W: Write> CsvWriter<'_, W> {
+    fn put(&mut self, write: impl FnOnce(&mut BufWriter<W>) -> std::io::Result<()>) {
+        if self.error.is_none() {
+            self.error = write(&mut self.out).err();
+        }
+    }
+
+    /// Formats a frame: `train.py:61 step`.
+    fn frame(&self, frame: FrameId) -> String {
+        match self.definitions.frame(frame) {
+            Some(frame) if frame.line > 0 => format!("{}:{} {}", frame.filename, frame.line, frame.name),
+            Some(frame) => format!("{} {}", frame.filename, frame.name),
+            None => String::new(),
+        }
+    }
+}
+
+/// A field, quoted if necessary.
+fn quoted(text: &str) -> String {
+    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+}
+
+impl<W: Write> BlockObserver for CsvWriter<'_, W> {
+    fn allocated(&mut self, _: i16, _: &BlockAllocation, _: &Usage) {}
+
+    fn lifetime_ended(
+        &mut self,
+        device: i16,
+        block: &BlockAllocation,
+        classification: &BlockClassification,
+        evidence: FrameId,
+        free: Option<&Event>,
+    ) {
+        let Some(free) = self.window.shows_block(device, block, free) else { return };
+        let context = self.definitions.contexts.get(block.context.index());
+        let node = context.map_or("", |context| &*context.node);
+        // A block of a backward node gets the frame of the forward call.
+        let stack = match context {
+            Some(context) if !context.forward.is_none() => context.forward,
+            _ => block.stack,
+        };
+        let frame = self.definitions.stacks.get(stack.index()).map_or(FrameId::NONE, |stack| stack.frame);
+        let name = self.names.of_allocation(block.seq).map(|name| name.text()).unwrap_or_default();
+        let text = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
+        let line = format!(
+            "{device},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+            block.addr,
+            block.size,
+            block.requested,
+            self.calibration.epoch_ns(block.ticks),
+            text(free.map(|e| self.calibration.epoch_ns(e.ticks))),
+            block.seq,
+            text(free.map(|e| e.seq)),
+            text(block.position.step.map(u64::from)),
+            block.phase.name(),
+            classification.category.name(),
+            quoted(classification.rule.as_str()),
+            quoted(&self.frame(evidence)),
+            quoted(&name),
+            quoted(&self.names.module_path(block.event_context, block.seq).unwrap_or_default()),
+            quoted(node),
+            quoted(&self.frame(frame)),
+        );
+        self.put(|out| out.write_all(line.as_bytes()));
+    }
+}

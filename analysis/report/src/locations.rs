@@ -1,0 +1,129 @@
+//! Formats stacks as locations: the program's own line first, then the library's line if that is innermost.
+
+use memtrace_trace::file::{Definitions, Frame};
+use memtrace_trace::generated::is_inductor_file;
+use memtrace_trace::ids::{ContextId, FrameId, StackId};
+
+use super::summary::{FrameSummary, StackSummary};
+use memtrace_insight::rules::alloc_fn_rule;
+
+/// The maximum number of frames shown of one stack.
+const MAX_FRAMES: usize = 128;
+
+/// Formats the stacks of one recording.
+#[derive(Debug)]
+pub(super) struct Locations<'a> {
+    definitions: &'a Definitions,
+    directory: Option<String>,
+}
+
+impl<'a> Locations<'a> {
+    /// The innermost frame of a stack.
+    pub(super) fn innermost(&self, stack: StackId) -> FrameId {
+        self.definitions.stacks.get(stack.index()).map(|node| node.frame).unwrap_or_default()
+    }
+
+    pub(super) fn new(definitions: &'a Definitions, directory: Option<&std::path::Path>) -> Locations<'a> {
+        let directory = directory.and_then(|d| d.to_str()).map(|d| format!("{}/", d.trim_end_matches('/')));
+        Locations { definitions, directory }
+    }
+
+    /// The summary of a stack. For a block of the backward pass it shows the autograd node and the forward call that
+    /// made it.
+    pub(super) fn stack(&self, stack: StackId, context: ContextId) -> StackSummary {
+        let node = self.definitions.context(context);
+        let shown = node.map(|c| c.forward).filter(|forward| !forward.is_none()).unwrap_or(stack);
+        let frames =
+            self.definitions.walk(shown).filter_map(|(_, frame)| frame).take(MAX_FRAMES).map(frame_summary).collect();
+        let mut location = self.location(shown);
+        if let Some(node) = node {
+            location = if location.is_empty() { node.node.to_string() } else { format!("{} of {location}", node.node) };
+        }
+        StackSummary { location, node: node.map(|c| c.node.to_string()), frames }
+    }
+
+    /// Formats a stack: `model.py:88 forward`, `optim/adam.py:94 _init_group, train.py:61`. Without Python frames:
+    /// `libnccl.so.2 ncclMalloc [native]`. Empty if nothing is known.
+    fn location(&self, stack: StackId) -> String {
+        let frames = || self.definitions.walk(stack).filter_map(|(_, frame)| frame);
+        let mut python = frames().filter(|frame| !frame.native && !explained(frame)).peekable();
+        let Some(innermost) = python.peek().copied() else {
+            let responsible = frames().find(|frame| alloc_fn_rule(frame).is_none()).or(frames().next());
+            return responsible.map(|frame| self.native(frame)).unwrap_or_default();
+        };
+        let own = python.find(|f| !is_library(&f.filename));
+        match own {
+            Some(own) if std::ptr::eq(own, innermost) => self.line(own, true),
+            Some(own) => format!("{}, {}", self.line(own, true), self.line(innermost, true)),
+            None => self.line(innermost, true),
+        }
+    }
+
+    /// The frame that represents a stack. It is the program's own innermost frame, else the innermost Python frame,
+    /// else the responsible native frame.
+    pub(super) fn own(&self, stack: StackId) -> Option<FrameId> {
+        let frames = || {
+            let ids = self.definitions.walk_ids(stack);
+            ids.filter_map(|(_, id)| self.definitions.frame(id).map(|frame| (id, frame)))
+        };
+        let python = || frames().filter(|(_, frame)| !frame.native && !explained(frame));
+        let own = python().find(|(_, frame)| !is_library(&frame.filename)).or_else(|| python().next());
+        let native = || frames().find(|(_, frame)| alloc_fn_rule(frame).is_none()).or_else(|| frames().next());
+        own.or_else(native).map(|(id, _)| id)
+    }
+
+    /// Formats a frame: `model.py:88 forward`.
+    pub(super) fn frame(&self, frame: &Frame) -> String {
+        if frame.native { self.native(frame) } else { self.line(frame, true) }
+    }
+
+    fn line(&self, frame: &Frame, named: bool) -> String {
+        let file = self.short(&frame.filename);
+        let location = format!("{file}:{}", frame.line);
+        if named && &*frame.name != "<module>" { format!("{location} {}", frame.name) } else { location }
+    }
+
+    fn native(&self, frame: &Frame) -> String {
+        let file = self.short(&frame.filename);
+        let file = if frame.line > 0 { file } else { file.rsplit('/').next().unwrap_or(file) };
+        match frame.line {
+            // A name such as `libfoo.so+0x1234` already contains the file.
+            0 if frame.qualname.starts_with(file) => format!("{} [native]", frame.qualname),
+            0 => format!("{file} {} [native]", frame.qualname),
+            line => format!("{file}:{line} {} [native]", frame.qualname),
+        }
+    }
+
+    /// The path relative to the program's folder, else its last two components.
+    pub(super) fn short<'f>(&self, filename: &'f str) -> &'f str {
+        if let Some(rest) = self.directory.as_deref().and_then(|d| filename.strip_prefix(d))
+            && !is_library(filename)
+        {
+            return rest;
+        }
+        let cut = filename.rmatch_indices('/').nth(1).map(|(at, _)| at + 1).unwrap_or(0);
+        &filename[cut..]
+    }
+}
+
+/// Whether a generated line has a known source line. The user wrote that source line, so it is shown instead.
+fn explained(frame: &Frame) -> bool {
+    !frame.inlined_into.is_none() && is_inductor_file(&frame.filename)
+}
+
+pub(super) fn frame_summary(frame: &Frame) -> FrameSummary {
+    FrameSummary {
+        name: frame.name.to_string(),
+        filename: frame.filename.to_string(),
+        line: frame.line,
+        native: frame.native,
+    }
+}
+
+/// Whether a file belongs to an installed package or to Python itself.
+pub(super) fn is_library(filename: &str) -> bool {
+    ["site-packages/", "dist-packages/", "/lib/python3", "/lib64/python3"].iter().any(|part| filename.contains(part))
+        || filename.starts_with('<')
+        || is_inductor_file(filename)
+        || filename.starts_with("torch/")
+}

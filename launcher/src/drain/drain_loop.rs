@@ -1,0 +1,345 @@
+//! The drain loop: accepts processes, empties their rings and notices when they end.
+//!
+//! The polling interval adapts. The loop polls again at once when a ring was a quarter full, and after 1 ms while
+//! events arrive. Otherwise the interval grows up to [`MAX_PAUSE`]. Without an attached process the loop sleeps until
+//! one connects. A ring holds 8 ms of events at a million events a second. An interval longer than [`MAX_PAUSE`] would
+//! let a sudden burst fill it.
+//!
+//! Each process image gets one segment. A second request with the same pid means that the process called `exec`. The
+//! loop then finishes the first recording, and the next file is named `<pid>.1.mtr`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use memtrace_analysis::RunFolder;
+use memtrace_trace::shm::handshake;
+use memtrace_trace::shm::layout::RING_SLOTS;
+use memtrace_trace::shm::segment::Segment;
+
+use super::acceptor::{Acceptor, Client, refusal_reason};
+use super::limits::{Limits, Places};
+use super::process::{Activity, Process};
+use super::refusal::RefusalReason;
+use super::writer::{self, FileKey, Queue};
+use super::{Outcome, Recorded, Written};
+use crate::epoll::{Epoll, EventFd};
+
+/// The longest pause between two passes over the rings while processes are attached.
+const MAX_PAUSE: Duration = Duration::from_millis(2);
+/// The maximum number of connections accepted between two passes over the rings.
+const MAX_ACCEPTS_PER_PASS: usize = 16;
+/// The maximum number of processes recorded at the same time.
+const MAX_PROCESSES: usize = 4096;
+/// The maximum number of trace files in one run.
+const MAX_FILES: u32 = 65_536;
+/// The maximum number of recorded images of one process, so that it cannot use up all files of the run.
+const MAX_IMAGES: u32 = 4096;
+/// How long processes may outlive the command before their recording is closed.
+const GRACE_PERIOD: Duration = Duration::from_millis(500);
+/// How long the final reads may take after [`GRACE_PERIOD`], over all processes that still run.
+const FINAL_READ_TIMEOUT: Duration = Duration::from_secs(5);
+
+const LISTENER: u64 = 0;
+const STOP: u64 = 1;
+const FIRST_ID: u64 = 16;
+
+/// A handle to the running drain and writer threads.
+#[derive(Debug)]
+pub(crate) struct Drain {
+    stop: EventFd,
+    drain: JoinHandle<Drained>,
+    writer: JoinHandle<Vec<Written>>,
+}
+
+/// The result of the drain thread: the recordings, and the refused requests by reason.
+type Drained = (Vec<Recorded>, Vec<(RefusalReason, u64)>);
+
+impl Drain {
+    /// Starts the drain thread and the writer thread. `listener` accepts the connections of traced processes.
+    ///
+    /// Fails when a descriptor or a thread cannot be created.
+    pub(crate) fn start(listener: UnixListener, folder: Arc<RunFolder>) -> anyhow::Result<Drain> {
+        listener.set_nonblocking(true).context("cannot prepare the socket")?;
+        let epoll = Epoll::new().context("cannot create an epoll descriptor")?;
+        let stop = EventFd::new().context("cannot create an event descriptor")?;
+        epoll
+            .add(listener.as_fd(), LISTENER)
+            .and_then(|()| epoll.add(stop.as_fd(), STOP))
+            .context("cannot watch the socket")?;
+        let stopped = stop.try_clone().context("cannot create an event descriptor")?;
+        let (queue, writer) = writer::start(folder)?;
+        let drain_loop = DrainLoop::new(epoll, listener, stopped, queue);
+        let drain = std::thread::Builder::new()
+            .name("memtrace-drain".into())
+            .spawn(move || drain_loop.run())
+            .context("cannot start a thread")?;
+        Ok(Drain { stop, drain, writer })
+    }
+
+    /// Stops recording after the command has ended and returns the results.
+    ///
+    /// Processes that still run get a short grace period. Then everything is drained, written and closed. Fails when
+    /// one of the threads panicked.
+    pub(crate) fn finish(self) -> anyhow::Result<Outcome> {
+        self.stop.raise();
+        let panicked = |_| anyhow::anyhow!("the drain thread panicked; the traces end at that point");
+        let (recorded, refused) = self.drain.join().map_err(panicked)?;
+        let written = self.writer.join().map_err(panicked)?;
+        Ok(Outcome { recorded, written, refused })
+    }
+}
+
+/// A clock that advances only while the launcher runs. Stopping and continuing the launcher makes no event overdue.
+struct AwakeClock {
+    last: Instant,
+    awake: Duration,
+}
+
+impl AwakeClock {
+    fn now(&mut self) -> Duration {
+        let now = Instant::now();
+        self.awake += now.duration_since(self.last).min(Duration::from_millis(100));
+        self.last = now;
+        self.awake
+    }
+}
+
+struct DrainLoop {
+    epoll: Epoll,
+    acceptor: Acceptor,
+    stop: EventFd,
+    queue: Queue,
+    clock: AwakeClock,
+    processes: BTreeMap<u64, Process>,
+    /// The id of the process served last when the writer's queue was full. The next pass starts after it.
+    served_last: u64,
+    /// The number of slots taken from all processes.
+    taken: u64,
+    next_id: u64,
+    /// The number of files started so far for each pid.
+    generations: HashMap<u32, u32>,
+    files: u32,
+    limits: Limits,
+    recorded: Vec<Recorded>,
+    refused: Vec<(RefusalReason, u64)>,
+}
+
+impl DrainLoop {
+    fn new(epoll: Epoll, listener: UnixListener, stop: EventFd, queue: Queue) -> DrainLoop {
+        DrainLoop {
+            epoll,
+            acceptor: Acceptor::new(listener),
+            stop,
+            queue,
+            clock: AwakeClock { last: Instant::now(), awake: Duration::ZERO },
+            processes: BTreeMap::new(),
+            served_last: 0,
+            taken: 0,
+            next_id: FIRST_ID,
+            generations: HashMap::new(),
+            files: 0,
+            limits: Limits::default(),
+            recorded: Vec::new(),
+            refused: Vec::new(),
+        }
+    }
+
+    fn run(mut self) -> Drained {
+        let mut pause = Duration::ZERO;
+        let mut stop_at: Option<Instant> = None;
+        let mut ready = Vec::new();
+        loop {
+            let polls = !self.processes.is_empty() || !self.acceptor.is_idle() || stop_at.is_some();
+            self.epoll.wait(polls.then_some(pause), &mut ready);
+            let mut ended = Vec::new();
+            for &token in &ready {
+                match token {
+                    LISTENER => self.accept(),
+                    STOP => {
+                        self.stop.clear();
+                        stop_at.get_or_insert_with(|| Instant::now() + GRACE_PERIOD);
+                    }
+                    id if self.acceptor.has_pending(id) => self.read_hello(id),
+                    id => ended.push(id),
+                }
+            }
+            let silent = self.acceptor.close_expired();
+            self.refuse(RefusalReason::IncompleteRequest, silent as u64);
+            let now = self.clock.now();
+            let activity = self.drain(now);
+            ended.extend(self.processes.iter().filter(|(_, p)| p.has_exited()).map(|(id, _)| *id));
+            for id in ended {
+                self.end(id, "exited");
+            }
+            let done: Vec<u64> = self.processes.iter().filter(|(_, p)| p.is_done()).map(|(id, _)| *id).collect();
+            for id in done {
+                self.finish(id, now, None);
+            }
+            if let Some(at) = stop_at
+                && (self.processes.is_empty() && self.acceptor.is_idle() || Instant::now() >= at)
+            {
+                break;
+            }
+            pause = next_pause(pause, activity);
+        }
+        let now = self.clock.now();
+        let until = Instant::now() + FINAL_READ_TIMEOUT;
+        let ids: Vec<u64> = self.processes.keys().copied().collect();
+        for id in ids {
+            self.finish(id, now, Some(until));
+        }
+        (self.recorded, self.refused)
+    }
+
+    fn drain(&mut self, now: Duration) -> Activity {
+        let mut all = Activity::default();
+        let mut places = Places::of(self.processes.values());
+        let last = self.served_last;
+        let order: Vec<u64> =
+            self.processes.range(last + 1..).chain(self.processes.range(..=last)).map(|(id, _)| *id).collect();
+        let mut had_room = true;
+        for id in order {
+            let Some(process) = self.processes.get_mut(&id) else { continue };
+            let one = places.update(process, &self.queue, |process| process.drain(now, &self.queue));
+            if std::mem::replace(&mut had_room, self.queue.has_room()) {
+                self.served_last = id;
+            }
+            self.taken += one.slots;
+            process.publish_progress(self.taken);
+            all.slots += one.slots;
+            all.fullest = all.fullest.max(one.fullest);
+            process.tick(now, &self.queue);
+        }
+        if !self.queue.has_room() {
+            // The writer is behind, and slots may be left in the rings. Poll again soon, but let the writer work.
+            return Activity { slots: 1, fullest: 0 };
+        }
+        all
+    }
+
+    fn refuse(&mut self, reason: RefusalReason, times: u64) {
+        match self.refused.iter_mut().find(|(r, _)| *r == reason) {
+            Some((_, count)) => *count += times,
+            None if times > 0 => self.refused.push((reason, times)),
+            None => {}
+        }
+    }
+
+    fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn accept(&mut self) {
+        // Accept only a few connections in one pass, so that the rings are emptied in between. The listener stays
+        // readable while more connections wait.
+        for _ in 0..MAX_ACCEPTS_PER_PASS {
+            let id = self.new_id();
+            let Some(accepted) = self.acceptor.accept(id, &self.epoll) else { return };
+            if let Err(reason) = accepted {
+                self.refuse(reason, 1);
+            }
+            // Usually the hello message has already arrived.
+            self.read_hello(id);
+        }
+    }
+
+    fn read_hello(&mut self, id: u64) {
+        match self.acceptor.read_hello(id) {
+            Some(Ok(client)) => {
+                if let Err(reason) = self.start_recording(client) {
+                    self.refuse(reason, 1);
+                }
+            }
+            Some(Err(reason)) => self.refuse(reason, 1),
+            None => {}
+        }
+    }
+
+    /// Sends a segment to a process whose hello was valid, and starts to record it.
+    fn start_recording(&mut self, client: Client) -> Result<(), RefusalReason> {
+        let Client { socket, peer } = client;
+        // Another process may use the socket of an ended one, and the pid may belong to a third process by now.
+        if peer.has_exited() {
+            return Err(RefusalReason::ProcessEnded);
+        }
+        let pid = peer.pid;
+        let now = self.clock.now();
+        let earlier: Vec<u64> = self.processes.iter().filter(|(_, p)| p.pid() == pid).map(|(id, _)| *id).collect();
+        for id in earlier {
+            self.end(id, "replaced by exec");
+        }
+        if self.processes.len() >= MAX_PROCESSES || self.files >= MAX_FILES {
+            return Err(RefusalReason::TooManyProcesses);
+        }
+        let generation = self.generations.get(&pid).copied().unwrap_or(0);
+        if generation >= MAX_IMAGES {
+            return Err(RefusalReason::TooManyImages);
+        }
+        let (segment, fd) = Segment::create().map_err(|e| refusal_reason(&e, RefusalReason::NoSharedMemory))?;
+        let id = self.new_id();
+        if let Some(pidfd) = &peer.pidfd {
+            self.epoll.add(pidfd.as_fd(), id).map_err(|_| RefusalReason::NoDescriptors)?;
+        }
+        handshake::send_fd(socket.as_fd(), fd.as_fd()).map_err(|_| RefusalReason::ProcessEnded)?;
+        let file = if generation == 0 { format!("{pid}.mtr") } else { format!("{pid}.{generation}.mtr") };
+        self.generations.insert(pid, generation + 1);
+        self.files += 1;
+        let process = Process::start(peer, segment, FileKey(self.files), file, &self.queue, now, &self.limits);
+        self.processes.insert(id, process);
+        Ok(())
+    }
+
+    /// Ends the recording of an image that writes no more.
+    fn end(&mut self, id: u64, reason: &'static str) {
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        process.end(reason);
+        if let Some(pidfd) = process.pidfd() {
+            self.epoll.remove(pidfd);
+        }
+    }
+
+    /// Closes a process's trace file. A process that still runs must be read by `until`.
+    fn finish(&mut self, id: u64, now: Duration, until: Option<Instant>) {
+        let Some(process) = self.processes.remove(&id) else { return };
+        if let Some(pidfd) = process.pidfd() {
+            self.epoll.remove(pidfd);
+        }
+        let until = until.filter(|_| !process.is_ending());
+        let time = || until.is_none_or(|until| Instant::now() < until);
+        self.recorded.push(process.finish(now, &self.queue, time));
+    }
+}
+
+/// The time to sleep before the next pass over the rings.
+fn next_pause(pause: Duration, activity: Activity) -> Duration {
+    if activity.fullest >= RING_SLOTS as u64 / 4 {
+        Duration::ZERO
+    } else if activity.slots > 0 {
+        Duration::from_millis(1)
+    } else {
+        (pause + Duration::from_millis(1)).min(MAX_PAUSE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_adapt_to_the_activity() {
+        let activity = |slots, fullest| Activity { slots, fullest };
+        assert_eq!(next_pause(MAX_PAUSE, activity(9000, 2048)), Duration::ZERO);
+        assert_eq!(next_pause(MAX_PAUSE, activity(9000, 100)), Duration::from_millis(1));
+        let mut pause = Duration::ZERO;
+        for _ in 0..10 {
+            pause = next_pause(pause, activity(0, 0));
+        }
+        assert_eq!(pause, MAX_PAUSE);
+    }
+}

@@ -1,0 +1,68 @@
+//! The end-of-run summary: analyzes the run after the command has ended, with a progress line on a terminal, and prints
+//! the report on stderr.
+
+use std::io::{IsTerminal, Write};
+
+use memtrace_analysis::{FinishOptions, FinishedRun, RunFolder, finish_run};
+
+use crate::terminal::{ProgressLine, layout};
+use crate::{message, sandbox};
+
+/// The maximum number of problems that are printed one by one. A hostile program can put any number of invalid files
+/// into the folder.
+const MAX_PRINTED_PROBLEMS: usize = 8;
+
+/// What the end-of-run summary prints and writes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SummaryOptions {
+    /// Print only errors and warnings.
+    pub(crate) quiet: bool,
+    /// Write no snapshots.
+    pub(crate) no_snapshot: bool,
+}
+
+/// Analyzes the run in `folder`, writes its files and prints the summary.
+///
+/// A failure of the analysis does not end the launcher.
+pub(crate) fn finish(folder: &RunFolder, options: SummaryOptions) {
+    let analysis = || match analyze(folder, options) {
+        Ok(()) => 0,
+        Err(e) => {
+            report_failure(folder, e);
+            0
+        }
+    };
+    if let Err(e) = sandbox::run(analysis) {
+        report_failure(folder, e);
+    }
+}
+
+fn report_failure(folder: &RunFolder, error: anyhow::Error) {
+    message::report(&error.context("cannot analyze the run"));
+    message::note(&format!("the recording in {} is complete", folder.path().display()));
+}
+
+fn analyze(folder: &RunFolder, options: SummaryOptions) -> anyhow::Result<()> {
+    let finish_options = FinishOptions { no_snapshot: options.no_snapshot, ..FinishOptions::default() };
+    let mut line = ProgressLine::new(!options.quiet && std::io::stderr().is_terminal());
+    let written = finish_run(folder, &finish_options, &mut |progress| line.show(&progress));
+    line.clear();
+    print(&written?, options.quiet);
+    Ok(())
+}
+
+fn print(written: &FinishedRun, quiet: bool) {
+    for problem in written.problems.iter().take(MAX_PRINTED_PROBLEMS) {
+        message::warning(&format!("{}: {}", problem.path.display(), problem.text));
+    }
+    if written.problems.len() > MAX_PRINTED_PROBLEMS {
+        let more = written.problems.len() - MAX_PRINTED_PROBLEMS;
+        message::warning(&format!("{more} more problems are listed in summary.json"));
+    }
+    if quiet {
+        return;
+    }
+    let text = written.summary.to_text(&layout(std::io::stderr().is_terminal()));
+    // A closed stderr is not an error.
+    let _ = write!(std::io::stderr().lock(), "{text}");
+}

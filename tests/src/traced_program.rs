@@ -1,0 +1,231 @@
+//! Starts a program with or without memtrace, over the simulated CUDA.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use memtrace_trace::counters::Counter;
+use memtrace_trace::event::Event;
+use memtrace_trace::file::Reader;
+
+use crate::random_delays::run_with_random_delays;
+
+/// Whether programs run on a real GPU with the machine's own Python (`scripts/gpu-check`) instead of over the simulated
+/// CUDA.
+fn on_gpu() -> bool {
+    std::env::var_os("MEMTRACE_TEST_GPU").is_some()
+}
+
+/// The Python of the test environment, or the machine's on a real GPU.
+pub fn python() -> &'static str {
+    if on_gpu() { "python3" } else { "python" }
+}
+
+/// A folder for `PYTHONPATH` that has these packages (`NAME==VERSION`) for the test environment's Python. Installs them
+/// on first use.
+#[track_caller]
+pub fn packages(names: &[&str]) -> String {
+    let scripts = root().join("scripts");
+    let output = Command::new(scripts.join("sim")).arg(scripts.join("packages")).args(names).output();
+    let output = output.expect("scripts/sim");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("a path").trim_end().to_owned()
+}
+
+/// The repository's root: `MEMTRACE_ROOT`, or the checkout that compiled this crate.
+pub fn root() -> PathBuf {
+    if let Some(root) = std::env::var_os("MEMTRACE_ROOT") {
+        return root.into();
+    }
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned).unwrap_or_default()
+}
+
+/// The `memtrace` binary: `MEMTRACE_BIN`, or the release build that `scripts/test` makes.
+pub fn memtrace() -> PathBuf {
+    if let Some(path) = std::env::var_os("MEMTRACE_BIN") {
+        return path.into();
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    let path = target.join("release/memtrace");
+    assert!(path.exists(), "{} is missing: run `cargo build --release` or scripts/test", path.display());
+    path
+}
+
+/// Resets SIGINT and SIGQUIT to their default disposition in the command. A shell that starts tests in the background
+/// makes them, and everything they start, ignore both signals.
+pub fn with_default_signals(command: &mut Command) {
+    let reset = || {
+        for signal in [libc::SIGINT, libc::SIGQUIT] {
+            // SAFETY: `signal` is async-signal-safe, so it may run between fork and exec. `SIG_DFL` installs no
+            // handler.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure only calls `signal`, which is async-signal-safe. It allocates nothing.
+    unsafe { command.pre_exec(reset) };
+}
+
+/// A program to run under memtrace.
+#[derive(Clone, Debug)]
+pub struct TracedProgram {
+    command: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    options: Vec<OsString>,
+    sim: bool,
+}
+
+/// A finished run.
+#[derive(Debug)]
+pub struct Run {
+    /// The temporary folder that holds the run folder. Dropping it removes both.
+    pub dir: tempfile::TempDir,
+    /// The launcher's exit status, stdout and stderr.
+    pub output: Output,
+}
+
+impl TracedProgram {
+    /// A program of `tests/programs`, run by the test environment's Python over the simulated CUDA.
+    pub fn python(program: &str, args: &[&str]) -> TracedProgram {
+        let mut command: Vec<OsString> = vec![python().into(), root().join("tests/programs").join(program).into()];
+        command.extend(args.iter().map(Into::into));
+        TracedProgram { command, env: Vec::new(), options: Vec::new(), sim: true }
+    }
+
+    /// Any command.
+    pub fn command<S: AsRef<OsStr>>(command: &[S]) -> TracedProgram {
+        let command = command.iter().map(|s| s.as_ref().to_owned()).collect();
+        TracedProgram { command, env: Vec::new(), options: Vec::new(), sim: false }
+    }
+
+    /// Runs the command through `scripts/sim`.
+    pub fn over_simcuda(mut self) -> TracedProgram {
+        self.sim = true;
+        self
+    }
+
+    /// Sets an environment variable.
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> TracedProgram {
+        self.env.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Adds a command line option of memtrace.
+    pub fn option(mut self, option: impl AsRef<OsStr>) -> TracedProgram {
+        self.options.push(option.as_ref().to_owned());
+        self
+    }
+
+    /// The command line: recorded into the run folder `dir`, or without memtrace where `dir` is `None`.
+    pub fn prepare(&self, dir: Option<&Path>) -> Command {
+        let mut words: Vec<OsString> = Vec::new();
+        if self.sim && !on_gpu() {
+            words.push(root().join("scripts/sim").into());
+        }
+        if let Some(dir) = dir {
+            words.push(memtrace().into());
+            words.push("-o".into());
+            words.push(dir.into());
+            words.extend(self.options.iter().cloned());
+            words.push("--".into());
+        }
+        words.extend(self.command.iter().cloned());
+        let mut words = words.into_iter();
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words);
+        command.envs(self.env.iter().map(|(k, v)| (k, v)));
+        with_default_signals(&mut command);
+        command
+    }
+
+    /// Runs the program under memtrace. `MEMTRACE_TEST_DELAYS=SEED` in the environment adds delays ([`run_with_random_delays`]).
+    pub fn run(&self) -> Run {
+        if let Some(seed) = std::env::var("MEMTRACE_TEST_DELAYS").ok().and_then(|seed| seed.parse().ok()) {
+            return run_with_random_delays(self, seed).0;
+        }
+        let dir = tempfile::Builder::new().prefix("memtrace-test-").tempdir().expect("a temporary folder");
+        let output = self.prepare(Some(&dir.path().join("run"))).output().expect("the launcher starts");
+        Run { dir, output }
+    }
+
+    /// Runs the program without memtrace.
+    pub fn run_alone(&self) -> Output {
+        self.prepare(None).output().expect("the program starts")
+    }
+}
+
+impl Run {
+    /// The run folder.
+    pub fn path(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    /// Fails the test, with the program's output, unless the program ended with status 0.
+    #[track_caller]
+    pub fn assert_ended_well(&self) {
+        assert!(
+            self.output.status.success(),
+            "{:?}\nstdout: {}\nstderr: {}",
+            self.output.status,
+            String::from_utf8_lossy(&self.output.stdout),
+            String::from_utf8_lossy(&self.output.stderr)
+        );
+    }
+
+    /// The traces, sorted by file name.
+    pub fn traces(&self) -> Vec<Reader> {
+        let mut paths: Vec<PathBuf> = std::fs::read_dir(self.path())
+            .map(|entries| entries.filter_map(|e| Some(e.ok()?.path())).collect())
+            .unwrap_or_default();
+        paths.retain(|p| p.extension().is_some_and(|e| e == "mtr"));
+        paths.sort();
+        paths.into_iter().map(|p| Reader::open(p).expect("a readable trace")).collect()
+    }
+
+    /// The trace. Panics unless there is exactly one.
+    #[track_caller]
+    pub fn trace(&self) -> Reader {
+        let mut traces = self.traces();
+        assert_eq!(
+            traces.len(),
+            1,
+            "traces in the run folder; stderr: {}",
+            String::from_utf8_lossy(&self.output.stderr)
+        );
+        traces.remove(0)
+    }
+
+    /// The number of native stacks that `--check-stacks` compared with libgcc's unwinder.
+    ///
+    /// # Panics
+    /// When a stack differed.
+    #[track_caller]
+    pub fn checked_stacks(&self) -> u64 {
+        let counted = |counter| self.traces().iter().map(|trace| trace.counter(counter)).sum::<u64>();
+        let traces = self.traces();
+        let notices: Vec<_> =
+            traces.iter().flat_map(|t| &t.definitions().notices).filter(|n| &*n.topic == "native").collect();
+        assert_eq!(counted(Counter::UnwindMismatches), 0, "stacks that differ: {notices:#?}");
+        counted(Counter::UnwindChecks)
+    }
+
+    /// The parsed `run.json`.
+    pub fn manifest(&self) -> serde_json::Value {
+        let text = std::fs::read_to_string(self.path().join("run.json")).expect("run.json");
+        serde_json::from_str(&text).expect("run.json is JSON")
+    }
+}
+
+/// All events of a trace. Panics when the trace is damaged or incomplete.
+#[track_caller]
+pub fn events(reader: &Reader) -> Vec<Event> {
+    assert!(reader.damage().is_none(), "{:?}", reader.damage());
+    let end = reader.end().expect("the trace has an end");
+    assert_eq!((end.lost, end.late), (0, 0), "lost and late events");
+    let events: Vec<Event> = reader.events().flat_map(|b| b.expect("a sound block")).collect();
+    for (index, event) in events.iter().enumerate() {
+        assert_eq!(event.seq, index as u64 + 1, "events are numbered without gaps");
+    }
+    events
+}
