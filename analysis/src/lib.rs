@@ -2,8 +2,8 @@
 //!
 //! This crate gives the analysis crates one name. Each is a layer and uses only the layers before it. `memtrace-input`
 //! opens a run and streams its events. `memtrace-replay` replays them into the state of the allocators.
-//! `memtrace-insight` draws conclusions by named rules. `memtrace-output` writes files for other programs, and
-//! `memtrace-report` writes for people. No layer keeps the events of a trace in memory: memory use grows with allocated
+//! `memtrace-insight` draws conclusions by named rules. `memtrace-output` writes files for other programs.
+//! `memtrace-summary` makes plain results of the conclusions, and `memtrace-report` draws them for people. No layer keeps the events of a trace in memory: memory use grows with allocated
 //! blocks and distinct stacks.
 //!
 //! ```
@@ -27,12 +27,20 @@ pub use memtrace_input::{
 };
 pub use memtrace_insight::{passes, rules};
 pub use memtrace_output as export;
-pub use memtrace_report as report;
 pub use memtrace_report::{
-    Baseline, CheckOptions, CheckReport, DiffOptions, DiffReport, FinishOptions, FinishedRun, LinesOptions,
-    LinesReport, Progress, Replaying, SECTIONS, Section, Summary, TextOptions, Tolerance, check, diff, finish_run,
-    html_report, lines, summarize, summarize_with,
+    FinishOptions, FinishedRun, SECTIONS, Section, TextOptions, ToText, check_text, finish_run, github_annotations,
+    html_report, lines_html, section_text,
 };
+pub use memtrace_summary::{
+    Baseline, CheckOptions, CheckReport, DiffOptions, DiffReport, LinesOptions, LinesReport, Progress, Replaying,
+    Summary, Tolerance, check, diff, lines, summarize, summarize_with,
+};
+
+/// The results of an analysis, and their texts.
+pub mod report {
+    pub use memtrace_report::*;
+    pub use memtrace_summary::*;
+}
 
 /// The replayed state of the allocators, and the recordings that are replayed.
 pub mod model {

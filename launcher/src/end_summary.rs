@@ -3,7 +3,7 @@
 
 use std::io::{IsTerminal, Write};
 
-use memtrace_analysis::{FinishOptions, FinishedRun, RunFolder, finish_run};
+use memtrace_analysis::{FinishOptions, FinishedRun, RunFolder, ToText, finish_run};
 
 use crate::terminal::{ProgressLine, layout};
 use crate::{message, sandbox};

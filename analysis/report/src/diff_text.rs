@@ -1,10 +1,13 @@
 //! The comparison of two runs as text, with the most important result first.
 
-use super::compare::line_what;
-use super::diff::{Change, DevicePair, DiffReport, DiffResult, DiffRun};
-use super::table::{Align, Table, location_in, wrap_words};
-use super::text::{TextOptions, TextReport, device_text};
-use super::units::{count_text, signed_size_text, size_text};
+use memtrace_summary::{
+    Change, DevicePair, DiffReport, DiffResult, DiffRun, count_text, device_text, line_what, signed_size_text,
+    size_text,
+};
+
+use crate::style::{TextOptions, ToText};
+use crate::table::{Align, Table, location_in, wrap_words};
+use crate::text_report::TextReport;
 
 /// The maximum number of rows of a table.
 const ROWS: usize = 10;
@@ -13,9 +16,9 @@ const STACK: &str = "Stack";
 /// The maximum number of devices listed. One of them is shown in full.
 const PAIRS: usize = 16;
 
-impl DiffReport {
+impl ToText for DiffReport {
     /// The comparison for a terminal.
-    pub fn to_text(&self, options: &TextOptions) -> String {
+    fn to_text(&self, options: &TextOptions) -> String {
         let mut report = TextReport::new(options);
         report.line(format!("memtrace diff    A: {}    B: {}", name(&self.a), name(&self.b)));
         let many = self.pairs.len() > 1;
@@ -68,13 +71,6 @@ fn title(pair: &DevicePair) -> String {
 }
 
 impl TextReport {
-    /// Adds a note below tables.
-    pub(super) fn note(&mut self, text: &str) {
-        for (i, line) in wrap_words(text, self.width.saturating_sub(8)).iter().enumerate() {
-            self.line(format!("{}{line}", if i == 0 { "  note: " } else { "        " }));
-        }
-    }
-
     fn pair(&mut self, pair: &DevicePair) {
         for (name, peak) in [("A", &pair.a), ("B", &pair.b)] {
             let step = peak.step.map_or_else(|| "before the first step".to_owned(), |step| format!("step {step}"));

@@ -7,15 +7,15 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 
-use super::build::summarize;
-use super::html::html_report;
-use super::summary::Summary;
-use super::text::TextOptions;
 use memtrace_input::RunFolder;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::{Problem, Process, open_folder};
 use memtrace_input::symbols::SYMBOLS_FILE;
 use memtrace_output::{SnapshotOptions, snapshot};
+use memtrace_summary::{Progress, Summary, summarize};
+
+use crate::html::html_report;
+use crate::style::{TextOptions, ToText};
 
 /// The file name of the HTML report.
 const HTML_REPORT: &str = "report.html";
@@ -29,17 +29,6 @@ pub struct FinishOptions {
     pub snapshot: SnapshotOptions,
     /// Layout of `summary.txt`.
     pub text: TextOptions,
-}
-
-/// The progress of the work, for a progress line.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Progress<'a> {
-    /// The current task, for example `reading rank 3`.
-    pub what: &'a str,
-    /// Events processed; bytes while a snapshot is being read.
-    pub done: u64,
-    /// The total number of events or bytes.
-    pub total: u64,
 }
 
 /// What was written.

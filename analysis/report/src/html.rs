@@ -6,15 +6,15 @@
 use std::fmt::Write as _;
 use std::io::Write;
 
-use super::finish::Progress;
-use super::sections::{SECTIONS, Section};
-use super::summary::{ProcessSummary, Summary};
-use super::text::{TextOptions, device_text, process_name, run_title};
-use super::units::{count_text, size_text};
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
 use memtrace_input::printable;
 use memtrace_output::{CHART_STYLES, DeviceCharts, Selection, Window, device_charts};
+use memtrace_summary::{ProcessSummary, Progress, Summary, count_text, device_text, process_name, size_text};
+
+use crate::parts::run_title;
+use crate::sections::{SECTIONS, Section};
+use crate::style::{TextOptions, ToText};
 
 /// The maximum number of processes shown in full, in the order of the summary.
 const SHOWN: usize = 8;

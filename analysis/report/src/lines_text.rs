@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 
-use super::lines::{FunctionLines, LineFigures, LinesReport};
-use super::table::{Align, Table, cut, wrap_words};
-use super::text::{TextOptions, TextReport, device_text};
-use super::units::{count_text, signed_size_text, size_text};
 use memtrace_input::printable;
+use memtrace_summary::{FunctionLines, LineFigures, LinesReport, count_text, device_text, signed_size_text, size_text};
+
+use crate::style::{TextOptions, ToText};
+use crate::table::{Align, Table, cut, wrap_words};
+use crate::text_report::TextReport;
 
 /// The maximum width of the code column, if the report is not narrower.
 const WIDEST: usize = 160;
@@ -21,11 +22,11 @@ const LEGEND: [&str; 3] = [
      no other column of this line.",
 ];
 
-impl LinesReport {
+impl ToText for LinesReport {
     /// The table for a terminal.
-    pub fn to_text(&self, options: &TextOptions) -> String {
+    fn to_text(&self, options: &TextOptions) -> String {
         let mut report = TextReport::new(options);
-        report.heading(&self.title());
+        report.heading(&report_title(self));
         for legend in LEGEND {
             for line in wrap_words(legend, report.width.saturating_sub(2)) {
                 report.line(format!("  {line}"));
@@ -57,85 +58,85 @@ impl LinesReport {
             report.lines.extend(table.lines(2, report.width.max(WIDEST), report.style));
         }
         report.blank();
-        for note in self.notes() {
+        for note in notes(self) {
             report.note(&note);
         }
         report.text()
     }
+}
 
-    fn title(&self) -> String {
-        format!(
-            "memtrace lines {}    {}    active peak {}, reserved peak {}",
-            self.run,
-            device_text(self.rank, self.pid, self.device),
-            size_text(self.active_peak_bytes),
-            size_text(self.reserved_peak_bytes)
-        )
+fn report_title(report: &LinesReport) -> String {
+    format!(
+        "memtrace lines {}    {}    active peak {}, reserved peak {}",
+        report.run,
+        device_text(report.rank, report.pid, report.device),
+        size_text(report.active_peak_bytes),
+        size_text(report.reserved_peak_bytes)
+    )
+}
+
+fn notes(report: &LinesReport) -> Vec<String> {
+    let mut notes = report.notes.clone();
+    if report.functions_left_out > 0 {
+        let count = count_text(report.functions_left_out);
+        notes.push(format!("{count} more functions with lower peaks: use --top, --function or --file"));
     }
-
-    fn notes(&self) -> Vec<String> {
-        let mut notes = self.notes.clone();
-        if self.functions_left_out > 0 {
-            let count = count_text(self.functions_left_out);
-            notes.push(format!("{count} more functions with lower peaks: use --top, --function or --file"));
+    if !report.other_devices.is_empty() {
+        let name = |other: &memtrace_summary::OtherDevice| {
+            format!("{} ({})", device_text(other.rank, other.pid, other.device), size_text(other.active_peak_bytes))
+        };
+        let mut names: Vec<String> = report.other_devices.iter().take(8).map(name).collect();
+        if report.other_devices.len() > names.len() {
+            names.push(format!("{} more", report.other_devices.len() - names.len()));
         }
-        if !self.other_devices.is_empty() {
-            let name = |other: &super::lines::OtherDevice| {
-                format!("{} ({})", device_text(other.rank, other.pid, other.device), size_text(other.active_peak_bytes))
+        notes.push(format!("other devices, with --rank, --pid or --device: {}", names.join(", ")));
+    }
+    notes
+}
+
+/// The table as an HTML page that loads nothing.
+pub fn lines_html(report: &LinesReport) -> String {
+    let mut out = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{}</title>\n<style>{STYLE}</style></head><body>\n\
+         <h1>{}</h1>\n",
+        escaped(&report_title(report)),
+        escaped(&report_title(report))
+    );
+    for legend in LEGEND {
+        let _ = writeln!(out, "<p class=\"dim\">{}</p>", escaped(legend));
+    }
+    for function in &report.functions {
+        let _ = writeln!(out, "<h2>{}</h2>\n<table><tr>{}</tr>", escaped(&title(function)), head());
+        for line in &function.lines {
+            let bar = |bytes: u64, most: u64| {
+                let share = bytes as f64 * 100.0 / most.max(1) as f64;
+                format!("<td class=\"bar\" style=\"background-size:{share:.1}% 100%\">{}</td>", size_text(bytes))
             };
-            let mut names: Vec<String> = self.other_devices.iter().take(8).map(name).collect();
-            if self.other_devices.len() > names.len() {
-                names.push(format!("{} more", self.other_devices.len() - names.len()));
-            }
-            notes.push(format!("other devices, with --rank, --pid or --device: {}", names.join(", ")));
-        }
-        notes
-    }
-
-    /// The table as an HTML page that loads nothing.
-    pub fn to_html(&self) -> String {
-        let mut out = format!(
-            "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{}</title>\n<style>{STYLE}</style></head><body>\n\
-             <h1>{}</h1>\n",
-            escaped(&self.title()),
-            escaped(&self.title())
-        );
-        for legend in LEGEND {
-            let _ = writeln!(out, "<p class=\"dim\">{}</p>", escaped(legend));
-        }
-        for function in &self.functions {
-            let _ = writeln!(out, "<h2>{}</h2>\n<table><tr>{}</tr>", escaped(&title(function)), head());
-            for line in &function.lines {
-                let bar = |bytes: u64, most: u64| {
-                    let share = bytes as f64 * 100.0 / most.max(1) as f64;
-                    format!("<td class=\"bar\" style=\"background-size:{share:.1}% 100%\">{}</td>", size_text(bytes))
-                };
-                let mut row = String::new();
-                match &line.figures {
-                    Some(f) => {
-                        row += &bar(f.active_peak_bytes, self.active_peak_bytes);
-                        row += &bar(f.reserved_peak_bytes, self.reserved_peak_bytes);
-                        for cell in &cells(Some(f))[2..] {
-                            let _ = write!(row, "<td>{cell}</td>");
-                        }
+            let mut row = String::new();
+            match &line.figures {
+                Some(f) => {
+                    row += &bar(f.active_peak_bytes, report.active_peak_bytes);
+                    row += &bar(f.reserved_peak_bytes, report.reserved_peak_bytes);
+                    for cell in &cells(Some(f))[2..] {
+                        let _ = write!(row, "<td>{cell}</td>");
                     }
-                    None => row += &"<td></td>".repeat(7),
                 }
-                let text = line.text.as_deref().unwrap_or_default();
-                let _ = writeln!(
-                    out,
-                    "<tr>{row}<td class=\"dim\">{}</td><td class=\"code\">{}</td></tr>",
-                    line.line,
-                    escaped(text)
-                );
+                None => row += &"<td></td>".repeat(7),
             }
-            out += "</table>\n";
+            let text = line.text.as_deref().unwrap_or_default();
+            let _ = writeln!(
+                out,
+                "<tr>{row}<td class=\"dim\">{}</td><td class=\"code\">{}</td></tr>",
+                line.line,
+                escaped(text)
+            );
         }
-        for note in self.notes() {
-            let _ = writeln!(out, "<p>{}</p>", escaped(&note));
-        }
-        out + "</body></html>\n"
+        out += "</table>\n";
     }
+    for note in notes(report) {
+        let _ = writeln!(out, "<p>{}</p>", escaped(&note));
+    }
+    out + "</body></html>\n"
 }
 
 const STYLE: &str = "body{font:14px system-ui,sans-serif;margin:20px}h1{font-size:18px}h2{font-size:15px;margin-top:28px}\

@@ -1,16 +1,15 @@
 //! The sections of a report in full: `memtrace report RUN --section peak`. Like the end-of-run summary, they use only
 //! the [`Summary`].
 
-use std::collections::BTreeMap;
-
-use super::build::when;
-use super::summary::{
-    BlockingAllocation, DeviceSummary, FrameSummary, MemoryState, ModuleSummary, OomSummary, ProcessSummary,
-    ReservedSummary, SuggestionSummary, Summary, WhatIfSummary,
+use memtrace_summary::{
+    DeviceSummary, FrameSummary, MemoryState, OomSummary, ProcessSummary, ReservedSummary, Summary, WhatIfSummary,
+    count_text, process_name, size_text, when,
 };
-use super::table::{Align, Table, cut_middle, location_in, short_location, wrap_words};
-use super::text::{ROW_TEXT, TextOptions, TextReport, allocation_rows, device_name, in_blocks, process_name};
-use super::units::{count_text, size_text};
+
+use crate::parts::{blocking_text, request};
+use crate::style::TextOptions;
+use crate::table::{Align, Table, location_in};
+use crate::text_report::TextReport;
 
 /// A section of the report.
 #[derive(Clone, Copy, Debug)]
@@ -24,12 +23,6 @@ pub struct Section {
     add: fn(&mut TextReport, &DeviceSummary),
 }
 
-/// The maximum number of modules listed. A listed module has at least one in `SMALL_MODULE` parts of the allocated
-/// bytes.
-const MODULES: usize = 3;
-const SMALL_MODULE: u64 = 50;
-/// The maximum length of a tensor name, in characters.
-const LONGEST_NAME: usize = 48;
 /// The maximum number of allocations listed.
 const LARGEST: usize = 12;
 /// The maximum number of allocations listed that block segments.
@@ -94,7 +87,7 @@ impl Section {
     }
 
     /// Whether the section has content for a process.
-    pub(super) fn has_content(&self, process: &ProcessSummary) -> bool {
+    pub(crate) fn has_content(&self, process: &ProcessSummary) -> bool {
         let any = |has: fn(&DeviceSummary) -> bool| process.devices.iter().any(has);
         match self.name {
             "oom" => any(|device| device.oom_count > 0),
@@ -111,24 +104,22 @@ impl Section {
     }
 
     /// The section's text for one process, without the line about the run.
-    pub(super) fn of_process(&self, process: &ProcessSummary, name: Option<&str>, options: &TextOptions) -> String {
+    pub(crate) fn of_process(&self, process: &ProcessSummary, name: Option<&str>, options: &TextOptions) -> String {
         let mut report = TextReport::new(options);
         report.section(self, process, name);
         report.text()
     }
 }
 
-impl Summary {
-    /// One section of the report as text.
-    pub fn section_to_text(&self, section: &Section, options: &TextOptions) -> String {
-        let mut report = TextReport::new(options);
-        report.head(self);
-        for process in &self.processes {
-            let name = (self.processes.len() > 1).then(|| process_name(process));
-            report.section(section, process, name.as_deref());
-        }
-        report.text()
+/// One section of the report as text.
+pub fn section_text(summary: &Summary, section: &Section, options: &TextOptions) -> String {
+    let mut report = TextReport::new(options);
+    report.head(summary);
+    for process in &summary.processes {
+        let name = (summary.processes.len() > 1).then(|| process_name(process));
+        report.section(section, process, name.as_deref());
     }
+    report.text()
 }
 
 impl TextReport {
@@ -147,19 +138,6 @@ impl TextReport {
             self.heading(&title);
             (section.add)(self, device);
         }
-    }
-
-    /// The title of a device: `rank 3, GPU 0  NVIDIA H200  140 GiB`.
-    pub(super) fn device_title(&self, device: &DeviceSummary, process: Option<&str>) -> String {
-        let mut title = device_name(device);
-        if let Some(process) = process {
-            title = format!("{process}, {title}");
-        }
-        if device.device >= 0 {
-            title.extend(device.name.iter().map(|name| format!("  {name}")));
-        }
-        title.extend(device.total_bytes.map(|total| format!("  {}", size_text(total))));
-        title
     }
 
     /// The peak in full.
@@ -217,61 +195,6 @@ impl TextReport {
         }
     }
 
-    /// Adds where the device's memory was when a request failed.
-    pub(super) fn oom_facts(&mut self, device: &DeviceSummary, oom: &OomSummary) {
-        let reserved = size_text(oom.in_use.totals.reserved_bytes);
-        match (oom.device_free_bytes, oom.refused_by_pytorch) {
-            (Some(free), true) => {
-                let text = format!(
-                    "PyTorch's own limit (set_per_process_memory_fraction) refused the request at {reserved} reserved; \
-                     CUDA had {} free",
-                    size_text(free)
-                );
-                self.labelled("Limit", &text);
-            }
-            (Some(free), false) => {
-                let short = oom.short_bytes.map(|bytes| format!(" ({} less than requested)", size_text(bytes)));
-                self.labelled("Free on the device", &format!("{}{}", size_text(free), short.unwrap_or_default()));
-            }
-            (None, _) => {}
-        }
-        if oom.reserved_but_unallocated_bytes > 0 {
-            let is_small = oom.largest_free_bytes < oom.requested_bytes;
-            let mut text = format!(
-                "{} of {reserved} reserved; largest free block {}{}",
-                size_text(oom.reserved_but_unallocated_bytes),
-                size_text(oom.largest_free_bytes),
-                if is_small { ", smaller than the request" } else { "" }
-            );
-            if let Some(reserved) = &device.reserved.as_ref().filter(|reserved| reserved.blocked_bytes > 0) {
-                text.push_str(&format!(
-                    "; {} blocked by live blocks in {} of {} segments",
-                    size_text(reserved.blocked_bytes),
-                    count_text(reserved.blocked_segments),
-                    count_text(reserved.segments)
-                ));
-            }
-            self.labelled("Reserved but unallocated", &text);
-        }
-        let mut owners: Vec<String> = oom
-            .outside_pytorch
-            .iter()
-            .take(5)
-            .map(|owner| format!("{} {}", owner.owner, size_text(owner.bytes)))
-            .collect();
-        let others = oom.contexts_and_other_processes_bytes.unwrap_or(0);
-        if others > 0 {
-            let before = device.in_use_before_bytes.filter(|bytes| *bytes > 0);
-            let before =
-                before.map(|bytes| format!(" ({} before the program started)", size_text(bytes))).unwrap_or_default();
-            owners.push(format!("CUDA contexts and other processes {}{before}", size_text(others)));
-        }
-        if !owners.is_empty() {
-            let total = oom.outside_pytorch_bytes.saturating_add(others);
-            self.labelled_list("Outside PyTorch", &format!("{}: {}", size_text(total), owners.join(", ")));
-        }
-    }
-
     /// Adds what was reserved, and the parts of it that are not in use.
     fn reserved(&mut self, state: &MemoryState, reserved: Option<&ReservedSummary>, device: &DeviceSummary) {
         let totals = &state.totals;
@@ -300,57 +223,6 @@ impl TextReport {
         self.labelled_list("Reserved", &text);
     }
 
-    /// Adds the largest allocations of the blocks that were allocated.
-    pub(super) fn largest_allocations(&mut self, state: &MemoryState, count: usize) {
-        let rows = allocation_rows(&state.largest_allocations);
-        if !rows.is_empty() {
-            self.list("Largest allocations (% of allocated)");
-        }
-        for row in rows.iter().take(count) {
-            let mut text = format!("{}{}", row.category.plural(), in_blocks(row.blocks));
-            let name = match (row.tensor_name_pattern, row.tensor_name) {
-                (Some(pattern), _) => pattern.to_owned(),
-                (None, Some(name)) if row.blocks > 1 => format!("{name}, ..."),
-                (None, name) => name.unwrap_or_default().to_owned(),
-            };
-            text.extend((!name.is_empty()).then(|| format!("  {}", cut_middle(&name, LONGEST_NAME))));
-            let left = self.width.saturating_sub(ROW_TEXT + text.chars().count() + 2);
-            let beside = short_location(row.location, left);
-            text.extend(beside.iter().map(|location| format!("  {location}")));
-            self.row(row.bytes, state.totals.allocated_bytes, &text);
-            if beside.is_none() {
-                let location = location_in(row.location, self.width.saturating_sub(ROW_TEXT));
-                self.line(format!("{:ROW_TEXT$}{location}", ""));
-            }
-        }
-    }
-
-    /// Adds the largest modules, one line each. Sibling modules of one class share a line.
-    pub(super) fn modules(&mut self, state: &MemoryState) {
-        let whole = state.totals.allocated_bytes;
-        let mut groups = module_groups(&state.by_module);
-        groups.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
-        groups.retain(|group| group.bytes >= whole / SMALL_MODULE);
-        if !groups.is_empty() {
-            self.list("By module (% of allocated)");
-        }
-        for group in groups.iter().take(MODULES) {
-            self.row(group.bytes, whole, &group.name);
-        }
-    }
-
-    pub(super) fn growth_after_first_step(&mut self, device: &DeviceSummary) {
-        let Some(growth) = &device.growth_after_first_step else { return };
-        let text = format!(
-            "{}: step 0 peaks at {}, later steps at {}; the optimizer allocated {} of state at the end of step 0",
-            size_text(growth.later_steps_peak_bytes.saturating_sub(growth.first_step_peak_bytes)),
-            size_text(growth.first_step_peak_bytes),
-            size_text(growth.later_steps_peak_bytes),
-            size_text(growth.optimizer_state_bytes)
-        );
-        self.labelled("Growth after the first step", &text);
-    }
-
     /// Adds the live blocks that keep segments from being returned.
     fn blocked_by(&mut self, reserved: Option<&ReservedSummary>, count: usize) {
         let Some(reserved) = reserved.filter(|reserved| !reserved.blocked_by.is_empty()) else { return };
@@ -361,33 +233,6 @@ impl TextReport {
             if !location.is_empty() {
                 self.line(format!("      {location}"));
             }
-        }
-    }
-
-    /// Adds the suggestions: replayed allocator settings first, then changes to the program. Without an indent they
-    /// have a heading of the whole report, else one of the device's section.
-    pub(super) fn suggestions(&mut self, device: &DeviceSummary, heading: &str, indent: usize) {
-        let suggestions = suggestion_texts(device);
-        if suggestions.is_empty() {
-            return;
-        }
-        if indent == 0 {
-            self.blank();
-            self.heading(heading);
-        } else {
-            self.list(heading);
-        }
-        for text in &suggestions {
-            self.item(indent + 2, text);
-        }
-    }
-
-    /// Adds an item of a list of sentences.
-    fn item(&mut self, indent: usize, text: &str) {
-        let mut head = format!("{:indent$}- ", "");
-        for line in wrap_words(text, self.width.saturating_sub(indent + 2)) {
-            self.lines.push(format!("{head}{line}"));
-            head = " ".repeat(indent + 2);
         }
     }
 
@@ -521,146 +366,4 @@ impl TextReport {
         let lines = table.lines(2, self.width, self.style);
         self.lines.extend(lines);
     }
-}
-
-/// One line of the report: a module, or several sibling modules of one class.
-struct ModuleGroup {
-    name: String,
-    bytes: u64,
-}
-
-/// Groups the modules of a tree for listing. A module is divided further if sibling modules of one class hold at least
-/// half of it, or if one other module inside it does. A root is always divided, into its own memory and its modules.
-fn module_groups(tree: &[ModuleSummary]) -> Vec<ModuleGroup> {
-    let mut groups = Vec::new();
-    let mut at = 0;
-    while let Some(module) = tree.get(at) {
-        let end = at + 1 + tree[at + 1..].iter().take_while(|one| one.depth > module.depth).count();
-        add_groups(&tree[at..end], &mut groups);
-        at = end;
-    }
-    groups
-}
-
-/// Groups one module and the modules inside it. `tree` starts with the module itself.
-fn add_groups(tree: &[ModuleSummary], groups: &mut Vec<ModuleGroup>) {
-    let Some((module, inside)) = tree.split_first() else { return };
-    let class = module.class.as_deref().unwrap_or("");
-    let name = match (module.path.as_str(), class) {
-        ("", "") => "a module".to_owned(),
-        ("", class) => class.to_owned(),
-        (path, "") => path.to_owned(),
-        (path, class) => format!("{path} ({class})"),
-    };
-    let children: Vec<usize> = (0..inside.len()).filter(|&at| inside[at].depth == module.depth + 1).collect();
-    let mut classes: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
-    for child in children.iter().map(|&at| &inside[at]) {
-        let (count, bytes) = classes.entry(child.class.as_deref().unwrap_or("")).or_default();
-        (*count, *bytes) = (*count + 1, *bytes + child.bytes);
-    }
-    let is_repeated = |class: &str| !class.is_empty() && classes.get(class).is_some_and(|(count, _)| *count >= 2);
-    let repeated = classes.iter().filter(|(class, _)| is_repeated(class)).map(|(_, (_, bytes))| *bytes);
-    let most_repeated = repeated.max().unwrap_or(0);
-    let largest = children.iter().map(|&at| inside[at].bytes).max().unwrap_or(0);
-    if module.depth > 0 && most_repeated * 2 < module.bytes && largest * 2 < module.bytes {
-        return groups.push(ModuleGroup { name, bytes: module.bytes });
-    }
-    let in_children: u64 = children.iter().map(|&at| inside[at].bytes).sum();
-    if module.bytes > in_children {
-        let name = if inside.is_empty() { name } else { format!("{name} itself") };
-        groups.push(ModuleGroup { name, bytes: module.bytes - in_children });
-    }
-    for (class, (count, bytes)) in classes.iter().filter(|(class, _)| is_repeated(class)) {
-        let path = if module.path.is_empty() { "*".to_owned() } else { format!("{}.*", module.path) };
-        groups.push(ModuleGroup { name: format!("{path} ({count} of {class})"), bytes: *bytes });
-    }
-    let ends = children.iter().skip(1).copied().chain([inside.len()]);
-    for (&from, to) in children.iter().zip(ends) {
-        if !is_repeated(inside[from].class.as_deref().unwrap_or("")) {
-            add_groups(&inside[from..to], groups);
-        }
-    }
-}
-
-/// Formats the request: `200 MiB for Adam.exp_avg of head.weight` or `200 MiB (as large as head.weight)`.
-pub(super) fn request(oom: &OomSummary) -> String {
-    let what = match (&oom.requested_for, &oom.as_large_as) {
-        (Some(name), _) => format!(" for {name}"),
-        (None, Some(name)) => format!(" (as large as {name})"),
-        (None, None) => String::new(),
-    };
-    format!("{}{what}", size_text(oom.requested_bytes))
-}
-
-fn blocking_text(blocking: &BlockingAllocation) -> String {
-    let count = |count: u64, noun: &str| {
-        if count == 1 { format!("1 {noun}") } else { format!("{} {noun}s", count_text(count)) }
-    };
-    let name = blocking.tensor_name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
-    format!(
-        "{} of {}{name}: {} free in {} of {}",
-        count(blocking.blocks, "block"),
-        size_text(blocking.block_bytes),
-        size_text(blocking.free_bytes),
-        count(blocking.segments, "segment"),
-        size_text(blocking.segment_bytes)
-    )
-}
-
-/// The maximum number of suggestions listed, besides that about allocator settings.
-const SUGGESTIONS: usize = 3;
-
-/// The suggestions, most promising first. They use only the replay and the figures of this run.
-fn suggestion_texts(device: &DeviceSummary) -> Vec<String> {
-    let mut texts = Vec::new();
-    if let Some(what_if) = &device.what_if {
-        texts.extend(settings_text(device, what_if));
-    }
-    let text = |suggestion: &SuggestionSummary| {
-        let bound = if suggestion.at_most { "up to " } else { "" };
-        format!("{}: saves {bound}{}", suggestion.action, size_text(suggestion.saves_bytes))
-    };
-    texts.extend(device.suggestions.iter().take(SUGGESTIONS).map(text));
-    texts
-}
-
-/// A setting that saves less than one in this many parts of the reserved bytes is not suggested.
-const SMALL_SAVING: u64 = 20;
-
-fn settings_text(device: &DeviceSummary, what_if: &WhatIfSummary) -> Option<String> {
-    if what_if.mismatch.is_some() || what_if.settings.is_empty() {
-        return None;
-    }
-    let replay = format!(
-        "allocator replay; it matches {} recorded blocks and {} segment events",
-        count_text(what_if.matched_blocks),
-        count_text(what_if.matched_segment_events)
-    );
-    if device.explained_oom.is_some() {
-        let fits = what_if.settings.iter().find(|setting| setting.fits == Some(true));
-        return match fits {
-            Some(setting) => Some(format!(
-                "PYTORCH_CUDA_ALLOC_CONF={}: the request fits, with {} of at most {} reserved ({replay})",
-                setting.setting,
-                size_text(setting.reserved_peak_bytes),
-                size_text(what_if.limit_bytes.unwrap_or_default()),
-            )),
-            None if what_if.settings.iter().all(|setting| setting.fits == Some(false)) => {
-                let names: Vec<&str> = what_if.settings.iter().map(|setting| setting.setting.as_str()).collect();
-                Some(format!("no allocator setting makes the request fit: {} ({replay})", names.join(", ")))
-            }
-            None => None,
-        };
-    }
-    let best = what_if.settings.iter().min_by_key(|setting| setting.reserved_peak_bytes)?;
-    let saves = what_if.reserved_peak_bytes.checked_sub(best.reserved_peak_bytes)?;
-    (saves >= what_if.reserved_peak_bytes / SMALL_SAVING && saves > 0).then(|| {
-        format!(
-            "PYTORCH_CUDA_ALLOC_CONF={}: saves {} of reserved memory, {} instead of {} at its peak ({replay})",
-            best.setting,
-            size_text(saves),
-            size_text(best.reserved_peak_bytes),
-            size_text(what_if.reserved_peak_bytes)
-        )
-    })
 }

@@ -1,29 +1,13 @@
 //! The table of `torch.cuda.memory_summary`, computed from the recording.
 
-use std::collections::BTreeMap;
+use memtrace_insight::passes::Figure;
+use memtrace_summary::{COLUMNS, DeviceSummary, POOLS, count_text, size_text};
 
-use super::summary::DeviceSummary;
-use super::table::{Align, Table};
-use super::text::TextReport;
-use super::units::{count_text, size_text};
-use memtrace_insight::passes::{Figure, Statistics};
+use crate::table::{Align, Table};
+use crate::text_report::TextReport;
 
-const POOLS: [(&str, &str); 3] =
-    [("all", ""), ("large_pool", "  from the large pool"), ("small_pool", "  from the small pool")];
-const COLUMNS: [&str; 4] = ["current", "peak", "allocated", "freed"];
-
-/// The figures by their keys in `torch.cuda.memory_stats`.
-pub(super) fn by_key(statistics: &Statistics, ooms: u64) -> BTreeMap<String, u64> {
-    let mut keys = BTreeMap::from([("num_ooms".to_owned(), ooms)]);
-    for ((pool, _), stats) in POOLS.iter().zip([&statistics.all, &statistics.large, &statistics.small]) {
-        for (figure, stat) in Figure::ALL.iter().zip(stats) {
-            for (column, value) in COLUMNS.iter().zip([stat.current, stat.peak, stat.allocated, stat.freed]) {
-                keys.insert(format!("{}.{pool}.{column}", figure.name()), value);
-            }
-        }
-    }
-    keys
-}
+/// The label of each pool's row; empty for the row of all.
+const POOL_LABELS: [&str; POOLS.len()] = ["", "  from the large pool", "  from the small pool"];
 
 /// The label of a figure in `torch.cuda.memory_summary`.
 const fn title(figure: Figure) -> &'static str {
@@ -42,7 +26,7 @@ const fn title(figure: Figure) -> &'static str {
 
 impl TextReport {
     /// The section `memory`.
-    pub(super) fn memory(&mut self, device: &DeviceSummary) {
+    pub(crate) fn memory(&mut self, device: &DeviceSummary) {
         if device.statistics.is_empty() {
             return self.line("  no data: only PyTorch's caching allocator keeps these statistics".to_owned());
         }
@@ -57,7 +41,7 @@ impl TextReport {
         for figure in Figure::ALL {
             let text =
                 |value: u64| if figure.name().ends_with("_bytes") { size_text(value) } else { count_text(value) };
-            for (pool, of) in POOLS {
+            for (pool, of) in POOLS.iter().zip(POOL_LABELS) {
                 let name = if of.is_empty() { title(figure) } else { of };
                 let mut cells = vec![name.to_owned()];
                 cells.extend(COLUMNS.iter().map(|column| text(value(format!("{}.{pool}.{column}", figure.name())))));

@@ -1,7 +1,8 @@
 //! Tables in plain text. Each column is as wide as its widest cell; the last column is cut at the right edge.
 
-use super::text::Style;
-use super::units::UNITS;
+use memtrace_summary::UNITS;
+
+use crate::style::Style;
 
 /// If less than this remains for the last column, its text stands below the row, indented by `BELOW`.
 const NARROWEST: usize = 16;
@@ -9,14 +10,14 @@ const BELOW: usize = 6;
 
 /// The alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Align {
+pub(crate) enum Align {
     Left,
     Right,
 }
 
 /// A table under construction.
 #[derive(Clone, Debug)]
-pub(super) struct Table {
+pub(crate) struct Table {
     align: Vec<Align>,
     rows: Vec<Row>,
     verbatim: bool,
@@ -30,7 +31,7 @@ enum Row {
 }
 
 impl Table {
-    pub(super) fn new(head: &[(&str, Align)]) -> Table {
+    pub(crate) fn new(head: &[(&str, Align)]) -> Table {
         Table {
             align: head.iter().map(|(_, align)| *align).collect(),
             rows: vec![Row::Head(head.iter().map(|(name, _)| (*name).to_owned()).collect())],
@@ -39,23 +40,23 @@ impl Table {
     }
 
     /// Makes a table whose last column never wraps. Its cells are cut at the right edge.
-    pub(super) fn verbatim(head: &[(&str, Align)]) -> Table {
+    pub(crate) fn verbatim(head: &[(&str, Align)]) -> Table {
         Table { verbatim: true, ..Table::new(head) }
     }
 
     /// Adds a row of cells.
-    pub(super) fn row(&mut self, cells: Vec<String>) {
+    pub(crate) fn row(&mut self, cells: Vec<String>) {
         self.rows.push(Row::Cells(cells));
     }
 
     /// Adds a line without columns between rows.
-    pub(super) fn caption(&mut self, text: impl Into<String>) {
+    pub(crate) fn caption(&mut self, text: impl Into<String>) {
         self.rows.push(Row::Caption(text.into()));
     }
 
     /// The lines, each indented by `indent` and at most `width` characters long. The last column can take several
     /// lines.
-    pub(super) fn lines(&self, indent: usize, width: usize, style: Style) -> Vec<String> {
+    pub(crate) fn lines(&self, indent: usize, width: usize, style: Style) -> Vec<String> {
         let mut widths = vec![0; self.align.len()];
         for row in &self.rows {
             if let Row::Head(cells) | Row::Cells(cells) = row {
@@ -109,7 +110,7 @@ impl Table {
 }
 
 /// Breaks a list after its commas. A part that is longer than a line is broken at spaces.
-pub(super) fn wrap_list(text: &str, width: usize) -> Vec<String> {
+pub(crate) fn wrap_list(text: &str, width: usize) -> Vec<String> {
     let parts = text
         .split_inclusive(", ")
         .flat_map(|part| if part.trim_end().chars().count() <= width { vec![part] } else { words(part) });
@@ -117,7 +118,7 @@ pub(super) fn wrap_list(text: &str, width: usize) -> Vec<String> {
 }
 
 /// Breaks text at spaces.
-pub(super) fn wrap_words(text: &str, width: usize) -> Vec<String> {
+pub(crate) fn wrap_words(text: &str, width: usize) -> Vec<String> {
     wrap(words(text).into_iter(), width)
 }
 
@@ -152,7 +153,7 @@ fn wrap<'a>(pieces: impl Iterator<Item = &'a str>, width: usize) -> Vec<String> 
 }
 
 /// Cuts text to at most `width` characters. A cut text ends with an ellipsis.
-pub(super) fn cut(text: &str, width: usize) -> String {
+pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }
@@ -163,7 +164,7 @@ pub(super) fn cut(text: &str, width: usize) -> String {
 }
 
 /// Cuts text to at most `width` characters in the middle, because both ends carry information.
-pub(super) fn cut_middle(text: &str, width: usize) -> String {
+pub(crate) fn cut_middle(text: &str, width: usize) -> String {
     let count = text.chars().count();
     if count <= width {
         return text.to_owned();
@@ -176,13 +177,13 @@ pub(super) fn cut_middle(text: &str, width: usize) -> String {
 
 /// Shortens a location to at most `width` characters, as [`short_location`] does. If that is not enough, its middle is
 /// cut.
-pub(super) fn location_in(location: &str, width: usize) -> String {
+pub(crate) fn location_in(location: &str, width: usize) -> String {
     short_location(location, width).unwrap_or_else(|| cut_middle(&without_functions(location), width.max(8)))
 }
 
 /// Shortens a location to at most `width` characters. It drops folders first, then functions, so that the program's own
 /// line stays. `None` if that is not enough.
-pub(super) fn short_location(location: &str, width: usize) -> Option<String> {
+pub(crate) fn short_location(location: &str, width: usize) -> Option<String> {
     let fits = |text: &String| text.chars().count() <= width;
     [location.to_owned(), without_folders(location), without_functions(location)].into_iter().find(fits)
 }

@@ -56,9 +56,9 @@ fn a_failed_check_names_the_line() {
     let result = &report.results[0];
     assert_eq!((result.file.as_deref(), result.line), (Some("train.py"), Some(22)));
     assert!(report.headline.contains("train.py:22"), "{}", report.headline);
-    crate::golden::assert_matches("check.txt", &report.to_text());
+    crate::golden::assert_matches("check.txt", &memtrace_analysis::check_text(&report));
     crate::golden::assert_matches("check.json", &report.to_json());
-    crate::golden::assert_matches("check.github.txt", &report.to_github("/repo"));
+    crate::golden::assert_matches("check.github.txt", &memtrace_analysis::github_annotations(&report, "/repo"));
     let schema = CheckReport::json_schema();
     crate::golden::assert_matches("../../schema/check.schema.json", &schema);
     crate::json_schema::assert_valid(

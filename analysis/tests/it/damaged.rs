@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 
 use memtrace_analysis::export::{SnapshotOptions, snapshot};
-use memtrace_analysis::{TextOptions, open_run, summarize};
+use memtrace_analysis::{TextOptions, ToText, open_run, summarize};
 use memtrace_trace::event::Event;
 
 /// The result of reading a file.

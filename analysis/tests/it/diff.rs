@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::training::{MIB, Program};
 use memtrace_analysis::load::{Manifest, Process, Run};
 use memtrace_analysis::report::{Change, DevicePair, DiffResult};
-use memtrace_analysis::{DiffOptions, DiffReport, TextOptions, diff};
+use memtrace_analysis::{DiffOptions, DiffReport, TextOptions, ToText, diff};
 use memtrace_trace::ids::ContextId;
 
 /// One step with parameters and with activations by two lines of the model. The edited version also has a tensor that

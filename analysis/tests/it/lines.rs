@@ -4,7 +4,7 @@
 
 use crate::training::MIB;
 use memtrace_analysis::report::{FunctionLines, LineFigures};
-use memtrace_analysis::{LinesOptions, LinesReport, TextOptions, lines};
+use memtrace_analysis::{LinesOptions, LinesReport, TextOptions, ToText, lines};
 
 fn options() -> LinesOptions {
     LinesOptions { top: 5, ..LinesOptions::default() }
@@ -56,7 +56,7 @@ fn functions_and_files_are_selected_by_the_ends_of_their_names() {
 fn text_page_and_json_are_golden() {
     let report = report(&LinesOptions { file: Some("train.py".into()), ..options() });
     crate::golden::assert_matches("lines.txt", &report.to_text(&TextOptions::default()));
-    crate::golden::assert_matches("lines.html", &report.to_html());
+    crate::golden::assert_matches("lines.html", &memtrace_analysis::lines_html(&report));
     crate::golden::assert_matches("lines.json", &report.to_json());
     let schema = LinesReport::json_schema();
     crate::golden::assert_matches("../../schema/lines.schema.json", &schema);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use memtrace_analysis::load::{Exit, Manifest, MemoryRecording, Process, Run};
-use memtrace_analysis::{TextOptions, summarize};
+use memtrace_analysis::{TextOptions, ToText, summarize};
 use memtrace_trace::event::{Action, Event};
 use memtrace_trace::file::End;
 

@@ -2,6 +2,7 @@
 //! known.
 
 use crate::training::{MIB, Program};
+use memtrace_analysis::ToText;
 use memtrace_analysis::load::Run;
 use memtrace_analysis::model::Names;
 use memtrace_analysis::passes::Category;

@@ -8,7 +8,7 @@ use memtrace_analysis::export::{SnapshotOptions, snapshot};
 use memtrace_analysis::passes::Phase;
 use memtrace_analysis::report::FrameSummary;
 use memtrace_analysis::symbols::{FunctionName, SYMBOLS_FILE, Search};
-use memtrace_analysis::{FinishOptions, Run, RunFolder, Summary, TextOptions, finish_run, open_run, summarize};
+use memtrace_analysis::{FinishOptions, Run, RunFolder, Summary, TextOptions, ToText, finish_run, open_run, summarize};
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::definition::Definition;
 use memtrace_trace::event::{Action, Event, Flags, Source};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::snapshot_files::*;
 use memtrace_analysis::export::{SnapshotOptions, snapshot as export};
 use memtrace_analysis::load::Process;
-use memtrace_analysis::{Run, Summary, TextOptions, open_run, summarize};
+use memtrace_analysis::{Run, Summary, TextOptions, ToText, open_run, summarize};
 use memtrace_trace::event::{Action, Event, Flags};
 
 const PICKLERS: [Pickler; 6] =

@@ -4,7 +4,7 @@ use crate::training::{MIB, PARAMETERS, Program};
 use memtrace_analysis::passes::{Category, Phase};
 use memtrace_analysis::report::{DeviceSummary, PhaseSummary, Summary, TextOptions};
 use memtrace_analysis::rules::PhaseRuleId;
-use memtrace_analysis::{Run, summarize};
+use memtrace_analysis::{Run, ToText, summarize};
 use memtrace_trace::event::Action;
 use memtrace_trace::ids::{ContextId, StackId};
 

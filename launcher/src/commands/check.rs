@@ -51,11 +51,11 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
         allow_incomplete: options.allow_incomplete,
     };
     let report = check_limits(&summary, baseline.as_ref(), comparison.as_ref(), &limits);
-    super::write_output(&if options.json { report.to_json() } else { report.to_text() }, None)?;
+    super::write_output(&if options.json { report.to_json() } else { memtrace_analysis::check_text(&report) }, None)?;
     if options.github {
         let here = std::env::current_dir().unwrap_or_default();
         let root = std::env::var_os("GITHUB_WORKSPACE").filter(|root| !root.is_empty()).map_or(here, Into::into);
-        super::write_output(&report.to_github(&root.to_string_lossy()), None)?;
+        super::write_output(&memtrace_analysis::github_annotations(&report, &root.to_string_lossy()), None)?;
     }
     Ok(report.passed)
 }

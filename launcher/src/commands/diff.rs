@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use anyhow::bail;
-use memtrace_analysis::{DiffOptions, diff as compare};
+use memtrace_analysis::{DiffOptions, ToText, diff as compare};
 
 use crate::cli::Diff;
 use crate::message::WithHelp;

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use anyhow::bail;
-use memtrace_analysis::{LinesOptions, lines as read_lines};
+use memtrace_analysis::{LinesOptions, ToText, lines as read_lines};
 
 use crate::cli::Lines;
 use crate::message::WithHelp;
@@ -39,7 +39,7 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
     let text = if options.json {
         report.to_json()
     } else if options.html {
-        report.to_html()
+        memtrace_analysis::lines_html(&report)
     } else {
         report.to_text(&layout(options.output.is_none() && std::io::stdout().is_terminal()))
     };

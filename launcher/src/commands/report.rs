@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 
-use memtrace_analysis::{Replaying, Section, summarize_with};
+use memtrace_analysis::{Replaying, Section, ToText, summarize_with};
 
 use crate::cli::Report;
 use crate::terminal::{ProgressLine, layout};
@@ -19,7 +19,7 @@ pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
     let layout = layout(std::io::stdout().is_terminal());
     let text = match section {
         _ if options.json => summary.to_json() + "\n",
-        Some(section) => summary.section_to_text(section, &layout),
+        Some(section) => memtrace_analysis::section_text(&summary, section, &layout),
         None => summary.to_text(&layout),
     };
     super::write_output(&text, None)

@@ -5,7 +5,7 @@ use std::io;
 
 use libfuzzer_sys::fuzz_target;
 use memtrace_analysis::export::{SnapshotOptions, snapshot};
-use memtrace_analysis::{TextOptions, open_run, summarize};
+use memtrace_analysis::{ToText, TextOptions, open_run, summarize};
 use memtrace_fuzz::Folder;
 
 fuzz_target!(|data: &[u8]| {

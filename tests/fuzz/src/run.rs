@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use memtrace_analysis::export::{SnapshotOptions, snapshot};
-use memtrace_analysis::{TextOptions, open_run, summarize};
+use memtrace_analysis::{ToText, TextOptions, open_run, summarize};
 
 /// The process's temporary folder, created once.
 pub struct Folder(tempfile::TempDir);

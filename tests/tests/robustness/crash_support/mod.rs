@@ -142,8 +142,12 @@ impl Scenario {
 
     /// Waits until the ledger holds at least `bytes` bytes.
     pub(crate) fn wait_for_ledger(&self, bytes: u64) {
-        let path = self.folder.path().join("ledger");
-        wait_for("the ledger to grow", || std::fs::metadata(&path).map_or(0, |m| m.len()) >= bytes);
+        wait_for("the ledger to grow", || self.ledger_bytes() >= bytes);
+    }
+
+    /// The size of the ledger in bytes.
+    pub(crate) fn ledger_bytes(&self) -> u64 {
+        std::fs::metadata(self.folder.path().join("ledger")).map_or(0, |m| m.len())
     }
 
     /// The calls of every process, as the simulated CUDA counted them. Empty without a ledger.

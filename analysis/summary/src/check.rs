@@ -8,13 +8,13 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::build::{is_snapshot, when};
-use super::compare::line_text;
-use super::diff::{DevicePair, DiffReport};
-use super::locations::is_library;
-use super::summary::{DeviceSummary, ProcessSummary, StackSummary, Summary, schema_text};
-use super::text::{device_name, process_name};
-use super::units::{count_text, signed_size_text, size_text};
+use crate::build::{is_snapshot, when};
+use crate::compare::line_text;
+use crate::diff::{DevicePair, DiffReport};
+use crate::locations::is_library;
+use crate::summary::{DeviceSummary, ProcessSummary, StackSummary, Summary, schema_text};
+use crate::device_names::{device_name, process_name};
+use crate::units::{count_text, signed_size_text, size_text};
 use memtrace_input::printable;
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::{DIAGNOSTICS, RuleId};
@@ -248,7 +248,7 @@ pub fn check(
 }
 
 /// The name that stands for every rule.
-pub(super) const ANY: &str = "any";
+pub(crate) const ANY: &str = "any";
 
 /// Adds a failed result or a note for each gap of the recording.
 fn incomplete(
@@ -560,78 +560,11 @@ impl CheckReport {
         // Serializing these plain structures cannot fail.
         printable::json(serde_json::to_string_pretty(self).unwrap_or_default() + "\n")
     }
-
-    /// The result as text: the headline, then one line for each further failure and each note.
-    pub fn to_text(&self) -> String {
-        let mut lines = vec![format!("memtrace check: {}", self.headline)];
-        let failed = self.results.iter().filter(|result| !result.passed);
-        lines.extend(failed.skip(1).map(|result| format!("  FAIL  {}", result.text)));
-        lines.extend(self.notes.iter().map(|note| format!("  note: {note}")));
-        lines.iter().map(|line| printable::line(line).into_owned() + "\n").collect()
-    }
-
-    /// The result as workflow commands of GitHub Actions: one annotation per failure and per note. Files below `root`
-    /// are named relative to it; other absolute paths are omitted.
-    pub fn to_github(&self, root: &str) -> String {
-        let root = format!("{}/", root.trim_end_matches('/'));
-        let mut out = String::new();
-        for result in self.results.iter().filter(|result| !result.passed) {
-            let file = result.file.as_deref().and_then(|file| match file.strip_prefix(&root) {
-                None if file.starts_with('/') => None,
-                None => Some(file),
-                below => below,
-            });
-            let place = match (file, result.line) {
-                (Some(file), Some(line)) => format!("file={},line={line},", property(file)),
-                _ => String::new(),
-            };
-            out += &format!("::error {place}title=memtrace check::{}\n", message(&result.text));
-        }
-        for note in &self.notes {
-            out += &format!("::notice title=memtrace check::{}\n", message(note));
-        }
-        out
-    }
-}
-
-/// Escapes the message of a workflow command, as GitHub's runner expects it.
-fn message(text: &str) -> String {
-    let escaped = text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
-    printable::line(&escaped).into_owned()
-}
-
-/// Escapes a property of a workflow command, as GitHub's runner expects it.
-fn property(text: &str) -> String {
-    message(text).replace(':', "%3A").replace(',', "%2C")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn annotations_are_escaped() {
-        let result = CheckResult {
-            file: Some("/repo/a, b:c%.py".into()),
-            line: Some(3),
-            text: "peak 5 % too\r\nhigh::x".into(),
-            ..CheckResult::default()
-        };
-        let outside = CheckResult {
-            file: Some("/elsewhere/x.py".into()),
-            line: Some(1),
-            text: "y".into(),
-            ..CheckResult::default()
-        };
-        let fine = CheckResult { passed: true, ..outside.clone() };
-        let report =
-            CheckReport { results: vec![result, outside, fine], notes: vec!["n".into()], ..CheckReport::default() };
-        assert_eq!(
-            report.to_github("/repo"),
-            "::error file=a%2C b%3Ac%25.py,line=3,title=memtrace check::peak 5 %25 too%0D%0Ahigh::x\n\
-             ::error title=memtrace check::y\n::notice title=memtrace check::n\n"
-        );
-    }
 
     #[test]
     fn tolerances() {

@@ -8,7 +8,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::summary::{FrameSummary, Totals, schema_text};
+use crate::summary::{FrameSummary, Totals, schema_text};
 use memtrace_input::printable;
 use memtrace_insight::passes::{Category, Phase};
 
@@ -163,7 +163,7 @@ pub struct Change {
 
 impl Change {
     /// Adds bytes and blocks to one side: 0 for run A, 1 for run B.
-    pub(super) fn add(&mut self, side: usize, bytes: u64, blocks: u64) {
+    pub(crate) fn add(&mut self, side: usize, bytes: u64, blocks: u64) {
         let (side_bytes, side_blocks) =
             if side == 0 { (&mut self.a_bytes, &mut self.a_blocks) } else { (&mut self.b_bytes, &mut self.b_blocks) };
         *side_bytes += bytes;

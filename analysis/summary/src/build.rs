@@ -8,18 +8,18 @@ use memtrace_trace::definition::TensorKind;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::diagnosis::IssueBuilder;
-use super::explain::{explain, state_needed};
-use super::finish::Progress;
-use super::locations::{Locations, frame_summary};
-use super::summary::{
+use crate::diagnosis::IssueBuilder;
+use crate::explain::{explain, state_needed};
+use crate::locations::{Locations, frame_summary};
+use crate::progress::Progress;
+use crate::summary::{
     AllocationGroup, CategoryAmount, CategoryRuleSummary, DeviceSummary, IssueSummary, KeptAllocation, KeptCategory,
     LabelSummary, MemoryState, ModuleSummary, NativeObjectSummary, NoticeSummary, OomSummary, OwnerBytes, OwnerSummary,
     PhaseAmount, PhaseRuleSummary, PhaseSummary, ProcessSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION,
     StepPhase, StepSummary, Summary, Totals,
 };
-use super::tensors::{name_pattern, requested_for};
-use super::why::{
+use crate::tensors::{name_pattern, requested_for};
+use crate::why::{
     Replaying, growth_after_first_step, oom_queries, oom_to_explain, refused_by_pytorch, reserved_summary, suggestions,
     what_if_summary,
 };
@@ -183,12 +183,12 @@ fn outcome(exit: Exit, processes: &[ProcessSummary]) -> String {
 }
 
 /// Whether every process is a PyTorch snapshot. A snapshot does not know how its program ended.
-pub(super) fn is_snapshot(processes: &[ProcessSummary]) -> bool {
+pub fn is_snapshot(processes: &[ProcessSummary]) -> bool {
     !processes.is_empty() && processes.iter().all(|p| p.recording_end_reason.as_deref() == Some(SNAPSHOT_END_REASON))
 }
 
 /// Formats a position: `at step 0, optimizer`.
-pub(super) fn when(step: Option<u32>, phase: Phase) -> String {
+pub fn when(step: Option<u32>, phase: Phase) -> String {
     match step {
         Some(step) => format!("at step {step}, {}", phase.name()),
         None if phase == Phase::Load => "while loading".to_owned(),
@@ -338,7 +338,7 @@ impl Context<'_> {
             source: analysis.source.name().to_owned(),
             highest: totals(&analysis.peaks),
             statistics: match analysis.source {
-                EventSource::Torch => super::statistics::by_key(&analysis.statistics, analysis.ooms.count()),
+                EventSource::Torch => crate::statistics::by_key(&analysis.statistics, analysis.ooms.count()),
                 _ => BTreeMap::new(),
             },
             peak: (analysis.peak.seq > 0).then(|| self.peak(analysis)),
@@ -711,7 +711,7 @@ fn by_category(amounts: [Amount; Category::ALL.len()]) -> Vec<CategoryAmount> {
     present.map(|(&category, a)| CategoryAmount { category, bytes: a.bytes, blocks: a.blocks }).collect()
 }
 
-pub(super) fn totals(usage: &Usage) -> Totals {
+pub(crate) fn totals(usage: &Usage) -> Totals {
     Totals {
         allocated_bytes: usage.allocated,
         active_bytes: usage.active,

@@ -4,11 +4,11 @@
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::file::Definitions;
 
-use super::locations::Locations;
-use super::summary::{
+use crate::locations::Locations;
+use crate::summary::{
     BlockingAllocation, GrowthAfterFirstStep, ReplayedSetting, ReservedSummary, SuggestionSummary, WhatIfSummary,
 };
-use super::units::size_text;
+use crate::units::size_text;
 use memtrace_input::EventSource;
 use memtrace_input::load::Process;
 use memtrace_insight::passes::{
@@ -41,14 +41,14 @@ const MANY_EVENTS: u64 = 4_000_000;
 const CUDA_KEEPS: u64 = 64 << 20;
 
 /// The error to explain: the last one if it ended the process, else the first. `None` without errors.
-pub(super) fn oom_to_explain<'a>(analysis: &'a DeviceAnalysis, process: &Process) -> Option<&'a Oom> {
+pub(crate) fn oom_to_explain<'a>(analysis: &'a DeviceAnalysis, process: &Process) -> Option<&'a Oom> {
     let failed = process.exit().success() != Some(true);
     let last = analysis.ooms.last().filter(|oom| failed && analysis.ooms.unwound_to_the_end() && oom.in_use.seq > 0);
     last.or_else(|| analysis.ooms.all().next())
 }
 
 /// The points in time that a second pass is to examine.
-pub(super) fn oom_queries(process: &Process, analysis: &Analysis, replaying: Replaying) -> Vec<OomQuery> {
+pub(crate) fn oom_queries(process: &Process, analysis: &Analysis, replaying: Replaying) -> Vec<OomQuery> {
     let env = &process.info().env;
     let conf = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().find_map(|name| env.get(*name));
     let settings = AllocatorSettings::parse(conf.map_or("", String::as_str));
@@ -83,7 +83,7 @@ pub(super) fn oom_queries(process: &Process, analysis: &Analysis, replaying: Rep
 }
 
 /// Whether PyTorch's own limit refused the request. CUDA had the memory.
-pub(super) fn refused_by_pytorch(oom: &Oom) -> bool {
+pub(crate) fn refused_by_pytorch(oom: &Oom) -> bool {
     // The largest rounding: 20 MiB pages of expandable segments.
     let asked = oom.requested.div_ceil(20 << 20).saturating_mul(20 << 20);
     oom.device_free.is_some_and(|free| free > asked.saturating_add(CUDA_KEEPS))
@@ -115,7 +115,7 @@ fn without_error(process: &Process, device: &DeviceAnalysis, analysis: &Analysis
     definition.total.saturating_sub(definition.used_before).saturating_sub(outside).max(device.peaks.reserved)
 }
 
-pub(super) fn reserved_summary(reserved: &Reserved, locations: &Locations<'_>, names: &Names) -> ReservedSummary {
+pub(crate) fn reserved_summary(reserved: &Reserved, locations: &Locations<'_>, names: &Names) -> ReservedSummary {
     ReservedSummary {
         allocated_bytes: reserved.allocated,
         rounding_bytes: reserved.rounding,
@@ -142,7 +142,7 @@ pub(super) fn reserved_summary(reserved: &Reserved, locations: &Locations<'_>, n
 }
 
 /// `refused`: whether a limit of PyTorch's refused the request. Only a lower bound of that limit is known.
-pub(super) fn what_if_summary(what_if: &WhatIf, refused: bool) -> WhatIfSummary {
+pub(crate) fn what_if_summary(what_if: &WhatIf, refused: bool) -> WhatIfSummary {
     let agreement = &what_if.agreement;
     WhatIfSummary {
         matched_blocks: agreement.blocks,
@@ -164,7 +164,7 @@ pub(super) fn what_if_summary(what_if: &WhatIf, refused: bool) -> WhatIfSummary 
 }
 
 /// The second step's growth over the first, if optimizer state allocated in the first step is at least half of it.
-pub(super) fn growth_after_first_step(analysis: &DeviceAnalysis) -> Option<GrowthAfterFirstStep> {
+pub(crate) fn growth_after_first_step(analysis: &DeviceAnalysis) -> Option<GrowthAfterFirstStep> {
     let first = analysis.table.first()?.peak();
     let (later, steps) = analysis.table.later();
     let later = later.peak();
@@ -180,7 +180,7 @@ pub(super) fn growth_after_first_step(analysis: &DeviceAnalysis) -> Option<Growt
 }
 
 /// What would lower a point in time, largest saving first. Includes only suggestions whose conditions hold for this run.
-pub(super) fn suggestions(
+pub(crate) fn suggestions(
     analysis: &DeviceAnalysis,
     state: &Composition,
     modules: &ModuleTree,

@@ -17,27 +17,27 @@ const MAX_LINES: usize = 400;
 
 /// A line that occurs in one recording or in both.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(super) struct Line(u32);
+pub(crate) struct Line(u32);
 
 /// One of the two recordings.
-pub(super) struct Version<'a> {
-    pub(super) definitions: &'a Definitions,
+pub(crate) struct Version<'a> {
+    pub(crate) definitions: &'a Definitions,
     /// The folder in which the program ran.
-    pub(super) directory: Option<&'a str>,
-    pub(super) sources: SourceFiles,
+    pub(crate) directory: Option<&'a str>,
+    pub(crate) sources: SourceFiles,
     /// The stacks whose lines are to be matched.
-    pub(super) stacks: BTreeSet<StackId>,
+    pub(crate) stacks: BTreeSet<StackId>,
 }
 
 /// The matched lines of two recordings.
 #[derive(Debug, Default)]
-pub(super) struct MatchedLines {
+pub(crate) struct MatchedLines {
     of: [HashMap<FrameId, Line>; 2],
     frames: Vec<[FrameId; 2]>,
     /// The number of lines with another number in the second recording.
-    pub(super) moved: usize,
+    pub(crate) moved: usize,
     /// The number of moved lines that were matched by the text of both sources.
-    pub(super) moved_by_text: usize,
+    pub(crate) moved_by_text: usize,
 }
 
 /// The frames of one line of a function, in one recording.
@@ -60,7 +60,7 @@ type Functions = BTreeMap<(String, Box<str>), BTreeMap<u32, Function>>;
 
 impl MatchedLines {
     /// Matches the lines of two recordings.
-    pub(super) fn of(a: &mut Version<'_>, b: &mut Version<'_>) -> MatchedLines {
+    pub(crate) fn of(a: &mut Version<'_>, b: &mut Version<'_>) -> MatchedLines {
         // PyTorch's snapshots contain neither qualified names nor first lines of functions.
         let without_first_lines = [&*a, &*b].iter().any(|version| version.lacks_first_lines());
         let (mut of_a, of_b) = (a.functions(without_first_lines), b.functions(without_first_lines));
@@ -81,12 +81,12 @@ impl MatchedLines {
     }
 
     /// The line of a frame of the first (0) or second (1) recording.
-    pub(super) fn line(&self, side: usize, frame: FrameId) -> Option<Line> {
+    pub(crate) fn line(&self, side: usize, frame: FrameId) -> Option<Line> {
         self.of[side].get(&frame).copied()
     }
 
     /// A frame of a line in each recording; `NONE` where the line is missing.
-    pub(super) fn frames(&self, line: Line) -> [FrameId; 2] {
+    pub(crate) fn frames(&self, line: Line) -> [FrameId; 2] {
         self.frames.get(line.0 as usize).copied().unwrap_or_default()
     }
 

@@ -4,7 +4,7 @@
 //! All figures are measured. A relation ("two moments of each parameter") is stated only if the measured bytes are
 //! within two percent of it.
 
-use super::units::size_text;
+use crate::units::size_text;
 use memtrace_insight::passes::{Category, DeviceAnalysis, KeptMemory, Phase, RunPart, StackTable};
 
 /// The maximum relative distance of a ratio from a whole number to be stated as that number.
@@ -16,7 +16,7 @@ const SMALL_PART: f64 = 0.02;
 const MAX_STATES: f64 = 4.0;
 
 /// Explains one phase of one part of a run. `steps`: the number of steps that the figures are summed over.
-pub(super) fn explain(
+pub(crate) fn explain(
     analysis: &DeviceAnalysis,
     table: &StackTable,
     part: RunPart,
@@ -96,7 +96,7 @@ fn gradients(analysis: &DeviceAnalysis, kept: &KeptMemory, steps: u64) -> String
 
 /// The bytes that the optimizer works on: the gradients of the first step, else the parameters. `None` if neither is
 /// known.
-pub(super) fn parameter_bytes(analysis: &DeviceAnalysis) -> Option<(u64, &'static str)> {
+pub(crate) fn parameter_bytes(analysis: &DeviceAnalysis) -> Option<(u64, &'static str)> {
     let gradients: u64 = analysis
         .growth
         .sources(|s| s.category == Category::Gradient && s.part == RunPart::FirstStep)
@@ -113,7 +113,7 @@ pub(super) fn parameter_bytes(analysis: &DeviceAnalysis) -> Option<(u64, &'stati
 
 /// The total state that an optimizer needs, in bytes. Used if an error interrupted the optimizer while it allocated its
 /// state.
-pub(super) fn state_needed(analysis: &DeviceAnalysis, table: &StackTable) -> Option<u64> {
+pub(crate) fn state_needed(analysis: &DeviceAnalysis, table: &StackTable) -> Option<u64> {
     let sources = analysis.growth.sources(|s| s.category == Category::OptimizerState);
     let (_, each) = sources.iter().find_map(|(source, _)| table.facts(source.stack).optimizer)?.state_per_parameter?;
     Some(parameter_bytes(analysis)?.0 * u64::from(each))

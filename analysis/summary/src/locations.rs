@@ -4,7 +4,7 @@ use memtrace_trace::file::{Definitions, Frame};
 use memtrace_trace::generated::is_inductor_file;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
-use super::summary::{FrameSummary, StackSummary};
+use crate::summary::{FrameSummary, StackSummary};
 use memtrace_insight::rules::alloc_fn_rule;
 
 /// The maximum number of frames shown of one stack.
@@ -12,25 +12,25 @@ const MAX_FRAMES: usize = 128;
 
 /// Formats the stacks of one recording.
 #[derive(Debug)]
-pub(super) struct Locations<'a> {
+pub(crate) struct Locations<'a> {
     definitions: &'a Definitions,
     directory: Option<String>,
 }
 
 impl<'a> Locations<'a> {
     /// The innermost frame of a stack.
-    pub(super) fn innermost(&self, stack: StackId) -> FrameId {
+    pub(crate) fn innermost(&self, stack: StackId) -> FrameId {
         self.definitions.stacks.get(stack.index()).map(|node| node.frame).unwrap_or_default()
     }
 
-    pub(super) fn new(definitions: &'a Definitions, directory: Option<&std::path::Path>) -> Locations<'a> {
+    pub(crate) fn new(definitions: &'a Definitions, directory: Option<&std::path::Path>) -> Locations<'a> {
         let directory = directory.and_then(|d| d.to_str()).map(|d| format!("{}/", d.trim_end_matches('/')));
         Locations { definitions, directory }
     }
 
     /// The summary of a stack. For a block of the backward pass it shows the autograd node and the forward call that
     /// made it.
-    pub(super) fn stack(&self, stack: StackId, context: ContextId) -> StackSummary {
+    pub(crate) fn stack(&self, stack: StackId, context: ContextId) -> StackSummary {
         let node = self.definitions.context(context);
         let shown = node.map(|c| c.forward).filter(|forward| !forward.is_none()).unwrap_or(stack);
         let frames =
@@ -61,7 +61,7 @@ impl<'a> Locations<'a> {
 
     /// The frame that represents a stack. It is the program's own innermost frame, else the innermost Python frame,
     /// else the responsible native frame.
-    pub(super) fn own(&self, stack: StackId) -> Option<FrameId> {
+    pub(crate) fn own(&self, stack: StackId) -> Option<FrameId> {
         let frames = || {
             let ids = self.definitions.walk_ids(stack);
             ids.filter_map(|(_, id)| self.definitions.frame(id).map(|frame| (id, frame)))
@@ -73,7 +73,7 @@ impl<'a> Locations<'a> {
     }
 
     /// Formats a frame: `model.py:88 forward`.
-    pub(super) fn frame(&self, frame: &Frame) -> String {
+    pub(crate) fn frame(&self, frame: &Frame) -> String {
         if frame.native { self.native(frame) } else { self.line(frame, true) }
     }
 
@@ -95,7 +95,7 @@ impl<'a> Locations<'a> {
     }
 
     /// The path relative to the program's folder, else its last two components.
-    pub(super) fn short<'f>(&self, filename: &'f str) -> &'f str {
+    pub(crate) fn short<'f>(&self, filename: &'f str) -> &'f str {
         if let Some(rest) = self.directory.as_deref().and_then(|d| filename.strip_prefix(d))
             && !is_library(filename)
         {
@@ -111,7 +111,7 @@ fn explained(frame: &Frame) -> bool {
     !frame.inlined_into.is_none() && is_inductor_file(&frame.filename)
 }
 
-pub(super) fn frame_summary(frame: &Frame) -> FrameSummary {
+pub(crate) fn frame_summary(frame: &Frame) -> FrameSummary {
     FrameSummary {
         name: frame.name.to_string(),
         filename: frame.filename.to_string(),
@@ -121,7 +121,7 @@ pub(super) fn frame_summary(frame: &Frame) -> FrameSummary {
 }
 
 /// Whether a file belongs to an installed package or to Python itself.
-pub(super) fn is_library(filename: &str) -> bool {
+pub(crate) fn is_library(filename: &str) -> bool {
     ["site-packages/", "dist-packages/", "/lib/python3", "/lib64/python3"].iter().any(|part| filename.contains(part))
         || filename.starts_with('<')
         || is_inductor_file(filename)

@@ -2,9 +2,9 @@
 
 /// The lines of a function, counted from 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Body {
-    pub(super) first: u32,
-    pub(super) last: u32,
+pub(crate) struct Body {
+    pub(crate) first: u32,
+    pub(crate) last: u32,
 }
 
 fn indent(line: &str) -> usize {
@@ -17,7 +17,7 @@ fn is_def(line: &str) -> bool {
 }
 
 /// The line of the `def` with this name that encloses `line`. `None` if there is none.
-pub(super) fn start_of(text: &[String], line: u32, name: &str) -> Option<u32> {
+pub(crate) fn start_of(text: &[String], line: u32, name: &str) -> Option<u32> {
     let name = name.rsplit('.').next().unwrap_or(name);
     let mut within = usize::MAX;
     for number in (1..=line).rev() {
@@ -39,7 +39,7 @@ pub(super) fn start_of(text: &[String], line: u32, name: &str) -> Option<u32> {
 }
 
 /// The last line of the function that begins at `first`, which includes its decorators.
-pub(super) fn end_of(text: &[String], first: u32) -> u32 {
+pub(crate) fn end_of(text: &[String], first: u32) -> u32 {
     let at = |number: u32| text.get((number as usize).checked_sub(1)?).map(String::as_str);
     let mut def = first;
     while at(def).is_some_and(|line| !is_def(line)) && def < first.saturating_add(50) {

@@ -7,9 +7,9 @@ use memtrace_trace::counters::Counter;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::finish::Progress;
-use super::locations::{Locations, is_library};
-use super::source::{Body, end_of, start_of};
+use crate::locations::{Locations, is_library};
+use crate::progress::Progress;
+use crate::source::{Body, end_of, start_of};
 use memtrace_input::EventSource;
 use memtrace_input::load::{Process, Run, SNAPSHOT_TOPIC};
 use memtrace_input::printable;
@@ -170,7 +170,7 @@ impl From<LineUse> for LineFigures {
 impl LinesReport {
     /// The JSON Schema, generated from these structures and their documentation.
     pub fn json_schema() -> String {
-        super::summary::schema_text(&schemars::schema_for!(LinesReport))
+        crate::summary::schema_text(&schemars::schema_for!(LinesReport))
     }
 
     /// The table as JSON.
@@ -181,7 +181,7 @@ impl LinesReport {
 }
 
 /// Whether `end` is the path itself or its last components.
-pub(super) fn ends_in(path: &str, end: &str) -> bool {
+pub(crate) fn ends_in(path: &str, end: &str) -> bool {
     let end = end.trim_start_matches("./");
     path.strip_suffix(end).is_some_and(|rest| rest.is_empty() || end.starts_with('/') || rest.ends_with('/'))
 }

@@ -12,7 +12,7 @@ fn words(name: &str) -> Vec<&str> {
 
 /// The common pattern of several names, with `*` for the differing parts: `blocks.*.weight`. `None` if the names have
 /// nothing in common.
-pub(super) fn name_pattern(names: &[String]) -> Option<String> {
+pub(crate) fn name_pattern(names: &[String]) -> Option<String> {
     let (first, others) = names.split_first()?;
     let first = words(first);
     let others: Vec<Vec<&str>> = others.iter().map(|name| words(name)).collect();
@@ -61,7 +61,7 @@ fn state_of(named: &AllocationNames) -> Option<(&str, &str)> {
 /// - The states so far go parameter by parameter, each with the same kinds in the same order.
 /// - The stack of the failed request has already allocated a state of the next kind.
 /// - The request is as large as the parameter.
-pub(super) fn requested_for(oom: &Oom, live: &[(u64, u64)], names: &Names) -> Option<String> {
+pub(crate) fn requested_for(oom: &Oom, live: &[(u64, u64)], names: &Names) -> Option<String> {
     if oom.phase != Phase::Optimizer {
         return None;
     }

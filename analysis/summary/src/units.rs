@@ -1,6 +1,7 @@
 //! Formats numbers for people: binary units, three significant digits.
 
-pub(super) const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+/// The units of sizes, each 1024 times the one before.
+pub const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 /// Formats bytes: `18.6 GiB`, `512 B`, `0`.
 pub fn size_text(bytes: u64) -> String {
@@ -18,7 +19,7 @@ pub fn size_text(bytes: u64) -> String {
 }
 
 /// Formats signed bytes: `+18.6 GiB`, `-3.00 MiB`, `0`.
-pub(super) fn signed_size_text(bytes: i64) -> String {
+pub fn signed_size_text(bytes: i64) -> String {
     match bytes {
         0 => "0".to_owned(),
         1.. => format!("+{}", size_text(bytes.unsigned_abs())),
@@ -59,7 +60,7 @@ pub fn duration_text(ns: u64) -> String {
 }
 
 /// Formats a share as a whole percentage: `3 %`, `<1 %`. 0 if `whole` is 0.
-pub(super) fn share_text(part: u64, whole: u64) -> String {
+pub fn share_text(part: u64, whole: u64) -> String {
     let percent = if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 };
     if percent > 0.0 && percent < 0.5 { "<1 %".to_owned() } else { format!("{percent:.0} %") }
 }

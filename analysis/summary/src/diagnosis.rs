@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::explain::state_needed;
-use super::locations::Locations;
-use super::units::{count_text, share_text, size_text};
+use crate::explain::state_needed;
+use crate::locations::Locations;
+use crate::units::{count_text, share_text, size_text};
 use memtrace_input::EventSource;
 use memtrace_insight::passes::diagnostics::{GraphIssue, GrowingSource, Mark, UnconsumedGraph};
 use memtrace_insight::passes::{Analysis, DeviceAnalysis, Issue, Phase, StackTable};
@@ -24,19 +24,19 @@ const MIN_FRAGMENTATION: (u64, u64) = (16 << 20, 4);
 const LOCATIONS: usize = 3;
 
 /// The inputs for describing signals.
-pub(super) struct IssueBuilder<'a> {
-    pub(super) locations: &'a Locations<'a>,
-    pub(super) table: &'a StackTable,
-    pub(super) ns_per_tick: f64,
+pub(crate) struct IssueBuilder<'a> {
+    pub(crate) locations: &'a Locations<'a>,
+    pub(crate) table: &'a StackTable,
+    pub(crate) ns_per_tick: f64,
     /// Computes the tensor names. Called only if an issue needs them.
-    pub(super) names: &'a dyn Fn() -> Names,
+    pub(crate) names: &'a dyn Fn() -> Names,
     /// Computes the reference cycles that `memtrace --cycles` recorded. Called only if an issue needs them.
-    pub(super) cycles: &'a dyn Fn() -> Vec<ReferenceCycle>,
+    pub(crate) cycles: &'a dyn Fn() -> Vec<ReferenceCycle>,
 }
 
 impl IssueBuilder<'_> {
     /// All issues about a process.
-    pub(super) fn issues(&self, analysis: &Analysis) -> Vec<Issue> {
+    pub(crate) fn issues(&self, analysis: &Analysis) -> Vec<Issue> {
         let mut issues = Vec::new();
         for device in &analysis.devices {
             let at = DeviceIssues { builder: self, analysis: device };

@@ -7,15 +7,15 @@ use std::hash::Hash;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::ids::{FrameId, StackId};
 
-use super::build::totals;
-use super::diff::{
+use crate::build::totals;
+use crate::diff::{
     CategoryChange, Change, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport, DiffResult, DiffRun,
     LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
 };
-use super::finish::Progress;
-use super::locations::{Locations, frame_summary};
-use super::matched_lines::{Line, MatchedLines, Version};
-use super::units::{signed_size_text, size_text};
+use crate::locations::{Locations, frame_summary};
+use crate::matched_lines::{Line, MatchedLines, Version};
+use crate::progress::Progress;
+use crate::units::{signed_size_text, size_text};
 use memtrace_input::load::{Process, Run, SNAPSHOT_END_REASON};
 use memtrace_insight::passes::{Analysis, Category, Composition, DeviceAnalysis, ModuleTree, Phase};
 use memtrace_output::SourceFiles;
@@ -416,13 +416,13 @@ fn result(pair: &DevicePair) -> DiffResult {
 }
 
 /// Formats a line's content: `activations at model.py:88 forward`.
-pub(super) fn line_what(line: &LineChange) -> String {
+pub fn line_what(line: &LineChange) -> String {
     let what = line.category.map_or("without a recorded event", Category::plural);
     if line.location.is_empty() { what.to_owned() } else { format!("{what} at {}", line.location) }
 }
 
 /// Formats a line's change: `+3.1 GiB activations at model.py:88 forward`.
-pub(super) fn line_text(line: &LineChange) -> String {
+pub(crate) fn line_text(line: &LineChange) -> String {
     format!("{} {}", signed_size_text(line.change.difference_bytes), line_what(line))
 }
 

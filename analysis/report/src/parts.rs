@@ -1,0 +1,564 @@
+//! The parts of a report that the end-of-run summary and the sections share.
+
+use std::collections::BTreeMap;
+
+use memtrace_insight::passes::Category;
+use memtrace_summary::{
+    AllocationGroup, BlockingAllocation, CategoryAmount, DeviceSummary, IssueSummary, LabelSummary, MemoryState,
+    ModuleSummary, OomSummary, PhaseSummary, SuggestionSummary, Summary, WhatIfSummary, count_text, device_name,
+    duration_text, is_snapshot, signed_size_text, size_text,
+};
+
+use crate::style::Style;
+use crate::table::{Align, Table, cut, cut_middle, location_in, short_location, wrap_list, wrap_words};
+use crate::text_report::{ISSUE_LABEL_WIDTH, ROW_TEXT, TextReport};
+
+/// The maximum number of named ranges listed, and the maximum length of their names in characters.
+const LISTED_LABELS: usize = 8;
+const LONGEST_LABEL: usize = 28;
+/// Categories below one in this many parts of the whole are summed up.
+const SMALL_CATEGORY: u64 = 200;
+/// Losses that are events missing from the trace.
+const LOST_EVENTS: [&str; 3] = ["events_dropped", "events_lost", "undecodable_events"];
+/// The maximum number of modules listed. A listed module has at least one in `SMALL_MODULE` parts of the allocated
+/// bytes.
+const MODULES: usize = 3;
+const SMALL_MODULE: u64 = 50;
+/// The maximum length of a tensor name, in characters.
+const LONGEST_NAME: usize = 48;
+/// The maximum number of suggestions listed, besides that about allocator settings.
+const SUGGESTIONS: usize = 3;
+/// A setting that saves less than one in this many parts of the reserved bytes is not suggested.
+const SMALL_SAVING: u64 = 20;
+
+impl TextReport {
+    pub(crate) fn head(&mut self, summary: &Summary) {
+        let run = &summary.run;
+        let mut facts = Vec::new();
+        facts.extend(run.duration_ns.map(duration_text));
+        facts.push(format!("{} events", count_text(run.events)));
+        let lost = LOST_EVENTS.iter().filter_map(|name| summary.losses.get(*name));
+        let lost = lost.fold(0u64, |sum, count| sum.saturating_add(*count));
+        facts.push(format!("{} lost", count_text(lost)));
+        let facts = facts.join(", ");
+        let title = format!("memtrace: {}", run_title(summary));
+        let failed = run.exit.success() == Some(false);
+        let outcome = |style: Style| if failed { style.alarm(&run.outcome) } else { style.bold(&run.outcome) };
+        let length = |parts: &[&str]| parts.iter().map(|part| part.chars().count() + 4).sum::<usize>() - 4;
+        if length(&[&title, &run.outcome, &facts]) <= self.width {
+            let text = format!("{}    {}    {facts}", self.style.bold(&title), outcome(self.style));
+            return self.lines.push(text);
+        }
+        // The events and what was lost stand on a line of their own, so that only a long command is cut.
+        let left = self.width.saturating_sub(run.outcome.chars().count() + 4);
+        let title = cut(&title, left.max(24));
+        if length(&[&title, &run.outcome]) <= self.width {
+            self.lines.push(format!("{}    {}", self.style.bold(&title), outcome(self.style)));
+        } else {
+            self.line(format!("{title}    {}", run.outcome));
+        }
+        self.line(format!("  {facts}"));
+    }
+
+    /// The title of a device: `rank 3, GPU 0  NVIDIA H200  140 GiB`.
+    pub(crate) fn device_title(&self, device: &DeviceSummary, process: Option<&str>) -> String {
+        let mut title = device_name(device);
+        if let Some(process) = process {
+            title = format!("{process}, {title}");
+        }
+        if device.device >= 0 {
+            title.extend(device.name.iter().map(|name| format!("  {name}")));
+        }
+        title.extend(device.total_bytes.map(|total| format!("  {}", size_text(total))));
+        title
+    }
+
+    /// Adds what was allocated, by category, the largest first. `sum_small` sums up small categories. `state_needed` is
+    /// the optimizer state that the program needs in all, if it is not yet allocated.
+    pub(crate) fn categories(&mut self, state: &MemoryState, sum_small: bool, state_needed: Option<u64>) {
+        let whole = state.totals.allocated_bytes;
+        let is_small = |amount: &CategoryAmount| {
+            sum_small && (amount.category == Category::Unknown || amount.bytes < whole / SMALL_CATEGORY)
+        };
+        let (small, mut amounts): (Vec<CategoryAmount>, Vec<CategoryAmount>) =
+            state.by_category.iter().filter(|amount| amount.bytes > 0).partition(|amount| is_small(amount));
+        amounts.sort_by_key(|amount| std::cmp::Reverse(amount.bytes));
+        let sum = |value: fn(&CategoryAmount) -> u64| small.iter().map(value).sum();
+        let other = CategoryAmount { category: Category::Unknown, bytes: sum(|a| a.bytes), blocks: sum(|a| a.blocks) };
+        amounts.extend((other.bytes > 0).then_some(other));
+        if !amounts.is_empty() {
+            self.list(&format!("In use by category (% of the {} allocated)", size_text(whole)));
+        }
+        for amount in amounts {
+            let needed = state_needed.filter(|_| amount.category == Category::OptimizerState);
+            let needed = needed.map(|bytes| format!(" ({} needed in all)", size_text(bytes))).unwrap_or_default();
+            let text = format!("{}{}{needed}", amount.category.plural(), in_blocks(amount.blocks));
+            self.row(amount.bytes, whole, &text);
+        }
+    }
+
+    /// Adds the device memory outside the caching allocator.
+    pub(crate) fn outside(&mut self, device: &DeviceSummary) {
+        let owners = outside(device);
+        let total: u64 = owners.iter().map(|(_, bytes)| bytes).sum();
+        let mut parts: Vec<String> =
+            owners.iter().take(4).map(|(name, bytes)| format!("{name} {}", size_text(*bytes))).collect();
+        if owners.len() > 4 {
+            let rest = owners.iter().skip(4).map(|(_, bytes)| bytes).sum();
+            parts.push(format!("{} others {}", owners.len() - 4, size_text(rest)));
+        }
+        if total > 0 && device.source.starts_with("torch") {
+            let text = format!("{} (sum of each owner's peak): {}", size_text(total), parts.join(", "));
+            self.labelled_list("Outside PyTorch", &text);
+        }
+        let imported: u64 = device.imported.iter().map(|owner| owner.peak_bytes).sum();
+        if imported > 0 {
+            let text = format!("{} of other processes (CUDA IPC), counted there", size_text(imported));
+            self.labelled("Imported", &text);
+        }
+        if let Some(before) = device.in_use_before_bytes.filter(|bytes| *bytes > 0) {
+            let text = format!("{} (CUDA context, other processes)", size_text(before));
+            self.labelled("In use before the program started", &text);
+        }
+    }
+
+    pub(crate) fn phases(&mut self, device: &DeviceSummary) {
+        if !has_phases(device) {
+            return;
+        }
+        let mut table = Table::new(&[
+            ("Phase", Align::Left),
+            ("Allocated", Align::Right),
+            ("Freed", Align::Right),
+            ("Net", Align::Right),
+            ("After", Align::Right),
+            ("Peak", Align::Right),
+            ("Main changes", Align::Left),
+        ]);
+        let later = match device.later_steps_count {
+            1 => "step 1".to_owned(),
+            n => format!("steps 1-{n}: per-step mean; peak is the maximum"),
+        };
+        let parts = [
+            (None, &device.before_first_step, 1),
+            (Some("step 0".to_owned()), &device.first_step, 1),
+            (Some(later), &device.later_steps, u64::from(device.later_steps_count)),
+        ];
+        for (caption, rows, steps) in parts {
+            if rows.is_empty() || steps == 0 {
+                continue;
+            }
+            let indent = if caption.is_some() { "  " } else { "" };
+            if let Some(caption) = caption {
+                table.caption(caption);
+            }
+            for row in rows {
+                table.row(phase_cells(row, indent, steps));
+            }
+        }
+        named_ranges(device, &mut table);
+        let lines = table.lines(2, self.width, self.style);
+        self.lines.extend(lines);
+    }
+
+    /// Adds the issues, largest first. `process` is their process, if the report has several.
+    pub(crate) fn issues(&mut self, issues: &[IssueSummary], count: usize, process: Option<&str>) {
+        if issues.is_empty() {
+            return;
+        }
+        self.blank();
+        self.heading(&process.map_or_else(|| "Issues".to_owned(), |process| format!("Issues in {process}")));
+        for issue in issues.iter().take(count) {
+            let headline = format!("{}: {}", issue.rule, issue.headline);
+            for (i, line) in wrap_words(&headline, self.width.saturating_sub(4)).iter().enumerate() {
+                self.lines.push(format!("{}{}", if i == 0 { "  " } else { "    " }, self.style.alarm(line)));
+            }
+            let location = issue.stack.as_ref().map_or("", |stack| stack.location.as_str());
+            let evidence = issue.evidence.iter().map(|evidence| ("Evidence", evidence.as_str()));
+            let saves = issue.saves_bytes.map(|bytes| format!(" (lowers the peak by {})", size_text(bytes)));
+            let fix = format!("{}{}", issue.fix, saves.unwrap_or_default());
+            self.labelled_at(4, ISSUE_LABEL_WIDTH, "Location", location, wrap_list);
+            for (label, text) in evidence.chain([("Fix", fix.as_str())]) {
+                self.labelled_at(4, ISSUE_LABEL_WIDTH, label, text, wrap_words);
+            }
+        }
+        if issues.len() > count {
+            self.line(format!("  {} more issues: memtrace report RUN --section issues", issues.len() - count));
+        }
+    }
+
+    /// Adds where the device's memory was when a request failed.
+    pub(crate) fn oom_facts(&mut self, device: &DeviceSummary, oom: &OomSummary) {
+        let reserved = size_text(oom.in_use.totals.reserved_bytes);
+        match (oom.device_free_bytes, oom.refused_by_pytorch) {
+            (Some(free), true) => {
+                let text = format!(
+                    "PyTorch's own limit (set_per_process_memory_fraction) refused the request at {reserved} reserved; \
+                     CUDA had {} free",
+                    size_text(free)
+                );
+                self.labelled("Limit", &text);
+            }
+            (Some(free), false) => {
+                let short = oom.short_bytes.map(|bytes| format!(" ({} less than requested)", size_text(bytes)));
+                self.labelled("Free on the device", &format!("{}{}", size_text(free), short.unwrap_or_default()));
+            }
+            (None, _) => {}
+        }
+        if oom.reserved_but_unallocated_bytes > 0 {
+            let is_small = oom.largest_free_bytes < oom.requested_bytes;
+            let mut text = format!(
+                "{} of {reserved} reserved; largest free block {}{}",
+                size_text(oom.reserved_but_unallocated_bytes),
+                size_text(oom.largest_free_bytes),
+                if is_small { ", smaller than the request" } else { "" }
+            );
+            if let Some(reserved) = &device.reserved.as_ref().filter(|reserved| reserved.blocked_bytes > 0) {
+                text.push_str(&format!(
+                    "; {} blocked by live blocks in {} of {} segments",
+                    size_text(reserved.blocked_bytes),
+                    count_text(reserved.blocked_segments),
+                    count_text(reserved.segments)
+                ));
+            }
+            self.labelled("Reserved but unallocated", &text);
+        }
+        let mut owners: Vec<String> = oom
+            .outside_pytorch
+            .iter()
+            .take(5)
+            .map(|owner| format!("{} {}", owner.owner, size_text(owner.bytes)))
+            .collect();
+        let others = oom.contexts_and_other_processes_bytes.unwrap_or(0);
+        if others > 0 {
+            let before = device.in_use_before_bytes.filter(|bytes| *bytes > 0);
+            let before =
+                before.map(|bytes| format!(" ({} before the program started)", size_text(bytes))).unwrap_or_default();
+            owners.push(format!("CUDA contexts and other processes {}{before}", size_text(others)));
+        }
+        if !owners.is_empty() {
+            let total = oom.outside_pytorch_bytes.saturating_add(others);
+            self.labelled_list("Outside PyTorch", &format!("{}: {}", size_text(total), owners.join(", ")));
+        }
+    }
+
+    /// Adds the largest allocations of the blocks that were allocated.
+    pub(crate) fn largest_allocations(&mut self, state: &MemoryState, count: usize) {
+        let rows = allocation_rows(&state.largest_allocations);
+        if !rows.is_empty() {
+            self.list("Largest allocations (% of allocated)");
+        }
+        for row in rows.iter().take(count) {
+            let mut text = format!("{}{}", row.category.plural(), in_blocks(row.blocks));
+            let name = match (row.tensor_name_pattern, row.tensor_name) {
+                (Some(pattern), _) => pattern.to_owned(),
+                (None, Some(name)) if row.blocks > 1 => format!("{name}, ..."),
+                (None, name) => name.unwrap_or_default().to_owned(),
+            };
+            text.extend((!name.is_empty()).then(|| format!("  {}", cut_middle(&name, LONGEST_NAME))));
+            let left = self.width.saturating_sub(ROW_TEXT + text.chars().count() + 2);
+            let beside = short_location(row.location, left);
+            text.extend(beside.iter().map(|location| format!("  {location}")));
+            self.row(row.bytes, state.totals.allocated_bytes, &text);
+            if beside.is_none() {
+                let location = location_in(row.location, self.width.saturating_sub(ROW_TEXT));
+                self.line(format!("{:ROW_TEXT$}{location}", ""));
+            }
+        }
+    }
+
+    /// Adds the largest modules, one line each. Sibling modules of one class share a line.
+    pub(crate) fn modules(&mut self, state: &MemoryState) {
+        let whole = state.totals.allocated_bytes;
+        let mut groups = module_groups(&state.by_module);
+        groups.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+        groups.retain(|group| group.bytes >= whole / SMALL_MODULE);
+        if !groups.is_empty() {
+            self.list("By module (% of allocated)");
+        }
+        for group in groups.iter().take(MODULES) {
+            self.row(group.bytes, whole, &group.name);
+        }
+    }
+
+    pub(crate) fn growth_after_first_step(&mut self, device: &DeviceSummary) {
+        let Some(growth) = &device.growth_after_first_step else { return };
+        let text = format!(
+            "{}: step 0 peaks at {}, later steps at {}; the optimizer allocated {} of state at the end of step 0",
+            size_text(growth.later_steps_peak_bytes.saturating_sub(growth.first_step_peak_bytes)),
+            size_text(growth.first_step_peak_bytes),
+            size_text(growth.later_steps_peak_bytes),
+            size_text(growth.optimizer_state_bytes)
+        );
+        self.labelled("Growth after the first step", &text);
+    }
+
+    /// Adds the suggestions: replayed allocator settings first, then changes to the program. Without an indent they
+    /// have a heading of the whole report, else one of the device's section.
+    pub(crate) fn suggestions(&mut self, device: &DeviceSummary, heading: &str, indent: usize) {
+        let suggestions = suggestion_texts(device);
+        if suggestions.is_empty() {
+            return;
+        }
+        if indent == 0 {
+            self.blank();
+            self.heading(heading);
+        } else {
+            self.list(heading);
+        }
+        for text in &suggestions {
+            self.item(indent + 2, text);
+        }
+    }
+}
+
+/// The title of the run: its command, or the file name of a snapshot.
+pub(crate) fn run_title(summary: &Summary) -> String {
+    let run = &summary.run;
+    let name = std::path::Path::new(&run.path).file_name().filter(|_| is_snapshot(&summary.processes));
+    name.map_or_else(|| run.command.join(" "), |name| name.to_string_lossy().into_owned())
+}
+
+/// Formats a number of blocks: ` in 293 blocks`. Empty for a single block.
+pub(crate) fn in_blocks(blocks: u64) -> String {
+    if blocks == 1 { String::new() } else { format!(" in {} blocks", count_text(blocks)) }
+}
+
+pub(crate) fn has_phases(device: &DeviceSummary) -> bool {
+    !device.before_first_step.is_empty() || !device.first_step.is_empty()
+}
+
+/// A row of the largest allocations.
+pub(crate) struct AllocationRow<'a> {
+    pub(crate) bytes: u64,
+    pub(crate) blocks: u64,
+    pub(crate) category: Category,
+    pub(crate) location: &'a str,
+    pub(crate) tensor_name: Option<&'a str>,
+    pub(crate) tensor_name_pattern: Option<&'a str>,
+    native: bool,
+}
+
+/// The largest allocations first. Groups that differ only in native frames are merged.
+pub(crate) fn allocation_rows(groups: &[AllocationGroup]) -> Vec<AllocationRow<'_>> {
+    let mut rows: Vec<AllocationRow<'_>> = Vec::new();
+    for group in groups {
+        let native = group.stack.frames.iter().any(|frame| frame.native);
+        let pattern = group.tensor_name_pattern.as_deref();
+        let is_same = |row: &&mut AllocationRow<'_>| {
+            row.native && native && row.category == group.category && row.location == group.stack.location
+        };
+        match rows.iter_mut().find(is_same) {
+            Some(same) => {
+                same.bytes += group.bytes;
+                same.blocks += group.blocks;
+                if same.tensor_name_pattern != pattern {
+                    same.tensor_name_pattern = None;
+                }
+            }
+            None => rows.push(AllocationRow {
+                bytes: group.bytes,
+                blocks: group.blocks,
+                category: group.category,
+                location: &group.stack.location,
+                tensor_name: group.tensor_name.as_deref(),
+                tensor_name_pattern: pattern,
+                native,
+            }),
+        }
+    }
+    rows.sort_by_key(|row| std::cmp::Reverse(row.bytes));
+    rows
+}
+
+fn phase_cells(row: &PhaseSummary, indent: &str, steps: u64) -> Vec<String> {
+    let per = |bytes: u64| size_text(bytes / steps);
+    vec![
+        format!("{indent}{}", row.phase.name()),
+        per(row.allocated_bytes),
+        per(row.freed_bytes),
+        signed_size_text(row.net_bytes / steps as i64),
+        size_text(row.after_bytes),
+        size_text(row.peak_bytes),
+        row.explanation.clone(),
+    ]
+}
+
+/// Adds the program's named ranges in which memory changed, most allocated bytes first.
+fn named_ranges(device: &DeviceSummary, table: &mut Table) {
+    let mut own: Vec<&LabelSummary> = device.labels.iter().filter(|l| l.rule.is_none()).collect();
+    own.retain(|label| label.allocations + label.frees > 0);
+    if own.is_empty() {
+        return;
+    }
+    own.sort_by_key(|label| std::cmp::Reverse(label.allocated_bytes));
+    table.caption("named ranges (record_function, NVTX): mean per range; peak is the maximum".to_owned());
+    for label in own.iter().take(LISTED_LABELS) {
+        let per = |bytes: u64| size_text(bytes / label.times.max(1));
+        let net = (label.allocated_bytes as i64 - label.freed_bytes as i64) / label.times.max(1) as i64;
+        let times = if label.times == 1 { "once".to_owned() } else { format!("{} times", count_text(label.times)) };
+        let kept = if label.kept_bytes == 0 { String::new() } else { format!(", kept {}", per(label.kept_bytes)) };
+        table.row(vec![
+            format!("  {}", cut(&label.name, LONGEST_LABEL)),
+            per(label.allocated_bytes),
+            per(label.freed_bytes),
+            signed_size_text(net),
+            size_text(label.after_bytes),
+            size_text(label.peak_bytes),
+            format!("{times}{kept}"),
+        ]);
+    }
+    let more = own.len().saturating_sub(LISTED_LABELS) as u64 + device.labels_left_out;
+    if more > 0 {
+        table.caption(format!("{} more: see summary.json", count_text(more)));
+    }
+}
+
+/// Memory outside the caching allocator, by owner. Each figure is the owner's peak in bytes.
+pub(crate) fn outside(device: &DeviceSummary) -> Vec<(&str, u64)> {
+    let mut owners: Vec<(&str, u64)> = Vec::new();
+    for owner in device.owners.iter().filter(|o| o.object.is_some()) {
+        match owners.iter_mut().find(|(name, _)| *name == owner.owner) {
+            Some((_, bytes)) => *bytes += owner.peak_bytes,
+            None => owners.push((&owner.owner, owner.peak_bytes)),
+        }
+    }
+    owners.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    owners
+}
+
+/// One line of the report: a module, or several sibling modules of one class.
+struct ModuleGroup {
+    name: String,
+    bytes: u64,
+}
+
+/// Groups the modules of a tree for listing. A module is divided further if sibling modules of one class hold at least
+/// half of it, or if one other module inside it does. A root is always divided, into its own memory and its modules.
+fn module_groups(tree: &[ModuleSummary]) -> Vec<ModuleGroup> {
+    let mut groups = Vec::new();
+    let mut at = 0;
+    while let Some(module) = tree.get(at) {
+        let end = at + 1 + tree[at + 1..].iter().take_while(|one| one.depth > module.depth).count();
+        add_groups(&tree[at..end], &mut groups);
+        at = end;
+    }
+    groups
+}
+
+/// Groups one module and the modules inside it. `tree` starts with the module itself.
+fn add_groups(tree: &[ModuleSummary], groups: &mut Vec<ModuleGroup>) {
+    let Some((module, inside)) = tree.split_first() else { return };
+    let class = module.class.as_deref().unwrap_or("");
+    let name = match (module.path.as_str(), class) {
+        ("", "") => "a module".to_owned(),
+        ("", class) => class.to_owned(),
+        (path, "") => path.to_owned(),
+        (path, class) => format!("{path} ({class})"),
+    };
+    let children: Vec<usize> = (0..inside.len()).filter(|&at| inside[at].depth == module.depth + 1).collect();
+    let mut classes: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
+    for child in children.iter().map(|&at| &inside[at]) {
+        let (count, bytes) = classes.entry(child.class.as_deref().unwrap_or("")).or_default();
+        (*count, *bytes) = (*count + 1, *bytes + child.bytes);
+    }
+    let is_repeated = |class: &str| !class.is_empty() && classes.get(class).is_some_and(|(count, _)| *count >= 2);
+    let repeated = classes.iter().filter(|(class, _)| is_repeated(class)).map(|(_, (_, bytes))| *bytes);
+    let most_repeated = repeated.max().unwrap_or(0);
+    let largest = children.iter().map(|&at| inside[at].bytes).max().unwrap_or(0);
+    if module.depth > 0 && most_repeated * 2 < module.bytes && largest * 2 < module.bytes {
+        return groups.push(ModuleGroup { name, bytes: module.bytes });
+    }
+    let in_children: u64 = children.iter().map(|&at| inside[at].bytes).sum();
+    if module.bytes > in_children {
+        let name = if inside.is_empty() { name } else { format!("{name} itself") };
+        groups.push(ModuleGroup { name, bytes: module.bytes - in_children });
+    }
+    for (class, (count, bytes)) in classes.iter().filter(|(class, _)| is_repeated(class)) {
+        let path = if module.path.is_empty() { "*".to_owned() } else { format!("{}.*", module.path) };
+        groups.push(ModuleGroup { name: format!("{path} ({count} of {class})"), bytes: *bytes });
+    }
+    let ends = children.iter().skip(1).copied().chain([inside.len()]);
+    for (&from, to) in children.iter().zip(ends) {
+        if !is_repeated(inside[from].class.as_deref().unwrap_or("")) {
+            add_groups(&inside[from..to], groups);
+        }
+    }
+}
+
+/// Formats the request: `200 MiB for Adam.exp_avg of head.weight` or `200 MiB (as large as head.weight)`.
+pub(crate) fn request(oom: &OomSummary) -> String {
+    let what = match (&oom.requested_for, &oom.as_large_as) {
+        (Some(name), _) => format!(" for {name}"),
+        (None, Some(name)) => format!(" (as large as {name})"),
+        (None, None) => String::new(),
+    };
+    format!("{}{what}", size_text(oom.requested_bytes))
+}
+
+pub(crate) fn blocking_text(blocking: &BlockingAllocation) -> String {
+    let count = |count: u64, noun: &str| {
+        if count == 1 { format!("1 {noun}") } else { format!("{} {noun}s", count_text(count)) }
+    };
+    let name = blocking.tensor_name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
+    format!(
+        "{} of {}{name}: {} free in {} of {}",
+        count(blocking.blocks, "block"),
+        size_text(blocking.block_bytes),
+        size_text(blocking.free_bytes),
+        count(blocking.segments, "segment"),
+        size_text(blocking.segment_bytes)
+    )
+}
+
+/// The suggestions, most promising first. They use only the replay and the figures of this run.
+fn suggestion_texts(device: &DeviceSummary) -> Vec<String> {
+    let mut texts = Vec::new();
+    if let Some(what_if) = &device.what_if {
+        texts.extend(settings_text(device, what_if));
+    }
+    let text = |suggestion: &SuggestionSummary| {
+        let bound = if suggestion.at_most { "up to " } else { "" };
+        format!("{}: saves {bound}{}", suggestion.action, size_text(suggestion.saves_bytes))
+    };
+    texts.extend(device.suggestions.iter().take(SUGGESTIONS).map(text));
+    texts
+}
+
+fn settings_text(device: &DeviceSummary, what_if: &WhatIfSummary) -> Option<String> {
+    if what_if.mismatch.is_some() || what_if.settings.is_empty() {
+        return None;
+    }
+    let replay = format!(
+        "allocator replay; it matches {} recorded blocks and {} segment events",
+        count_text(what_if.matched_blocks),
+        count_text(what_if.matched_segment_events)
+    );
+    if device.explained_oom.is_some() {
+        let fits = what_if.settings.iter().find(|setting| setting.fits == Some(true));
+        return match fits {
+            Some(setting) => Some(format!(
+                "PYTORCH_CUDA_ALLOC_CONF={}: the request fits, with {} of at most {} reserved ({replay})",
+                setting.setting,
+                size_text(setting.reserved_peak_bytes),
+                size_text(what_if.limit_bytes.unwrap_or_default()),
+            )),
+            None if what_if.settings.iter().all(|setting| setting.fits == Some(false)) => {
+                let names: Vec<&str> = what_if.settings.iter().map(|setting| setting.setting.as_str()).collect();
+                Some(format!("no allocator setting makes the request fit: {} ({replay})", names.join(", ")))
+            }
+            None => None,
+        };
+    }
+    let best = what_if.settings.iter().min_by_key(|setting| setting.reserved_peak_bytes)?;
+    let saves = what_if.reserved_peak_bytes.checked_sub(best.reserved_peak_bytes)?;
+    (saves >= what_if.reserved_peak_bytes / SMALL_SAVING && saves > 0).then(|| {
+        format!(
+            "PYTORCH_CUDA_ALLOC_CONF={}: saves {} of reserved memory, {} instead of {} at its peak ({replay})",
+            best.setting,
+            size_text(saves),
+            size_text(best.reserved_peak_bytes),
+            size_text(what_if.reserved_peak_bytes)
+        )
+    })
+}

@@ -1,0 +1,66 @@
+//! How text looks: its width and its colors.
+
+use memtrace_input::printable;
+
+/// Layout options for text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TextOptions {
+    /// The width in columns. 80 to 120 looks best; the minimum is 40.
+    pub width: usize,
+    /// Whether to use ANSI colors.
+    pub color: bool,
+}
+
+impl Default for TextOptions {
+    fn default() -> TextOptions {
+        TextOptions { width: 100, color: false }
+    }
+}
+
+/// Has a text for the terminal.
+pub trait ToText {
+    /// The text. Each line ends with a newline.
+    fn to_text(&self, options: &TextOptions) -> String;
+}
+
+/// Paints text with ANSI colors, or leaves it plain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Style {
+    pub(crate) color: bool,
+}
+
+impl Style {
+    #[cfg(test)]
+    pub(crate) const PLAIN: Style = Style { color: false };
+
+    pub(crate) fn paint(self, code: &str, text: &str) -> String {
+        if self.color && !text.is_empty() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    pub(crate) fn dim(self, text: &str) -> String {
+        self.paint("2", text)
+    }
+
+    pub(crate) fn bold(self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    pub(crate) fn alarm(self, text: &str) -> String {
+        self.paint("1;31", text)
+    }
+
+    /// The line, safe for a terminal. It keeps only the control sequences that [`Self::paint`] makes.
+    pub(crate) fn printable(self, line: &str) -> String {
+        const OWN: [&str; 4] = ["\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[1;31m"];
+        let (mut out, mut rest) = (String::with_capacity(line.len()), line);
+        while let Some((before, _)) = rest.split_once('\x1b').filter(|_| self.color) {
+            out.push_str(&printable::line(before));
+            let sequence = &rest[before.len()..];
+            let own = OWN.iter().find(|own| sequence.starts_with(**own));
+            out.push_str(own.map_or("\u{fffd}", |own| own));
+            rest = &sequence[own.map_or(1, |own| own.len())..];
+        }
+        out.push_str(&printable::line(rest));
+        out
+    }
+}

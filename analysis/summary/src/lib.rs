@@ -1,0 +1,47 @@
+//! What a run's memory use means, as plain results: the summary, comparisons, checks and line tables.
+//!
+//! [`summarize`] turns a run into a [`Summary`], the structure of `summary.json`. [`check`] holds it against limits, [`diff`]
+//! compares two runs, and [`lines`] gives the figures of source lines. `memtrace-report` draws these results.
+//!
+//! ```
+//! use memtrace_summary::summarize;
+//!
+//! let run = memtrace_input::open_run("../../tests/golden/snapshots/resnet_leak.pickle.gz")?;
+//! let summary = summarize(&run, &mut |_progress| {})?;
+//! let device = &summary.processes[0].devices[0];
+//! assert!(device.highest.allocated_bytes > 380_880_384);
+//! # Ok::<(), memtrace_input::Error>(())
+//! ```
+
+mod build;
+mod check;
+mod compare;
+mod device_names;
+mod diagnosis;
+mod diff;
+mod explain;
+mod lines;
+mod locations;
+mod matched_lines;
+mod progress;
+mod source;
+mod statistics;
+mod summary;
+mod tensors;
+mod units;
+mod why;
+
+pub use build::{is_snapshot, summarize, summarize_with, when};
+pub use check::{Baseline, CHECK_VERSION, CheckOptions, CheckReport, CheckResult, Tolerance, check};
+pub use compare::{diff, line_what};
+pub use device_names::{device_name, device_text, process_name};
+pub use diff::{
+    CategoryChange, Change, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport, DiffResult, DiffRun,
+    LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
+};
+pub use lines::{FunctionLines, LINES_VERSION, LineFigures, LineRow, LinesOptions, LinesReport, OtherDevice, lines};
+pub use progress::Progress;
+pub use statistics::{COLUMNS, POOLS};
+pub use summary::*;
+pub use units::{UNITS, count_text, duration_text, share_text, signed_size_text, size_text};
+pub use why::Replaying;
