@@ -5,31 +5,44 @@
 //! loading this library. Before the first event there is no mapping, no connection, no thread and no lock.
 //!
 //! ```text
-//! hooks -> guard -> emit -> ring
-//!   |        \-> stack
-//!   \-> original (original functions), loaded_objects (shared objects and callers)
+//! observers -> torch  -> recording -> linker
+//!     |          ^          |
+//!     |         cuda        \-> memtrace_stackwalk
+//!     \-> cpython -> linker
 //! ```
 
 #![cfg_attr(test, allow(dead_code, reason = "hooks are reached through exports, which tests leave out"))]
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, clippy::expect_used))]
 
-mod connect;
-mod cycles;
-mod emit;
-mod guard;
-mod heap;
-mod hooks;
-mod inductor_lines;
-mod labels;
-#[cfg(not(test))]
-mod lazy_symbol;
-mod loaded_objects;
-mod names;
-mod original;
-mod process;
-mod rank;
-mod seccomp;
-mod stack;
-mod thread_local;
-mod thread_state;
-mod unwind_check;
+mod cpython;
+mod cuda;
+mod linker;
+mod observers;
+mod recording;
+mod torch;
+
+use recording::observer::ObserverTable;
+
+/// All features that the recording does not know, in the order in which they get its calls.
+static OBSERVERS: ObserverTable = ObserverTable(&[
+    cuda::device::OBSERVER,
+    torch::tracker::OBSERVER,
+    torch::autograd::OBSERVER,
+    observers::inductor_lines::OBSERVER,
+    observers::names::requests::OBSERVER,
+    observers::cycles::callback::OBSERVER,
+]);
+
+// The symbol through which `recording::observer` reads the table.
+std::arch::global_asm!(
+    ".pushsection .data.rel.ro.memtrace_observers,\"aw\",@progbits",
+    ".p2align 3",
+    ".hidden memtrace_observers",
+    ".globl memtrace_observers",
+    ".type memtrace_observers,@object",
+    ".size memtrace_observers,8",
+    "memtrace_observers:",
+    ".quad {table}",
+    ".popsection",
+    table = sym OBSERVERS,
+);

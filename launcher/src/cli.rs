@@ -2,12 +2,15 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use memtrace_analysis::rules::DIAGNOSTICS;
 use memtrace_analysis::{SECTIONS, Tolerance};
 use memtrace_trace::options;
+
+use crate::option_values::{size, step_range, time_limit, time_range, tolerance};
 
 /// Record what fills the GPU memory of a program
 ///
@@ -120,10 +123,10 @@ pub(crate) struct Window {
     #[arg(long, value_name = "A-B", value_parser = step_range)]
     pub(crate) steps: Option<(u32, u32)>,
     /// Export only this time range since the first recorded event of the run: A-B or A-, in seconds or with a unit
-    /// (1.5s-2s, 250ms-, 10us-20us, ns)
+    /// (1.5s-2s, 250ms-, 1m30s-, 10us-20us, ns)
     #[arg(long, value_name = "A-B", value_parser = time_range)]
     pub(crate) time: Option<(u64, u64)>,
-    /// Leave out blocks that are smaller (512KiB, 1MiB, 2GiB, bytes)
+    /// Leave out blocks that are smaller (512KiB, 1.5GiB, 2GB, or a number of bytes)
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) min_size: Option<u64>,
     /// Export only the newest N events of the window, as a PyTorch history of N entries would
@@ -135,74 +138,6 @@ impl Window {
     /// Whether the window has any limit besides the device.
     pub(crate) fn is_limited(&self) -> bool {
         self.steps.is_some() || self.time.is_some() || self.min_size.is_some() || self.max_events.is_some()
-    }
-}
-
-/// Parses `A-B` or `A-`. Also parses `A` alone, as `A-A`, if `allow_single` is true. `max` is the end of `A-`.
-fn range<T: PartialOrd + Copy>(
-    text: &str,
-    max: T,
-    allow_single: bool,
-    parse: impl Fn(&str) -> Option<T>,
-) -> Option<(T, T)> {
-    let (from, to) = match text.split_once('-') {
-        Some((from, "")) => (parse(from)?, max),
-        Some((from, to)) => (parse(from)?, parse(to)?),
-        None if allow_single => (parse(text)?, parse(text)?),
-        None => return None,
-    };
-    (from <= to).then_some((from, to))
-}
-
-/// Parses a range of steps.
-fn step_range(text: &str) -> Result<(u32, u32), String> {
-    range(text, u32::MAX, true, |n| n.trim().parse().ok())
-        .ok_or_else(|| "expected a step such as 3, or a range of steps such as 2-5 or 2-".to_owned())
-}
-
-/// Parses a range of times, in nanoseconds.
-fn time_range(text: &str) -> Result<(u64, u64), String> {
-    range(text, u64::MAX, false, time_ns)
-        .ok_or_else(|| "expected a time range in seconds or with a unit, such as 1.5-2, 250ms-300ms or 2s-".to_owned())
-}
-
-/// Parses a point in time, in nanoseconds. The result is exact, unlike a floating-point number of seconds.
-fn time_ns(text: &str) -> Option<u64> {
-    let text = text.trim();
-    let units = [("ns", 0), ("us", 3), ("ms", 6), ("s", 9), ("", 9)];
-    let (number, digits) = units.iter().find_map(|(unit, digits)| Some((text.strip_suffix(unit)?.trim(), *digits)))?;
-    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
-    if !part.bytes().all(|b| b.is_ascii_digit()) || whole.is_empty() {
-        return None;
-    }
-    // Digits beyond a nanosecond are cut off.
-    let part: String = part.chars().chain(std::iter::repeat('0')).take(digits as usize).collect();
-    let part = if part.is_empty() { 0 } else { part.parse::<u64>().ok()? };
-    whole.parse::<u64>().ok()?.checked_mul(10u64.pow(digits))?.checked_add(part)
-}
-
-/// Parses a size in bytes: a whole number, or a number with a binary unit.
-fn size(text: &str) -> Result<u64, String> {
-    const EXPECTED: &str = "expected a size such as 512KiB, 1MiB, 1.5GiB or a number of bytes";
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
-    let shift = match text[digits.len()..].trim() {
-        "" | "B" => 0,
-        "KiB" => 10,
-        "MiB" => 20,
-        "GiB" => 30,
-        "TiB" => 40,
-        unit @ ("K" | "M" | "G" | "T" | "KB" | "kB" | "MB" | "GB" | "TB") => {
-            return Err(format!("sizes have binary units: use {}iB instead of {unit}", unit[..1].to_uppercase()));
-        }
-        _ => return Err(EXPECTED.to_owned()),
-    };
-    let unit = 1u64 << shift;
-    if let Ok(whole) = digits.parse::<u64>() {
-        return whole.checked_mul(unit).filter(|size| *size < 1 << 62).ok_or_else(|| EXPECTED.to_owned());
-    }
-    match digits.parse::<f64>() {
-        Ok(number) if shift > 0 && (0.0..1e6).contains(&number) => Ok((number * unit as f64) as u64),
-        _ => Err(EXPECTED.to_owned()),
     }
 }
 
@@ -277,7 +212,7 @@ pub(crate) struct Diff {
         .args(["max_peak", "max_reserved", "max_leak", "no_oom", "no_issue", "baseline"]),
     after_help = "Exit status: 0 if the run passes, 1 if it exceeds a limit or the recording is not sufficient to decide, 2 for bad \
     usage or unreadable input.\n\
-    Sizes have binary units (20GiB, 512MiB) or are numbers of bytes. Each limit applies to each device of each process."
+    Sizes have binary units (20GiB, 512MiB), decimal units (20GB) or are numbers of bytes. Each limit applies to each device of each process."
 )]
 pub(crate) struct Check {
     /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz)
@@ -328,15 +263,6 @@ fn rule_names() -> PossibleValuesParser {
     names.map(PossibleValue::new).collect::<Vec<_>>().into()
 }
 
-/// Parses a tolerance: a share in percent, or a size.
-fn tolerance(text: &str) -> Result<Tolerance, String> {
-    match text.strip_suffix('%').map(|share| share.trim().parse::<f64>()) {
-        Some(Ok(share)) if (0.0..=1000.0).contains(&share) => Ok(Tolerance::Share(share / 100.0)),
-        Some(_) => Err("expected a share such as 2%".to_owned()),
-        None => size(text).map(Tolerance::Bytes),
-    }
-}
-
 /// The options of `memtrace doctor`.
 #[derive(Args, Debug)]
 #[command(
@@ -348,9 +274,9 @@ pub(crate) struct Doctor {
     /// Print JSON (launcher/schema/doctor.schema.json)
     #[arg(long)]
     pub(crate) json: bool,
-    /// End the command and all its processes after N seconds
-    #[arg(long, value_name = "N", value_parser = seconds, requires = "command")]
-    pub(crate) seconds: Option<f64>,
+    /// End the command and all its processes after this time: in seconds or with a unit (90, 90s, 1m30s)
+    #[arg(long, value_name = "TIME", value_parser = time_limit, requires = "command")]
+    pub(crate) seconds: Option<Duration>,
     /// Keep the recording in this folder, which must be new or empty
     #[arg(short, long, value_name = "DIR", requires = "command")]
     pub(crate) output: Option<PathBuf>,
@@ -380,14 +306,6 @@ pub(crate) struct Completions {
     /// The shell
     #[arg(value_name = "SHELL")]
     pub(crate) shell: clap_complete::Shell,
-}
-
-/// Parses a time of at most one day, in seconds.
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(seconds) if seconds > 0.0 && seconds <= 86_400.0 => Ok(seconds),
-        _ => Err("expected a number of seconds above 0 and at most 86400".to_owned()),
-    }
 }
 
 /// The values of `--to`.
@@ -578,27 +496,6 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_parsed() {
-        assert_eq!(step_range("3"), Ok((3, 3)));
-        assert_eq!(step_range("2-5"), Ok((2, 5)));
-        assert_eq!(step_range("2-"), Ok((2, u32::MAX)));
-        assert_eq!(time_range("0.1-2"), Ok((100_000_000, 2_000_000_000)));
-        assert_eq!(time_range("1.5s-2.000000001s"), Ok((1_500_000_000, 2_000_000_001)));
-        assert_eq!(time_range("250ms-"), Ok((250_000_000, u64::MAX)));
-        assert_eq!(time_range("7ns-1us"), Ok((7, 1000)));
-        assert_eq!((size("1MiB"), size("512"), size("1.5 GiB")), (Ok(1 << 20), Ok(512), Ok(3 << 29)));
-        for bad in ["", "-", "-3", "5-2", "a-b", "1-2-3", "1.5"] {
-            assert!(step_range(bad).is_err(), "{bad}");
-        }
-        for bad in ["", "-", "2", "2-1", "1e3-2e3", "1h-2h", ".-1", "99999999999999-"] {
-            assert!(time_range(bad).is_err(), "{bad}");
-        }
-        for bad in ["", "MiB", "1.5", "-1", "1XiB", "99999999999GiB", "inf MiB"] {
-            assert!(size(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
     fn usage_errors_have_exit_codes() {
         assert_eq!(parse("--").unwrap_err(), 125);
         assert_eq!(parse("--no-such-option -- x").unwrap_err(), 125);
@@ -610,18 +507,5 @@ mod tests {
         assert_eq!(parse("diff a").unwrap_err(), 2);
         assert_eq!(parse("check a").unwrap_err(), 2, "no limit");
         assert_eq!(parse("check a --no-issue headache").unwrap_err(), 2);
-    }
-
-    #[test]
-    fn sizes_are_binary() {
-        assert_eq!(size("20GiB"), Ok(20 << 30));
-        assert_eq!(size("1.5 MiB"), Ok(3 << 19));
-        assert_eq!((size("0"), size("512B"), size("7")), (Ok(0), Ok(512), Ok(7)));
-        assert!(size("20GB").unwrap_err().contains("use GiB instead of GB"));
-        for wrong in ["", "-1MiB", "GiB", "1e30", "nan", "1 Gib"] {
-            assert!(size(wrong).is_err(), "{wrong}");
-        }
-        assert_eq!((tolerance("2%"), tolerance("1MiB")), (Ok(Tolerance::Share(0.02)), Ok(Tolerance::Bytes(1 << 20))));
-        assert!(tolerance("x%").is_err() && tolerance("-1%").is_err());
     }
 }

@@ -23,6 +23,7 @@ mod inherited;
 mod library;
 mod manifest;
 mod message;
+mod option_values;
 mod preflight;
 mod proc;
 mod sandbox;

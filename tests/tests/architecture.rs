@@ -16,20 +16,24 @@ use memtrace_tests::traced_program::root;
 const PRODUCT: &[&str] = &[
     "trace",
     "interpose",
+    "interpose/stackwalk",
     "launcher",
     "analysis",
     "analysis/input",
     "analysis/replay",
     "analysis/insight",
     "analysis/output",
+    "analysis/summary",
     "analysis/report",
 ];
 
 /// Parts of crates that must not use other parts: the crate, a module, and the modules that it must not use.
 const FORBIDDEN: &[(&str, &str, &[&str])] = &[
-    ("interpose", "stack", &["hooks", "guard", "emit", "process", "thread_state"]),
-    ("interpose", "emit", &["hooks"]),
-    ("interpose", "original", &["hooks", "guard", "emit", "stack", "process"]),
+    ("interpose", "linker", &["cpython", "recording", "cuda", "torch", "observers"]),
+    ("interpose", "cpython", &["recording", "cuda", "torch", "observers"]),
+    ("interpose", "recording", &["cpython", "cuda", "torch", "observers"]),
+    ("interpose", "torch", &["cpython", "cuda", "observers"]),
+    ("interpose", "cuda", &["cpython", "observers"]),
     ("launcher", "drain", &["commands", "cli"]),
     ("analysis/input", "symbols", &["load", "recording", "trace_index"]),
     ("analysis/insight", "rules", &["passes"]),

@@ -3,7 +3,7 @@
 //! The numbers are part of the trace file, so a number is never reused or changed. An unknown function keeps its number
 //! and has no name.
 
-use crate::event::Source;
+use crate::source::Source;
 
 /// A CUDA function, identified by its wire number ([`Api::symbol`] has its name).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]

@@ -1,5 +1,7 @@
 //! What the contexts of a recording's events are: autograd nodes, or calls of `nn.Module`s.
 
+use std::collections::HashMap;
+
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::ContextId;
 
@@ -8,6 +10,8 @@ use memtrace_trace::ids::ContextId;
 pub struct Contexts {
     /// For a call: the call itself. For a node: the call that made it.
     modules: Vec<ContextId>,
+    /// For a node: the first node with its name and forward stack.
+    nodes: Vec<ContextId>,
 }
 
 impl Contexts {
@@ -22,7 +26,15 @@ impl Contexts {
                 *module = *id;
             }
         }
-        Contexts { modules }
+        let mut first = HashMap::new();
+        let nodes = definitions.contexts.iter().enumerate().map(|(at, context)| {
+            let id = ContextId(at as u32);
+            if context.node.is_empty() {
+                return id;
+            }
+            *first.entry((&*context.node, context.forward)).or_insert(id)
+        });
+        Contexts { nodes: nodes.collect(), modules }
     }
 
     /// Whether an event with this context belongs to the backward pass. A context whose definition was lost counts as a
@@ -33,9 +45,17 @@ impl Contexts {
     }
 
     /// The autograd node; `NONE` for the call of a module.
+    ///
+    /// Nodes with the same name and forward stack are one node here, whichever module's call made them. The recorder
+    /// knows modules by their addresses, and whether a later module lies at the address of an earlier one differs between
+    /// runs of one program.
     #[inline]
     pub fn node(&self, context: ContextId) -> ContextId {
-        if self.is_node(context) { context } else { ContextId::NONE }
+        if self.is_node(context) {
+            self.nodes.get(context.index()).copied().unwrap_or(context)
+        } else {
+            ContextId::NONE
+        }
     }
 
     /// The module that is being called, or the one whose call made the node; `NONE` if unknown.
@@ -62,7 +82,7 @@ mod tests {
         // No context; a call; a node of the call; a node without a module; a node that names a node as its creator; two
         // lost definitions.
         assert_eq!(all(&|id| contexts.is_node(id).into()), [0, 0, 1, 1, 1, 1, 1]);
-        assert_eq!(all(&|id| contexts.node(id).0), [0, 0, 2, 3, 4, 5, 6]);
+        assert_eq!(all(&|id| contexts.node(id).0), [0, 0, 2, 2, 2, 5, 6]);
         assert_eq!(all(&|id| contexts.module(id).0), [0, 1, 1, 0, 0, 0, 0]);
     }
 }

@@ -4,7 +4,7 @@
 use memtrace_trace::event::Event;
 
 use super::allocator::Block;
-use super::replay::Replay;
+use super::replay::{DeviceReplay, Replay};
 use memtrace_input::Recording;
 use memtrace_input::TraceIndex;
 
@@ -55,7 +55,7 @@ struct BlockIndex {
 impl BlockIndex {
     /// The block in use that contains this address.
     fn find(&mut self, replay: &Replay, address: u64) -> Option<(i16, Block)> {
-        let block_at = |device: &super::DeviceReplay| {
+        let block_at = |device: &DeviceReplay| {
             let block = device.allocator.block(device.allocator.find(address)?);
             block.is_active().then_some((device.device, *block))
         };
@@ -63,7 +63,7 @@ impl BlockIndex {
             return Some(found);
         }
         let blocks = self.blocks.get_or_insert_with(|| {
-            let blocks_of = |device: &super::DeviceReplay| {
+            let blocks_of = |device: &DeviceReplay| {
                 let number = device.device;
                 device.allocator.allocated().map(move |(_, block)| (number, *block)).collect::<Vec<_>>()
             };

@@ -31,7 +31,9 @@ pub(crate) fn man(options: &cli::Man) -> anyhow::Result<()> {
 fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
     let mut page = Vec::new();
     Man::new(command).section("1").manual("memtrace").render(&mut page).context("cannot render the manual page")?;
-    Ok(page)
+    let page = String::from_utf8(page).context("cannot render the manual page")?;
+    // `\:` lets troff break a line between alternatives. Together they can be longer than a line.
+    Ok(page.replace(r"\fR|\fB", r"\fR|\:\fB").into_bytes())
 }
 
 fn write(folder: &Path, name: &str, command: clap::Command) -> anyhow::Result<()> {

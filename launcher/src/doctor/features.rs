@@ -3,7 +3,7 @@
 use memtrace_trace::definition::{LabelOrigin, NoticeStatus};
 use memtrace_trace::file::Reader;
 
-use super::layers::{EventCounts, notice_status};
+use super::evidence::{EventCounts, notice_status};
 use super::report::Check;
 use super::tested;
 use super::units::{count, count_text};

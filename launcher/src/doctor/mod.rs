@@ -5,6 +5,7 @@
 //! given command is recorded by this same binary, as `memtrace run` does. The trace shows what could be recorded.
 
 mod clock;
+mod evidence;
 mod features;
 mod gpus;
 mod ipc;
@@ -26,7 +27,6 @@ mod torch;
 mod units;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Context;
 
@@ -80,7 +80,7 @@ pub(crate) fn run_checks(options: &Doctor) -> anyhow::Result<DoctorReport> {
             command: &options.command,
             folder: &folder,
             keep: options.output.is_some(),
-            limit: options.seconds.map(Duration::from_secs_f64),
+            limit: options.seconds,
             to_stderr: options.json,
         };
         program::record(state, record_options)

@@ -9,7 +9,8 @@ use memtrace_trace::counters::Counter;
 use memtrace_trace::file::Reader;
 use serde_json::Value;
 
-use super::layers::{self, EventCounts};
+use super::evidence::EventCounts;
+use super::layers;
 use super::report::{Check, NotRecorded, Process, Program, PyTorch};
 use super::supervise::{self, CommandResult};
 use super::units::count;

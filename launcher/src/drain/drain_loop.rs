@@ -22,9 +22,10 @@ use memtrace_trace::shm::layout::RING_SLOTS;
 use memtrace_trace::shm::segment::Segment;
 
 use super::acceptor::{Acceptor, Client, refusal_reason};
-use super::limits::{Limits, Places};
+use super::limits::Limits;
 use super::process::{Activity, Process};
 use super::refusal::RefusalReason;
+use super::window_limit::WindowLimit;
 use super::writer::{self, FileKey, Queue};
 use super::{Outcome, Recorded, Written};
 use crate::epoll::{Epoll, EventFd};
@@ -198,14 +199,14 @@ impl DrainLoop {
 
     fn drain(&mut self, now: Duration) -> Activity {
         let mut all = Activity::default();
-        let mut places = Places::of(self.processes.values());
+        let mut window_limit = WindowLimit::of(self.processes.values());
         let last = self.served_last;
         let order: Vec<u64> =
             self.processes.range(last + 1..).chain(self.processes.range(..=last)).map(|(id, _)| *id).collect();
         let mut had_room = true;
         for id in order {
             let Some(process) = self.processes.get_mut(&id) else { continue };
-            let one = places.update(process, &self.queue, |process| process.drain(now, &self.queue));
+            let one = window_limit.update(process, &self.queue, |process| process.drain(now, &self.queue));
             if std::mem::replace(&mut had_room, self.queue.has_room()) {
                 self.served_last = id;
             }

@@ -6,17 +6,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::process::Process;
-use super::writer::Queue;
-
 /// Bytes of text about processes that are kept until the manifest is written. The trace files contain all of it.
 const MAX_KEPT_TEXT: u64 = 64 << 20;
 /// The number of threads with an id of their own, over all living processes: about 200 MiB.
 const MAX_THREADS: u64 = 1 << 20;
-/// Places in the reorder windows of all processes: 80 MiB. Together the windows never hold more than twice that.
-const MAX_PLACES: usize = 1 << 20;
-/// Places that a process over its share keeps when all places are in use: 80 KiB.
-const MIN_PLACES: usize = 1 << 10;
 
 /// A shared amount that clones draw from together.
 #[derive(Clone, Debug)]
@@ -50,39 +43,6 @@ pub(super) struct Limits {
 impl Default for Limits {
     fn default() -> Limits {
         Limits { kept_text: Budget::new(MAX_KEPT_TEXT), threads: Budget::new(MAX_THREADS) }
-    }
-}
-
-/// The places that all reorder windows hold, during one round over the processes.
-#[derive(Debug)]
-pub(super) struct Places {
-    held: usize,
-    share: usize,
-}
-
-impl Places {
-    /// Counts the places at the start of a round.
-    pub(super) fn of<'a>(processes: impl ExactSizeIterator<Item = &'a Process>) -> Places {
-        let share = MAX_PLACES / processes.len().max(1);
-        Places { held: processes.map(Process::places).sum(), share: share.max(MIN_PLACES) }
-    }
-
-    /// Runs `change` on the process and accounts for its window afterwards.
-    ///
-    /// When all windows exceed the limit and this process exceeds its share, its oldest gaps are given up.
-    pub(super) fn update<T>(
-        &mut self,
-        process: &mut Process,
-        queue: &Queue,
-        change: impl FnOnce(&mut Process) -> T,
-    ) -> T {
-        self.held = self.held.saturating_sub(process.places());
-        let result = change(process);
-        if self.held + process.places() > MAX_PLACES && process.places() > self.share {
-            process.keep_places(MIN_PLACES, queue);
-        }
-        self.held += process.places();
-        result
     }
 }
 

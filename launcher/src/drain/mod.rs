@@ -19,6 +19,7 @@ pub(crate) mod refusal;
 mod rings;
 mod threads;
 mod truncated;
+mod window_limit;
 pub(crate) mod writer;
 
 use memtrace_trace::counters::CounterValues;

@@ -3,6 +3,7 @@
 //! Every refusal has a message and, where something helps, a help line. Its exit code follows env(1).
 
 mod elf;
+mod refusal;
 mod resolve;
 mod system;
 
@@ -13,42 +14,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use elf::{Bytes, Kind};
+use refusal::refuse;
 use resolve::NotFound;
 
-use crate::message::help_of;
-
+pub(crate) use refusal::{MEMTRACE_FAILED, NOT_EXECUTABLE, NOT_FOUND, Refusal};
 pub(crate) use system::check as check_system;
-
-/// The exit code when memtrace itself fails.
-pub(crate) const MEMTRACE_FAILED: u8 = 125;
-/// The exit code for a command that was found but cannot be executed.
-pub(crate) const NOT_EXECUTABLE: u8 = 126;
-/// The exit code for a command that was not found.
-pub(crate) const NOT_FOUND: u8 = 127;
 
 /// The maximum depth of nested script interpreters that the kernel follows (`fs/exec.c`).
 const MAX_SCRIPTS: usize = 5;
-
-/// Why the command is not started.
-#[derive(PartialEq, Eq, Debug)]
-pub(crate) struct Refusal {
-    /// The exit code.
-    pub(crate) code: u8,
-    /// What is wrong.
-    pub(crate) message: String,
-    /// What to do. `None` when nothing helps.
-    pub(crate) help: Option<String>,
-}
-
-impl From<anyhow::Error> for Refusal {
-    fn from(error: anyhow::Error) -> Refusal {
-        Refusal { code: MEMTRACE_FAILED, message: format!("{error:#}"), help: help_of(&error) }
-    }
-}
-
-fn refuse<T>(code: u8, message: impl Into<String>, help: impl Into<String>) -> Result<T, Refusal> {
-    Err(Refusal { code, message: message.into(), help: Some(help.into()) })
-}
 
 /// Finds the program that would be executed and checks that it can be recorded. Returns its path.
 pub(crate) fn check(command: &OsStr, arguments: &[OsString]) -> Result<PathBuf, Refusal> {

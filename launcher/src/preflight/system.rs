@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use super::{MEMTRACE_FAILED, Refusal, refuse};
+use super::refusal::{MEMTRACE_FAILED, Refusal, refuse};
 
 /// Checks that shared memory and Unix sockets can be created.
 pub(crate) fn check() -> Result<(), Refusal> {

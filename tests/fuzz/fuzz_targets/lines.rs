@@ -3,12 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../../interpose/src/stack/mod.rs"]
-#[allow(dead_code, unused_imports, reason = "part of the preloaded library")]
-mod stack;
-
 fuzz_target!(|data: &[u8]| {
     let Some((head, table)) = data.split_at_checked(8) else { return };
     let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-    stack::python::fuzzing::lines(table, word(0), word(4).cast_signed());
+    memtrace_stackwalk::python::fuzzing::lines(table, word(0), word(4).cast_signed());
 });

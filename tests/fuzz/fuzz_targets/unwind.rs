@@ -6,8 +6,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../../interpose/src/stack/mod.rs"]
-#[allow(dead_code, unused_imports, reason = "part of the preloaded library")]
-mod stack;
-
-fuzz_target!(|data: &[u8]| stack::native::fuzzing::unwind(data));
+fuzz_target!(|data: &[u8]| memtrace_stackwalk::native::fuzzing::unwind(data));

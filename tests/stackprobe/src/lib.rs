@@ -3,9 +3,5 @@
 //! `CDLL` releases the GIL around a call, `PyDLL` keeps it. Both must give the stack that the interpreter's own
 //! traceback shows. `tests/programs/stacks` holds the programs; `run` runs them with a list of interpreters.
 
-#[path = "../../../interpose/src/stack/mod.rs"]
-#[allow(dead_code, unused_imports, reason = "the probe uses part of it")]
-mod stack;
-
 pub mod native;
 pub mod probe;

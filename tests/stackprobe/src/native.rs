@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use memtrace_trace::ids::{FrameId, ModuleId, StackId};
 
-use crate::stack::{DefinitionSink, FrameText, Interner, LoadedObject, Loss, NativeStacks};
+use memtrace_stackwalk::{DefinitionSink, FrameText, Interner, LoadedObject, Loss, NativeStacks};
 
 static INTERNER: OnceLock<Interner> = OnceLock::new();
 

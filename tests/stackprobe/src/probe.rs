@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use memtrace_trace::ids::{FrameId, StackId};
 
-use crate::stack::{DefinitionSink, FrameText, Interner, Loss, Python, Reason, ThreadStacks};
+use memtrace_stackwalk::{DefinitionSink, FrameText, Interner, Loss, Python, Reason, ThreadStacks};
 
 type Detected = Result<Python, Reason>;
 

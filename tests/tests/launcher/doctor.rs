@@ -304,7 +304,7 @@ fn a_python_with_an_unknown_layout_is_reported() {
     // Without PyTorch the checks of grad mode and named ranges fail too.
     assert_eq!(report.failed(), ["Python stacks", "Grad mode", "record_function"]);
     let stacks = named(&report.process()["layers"], "Python stacks");
-    assert!(stacks["detail"].as_str().unwrap().contains("version is not known"), "{stacks}");
+    assert!(stacks["detail"].as_str().unwrap().contains("version is not supported"), "{stacks}");
     assert!(stacks["fix"].as_str().unwrap().contains("CPython 3.8 to 3.14"), "{stacks}");
     // The event is recorded nevertheless, with its native stack.
     assert_eq!(report.process()["stacks"]["native"], 1);
@@ -438,7 +438,7 @@ fn the_list_of_tested_versions_is_complete() {
     let text = |name: &str| -> Vec<String> {
         list["cpython"][name].as_array().unwrap().iter().map(|v| v.as_str().unwrap().to_owned()).collect()
     };
-    let layouts = read("interpose/src/stack/python/layout.rs");
+    let layouts = read("interpose/stackwalk/src/python/layout.rs");
     let known: BTreeSet<String> = layouts
         .lines()
         .filter_map(|l| l.split_once("Version { major: 3, minor: ")?.1.split_once(" }"))

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use memtrace_tests::random_delays::run_with_random_delays;
 use memtrace_tests::traced_program::{Run, TracedProgram, events, root};
+use memtrace_trace::file::Reader;
 use serde_json::{Value, json};
 
 /// Runs of each program that are delayed, and in the exhaustive tier.
@@ -52,8 +53,27 @@ fn results(run: &Run) -> BTreeSet<String> {
     results
 }
 
+/// The names of each process, without the numbers of events.
+fn names(run: &Run) -> BTreeSet<String> {
+    let of_trace = |trace: Reader| {
+        let definitions = trace.definitions();
+        let tensors: BTreeSet<_> =
+            definitions.tensor_names.iter().map(|n| format!("{:?} {} {}", n.kind, n.name, n.shape)).collect();
+        let modules: BTreeSet<_> = definitions.nn_names.iter().map(|n| format!("{} {}", n.class, n.name)).collect();
+        assert!(!tensors.is_empty(), "the program's tensors have names");
+        format!("{tensors:#?} {modules:#?}")
+    };
+    run.traces().into_iter().map(of_trace).collect()
+}
+
 #[track_caller]
 fn check(traced: TracedProgram, runs: u64) {
+    check_equal(traced, runs, results);
+}
+
+/// Compares what `results` takes from each run.
+#[track_caller]
+fn check_equal(traced: TracedProgram, runs: u64, results: fn(&Run) -> BTreeSet<String>) {
     // The interpreter's own objects depend on the string hashes, so the hash seed is fixed.
     let traced = traced.env("PYTHONHASHSEED", "0").env("OMP_NUM_THREADS", "1");
     let calm = traced.run();
@@ -142,9 +162,9 @@ mod exhaustive {
 
     #[test]
     fn two_ranks() {
-        for kind in ["ddp", "fsdp"] {
-            println!("{kind}");
-            check(ranks(kind), MANY_RUNS);
-        }
+        check(ranks("fsdp"), MANY_RUNS);
+        // When DDP replaces its buckets after the first step, NCCL's watchdog, a thread of PyTorch that wakes up ten times a
+        // second, decides when the old ones are freed (pytorch/pytorch#150398). So the program's own peak differs.
+        check_equal(ranks("ddp"), MANY_RUNS, names);
     }
 }

@@ -18,6 +18,23 @@ pub struct LostBlock {
     pub why: String,
 }
 
+impl Reader {
+    /// All events, block by block, in order of `seq` except for those that [`End::late`](super::End::late) counts.
+    pub fn events(&self) -> Events<'_> {
+        Events { decoder: self.decoder(), blocks: self.blocks().iter() }
+    }
+
+    /// A decoder for several blocks. Each thread needs its own.
+    pub fn decoder(&self) -> Decoder<'_> {
+        Decoder::new(self)
+    }
+
+    /// Decodes one block into `out`. For many blocks, [`Self::decoder`] is cheaper.
+    pub fn decode(&self, info: &BlockInfo, out: &mut Vec<Event>) -> Result<(), LostBlock> {
+        self.decoder().decode(info, out)
+    }
+}
+
 /// Decodes the blocks of one trace ([`Reader::decoder`]).
 pub struct Decoder<'a> {
     reader: &'a Reader,
@@ -33,7 +50,7 @@ impl std::fmt::Debug for Decoder<'_> {
 }
 
 impl<'a> Decoder<'a> {
-    pub(super) fn new(reader: &'a Reader) -> Decoder<'a> {
+    fn new(reader: &'a Reader) -> Decoder<'a> {
         // This fails only without memory. Each block then returns an error.
         let zstd = zstd::bulk::Decompressor::new().ok();
         Decoder { reader, zstd, payload: Vec::new(), raw: Vec::new() }
@@ -72,4 +89,22 @@ impl<'a> Decoder<'a> {
 
 fn lost(info: &BlockInfo, why: &Error) -> LostBlock {
     LostBlock { offset: info.offset, events: info.events, why: why.to_string() }
+}
+
+/// All events, block by block. A block that cannot be decoded is an `Err` with the loss, and the iteration continues
+/// after it.
+#[derive(Debug)]
+pub struct Events<'a> {
+    decoder: Decoder<'a>,
+    blocks: std::slice::Iter<'a, BlockInfo>,
+}
+
+impl Iterator for Events<'_> {
+    type Item = Result<Vec<Event>, LostBlock>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let info = self.blocks.next()?;
+        let mut events = Vec::new();
+        Some(self.decoder.decode(info, &mut events).map(|()| events))
+    }
 }

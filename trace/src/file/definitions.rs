@@ -176,7 +176,7 @@ pub struct Definitions {
     pub contexts: Vec<Context>,
     /// The frames of native code. Before [`Self::name_native_frames`], `frames` has empty entries at their ids.
     pub native_frames: BTreeMap<FrameId, NativeFrame>,
-    /// The origins of lines in generated files, by frame and position. [`Self::insert_frame_origins`] adds them to
+    /// The origins of lines in generated files, by frame and position. The reader adds them to
     /// `frames`.
     pub frame_origins: BTreeMap<(FrameId, u32), Frame>,
     /// Calls of `nn.Module`s: the contexts of events outside backward. `contexts` has empty entries at their ids.

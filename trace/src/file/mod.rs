@@ -18,12 +18,12 @@ mod reader;
 pub mod untrusted;
 mod writer;
 
-pub use decoder::{Decoder, LostBlock};
+pub use decoder::{Decoder, Events, LostBlock};
 pub use definitions::{
     Context, Cycle, Definitions, Device, Frame, Label, Module, NativeFrame, NnCall, NnName, Notice, StackNode,
     TensorName, Thread,
 };
 pub use event_counts::EventCounts;
 pub use frame::MAGIC;
-pub use reader::{BlockInfo, Damage, Events, Reader};
+pub use reader::{BlockInfo, Damage, Reader};
 pub use writer::{End, Writer, end_after_failure};

@@ -5,7 +5,6 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::block::{MAX_EVENTS, PREFIX, Prefix};
-use super::decoder::{Decoder, LostBlock};
 use super::definitions::{Bounds, Definitions};
 use super::frame::{FILE_HEADER, FRAME_HEADER, FrameHeader, Kind, MAX_PAYLOAD, check_file_header};
 use super::untrusted;
@@ -14,7 +13,6 @@ use crate::clock::{Calibration, ClockPoint};
 use crate::counters::{COUNTER_SLOTS, Counter};
 use crate::definition::Definition;
 use crate::error::{Error, Result};
-use crate::event::Event;
 use crate::version::Version;
 use crate::wire::Cursor;
 
@@ -150,7 +148,7 @@ impl Reader {
         self.end.as_ref()
     }
 
-    /// What the index could not include. [`Events`] reports blocks that cannot be decoded.
+    /// What the index could not include. [`Self::events`] reports blocks that cannot be decoded.
     pub fn damage(&self) -> &Damage {
         &self.damage
     }
@@ -163,21 +161,6 @@ impl Reader {
     /// The number of events that the blocks state.
     pub fn event_count(&self) -> u64 {
         self.blocks.iter().map(|b| u64::from(b.events)).sum()
-    }
-
-    /// All events, block by block, in order of `seq` except for those that [`End::late`] counts.
-    pub fn events(&self) -> Events<'_> {
-        Events { decoder: self.decoder(), blocks: self.blocks.iter() }
-    }
-
-    /// A decoder for several blocks. Each thread needs its own.
-    pub fn decoder(&self) -> Decoder<'_> {
-        Decoder::new(self)
-    }
-
-    /// Decodes one block into `out`. For many blocks, [`Self::decoder`] is cheaper.
-    pub fn decode(&self, info: &BlockInfo, out: &mut Vec<Event>) -> Result<(), LostBlock> {
-        self.decoder().decode(info, out)
     }
 
     /// Reads a frame's payload into `payload` and verifies its checksum.
@@ -350,22 +333,4 @@ fn decompress(stored: &[u8], header: &FrameHeader) -> Result<Vec<u8>> {
         return Err(Error::Malformed { what: "frame: its length" });
     }
     zstd::bulk::decompress(stored, header.raw_len as usize).map_err(|_| Error::Malformed { what: "compressed frame" })
-}
-
-/// All events, block by block. A block that cannot be decoded is an `Err` with the loss, and the iteration continues
-/// after it.
-#[derive(Debug)]
-pub struct Events<'a> {
-    decoder: Decoder<'a>,
-    blocks: std::slice::Iter<'a, BlockInfo>,
-}
-
-impl Iterator for Events<'_> {
-    type Item = Result<Vec<Event>, LostBlock>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let info = self.blocks.next()?;
-        let mut events = Vec::new();
-        Some(self.decoder.decode(info, &mut events).map(|()| events))
-    }
 }

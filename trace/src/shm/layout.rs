@@ -8,7 +8,7 @@
 //!
 //! The segment is sparse: only rings that were written to take memory.
 
-use super::owner::Owner;
+use super::owner_word::Owner;
 use crate::counters::COUNTER_SLOTS;
 use crate::event::Slot;
 use crate::sync::{AtomicU32, AtomicU64};

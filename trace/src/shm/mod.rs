@@ -5,6 +5,7 @@
 pub mod handshake;
 pub mod layout;
 pub mod owner;
+mod owner_word;
 pub mod ring;
 pub mod validation;
 // Not with loom, because the model checker's atomics cannot be in a mapped file.

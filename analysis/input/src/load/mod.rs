@@ -1,6 +1,7 @@
 //! Turns paths into streams of events: run folders, their manifests, and the recordings of single processes.
 
 mod manifest;
+mod problem;
 mod process;
 mod process_names;
 mod recording;
@@ -9,8 +10,9 @@ mod snapshot;
 
 pub use crate::recording::{LostEvents, MemoryRecording, Recording};
 pub use manifest::{Exit, MANIFEST_FILE, Manifest, ManifestProcess};
+pub use problem::Problem;
 pub use process::{Process, ProcessInfo};
 pub use recording::TraceRecording;
 pub use run::open_folder;
-pub use run::{Problem, Run, open_run, open_run_with_progress};
+pub use run::{Run, open_run, open_run_with_progress};
 pub use snapshot::{SNAPSHOT_END_REASON, SNAPSHOT_TOPIC, SnapshotRecording};

@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::manifest::Manifest;
+use super::manifest::{MANIFEST_FILE, Manifest};
+use super::problem::Problem;
 use super::process::Process;
 use super::process_names::process_names;
 use super::recording::TraceRecording;
@@ -16,15 +17,6 @@ use crate::symbols::{ObjectReport, SYMBOLS_FILE, Search, Symbols};
 
 /// The extension of trace files.
 const TRACE_EXTENSION: &str = "mtr";
-
-/// A file of the run that could not be used, and the reason.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Problem {
-    /// The file.
-    pub path: PathBuf,
-    /// What is wrong, without the path.
-    pub text: String,
-}
 
 /// An open run.
 #[derive(Debug)]
@@ -141,7 +133,7 @@ pub fn open_folder(folder: &RunFolder) -> Result<Run> {
     let manifest = match Manifest::read(folder) {
         Ok(manifest) => manifest.unwrap_or_default(),
         Err(e) => {
-            problems.push(Problem { path: path.join(super::MANIFEST_FILE), text: e.reason() });
+            problems.push(Problem { path: path.join(MANIFEST_FILE), text: e.reason() });
             Manifest::default()
         }
     };

@@ -9,7 +9,11 @@ use object::Endianness;
 
 use super::elf::Elf;
 use super::metered::Metered;
-use super::object_symbols::{MAX_INLINED, MAX_TEXT};
+
+/// The maximum inlining depth. No compiler exceeds it.
+pub(super) const MAX_INLINED: usize = 256;
+/// The maximum length of names and paths in bytes. No real program exceeds it.
+pub(super) const MAX_TEXT: usize = 64 << 10;
 
 /// One function at one address, according to DWARF.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -1,8 +1,8 @@
 //! Names native code after the recording: functions (including inlined ones), files and lines of the addresses in a
 //! trace.
 //!
-//! A recording stores an object's build id and an address. This module turns them into frames. [`Symbols::complete`]
-//! looks up what the run's own `symbols.json` lacks, only in files with the recorded build id. [`Symbols::name_frames`]
+//! A recording stores an object's build id and an address. This module turns them into frames. [`Symbols::resolve_missing`]
+//! looks up what the run's own `symbols.json` lacks, only in files with the recorded build id. [`Symbols::symbolize`]
 //! puts the result into a trace's definitions, where all other code reads frames. So no pass, report or export deals
 //! with symbols.
 //!

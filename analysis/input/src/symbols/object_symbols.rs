@@ -9,11 +9,6 @@ use super::elf::{Elf, mini_debug_data};
 use super::search::Search;
 use super::symbol_table;
 
-/// The maximum inlining depth. No compiler exceeds it.
-pub(super) const MAX_INLINED: usize = 256;
-/// The maximum length of names and paths in bytes. No real program exceeds it.
-pub(super) const MAX_TEXT: usize = 64 << 10;
-
 /// An object as a process had it loaded.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct ElfObjectId {

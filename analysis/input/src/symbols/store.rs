@@ -6,7 +6,8 @@ use memtrace_trace::file::untrusted;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-use super::object_symbols::{ElfObjectId, MAX_INLINED, MAX_TEXT, ObjectSymbols, SymbolFrame};
+use super::dwarf::{MAX_INLINED, MAX_TEXT};
+use super::object_symbols::{ElfObjectId, ObjectSymbols, SymbolFrame};
 use super::run_symbols::Symbols;
 use crate::error::{Error, Result};
 use crate::folder::RunFolder;

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use memtrace_trace::event::Action;
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::ReadError;
+use super::read_error::ReadError;
 use super::rows::{Row, Rows};
 use super::tables::{Tables, TextId, text};
 

@@ -1,7 +1,7 @@
 //! Reads a snapshot in JSON, token by token, on the same [`SnapshotBuilder`] as pickles.
 
-use super::ReadError;
 use super::builder::{SnapshotBuilder, Value};
+use super::read_error::ReadError;
 use super::reader::{ByteReader, MAX_TEXT};
 
 /// The maximum nesting depth. A snapshot has a depth of six.

@@ -12,13 +12,13 @@ mod json;
 mod notices;
 mod pickle;
 mod prior_state;
+mod read_error;
 mod reader;
 mod recording;
 mod rows;
 mod tables;
 
 use std::fs::File;
-use std::io;
 use std::path::Path;
 
 use memtrace_trace::file::untrusted;
@@ -26,30 +26,16 @@ use memtrace_trace::file::untrusted;
 use self::builder::{ItemKind, SnapshotBuilder, Value};
 use self::notices::ReadStatistics;
 pub use self::notices::TOPIC as SNAPSHOT_TOPIC;
+use self::read_error::ReadError;
 use self::reader::ByteReader;
 pub use self::recording::{SNAPSHOT_END_REASON, SnapshotRecording};
-use super::Problem;
+use super::problem::Problem;
 use crate::error::{Error, Result};
 
 /// The memory limit of the reader, in bytes: a base and an allowance per file byte. gzip compresses a snapshot to a
 /// thirtieth. Decompressed, it needs about as much memory as it has bytes.
 const BASE_MEMORY: usize = 256 << 20;
 const MEMORY_PER_FILE_BYTE: usize = 128;
-
-/// Why reading ended before the snapshot did.
-#[derive(Debug)]
-enum ReadError {
-    /// The file ends.
-    EndOfFile,
-    /// The gzip stream is damaged.
-    DamagedGzip,
-    /// The operating system reported an error.
-    Io(io::Error),
-    /// The content is invalid. Says what is wrong.
-    Invalid(String),
-    /// The file needs more memory than its size allows.
-    MemoryLimit,
-}
 
 /// Why a file is not read, and what the user can do.
 struct Refusal {

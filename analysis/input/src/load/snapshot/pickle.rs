@@ -1,8 +1,8 @@
 //! Reads pickles of protocols 2 to 5: each opcode is executed on the [`SnapshotBuilder`]. No opcode runs code. Opcodes that
 //! would import or call something are refused.
 
-use super::ReadError;
 use super::builder::{SnapshotBuilder, Value};
+use super::read_error::ReadError;
 use super::reader::ByteReader;
 
 /// The maximum length of an opcode with its arguments, in bytes, except for texts.

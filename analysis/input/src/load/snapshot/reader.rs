@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::ReadError;
+use super::read_error::ReadError;
 
 /// The size of one read, in bytes.
 const CHUNK_SIZE: usize = 256 * 1024;

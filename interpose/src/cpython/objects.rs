@@ -1,0 +1,217 @@
+//! Reads the program's objects. Runs no Python code and changes no object.
+
+use std::ffi::CStr;
+use std::ptr::null_mut;
+
+use super::api::PyObjectPtr;
+use super::gil::{GilToken, PyOwned, type_of};
+
+/// `Py_TPFLAGS_*_SUBCLASS` of Include/object.h.
+const LIST: u64 = 1 << 25;
+const TUPLE: u64 = 1 << 26;
+const STR: u64 = 1 << 28;
+const DICT: u64 = 1 << 29;
+const TYPE: u64 = 1 << 31;
+
+/// Variable names of this many bytes or more are not used.
+const MAX_VARIABLE_BYTES: usize = 80;
+
+impl<'a> GilToken<'a> {
+    /// A module that the program has imported, or begun to. A borrowed reference of `sys.modules`.
+    pub(super) fn module(self, name: &CStr) -> Option<PyObjectPtr> {
+        let modules = self.c.sys_object(c"modules".as_ptr());
+        if modules.is_null() {
+            return None;
+        }
+        self.checked(self.c.dict_item_string(modules, name.as_ptr()))
+    }
+
+    /// A global variable of such a module, as a borrowed reference.
+    pub(super) fn module_variable(self, module: &CStr, name: &CStr) -> Option<PyObjectPtr> {
+        let variables = self.checked(self.c.module_dict(self.module(module)?))?;
+        self.checked(self.c.dict_item_string(variables, name.as_ptr()))
+    }
+
+    /// A class in a module that the program has imported. `None` if there is none.
+    pub(crate) fn class(self, module: &CStr, name: &CStr) -> Option<PyObjectPtr> {
+        self.module_variable(module, name).filter(|class| self.has_type_flag(*class, TYPE))
+    }
+
+    /// An interned string, for use with [`Self::stored_attribute`].
+    pub(crate) fn interned(self, text: &CStr) -> Option<PyOwned<'a>> {
+        self.owned(self.c.intern_string(text.as_ptr()))
+    }
+
+    /// A new Python string. `None` without memory.
+    pub(crate) fn new_str(self, text: &str) -> Option<PyOwned<'a>> {
+        self.owned(self.c.str_new(text.as_ptr().cast(), text.len() as isize))
+    }
+
+    /// Whether the object's type has one of these flags.
+    fn has_type_flag(self, object: PyObjectPtr, flags: u64) -> bool {
+        // SAFETY: callers pass a live object.
+        self.c.type_flags(unsafe { type_of(object) }) & flags != 0
+    }
+
+    pub(crate) fn is_dict(self, object: PyObjectPtr) -> bool {
+        self.has_type_flag(object, DICT)
+    }
+
+    pub(crate) fn is_tuple(self, object: PyObjectPtr) -> bool {
+        self.has_type_flag(object, TUPLE)
+    }
+
+    /// Whether the object is a list or a tuple.
+    pub(crate) fn is_sequence(self, object: PyObjectPtr) -> bool {
+        self.has_type_flag(object, LIST | TUPLE)
+    }
+
+    pub(crate) fn is_function(self, object: PyObjectPtr) -> bool {
+        self.is_instance(object, self.api.function_type)
+    }
+
+    pub(crate) fn is_frame(self, object: PyObjectPtr) -> bool {
+        self.is_instance(object, self.api.frame_type)
+    }
+
+    /// Whether the object is none of CPython's own kinds whose attribute dictionary is not their content.
+    pub(crate) fn is_plain_instance(self, object: PyObjectPtr) -> bool {
+        !(self.is_dict(object) || self.is_sequence(object) || self.is_function(object) || self.is_frame(object))
+    }
+
+    /// Whether the object is a weak reference proxy, which behaves like the object that it refers to.
+    pub(crate) fn is_proxy(self, object: PyObjectPtr) -> bool {
+        // SAFETY: callers pass a live object.
+        let class = unsafe { type_of(object) };
+        class == self.api.proxy_type || class == self.api.callable_proxy_type
+    }
+
+    /// Whether `object` is an instance of `class`, decided by its type alone (no `__instancecheck__`).
+    pub(crate) fn is_instance(self, object: PyObjectPtr, class: PyObjectPtr) -> bool {
+        // SAFETY: callers pass a live object.
+        self.is_subclass(unsafe { type_of(object) }, class)
+    }
+
+    /// Whether the type `class` is `base` or derives from it, decided by its method resolution order.
+    pub(super) fn is_subclass(self, class: PyObjectPtr, base: PyObjectPtr) -> bool {
+        class == base || self.c.is_subtype(class, base) != 0
+    }
+
+    /// The attribute in the instance's own dictionary or in a slot. `None` for anything that the class computes,
+    /// because that may be the program's code.
+    pub(crate) fn stored_attribute(self, object: PyObjectPtr, name: &PyOwned<'_>) -> Option<PyOwned<'a>> {
+        // SAFETY: callers pass a live object.
+        let of_class = self.c.type_lookup(unsafe { type_of(object) }, name.object);
+        // Only slots of the class are read, and those are C code.
+        // SAFETY: the class holds what it was just looked up in.
+        if !of_class.is_null() && unsafe { type_of(of_class) } != self.api.member_type {
+            return None;
+        }
+        self.owned(self.c.generic_attribute(object, name.object))
+    }
+
+    /// The entries of a dictionary in order of insertion. Empty if `dict` is no dictionary. The caller must not change
+    /// it meanwhile.
+    pub(crate) fn entries(self, dict: PyObjectPtr) -> impl Iterator<Item = (PyObjectPtr, PyObjectPtr)> {
+        let mut position = if self.is_dict(dict) { Some(0) } else { None };
+        std::iter::from_fn(move || {
+            let (mut key, mut value) = (null_mut(), null_mut());
+            let more = self.c.dict_next(dict, position.as_mut()?, &mut key, &mut value) != 0;
+            (more && !key.is_null() && !value.is_null()).then_some((key, value))
+        })
+    }
+
+    /// Whether the object is a dictionary that is not empty.
+    pub(crate) fn has_entries(self, dict: PyObjectPtr) -> bool {
+        self.entries(dict).next().is_some()
+    }
+
+    /// The key of a value in a dictionary, as a borrowed reference. `None` if there is none.
+    pub(crate) fn key_of(self, dict: PyObjectPtr, value: PyObjectPtr) -> Option<PyObjectPtr> {
+        self.entries(dict).find(|(_, at)| *at == value).map(|(key, _)| key)
+    }
+
+    /// The value of a key in a dictionary, as a borrowed reference. `None` if there is none, or for any other object.
+    /// The key must be a string.
+    pub(crate) fn item(self, dict: PyObjectPtr, key: &PyOwned<'_>) -> Option<PyObjectPtr> {
+        self.checked(self.c.dict_item(dict, key.object))
+    }
+
+    /// The elements of a list or a tuple, as borrowed references. Empty for any other object.
+    pub(crate) fn elements(self, sequence: PyObjectPtr) -> impl Iterator<Item = PyObjectPtr> {
+        let is_list = self.has_type_flag(sequence, LIST);
+        let size = if is_list {
+            self.c.list_size(sequence)
+        } else if self.is_tuple(sequence) {
+            self.c.tuple_size(sequence)
+        } else {
+            0
+        };
+        (0..size).map_while(move |at| {
+            let item = if is_list { self.c.list_item(sequence, at) } else { self.c.tuple_item(sequence, at) };
+            self.checked(item)
+        })
+    }
+
+    /// The length of a list. 0 for any other object.
+    pub(crate) fn list_len(self, list: PyObjectPtr) -> usize {
+        let size = self.c.list_size(list);
+        if size < 0 {
+            self.clear_error();
+        }
+        size.try_into().unwrap_or(0)
+    }
+
+    /// An element of a list, as a borrowed reference. `None` if there is none.
+    pub(crate) fn list_item(self, list: PyObjectPtr, at: usize) -> Option<PyObjectPtr> {
+        self.checked(self.c.list_item(list, at as isize))
+    }
+
+    /// The length of a tuple. 0 for any other object.
+    pub(crate) fn tuple_len(self, tuple: PyObjectPtr) -> usize {
+        let size = self.c.tuple_size(tuple);
+        if size < 0 {
+            self.clear_error();
+        }
+        size.try_into().unwrap_or(0)
+    }
+
+    /// An element of a tuple, as a borrowed reference. `None` if there is none.
+    pub(crate) fn tuple_item(self, tuple: PyObjectPtr, at: usize) -> Option<PyObjectPtr> {
+        self.checked(self.c.tuple_item(tuple, at as isize))
+    }
+
+    /// The UTF-8 text of a Python string, valid as long as the string lives. `None` for any other object.
+    pub(crate) fn str<'t>(self, text: PyObjectPtr) -> Option<&'t str> {
+        if !self.has_type_flag(text, STR) {
+            return None;
+        }
+        let mut length = 0;
+        let bytes = self.checked(self.c.utf8(text, &mut length).cast_mut().cast())?;
+        // SAFETY: `PyUnicode_AsUTF8AndSize` has returned this many bytes, which belong to the string and live as long
+        // as it.
+        let bytes = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), usize::try_from(length).ok()?) };
+        str::from_utf8(bytes).ok()
+    }
+
+    /// The value of an `int`. -1 for any other object.
+    pub(crate) fn as_int(self, object: PyObjectPtr) -> std::ffi::c_long {
+        let value = self.c.as_long(object);
+        self.clear_error();
+        value
+    }
+
+    /// The low 64 bits of an `int`. All bits set for any other object.
+    pub(crate) fn as_address(self, object: PyObjectPtr) -> u64 {
+        let value = self.c.as_unsigned(object);
+        self.clear_error();
+        value
+    }
+
+    /// The name of the first global variable of `__main__` that refers to this object.
+    pub(crate) fn global_variable_name<'t>(self, object: PyObjectPtr) -> Option<&'t str> {
+        let names = self.checked(self.c.module_dict(self.module(c"__main__")?))?;
+        let is_usable = |name: &&str| !name.is_empty() && !name.starts_with('_') && name.len() < MAX_VARIABLE_BYTES;
+        self.entries(names).filter(|(_, value)| *value == object).find_map(|(name, _)| self.str(name).filter(is_usable))
+    }
+}

@@ -1,0 +1,84 @@
+//! Describes each GPU once, after the process has first allocated memory on it.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memtrace_trace::definition::Definition;
+
+use super::driver::call_driver;
+use super::location::current_device;
+use crate::linker::original::OriginalFunction;
+use crate::recording::device_use;
+use crate::recording::guard::Guard;
+use crate::recording::observer::Observer;
+use crate::recording::slot::Slot;
+
+/// The devices' part of a recording.
+pub(crate) const OBSERVER: Observer = Observer::with_state(|_, _| DESCRIBED.set(AtomicU64::new(0)));
+
+/// The devices that the recording has described, one bit each.
+static DESCRIBED: Slot<AtomicU64> = Slot::new();
+
+/// How many devices fit into a bitmap of one word.
+const MAX_DEVICES: usize = 64;
+/// Bytes that were allocated on each device before it was described.
+static ALLOCATED_BEFORE: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICES];
+
+/// Reports that `bytes` were allocated on a device. The device is described the first time that it is also the calling
+/// thread's current device, because the driver reports memory only of that one.
+pub(super) fn count_allocated(guard: &mut Guard, device: i16, bytes: u64) {
+    let Some(index) = usize::try_from(device).ok().filter(|index| *index < MAX_DEVICES) else { return };
+    let Some(described) = DESCRIBED.get() else { return };
+    let bit = 1u64 << index;
+    if described.load(Ordering::Relaxed) & bit != 0 {
+        return;
+    }
+    device_use::set();
+    let Some(counter) = ALLOCATED_BEFORE.get(index) else { return };
+    let total = counter.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    if device == current_device() && described.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+        describe(guard, device, total);
+    }
+}
+
+/// Writes the device's definition. `allocated` is how many of the bytes in use belong to this process.
+#[cold]
+fn describe(guard: &mut Guard, ordinal: i16, allocated: u64) {
+    static GET: OriginalFunction = OriginalFunction::new();
+    static NAME: OriginalFunction = OriginalFunction::new();
+    static TOTAL: OriginalFunction = OriginalFunction::new();
+    static BUS: OriginalFunction = OriginalFunction::new();
+    static INFO: OriginalFunction = OriginalFunction::new();
+    let mut device: c_int = 0;
+    let mut name = [0 as c_char; 256];
+    let mut bus = [0 as c_char; 32];
+    let (mut total, mut free, mut all) = (0usize, 0usize, 0usize);
+    // SAFETY: the signatures are those of cuda.h, and the lengths passed are those of the buffers. None of the
+    // functions changes anything, and the context exists, because it is the thread's current one.
+    unsafe {
+        call_driver(&GET, c"cuDeviceGet", |f: unsafe extern "C" fn(*mut c_int, c_int) -> c_int| {
+            f(&mut device, ordinal.into())
+        });
+        call_driver(&NAME, c"cuDeviceGetName", |f: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int| {
+            f(name.as_mut_ptr(), name.len() as c_int - 1, device)
+        });
+        call_driver(&TOTAL, c"cuDeviceTotalMem_v2", |f: unsafe extern "C" fn(*mut usize, c_int) -> c_int| {
+            f(&mut total, device)
+        });
+        call_driver(&BUS, c"cuDeviceGetPCIBusId", |f: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int| {
+            f(bus.as_mut_ptr(), bus.len() as c_int - 1, device)
+        });
+        call_driver(&INFO, c"cuMemGetInfo_v2", |f: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int| {
+            f(&mut free, &mut all)
+        });
+    }
+    // SAFETY: both buffers are zeroed, and the driver writes at most all bytes but the last, so each ends with a NUL.
+    let (name, bus) = unsafe { (CStr::from_ptr(name.as_ptr()), CStr::from_ptr(bus.as_ptr())) };
+    guard.define(&Definition::Device {
+        ordinal: u32::from(ordinal.unsigned_abs()),
+        name: &name.to_string_lossy(),
+        total: total as u64,
+        used_before: (all.saturating_sub(free) as u64).saturating_sub(allocated),
+        pci: &bus.to_string_lossy(),
+    });
+}

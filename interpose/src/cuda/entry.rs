@@ -1,0 +1,36 @@
+//! The entry stubs of hooked functions. They read the caller's address before anything else runs.
+//!
+//! An exported CUDA function is a stub. It stores its return address in a thread-local word
+//! ([`crate::recording::thread_local`]) and jumps to the body, with the stack and all argument registers unchanged.
+
+use crate::recording::thread_local::{ThreadLocal, with_thread_local};
+
+/// The offset of that word in a thread's block, in bytes.
+pub(super) const CALLER_OFFSET: usize = std::mem::offset_of!(ThreadLocal, caller);
+
+/// The return address of the stub that this thread entered last.
+#[inline]
+pub(super) fn caller() -> usize {
+    with_thread_local(|t| t.caller.get())
+}
+
+/// Defines an exported stub `$name` that jumps to `$body`.
+macro_rules! entry {
+    ($name:ident => $body:path) => {
+        /// The exported stub.
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[unsafe(naked)]
+        #[allow(non_snake_case)]
+        pub(in crate::cuda) unsafe extern "C" fn $name() {
+            std::arch::naked_asm!(
+                "mov r11, qword ptr [rip + memtrace_thread@GOTTPOFF]",
+                "mov rax, qword ptr [rsp]",
+                "mov qword ptr fs:[r11 + {caller}], rax",
+                "jmp {body}",
+                caller = const $crate::cuda::entry::CALLER_OFFSET,
+                body = sym $body,
+            )
+        }
+    };
+}
+pub(super) use entry;

@@ -1,0 +1,331 @@
+//! The bodies of the hooked CUDA functions: which argument is the address, which is the size.
+//!
+//! The signatures are those of cuda.h and cuda_runtime_api.h. In CUDA 12 and 13 both headers name the same machine
+//! types.
+
+#![allow(non_snake_case)]
+
+use std::ffi::c_void;
+
+use memtrace_trace::api::Api;
+use memtrace_trace::event::Action;
+
+use super::call::{Call, ERROR_UNKNOWN};
+use super::driver::driver_function;
+use super::entry::entry;
+use super::hook::Hook;
+use super::location;
+use super::memory::{AllocationProperties, CallMemory, location_of};
+use crate::linker::original::OriginalFunction;
+
+/// `CUipcMemHandle`, `cudaIpcMemHandle_t`: 64 opaque bytes, by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct IpcHandle([u64; 8]);
+
+/// `cudaExtent`, by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Extent {
+    width: usize,
+    height: usize,
+    depth: usize,
+}
+
+/// `cudaPitchedPtr`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct PitchedPtr {
+    ptr: u64,
+    pitch: usize,
+    xsize: usize,
+    ysize: usize,
+}
+
+/// `cudaChannelFormatDesc`: bits of each channel, then the kind.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct ChannelFormat {
+    bits: [i32; 4],
+    kind: i32,
+}
+
+/// `CUDA_ARRAY_DESCRIPTOR`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct ArrayDescriptor {
+    width: usize,
+    height: usize,
+    format: u32,
+    channels: u32,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Array3dDescriptor {
+    width: usize,
+    height: usize,
+    depth: usize,
+    format: u32,
+    channels: u32,
+    flags: u32,
+}
+
+/// Reads a value that the program's pointer refers to. Zero for null.
+fn read<T: Copy + Default>(pointer: *const T) -> T {
+    if pointer.is_null() {
+        return T::default();
+    }
+    // SAFETY: the original has just used the same pointer in the same way and reported success.
+    unsafe { pointer.read_unaligned() }
+}
+
+/// An argument of a call that failed. The memory of an out-pointer was not written and may not be mapped, so the
+/// pointer becomes null.
+trait Argument: Copy {
+    fn after_failure(self) -> Self {
+        self
+    }
+}
+
+impl<T> Argument for *mut T {
+    fn after_failure(self) -> Self {
+        std::ptr::null_mut()
+    }
+}
+
+impl<T> Argument for *const T {}
+impl Argument for usize {}
+impl Argument for u64 {}
+impl Argument for u32 {}
+impl Argument for Extent {}
+impl Argument for IpcHandle {}
+
+/// Bytes of rows that are `pitch` bytes apart. `pitch` is 0 if it is unknown.
+fn pitched_bytes(pitch: usize, width: usize, height: usize, depth: usize) -> usize {
+    pitch.max(width).saturating_mul(height).saturating_mul(depth)
+}
+
+fn element_count(width: usize, height: usize, depth: usize) -> u64 {
+    (width.max(1) as u64).saturating_mul(height.max(1) as u64).saturating_mul(depth.max(1) as u64)
+}
+
+/// Bytes of one element of an array, from `CUarray_format` of cuda.h: 8-, 16- and 32-bit integers and floats. All other
+/// formats are block-compressed or planar and count as one byte a channel.
+fn format_bytes(format: u32) -> u64 {
+    match format {
+        0x02 | 0x09 | 0x10 => 2,
+        0x03 | 0x0a | 0x20 => 4,
+        _ => 1,
+    }
+}
+
+fn array_2d_bytes(descriptor: *const ArrayDescriptor) -> u64 {
+    if descriptor.is_null() {
+        return 0;
+    }
+    // SAFETY: the original has just read the same pointer and reported success.
+    let d = unsafe { descriptor.read_unaligned() };
+    element_count(d.width, d.height, 1) * format_bytes(d.format) * u64::from(d.channels.max(1))
+}
+
+fn array_3d_bytes(descriptor: *const Array3dDescriptor) -> u64 {
+    if descriptor.is_null() {
+        return 0;
+    }
+    // SAFETY: the original has just read the same pointer and reported success.
+    let d = unsafe { descriptor.read_unaligned() };
+    element_count(d.width, d.height, d.depth) * format_bytes(d.format) * u64::from(d.channels.max(1))
+}
+
+fn channel_array_bytes(format: *const ChannelFormat, extent: Extent) -> u64 {
+    if format.is_null() {
+        return 0;
+    }
+    // SAFETY: the original has just read the same pointer and reported success.
+    let f = unsafe { format.read_unaligned() };
+    let bits: u64 = f.bits.iter().map(|b| (*b).max(0) as u64).sum();
+    element_count(extent.width, extent.height, extent.depth) * bits.div_ceil(8)
+}
+
+/// Bytes of all levels of a mipmapped array whose first level has `base` bytes. Each level has a quarter of the
+/// previous one's bytes, or an eighth in three dimensions.
+fn mipmap_bytes(base: u64, levels: u32, three_dimensional: bool) -> u64 {
+    let shift = if three_dimensional { 3 } else { 2 };
+    (0..levels.min(32)).map(|level| (base >> (shift * level)).max(1)).sum()
+}
+
+/// The size of an imported allocation in bytes, as `cuMemGetAddressRange` returns it. 0 if that fails.
+fn imported_size(addr: u64) -> u64 {
+    static RANGE: OriginalFunction = OriginalFunction::new();
+    let function = driver_function(&RANGE, c"cuMemGetAddressRange_v2");
+    if function.is_null() {
+        return 0;
+    }
+    let (mut base, mut size) = (0u64, 0usize);
+    // SAFETY: cuda.h declares `CUresult cuMemGetAddressRange_v2(CUdeviceptr *, size_t *, CUdeviceptr)`. `base` and
+    // `size` are writable.
+    let result = unsafe {
+        let range: unsafe extern "C" fn(*mut u64, *mut usize, u64) -> i32 = std::mem::transmute(function);
+        range(&mut base, &mut size, addr)
+    };
+    if result == 0 { size as u64 } else { 0 }
+}
+
+macro_rules! hooks {
+    ($($name:ident($($arg:ident: $type:ty),*) $verb:ident $action:ident { $($field:ident: $value:expr),* })*) => {
+        $(
+            #[doc = concat!("`", stringify!($name), "`.")]
+            pub(super) mod $name {
+                use super::*;
+
+                /// The hook.
+                pub(in crate::cuda) static HOOK: Hook =
+                    Hook::new(Api::$name, concat!(stringify!($name), "\0"), $name);
+
+                entry!($name => body);
+
+                unsafe extern "C-unwind" fn body($($arg: $type),*) -> i32 {
+                    let call = Call::begin(&HOOK);
+                    let original = call.original();
+                    if original.is_null() {
+                        return ERROR_UNKNOWN;
+                    }
+                    type Signature = unsafe extern "C-unwind" fn($($type),*) -> i32;
+                    // SAFETY: `original` is the function of this symbol, which has this signature in CUDA's headers.
+                    let original = unsafe { std::mem::transmute::<*mut c_void, Signature>(original) };
+                    hooks!(@$verb call $action [$($arg),*] { $($field: $value),* } {
+                        // SAFETY: the program passes these arguments for this function.
+                        unsafe { original($($arg),*) }
+                    })
+                }
+            }
+        )*
+    };
+    (@allocates $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
+        let (result, has_nested) = $call.run(|| $original);
+        $call.record_allocation(Action::$action, result, has_nested, || {
+            $(
+                #[allow(unused_variables, reason = "not every argument is recorded")]
+                let $arg = if result == 0 { $arg } else { $arg.after_failure() };
+            )*
+            #[allow(clippy::needless_update, reason = "not every call has a stream")]
+            let memory = CallMemory { $($field: $value as u64,)* ..CallMemory::default() };
+            // After a failure the address of a requested mapping or registration is not recorded either.
+            if result == 0 { memory } else { CallMemory { addr: 0, ..memory } }
+        });
+        result
+    }};
+    (@frees $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
+        #[allow(clippy::needless_update, reason = "not every call has a size or a stream")]
+        let seq = $call.record_release(Action::$action, CallMemory { $($field: $value as u64,)* ..CallMemory::default() });
+        let (result, _) = $call.run(|| $original);
+        if result != 0 {
+            $call.retract(seq, result);
+        }
+        result
+    }};
+    (@trims $call:ident $action:ident [$($arg:ident),*] { $field:ident: $pool:expr } $original:block) => {{
+        let (result, _) = $call.run(|| $original);
+        $call.record_pool_size($pool, 0);
+        result
+    }};
+}
+
+hooks! {
+    cuMemAlloc_v2(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }
+    cuMemAllocPitch_v2(out: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) allocates Alloc {
+        addr: read(out), size: pitched_bytes(read(pitch), width, height, 1)
+    }
+    cuMemAllocManaged(out: *mut u64, size: usize, flags: u32) allocates Alloc { addr: read(out), size: size }
+    cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }
+    cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }
+    cuMemAllocFromPoolAsync(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
+        addr: read(out), size: size, stream: stream
+    }
+    cuMemAllocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
+        addr: read(out), size: size, stream: stream
+    }
+    cuMemFreeAsync(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
+    cuMemFreeAsync_ptsz(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
+    cuMemFree_v2(addr: u64) frees FreeCompleted { addr: addr }
+    cuMemCreate(out: *mut u64, size: usize, properties: *const AllocationProperties, flags: u64) allocates Alloc {
+        addr: read(out), size: size, location: location_of(properties)
+    }
+    cuMemRelease(handle: u64) frees FreeCompleted { addr: handle }
+    cuMemMap(addr: u64, size: usize, offset: usize, handle: u64, flags: u64) allocates Map {
+        addr: addr, size: size, stream: handle
+    }
+    cuMemUnmap(addr: u64, size: usize) frees Unmap { addr: addr, size: size }
+    cuMemAddressReserve(out: *mut u64, size: usize, alignment: usize, hint: u64, flags: u64) allocates Reserve {
+        addr: read(out), size: size
+    }
+    cuMemAddressFree(addr: u64, size: usize) frees Unreserve { addr: addr, size: size }
+    cuMemHostAlloc(out: *mut u64, size: usize, flags: u32) allocates Alloc { addr: read(out), size: size }
+    cuMemAllocHost_v2(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }
+    cuMemHostRegister_v2(addr: u64, size: usize, flags: u32) allocates Alloc { addr: addr, size: size }
+    cuMemHostUnregister(addr: u64) frees FreeCompleted { addr: addr }
+    cuMemFreeHost(addr: u64) frees FreeCompleted { addr: addr }
+    cuArrayCreate_v2(out: *mut u64, descriptor: *const ArrayDescriptor) allocates Alloc {
+        addr: read(out), size: array_2d_bytes(descriptor)
+    }
+    cuArray3DCreate_v2(out: *mut u64, descriptor: *const Array3dDescriptor) allocates Alloc {
+        addr: read(out), size: array_3d_bytes(descriptor)
+    }
+    cuArrayDestroy(handle: u64) frees FreeCompleted { addr: handle }
+    cuMipmappedArrayCreate(out: *mut u64, descriptor: *const Array3dDescriptor, levels: u32) allocates Alloc {
+        addr: read(out), size: mipmap_bytes(array_3d_bytes(descriptor), levels, false)
+    }
+    cuMipmappedArrayDestroy(handle: u64) frees FreeCompleted { addr: handle }
+    cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, flags: u32) allocates Alloc {
+        addr: read(out), size: imported_size(read(out))
+    }
+    cuIpcCloseMemHandle(addr: u64) frees FreeCompleted { addr: addr }
+    cuMemImportFromShareableHandle(out: *mut u64, shared: *mut c_void, kind: u32) allocates Alloc {
+        addr: read(out), location: location::of_handle(read(out))
+    }
+    cuMemRetainAllocationHandle(out: *mut u64, addr: u64) allocates Alloc { addr: read(out) }
+    cuMemPoolTrimTo(pool: u64, keep: usize) trims Totals { addr: pool }
+    cudaMalloc(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }
+    cudaMallocPitch(out: *mut u64, pitch: *mut usize, width: usize, height: usize) allocates Alloc {
+        addr: read(out), size: pitched_bytes(read(pitch), width, height, 1)
+    }
+    cudaMalloc3D(out: *mut PitchedPtr, extent: Extent) allocates Alloc {
+        addr: read(out).ptr, size: pitched_bytes(read(out).pitch, extent.width, extent.height, extent.depth)
+    }
+    cudaMallocManaged(out: *mut u64, size: usize, flags: u32) allocates Alloc { addr: read(out), size: size }
+    cudaMallocAsync(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }
+    cudaMallocAsync_ptsz(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }
+    cudaMallocFromPoolAsync(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
+        addr: read(out), size: size, stream: stream
+    }
+    cudaMallocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
+        addr: read(out), size: size, stream: stream
+    }
+    cudaFreeAsync(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
+    cudaFreeAsync_ptsz(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
+    cudaFree(addr: u64) frees FreeCompleted { addr: addr }
+    cudaMallocHost(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }
+    cudaHostAlloc(out: *mut u64, size: usize, flags: u32) allocates Alloc { addr: read(out), size: size }
+    cudaHostRegister(addr: u64, size: usize, flags: u32) allocates Alloc { addr: addr, size: size }
+    cudaHostUnregister(addr: u64) frees FreeCompleted { addr: addr }
+    cudaFreeHost(addr: u64) frees FreeCompleted { addr: addr }
+    cudaMallocArray(out: *mut u64, format: *const ChannelFormat, width: usize, height: usize, flags: u32) allocates Alloc {
+        addr: read(out), size: channel_array_bytes(format, Extent { width, height, depth: 1 })
+    }
+    cudaMalloc3DArray(out: *mut u64, format: *const ChannelFormat, extent: Extent, flags: u32) allocates Alloc {
+        addr: read(out), size: channel_array_bytes(format, extent)
+    }
+    cudaFreeArray(handle: u64) frees FreeCompleted { addr: handle }
+    cudaMallocMipmappedArray(
+        out: *mut u64, format: *const ChannelFormat, extent: Extent, levels: u32, flags: u32
+    ) allocates Alloc {
+        addr: read(out), size: mipmap_bytes(channel_array_bytes(format, extent), levels, extent.depth > 1)
+    }
+    cudaFreeMipmappedArray(handle: u64) frees FreeCompleted { addr: handle }
+    cudaIpcOpenMemHandle(out: *mut u64, handle: IpcHandle, flags: u32) allocates Alloc {
+        addr: read(out), size: imported_size(read(out))
+    }
+    cudaIpcCloseMemHandle(addr: u64) frees FreeCompleted { addr: addr }
+}

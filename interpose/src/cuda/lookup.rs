@@ -1,0 +1,314 @@
+//! Intercepts lookups of CUDA functions that no object links with: `dlsym`, `dlvsym` and the driver's
+//! `cuGetProcAddress`.
+//!
+//! `dlsym` is a stub. For the names of hooked functions it returns our entry. Otherwise it jumps to the original with
+//! registers and stack unchanged, so that `RTLD_NEXT` and `RTLD_DEFAULT` see the program as the caller. `dlopen` is not
+//! interposed, because that would lose the caller's RPATH.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use memtrace_stackwalk::native::{unloaded, unloading};
+use memtrace_trace::counters::Counter;
+
+use super::driver::{driver, driver_function};
+use super::entry::entry;
+use super::hook::Hook;
+use super::registry;
+use crate::linker::deepbind::{self, ScanRules};
+use crate::linker::mapped_object::{is_searched_before_us, keep_loaded};
+use crate::linker::original::{self, OriginalFunction};
+use crate::linker::shared_objects::unloaded_count;
+use crate::recording::process::Process;
+use crate::torch::libraries::object_loaded;
+
+/// The exported `dlsym`. It jumps to [`hooked_dlsym`], because its own name may resolve to a `dlsym` of the executable.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(naked)]
+unsafe extern "C" fn dlsym() {
+    std::arch::naked_asm!("jmp {ours}", ours = sym hooked_dlsym)
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn hooked_dlsym() {
+    std::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {replacement}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "test rax, rax",
+        "jne 2f",
+        "mov rax, qword ptr [rip + {original}]",
+        "test rax, rax",
+        "je 2f",
+        "jmp rax",
+        "2:",
+        "ret",
+        replacement = sym replacement,
+        original = sym original::DLSYM,
+    )
+}
+
+/// The exported `dlvsym`: [`dlsym`] for names with a version. Tools with a `dlsym` of their own find the next one with
+/// it.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(naked)]
+unsafe extern "C" fn dlvsym() {
+    std::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "mov rcx, qword ptr [rsp + 24]",
+        "call {replacement}",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "test rax, rax",
+        "jne 2f",
+        "mov rax, qword ptr [rip + {original}]",
+        "test rax, rax",
+        "je 2f",
+        "jmp rax",
+        "2:",
+        "ret",
+        replacement = sym versioned_replacement,
+        original = sym original::DLVSYM,
+    )
+}
+
+/// `int dlclose(void *)`. After an unload, cached facts about code addresses are invalid.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+extern "C-unwind" fn dlclose(handle: *mut c_void) -> c_int {
+    static ORIGINAL: OriginalFunction = OriginalFunction::new();
+    let original = ORIGINAL.get_or_find(|| original::lookup(libc::RTLD_NEXT, c"dlclose"));
+    if original.is_null() {
+        return -1;
+    }
+    let before = unloaded_count();
+    unloading();
+    // SAFETY: `original` is the `dlclose` that comes after ours, with this signature. It gets the program's argument,
+    // and the library's destructors may unwind through this frame.
+    let result = unsafe {
+        let original: unsafe extern "C-unwind" fn(*mut c_void) -> c_int = std::mem::transmute(original);
+        original(handle)
+    };
+    let has_unloaded = unloaded_count() != before;
+    unloaded(has_unloaded);
+    if has_unloaded {
+        deepbind::forget_unloaded();
+    }
+    result
+}
+
+/// Our result for `dlsym(handle, name)`. Null means that the stub calls the original, which is known by then.
+unsafe extern "C" fn replacement(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    const USE_ORIGINAL: *mut c_void = std::ptr::null_mut();
+    if original::dlsym_address().is_null() || name.is_null() || handle == libc::RTLD_NEXT {
+        return USE_ORIGINAL;
+    }
+    // SAFETY: `name` is not null, and `dlsym` takes a C string.
+    let symbol = unsafe { CStr::from_ptr(name) };
+    hooked_address(symbol, || original::dlsym_without_us(handle, symbol))
+}
+
+/// Our result for `dlvsym(handle, name, version)`, called from the address `caller`. Null means that the stub calls the
+/// original, which is known by then.
+unsafe extern "C" fn versioned_replacement(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+    caller: usize,
+) -> *mut c_void {
+    const USE_ORIGINAL: *mut c_void = std::ptr::null_mut();
+    if original::dlvsym_address().is_null() || name.is_null() || version.is_null() {
+        return USE_ORIGINAL;
+    }
+    // SAFETY: `name` is not null, and `dlvsym` takes a C string.
+    let symbol = unsafe { CStr::from_ptr(name) };
+    if handle == libc::RTLD_NEXT {
+        let is_next = symbol == c"dlsym" && is_searched_before_us(caller);
+        return if is_next { hooked_dlsym as *mut c_void } else { USE_ORIGINAL };
+    }
+    hooked_address(symbol, || original::dlvsym_without_us(handle, symbol, version))
+}
+
+/// The address that a program gets for this name. `lookup_original` returns the address that it would get without us.
+/// Null means that the stub calls the original.
+fn hooked_address(symbol: &CStr, lookup_original: impl Fn() -> *mut c_void) -> *mut c_void {
+    const USE_ORIGINAL: *mut c_void = std::ptr::null_mut();
+    deepbind::scan_if_changed(&ScanRules { stub, object_loaded });
+    if !symbol.to_bytes().starts_with(b"cu") {
+        return USE_ORIGINAL;
+    }
+    if let Some((entry, original)) = proc_address_entry(symbol.to_bytes()) {
+        let found = lookup_original();
+        if found.is_null() || found == entry {
+            return found;
+        }
+        if original.get().is_null() {
+            original.set(found);
+        }
+        return entry;
+    }
+    let Some(hook) = registry::by_symbol(symbol.to_bytes()) else { return USE_ORIGINAL };
+    let entry = hook.entry as *mut c_void;
+    let found = lookup_original();
+    // A reference to the name in another preloaded library resolves to our entry.
+    let is_ours = found.is_null() || found == entry;
+    if !is_ours && set_original(hook, found) { entry } else { found }
+}
+
+/// Stores `found` as the hook's original. Returns `false` if the hook has another original already, or if programs link
+/// with another runtime's function of this name.
+///
+/// In these cases the program gets the function that it asked for, without a hook. A runtime's calls are still recorded
+/// in the driver.
+fn set_original(hook: &Hook, found: *mut c_void) -> bool {
+    let known = hook.original.get();
+    if !known.is_null() {
+        return known == found;
+    }
+    let linked = if hook.is_runtime() { original::lookup(libc::RTLD_NEXT, hook.symbol) } else { found };
+    let is_usable = linked.is_null() || linked == found;
+    if is_usable {
+        keep_loaded(found as usize);
+        hook.original.set(found);
+    }
+    is_usable
+}
+
+/// The stub for a function that an object imports. `None` if the name is not hooked.
+fn stub(name: &[u8]) -> Option<usize> {
+    if name == b"dlsym" {
+        // The exported symbol, as the loader would resolve it.
+        return Some(dlsym as *const () as usize);
+    }
+    proc_address_entry(name)
+        .map(|(entry, _)| entry as usize)
+        .or_else(|| registry::by_symbol(name).map(|h| h.entry as usize))
+}
+
+/// Our `cuGetProcAddress` of this exported name, and the storage for its original.
+fn proc_address_entry(name: &[u8]) -> Option<(*mut c_void, &'static OriginalFunction)> {
+    match name {
+        b"cuGetProcAddress" => Some((cuGetProcAddress as *mut c_void, &GET_PROC_ADDRESS)),
+        b"cuGetProcAddress_v2" => Some((cuGetProcAddress_v2 as *mut c_void, &GET_PROC_ADDRESS_V2)),
+        _ => None,
+    }
+}
+
+static GET_PROC_ADDRESS: OriginalFunction = OriginalFunction::new();
+static GET_PROC_ADDRESS_V2: OriginalFunction = OriginalFunction::new();
+
+entry!(cuGetProcAddress => get_proc_address);
+entry!(cuGetProcAddress_v2 => get_proc_address_v2);
+
+/// `CUDA_ERROR_NOT_FOUND` of cuda.h.
+const ERROR_NOT_FOUND: c_int = 500;
+/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM` of cuda.h.
+const PER_THREAD_STREAM: u64 = 1 << 1;
+
+/// `cuGetProcAddress` as CUDA 11.3 to 11.8 export it.
+unsafe extern "C-unwind" fn get_proc_address(
+    name: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+) -> c_int {
+    let original = driver_function(&GET_PROC_ADDRESS, c"cuGetProcAddress");
+    if original.is_null() {
+        return ERROR_NOT_FOUND;
+    }
+    // SAFETY: this is the signature of `cuGetProcAddress` in cuda.h before CUDA 12.
+    let original: unsafe extern "C-unwind" fn(*const c_char, *mut *mut c_void, c_int, u64) -> c_int =
+        unsafe { std::mem::transmute(original) };
+    // SAFETY: the program passes these arguments for this function.
+    let result = unsafe { original(name, out, version, flags) };
+    if result == 0 {
+        // SAFETY: the original has succeeded, so it has read `name` and written `out`.
+        unsafe { hook_entry_point(name, out, version, flags) };
+    }
+    result
+}
+
+/// `cuGetProcAddress_v2`, from CUDA 12 on.
+unsafe extern "C-unwind" fn get_proc_address_v2(
+    name: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    status: *mut c_int,
+) -> c_int {
+    let original = driver_function(&GET_PROC_ADDRESS_V2, c"cuGetProcAddress_v2");
+    if original.is_null() {
+        return ERROR_NOT_FOUND;
+    }
+    // SAFETY: this is the signature of `cuGetProcAddress_v2` in cuda.h from CUDA 12 on.
+    let original: unsafe extern "C-unwind" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int =
+        unsafe { std::mem::transmute(original) };
+    // SAFETY: the program passes these arguments for this function.
+    let result = unsafe { original(name, out, version, flags, status) };
+    if result == 0 {
+        // SAFETY: the original has succeeded, so it has read `name` and written `out`.
+        unsafe { hook_entry_point(name, out, version, flags) };
+    }
+    result
+}
+
+/// Replaces an entry point that the driver has just returned by our stub, if the function is hooked.
+///
+/// # Safety
+///
+/// `name` and `out` are the arguments of a `cuGetProcAddress` that has succeeded.
+unsafe fn hook_entry_point(name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64) {
+    if name.is_null() || out.is_null() {
+        return;
+    }
+    // SAFETY: the caller guarantees that the driver has read `name` and written `out`. Neither is null.
+    let (symbol, found) = unsafe { (CStr::from_ptr(name), *out) };
+    if found.is_null() {
+        return;
+    }
+    if symbol.to_bytes() == b"cuGetProcAddress" {
+        let (entry, original) = if version >= 12000 {
+            (cuGetProcAddress_v2 as *mut c_void, &GET_PROC_ADDRESS_V2)
+        } else {
+            (cuGetProcAddress as *mut c_void, &GET_PROC_ADDRESS)
+        };
+        if original.get().is_null() {
+            original.set(found);
+        }
+        if original.get() == found {
+            // SAFETY: the caller guarantees that the driver has written `out`, so it is writable.
+            unsafe { *out = entry };
+        }
+        return;
+    }
+    let Some(hook) = registry::by_entry_point(symbol.to_bytes(), version, flags & PER_THREAD_STREAM != 0) else {
+        return;
+    };
+    if newer_interface(symbol, found) || !set_original(hook, found) {
+        if let Some(process) = Process::if_started() {
+            process.count(Counter::UnwrappedEntryPoints, 1);
+        }
+        return;
+    }
+    // SAFETY: the caller guarantees that the driver has written `out`, so it is writable. The stub has the signature of
+    // the function it replaces.
+    unsafe { *out = hook.entry as *mut c_void };
+}
+
+/// Whether the driver returned an interface newer than those known here (`..._v3`). Its arguments may differ.
+fn newer_interface(symbol: &CStr, found: *mut c_void) -> bool {
+    let driver = driver();
+    if driver.is_null() {
+        return false;
+    }
+    ["_v3", "_v4", "_v5"].iter().any(|suffix| {
+        let mut name = symbol.to_bytes().to_vec();
+        name.extend_from_slice(suffix.as_bytes());
+        std::ffi::CString::new(name).is_ok_and(|name| original::lookup(driver, &name) == found)
+    })
+}

@@ -1,0 +1,14 @@
+//! The hooked CUDA functions. [`registry`] lists them, [`functions`] has their bodies, [`lookup`] intercepts the
+//! functions that look them up.
+
+mod call;
+pub(crate) mod device;
+mod driver;
+mod entry;
+mod functions;
+mod hook;
+mod location;
+mod lookup;
+mod memory;
+mod pools;
+mod registry;

@@ -1,0 +1,99 @@
+//! Functions of other libraries that are looked up when they are first called, so that the loader does not have to.
+//!
+//! The loader would otherwise require two libraries for every traced process. One is libgcc_s, which exceptions need
+//! when they pass through our frames. A program that throws has it, and a container without C++ may not. The other is
+//! glibc's own loader under its own name. The loader of another C library (musl) cannot find that and ends the process.
+//! With these stubs only the C library is required.
+//!
+//! A stub leaves no frame. It jumps to the function with registers and stack unchanged.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::original;
+
+macro_rules! lazy_symbols {
+    ($($name:literal)*) => {
+        $(std::arch::global_asm!(
+            concat!(".pushsection .text.memtrace_late.", $name, ",\"ax\",@progbits"),
+            concat!(".globl ", $name),
+            concat!(".hidden ", $name),
+            concat!(".type ", $name, ",@function"),
+            concat!($name, ":"),
+            ".cfi_startproc",
+            "mov rax, qword ptr [rip + 3f]",
+            "test rax, rax",
+            "je 2f",
+            "jmp rax",
+            "2:",
+            // These five words and the return address keep the stack aligned to 16 bytes for the call.
+            "push rdi",
+            ".cfi_adjust_cfa_offset 8",
+            "push rsi",
+            ".cfi_adjust_cfa_offset 8",
+            "push rdx",
+            ".cfi_adjust_cfa_offset 8",
+            "push rcx",
+            ".cfi_adjust_cfa_offset 8",
+            "push r8",
+            ".cfi_adjust_cfa_offset 8",
+            "lea rdi, [rip + 4f]",
+            "lea rsi, [rip + 3f]",
+            "call {resolve}",
+            "pop r8",
+            ".cfi_adjust_cfa_offset -8",
+            "pop rcx",
+            ".cfi_adjust_cfa_offset -8",
+            "pop rdx",
+            ".cfi_adjust_cfa_offset -8",
+            "pop rsi",
+            ".cfi_adjust_cfa_offset -8",
+            "pop rdi",
+            ".cfi_adjust_cfa_offset -8",
+            "jmp rax",
+            ".cfi_endproc",
+            concat!(".size ", $name, ", . - ", $name),
+            ".popsection",
+            concat!(".pushsection .bss.memtrace_late.", $name, ",\"aw\",@nobits"),
+            ".p2align 3",
+            "3:",
+            ".zero 8",
+            ".popsection",
+            concat!(".pushsection .rodata.memtrace_late.", $name, ",\"a\",@progbits"),
+            "4:",
+            concat!(".asciz \"", $name, "\""),
+            ".popsection",
+            resolve = sym resolve,
+        );)*
+    };
+}
+
+lazy_symbols! {
+    "__tls_get_addr"
+    "_Unwind_Backtrace" "_Unwind_GetDataRelBase" "_Unwind_GetIP" "_Unwind_GetIPInfo" "_Unwind_GetLanguageSpecificData"
+    "_Unwind_GetRegionStart" "_Unwind_GetTextRelBase" "_Unwind_RaiseException" "_Unwind_Resume" "_Unwind_SetGR" "_Unwind_SetIP"
+}
+
+/// Finds the function of a stub and stores it in `slot`. It must not use Rust's thread-local storage, because
+/// `__tls_get_addr` is one of these stubs.
+unsafe extern "C" fn resolve(name: *const c_char, slot: *const AtomicPtr<c_void>) -> *mut c_void {
+    // SAFETY: the stub passes its own C string and its own word, which is initially null.
+    let (name, slot) = unsafe { (CStr::from_ptr(name), &*slot) };
+    let mut found = original::lookup(libc::RTLD_DEFAULT, name);
+    if found.is_null() {
+        // The library may be loaded outside the global scope, as for a C++ extension of a C program. Otherwise it is
+        // loaded now.
+        let unwinder = original::load(c"libgcc_s.so.1");
+        found = if unwinder.is_null() { unwinder } else { original::lookup(unwinder, name) };
+    }
+    if found.is_null() {
+        return end_of_stack as *mut c_void;
+    }
+    slot.store(found, Ordering::Relaxed);
+    found
+}
+
+/// The result if there is no unwinder: `_URC_END_OF_STACK`. Without an unwinder, no code throws.
+extern "C" fn end_of_stack() -> c_int {
+    5
+}

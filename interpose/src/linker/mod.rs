@@ -1,0 +1,10 @@
+//! The dynamic linker: the loaded objects, the original functions, and the objects that bind past preloaded libraries.
+//!
+//! Constraint: knows no hook and records nothing.
+
+pub(crate) mod deepbind;
+#[cfg(not(test))]
+mod lazy_symbol;
+pub(crate) mod mapped_object;
+pub(crate) mod original;
+pub(crate) mod shared_objects;

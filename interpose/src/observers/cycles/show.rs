@@ -1,0 +1,308 @@
+//! Describes reference cycles in text and in pictures.
+
+use std::collections::HashSet;
+use std::ffi::{CStr, CString};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::io::Write as _;
+use std::os::fd::FromRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use memtrace_trace::counters::Counter;
+
+use super::graph::{ReferenceGraph, TensorCycle};
+use super::torch_classes::TorchClasses;
+use crate::cpython::api::PyObjectPtr;
+use crate::cpython::gil::{GilToken, class_name};
+use crate::recording::process::Process;
+
+/// At most this many pictures for one process.
+const MAX_FILES: usize = 10;
+/// File names of pictures end at this number. The processes of a run share the folder.
+const MAX_FILE_NUMBER: usize = 1000;
+/// At most this many kinds of cycles are distinguished.
+const MAX_KINDS: usize = 1000;
+/// At most this many cycles of one collection are examined.
+const MAX_CYCLES: usize = 1000;
+/// How many objects a picture shows at most, and how many in a second attempt if the first file was too large.
+const PICTURE_OBJECTS: [usize; 2] = [400, 60];
+/// How many objects the text names.
+const MAX_NAMED_OBJECTS: usize = 12;
+/// The largest number of characters of a key in the text.
+const MAX_KEY_CHARS: usize = 40;
+
+/// The cycles that this process has shown.
+#[derive(Default)]
+pub(super) struct ShownCycles {
+    kinds: HashSet<u64>,
+    files: usize,
+}
+
+/// A cycle to report.
+pub(super) struct CycleReport {
+    /// The name of the picture in the run's folder. Empty if there is none.
+    pub(super) file: String,
+    pub(super) text: String,
+    /// The addresses of the tensors' memory that the cycle held. A single 0 if no address is known.
+    pub(super) addresses: Vec<u64>,
+}
+
+/// Describes the cycles whose kind has not been shown before.
+pub(super) fn cycles(
+    gil: GilToken<'_>,
+    torch: &TorchClasses,
+    process: &Process,
+    shown: &mut ShownCycles,
+    graph: &ReferenceGraph,
+    objects: &[PyObjectPtr],
+) -> Vec<CycleReport> {
+    let object = |number: &u32| objects.get(*number as usize).copied();
+    let is_tensor = |number: u32| object(&number).is_some_and(|object| gil.is_instance(object, torch.tensor));
+    let mut all = Vec::new();
+    for cycle in graph.cycles(is_tensor, MAX_CYCLES) {
+        let describer = Describer { gil, torch, objects };
+        let kind = describer.kind(&cycle);
+        if shown.kinds.contains(&kind) {
+            continue;
+        }
+        if shown.kinds.len() == MAX_KINDS {
+            process.count(Counter::CyclesNotShown, 1);
+            continue;
+        }
+        shown.kinds.insert(kind);
+        let described = graph.descriptions(&cycle, is_tensor).into_iter().map(|cycle| (describer.text(&cycle), cycle));
+        let (text, cycle) = described.min_by(|a, b| a.0.cmp(&b.0)).unwrap_or_else(|| (describer.text(&cycle), cycle));
+        let mut addresses: Vec<u64> = cycle
+            .tensors
+            .iter()
+            .filter_map(|number| Some(torch.describe_tensor(gil, object(number)?)?.address))
+            .filter(|address| *address != 0)
+            .collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        if addresses.is_empty() {
+            addresses.push(0);
+        }
+        let file = shown.picture(gil, torch, process, |limit| {
+            graph.nearest_objects(&cycle, limit).iter().filter_map(object).collect::<Vec<_>>()
+        });
+        all.push(CycleReport { file, text, addresses });
+    }
+    all
+}
+
+impl ShownCycles {
+    /// Writes the page that shows a cycle and returns its file name. Empty if there is none, which is counted.
+    fn picture(
+        &mut self,
+        gil: GilToken<'_>,
+        torch: &TorchClasses,
+        process: &Process,
+        nearest: impl Fn(usize) -> Vec<PyObjectPtr>,
+    ) -> String {
+        let (Some(pictures), Some(folder)) = (&torch.pictures, &process.options.cycles) else { return String::new() };
+        let written = (self.files < MAX_FILES)
+            .then(|| PICTURE_OBJECTS.into_iter().find_map(|limit| pictures.html(gil, nearest(limit).into_iter())))
+            .flatten()
+            .and_then(|html| write_file(folder, gil.str(html.object)?.as_bytes()));
+        self.files += usize::from(written.is_some());
+        process.count(Counter::CyclesNotShown, u64::from(written.is_none()));
+        written.unwrap_or_default()
+    }
+}
+
+/// Writes a new file that only its owner can read and returns its name. `None` if that fails.
+fn write_file(folder: &Path, bytes: &[u8]) -> Option<String> {
+    const FLAGS: i32 = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    for number in 0..MAX_FILE_NUMBER {
+        let name = format!("cycle-{number}.html");
+        let path = CString::new(folder.join(&name).as_os_str().as_bytes()).ok()?;
+        // SAFETY: `path` is a C string. `O_EXCL` creates a new file or fails, so no existing file is opened.
+        let file = unsafe { libc::open(path.as_ptr(), FLAGS, 0o600) };
+        if file < 0 {
+            if std::io::Error::last_os_error().raw_os_error() == Some(libc::EEXIST) {
+                continue;
+            }
+            return None;
+        }
+        // SAFETY: the descriptor was just opened and belongs to this function. `fchmod` restores permissions that the
+        // program's umask removed.
+        let mut file = unsafe {
+            libc::fchmod(file, 0o600);
+            File::from_raw_fd(file)
+        };
+        if file.write_all(bytes).is_err() {
+            // Removes an incomplete file, for example on a full disk.
+            // SAFETY: `path` is a C string and names the file that this function has created.
+            unsafe { libc::unlink(path.as_ptr()) };
+            return None;
+        }
+        return Some(name);
+    }
+    None
+}
+
+/// Describes objects and the references between them.
+struct Describer<'a> {
+    gil: GilToken<'a>,
+    torch: &'a TorchClasses,
+    objects: &'a [PyObjectPtr],
+}
+
+impl Describer<'_> {
+    fn class(&self, number: u32) -> &str {
+        // SAFETY: the collector's list holds the objects, so they and their types are alive.
+        self.objects.get(number as usize).map_or("?", |object| unsafe { class_name(*object) })
+    }
+
+    /// A hash of the classes in a cycle and on its path to a tensor. Cycles with the same classes are of one kind.
+    ///
+    /// The collector lists the objects of a cycle in no fixed order, so the kind depends neither on where the path
+    /// around the cycle starts nor on its direction.
+    fn kind(&self, cycle: &TensorCycle) -> u64 {
+        let object = |number: u32| self.objects.get(number as usize).copied();
+        // CPython creates an object's dictionary on demand, so it may be an object of its own or not. The kind must not
+        // depend on that.
+        let is_attribute_dict = |from: u32, to: u32| {
+            let both = object(from).zip(object(to));
+            both.is_some_and(|(from, to)| self.gil.is_plain_instance(from) && self.gil.is_dict(to))
+        };
+        // Both paths begin at the same object, which the last object of the cycle refers to.
+        let mut classes = std::collections::BTreeSet::new();
+        for path in [&cycle.path, &cycle.to_tensor] {
+            let before = cycle.path.last().into_iter().chain(path);
+            let others = before.zip(path).filter(|(from, to)| !is_attribute_dict(**from, **to));
+            classes.extend(others.map(|(_, number)| self.class(*number)));
+        }
+        BuildHasherDefault::<DefaultHasher>::default().hash_one(classes)
+    }
+
+    /// For example `Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor float32[1024,
+    /// 1024]`.
+    fn text(&self, cycle: &TensorCycle) -> String {
+        let mut nearest = cycle.path.clone();
+        nearest.extend(cycle.path.first());
+        let mut text = self.path_text(&nearest);
+        if let [_, _, ..] = cycle.to_tensor[..] {
+            let _ = write!(text, "; {}", self.path_text(&cycle.to_tensor));
+        }
+        let others = cycle.tensors.len().saturating_sub(1);
+        if others > 0 {
+            let _ = write!(text, " and {others} more tensor{}", if others == 1 { "" } else { "s" });
+        }
+        text
+    }
+
+    /// The text for a path of references.
+    fn path_text(&self, numbers: &[u32]) -> String {
+        let mut text = String::new();
+        let mut skip = false;
+        for (at, number) in numbers.iter().enumerate() {
+            if std::mem::take(&mut skip) {
+                continue;
+            }
+            if at > 0 {
+                text += " -> ";
+            }
+            if at + 2 >= MAX_NAMED_OBJECTS && at + 1 < numbers.len() {
+                let last = numbers.last().map_or(String::new(), |last| self.object(*last));
+                let _ = write!(text, "({} more) -> {last}", numbers.len() - 1 - at);
+                return text;
+            }
+            text += &self.object(*number);
+            let Some(next) = numbers.get(at + 1) else { continue };
+            match (self.reference(*number, *next), numbers.get(at + 2)) {
+                // The text shows an object and its dictionary as one.
+                (Reference::Dictionary(key_of), Some(value)) => {
+                    if let Some(key) = key_of(self, *next, *value) {
+                        let _ = write!(text, ".{key}");
+                        skip = true;
+                    }
+                }
+                (Reference::Attribute(name), _) => {
+                    let _ = write!(text, ".{name}");
+                }
+                (Reference::Item(key), _) => {
+                    let _ = write!(text, "[{key}]");
+                }
+                _ => {}
+            }
+        }
+        text
+    }
+
+    fn object(&self, number: u32) -> String {
+        let class = self.class(number).to_owned();
+        let Some(object) = self.objects.get(number as usize).copied() else { return class };
+        if let Some(tensor) = self.torch.describe_tensor(self.gil, object) {
+            return tensor.text;
+        }
+        // Reads attributes of CPython's own types, which run no code of the program.
+        let text = |of: PyObjectPtr, name: &CStr| {
+            let value = self.gil.attribute(of, name)?;
+            self.gil.str(value.object).map(str::to_owned)
+        };
+        let name = if self.gil.is_function(object) {
+            text(object, c"__qualname__")
+        } else if self.gil.is_frame(object) {
+            self.gil.attribute(object, c"f_code").and_then(|code| text(code.object, c"co_name"))
+        } else {
+            None
+        };
+        name.map_or(class.clone(), |name| format!("{class} {name}"))
+    }
+
+    fn reference(&self, from: u32, to: u32) -> Reference {
+        let object = |number: u32| self.objects.get(number as usize).copied();
+        let (Some(from), Some(to)) = (object(from), object(to)) else { return Reference::Unknown };
+        let gil = self.gil;
+        if gil.is_dict(from) {
+            return self.item_key(from, to).map_or(Reference::Unknown, Reference::Item);
+        }
+        if gil.is_sequence(from) {
+            let index = if gil.is_tuple(from) {
+                gil.elements(from).position(|item| item == to)
+            } else {
+                (0..gil.list_len(from)).find(|at| gil.list_item(from, *at) == Some(to))
+            };
+            return index.map_or(Reference::Unknown, |index| Reference::Item(index.to_string()));
+        }
+        let Some(dict) = gil.attribute_dict(from) else { return Reference::Unknown };
+        if dict.object == to {
+            return Reference::Dictionary(|describer, dict, value| {
+                let object = |number: u32| describer.objects.get(number as usize).copied();
+                describer.attribute_name(object(dict)?, object(value)?)
+            });
+        }
+        self.attribute_name(dict.object, to).map_or(Reference::Unknown, Reference::Attribute)
+    }
+
+    /// The key of a value, as `repr` of a dictionary shows it. `None` for keys that are neither strings nor integers.
+    fn item_key(&self, dict: PyObjectPtr, value: PyObjectPtr) -> Option<String> {
+        let key = self.gil.key_of(dict, value)?;
+        if let Some(text) = self.gil.str(key) {
+            return Some(format!("'{}'", text.chars().take(MAX_KEY_CHARS).collect::<String>()));
+        }
+        // SAFETY: the dictionary holds the key, so the key and its type are alive.
+        let is_number = unsafe { class_name(key) } == "int";
+        is_number.then(|| self.gil.text_of(key)).flatten()
+    }
+
+    /// The name of the attribute that has this value.
+    fn attribute_name(&self, dict: PyObjectPtr, value: PyObjectPtr) -> Option<String> {
+        let key = self.gil.key_of(dict, value)?;
+        self.gil.str(key).map(|text| text.chars().take(MAX_KEY_CHARS).collect())
+    }
+}
+
+/// How one object references another.
+enum Reference {
+    Unknown,
+    Attribute(String),
+    Item(String),
+    /// Through its attribute dictionary. The function returns the name of the attribute, given the numbers of the
+    /// dictionary and the value.
+    Dictionary(fn(&Describer<'_>, u32, u32) -> Option<String>),
+}

@@ -1,0 +1,6 @@
+//! Features that watch the recording from outside. The recording does not know them.
+
+pub(crate) mod cycles;
+pub(crate) mod inductor_lines;
+pub(crate) mod names;
+mod nvtx;

@@ -1,0 +1,417 @@
+//! The right to record: every function that writes to a ring needs a [`Guard`], and only [`Guard::enter`] creates one.
+//!
+//! Invariants:
+//! - A thread has at most one guard. A hook that is entered again meanwhile calls the original function and does
+//!   nothing else.
+//! - No guard exists while an original function runs.
+//! - Dropping a guard restores `errno`.
+
+use std::sync::atomic::Ordering;
+
+use memtrace_stackwalk::{Python, Reason, native};
+use memtrace_trace::counters::Counter;
+use memtrace_trace::definition::{Definition, NoticeStatus};
+use memtrace_trace::event::Event;
+use memtrace_trace::ids::{ContextId, ModuleId, StackId, ThreadId};
+use memtrace_trace::options::Stacks;
+use memtrace_trace::shm::owner;
+
+use super::paused::is_paused;
+use super::process::{Process, thread_exists, thread_id};
+use super::sink::RingSink;
+use super::thread_local::ThreadLocal;
+use super::thread_state::ThreadRecorder;
+use super::{emit, observer, rank, unwind_check};
+use crate::linker::mapped_object::{MappedObject, containing};
+use crate::linker::original;
+
+/// Proof that the calling thread is recording. Not `Send`.
+pub(crate) struct Guard {
+    /// While the guard lives, the thread's `process` and `state` are those that it writes to.
+    thread: &'static ThreadLocal,
+    /// Makes the type neither `Send` nor `Sync`.
+    _not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl Guard {
+    /// Starts recording on this thread. `None` if this process records nothing, is paused, or if this thread has a
+    /// guard already.
+    #[inline(always)]
+    pub(crate) fn enter() -> Option<Guard> {
+        let thread = ThreadLocal::current();
+        let state = thread.state.get();
+        // SAFETY: `state` is null or points into memory that is never unmapped.
+        if thread.has_guard.get() || state.is_null() || unsafe { !(*state).is_initialized() } || is_paused() {
+            return Guard::enter_slow(thread);
+        }
+        // SAFETY: `errno_address` points to this thread's `errno`. `enter_slow` set it before it set `state`.
+        thread.errno.set(unsafe { *thread.errno_address.get() });
+        thread.has_guard.set(true);
+        Some(Guard { thread, _not_send: std::marker::PhantomData })
+    }
+
+    /// [`Self::enter`] for the first event of a thread or process, for a thread without a ring of its own, and for all
+    /// refusals.
+    #[cold]
+    fn enter_slow(thread: &'static ThreadLocal) -> Option<Guard> {
+        if thread.has_guard.get() {
+            if let Some(process) = Process::if_started() {
+                process.count(Counter::Reentered, 1);
+            }
+            return None;
+        }
+        if is_paused() {
+            Process::count_paused_event();
+            return None;
+        }
+        // SAFETY: takes no arguments. The address belongs to the calling thread and stays valid until it ends.
+        let errno_address = unsafe { libc::__errno_location() };
+        thread.errno_address.set(errno_address);
+        // SAFETY: `errno_address` is the address of this thread's `errno`, valid until the thread ends.
+        thread.errno.set(unsafe { *errno_address });
+        thread.has_guard.set(true);
+        let guard = Guard::enter_with_ring(thread);
+        if guard.is_none() {
+            Process::count_missed_event();
+            thread.has_guard.set(false);
+            // SAFETY: `errno_address` is the address of this thread's `errno`, valid until the thread ends.
+            unsafe { *errno_address = thread.errno.get() };
+        }
+        guard
+    }
+
+    fn enter_with_ring(thread: &'static ThreadLocal) -> Option<Guard> {
+        let process = Process::current()?;
+        thread.has_unpublished.set(false);
+        let index = process.find_ring(|| claim_ring(process));
+        let is_common = index == 0;
+        if is_common {
+            lock_common_ring(process);
+            process.count(Counter::SharedRingEvents, 1);
+        }
+        let state = process.thread_state(index)?;
+        // SAFETY: this thread owns the ring (its id is in the owner word) or holds the lock of the common ring. `busy`
+        // is set, so no other guard of this thread uses it.
+        unsafe { state.initialize(process.segment.ring(index)?) };
+        thread.uses_common_ring.set(is_common);
+        thread.process.set(process);
+        thread.state.set(state);
+        let mut guard = Guard { thread, _not_send: std::marker::PhantomData };
+        guard.define_thread();
+        Some(guard)
+    }
+
+    /// The recording that this guard writes to.
+    #[inline(always)]
+    pub(crate) fn process(&self) -> &'static Process {
+        // SAFETY: `enter_with_ring` set `process` before it made the guard, and a process is never freed.
+        unsafe { &*self.thread.process.get() }
+    }
+
+    /// The state that belongs to the thread's ring.
+    #[inline(always)]
+    fn recorder(&mut self) -> &mut ThreadRecorder {
+        // SAFETY: this thread claimed the ring in this process; after a fork the memory would read as zeros. `busy`
+        // excludes a second guard, and `&mut self` excludes a second borrow of this one.
+        unsafe { (*self.thread.state.get()).borrow() }
+    }
+
+    /// Writes to the ring which thread owns it from here on.
+    #[cold]
+    fn define_thread(&mut self) {
+        let tid = thread_id();
+        let mut name = [0u8; 16];
+        // SAFETY: `PR_GET_NAME` writes at most 16 bytes, the size of `name`.
+        unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+        let name = name.split(|b| *b == 0).next().unwrap_or_default();
+        let name = String::from_utf8_lossy(name);
+        self.define(&Definition::Thread { id: ThreadId::NONE, tid, name: &name });
+        if let Some(rank) = rank::definition() {
+            self.define(&rank);
+        }
+    }
+
+    /// Numbers, timestamps, writes and publishes an event. Returns its number, or 0 if the ring had no space and the
+    /// event was dropped.
+    pub(crate) fn emit(&mut self, event: Event) -> u64 {
+        self.emit_inlined(event)
+    }
+
+    /// [`Self::emit`], inlined into its caller. For the one hook that runs for every block.
+    #[inline(always)]
+    pub(crate) fn emit_inlined(&mut self, mut event: Event) -> u64 {
+        let written = self.write(&mut event);
+        self.recorder().producer.publish();
+        self.thread.has_unpublished.set(false);
+        if written { event.seq } else { 0 }
+    }
+
+    /// Writes an event without publishing it. The next event, [`Self::amend`], [`Self::complete`] or [`Self::publish`]
+    /// publishes it.
+    #[inline(always)]
+    pub(crate) fn write_unpublished(&mut self, mut event: Event) {
+        let written = self.write(&mut event);
+        self.thread.has_unpublished.set(written);
+    }
+
+    /// Numbers, timestamps and writes an event. Returns `false` if the ring had no space.
+    #[inline(always)]
+    fn write(&mut self, event: &mut Event) -> bool {
+        emit::ensure_room(self.process(), &mut self.recorder().producer) && {
+            emit::stamp(self.process(), event);
+            let watch = &self.process().watch;
+            watch.note(event, |cause| observer::watched(watch, cause));
+            self.recorder().producer.write(&event.to_slot()).is_ok()
+        }
+    }
+
+    /// Adds the rounded size to the unpublished allocation and publishes it, if it is the one at `addr`. `block_size`
+    /// is in bytes. Returns whether it was.
+    #[inline]
+    pub(crate) fn amend(&mut self, addr: u64, block_size: u64) -> bool {
+        self.thread.has_unpublished.replace(false) && {
+            let amended = self.recorder().producer.amend(|slot| {
+                let [_, _, address, size, ..] = *slot;
+                let slack = block_size.checked_sub(size).filter(|_| address == addr)?;
+                Some(Event::amend_slack(slot, u32::try_from(slack).unwrap_or(u32::MAX)))
+            });
+            self.recorder().producer.publish();
+            amended
+        }
+    }
+
+    /// Marks the unpublished free request as completed and publishes it, if `completion` is of the same block. Returns
+    /// whether it was.
+    #[inline(always)]
+    pub(crate) fn complete(&mut self, completion: &Event) -> bool {
+        let next_seq = &self.process().segment.header().next_seq.0;
+        self.thread.has_unpublished.get()
+            && self.recorder().producer.amend(|slot| {
+                completion
+                    .completes(slot)
+                    .then(|| Event::complete_free(slot, next_seq.fetch_add(1, Ordering::Relaxed), completion.ticks))
+            })
+            && {
+                self.publish();
+                true
+            }
+    }
+
+    /// Publishes the event that [`Self::write_unpublished`] has written.
+    #[inline(always)]
+    pub(crate) fn publish(&mut self) {
+        if self.thread.has_unpublished.replace(false) {
+            self.recorder().producer.publish();
+        }
+    }
+
+    /// Writes a definition to the ring and publishes it.
+    pub(crate) fn define(&mut self, definition: &Definition<'_>) {
+        self.thread.has_unpublished.set(false);
+        emit::define(self.process(), &mut self.recorder().producer, definition);
+    }
+
+    /// Writes a notice: what a part of memtrace did or could not do.
+    pub(crate) fn notice(&mut self, topic: &str, status: NoticeStatus, text: &str) {
+        self.define(&Definition::Notice { topic, text, status });
+    }
+
+    /// The calling thread's Python stack. [`StackId::NONE`] if there is none or Python stacks are not recorded.
+    #[inline]
+    pub(crate) fn stack(&mut self) -> StackId {
+        if !matches!(self.process().options.stacks, Stacks::Python | Stacks::Both) {
+            return StackId::NONE;
+        }
+        let Some(python) = self.process().python() else { return self.detect_python() };
+        self.capture_python(python)
+    }
+
+    /// The calling thread's Python stack, and the `nn.Module` that is being called.
+    #[inline]
+    pub(crate) fn stack_and_module_call(&mut self) -> (StackId, ContextId) {
+        let stack = self.stack();
+        (stack, self.module_call(stack))
+    }
+
+    /// The `nn.Module` that is being called. `stack` is the latest result of [`Self::stack`].
+    #[inline(always)]
+    fn module_call(&mut self, stack: StackId) -> ContextId {
+        if stack.is_none() || !self.recorder().python_stacks.has_module_calls() || !self.process().options.names {
+            ContextId::NONE
+        } else {
+            self.find_module_call()
+        }
+    }
+
+    fn find_module_call(&mut self) -> ContextId {
+        let process = self.process();
+        let Some(python) = process.python() else { return ContextId::NONE };
+        let recorder = self.recorder();
+        let mut sink = RingSink { process, producer: &mut recorder.producer };
+        python.module_call(&mut recorder.python_stacks, &mut sink)
+    }
+
+    #[inline]
+    fn capture_python(&mut self, python: &Python) -> StackId {
+        let process = self.process();
+        let recorder = self.recorder();
+        let mut sink = RingSink { process, producer: &mut recorder.producer };
+        let stack = python.capture(&mut recorder.python_stacks, &process.interner, &mut sink);
+        if !process.python_reported() {
+            self.report_python_layout(python);
+        }
+        stack
+    }
+
+    #[cold]
+    fn detect_python(&mut self) -> StackId {
+        if !self.process().should_search_python() {
+            return StackId::NONE;
+        }
+        match Python::detect(|name| original::lookup(libc::RTLD_DEFAULT, name)) {
+            Ok(python) => {
+                self.process().set_python(python);
+                self.process().python().map_or(StackId::NONE, |p| self.capture_python(p))
+            }
+            Err(Reason::NoPython) => StackId::NONE,
+            Err(reason) => {
+                self.notice("python", NoticeStatus::Off, &format!("no Python stacks: {reason}"));
+                self.process().stop_python_search();
+                StackId::NONE
+            }
+        }
+    }
+
+    /// Reports once whether the interpreter's layout was verified.
+    #[cold]
+    fn report_python_layout(&mut self, python: &Python) {
+        let (major, minor) = python.version();
+        let (status, text) = match python.verified() {
+            Ok(false) => return,
+            Ok(true) => (NoticeStatus::Works, format!("CPython {major}.{minor}: layout verified, stacks are captured")),
+            Err(reason) => (NoticeStatus::Off, format!("CPython {major}.{minor}: no Python stacks: {reason}")),
+        };
+        if self.process().set_python_reported() {
+            self.notice("python", status, &text);
+        }
+    }
+
+    /// The stack and the context of an event on the calling thread. The context is the running autograd node, otherwise
+    /// the `nn.Module` that is being called.
+    ///
+    /// With `Stacks::Python`, an event without Python frames and without a node gets its native frames, because nothing
+    /// else shows its cause.
+    #[inline(always)]
+    pub(crate) fn stack_and_context(&mut self) -> (StackId, ContextId) {
+        let node = self.thread.context.get();
+        match self.process().options.stacks {
+            Stacks::Python => {
+                let stack = self.stack();
+                if !node.is_none() {
+                    (stack, node)
+                } else if stack.is_none() {
+                    (self.native_stack(), node)
+                } else {
+                    (stack, self.module_call(stack))
+                }
+            }
+            Stacks::Both => {
+                let stack = self.stack();
+                let context = if node.is_none() { self.module_call(stack) } else { node };
+                (self.merged_stack(stack), context)
+            }
+            Stacks::Native => (self.native_stack(), node),
+            Stacks::None => (StackId::NONE, node),
+        }
+    }
+
+    #[inline(never)]
+    fn native_stack(&mut self) -> StackId {
+        let process = self.process();
+        let recorder = self.recorder();
+        let mut sink = RingSink { process, producer: &mut recorder.producer };
+        let stack = recorder.native_stacks.capture(&process.interner, &mut sink);
+        self.check_native();
+        stack
+    }
+
+    /// Whether a function on the calling thread's native stack belongs to an object whose file name satisfies
+    /// `matches`.
+    pub(crate) fn is_called_through(&mut self, matches: impl Fn(&[u8]) -> bool) -> bool {
+        self.native_stack();
+        self.recorder()
+            .native_stacks
+            .frames()
+            .any(|(ip, _)| containing(ip.wrapping_sub(1)).is_some_and(|object| matches(object.file_name())))
+    }
+
+    #[inline]
+    fn check_native(&mut self) {
+        let process = self.process();
+        if process.options.check_stacks
+            && let Some(difference) = unwind_check::check(process, &self.recorder().native_stacks)
+        {
+            self.notice("native", NoticeStatus::Remark, &difference);
+        }
+    }
+
+    #[inline(never)]
+    fn merged_stack(&mut self, stack: StackId) -> StackId {
+        let process = self.process();
+        let Some(python) = process.python().filter(|_| !stack.is_none()) else { return self.native_stack() };
+        let recorder = self.recorder();
+        let mut sink = RingSink { process, producer: &mut recorder.producer };
+        let stack =
+            recorder.native_stacks.capture_merged(python, &recorder.python_stacks, stack, &process.interner, &mut sink);
+        self.check_native();
+        stack
+    }
+
+    /// The id of a calling object with this index ([`crate::linker::mapped_object::module_index`]). Defines the module
+    /// in the trace if it is new. Publishes a held event first.
+    pub(crate) fn module_id(&mut self, caller: &MappedObject, index: usize) -> ModuleId {
+        self.publish();
+        let process = self.process();
+        let mut sink = RingSink { process, producer: &mut self.recorder().producer };
+        sink.define_module(caller, index, || native::build_id(caller.start))
+    }
+}
+
+impl Drop for Guard {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.thread.uses_common_ring.get() {
+            self.leave_common_ring();
+        }
+        self.thread.has_guard.set(false);
+        // SAFETY: `errno_address` is the address of this thread's `errno`, and a guard never leaves its thread.
+        unsafe { *self.thread.errno_address.get() = self.thread.errno.get() };
+    }
+}
+
+impl Guard {
+    #[cold]
+    fn leave_common_ring(&mut self) {
+        self.thread.has_unpublished.set(false);
+        self.recorder().producer.publish();
+        // The next event enters by the slow path again. That path looks for a free ring from time to time.
+        self.thread.state.set(std::ptr::null());
+        self.process().segment.header().common_lock.0.release();
+    }
+}
+
+/// Claims a ring for this thread. Returns 0, the common ring, if all others are in use.
+#[cold]
+fn claim_ring(process: &Process) -> usize {
+    let used = &process.segment.header().rings_used.0;
+    owner::claim(process.segment.ring_headers(), used, thread_id(), thread_exists).unwrap_or(0)
+}
+
+#[cold]
+fn lock_common_ring(process: &Process) {
+    let pause = || {
+        // SAFETY: `sched_yield` takes no arguments and has no preconditions.
+        unsafe { libc::sched_yield() };
+    };
+    process.segment.header().common_lock.0.lock(thread_id(), thread_exists, pause);
+}

@@ -1,0 +1,28 @@
+//! The recording of this process: its state, the guard, events and definitions on their way into a ring.
+//!
+//! Constraint: knows no feature. A feature keeps its state in a [`slot::Slot`] and gets calls through the table of
+//! [`observer`]s.
+
+pub(crate) mod connect;
+pub(crate) mod device_use;
+pub(crate) mod emit;
+pub(crate) mod errno;
+pub(crate) mod guard;
+mod heap;
+mod label_ids;
+pub(crate) mod labels;
+pub(crate) mod module_calls;
+mod modules;
+pub(crate) mod observer;
+mod pause;
+mod paused;
+pub(crate) mod process;
+pub(crate) mod rank;
+mod seccomp;
+mod sink;
+pub(crate) mod slot;
+pub(crate) mod sparse_table;
+pub(crate) mod thread_local;
+mod thread_state;
+mod unwind_check;
+pub(crate) mod watch;

@@ -1,0 +1,362 @@
+//! The recording of this process. The first event creates it, and a forked child creates its own.
+//!
+//! Detecting a fork needs no hook. [`Process::alive`] points into a page that the kernel clears in every child
+//! (`MADV_WIPEONFORK`), no matter how the child was created.
+
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use memtrace_stackwalk::{Interner, Python, avoid_process_vm_readv};
+use memtrace_trace::counters::Counter;
+use memtrace_trace::ids::ContextId;
+use memtrace_trace::options::{self, Options};
+use memtrace_trace::shm::layout::SEGMENT_SIZE;
+use memtrace_trace::shm::segment::Segment;
+
+use super::connect::request_segment;
+use super::label_ids::Labels;
+use super::module_calls::ModuleCallIds;
+use super::modules::DefinedModules;
+use super::thread_state::{ThreadState, ThreadStates, map_wiped_on_fork};
+use super::watch::Watch;
+use super::{observer, seccomp};
+
+/// The state of a process that is being recorded. Never freed, because hooks on other threads may use it at any time.
+pub(crate) struct Process {
+    pub(crate) options: Options,
+    pub(crate) segment: Segment,
+    pub(super) interner: Interner,
+    pub(super) modules: DefinedModules,
+    pub(super) labels: Labels,
+    /// Calls of `nn.Module`s.
+    pub(crate) module_calls: ModuleCallIds,
+    /// How many ids autograd nodes and module calls have been given.
+    contexts: AtomicU32,
+    pub(crate) watch: Watch,
+    python: AtomicPtr<Python>,
+    /// How many searches have found no interpreter. Determines when to search again.
+    failed_python_searches: AtomicU64,
+    python_reported: AtomicU32,
+    /// The state of each ring, used only by the ring's owner.
+    thread_states: ThreadStates,
+    /// 0 in a forked child until it starts its own recording.
+    alive: &'static AtomicU32,
+    /// How many more events skip the search for a free ring, because the last search found none.
+    ring_searches_to_skip: AtomicU32,
+    /// Set while the rings are full and waiting has failed: the launcher is stopped or has ended.
+    pub(super) stalled: AtomicU32,
+}
+
+/// The recording of this process. Null before the first event. [`not_traced`] if it never records, [`launcher_unreachable`] if
+/// it cannot record now.
+static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+/// The id of the thread that is starting the recording, 0 if none is.
+static STARTING_THREAD: AtomicU32 = AtomicU32::new(0);
+/// How many recordings this process and its ancestors have tried to start.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+/// The page that the kernel clears in forked children. Null until it is mapped.
+static ALIVE_PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Events that were lost while the launcher could not be reached. Counted in the recording once it starts
+/// ([`Process::count_missed_event`]).
+static MISSED_EVENTS: AtomicU64 = AtomicU64::new(0);
+/// Events that were lost while the recording was paused ([`Process::count_paused_event`]).
+static PAUSED_EVENTS: AtomicU64 = AtomicU64::new(0);
+
+/// How many events skip the search after one that found no free ring ([`Process::find_ring`]).
+const RING_SEARCH_INTERVAL: u32 = 1024;
+
+/// How many of `paused_events` lost events have been counted in the recording: the first one, then multiples of 1024.
+fn reported_paused_events(paused_events: u64) -> u64 {
+    paused_events.min(1).max(paused_events & !1023)
+}
+
+/// A marker that is neither null nor a process: memtrace did not start this process.
+fn not_traced() -> *mut Process {
+    std::ptr::without_provenance_mut(align_of::<Process>())
+}
+
+/// A second marker: the launcher cannot be reached. No file descriptor was free, or the launcher is stopped or has
+/// ended.
+fn launcher_unreachable() -> *mut Process {
+    std::ptr::without_provenance_mut(2 * align_of::<Process>())
+}
+
+/// The process that `pointer` refers to. `None` for null and for the two markers.
+#[inline]
+fn as_process(pointer: *mut Process) -> Option<&'static Process> {
+    if pointer.addr() <= 2 * align_of::<Process>() {
+        return None;
+    }
+    // SAFETY: the pointer is neither null nor a marker, so `start_or_wait` made it from a box that is never freed.
+    Some(unsafe { &*pointer })
+}
+
+/// The kernel's id of the calling thread.
+pub(crate) fn thread_id() -> u32 {
+    // SAFETY: `gettid` takes no arguments and cannot fail.
+    unsafe { libc::syscall(libc::SYS_gettid) as u32 }
+}
+
+impl Process {
+    /// This process's recording. `None` if it has none. The first call connects to the launcher.
+    #[inline]
+    pub(crate) fn current() -> Option<&'static Process> {
+        if let Some(process) = Process::if_started() {
+            return Some(process);
+        }
+        let pointer = CURRENT.load(Ordering::Relaxed);
+        // Retries the connection with exponential backoff: after 1, 2, 4, 8 ... lost events.
+        let wait =
+            std::ptr::eq(pointer, launcher_unreachable()) && !MISSED_EVENTS.load(Ordering::Relaxed).is_power_of_two();
+        if std::ptr::eq(pointer, not_traced()) || wait { None } else { Process::start_or_wait() }
+    }
+
+    /// This process's recording, without connecting to the launcher. `None` also before the first event of a process,
+    /// forked children included.
+    #[inline]
+    pub(crate) fn if_started() -> Option<&'static Process> {
+        as_process(CURRENT.load(Ordering::Acquire)).filter(|p| p.alive.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Counts an event that is not recorded because the launcher cannot be reached. The recording includes this count
+    /// once it starts.
+    #[cold]
+    pub(crate) fn count_missed_event() {
+        if std::ptr::eq(CURRENT.load(Ordering::Relaxed), launcher_unreachable()) {
+            MISSED_EVENTS.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts an event that is not recorded because of a pause.
+    ///
+    /// The counter is not exact if several threads count at once, which keeps it cheap. The first lost event is counted
+    /// in the recording at once, so that a pause without an end is visible. Later ones are added 1024 at a time, the
+    /// rest when the pause ends.
+    pub(crate) fn count_paused_event() {
+        let before = PAUSED_EVENTS.load(Ordering::Relaxed);
+        PAUSED_EVENTS.store(before.wrapping_add(1), Ordering::Relaxed);
+        let unreported = reported_paused_events(before.wrapping_add(1)) - reported_paused_events(before);
+        if unreported != 0
+            && let Some(process) = Process::if_started()
+        {
+            process.count(Counter::EventsDropped, unreported);
+        }
+    }
+
+    /// Adds the remaining lost events to the recording when a pause ends.
+    pub(crate) fn count_remaining_paused_events(&self) {
+        let all = PAUSED_EVENTS.swap(0, Ordering::Relaxed);
+        self.count(Counter::EventsDropped, all - reported_paused_events(all));
+    }
+
+    #[cold]
+    fn start_or_wait() -> Option<&'static Process> {
+        let me = thread_id();
+        loop {
+            match STARTING_THREAD.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => break,
+                // In a forked child whose parent was starting the recording on another thread: that thread does not
+                // exist here.
+                Err(other) if !thread_exists(other) => {
+                    let _ = STARTING_THREAD.compare_exchange(other, 0, Ordering::Relaxed, Ordering::Relaxed);
+                }
+                Err(_) => {
+                    // SAFETY: `sched_yield` takes no arguments and has no preconditions. The other thread only connects
+                    // to the launcher, with a time limit.
+                    unsafe { libc::sched_yield() };
+                }
+            }
+        }
+        let pointer = CURRENT.load(Ordering::Acquire);
+        let before = as_process(pointer);
+        let settled =
+            std::ptr::eq(pointer, not_traced()) || before.is_some_and(|p| p.alive.load(Ordering::Relaxed) != 0);
+        let pointer = if settled {
+            pointer
+        } else {
+            let pointer = match start() {
+                Ok(process) => {
+                    process.count(Counter::EventsDropped, MISSED_EVENTS.swap(0, Ordering::Relaxed));
+                    Box::into_raw(Box::new(process))
+                }
+                Err(NotStarted::NotTraced) => not_traced(),
+                Err(NotStarted::Unreachable) => launcher_unreachable(),
+            };
+            CURRENT.store(pointer, Ordering::Release);
+            pointer
+        };
+        STARTING_THREAD.store(0, Ordering::Release);
+        as_process(pointer)
+    }
+
+    /// The state of ring `index`. Only the ring's owner may call this.
+    #[inline]
+    pub(crate) fn thread_state(&self, index: usize) -> Option<&ThreadState> {
+        self.thread_states.get(index)
+    }
+
+    /// The interpreter. `None` if there is none.
+    #[inline]
+    pub(crate) fn python(&self) -> Option<&Python> {
+        let python = self.python.load(Ordering::Acquire);
+        // SAFETY: the pointer is null or comes from `set_python`, which leaks its box.
+        unsafe { python.as_ref() }
+    }
+
+    /// Whether to search for an interpreter now: at the 1st, 2nd, 4th, 8th ... event without one.
+    #[inline]
+    pub(crate) fn should_search_python(&self) -> bool {
+        self.failed_python_searches.fetch_add(1, Ordering::Relaxed).wrapping_add(1).is_power_of_two()
+    }
+
+    /// Ends all searches for an interpreter. The counter then never again reaches a power of two.
+    pub(crate) fn stop_python_search(&self) {
+        self.failed_python_searches.store(1 << 63 | 1, Ordering::Relaxed);
+    }
+
+    /// Whether the result of the interpreter's verification has been reported.
+    #[inline]
+    pub(crate) fn python_reported(&self) -> bool {
+        self.python_reported.load(Ordering::Relaxed) != 0
+    }
+
+    /// Marks the result as reported. Returns `true` for the one caller that does so.
+    pub(crate) fn set_python_reported(&self) -> bool {
+        self.python_reported.swap(1, Ordering::Relaxed) == 0
+    }
+
+    /// Sets the interpreter, for the rest of the process's life.
+    pub(crate) fn set_python(&self, python: Python) {
+        self.python.store(Box::into_raw(Box::new(python)), Ordering::Release);
+    }
+
+    /// Finds a ring for a thread without one: the result of `search`, 0 for the common ring.
+    ///
+    /// A failed search asks the kernel about the owner of every ring. So after one, only every
+    /// [`RING_SEARCH_INTERVAL`]th event searches again. That number is approximate if several threads count at once.
+    pub(crate) fn find_ring(&self, search: impl FnOnce() -> usize) -> usize {
+        let skip = self.ring_searches_to_skip.load(Ordering::Relaxed);
+        if let Some(left) = skip.checked_sub(1) {
+            self.ring_searches_to_skip.store(left, Ordering::Relaxed);
+            return 0;
+        }
+        let index = search();
+        self.ring_searches_to_skip.store(if index == 0 { RING_SEARCH_INTERVAL } else { 0 }, Ordering::Relaxed);
+        index
+    }
+
+    /// A new id, distinct among autograd nodes and module calls.
+    pub(crate) fn next_context(&self) -> ContextId {
+        ContextId(self.contexts.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// Adds to a counter in the segment's header.
+    pub(crate) fn count(&self, counter: Counter, by: u64) {
+        if let Some(slot) = self.segment.header().counters.0.get(counter as usize) {
+            slot.fetch_add(by, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Whether this process has a thread with this id.
+pub(crate) fn thread_exists(tid: u32) -> bool {
+    // SAFETY: signal 0 is never delivered. The call only checks whether the thread exists.
+    let sent = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid as libc::pid_t, 0) == 0 };
+    sent || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
+/// Why a recording cannot start.
+enum NotStarted {
+    /// memtrace did not start this process.
+    NotTraced,
+    /// The launcher did not answer, a seccomp filter forbids the connection, or memory is not available.
+    Unreachable,
+}
+
+/// Starts a recording.
+fn start() -> Result<Process, NotStarted> {
+    let options = session_options().ok_or(NotStarted::NotTraced)?;
+    let permitted = seccomp::permitted_calls(options.filters);
+    if !permitted.recording || !has_address_space() {
+        return Err(NotStarted::Unreachable);
+    }
+    if !permitted.process_vm_readv {
+        avoid_process_vm_readv();
+    }
+    let alive = alive_page().ok_or(NotStarted::Unreachable)?;
+    let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
+    let segment = request_segment(&options.token, generation, MISSED_EVENTS.load(Ordering::Relaxed) != 0)
+        .ok_or(NotStarted::Unreachable)?;
+    alive.store(1, Ordering::Relaxed);
+    let thread_states = ThreadStates::new().ok_or(NotStarted::Unreachable)?;
+    let watch = observer::start(&options);
+    Ok(Process {
+        options,
+        segment,
+        interner: Interner::new(),
+        modules: DefinedModules::new(),
+        labels: Labels::new(),
+        module_calls: ModuleCallIds::new(),
+        contexts: AtomicU32::new(0),
+        watch,
+        python: AtomicPtr::new(std::ptr::null_mut()),
+        failed_python_searches: AtomicU64::new(0),
+        python_reported: AtomicU32::new(0),
+        thread_states,
+        alive,
+        ring_searches_to_skip: AtomicU32::new(0),
+        stalled: AtomicU32::new(0),
+    })
+}
+
+/// The options that the launcher put into the environment. `None` if memtrace did not start this process.
+///
+/// The environment is read at the first event, when the program may have changed it. Programs do not touch the
+/// launcher's variable.
+pub(crate) fn session_options() -> Option<Options> {
+    // The loader does not preload this library into programs that gain privileges. If the system's configuration forces
+    // it to, the environment still belongs to the unprivileged caller.
+    // SAFETY: `getauxval` takes any number.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        return None;
+    }
+    // `std::env::var` takes the standard library's lock, which the program's C code does not know. C code calls
+    // `getenv` itself.
+    let name = std::ffi::CString::new(options::ENV).ok()?;
+    // SAFETY: `name` is a C string.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    if value.is_null() {
+        return None;
+    }
+    // SAFETY: `value` is not null, and every string in the environment is a C string.
+    let value = unsafe { std::ffi::CStr::from_ptr(value) };
+    Options::parse(value.to_str().ok()?)
+}
+
+/// A word that reads 0 in every forked child until the child sets it. `None` if the kernel cannot provide it.
+fn alive_page() -> Option<&'static AtomicU32> {
+    let known = ALIVE_PAGE.load(Ordering::Relaxed);
+    if !known.is_null() {
+        // SAFETY: this function has mapped the page, and nothing unmaps it.
+        return Some(unsafe { &*known });
+    }
+    // Without this page a child could write to its parent's rings, so there is no recording.
+    let page = map_wiped_on_fork(size_of::<AtomicU32>())?.as_ptr();
+    ALIVE_PAGE.store(page.cast(), Ordering::Relaxed);
+    // SAFETY: the page is zeroed, aligned and never unmapped.
+    Some(unsafe { &*page.cast::<AtomicU32>() })
+}
+
+/// Whether our mappings take at most an eighth of the address space that the program's limit (`ulimit -v`) leaves.
+fn has_address_space() -> bool {
+    const OUR_MAPPINGS: u64 = (SEGMENT_SIZE + ThreadStates::SIZE) as u64;
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
+    // SAFETY: `limit` is writable.
+    unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
+    if limit.rlim_cur == libc::RLIM_INFINITY {
+        return true;
+    }
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: Option<u64> = statm.split(' ').next().and_then(|pages| pages.parse().ok());
+    pages.is_some_and(|pages| limit.rlim_cur.saturating_sub(pages.saturating_mul(4096)) / 8 >= OUR_MAPPINGS)
+}

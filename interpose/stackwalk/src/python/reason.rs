@@ -1,0 +1,109 @@
+//! Reasons for not capturing Python stacks.
+
+use std::fmt;
+
+/// Why Python stacks are not captured, in this process or at this moment. [`fmt::Display`] gives a text for users.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum Reason {
+    /// There is no CPython in the process, or its symbols cannot be found.
+    NoPython = 1,
+    /// A symbol that every supported CPython exports is missing.
+    MissingSymbol,
+    /// The version string could not be read.
+    UnreadableVersion,
+    /// The layout of this CPython version is not known.
+    UnknownVersion,
+    /// A free-threaded build, which has another layout of frames and reference counts.
+    FreeThreaded,
+    /// An exported type object states other object sizes than the table (a debug or patched build).
+    TypeSizes,
+    /// The offsets that the interpreter publishes do not match a layout that this build can read.
+    PublishedOffsets,
+    /// The thread state does not hold this thread's id at the expected offset.
+    ThreadState,
+    /// The kernel does not let the process read its own memory with checks, so nothing can be verified.
+    UncheckedMemory,
+    /// A frame does not lead to a code object.
+    NotACodeObject,
+    /// A code object's name, file name or tables are not as expected.
+    CodeObject,
+    /// A frame's instruction pointer is outside its code.
+    Instruction,
+    /// The chain of frames does not end, or leaves readable memory.
+    FrameChain,
+    /// A line number differs from that of `PyCode_Addr2Line`.
+    LineNumber,
+    /// The type object of code objects is not as expected, so freed code objects cannot be detected.
+    CodeType,
+}
+
+impl Reason {
+    /// All reasons.
+    pub(super) const ALL: [Reason; 15] = [
+        Reason::NoPython,
+        Reason::MissingSymbol,
+        Reason::UnreadableVersion,
+        Reason::UnknownVersion,
+        Reason::FreeThreaded,
+        Reason::TypeSizes,
+        Reason::PublishedOffsets,
+        Reason::ThreadState,
+        Reason::UncheckedMemory,
+        Reason::NotACodeObject,
+        Reason::CodeObject,
+        Reason::Instruction,
+        Reason::FrameChain,
+        Reason::LineNumber,
+        Reason::CodeType,
+    ];
+
+    /// One sentence, without a full stop.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Reason::NoPython => "no CPython in this process",
+            Reason::MissingSymbol => "a symbol is missing that every supported CPython exports",
+            Reason::UnreadableVersion => "Py_GetVersion() returns no version number",
+            Reason::UnknownVersion => "this CPython version is not supported (3.8 to 3.14 are)",
+            Reason::FreeThreaded => "free-threaded CPython is not supported yet",
+            Reason::TypeSizes => {
+                "object sizes differ from those of this CPython version, as in a debug or patched build"
+            }
+            Reason::PublishedOffsets => "CPython publishes offsets that this build of memtrace cannot read",
+            Reason::ThreadState => "the thread state has an unexpected layout",
+            Reason::UncheckedMemory => "the kernel does not let the process read its own memory",
+            Reason::NotACodeObject => "a frame does not lead to a code object",
+            Reason::CodeObject => "a code object has an unexpected layout",
+            Reason::Instruction => "an instruction pointer is outside its code",
+            Reason::FrameChain => "the chain of frames is broken",
+            Reason::LineNumber => "a line number differs from that of PyCode_Addr2Line",
+            Reason::CodeType => "the type of code objects has an unexpected layout",
+        }
+    }
+
+    /// The reason with this number. `None` if there is none.
+    pub(super) fn from_number(number: u8) -> Option<Reason> {
+        Self::ALL.into_iter().find(|reason| *reason as u8 == number)
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_number_gives_its_reason() {
+        for reason in Reason::ALL {
+            assert_eq!(Reason::from_number(reason as u8), Some(reason));
+        }
+        assert_eq!(Reason::from_number(0), None);
+        assert_eq!(Reason::from_number(200), None);
+    }
+}

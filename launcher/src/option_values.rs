@@ -1,0 +1,142 @@
+//! Parses the values of options: sizes, times and ranges. An error says what is expected.
+
+use std::time::Duration;
+
+use memtrace_analysis::Tolerance;
+
+/// The maximum size in bytes (exclusive). Sums and differences of two sizes fit in 64 bits with a sign.
+const MAX_SIZE: u64 = 1 << 62;
+/// The maximum time limit of a command: one day.
+const MAX_TIME_LIMIT: Duration = Duration::from_secs(86_400);
+
+/// Parses a size in bytes: a number with a binary unit (KiB) or a decimal unit (kB), or a whole number of bytes.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    const EXPECTED: &str = "expected a size such as 512MiB, 1.5GiB, 20GB or a number of bytes";
+    let text = text.trim();
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = &text[number.len()..];
+    // The letter alone is binary for some programs (docker, dd) and decimal for others (df --si).
+    if let "K" | "k" | "M" | "m" | "G" | "g" | "T" | "t" = unit {
+        let unit = unit.to_uppercase();
+        return Err(format!("{unit} is ambiguous: use {unit}iB for a binary unit or {unit}B for a decimal unit"));
+    }
+    let number = number.trim_end();
+    let is_fraction_of_byte = number.contains('.') && matches!(unit, "" | "B" | "b");
+    // parse-size also accepts exponents, and spaces and underscores between digits.
+    let is_decimal = number.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    let size = if is_decimal && !is_fraction_of_byte { parse_size::parse_size(text).ok() } else { None };
+    size.filter(|size| *size < MAX_SIZE).ok_or_else(|| EXPECTED.to_owned())
+}
+
+/// Parses a tolerance: a share in percent, or a size.
+pub(crate) fn tolerance(text: &str) -> Result<Tolerance, String> {
+    match text.strip_suffix('%').map(|share| share.trim().parse::<f64>()) {
+        Some(Ok(share)) if (0.0..=1000.0).contains(&share) => Ok(Tolerance::Share(share / 100.0)),
+        Some(_) => Err("expected a share such as 2%".to_owned()),
+        None => size(text).map(Tolerance::Bytes),
+    }
+}
+
+/// Parses a time: a number of seconds, or numbers with units such as `250ms` and `1m30s`. The result is exact.
+fn time(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    if text.ends_with(|c: char| c.is_ascii_digit()) && text.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
+        return humantime::parse_duration(&format!("{text}s")).ok();
+    }
+    humantime::parse_duration(text).ok()
+}
+
+/// Parses a time limit of a command, above 0 and at most one day.
+pub(crate) fn time_limit(text: &str) -> Result<Duration, String> {
+    time(text)
+        .filter(|limit| *limit > Duration::ZERO && *limit <= MAX_TIME_LIMIT)
+        .ok_or_else(|| "expected a time in seconds or with a unit, such as 90, 90s or 1m30s, of at most 24h".to_owned())
+}
+
+/// Parses a range of times, in nanoseconds.
+pub(crate) fn time_range(text: &str) -> Result<(u64, u64), String> {
+    let time_ns = |text: &str| u64::try_from(time(text)?.as_nanos()).ok();
+    range(text, u64::MAX, false, time_ns)
+        .ok_or_else(|| "expected a time range in seconds or with a unit, such as 1.5-2, 250ms-300ms or 2s-".to_owned())
+}
+
+/// Parses a range of steps.
+pub(crate) fn step_range(text: &str) -> Result<(u32, u32), String> {
+    range(text, u32::MAX, true, |n| n.trim().parse().ok())
+        .ok_or_else(|| "expected a step such as 3, or a range of steps such as 2-5 or 2-".to_owned())
+}
+
+/// Parses `A-B` or `A-`. Also parses `A` alone, as `A-A`, if `allow_single` is true. `max` is the end of `A-`.
+fn range<T: PartialOrd + Copy>(
+    text: &str,
+    max: T,
+    allow_single: bool,
+    parse: impl Fn(&str) -> Option<T>,
+) -> Option<(T, T)> {
+    let (from, to) = match text.split_once('-') {
+        Some((from, "")) => (parse(from)?, max),
+        Some((from, to)) => (parse(from)?, parse(to)?),
+        None if allow_single => (parse(text)?, parse(text)?),
+        None => return None,
+    };
+    (from <= to).then_some((from, to))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_binary_or_decimal_units() {
+        assert_eq!((size("20GiB"), size("512MiB"), size("1.5GiB")), (Ok(20 << 30), Ok(512 << 20), Ok(3 << 29)));
+        assert_eq!((size("1.5 MiB"), size(" 1TiB "), size("1 KiB")), (Ok(3 << 19), Ok(1 << 40), Ok(1 << 10)));
+        assert_eq!((size("20GB"), size("1.5TB"), size("3kB")), (Ok(20_000_000_000), Ok(1_500_000_000_000), Ok(3000)));
+        assert_eq!((size("0"), size("512B"), size("4096")), (Ok(0), Ok(512), Ok(4096)));
+        assert_eq!((size("20gib"), size("20gb")), (Ok(20 << 30), Ok(20_000_000_000)));
+        // A floating-point number has no place for these digits.
+        assert_eq!(size("1.00000000000000089TB"), Ok(1_000_000_000_000));
+        assert_eq!(size("4611686018427387903"), Ok((1 << 62) - 1));
+        for wrong in ["", " ", "-1MiB", "GiB", "B", "1e6", "1e30", "nan", "inf MiB", "1XiB", "99999999999GiB"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["1.5", "1.5B", "1 5MiB", "1_000", "1..5GiB", ".GiB", "4611686018427387904", "+1", "1\u{a0}MiB"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(size("20G").unwrap_err(), "G is ambiguous: use GiB for a binary unit or GB for a decimal unit");
+        assert!(size("much").unwrap_err().starts_with("expected a size"));
+    }
+
+    #[test]
+    fn a_tolerance_is_a_share_or_a_size() {
+        assert_eq!((tolerance("2%"), tolerance("1MiB")), (Ok(Tolerance::Share(0.02)), Ok(Tolerance::Bytes(1 << 20))));
+        assert!(tolerance("x%").is_err() && tolerance("-1%").is_err());
+    }
+
+    #[test]
+    fn time_limits_have_units_or_are_seconds() {
+        assert_eq!((time_limit("90"), time_limit("90s")), (Ok(Duration::from_secs(90)), Ok(Duration::from_secs(90))));
+        assert_eq!((time_limit("1m30s"), time_limit("24h")), (Ok(Duration::from_secs(90)), Ok(MAX_TIME_LIMIT)));
+        assert_eq!((time_limit("0.25"), time_limit("250 ms")), (Ok(Duration::from_millis(250)), time_limit("0.25s")));
+        for wrong in ["", "0", "0s", "-1", "inf", "nan", "1e3", "86401", "25h", "s", "5 parsecs", "1.", "1m30"] {
+            assert!(time_limit(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn windows_are_parsed() {
+        assert_eq!(step_range("3"), Ok((3, 3)));
+        assert_eq!(step_range("2-5"), Ok((2, 5)));
+        assert_eq!(step_range("2-"), Ok((2, u32::MAX)));
+        assert_eq!(time_range("0.1-2"), Ok((100_000_000, 2_000_000_000)));
+        assert_eq!(time_range("1.5s-2.000000001s"), Ok((1_500_000_000, 2_000_000_001)));
+        assert_eq!(time_range("250ms-"), Ok((250_000_000, u64::MAX)));
+        assert_eq!(time_range("7ns-1us"), Ok((7, 1000)));
+        assert_eq!(time_range("1m30s-1h"), Ok((90_000_000_000, 3_600_000_000_000)));
+        for wrong in ["", "-", "-3", "5-2", "a-b", "1-2-3", "1.5"] {
+            assert!(step_range(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["", "-", "2", "2-1", "1e3-2e3", ".-1", "99999999999999-", "1x-2x", "1s-2s-3s"] {
+            assert!(time_range(wrong).is_err(), "{wrong}");
+        }
+    }
+}
