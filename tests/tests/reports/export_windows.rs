@@ -158,7 +158,7 @@ fn an_empty_selection_is_refused_with_the_available_values() {
     let steps = error_of(Selection { steps: Some((1000, 2000)), ..Selection::default() });
     assert!(steps.contains("steps 1000-2000; it has step"), "{steps}");
     let device = error_of(Selection { device: Some(9), ..Selection::default() });
-    assert!(device.contains("no events of device 9; it has those of: 0"), "{device}");
+    assert!(device.contains("no events of device 9; its devices are 0"), "{device}");
     let time = error_of(Selection { epoch_ns: Some((u64::MAX - 1, u64::MAX)), ..Selection::default() });
     assert!(time.contains("it lasts ") && time.contains(" after it"), "{time}");
 }
