@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use memtrace_analysis::export::{SnapshotOptions, snapshot};
-use memtrace_analysis::{ToText, TextOptions, open_run, summarize};
+use memtrace_analysis::{TextOptions, ToText, open_run, summarize};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = PathBuf::from(std::env::args().nth(1).ok_or("RUN")?);

@@ -6,12 +6,14 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use rustix::process::{Pid, WaitId, WaitIdOptions, WaitIdStatus, waitid};
+
 use crate::inherited::InheritedState;
 
 /// The command, running or ended and not yet collected. Its pid is not reused before [`Child::collect`].
 #[derive(Debug)]
 pub(crate) struct Child {
-    pid: libc::pid_t,
+    pid: Pid,
 }
 
 /// A change of the child's state.
@@ -34,64 +36,59 @@ impl Child {
         unsafe { command.pre_exec(move || state.restore()) };
         let child = command.spawn()?;
         // Dropping the handle of the standard library neither waits for the child nor kills it.
-        Ok(Child { pid: child.id() as libc::pid_t })
+        Ok(Child { pid: Pid::from_child(&child) })
     }
 
     /// The process id.
     pub(crate) fn pid(&self) -> libc::pid_t {
-        self.pid
+        self.pid.as_raw_nonzero().get()
     }
 
     /// The `wait(2)` status word of a child that has ended. The child stays uncollected. `None` while it runs.
     pub(crate) fn exit_status(&self) -> Option<i32> {
-        self.wait(libc::WEXITED | libc::WNOWAIT | libc::WNOHANG).map(|info| wait_status(&info))
+        self.wait(WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).map(|status| wait_status(&status))
     }
 
     /// The next stop or continuation. `None` when there is none.
     pub(crate) fn change(&self) -> Option<Change> {
-        let info = self.wait(libc::WSTOPPED | libc::WCONTINUED | libc::WNOHANG)?;
-        // SAFETY: `waitid` filled `info` in, as `wait` checks through `si_pid`. A SIGCHLD siginfo has a status.
-        let status = unsafe { info.si_status() };
-        Some(if info.si_code == libc::CLD_CONTINUED { Change::Continued } else { Change::Stopped(status) })
+        let status = self.wait(WaitIdOptions::STOPPED | WaitIdOptions::CONTINUED)?;
+        if status.continued() {
+            return Some(Change::Continued);
+        }
+        // A child under a debugger is trapped instead of stopped.
+        status.stopping_signal().or_else(|| status.trapping_signal()).map(Change::Stopped)
     }
 
     /// Collects the ended child. Its pid may be reused afterwards.
     pub(crate) fn collect(self) {
-        self.wait(libc::WEXITED | libc::WNOHANG);
+        self.wait(WaitIdOptions::EXITED);
     }
 
     /// Sends the child a signal. `value` is that of a signal sent with `sigqueue`.
     pub(crate) fn signal(&self, signal: libc::c_int, value: Option<libc::sigval>) {
+        // rustix sends neither real-time signals nor values.
         // SAFETY: both calls take only plain values. The child is not collected before `collect` consumes `self`, so
         // its pid was not reused. A signal to a zombie has no effect.
         unsafe {
             match value {
-                Some(value) => libc::sigqueue(self.pid, signal, value),
-                None => libc::kill(self.pid, signal),
+                Some(value) => libc::sigqueue(self.pid(), signal, value),
+                None => libc::kill(self.pid(), signal),
             };
         }
     }
 
-    fn wait(&self, options: libc::c_int) -> Option<libc::siginfo_t> {
-        // SAFETY: `siginfo_t` is plain data for which all zeros is valid, and `info` is valid for writes. `si_pid`
-        // stays 0 when `waitid` reports nothing.
-        unsafe {
-            let mut info: libc::siginfo_t = std::mem::zeroed();
-            let result = libc::waitid(libc::P_PID, self.pid as libc::id_t, &mut info, options);
-            (result == 0 && info.si_pid() != 0).then_some(info)
-        }
+    /// What the kernel reports now. `None` when that is nothing.
+    fn wait(&self, options: WaitIdOptions) -> Option<WaitIdStatus> {
+        waitid(WaitId::Pid(self.pid), options | WaitIdOptions::NOHANG).ok().flatten()
     }
 }
 
-/// The status word of `wait(2)` from the result of `waitid`.
-pub(crate) fn wait_status(info: &libc::siginfo_t) -> i32 {
-    // SAFETY: the caller passes an `info` that a successful `waitid` filled in, so it is a SIGCHLD siginfo with a
-    // status.
-    let status = unsafe { info.si_status() };
-    match info.si_code {
-        libc::CLD_EXITED => (status & 0xff) << 8,
-        libc::CLD_DUMPED => status | 0x80,
-        _ => status,
+/// The status word of `wait(2)` for a process that has ended, from the result of `waitid`.
+pub(crate) fn wait_status(status: &WaitIdStatus) -> i32 {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => (code & 0xff) << 8,
+        (None, Some(signal)) if status.dumped() => signal | 0x80,
+        (None, signal) => signal.unwrap_or(0),
     }
 }
 

@@ -2,12 +2,18 @@
 //! launcher never loads it.
 
 use std::ffi::{CStr, c_char, c_void};
+use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// How long the driver may take to answer, in milliseconds.
-const TIMEOUT_MS: libc::c_int = 3000;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
+
+/// How long the driver may take to answer.
+const TIMEOUT: Timespec = Timespec { tv_sec: 3, tv_nsec: 0 };
 /// The maximum length of the child's answer, in bytes.
 const MAX_ANSWER_SIZE: u64 = 64 * 1024;
 
@@ -60,38 +66,34 @@ pub(crate) fn query() -> DriverState {
 
 /// Forks a child that loads the driver, and returns its answer. `None` when no answer comes in time.
 fn query_in_child() -> Option<String> {
-    let mut ends: [RawFd; 2] = [-1; 2];
-    // SAFETY: `ends` has space for the two descriptors, which are new and owned by nothing else. The process has one
-    // thread, which the callers of [`query`] guarantee. No lock can therefore be held in the child of `fork`, and it
-    // may call any function.
-    unsafe {
-        if libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) != 0 {
-            return None;
-        }
-        let (reader, writer) = (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]));
-        let child = libc::fork();
-        if child == 0 {
-            // The driver's own output is not for the user.
-            let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
-            for fd in 0..3 {
-                libc::dup2(null, fd);
-            }
-            let answer = encode(devices());
-            libc::write(writer.as_raw_fd(), answer.as_ptr().cast(), answer.len());
-            libc::_exit(0);
-        }
-        drop(writer);
-        if child < 0 {
-            return None;
-        }
-        let mut poll = libc::pollfd { fd: reader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        let mut answer = String::new();
-        let answered = libc::poll(&mut poll, 1, TIMEOUT_MS) == 1
-            && std::fs::File::from(reader).take(MAX_ANSWER_SIZE).read_to_string(&mut answer).is_ok();
-        libc::kill(child, libc::SIGKILL);
-        libc::waitpid(child, std::ptr::null_mut(), 0);
-        answered.then_some(answer)
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).ok()?;
+    // SAFETY: the process has one thread, which the callers of [`query`] guarantee. No lock can therefore be held in
+    // the child, and it may call any function.
+    let child = match unsafe { libc::fork() } {
+        0 => answer_and_exit(&writer),
+        -1 => return None,
+        child => Pid::from_raw(child)?,
+    };
+    drop(writer);
+    let mut answer = String::new();
+    let answered = poll(&mut [PollFd::new(&reader, PollFlags::IN)], Some(&TIMEOUT)) == Ok(1)
+        && File::from(reader).take(MAX_ANSWER_SIZE).read_to_string(&mut answer).is_ok();
+    let _ = kill_process(child, Signal::KILL);
+    let _ = waitpid(Some(child), WaitOptions::empty());
+    answered.then_some(answer)
+}
+
+/// What the child does: writes its answer.
+fn answer_and_exit(writer: &OwnedFd) -> ! {
+    // The driver's own output is not for the user.
+    if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
+        let _ = (dup2_stdin(&null), dup2_stdout(&null), dup2_stderr(&null));
     }
+    // SAFETY: this process ends right after the call.
+    let answer = encode(unsafe { devices() });
+    let _ = rustix::io::write(writer, answer.as_bytes());
+    // SAFETY: `_exit` takes an integer and does not return. The exit handlers of the copied parent must not run here.
+    unsafe { libc::_exit(0) }
 }
 
 /// Encodes the child's answer as text, with one line for each device.

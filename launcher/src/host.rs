@@ -1,6 +1,7 @@
 //! Facts about this machine, and conversions of its clocks.
 
 use memtrace_trace::clock;
+use rustix::time::ClockId;
 use serde::Serialize;
 
 /// The machine on which a run was made.
@@ -22,17 +23,21 @@ pub(crate) struct Host {
 impl Host {
     /// Reads the facts from the system. Facts that cannot be read are empty or 0.
     pub(crate) fn read() -> Host {
-        // SAFETY: `sysconf` takes an integer and accesses no memory of ours.
-        let (pages, page_size) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
         let line = |path: &str| std::fs::read_to_string(path).ok().and_then(|t| t.lines().next().map(str::to_owned));
         Host {
             name: name(),
             kernel: line("/proc/sys/kernel/osrelease").unwrap_or_default(),
             cpus: std::thread::available_parallelism().map_or(0, usize::from),
-            memory_bytes: pages.max(0) as u64 * page_size.max(0) as u64,
+            memory_bytes: total_memory(),
             nvidia_driver: line("/proc/driver/nvidia/version"),
         }
     }
+}
+
+/// The main memory of the machine in bytes.
+pub(crate) fn total_memory() -> u64 {
+    let system = rustix::system::sysinfo();
+    system.totalram.saturating_mul(system.mem_unit.into())
 }
 
 /// The machine's host name, or an empty string when it cannot be read.
@@ -46,19 +51,11 @@ pub(crate) fn epoch_ns() -> u64 {
     clock::epoch_ns()
 }
 
-/// Converts clock ticks since boot (`/proc/PID/stat`, field 22) to nanoseconds since the Unix epoch. `None` on overflow
-/// or when a clock cannot be read.
+/// Converts clock ticks since boot (`/proc/PID/stat`, field 22) to nanoseconds since the Unix epoch. `None` on overflow.
 pub(crate) fn boot_ticks_to_epoch_ns(ticks: u64) -> Option<u64> {
-    // SAFETY: `boot` is a `timespec` on this stack frame, valid for writes. `sysconf` takes an integer and accesses no
-    // memory of ours.
-    let (per_second, boot_ns) = unsafe {
-        let mut boot: libc::timespec = std::mem::zeroed();
-        if libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut boot) != 0 {
-            return None;
-        }
-        (libc::sysconf(libc::_SC_CLK_TCK), boot.tv_sec as u64 * 1_000_000_000 + boot.tv_nsec as u64)
-    };
-    let since_boot = ticks.checked_mul(1_000_000_000)?.checked_div(u64::try_from(per_second).ok()?)?;
+    let boot = rustix::time::clock_gettime(ClockId::Boottime);
+    let boot_ns = boot.tv_sec as u64 * 1_000_000_000 + boot.tv_nsec as u64;
+    let since_boot = ticks.checked_mul(1_000_000_000)?.checked_div(rustix::param::clock_ticks_per_second())?;
     epoch_ns().checked_sub(boot_ns)?.checked_add(since_boot)
 }
 

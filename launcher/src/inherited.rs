@@ -3,11 +3,13 @@
 //! Rust's runtime changes two things before `main`. It ignores SIGPIPE, and it opens `/dev/null` on closed standard
 //! descriptors. [`capture_early`] runs before the runtime and records the original state. The launcher itself changes
 //! the signal mask, SIGCHLD, SIGXFSZ and the limit of open files. [`InheritedState::restore`] restores all of them in
-//! the child, before exec.
+//! the child, before exec. rustix makes the system calls itself, so its functions may be called there.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 static SIGPIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 /// Bit `n` is set when descriptor `n` (0, 1, 2) was closed.
@@ -49,7 +51,7 @@ pub(crate) struct InheritedState {
     sigchld_ignored: bool,
     sigxfsz_ignored: bool,
     closed: u8,
-    open_files: libc::rlimit,
+    open_files: Rlimit,
 }
 
 impl InheritedState {
@@ -60,14 +62,12 @@ impl InheritedState {
     /// needs two descriptors. Call this once, from `main`'s thread.
     pub(crate) fn capture_and_adjust() -> InheritedState {
         let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
-        let mut open_files = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: both pointers refer to values on this stack frame that are valid for writes. `mask` is
-        // zero-initialized, so `assume_init` is sound even if the call fails.
+        // SAFETY: `mask` is valid for writes. It is zero-initialized, so `assume_init` is sound even if the call fails.
         let mask = unsafe {
             libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), mask.as_mut_ptr());
-            libc::getrlimit(libc::RLIMIT_NOFILE, &mut open_files);
             mask.assume_init()
         };
+        let open_files = getrlimit(Resource::Nofile);
         let state = InheritedState {
             mask,
             sigpipe_ignored: SIGPIPE_IGNORED.load(Ordering::Relaxed),
@@ -78,10 +78,8 @@ impl InheritedState {
         };
         set_disposition(libc::SIGCHLD, false);
         set_disposition(libc::SIGXFSZ, true);
-        let raised = libc::rlimit { rlim_cur: open_files.rlim_max, ..open_files };
-        // SAFETY: `raised` is a valid `rlimit` on this stack frame. If the call is refused, the old limit stays, which
-        // is acceptable.
-        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raised) };
+        // If the call is refused, the old limit stays, which is acceptable.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: open_files.maximum, maximum: open_files.maximum });
         state
     }
 
@@ -96,14 +94,12 @@ impl InheritedState {
             // exec must see it closed, and no code here uses it.
             unsafe { libc::close(fd) };
         }
-        // SAFETY: `self.open_files` and `self.mask` are initialized values that this process had at its start. The null
-        // pointer asks for no old mask.
-        unsafe {
-            libc::setrlimit(libc::RLIMIT_NOFILE, &self.open_files);
-            match libc::pthread_sigmask(libc::SIG_SETMASK, &self.mask, std::ptr::null_mut()) {
-                0 => Ok(()),
-                error => Err(io::Error::from_raw_os_error(error)),
-            }
+        let _ = setrlimit(Resource::Nofile, self.open_files);
+        // SAFETY: `self.mask` is the initialized mask that this process had at its start. The null pointer asks for no
+        // old mask.
+        match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.mask, std::ptr::null_mut()) } {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(error)),
         }
     }
 

@@ -20,6 +20,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail, ensure};
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::geteuid;
 
 use crate::message::WithHelp;
 
@@ -80,8 +82,7 @@ pub(crate) fn library(run_folder: &Path) -> anyhow::Result<Library> {
 
 fn candidates() -> Vec<PathBuf> {
     let var = |name| std::env::var_os(name).filter(|v: &OsString| Path::new(v).is_absolute()).map(PathBuf::from);
-    // SAFETY: `geteuid` takes no arguments, accesses no memory of ours and cannot fail.
-    let uid = unsafe { libc::geteuid() };
+    let uid = geteuid().as_raw();
     let cache = var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|h| h.join(".cache"))).map(|c| c.join("memtrace/lib"));
     let runtime = var("XDG_RUNTIME_DIR").map(|r| r.join("memtrace/lib"));
     let system = (uid == 0).then(|| PathBuf::from("/var/cache/memtrace/lib"));
@@ -103,8 +104,7 @@ fn is_open_to_all(path: &Path) -> bool {
 /// The mode of the folders and files that this module creates. Root's are readable by all, because the command may
 /// change its user.
 fn mode() -> u32 {
-    // SAFETY: `geteuid` takes no arguments, accesses no memory of ours and cannot fail.
-    if unsafe { libc::geteuid() } == 0 { 0o755 } else { 0o700 }
+    if geteuid().is_root() { 0o755 } else { 0o700 }
 }
 
 /// Whether `LD_PRELOAD` can hold this path. The loader splits the variable at spaces and colons and expands `$`
@@ -145,8 +145,7 @@ fn install(base: &Path) -> anyhow::Result<Library> {
 /// [`MAX_UNUSED`].
 fn lock_shared(path: &Path) -> Option<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path).ok()?;
-    // SAFETY: `file` owns the descriptor, so it is open. `flock` takes two integers and accesses no memory of ours.
-    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH) };
+    let _ = flock(&file, FlockOperation::LockShared);
     // This fails for a file of another user or on a read-only file system. Then nobody can remove the file either.
     file.set_modified(SystemTime::now()).ok();
     Some(file)
@@ -159,8 +158,7 @@ fn remove_unused(base: &Path, age: Duration) {
     for dir in entries.filter(|e| is_hash(&e.file_name()) && e.file_name() != HASH).map(|e| e.path()) {
         let path = dir.join(NAME);
         let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&path) else { continue };
-        // SAFETY: `file` owns the descriptor, so it is open. `flock` takes two integers and accesses no memory of ours.
-        let is_unlocked = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
+        let is_unlocked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
         let unused = file.metadata().and_then(|meta| meta.modified()).ok().and_then(|m| m.elapsed().ok());
         if is_unlocked && unused.is_some_and(|unused| unused > age) && std::fs::remove_file(&path).is_ok() {
             // This fails when the folder contains other files. They stay.
@@ -170,8 +168,7 @@ fn remove_unused(base: &Path, age: Duration) {
 }
 
 fn check_owner(meta: &std::fs::Metadata) -> anyhow::Result<()> {
-    // SAFETY: `geteuid` takes no arguments, accesses no memory of ours and cannot fail.
-    let uid = unsafe { libc::geteuid() };
+    let uid = geteuid().as_raw();
     ensure!(!meta.is_symlink(), "it is a symbolic link");
     ensure!(meta.uid() == uid, "it belongs to another user");
     ensure!(meta.mode() & 0o022 == 0, "other users can write to it");
@@ -181,8 +178,7 @@ fn check_owner(meta: &std::fs::Metadata) -> anyhow::Result<()> {
 /// Checks that only this user and root can replace a folder on the way to `path`. The targets of symbolic links on the
 /// way are checked too.
 fn check_ancestors(path: &Path) -> anyhow::Result<()> {
-    // SAFETY: `geteuid` takes no arguments, accesses no memory of ours and cannot fail.
-    let uid = unsafe { libc::geteuid() };
+    let uid = geteuid().as_raw();
     let real = path.ancestors().skip(1).find_map(|ancestor| ancestor.canonicalize().ok());
     for ancestor in path.ancestors().skip(1).chain(real.iter().flat_map(|real| real.ancestors())) {
         let Ok(meta) = std::fs::metadata(ancestor) else { continue };
@@ -265,9 +261,7 @@ mod tests {
             (copy("00000000000000aa", 31), copy("00000000000000bb", 31), copy("00000000000000cc", 29));
         let (ours, other) = (copy(HASH, 31), copy("not-a-copy-of-us", 31));
         let lock = File::open(&locked).unwrap();
-        // SAFETY: `lock` owns the descriptor, so it is open. `flock` takes two integers and accesses no memory of
-        // ours.
-        assert_eq!(unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_SH) }, 0);
+        flock(&lock, FlockOperation::LockShared).unwrap();
         remove_unused(dir.path(), MAX_UNUSED);
         assert!(!old.parent().unwrap().exists());
         assert!([&locked, &young, &ours, &other].iter().all(|path| path.exists()));

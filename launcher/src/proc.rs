@@ -1,11 +1,16 @@
 //! Reads facts about a process from `/proc`. Any file may be missing (hidden, process gone), and every read has a size
 //! limit.
+//!
+//! procfs-core parses `stat`. docs/decisions/009-launcher-crates.md says why this module reads and parses the other
+//! files itself.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
+use procfs_core::FromRead;
+use procfs_core::process::Stat;
 use serde_json::{Map, Value, json};
 
 /// The maximum length of a command line, in bytes.
@@ -56,17 +61,14 @@ impl ProcessDir {
         Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
     }
 
-    /// The fields of `/proc/PID/stat` after the command's name. Index 0 is the state, 1 the parent, 19 the start time
-    /// in clock ticks.
-    fn stat(&self) -> Option<Vec<String>> {
-        let stat = self.read("stat", 4096)?;
-        let stat = String::from_utf8_lossy(&stat).into_owned();
-        Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
+    /// The fields of `/proc/PID/stat`.
+    fn stat(&self) -> Option<Stat> {
+        parse_stat(&self.read("stat", 4096)?)
     }
 
     /// When the process started, in clock ticks since boot. Together with the pid it identifies the process uniquely.
     pub(crate) fn start_time(&self) -> Option<u64> {
-        self.stat()?.get(19)?.parse().ok()
+        Some(self.stat()?.starttime)
     }
 
     /// The `wait(2)` status word of a process that has ended and is not yet collected.
@@ -79,14 +81,13 @@ impl ProcessDir {
             return None;
         }
         let stat = self.stat()?;
-        let field = |index: usize| stat.get(index).map(String::as_str);
-        let ended = field(0) == Some("Z") && field(19)?.parse() == Ok(start_time);
-        ended.then(|| field(49)?.parse().ok())?
+        let has_ended = stat.state == 'Z' && stat.starttime == start_time;
+        has_ended.then_some(stat.exit_code?)
     }
 
     /// The letter of the state, for example `T` for stopped.
     pub(crate) fn state(&self) -> Option<char> {
-        self.stat()?.first()?.chars().next()
+        Some(self.stat()?.state)
     }
 
     fn list(&self, name: &str, limit: u64) -> Vec<String> {
@@ -153,9 +154,8 @@ impl ProcessDir {
 
     /// Whether its `/proc` files belong to this user. False while it runs as another user.
     pub(crate) fn is_of_our_user(&self) -> bool {
-        // SAFETY: `geteuid` takes no arguments, accesses no memory of ours and cannot fail.
-        let uid = unsafe { libc::geteuid() };
-        std::fs::metadata(&self.path).is_ok_and(|meta| meta.uid() == uid)
+        let uid = rustix::process::geteuid();
+        std::fs::metadata(&self.path).is_ok_and(|meta| meta.uid() == uid.as_raw())
     }
 
     /// The environment variables that describe a training process, with their values at its start.
@@ -169,17 +169,17 @@ impl ProcessDir {
 
     /// The info object of a trace, which describes the recorded process. `pid` is its process id.
     pub(crate) fn info(&self, pid: u32) -> Value {
-        let stat = self.stat().unwrap_or_default();
+        let stat = self.stat();
         let exe = std::fs::read_link(self.path.join("exe")).ok();
         let cwd = std::fs::read_link(self.path.join("cwd")).ok();
         json!({
             "memtrace": env!("CARGO_PKG_VERSION"),
             "pid": pid,
-            "ppid": stat.get(1).and_then(|p| p.parse::<u32>().ok()),
+            "ppid": stat.as_ref().and_then(|stat| u32::try_from(stat.ppid).ok()),
             "argv": self.list("cmdline", COMMAND_LIMIT),
             "cwd": cwd.map(|p| p.to_string_lossy().into_owned()),
             "exe": exe.map(|p| p.to_string_lossy().into_owned()),
-            "start_ns": stat.get(19).and_then(|t| t.parse().ok()).and_then(crate::host::boot_ticks_to_epoch_ns),
+            "start_ns": stat.and_then(|stat| crate::host::boot_ticks_to_epoch_ns(stat.starttime)),
             "env": self.environment(),
             "host": crate::host::name(),
         })
@@ -217,6 +217,16 @@ fn is_of_interest(name: &str) -> bool {
     (NAMES.contains(&name) || PREFIXES.iter().any(|p| name.starts_with(p))) && !SECRETS.iter().any(|s| name.contains(s))
 }
 
+/// Parses `/proc/PID/stat`. `None` when the content is cut off.
+fn parse_stat(bytes: &[u8]) -> Option<Stat> {
+    // The name of a process may contain parentheses. procfs-core finds its end in the same way, and slices around it
+    // without a check.
+    let end = bytes.iter().rposition(|b| *b == b')')?;
+    let (name, rest) = (bytes.get(..end)?, bytes.get(end + 1..)?);
+    let is_complete = name.first()?.is_ascii_digit() && name.contains(&b'(') && matches!(rest, [b' ', b'A'..=b'z', ..]);
+    is_complete.then(|| Stat::from_read(bytes).ok())?
+}
+
 fn read_limited(path: &(impl AsRef<std::path::Path> + ?Sized), limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(limit).read_to_end(&mut bytes)?;
@@ -234,9 +244,30 @@ mod tests {
         assert_eq!(info["pid"], std::process::id());
         assert!(info["argv"][0].as_str().unwrap().contains("memtrace"));
         assert!(info["start_ns"].as_u64().unwrap() > 1_600_000_000_000_000_000);
-        // SAFETY: `gettid` takes no arguments, accesses no memory of ours and cannot fail.
-        let tid = unsafe { libc::gettid() } as u32;
+        let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
         assert!(dir.thread_name(tid).is_some());
+        assert_eq!(info["ppid"], std::os::unix::process::parent_id());
+    }
+
+    #[test]
+    fn stat_is_parsed_whatever_the_name_and_wherever_it_ends() {
+        let stat = std::fs::read("/proc/self/stat").unwrap();
+        let (before, after) = (stat.iter().position(|b| *b == b'('), stat.iter().rposition(|b| *b == b')'));
+        let (before, after) = (&stat[..before.unwrap()], &stat[after.unwrap() + 1..]);
+        for name in [&b""[..], b") Z 1 (", b"((", b"a\nb 1", b"\xff\xfe)", "é)".as_bytes()] {
+            let stat = [before, b"(", name, b")", after].concat();
+            let parsed = parse_stat(&stat).unwrap();
+            assert_eq!(parsed.ppid.cast_unsigned(), std::os::unix::process::parent_id());
+            assert!(parsed.starttime > 0 && parsed.exit_code.is_some());
+            for len in 0..stat.len() {
+                parse_stat(&stat[..len]);
+            }
+        }
+        for bad in
+            [&b"("[..], b")", b"()", b"1 ()", b"1 () ", b"(1 ) R", b"1)x R (", b"1 (a)\xff\xff R", b"1) R", b"1) R ("]
+        {
+            assert!(parse_stat(bad).is_none());
+        }
     }
 
     #[test]

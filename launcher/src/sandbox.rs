@@ -9,6 +9,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::anyhow;
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitOptions, getpid, getppid, set_parent_process_death_signal, setrlimit, waitpid,
+};
 
 use crate::message::WithHelp;
 
@@ -22,9 +25,9 @@ const PANIC_EXIT_CODE: u8 = 101;
 /// The error says what ended the child early. Without a child process, `work` runs in this process.
 pub(crate) fn run(work: impl FnOnce() -> u8) -> anyhow::Result<u8> {
     let memory = memory_limit();
-    // SAFETY: `getpid` and `fork` take no arguments and access no memory of ours.
-    let (parent, child) = unsafe { (libc::getpid(), libc::fork()) };
-    match child {
+    let parent = getpid();
+    // SAFETY: `fork` takes no arguments and accesses no memory of ours.
+    match unsafe { libc::fork() } {
         // No process could be created, so run the work here.
         -1 => Ok(work()),
         0 => {
@@ -42,46 +45,38 @@ pub(crate) fn run(work: impl FnOnce() -> u8) -> anyhow::Result<u8> {
 ///
 /// In a container with a cgroup namespace that is the container's cgroup.
 fn memory_limit() -> u64 {
-    // SAFETY: `sysconf` takes an integer and accesses no memory of ours.
-    let (pages, size) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
-    let all = pages.max(0) as u64 * size.max(0) as u64;
+    let all = crate::host::total_memory();
     let cgroup = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|t| t.trim().parse::<u64>().ok());
     (all.min(cgroup.unwrap_or(all)) / 2).max(MIN_MEMORY)
 }
 
 /// Sets the limits of the child, and makes it end when the parent ends.
-fn restrict(memory: u64, parent: libc::pid_t) {
-    let data = libc::rlimit { rlim_cur: memory, rlim_max: memory };
-    let core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `data` and `core` are valid `rlimit` values on this stack frame. The other calls take only integers. A
-    // call that is refused leaves the old state, which is acceptable.
-    unsafe {
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-        if libc::getppid() != parent {
-            libc::_exit(PANIC_EXIT_CODE.into());
-        }
-        libc::setrlimit(libc::RLIMIT_DATA, &data);
-        libc::setrlimit(libc::RLIMIT_CORE, &core);
-        // The child executes no other program, so it needs no new privileges.
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+fn restrict(memory: u64, parent: Pid) {
+    // A call that is refused leaves the old state, which is acceptable.
+    let _ = set_parent_process_death_signal(Some(Signal::TERM));
+    if getppid() != Some(parent) {
+        // SAFETY: `_exit` takes an integer and does not return. The parent has ended, so nobody needs the work.
+        unsafe { libc::_exit(PANIC_EXIT_CODE.into()) }
     }
+    let limit = |bytes| Rlimit { current: Some(bytes), maximum: Some(bytes) };
+    let _ = setrlimit(Resource::Data, limit(memory));
+    let _ = setrlimit(Resource::Core, limit(0));
+    // The child executes no other program, so it needs no new privileges.
+    let _ = rustix::thread::set_no_new_privs(true);
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
 }
 
 fn wait(child: libc::pid_t, memory: u64) -> anyhow::Result<u8> {
-    let mut status = 0;
-    // SAFETY: `child` is this process's own child, and `status` is valid for writes.
-    while unsafe { libc::waitpid(child, &mut status, 0) } < 0 {
-        let e = std::io::Error::last_os_error();
-        if e.kind() != std::io::ErrorKind::Interrupted {
-            return Err(anyhow!("cannot wait for the worker process: {e}"));
-        }
-    }
-    if libc::WIFEXITED(status) {
-        return Ok(libc::WEXITSTATUS(status) as u8);
+    let status = match rustix::io::retry_on_intr(|| waitpid(Pid::from_raw(child), WaitOptions::empty())) {
+        Ok(Some((_, status))) => status,
+        Ok(None) => return Err(anyhow!("cannot wait for the worker process")),
+        Err(e) => return Err(anyhow!("cannot wait for the worker process: {}", std::io::Error::from(e))),
+    };
+    if let Some(code) = status.exit_status() {
+        return Ok(code as u8);
     }
     const MORE_MEMORY: &str = "read the run on a machine with more memory";
-    Err(match libc::WTERMSIG(status) {
+    Err(match status.terminating_signal().unwrap_or(0) {
         libc::SIGABRT => {
             let limit = memory_text(memory);
             WithHelp::new(format!("the worker process exceeded its memory limit of {limit}"), MORE_MEMORY).into()
@@ -110,9 +105,7 @@ mod tests {
     #[test]
     fn the_end_of_the_worker_does_not_end_the_launcher() {
         assert!(run(|| std::process::abort()).unwrap_err().to_string().contains("memory"));
-        // SAFETY: `getpid` and `kill` take only integers. The signal ends only the child that runs this closure, which
-        // is intended.
-        let killed = run(|| unsafe { libc::kill(libc::getpid(), libc::SIGKILL) } as u8);
+        let killed = run(|| rustix::process::kill_process(getpid(), Signal::KILL).is_err().into());
         assert!(killed.unwrap_err().to_string().contains("killed"));
         // `resume_unwind` skips the panic hook. The hook takes locks that another panicking test may have held at the
         // fork.

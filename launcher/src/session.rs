@@ -8,8 +8,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use memtrace_trace::options::{ENV, Options};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 /// Creates a session token: 128 random bits from the kernel, in hexadecimal, so that no two sessions share a name.
 ///
@@ -17,12 +18,10 @@ use memtrace_trace::options::{ENV, Options};
 /// Fails when the kernel provides no random bytes.
 pub(crate) fn token() -> anyhow::Result<String> {
     let mut bytes = [0u8; 16];
-    // SAFETY: `bytes` is valid for writes of `bytes.len()` bytes. The kernel returns requests of up to 256 bytes in
-    // full.
-    let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if n != bytes.len() as isize {
-        return Err(io::Error::last_os_error()).context("cannot get random bytes");
-    }
+    // The kernel returns requests of up to 256 bytes in full.
+    let n =
+        getrandom(&mut bytes, GetRandomFlags::empty()).map_err(io::Error::from).context("cannot get random bytes")?;
+    ensure!(n == bytes.len(), "cannot get random bytes");
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 

@@ -13,19 +13,25 @@
 use std::cell::Cell;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpid, getppid, kill_process, set_parent_process_death_signal, waitpid,
+};
 
 /// How long a group signal may take to reach the probe after the launcher. The kernel signals the whole group in one
 /// pass.
 const DELIVERY_DELAY: Duration = Duration::from_millis(2);
 /// How long the probe may take to answer. Another process may have stopped it.
-const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
+const ANSWER_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// A handle to the probe process.
 #[derive(Debug)]
 pub(crate) struct SignalProbe {
-    pid: libc::pid_t,
+    pid: Pid,
     reports: std::fs::File,
     /// Bit `n` is set when signal `n` was reported and not queried since.
     received: Cell<u64>,
@@ -40,24 +46,17 @@ impl SignalProbe {
     ///
     /// Fails when the pipe or the process cannot be created.
     pub(crate) fn start() -> io::Result<SignalProbe> {
-        let mut ends: [RawFd; 2] = [-1; 2];
-        // SAFETY: `ends` has space for the two descriptors that `pipe2` writes. They are new, and nothing else owns
-        // them.
-        let (reader, writer) = unsafe {
-            if libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+        let parent = getpid();
+        // SAFETY: the process has one thread, which the caller of `start` guarantees. No lock can therefore be held in
+        // the child, and it may call any function.
+        let pid = match unsafe { libc::fork() } {
+            -1 => return Err(io::Error::last_os_error()),
+            child => Pid::from_raw(child),
         };
-        // SAFETY: the calls take no pointers. The process has one thread, which the caller of `start` guarantees. No
-        // lock can therefore be held in the child of `fork`, and it may call any function.
-        unsafe {
-            let parent = libc::getpid();
-            match libc::fork() {
-                -1 => Err(io::Error::last_os_error()),
-                0 => report_signals(writer.as_raw_fd(), parent),
-                pid => Ok(SignalProbe { pid, reports: reader.into(), received: Cell::new(0) }),
-            }
+        match pid {
+            None => report_signals(writer.as_raw_fd(), parent),
+            Some(pid) => Ok(SignalProbe { pid, reports: reader.into(), received: Cell::new(0) }),
         }
     }
 
@@ -66,13 +65,14 @@ impl SignalProbe {
     /// False when the probe does not answer.
     pub(crate) fn has_received(&self, signal: libc::c_int) -> bool {
         std::thread::sleep(DELIVERY_DELAY);
+        // rustix sends no real-time signals.
         // SAFETY: `kill` takes two integers. The probe is a child that is not collected before drop, so its pid was not
         // reused.
-        if unsafe { libc::kill(self.pid, ping()) } != 0 {
+        if unsafe { libc::kill(self.pid.as_raw_nonzero().get(), ping()) } != 0 {
             return false;
         }
         let mut byte = [0u8];
-        while self.has_report_within(ANSWER_TIMEOUT) && matches!((&self.reports).read(&mut byte), Ok(1)) {
+        while self.has_report_in_time() && matches!((&self.reports).read(&mut byte), Ok(1)) {
             match libc::c_int::from(byte[0]) {
                 echo if echo == ping() => break,
                 other if other < 64 => self.received.set(self.received.get() | 1 << other),
@@ -87,27 +87,21 @@ impl SignalProbe {
 }
 
 impl SignalProbe {
-    fn has_report_within(&self, timeout: Duration) -> bool {
-        let mut poll = libc::pollfd { fd: self.reports.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: `poll` is one valid `pollfd` on this stack frame, and the count is 1. `self.reports` keeps the
-        // descriptor open during the call.
-        unsafe { libc::poll(&mut poll, 1, timeout.as_millis() as libc::c_int) == 1 }
+    fn has_report_in_time(&self) -> bool {
+        poll(&mut [PollFd::new(&self.reports, PollFlags::IN)], Some(&ANSWER_TIMEOUT)) == Ok(1)
     }
 }
 
 impl Drop for SignalProbe {
     fn drop(&mut self) {
-        // SAFETY: the probe is a child that only this function collects, so its pid was not reused. A null status
-        // pointer is allowed.
-        unsafe {
-            libc::kill(self.pid, libc::SIGKILL);
-            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
-        }
+        // The probe is a child that only this function collects, so its pid was not reused.
+        let _ = kill_process(self.pid, Signal::KILL);
+        let _ = waitpid(Some(self.pid), WaitOptions::empty());
     }
 }
 
 /// The main loop of the probe process.
-fn report_signals(reports: RawFd, parent: libc::pid_t) -> ! {
+fn report_signals(reports: RawFd, parent: Pid) -> ! {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: `sigfillset` initializes the set before its use. This process runs no other code afterwards, so nothing
     // uses the descriptors that are closed. All descriptors except the pipe are closed, so that the probe keeps no
@@ -115,9 +109,9 @@ fn report_signals(reports: RawFd, parent: libc::pid_t) -> ! {
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut());
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        libc::prctl(libc::PR_SET_NAME, c"memtrace-signal".as_ptr());
-        if libc::getppid() != parent {
+        let _ = set_parent_process_death_signal(Some(Signal::KILL));
+        let _ = rustix::thread::set_name(c"memtrace-signal");
+        if getppid() != Some(parent) {
             libc::_exit(0);
         }
         libc::dup2(reports, 0);

@@ -14,6 +14,8 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use rustix::fs::{OFlags, fcntl_setfl};
+
 use crate::child::{Change, Child};
 use crate::inherited::InheritedState;
 use crate::signal_probe::SignalProbe;
@@ -139,14 +141,12 @@ impl Signals {
     /// Restores the signal mask from the start of the launcher. Signals that arrived meanwhile are discarded, because
     /// the command got them.
     pub(crate) fn unblock(self, state: &InheritedState) {
-        let fd = self.fd.as_raw_fd();
-        // SAFETY: `self.fd` is open and owned by `self`. `state.mask()` is the initialized mask that this process had
-        // at its start.
-        unsafe {
-            libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK);
+        if fcntl_setfl(&self.fd, OFlags::NONBLOCK).is_ok() {
             while self.next().is_some() {}
-            libc::pthread_sigmask(libc::SIG_SETMASK, state.mask(), std::ptr::null_mut());
         }
+        // SAFETY: `state.mask()` is the initialized mask that this process had at its start. The null pointer asks for
+        // no old mask.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, state.mask(), std::ptr::null_mut()) };
     }
 }
 

@@ -283,11 +283,14 @@ fn unpublished_events_are_seen_only_once_amended() {
                     segment.next_seq.fetch_add(1, Ordering::Relaxed);
                     producer.write(&free.to_slot()).unwrap();
                     let next = || segment.next_seq.fetch_add(1, Ordering::Relaxed);
-                    assert!(producer.amend(|s| done.completes(s).then(|| Event::complete_free(s, next(), done.ticks))));
+                    let slot = producer.last_slot().unwrap();
+                    assert!(done.completes(&slot));
+                    producer.set_end(Event::complete_free(&slot, next(), done.ticks));
                     producer.publish();
                     let alloc = Event { seq: next(), size: 500, ..Event::EMPTY };
                     producer.write(&alloc.to_slot()).unwrap();
-                    assert!(producer.amend(|s| Some(Event::amend_slack(s, 12))));
+                    let slot = producer.last_slot().unwrap();
+                    producer.set_end(Event::amend_slack(&slot, 12));
                     producer.publish();
                 })
             })

@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::build::{is_snapshot, when};
 use crate::compare::line_text;
+use crate::device_names::{device_name, process_name};
 use crate::diff::{DevicePair, DiffReport};
 use crate::locations::is_library;
 use crate::summary::{DeviceSummary, ProcessSummary, StackSummary, Summary, schema_text};
-use crate::device_names::{device_name, process_name};
 use crate::units::{count_text, signed_size_text, size_text};
 use memtrace_input::printable;
 use memtrace_insight::passes::{Category, Phase};

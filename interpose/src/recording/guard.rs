@@ -160,7 +160,9 @@ impl Guard {
         emit::ensure_room(self.process(), &mut self.recorder().producer) && {
             emit::stamp(self.process(), event);
             let watch = &self.process().watch;
-            watch.note(event, |cause| observer::watched(watch, cause));
+            if watch.note(event) {
+                observer::watched(watch, event);
+            }
             self.recorder().producer.write(&event.to_slot()).is_ok()
         }
     }
@@ -169,32 +171,35 @@ impl Guard {
     /// is in bytes. Returns whether it was.
     #[inline]
     pub(crate) fn amend(&mut self, addr: u64, block_size: u64) -> bool {
-        self.thread.has_unpublished.replace(false) && {
-            let amended = self.recorder().producer.amend(|slot| {
-                let [_, _, address, size, ..] = *slot;
-                let slack = block_size.checked_sub(size).filter(|_| address == addr)?;
-                Some(Event::amend_slack(slot, u32::try_from(slack).unwrap_or(u32::MAX)))
-            });
-            self.recorder().producer.publish();
-            amended
+        if !self.thread.has_unpublished.replace(false) {
+            return false;
         }
+        let producer = &mut self.recorder().producer;
+        let slack = producer.last_slot().and_then(|slot| {
+            let [_, _, address, size, ..] = slot;
+            let slack = block_size.checked_sub(size).filter(|_| address == addr)?;
+            Some(Event::amend_slack(&slot, u32::try_from(slack).unwrap_or(u32::MAX)))
+        });
+        if let Some(end) = slack {
+            producer.set_end(end);
+        }
+        producer.publish();
+        slack.is_some()
     }
 
     /// Marks the unpublished free request as completed and publishes it, if `completion` is of the same block. Returns
     /// whether it was.
     #[inline(always)]
     pub(crate) fn complete(&mut self, completion: &Event) -> bool {
+        if !self.thread.has_unpublished.get() {
+            return false;
+        }
         let next_seq = &self.process().segment.header().next_seq.0;
-        self.thread.has_unpublished.get()
-            && self.recorder().producer.amend(|slot| {
-                completion
-                    .completes(slot)
-                    .then(|| Event::complete_free(slot, next_seq.fetch_add(1, Ordering::Relaxed), completion.ticks))
-            })
-            && {
-                self.publish();
-                true
-            }
+        let producer = &mut self.recorder().producer;
+        let Some(slot) = producer.last_slot().filter(|slot| completion.completes(slot)) else { return false };
+        producer.set_end(Event::complete_free(&slot, next_seq.fetch_add(1, Ordering::Relaxed), completion.ticks));
+        self.publish();
+        true
     }
 
     /// Publishes the event that [`Self::write_unpublished`] has written.
@@ -217,7 +222,7 @@ impl Guard {
     }
 
     /// The calling thread's Python stack. [`StackId::NONE`] if there is none or Python stacks are not recorded.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn stack(&mut self) -> StackId {
         if !matches!(self.process().options.stacks, Stacks::Python | Stacks::Both) {
             return StackId::NONE;

@@ -5,6 +5,7 @@
 
 use memtrace_stackwalk::FrameText;
 use memtrace_trace::definition::NoticeStatus;
+use memtrace_trace::event::Event;
 use memtrace_trace::ids::FrameId;
 use memtrace_trace::options::Options;
 
@@ -84,10 +85,13 @@ pub(crate) fn new_module_call(watch: &Watch) {
     functions(|observer| observer.new_module_call).for_each(|take| take(watch));
 }
 
-/// Reports what `watch` was asked to report.
+/// Reports what `watch` was asked to report of this event.
 #[cold]
-pub(crate) fn watched(watch: &Watch, cause: Cause) {
-    functions(|observer| observer.watched).for_each(|take| take(watch, cause));
+#[inline(never)]
+pub(crate) fn watched(watch: &Watch, event: &Event) {
+    for cause in watch.causes(event) {
+        functions(|observer| observer.watched).for_each(|take| take(watch, cause));
+    }
 }
 
 /// Reports the begin or the end of an optimizer step.

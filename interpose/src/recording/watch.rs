@@ -59,27 +59,42 @@ impl Watch {
         self.free_counts = (0..ADDRESS_SLOTS).map(|_| AtomicU16::new(0)).collect();
     }
 
-    /// Takes note of an event that is about to be written. Calls `report` if a feature is to be told.
+    /// Takes note of an event that is about to be written. Returns whether features are to be told of it
+    /// ([`Self::causes`]).
     #[inline(always)]
-    pub(crate) fn note(&self, event: &Event, report: impl Fn(Cause)) {
-        match event.action {
-            Action::FreeRequested => self.block_freed(event.addr, &report),
+    pub(crate) fn note(&self, event: &Event) -> bool {
+        let is_free = match event.action {
+            Action::FreeRequested => true,
             // The CPU allocator has no separate free request and does not defer frees.
-            Action::FreeCompleted if event.source == Source::TorchCpu => self.block_freed(event.addr, &report),
-            _ => {}
-        }
-        if event.flags.contains(Flags::IN_BACKWARD) && self.reports_backward.load(Ordering::Relaxed) {
-            report(Cause::Backward);
-        }
-        if matches!(event.action, Action::Oom) {
-            report(Cause::OutOfMemory);
-        }
+            Action::FreeCompleted => event.source == Source::TorchCpu,
+            Action::Oom => return true,
+            _ => false,
+        };
+        let at_threshold = is_free && self.block_freed(event.addr);
+        at_threshold || event.flags.contains(Flags::IN_BACKWARD) && self.reports_backward.load(Ordering::Relaxed)
     }
 
+    /// Why features are to be told of an event for which [`Self::note`] has just returned `true`.
+    #[cold]
+    pub(crate) fn causes(&self, event: &Event) -> impl Iterator<Item = Cause> {
+        let is_backward = event.flags.contains(Flags::IN_BACKWARD) && self.reports_backward.load(Ordering::Relaxed);
+        // Another thread may have counted a free since.
+        let past = self.frees.load(Ordering::Relaxed).wrapping_sub(self.report_at.load(Ordering::Relaxed));
+        let at_threshold = matches!(event.action, Action::FreeRequested | Action::FreeCompleted) && past < 1 << 16;
+        [
+            (at_threshold, Cause::Frees),
+            (is_backward, Cause::Backward),
+            (matches!(event.action, Action::Oom), Cause::OutOfMemory),
+        ]
+        .into_iter()
+        .filter_map(|(is_cause, cause)| is_cause.then_some(cause))
+    }
+
+    /// Returns whether as many blocks are freed as requested.
     #[inline(always)]
-    fn block_freed(&self, address: u64, report: &impl Fn(Cause)) {
+    fn block_freed(&self, address: u64) -> bool {
         let slot = slot(address);
-        let Some(watched_slots) = self.watched_slots.get(slot / 64) else { return };
+        let Some(watched_slots) = self.watched_slots.get(slot / 64) else { return false };
         if watched_slots.load(Ordering::Relaxed) >> (slot % 64) & 1 != 0 {
             self.mark_freed(slot);
         }
@@ -87,9 +102,7 @@ impl Watch {
         // counter.
         let frees = self.frees.load(Ordering::Relaxed).wrapping_add(1);
         self.frees.store(frees, Ordering::Relaxed);
-        if frees == self.report_at.load(Ordering::Relaxed) {
-            report(Cause::Frees);
-        }
+        frees == self.report_at.load(Ordering::Relaxed)
     }
 
     /// Counts a free of memory in this hash slot.
@@ -156,7 +169,9 @@ mod tests {
             addresses.iter().enumerate().filter(|(n, _)| freed(*n)).for_each(|(_, address)| {
                 // Only the first free after a question matters. Later allocations and frees at the address concern
                 // memory that nobody has asked about.
-                (0..round).for_each(|_| watch.block_freed(*address, &|_| {}));
+                (0..round).for_each(|_| {
+                    watch.block_freed(*address);
+                });
             });
             let now: Vec<u16> = addresses.iter().map(|address| watch.free_count_at(*address)).collect();
             let has_changed = |n: usize| now.get(n) != numbers.get(n);
@@ -172,7 +187,11 @@ mod tests {
         let mut watch = Watch::new();
         let event = Event { action: Action::FreeRequested, addr: 0x1000, ..Event::EMPTY };
         let reports = std::cell::RefCell::new(Vec::new());
-        let note = |watch: &Watch, event: &Event| watch.note(event, |cause| reports.borrow_mut().push(cause));
+        let note = |watch: &Watch, event: &Event| {
+            if watch.note(event) {
+                reports.borrow_mut().extend(watch.causes(event));
+            }
+        };
         watch.report_at_frees(1);
         note(&watch, &event);
         assert_eq!((watch.frees(), reports.take()), (0, vec![]), "no feature watches frees");

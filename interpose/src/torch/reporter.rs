@@ -115,20 +115,25 @@ fn record_cuda_block(addr: u64, size: i64, allocated: u64, reserved: u64, device
             guard.publish();
         }
         if state.count_report() % TOTALS_EVERY == 0 {
-            let flags = current_flags();
-            guard.emit(Event {
-                addr: allocated,
-                size: reserved,
-                action: Action::Totals,
-                source: Source::Torch,
-                device,
-                flags,
-                ..Event::EMPTY
-            });
+            emit_totals(&mut guard, allocated, reserved, device);
         }
     } else {
         record_block(&mut guard, Source::TorchReporter, addr, size, device);
     }
+}
+
+#[cold]
+fn emit_totals(guard: &mut Guard, allocated: u64, reserved: u64, device: i16) {
+    let flags = current_flags();
+    guard.emit(Event {
+        addr: allocated,
+        size: reserved,
+        action: Action::Totals,
+        source: Source::Torch,
+        device,
+        flags,
+        ..Event::EMPTY
+    });
 }
 
 fn record_cpu_block(addr: u64, size: i64) {

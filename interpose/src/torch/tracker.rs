@@ -358,8 +358,9 @@ impl TraceEntry {
 unsafe extern "C-unwind" fn on_trace_entry(_functor: *const u64, entry: *const u8) {
     let entry = TraceEntry(entry);
     let Some(mut guard) = Guard::enter() else { return };
-    let Some(state) = state() else { return };
-    let Some(layout) = state.layout().or_else(|| verify_first(&mut guard, state, &entry)) else { return };
+    let Some(layout) = state().and_then(TrackerState::layout).or_else(|| verify_first(&mut guard, &entry)) else {
+        return;
+    };
     let Some(action) = u8::try_from(entry.action()).ok().and_then(Action::from_wire).filter(|a| *a <= Action::Annotate)
     else {
         guard.process().count(Counter::UnknownActions, 1);
@@ -373,7 +374,7 @@ unsafe extern "C-unwind" fn on_trace_entry(_functor: *const u64, entry: *const u
         source: Source::Torch,
         action,
         device: entry.device(),
-        pool: if layout.has_pool() { pool_id(&mut guard, &state.pools, (entry.word(48), entry.word(56))) } else { 0 },
+        pool: if layout.has_pool() { pool_id(&mut guard, (entry.word(48), entry.word(56))) } else { 0 },
         ..Event::EMPTY
     };
     // A completion within the same free has the request's stack, because the reporter, called at the end of a free, was
@@ -396,10 +397,8 @@ unsafe extern "C-unwind" fn on_trace_entry(_functor: *const u64, entry: *const u
 
 /// Verifies the layout with the first entry. `None` if that fails; then the reporter replaces the tracker.
 #[cold]
-fn verify_first(guard: &mut Guard, state: &TrackerState, entry: &TraceEntry) -> Option<EntryLayout> {
-    if !state.is_attached() {
-        return None;
-    }
+fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
+    let state = state().filter(|state| state.is_attached())?;
     match verify(entry) {
         Ok(layout) => {
             state.layout.store(layout.0, Ordering::Relaxed);
@@ -459,12 +458,13 @@ fn is_near_now(time: u64) -> bool {
 
 /// Our id of a pool. 0 is the default pool.
 #[inline]
-fn pool_id(guard: &mut Guard, pools: &PoolIds, pool: (u64, u64)) -> u16 {
-    if pool == (0, 0) { 0 } else { private_pool_id(guard, pools, pool) }
+fn pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
+    if pool == (0, 0) { 0 } else { private_pool_id(guard, pool) }
 }
 
 #[cold]
-fn private_pool_id(guard: &mut Guard, pools: &PoolIds, pool: (u64, u64)) -> u16 {
+fn private_pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
+    let Some(pools) = state().map(|state| &state.pools) else { return 0 };
     let find = |known: u32| {
         pools.ids.iter().take(known as usize).position(|id| {
             id.first().is_some_and(|a| a.load(Ordering::Relaxed) == pool.0)

@@ -13,13 +13,8 @@ fn status(field: &str) -> Option<String> {
 
 /// Reports the kernel and the C library.
 pub(super) fn system() -> Check {
-    // SAFETY: `utsname` is plain data for which all zeros is valid, and `name` is valid for writes. The kernel
-    // terminates its strings with a NUL.
-    let kernel = unsafe {
-        let mut name: libc::utsname = std::mem::zeroed();
-        libc::uname(&mut name);
-        CStr::from_ptr(name.release.as_ptr()).to_string_lossy().into_owned()
-    };
+    let uname = rustix::system::uname();
+    let kernel = uname.release().to_string_lossy();
     // SAFETY: glibc returns a pointer to a static NUL-terminated string.
     let glibc = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) }.to_string_lossy();
     Check::ok("System", format!("Linux {kernel}, glibc {glibc}, {}", std::env::consts::ARCH))

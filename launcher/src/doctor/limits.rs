@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use memtrace_trace::shm::layout::SEGMENT_SIZE;
+use procfs_core::{FromRead, ProcessCGroups};
+use rustix::process::{Resource, getrlimit};
 
 use super::report::Check;
 use super::units::bytes;
@@ -13,24 +15,17 @@ const LAUNCHER_MEMORY: u64 = 64 << 20;
 /// The minimum number of descriptors: two for each process and a few for the launcher itself.
 const MIN_FILES: u64 = 256;
 
-fn limit(resource: libc::__rlimit_resource_t) -> Option<(u64, u64)> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is valid for writes. `resource` is a constant of libc.
-    (unsafe { libc::getrlimit(resource, &mut limit) } == 0).then_some((limit.rlim_cur, limit.rlim_max))
-}
-
 /// Checks how many files may be open. The launcher raises its soft limit to the hard limit.
 pub(super) fn open_files() -> Check {
     let name = "Open files";
-    match limit(libc::RLIMIT_NOFILE) {
-        Some((_, hard)) if hard < MIN_FILES => Check::failed(
+    match getrlimit(Resource::Nofile).maximum {
+        Some(hard) if hard < MIN_FILES => Check::failed(
             name,
             format!("at most {hard}, and the launcher needs two for each recorded process"),
             "raise the hard limit: ulimit -Hn 4096 (as root), or LimitNOFILE= of the systemd service",
         ),
-        Some((_, libc::RLIM_INFINITY)) => Check::ok(name, "no limit"),
-        Some((_, hard)) => Check::ok(name, format!("up to {hard}; the launcher needs two for each recorded process")),
-        None => Check::note(name, "the system does not report the limit"),
+        None => Check::ok(name, "no limit"),
+        Some(hard) => Check::ok(name, format!("up to {hard}; the launcher needs two for each recorded process")),
     }
 }
 
@@ -38,35 +33,33 @@ pub(super) fn open_files() -> Check {
 pub(super) fn address_space() -> Check {
     let name = "Address space";
     let needed = SEGMENT_SIZE as u64;
-    match limit(libc::RLIMIT_AS) {
-        Some((libc::RLIM_INFINITY, _)) | None => Check::ok(name, "no limit"),
-        Some((soft, _)) if soft < 4 * needed => Check::failed(
+    match getrlimit(Resource::As).current {
+        None => Check::ok(name, "no limit"),
+        Some(soft) if soft < 4 * needed => Check::failed(
             name,
             format!("limited to {}, and each recorded process maps {} more", bytes(soft), bytes(needed)),
             "raise the limit: ulimit -v unlimited",
         ),
-        Some((soft, _)) => Check::ok(name, format!("limited to {}", bytes(soft))),
+        Some(soft) => Check::ok(name, format!("limited to {}", bytes(soft))),
     }
 }
 
 /// The tightest memory limit and its current usage, in bytes, over this process's control group and all parents. Reads
 /// cgroup versions 1 and 2.
 fn group_limit() -> Option<(u64, u64)> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let groups = ProcessCGroups::from_file("/proc/self/cgroup").ok()?;
     let number = |path: &Path| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let mut tightest: Option<(u64, u64)> = None;
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':');
-        let (_, controllers, group) = (fields.next()?, fields.next()?, fields.next()?);
-        let (root, limit, usage) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
-            c if c.split(',').any(|c| c == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
-            }
-            _ => continue,
+    for group in groups {
+        let (root, limit, usage) = if group.controllers.is_empty() {
+            ("/sys/fs/cgroup", "memory.max", "memory.current")
+        } else if group.controllers.iter().any(|controller| controller == "memory") {
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+        } else {
+            continue;
         };
         let root = Path::new(root);
-        let own = root.join(group.trim_start_matches('/'));
+        let own = root.join(group.pathname.trim_start_matches('/'));
         // In a container the group's own path is not mounted, and its limit is at the root.
         for folder in own.ancestors().take_while(|f| f.starts_with(root)) {
             // Version 1 encodes "no limit" as a number near 2^63.

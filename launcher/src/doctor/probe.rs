@@ -8,6 +8,8 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process_group};
+
 /// How often the probe checks whether the program has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(3);
 
@@ -55,9 +57,8 @@ pub(super) fn record(folder: &Path, command: &[OsString], timeout: Duration) -> 
         match child.try_wait()? {
             Some(status) => break Some(status),
             None if began.elapsed() > timeout => {
-                // SAFETY: `kill` takes two integers. The child leads its group and is not collected yet, so the group
-                // id was not reused.
-                unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
+                // The child leads its group and is not collected yet, so the group id was not reused.
+                let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
                 child.wait()?;
                 break None;
             }

@@ -7,10 +7,17 @@
 use std::ffi::OsString;
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
+
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpgrp, getpid, kill_process, kill_process_group, set_parent_process_death_signal,
+    setpgid, waitpid,
+};
+use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 use crate::inherited::InheritedState;
 use crate::proc::ProcessDir;
@@ -32,21 +39,19 @@ pub(super) struct CommandResult {
 
 /// A terminal on which this process's group is the foreground group.
 struct Terminal {
-    ours: libc::pid_t,
+    ours: Pid,
 }
 
 impl Terminal {
     fn ours() -> Option<Terminal> {
-        // SAFETY: the calls take no pointers. Without a terminal `tcgetpgrp` returns an error, which is not equal to
-        // the group.
-        let (ours, foreground) = unsafe { (libc::getpgrp(), libc::tcgetpgrp(libc::STDIN_FILENO)) };
-        (ours == foreground).then_some(Terminal { ours })
+        let ours = getpgrp();
+        // Without a terminal this is an error.
+        (tcgetpgrp(io::stdin()) == Ok(ours)).then_some(Terminal { ours })
     }
 
     /// Makes `group` the foreground group. The caller must block SIGTTOU.
-    fn give(&self, group: libc::pid_t) {
-        // SAFETY: `tcsetpgrp` takes two integers and accesses no memory of ours.
-        unsafe { libc::tcsetpgrp(libc::STDIN_FILENO, group) };
+    fn give(&self, group: Pid) {
+        let _ = tcsetpgrp(io::stdin(), group);
     }
 }
 
@@ -89,35 +94,34 @@ pub(super) fn run(
     let mut memtrace = Command::new(std::env::current_exe()?);
     memtrace.args(["run", "--quiet", "--no-snapshot", "-o"]).arg(folder).arg("--").args(command);
     if to_stderr {
-        // SAFETY: nothing else owns the new descriptor of a successful `dup`. stderr is open here, so `dup` fails only
-        // without free descriptors.
-        let stderr = unsafe { <Stdio as std::os::fd::FromRawFd>::from_raw_fd(libc::dup(libc::STDERR_FILENO)) };
-        memtrace.stdout(stderr);
+        memtrace.stdout(io::stderr().as_fd().try_clone_to_owned()?);
     }
-    // SAFETY: the closure makes only async-signal-safe calls, as `pre_exec` requires between fork and exec.
+    // SAFETY: the closure makes only async-signal-safe calls, as `pre_exec` requires between fork and exec: rustix makes
+    // the system calls itself. Standard input is open, because Rust's runtime opens it.
     unsafe {
         memtrace.pre_exec(move || {
-            libc::setpgid(0, 0);
+            let _ = setpgid(None, None);
             if on_terminal {
                 let mut out = MaybeUninit::<libc::sigset_t>::uninit();
                 libc::sigemptyset(out.as_mut_ptr());
                 libc::sigaddset(out.as_mut_ptr(), libc::SIGTTOU);
                 libc::pthread_sigmask(libc::SIG_BLOCK, out.as_ptr(), std::ptr::null_mut());
-                libc::tcsetpgrp(libc::STDIN_FILENO, libc::getpid());
+                let _ = tcsetpgrp(BorrowedFd::borrow_raw(libc::STDIN_FILENO), getpid());
             }
             // When doctor is killed, the launcher gets this signal and passes it on to the program.
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+            let _ = set_parent_process_death_signal(Some(Signal::TERM));
             state.restore()
         });
     }
     let began = Instant::now();
-    let launcher = memtrace.spawn()?.id();
-    let group = launcher as libc::pid_t;
+    let launcher = memtrace.spawn()?;
+    let group = Pid::from_child(&launcher);
     let mut stopped = false;
     let mut end_requested: Option<Instant> = None;
-    // SAFETY: `kill` takes two integers. The launcher leads the group and is collected only at the end of this
-    // function, so the group id was not reused.
-    let send = |signal| unsafe { libc::kill(-group, signal) };
+    // The launcher leads the group and is collected only at the end of this function, so the group id was not reused.
+    let send = |signal| {
+        let _ = kill_process_group(group, signal);
+    };
     let code = loop {
         match wait(group)? {
             Change::Ended(code) => break code,
@@ -126,10 +130,9 @@ pub(super) fn run(
                 // both together.
                 if let Some(terminal) = &terminal {
                     terminal.give(terminal.ours);
-                    // SAFETY: `raise` takes an integer and accesses no memory of ours.
-                    unsafe { libc::raise(libc::SIGSTOP) };
+                    let _ = kill_process(getpid(), Signal::STOP);
                     terminal.give(group);
-                    send(libc::SIGCONT);
+                    send(Signal::CONT);
                 }
             }
             Change::None => {}
@@ -137,16 +140,16 @@ pub(super) fn run(
         if end_requested.is_none() && limit.is_some_and(|limit| began.elapsed() >= limit) {
             stopped = true;
             end_requested = Some(Instant::now());
-            send(libc::SIGTERM);
+            send(Signal::TERM);
         }
         // Kill the launcher last, so that it can complete the recording.
         if end_requested.is_some_and(|at| at.elapsed() >= 2 * GRACE_PERIOD) {
-            send(libc::SIGKILL);
+            send(Signal::KILL);
         } else if end_requested.is_some_and(|at| at.elapsed() >= GRACE_PERIOD) {
-            descendants(launcher).into_iter().for_each(|pid| send_signal(pid, libc::SIGKILL));
+            descendants(launcher.id()).into_iter().for_each(kill);
         }
         let signal = next_signal(&signals, POLL_INTERVAL);
-        if let Some(signal @ (libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT)) = signal {
+        if let Some(signal @ (Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT)) = signal {
             end_requested.get_or_insert_with(Instant::now);
             send(signal);
         }
@@ -170,10 +173,10 @@ fn descendants(of: u32) -> Vec<u32> {
     all
 }
 
-fn send_signal(pid: u32, signal: libc::c_int) {
-    // SAFETY: `kill` takes two integers and accesses no memory of ours. `pid` was a descendant of the program a moment
-    // ago.
-    unsafe { libc::kill(pid as libc::pid_t, signal) };
+/// Kills a process that was a descendant of the program a moment ago.
+fn kill(pid: u32) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let _ = pid.map(|pid| kill_process(pid, Signal::KILL));
 }
 
 enum Change {
@@ -183,21 +186,18 @@ enum Change {
     Ended(Option<i32>),
 }
 
-fn wait(pid: libc::pid_t) -> io::Result<Change> {
-    let mut status = 0;
-    // SAFETY: `pid` is a child of this process, and `status` is valid for writes.
-    match unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG | libc::WUNTRACED) } {
-        0 => Ok(Change::None),
-        -1 => Err(io::Error::last_os_error()),
-        _ if libc::WIFSTOPPED(status) => Ok(Change::Stopped),
-        _ => Ok(Change::Ended(libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)))),
-    }
+fn wait(pid: Pid) -> io::Result<Change> {
+    Ok(match waitpid(Some(pid), WaitOptions::NOHANG | WaitOptions::UNTRACED)? {
+        None => Change::None,
+        Some((_, status)) if status.stopped() => Change::Stopped,
+        Some((_, status)) => Change::Ended(status.exit_status()),
+    })
 }
 
-fn next_signal(signals: &libc::sigset_t, within: Duration) -> Option<libc::c_int> {
+fn next_signal(signals: &libc::sigset_t, within: Duration) -> Option<Signal> {
     let timeout = libc::timespec { tv_sec: 0, tv_nsec: within.as_nanos() as libc::c_long };
     // SAFETY: `signals` is an initialized set, and `timeout` is a valid time on this stack frame. The null pointer asks
     // for no signal details.
     let signal = unsafe { libc::sigtimedwait(signals, std::ptr::null_mut(), &timeout) };
-    (signal > 0).then_some(signal)
+    Signal::from_named_raw(signal)
 }

@@ -13,6 +13,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use memtrace_trace::shm::handshake::{Hello, peer_credentials};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags};
 
 use super::refusal::RefusalReason;
 use crate::epoll::Epoll;
@@ -50,9 +52,7 @@ impl Peer {
     /// Fails for other users, for processes outside the launcher's pid namespace, and for processes that have ended.
     fn of(socket: BorrowedFd<'_>) -> Result<Peer, RefusalReason> {
         let peer = peer_credentials(socket).map_err(|_| RefusalReason::UnknownPeer)?;
-        // SAFETY: `geteuid` takes no arguments, accesses no memory of ours and cannot fail.
-        let ours = unsafe { libc::geteuid() };
-        if peer.uid != ours && peer.uid != 0 {
+        if peer.uid != rustix::process::geteuid().as_raw() && peer.uid != 0 {
             return Err(RefusalReason::OtherUser);
         }
         let pid = u32::try_from(peer.pid).ok().filter(|pid| *pid > 0).ok_or(RefusalReason::OtherPidNamespace)?;
@@ -70,12 +70,9 @@ impl Peer {
 
     /// Whether the process has ended. Its pid may then belong to another process. Always false without a pidfd.
     pub(super) fn has_exited(&self) -> bool {
-        self.pidfd.as_ref().is_some_and(|pidfd| {
-            let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: `poll` is one valid `pollfd` that lives on this stack frame, and the count is 1. `pidfd` keeps
-            // the descriptor open during the call. The timeout of 0 makes the call return at once.
-            unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
-        })
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let has_ended = |pidfd| poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&at_once)) == Ok(1);
+        self.pidfd.as_ref().is_some_and(has_ended)
     }
 }
 
@@ -95,12 +92,8 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: `pidfd_open` takes two integers and accesses no memory of ours. The descriptor it returns is new and
-    // close-on-exec, and nothing else owns it.
-    unsafe {
-        let fd = libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0);
-        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd as RawFd)) }
-    }
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
 }
 
 /// A connection whose hello message is not complete yet.

@@ -8,6 +8,8 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use rustix::process::{WaitId, WaitIdOptions, waitid};
+
 use crate::child;
 use crate::proc::ProcessDir;
 
@@ -18,14 +20,8 @@ pub(super) fn wait_status(pidfd: BorrowedFd<'_>, dir: &ProcessDir, start_time: O
 
 /// The status of the launcher's own child. The child stays uncollected, because `crate::child` collects it.
 fn of_child(pidfd: BorrowedFd<'_>) -> Option<i32> {
-    // SAFETY: `siginfo_t` is plain data for which all zeros is valid, and `info` is valid for writes. `pidfd` is
-    // borrowed and therefore open. `si_pid` may be read, because `waitid` filled `info` in or left it zero.
-    unsafe {
-        let mut info: libc::siginfo_t = std::mem::zeroed();
-        let flags = libc::WEXITED | libc::WNOWAIT | libc::WNOHANG;
-        let result = libc::waitid(libc::P_PIDFD, pidfd.as_raw_fd() as libc::id_t, &mut info, flags);
-        (result == 0 && info.si_pid() != 0).then(|| child::wait_status(&info))
-    }
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+    waitid(WaitId::PidFd(pidfd), options).ok().flatten().map(|status| child::wait_status(&status))
 }
 
 /// `struct pidfd_info` of linux/pidfd.h, in its first version.
@@ -57,8 +53,11 @@ fn of_collected(pidfd: BorrowedFd<'_>) -> Option<i32> {
 mod tests {
     use super::*;
     use std::io::{BufRead, BufReader, Write};
-    use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+    use std::os::fd::AsFd;
     use std::process::{Command, Stdio};
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
     /// A grandchild stops itself and ends with status 7 after it continues. Its parent collects it on request.
     #[test]
@@ -73,18 +72,13 @@ mod tests {
         while dir.state() != Some('T') {
             std::thread::yield_now();
         }
-        // SAFETY: `pidfd_open` takes two integers. The stopped grandchild `pid` still exists, and nothing else owns the
-        // new descriptor.
-        let pidfd = unsafe { OwnedFd::from_raw_fd(libc::syscall(libc::SYS_pidfd_open, pid, 0) as i32) };
+        let process = Pid::from_raw(pid.cast_signed()).unwrap();
+        let pidfd = pidfd_open(process, PidfdFlags::empty()).unwrap();
         let start_time = dir.start_time();
         assert_eq!(wait_status(pidfd.as_fd(), &dir, start_time), None, "not ended");
-        let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: `kill` takes two integers, and the stopped grandchild `pid` still exists. `poll` is one valid
-        // `pollfd` on this stack frame.
-        unsafe {
-            assert_eq!(libc::kill(pid as libc::pid_t, libc::SIGCONT), 0);
-            assert_eq!(libc::poll(&raw mut poll, 1, 60_000), 1);
-        }
+        kill_process(process, Signal::CONT).unwrap();
+        let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
+        assert_eq!(poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&minute)), Ok(1));
         assert_eq!(wait_status(pidfd.as_fd(), &dir, start_time), Some(7 << 8), "ended, not collected");
         assert_eq!(dir.zombie_status(start_time.unwrap() + 1), None, "another process with that pid");
         to_parent.write_all(b"\n").unwrap();

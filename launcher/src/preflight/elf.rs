@@ -1,20 +1,21 @@
 //! Classifies an ELF file from its header and program headers (System V gABI, chapters 4 and 5).
 
 use std::ffi::OsStr;
+use std::io::{Read, Seek};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+
+use object::elf::{self, FileHeader64, ProgramHeader64};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, ReadCache, ReadRef, pod};
 
 /// A description of the programs that can be recorded.
 pub(super) const OURS: &str = "64-bit x86-64";
-/// `EM_X86_64`, the `e_machine` of these programs.
-const MACHINE: u16 = 62;
 
-const PT_INTERP: u32 = 3;
 /// The maximum length of a loader's path, `PATH_MAX`, in bytes.
-const MAX_NAME: usize = 4096;
-const ELFCLASS64: u8 = 2;
-const ELFDATA2LSB: u8 = 1;
+const MAX_NAME: u64 = 4096;
+/// The maximum size of all program headers that the kernel accepts, in bytes (`load_elf_phdrs` in fs/binfmt_elf.c).
+const MAX_PROGRAM_HEADERS: usize = 64 * 1024;
 
 /// The kind of an executable.
 #[derive(PartialEq, Eq, Debug)]
@@ -35,93 +36,112 @@ pub(super) enum Kind {
     },
 }
 
-fn u16_at(b: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(b.get(at..at + 2)?.try_into().ok()?))
-}
-
-fn u32_at(b: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?))
-}
-
-fn u64_at(b: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?))
-}
-
-/// Random access to the bytes of a file. Tools such as patchelf move headers to the end of the file.
-pub(super) trait Bytes {
-    /// Up to `len` bytes from `offset` on. Fewer at the end of the file.
-    fn at(&self, offset: u64, len: usize) -> Vec<u8>;
-}
-
-impl Bytes for std::fs::File {
-    fn at(&self, offset: u64, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        let read = self.read_at(&mut bytes, offset).unwrap_or(0);
-        bytes.truncate(read);
-        bytes
-    }
-}
-
-/// Classifies a program.
-pub(super) fn kind(file: &impl Bytes) -> Kind {
-    let head = &file.at(0, 64);
-    if !head.starts_with(b"\x7fELF") {
+/// Classifies a program. Reads only the headers and the loader's path, wherever they are: tools such as patchelf move
+/// them to the end of the file.
+pub(super) fn kind(file: impl Read + Seek) -> Kind {
+    let file = ReadCache::new(file);
+    let size = file.len().unwrap_or(0).min(size_of::<FileHeader64<Endianness>>() as u64);
+    let start = file.read_bytes_at(0, size).unwrap_or_default();
+    if !start.starts_with(&elf::ELFMAG) {
         return Kind::NotElf;
     }
-    let machine = u16_at(head, 18).unwrap_or(0);
-    let (class, data) = (head.get(4).copied(), head.get(5).copied());
-    if class != Some(ELFCLASS64) || data != Some(ELFDATA2LSB) || machine != MACHINE {
+    // What a truncated file lacks is 0. A header for 32 bits has the machine in the same place.
+    let mut header = [0; size_of::<FileHeader64<Endianness>>()];
+    header[..start.len()].copy_from_slice(start);
+    let Ok((header, _)) = pod::from_bytes::<FileHeader64<Endianness>>(&header) else { return Kind::NotElf };
+    let (class, data) = (header.e_ident.class, header.e_ident.data);
+    let endian = if data == elf::ELFDATA2MSB { Endianness::Big } else { Endianness::Little };
+    let machine = header.e_machine.get(endian);
+    if class != elf::ELFCLASS64 || data != elf::ELFDATA2LSB || machine != elf::EM_X86_64 {
         let machine = match machine {
-            3 => "x86".to_owned(),
-            40 => "ARM".to_owned(),
-            MACHINE => "x86-64".to_owned(),
-            183 => "aarch64".to_owned(),
+            elf::EM_386 => "x86".to_owned(),
+            elf::EM_ARM => "ARM".to_owned(),
+            elf::EM_X86_64 => "x86-64".to_owned(),
+            elf::EM_AARCH64 => "aarch64".to_owned(),
             other => format!("machine {other}"),
         };
-        let bits = if class == Some(ELFCLASS64) { 64 } else { 32 };
+        let bits = if class == elf::ELFCLASS64 { 64 } else { 32 };
         return Kind::Foreign { what: format!("a {bits}-bit {machine} program") };
     }
-    match interpreter(file, head) {
+    match interpreter(header, &file) {
         Some(interpreter) => Kind::Dynamic { interpreter },
         None => Kind::Static,
     }
 }
 
-fn interpreter(file: &impl Bytes, head: &[u8]) -> Option<PathBuf> {
-    let (size, count) = (usize::from(u16_at(head, 54)?), usize::from(u16_at(head, 56)?));
-    let table = file.at(u64_at(head, 32)?, size * count);
-    let entry = table.chunks_exact(size.max(1)).find(|e| u32_at(e, 0) == Some(PT_INTERP))?;
-    let len = usize::try_from(u64_at(entry, 32)?).ok().filter(|len| *len <= MAX_NAME)?;
-    let name = file.at(u64_at(entry, 8)?, len);
-    let name = name.split(|b| *b == 0).next()?;
+/// The loader's path. `None` when the program has none, or when its headers are invalid.
+fn interpreter<'a>(header: &FileHeader64<Endianness>, file: impl ReadRef<'a>) -> Option<PathBuf> {
+    let endian = Endianness::Little;
+    // The limit also excludes the number that means "read the number from a section" (`PN_XNUM`).
+    let size = usize::from(header.e_phnum.get(endian)) * size_of::<ProgramHeader64<Endianness>>();
+    if size > MAX_PROGRAM_HEADERS {
+        return None;
+    }
+    let headers = header.program_headers(endian, file).ok()?;
+    let segment = headers.iter().find(|segment| segment.p_type(endian) == elf::PT_INTERP)?;
+    if segment.p_filesz(endian) > MAX_NAME {
+        return None;
+    }
+    let name = segment.interpreter(endian, file).ok()??;
     Some(PathBuf::from(OsStr::from_bytes(name)))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Cursor;
+
     use super::*;
 
-    impl Bytes for &[u8] {
-        fn at(&self, offset: u64, len: usize) -> Vec<u8> {
-            self.iter().skip(offset as usize).take(len).copied().collect()
-        }
+    fn kind(bytes: &[u8]) -> Kind {
+        super::kind(Cursor::new(bytes))
+    }
+
+    fn this_program() -> Vec<u8> {
+        std::fs::read("/proc/self/exe").unwrap()
     }
 
     #[test]
     fn this_program_is_dynamic_and_any_prefix_is_classified() {
-        let program = std::fs::read("/proc/self/exe").unwrap();
-        assert!(matches!(kind(&program.as_slice()), Kind::Dynamic { interpreter } if interpreter.exists()));
+        let program = this_program();
+        assert!(matches!(kind(&program), Kind::Dynamic { interpreter } if interpreter.exists()));
         for len in 0..4096 {
-            kind(&&program[..len]);
+            kind(&program[..len]);
         }
     }
 
     #[test]
     fn programs_of_other_machines_are_recognized() {
-        let mut head = std::fs::read("/proc/self/exe").unwrap()[..4096].to_vec();
+        let mut head = this_program()[..4096].to_vec();
         head[18..20].copy_from_slice(&40u16.to_le_bytes());
         head[4] = 1;
-        assert_eq!(kind(&head.as_slice()), Kind::Foreign { what: "a 32-bit ARM program".into() });
-        assert_eq!(kind(&b"#!/bin/sh".as_slice()), Kind::NotElf);
+        assert_eq!(kind(&head), Kind::Foreign { what: "a 32-bit ARM program".into() });
+        // A big-endian header has its numbers the other way round.
+        head[4..6].copy_from_slice(&[2, 2]);
+        head[18..20].copy_from_slice(&22u16.to_be_bytes());
+        assert_eq!(kind(&head), Kind::Foreign { what: "a 64-bit machine 22 program".into() });
+        assert_eq!(kind(b"#!/bin/sh"), Kind::NotElf);
+        assert_eq!(kind(b"\x7fELF"), Kind::Foreign { what: "a 32-bit machine 0 program".into() });
+    }
+
+    #[test]
+    fn headers_with_wrong_numbers_have_no_interpreter() {
+        let program = this_program()[..4096].to_vec();
+        let with = |at: usize, bytes: &[u8]| {
+            let mut program = program.clone();
+            program[at..at + bytes.len()].copy_from_slice(bytes);
+            kind(&program)
+        };
+        assert!(matches!(with(0, b"\x7f"), Kind::Dynamic { .. }), "the first page has all that is read");
+        let (table_offset, entry_size, entries) = (32, 54, 56);
+        assert_eq!(with(table_offset, &u64::MAX.to_le_bytes()), Kind::Static);
+        assert_eq!(with(table_offset, &(1u64 << 40).to_le_bytes()), Kind::Static);
+        assert_eq!(with(entry_size, &0u16.to_le_bytes()), Kind::Static);
+        assert_eq!(with(entries, &u16::MAX.to_le_bytes()), Kind::Static);
+        // The program headers follow the file header, and the second one is that of the loader's path.
+        let interp = (64..).step_by(56).find(|at| program[*at] == 3).unwrap();
+        for field in [interp + 8, interp + 32] {
+            assert_eq!(with(field, &u64::MAX.to_le_bytes()), Kind::Static);
+            assert_eq!(with(field, &(1u64 << 33).to_le_bytes()), Kind::Static);
+        }
     }
 }

@@ -10,18 +10,23 @@ mod system;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use elf::{Bytes, Kind};
+use elf::Kind;
 use refusal::refuse;
 use resolve::NotFound;
+use rustix::fs::StatVfsMountFlags;
+use rustix::process::{getegid, geteuid};
+use rustix::thread::no_new_privs;
 
 pub(crate) use refusal::{MEMTRACE_FAILED, NOT_EXECUTABLE, NOT_FOUND, Refusal};
 pub(crate) use system::check as check_system;
 
 /// The maximum depth of nested script interpreters that the kernel follows (`fs/exec.c`).
 const MAX_SCRIPTS: usize = 5;
+/// The part of a script that the kernel reads for the interpreter's name, in bytes (`BINPRM_BUF_SIZE`).
+const MAX_FIRST_LINE: usize = 256;
 
 /// Finds the program that would be executed and checks that it can be recorded. Returns its path.
 pub(crate) fn check(command: &OsStr, arguments: &[OsString]) -> Result<PathBuf, Refusal> {
@@ -79,7 +84,9 @@ fn check_file(path: &Path, depth: usize) -> Result<(), Refusal> {
     check_privileges(path)?;
     // A program that can be executed but not read cannot be checked. Leave it to the kernel.
     let Ok(file) = File::open(path) else { return Ok(()) };
-    if let Some(line) = file.at(0, 256).strip_prefix(b"#!") {
+    let mut start = [0; MAX_FIRST_LINE];
+    let read = file.read_at(&mut start, 0).unwrap_or(0);
+    if let Some(line) = start[..read].strip_prefix(b"#!") {
         return check_interpreter(path, line, depth);
     }
     match elf::kind(&file) {
@@ -160,7 +167,7 @@ pub(crate) enum Linkage {
 
 /// How the program in this file was linked. `None` when the file cannot be read or is not ELF.
 pub(crate) fn linkage(path: &Path) -> Option<Linkage> {
-    match elf::kind(&File::open(path).ok()?) {
+    match elf::kind(File::open(path).ok()?) {
         Kind::Dynamic { .. } => Some(Linkage::Dynamic),
         Kind::Static if is_loader(path) => Some(Linkage::Dynamic),
         Kind::Static => Some(Linkage::Static),
@@ -176,11 +183,9 @@ pub(crate) fn is_privileged(path: &Path) -> bool {
 
 /// A description of the privileges that executing this program adds. `None` when there are none.
 fn privileges(path: &Path) -> Option<&'static str> {
-    // SAFETY: the calls take only integers and access no memory of ours.
-    let (uid, gid, no_new) =
-        unsafe { (libc::geteuid(), libc::getegid(), libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)) };
+    let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     let meta = std::fs::metadata(path).ok()?;
-    if no_new == 1 || is_on_nosuid(path) {
+    if no_new_privs().unwrap_or(false) || is_on_nosuid(path) {
         return None;
     }
     let mode = meta.mode();
@@ -207,25 +212,12 @@ fn check_privileges(path: &Path) -> Result<(), Refusal> {
     )
 }
 
-fn path_c(path: &Path) -> Option<std::ffi::CString> {
-    std::ffi::CString::new(path.as_os_str().as_bytes()).ok()
-}
-
 fn is_on_nosuid(path: &Path) -> bool {
-    let Some(path) = path_c(path) else { return false };
-    // SAFETY: `path` is a NUL-terminated string. `stat` is plain data for which all zeros is valid, and it is valid for
-    // writes.
-    unsafe {
-        let mut stat: libc::statvfs = std::mem::zeroed();
-        libc::statvfs(path.as_ptr(), &mut stat) == 0 && stat.f_flag & libc::ST_NOSUID != 0
-    }
+    rustix::fs::statvfs(path).is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::NOSUID))
 }
 
 fn has_capabilities(path: &Path) -> bool {
-    let Some(path) = path_c(path) else { return false };
-    // SAFETY: both names are NUL-terminated strings. With a null buffer of size 0 the call only returns the attribute's
-    // size.
-    unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
+    rustix::fs::getxattr_query(path, c"security.capability").is_ok_and(|size| size > 0)
 }
 
 #[cfg(test)]

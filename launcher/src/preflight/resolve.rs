@@ -50,6 +50,8 @@ fn candidate(path: &Path) -> Result<PathBuf, NotFound> {
         return Err(NotFound::Directory);
     }
     let c = CString::new(path.as_os_str().as_bytes()).map_err(|_| NotFound::Missing)?;
+    // rustix calls faccessat2 first. The seccomp filters of older container runtimes answer it with EPERM, and rustix
+    // falls back only on ENOSYS.
     // SAFETY: `c` is a NUL-terminated string, and the other arguments are constants.
     let allowed = unsafe { libc::faccessat(libc::AT_FDCWD, c.as_ptr(), libc::X_OK, libc::AT_EACCESS) } == 0;
     if allowed && meta.is_file() { Ok(path.to_owned()) } else { Err(NotFound::Forbidden(path.to_owned())) }

@@ -162,7 +162,8 @@ fn two_runs_of_the_same_program_have_no_differences() {
     assert_eq!(status(&["check", "--baseline", baseline.to_str().unwrap(), "--tolerance", "0%"]), Some(0));
     assert_eq!(status(&["check", "--max-peak", &peak.to_string(), "--no-oom", "--max-leak", "0"]), Some(0));
     assert_eq!(status(&["check", "--max-peak", &(peak - 1).to_string()]), Some(1));
-    assert_eq!(status(&["check", "--max-peak", "20GB"]), Some(2), "no binary unit");
+    assert_eq!(status(&["check", "--max-peak", "20GB"]), Some(0));
+    assert_eq!(status(&["check", "--max-peak", "20G"]), Some(2), "neither GiB nor GB");
     assert_eq!(status(&["check", "--baseline", "/nonexistent"]), Some(2));
 }
 

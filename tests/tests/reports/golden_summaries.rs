@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use memtrace_analysis::load::{Exit, Manifest, Process, Run};
-use memtrace_analysis::{ToText, Summary, TextOptions, summarize};
+use memtrace_analysis::{Summary, TextOptions, ToText, summarize};
 
 fn summary(name: &str, code: i32) -> Summary {
     let recording = memtrace_tests::golden::load(&format!("{name}.json"));

@@ -117,7 +117,7 @@ impl<'a> Producer<'a> {
         Producer { ring, next, head }
     }
 
-    /// Whether `is_taken` slots can be written now.
+    /// Whether `count` slots can be written now.
     #[inline]
     fn has_room_for(&mut self, count: u64) -> bool {
         let capacity = self.ring.slots.len() as u64;
@@ -151,14 +151,18 @@ impl<'a> Producer<'a> {
         Ok(())
     }
 
-    /// Changes the last two words of the last slot, which must be unpublished. `change` returns the new words, or
-    /// `None` for no change. Returns whether it has changed them.
+    /// The last slot, which must be unpublished.
     #[inline(always)]
-    pub fn amend(&mut self, change: impl FnOnce(&Slot) -> Option<[u64; 2]>) -> bool {
-        let Some(shared) = self.ring.slot(self.next.wrapping_sub(1)) else { return false };
-        let Some(end) = change(&shared.load()) else { return false };
-        shared.store_end(end);
-        true
+    pub fn last_slot(&self) -> Option<Slot> {
+        Some(self.ring.slot(self.next.wrapping_sub(1))?.load())
+    }
+
+    /// Replaces the last two words of the last slot, which must be unpublished.
+    #[inline(always)]
+    pub fn set_end(&mut self, end: [u64; 2]) {
+        if let Some(shared) = self.ring.slot(self.next.wrapping_sub(1)) {
+            shared.store_end(end);
+        }
     }
 
     /// Publishes everything written so far.
@@ -414,7 +418,8 @@ mod tests {
         let unpublished = Event { seq: 1, size: 500, stream: 7, ..Event::EMPTY };
         producer.write(&unpublished.to_slot()).unwrap();
         assert_eq!(consumer.drain(|_| panic!("not published")), Ok(0));
-        assert!(producer.amend(|slot| Some(Event::amend_slack(slot, 12))));
+        let slot = producer.last_slot().unwrap();
+        producer.set_end(Event::amend_slack(&slot, 12));
         producer.publish();
         let amended = Event { slack: 12, flags: Flags::SLACK_KNOWN, ..unpublished };
         assert_eq!(consumer.drain(|r| assert_eq!(r, Record::Event(amended.to_slot()))), Ok(1));
