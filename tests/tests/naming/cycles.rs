@@ -67,11 +67,11 @@ fn a_tree_with_references_to_parents() {
     assert!(html.contains("Tensor float32[1024, 1024]\\n4194304 bytes at 0x"), "{html}");
     let issue = cycle_issue(&with);
     assert_eq!(issue.files, std::slice::from_ref(name));
-    let shown: Vec<_> = issue.evidence.iter().filter(|line| line.starts_with("the cycle's objects: ")).collect();
+    let shown: Vec<_> = issue.evidence.iter().filter(|line| line.starts_with("objects of the cycle: ")).collect();
     // Either child may be the one shown.
     let shown: Vec<String> = shown.iter().map(|line| line.replace("[1]", "[0]").replace("[2]", "[0]")).collect();
     let expected = format!(
-        "the cycle's objects: {name}: Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor float32[1024, 1024] \
+        "objects of the cycle: {name}: Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor float32[1024, 1024] \
          and 3 more tensors"
     );
     assert_eq!(shown, [expected]);
@@ -162,7 +162,7 @@ fn objects_that_their_repr_stores_stay_alive() {
     assert!(out.contains("stored True True [] 0\nfreed 0\n"), "{out}");
     let trace = run.trace();
     let notices: Vec<_> = trace.definitions().notices.iter().filter(|n| &*n.topic == "python.cycles").collect();
-    assert!(notices.iter().any(|n| n.text.contains("left to a later collection")), "{notices:#?}");
+    assert!(notices.iter().any(|n| n.text.contains("a later collection frees them")), "{notices:#?}");
 }
 
 #[test]

@@ -160,7 +160,7 @@ fn an_empty_selection_is_refused_with_the_available_values() {
     let device = error_of(Selection { device: Some(9), ..Selection::default() });
     assert!(device.contains("no events of device 9; its devices are 0"), "{device}");
     let time = error_of(Selection { epoch_ns: Some((u64::MAX - 1, u64::MAX)), ..Selection::default() });
-    assert!(time.contains("it lasts ") && time.contains(" after it"), "{time}");
+    assert!(time.contains("its events span ") && time.contains(" after the first one"), "{time}");
 }
 
 #[test]

@@ -318,7 +318,7 @@ fn the_command_writes_every_format_and_counts_the_omitted_events() {
     for (arguments, message) in [
         (&["snapshot", "-o", "x", "--steps", "500"][..], "step 500; it has step"),
         (&["perfetto", "--device", "3"], "no events of device 3; its devices are 0"),
-        (&["csv", "--time", "5000s-"], "it lasts "),
+        (&["csv", "--time", "5000s-"], "its events span "),
         (&["json", "--max-events", "5"], "--to json exports the summary of the whole run"),
         (&["html", "-o", "x", "--steps", "0"], "--to html exports the report of whole processes"),
         (&["html", "-o", "x", "--device", "3"], "no events of device 3; its devices are 0"),
