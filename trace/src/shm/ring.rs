@@ -134,7 +134,7 @@ impl<'a> Producer<'a> {
         self.has_room_for(1)
     }
 
-    /// Writes one slot without publishing it. [`Self::amend`] may change it until [`Self::publish`]. The error is
+    /// Writes one slot without publishing it. [`Self::set_end`] may change it until [`Self::publish`]. The error is
     /// [`Full`].
     #[inline]
     pub fn write(&mut self, slot: &Slot) -> Result<(), Full> {
