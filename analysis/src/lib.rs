@@ -3,8 +3,8 @@
 //! This crate gives the analysis crates one name. Each is a layer and uses only the layers before it. `memtrace-input`
 //! opens a run and streams its events. `memtrace-replay` replays them into the state of the allocators.
 //! `memtrace-insight` draws conclusions by named rules. `memtrace-output` writes files for other programs.
-//! `memtrace-summary` makes plain results of the conclusions, and `memtrace-report` draws them for people. No layer keeps the events of a trace in memory: memory use grows with allocated
-//! blocks and distinct stacks.
+//! `memtrace-summary` makes plain results of the conclusions, and `memtrace-report` draws them for people. No layer
+//! keeps the events of a trace in memory: memory use grows with allocated blocks and distinct stacks.
 //!
 //! ```
 //! use memtrace_analysis::export::{FlameFormat, FlameWeight, Window, flame_graph};

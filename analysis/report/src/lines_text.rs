@@ -96,11 +96,10 @@ fn notes(report: &LinesReport) -> Vec<String> {
 
 /// The table as an HTML page that loads nothing.
 pub fn lines_html(report: &LinesReport) -> String {
+    let title_text = escaped(&report_title(report));
     let mut out = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{}</title>\n<style>{STYLE}</style></head><body>\n\
-         <h1>{}</h1>\n",
-        escaped(&report_title(report)),
-        escaped(&report_title(report))
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title_text}</title>\n<style>{STYLE}</style></head><body>\n\
+         <h1>{title_text}</h1>\n"
     );
     for legend in LEGEND {
         let _ = writeln!(out, "<p class=\"dim\">{}</p>", escaped(legend));

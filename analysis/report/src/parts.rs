@@ -320,7 +320,7 @@ pub(crate) fn run_title(summary: &Summary) -> String {
 }
 
 /// Formats a number of blocks: ` in 293 blocks`. Empty for a single block.
-pub(crate) fn in_blocks(blocks: u64) -> String {
+fn in_blocks(blocks: u64) -> String {
     if blocks == 1 { String::new() } else { format!(" in {} blocks", count_text(blocks)) }
 }
 
@@ -329,18 +329,18 @@ pub(crate) fn has_phases(device: &DeviceSummary) -> bool {
 }
 
 /// A row of the largest allocations.
-pub(crate) struct AllocationRow<'a> {
-    pub(crate) bytes: u64,
-    pub(crate) blocks: u64,
-    pub(crate) category: Category,
-    pub(crate) location: &'a str,
-    pub(crate) tensor_name: Option<&'a str>,
-    pub(crate) tensor_name_pattern: Option<&'a str>,
+struct AllocationRow<'a> {
+    bytes: u64,
+    blocks: u64,
+    category: Category,
+    location: &'a str,
+    tensor_name: Option<&'a str>,
+    tensor_name_pattern: Option<&'a str>,
     native: bool,
 }
 
 /// The largest allocations first. Groups that differ only in native frames are merged.
-pub(crate) fn allocation_rows(groups: &[AllocationGroup]) -> Vec<AllocationRow<'_>> {
+fn allocation_rows(groups: &[AllocationGroup]) -> Vec<AllocationRow<'_>> {
     let mut rows: Vec<AllocationRow<'_>> = Vec::new();
     for group in groups {
         let native = group.stack.frames.iter().any(|frame| frame.native);

@@ -6,7 +6,7 @@ use memtrace_summary::{
     count_text, process_name, size_text, when,
 };
 
-use crate::parts::{blocking_text, request};
+use crate::parts::{blocking_text, has_phases, request};
 use crate::style::TextOptions;
 use crate::table::{Align, Table, location_in};
 use crate::text_report::TextReport;
@@ -92,7 +92,7 @@ impl Section {
         match self.name {
             "oom" => any(|device| device.oom_count > 0),
             "peak" => any(|device| device.peak.is_some()),
-            "phases" => any(|device| !device.before_first_step.is_empty() || !device.first_step.is_empty()),
+            "phases" => any(has_phases),
             "fragmentation" => any(|device| device.reserved.is_some()),
             "memory" => any(|device| !device.statistics.is_empty()),
             "outside-pytorch" => {

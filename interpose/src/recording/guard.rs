@@ -160,9 +160,7 @@ impl Guard {
         emit::ensure_room(self.process(), &mut self.recorder().producer) && {
             emit::stamp(self.process(), event);
             let watch = &self.process().watch;
-            if watch.note(event) {
-                observer::watched(watch, event);
-            }
+            watch.note(event, |at_threshold| observer::watched(watch, event, at_threshold));
             self.recorder().producer.write(&event.to_slot()).is_ok()
         }
     }

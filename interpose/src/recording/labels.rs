@@ -48,7 +48,7 @@ pub(crate) fn record_range(
     }
 }
 
-/// Records the end of a range: the one with the mark's number, otherwise the innermost one of this thread and domain.
+/// Records the end of a range: the one with the key's number, otherwise the innermost one of this thread and domain.
 /// The reader of the trace finds its name.
 pub(crate) fn record_end(guard: &mut Guard, key: RangeKey, details: RangeDetails) {
     emit(guard, Action::RangeEnd, 0, key, details);

@@ -88,8 +88,8 @@ pub(crate) fn new_module_call(watch: &Watch) {
 /// Reports what `watch` was asked to report of this event.
 #[cold]
 #[inline(never)]
-pub(crate) fn watched(watch: &Watch, event: &Event) {
-    for cause in watch.causes(event) {
+pub(crate) fn watched(watch: &Watch, event: &Event, at_threshold: bool) {
+    for cause in watch.causes(event, at_threshold) {
         functions(|observer| observer.watched).for_each(|take| take(watch, cause));
     }
 }

@@ -10,7 +10,7 @@ use memtrace_trace::event::{Action, Event, Flags, Source};
 /// Number of hash slots for addresses.
 const ADDRESS_SLOTS: usize = 1 << 15;
 
-/// What a feature is told.
+/// Why an event is reported to features.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cause {
     /// The next event in a backward pass has come ([`Watch::report_backward`]).
@@ -59,35 +59,36 @@ impl Watch {
         self.free_counts = (0..ADDRESS_SLOTS).map(|_| AtomicU16::new(0)).collect();
     }
 
-    /// Takes note of an event that is about to be written. Returns whether features are to be told of it
-    /// ([`Self::causes`]).
+    /// Takes note of an event that is about to be written. Calls `report` if features requested a report of it, and
+    /// passes on whether as many blocks are freed as requested. [`Self::causes`] has the reasons.
     #[inline(always)]
-    pub(crate) fn note(&self, event: &Event) -> bool {
+    pub(crate) fn note(&self, event: &Event, report: impl FnOnce(bool)) {
         let is_free = match event.action {
             Action::FreeRequested => true,
             // The CPU allocator has no separate free request and does not defer frees.
             Action::FreeCompleted => event.source == Source::TorchCpu,
-            Action::Oom => return true,
+            Action::Oom => return report(false),
             _ => false,
         };
         let at_threshold = is_free && self.block_freed(event.addr);
-        at_threshold || event.flags.contains(Flags::IN_BACKWARD) && self.reports_backward.load(Ordering::Relaxed)
+        if at_threshold || self.is_reported_backward(event) {
+            report(at_threshold);
+        }
     }
 
-    /// Why features are to be told of an event for which [`Self::note`] has just returned `true`.
-    #[cold]
-    pub(crate) fn causes(&self, event: &Event) -> impl Iterator<Item = Cause> {
-        let is_backward = event.flags.contains(Flags::IN_BACKWARD) && self.reports_backward.load(Ordering::Relaxed);
-        // Another thread may have counted a free since.
-        let past = self.frees.load(Ordering::Relaxed).wrapping_sub(self.report_at.load(Ordering::Relaxed));
-        let at_threshold = matches!(event.action, Action::FreeRequested | Action::FreeCompleted) && past < 1 << 16;
-        [
+    /// Why an event is reported. `at_threshold` comes from [`Self::note`].
+    pub(crate) fn causes(&self, event: &Event, at_threshold: bool) -> impl Iterator<Item = Cause> {
+        let causes = [
             (at_threshold, Cause::Frees),
-            (is_backward, Cause::Backward),
+            (self.is_reported_backward(event), Cause::Backward),
             (matches!(event.action, Action::Oom), Cause::OutOfMemory),
-        ]
-        .into_iter()
-        .filter_map(|(is_cause, cause)| is_cause.then_some(cause))
+        ];
+        causes.into_iter().filter_map(|(is_cause, cause)| is_cause.then_some(cause))
+    }
+
+    #[inline(always)]
+    fn is_reported_backward(&self, event: &Event) -> bool {
+        event.flags.contains(Flags::IN_BACKWARD) && self.reports_backward.load(Ordering::Relaxed)
     }
 
     /// Returns whether as many blocks are freed as requested.
@@ -188,9 +189,7 @@ mod tests {
         let event = Event { action: Action::FreeRequested, addr: 0x1000, ..Event::EMPTY };
         let reports = std::cell::RefCell::new(Vec::new());
         let note = |watch: &Watch, event: &Event| {
-            if watch.note(event) {
-                reports.borrow_mut().extend(watch.causes(event));
-            }
+            watch.note(event, |at_threshold| reports.borrow_mut().extend(watch.causes(event, at_threshold)));
         };
         watch.report_at_frees(1);
         note(&watch, &event);

@@ -1,4 +1,4 @@
-//! How many threads are running an autograd node, and a request for the moment when none does.
+//! How many threads are running an autograd node, and a request for a report when none does.
 //!
 //! Both belong to the loaded library and are shared by all its recordings.
 
@@ -8,7 +8,7 @@ use crate::recording::observer;
 use crate::recording::process::Process;
 
 static RUNNING_NODES: AtomicU32 = AtomicU32::new(0);
-/// Set while features are to be told once no thread runs a node.
+/// Set while features have requested a report of the time when no thread runs a node.
 static IS_REQUESTED: AtomicBool = AtomicBool::new(false);
 
 /// Reports that a node begins to run on the calling thread.
